@@ -32,7 +32,7 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
   least.device_bytes = 5 * chunk, least.chunk_bytes = chunk;
   managed.managed = true, automatic.automatic = true;
   zero_copy = hybrid = half, zero_copy.transfer = "zero_copy", hybrid.transfer = "hybrid";
-  disk.ram_bytes = 0, disk.disk = directory.path();
+  disk = least, disk.ram_bytes = 4 * chunk, disk.disk = directory.path();
   const bool reaches = TestDevice::get().backend->device()->steps_pinned();
   struct Tier {
     const char* name;
@@ -41,12 +41,12 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
   };
   MatrixCounts counts;
   int places = 0;
-  int64_t streamed = 0, above = 0;
+  int64_t streamed = 0, from_disk = 0, above = 0;
   for (const auto& [name, memory, refused] :
        {Tier{"device", {}, nullptr}, Tier{"half", half, nullptr}, Tier{"least", least, nullptr},
         Tier{"managed", managed, nullptr}, Tier{"automatic", automatic, nullptr},
         Tier{"zero_copy", zero_copy, reaches ? nullptr : "transfer='zero_copy'"},
-        Tier{"hybrid", hybrid, reaches ? nullptr : "transfer='hybrid'"}, Tier{"disk", disk, "a disk ('"}}) {
+        Tier{"hybrid", hybrid, reaches ? nullptr : "transfer='hybrid'"}, Tier{"disk", disk, nullptr}}) {
     ++places;
     if (refused) {
       counts.refuse(cells, refused, [&, &of = memory] { make(of); });
@@ -62,12 +62,13 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
     got.run();
     counts.compare(cells, got, wanted, name);
     const MemoryReport report = got.optimizer().report();
-    streamed += report.moved_per_step;
+    streamed += report.moved_per_step, from_disk += report.disk_moved_per_step;
     above += memory.device_bytes >= 0 && report.device_bytes > memory.device_bytes;
   }
   EXPECT_EQ(counts.correct + counts.refused, counts.cells);
   EXPECT_EQ(above, 0) << "tiers that above more device memory than their budget";
   EXPECT_GT(streamed, 0) << "control: state has to stream";
+  EXPECT_GT(from_disk, 0) << "control: state has to come from a disk";
   counts.print(TestDevice::get().name.c_str(), cells, places);
 }
 

@@ -42,7 +42,7 @@ TEST(SyclOptimizer, QueuesOfElsewhereAreRefused) {
   message_of(ErrorKind::kInvalidArgument, [] { Optimizer(on("tpu", "", nullptr)); });
   message_of(ErrorKind::kInvalidArgument, [&] { Optimizer(on("cpu", "", &queue)); });
   OptimizerOptions with_disk = on("sycl", "", nullptr);
-  with_disk.memory = {1 << 20, "/tmp"};
+  with_disk.memory = {1 << 20, "/tmp"}, with_disk.memory.automatic = true;
   message_of(ErrorKind::kInvalidArgument, [&] { Optimizer refused{with_disk}; });
   queue.wait();
   sycl::free(param, queue);
