@@ -35,6 +35,7 @@ LT_PYTHON_TYPE(Tensor, object, "torch.Tensor");
 LT_PYTHON_TYPE(TensorDict, dict, "dict[str, torch.Tensor]");
 LT_PYTHON_TYPE(FieldDict, dict, "dict[str, typing.Any]");
 LT_PYTHON_TYPE(HyperDict, dict, "dict[str, float | bool]");
+LT_PYTHON_TYPE(NumberDict, dict, "dict[str, float]");
 LT_PYTHON_TYPE(HyperValue, object, "float | bool");
 LT_PYTHON_TYPE(Report, dict, "typing.Any");  // lowtide.report.fields.CoreReport, which stands above this module
 LT_PYTHON_TYPE(Allocate, object, "collections.abc.Callable[[int], int]");

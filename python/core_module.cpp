@@ -16,7 +16,7 @@
 #include "core/sizes.h"
 #include "lowtide/backends.h"
 #include "optim/gradient_norm.h"
-#include "optim/mu_product.h"
+#include "optim/carried.h"
 #include "plugin_folders.h"
 #include "tensor_reader.h"
 
@@ -103,15 +103,18 @@ NB_MODULE(_core, m) {
       },
       "rule"_a, "All hyper-parameters of the core, with the rule's defaults.");
   m.def(
-      "mu_product",
-      [](double beta1, double momentum_decay, int64_t steps) {
-        lowtide::Hyper hyper;
-        hyper.beta1 = beta1, hyper.momentum_decay = momentum_decay;
-        return lowtide::mu_product_of(hyper, steps);
+      "carried_as_now",
+      [](const std::string& rule, const HyperDict& hyper, int64_t steps) {
+        const lowtide::Hyper h = hyper_from(lowtide::default_hyper(rule), hyper);
+        const int effective = lowtide::effective_rule(lowtide::find_rule(rule), h);
+        const lowtide::Carried numbers = lowtide::carried_as_now(effective, h, steps);
+        NumberDict out;
+        int k = 0;
+        for (const char* const name : lowtide::rule_info(effective).carried_names) out[name] = numbers.of[k++];
+        return out;
       },
-      "beta1"_a, "momentum_decay"_a, "steps"_a, "NAdam's product of mu in so many steps.");
+      "rule"_a, "hyper"_a, "steps"_a, "What the rule carries beside states after so many steps with these options.");
   m.attr("GRADIENT_LIMIT") = lowtide::kGradientLimit;  // magnitudes below are finite to a step
-  m.attr("NO_MU_PRODUCT") = lowtide::kNoMuProduct;     // a product at or below it stays as it is
   bind_planning(m);
   bind_checkpoint(m);
   bind_collective(m);

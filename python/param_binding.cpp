@@ -79,6 +79,16 @@ void ParamBinding::follow(size_t i, nb::handle tensor, const TensorInfo& now) {
   entry.contiguous = now.is_contiguous();
 }
 
+void ParamBinding::follow_moved(size_t i, nb::handle tensor) {
+  TensorInfo now;
+  if (!reader_.read(tensor, now)) reader_.refuse(tensor, "parameter " + std::to_string(i));
+  const Entry& entry = entries_[i];
+  const int64_t* const sizes = dims_.data() + entry.dims;
+  if (now.data != entry.data || now.dtype != entry.dtype || !same(sizes, entry.ndim, now.shape, now.ndim) ||
+      !same(sizes + entry.ndim, entry.ndim, now.strides, now.ndim))
+    follow(i, tensor, now);
+}
+
 const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vector<int64_t>>& only) {
   static const std::byte no_elements{};  // the address of a gradient without memory, which is not the same as none
   grads_.assign(params_.size(), Gradient{});
@@ -96,14 +106,10 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
     if (entry.distributed) grad = local_gradient(i, grad);
     const nb::object local = entry.distributed ? local_tensor(param) : nb::object();
     const nb::handle here = entry.distributed ? local : param;
-    TensorInfo p, g;
-    if (!reader_.read(here, p)) reader_.refuse(here, "parameter " + std::to_string(i));
+    follow_moved(i, here);
     const int64_t* const sizes = dims_.data() + entry.dims;
     const int64_t* const strides = sizes + entry.ndim;
-    if (p.data != entry.data || p.dtype != entry.dtype || !same(sizes, entry.ndim, p.shape, p.ndim) ||
-        !same(strides, entry.ndim, p.strides, p.ndim))
-      follow(i, here, p);
-
+    TensorInfo g;
     if (!reader_.read(grad, g)) reader_.refuse(grad, gradient_name(i));
     if (!same(sizes, entry.ndim, g.shape, g.ndim))
       refuse_value("got " + gradient_name(i) + " of shape " + shape_text(g.shape, g.ndim) + ", wanted " +

@@ -29,6 +29,15 @@ class ParamBinding {
   // only: of these parameters.
   const std::vector<Gradient>& collect(const std::optional<std::vector<int64_t>>& only = {});
   void release() { held_.clear(); }
+  // Follows those of the parameters that follows(i) names, also without a gradient, whose memory moved.
+  template <class Follows>
+  void follow_where(Follows&& follows) {
+    for (size_t i = 0; i < params_.size(); ++i) {
+      if (!follows(i)) continue;
+      const nanobind::object here = entries_[i].distributed ? local_tensor(params_[i]) : params_[i];
+      follow_moved(i, here);
+    }
+  }
 
   // Parameters were changed in place: autograd has to know, as it does from torch's own operations, to refuse a
   // backward pass that needs their old values. moved(i): whether parameter i was. One call, for it costs less than one
@@ -84,6 +93,7 @@ class ParamBinding {
   void raise_versions();
   nb::object local_gradient(size_t i, const nb::object& grad) const;
   void follow(size_t i, nb::handle tensor, const TensorInfo& now);
+  void follow_moved(size_t i, nb::handle tensor);  // the parameter's local tensor
 
   Optimizer& optimizer_;
   TensorReader reader_, host_reader_;

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "memory/store.h"
-#include "optim/mu_product.h"
+#include "optim/carried.h"
 
 namespace lowtide::python {
 
@@ -232,9 +232,39 @@ Report PyOptimizer::report() {
   return out;
 }
 
-double PyOptimizer::mu_product(int64_t param) const { return lowtide::mu_product(core_, param); }
+NumberDict PyOptimizer::carried(int64_t param) const {
+  NumberDict out;
+  const Carried numbers = carried_of(core_, param);
+  int k = 0;
+  for (const char* const name : carried_names(core_, param)) out[name] = numbers.of[k++];
+  return out;
+}
 
-void PyOptimizer::set_mu_product(int64_t param, double product) { lowtide::set_mu_product(core_, param, product); }
+void PyOptimizer::set_carried(int64_t param, const NumberDict& numbers) {
+  Carried taken;
+  int k = 0;
+  for (const char* const name : carried_names(core_, param)) taken.of[k++] = nb::cast<double>(numbers[name]);
+  lowtide::set_carried(core_, param, taken);
+}
+
+void PyOptimizer::set_evaluating(bool evaluating, Address stream) {
+  const Busy busy(*this);
+  std::vector<bool> moves;
+  for (int64_t param = 0; param < core_.param_count(); ++param)
+    moves.push_back(core_.evaluating(param) != evaluating && core_.has_state(param) && *core_.steps_address(param) > 0);
+  binding_.follow_where([&](size_t param) { return moves[param]; });
+  const auto note = [&] {
+    binding_.note_changed(
+        [&](size_t param) { return moves[param] && core_.evaluating(static_cast<int64_t>(param)) == evaluating; });
+  };
+  try {
+    released([&] { core_.set_evaluating(evaluating, stream); });
+  } catch (...) {
+    note();
+    throw;
+  }
+  note();
+}
 
 nb::object PyOptimizer::tensor(nb::handle owner, void* data, const std::vector<int64_t>& sizes,
                                nb::dlpack::dtype type) {

@@ -90,8 +90,9 @@ class PyOptimizer {
   void write_state(int64_t param, const TensorDict& tensors);
   Tensor export_state(int64_t param, int k);
   void import_state(int64_t param, int k, const Tensor& value);
-  double mu_product(int64_t param) const;
-  void set_mu_product(int64_t param, double product);
+  NumberDict carried(int64_t param) const;
+  void set_carried(int64_t param, const NumberDict& numbers);
+  void set_evaluating(bool evaluating, Address stream);
 
   Report report();
 

@@ -29,8 +29,8 @@ from lowtide.cli.main import main as command
 from lowtide.planning.rates import seconds_text
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "memory-tables.md"
-BETAS = "0.9,0.95"  # 4-bit formats take no longer averages
-FORMATS = ("fp32", "bf16", "dynamic8", "mixed12", "dynamic4")
+BETAS = "0.9,0.95"  # dynamic4 takes no longer averages
+FORMATS = ("fp32", "bf16", "dynamic8", "dynamic4")
 RAM = "16GiB"
 SIZES = (8, 16, 24, 48, 80)  # GB, of the table of largest models
 HOSTS = (32, 64, 128)  # GB of RAM
@@ -177,7 +177,7 @@ def page() -> str:
             ["`torch.optim.AdamW`, and `state=\"fp32\"`", *(gb(state(model, "fp32")) for model in MODELS)],
             *([f"`state=\"{form}\"`", *(gb(state(model, form)) for model in MODELS)] for form in FORMATS[1:2]),
             ["`lowtide.AdamW`, the default", *(f"**{gb(state(model, 'dynamic8'))}**" for model in MODELS)],
-            *([f"`state=\"{form}\"`, lossy", *(gb(state(model, form)) for model in MODELS)] for form in FORMATS[3:]),
+            *([f"`state=\"{form}\"`, experimental", *(gb(state(model, form)) for model in MODELS)] for form in FORMATS[3:]),
             ["`lowtide.Lion`", *(gb(lion[model]["state_bytes"]) for model in MODELS)],
         ]),
         "## Weights, gradients and state, GB",

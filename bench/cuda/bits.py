@@ -20,7 +20,7 @@ STATES = ("dynamic8", "float8", "bf16", "fp32")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = 5
 RULES = ("AdamW", "Adam", "NAdam", "Lion", "SGD", "RMSprop", "Adagrad", "AdEMAMix", "LAMB", "LARS")
-FORMATS = ("dynamic8", "float8", "dynamic4", "mixed12", "bf16", "fp32")
+FORMATS = ("dynamic8", "float8", "dynamic4", "bf16", "fp32")
 RULE_SHAPES = [(257,), (100_003,), (64, 4096)]
 # A fast step of AdamW may differ so much from the exact one, relative to it: 14 (docs/cuda.md), and its rounding.
 FAST_BOUND = 15 * 2**-24

@@ -147,8 +147,8 @@ typedef struct lt_group_options {
   int64_t min_quantized_numel;     /* parameters with fewer elements keep float32 state */
   const lt_memory_options* memory; /* this group's own budget; NULL: the optimizer's */
   const char* rounding; /* how state is rounded to its format: "nearest", "stochastic", or "auto": stochastic for
-                           averages and sums ("bf16", and first moments in "mixed12": of a beta of 0.995 or more);
-                           NULL: "auto". "float8" and "dynamic4" refuse "nearest" */
+                           averages and sums ("bf16": for those of a beta of 0.995 or more); NULL: "auto".
+                           "float8" and "dynamic4" refuse "nearest" */
   const char* master; /* extra precision of bfloat16 and float16 weights: "residual16", "residual8", "stochastic"; NULL:
                          none */
 } lt_group_options;
@@ -322,6 +322,15 @@ LT_API void lt_queued_clip_destroy(lt_queued_clip* clip);
  * be in device memory. LT_INVALID_ARGUMENT if no step has been recorded, or if the last one prepared was not replayed.
  */
 LT_API lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_step_options* options);
+
+/* Rules that evaluate other weights than they train (schedulefree): moves all parameters to the weights to evaluate
+ * (1), or back to those to train (0). Parameters that are there already stay, and those of other rules. Steps of a
+ * parameter that has the weights to evaluate are refused. Waits for `stream` (as in lt_step_options). On a failure the
+ * parameters moved so far are known, and the next call moves the others. Threads: as all calls of an optimizer. */
+LT_API lt_status lt_optimizer_set_evaluating(lt_optimizer* optimizer, int32_t evaluating, void* stream);
+LT_API lt_status lt_optimizer_get_evaluating(const lt_optimizer* optimizer, int64_t param, int32_t* evaluating);
+/* Says which of them the parameter has now, without moving it: after weights were loaded. Files hold state alone. */
+LT_API lt_status lt_optimizer_mark_evaluating(lt_optimizer* optimizer, int64_t param, int32_t evaluating);
 
 /* Takes up to `bytes` more of device memory and queues copies of streamed state of the next step into it, behind what
  * is queued on `stream` so far; the step gives the memory back. Does not wait. *taken (may be NULL) gets the bytes; 0

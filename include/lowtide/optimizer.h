@@ -101,13 +101,13 @@ struct OptimizerOptions {
 
 struct GroupOptions {
   Hyper hyper = {};
-  // State format, one of codec_names(). In formats of 4 bits ("dynamic4", "mixed12") parameters with rows of odd length
-  // get "dynamic8", and add_param and set_hyper refuse an average of both signs whose beta is above 0.9.
+  // State format, one of codec_names(). In the experimental one of 4 bits ("dynamic4") parameters with rows of odd
+  // length get "dynamic8", and add_param and set_hyper refuse an average of both signs whose beta is above 0.9.
   std::string state = "dynamic8";
   int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
   std::optional<Memory> memory = {};   // this group's own budget
   // How state is rounded to its format: "nearest", "stochastic" (up or down at random, so that averages stay unbiased),
-  // or "auto": stochastic for averages and sums ("bf16", and first moments in "mixed12": of a beta of 0.995 or more).
+  // or "auto": stochastic for averages and sums ("bf16": for those of a beta of 0.995 or more).
   // Formats that need it ("float8", "dynamic4") refuse "nearest"; float32 never is rounded stochastically.
   std::string rounding = "auto";
   // Extra precision of bfloat16 and float16 weights, kept as a residual beside each; float32 weights need none. "":
@@ -331,6 +331,20 @@ class LT_API Optimizer {
   // not taken, or one was not prepared (it has changed nothing); with kPropagate, which waits for the replay before the
   // last only, perhaps in a later call. Where gradients are searched, so does any call that depends on the outcome.
   StepResult prepare_replay(const StepOptions& options = {});
+
+  // -- Averages, of rules that evaluate other weights than they train (schedulefree); other rules have none.
+
+  // Moves all parameters from the weights to train to those to evaluate (true), or back (false); those that are there
+  // already stay. Back and forth rounds twice: in float32 by 2^-24 of the weight, in 16 bits by what the master keeps.
+  // Saved and resumed runs take the same bits. A step, check or ballot of a parameter that has the weights to evaluate
+  // is refused. They go back by the beta1 by which they came. Takes up to 3 MiB where the parameters are, and for state
+  // that streams a float32 copy of the largest parameter in host memory. stream: as in StepOptions; waits for it.
+  // Throws what reading state throws (kIo, kOutOfMemory ...): the parameters moved so far are known, and the next call
+  // moves the others. A disk that fails while a residual is replaced does to it what it does in write_state.
+  void set_evaluating(bool evaluating, void* stream = nullptr);
+  bool evaluating(int64_t param) const;
+  // Says which weights the parameter has now, without moving it: after weights were loaded. Files hold state alone.
+  void mark_evaluating(int64_t param, bool evaluating);
 
   // -- Memory. Nothing here changes a bit of any result.
 

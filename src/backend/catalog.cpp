@@ -84,6 +84,16 @@ RuleInfo make_rule(const char* name) {
   }
   info.refusal = refusal<R>;
   if constexpr (requires { R::kTooCoarse; }) info.too_coarse = R::kTooCoarse;
+  if constexpr (requires { R::kCarriedNames; }) {
+    info.carried_names = {std::begin(R::kCarriedNames), std::end(R::kCarriedNames)};
+    info.carried_most = R::kCarriedMost;
+    info.carry = [](const lowtide::RuleInput& h, double(&after)[kMaxCarried]) { R::carry(h, after); };
+  }
+  if constexpr (requires(const lowtide::RuleInput& h) { R::average_args(h, true); })
+    info.make_average_args = [](const lowtide::RuleInput& h, bool evaluating, void* out) {
+      const typename R::Args args = R::average_args(h, evaluating);
+      std::memcpy(out, &args, sizeof args);
+    };
   return info;
 }
 
@@ -203,10 +213,7 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInp
   for (int k = 0; as.rounds && k < of.states; ++k) {
     const bool is_signed = ((of.signed_mask >> k) & 1) != 0;
     const double beta = of.decay(hyper, k);
-    // Where first moments are coarser than second ones, one code of a first moment that was rounded up, over the root
-    // of a small second moment, would be an update of hundreds of learning rates.
-    const bool is_too_coarse = is_signed && as.format[1].code_bits < as.format[0].code_bits;
-    const bool is_biased = beta >= host::kStochasticBeta || (as.scaled && beta > 0 && !is_too_coarse);
+    const bool is_biased = beta >= host::kStochasticBeta || (as.scaled && beta > 0);
     const bool is_stochastic =
         mode == RoundingMode::kStochastic || as.needs_random[is_signed] || (mode == RoundingMode::kAuto && is_biased);
     states |= uint32_t{is_stochastic} << k;

@@ -25,12 +25,18 @@ struct StateFormat {
   bool operator==(const StateFormat&) const = default;
 };
 
+// Numbers that a rule may carry from step to step beside its states, and what the first of them is while they are
+// unknown. portable/rules/hyper.h
+inline constexpr int kMaxCarried = 2;
+inline constexpr double kCarriedUnknown = -1;
+
 // The input of RuleInfo::make_args, as portable/rules/hyper.h says.
 struct RuleInput {
 #define LT_HYPER(type, name, value, range) type name = {};
 #include "lowtide/hyper.def"
 #undef LT_HYPER
   double norm[2] = {};
+  double carried[kMaxCarried] = {kCarriedUnknown};
   double t = 1;
   bool first = false;
   double error = 0;
@@ -58,6 +64,14 @@ struct RuleInfo {
   std::vector<RuleHyper> hyper;
   std::string (*refusal)(const Hyper&) = nullptr;  // why it cannot run with these; "": it can
   const char* too_coarse = nullptr;                // why its states cannot have 4 bits; nullptr: they can
+  // Numbers carried from step to step beside states: names, the largest value, and the numbers after step t, from those
+  // before it.
+  std::vector<const char*> carried_names;
+  double carried_most = 0;
+  void (*carry)(const RuleInput&, double (&after)[kMaxCarried]) = nullptr;
+  // A rule whose weights are evaluated elsewhere than where gradients are taken has arguments of a step that moves the
+  // weights there, or back, by state 0 alone. nullptr: it is the same place.
+  void (*make_average_args)(const RuleInput&, bool evaluating, void* args) = nullptr;
 };
 
 struct CodecInfo {
@@ -114,8 +128,7 @@ enum class RoundingMode { kAuto, kNearest, kStochastic };
 // Throws kInvalidArgument naming those there are.
 RoundingMode find_rounding(const std::string& name);
 // Bit k: state k of a step is rounded stochastically. kAuto: long averages and sums in any format, all of them in one
-// with scales, but for averages of both signs where a format stores these more coarsely than squares. A format that
-// needs it gets it in any mode.
+// with scales. A format that needs it gets it in any mode.
 uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInput& hyper);
 
 // The rule that runs for one that users name: SGD without momentum has no state, Adam with amsgrad a third, ...

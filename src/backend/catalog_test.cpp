@@ -65,7 +65,8 @@ TEST(Catalog, VariantsHaveTheStatesOfTheirFamilyFirst) {
       {"lamb", {"exp_avg", "exp_avg_sq"}},
       {"lars", {"momentum_buffer"}},
       {"lars_clipped", {"momentum_buffer"}},
-      {"lars_plain", {}}};
+      {"lars_plain", {}},
+      {"schedulefree", {"z_minus_y", "exp_avg_sq"}}};
   const std::set<std::string> squares = {"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg"};
   int states = 0;
   for (const RuleInfo& rule : rules()) {

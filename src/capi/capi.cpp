@@ -331,6 +331,19 @@ lt_status lt_optimizer_synchronize(lt_optimizer* optimizer) {
   return on(optimizer, [](lowtide::Optimizer& core) { core.synchronize(); });
 }
 
+lt_status lt_optimizer_set_evaluating(lt_optimizer* optimizer, int32_t evaluating, void* stream) {
+  return on(optimizer, [&](lowtide::Optimizer& core) { core.set_evaluating(evaluating != 0, stream); });
+}
+
+lt_status lt_optimizer_get_evaluating(const lt_optimizer* optimizer, int64_t param, int32_t* evaluating) {
+  return on(optimizer,
+            [&](const lowtide::Optimizer& core) { *require(evaluating, "evaluating") = core.evaluating(param); });
+}
+
+lt_status lt_optimizer_mark_evaluating(lt_optimizer* optimizer, int64_t param, int32_t evaluating) {
+  return on(optimizer, [&](lowtide::Optimizer& core) { core.mark_evaluating(param, evaluating != 0); });
+}
+
 lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out) {
   return on(optimizer, [&](const lowtide::Optimizer& core) {
     lowtide::capi::check_struct_size(require(out, "out")->struct_size);

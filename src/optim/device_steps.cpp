@@ -162,7 +162,7 @@ void DeviceSteps::begin_pending(const StepPlan& plan, std::shared_ptr<Guard> gua
   for (const std::span<const int64_t> numbers : {plan.params(), std::span<const int64_t>(plan.empty())})
     for (const int64_t number : numbers) {
       const Parameter& param = table_.params[static_cast<size_t>(number)];
-      step.before.push_back({number, param.steps, param.mu_product, param.uninitialized, param.progress});
+      step.before.push_back({number, param.steps, param.carried, param.uninitialized, param.progress});
     }
   pending_ = std::move(step);
 }
@@ -188,7 +188,7 @@ void DeviceSteps::resolve() {
   for (Pending::Before& before : step.before) {
     Parameter& param = table_.params[static_cast<size_t>(before.param)];
     param.steps = before.steps;
-    param.mu_product = before.mu_product;
+    param.carried = before.carried;
     param.uninitialized = before.uninitialized;
     param.progress = std::move(before.progress);
   }

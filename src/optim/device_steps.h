@@ -39,7 +39,7 @@ class DeviceSteps {
   struct Pending {
     struct Before {
       int64_t param, steps;
-      double mu_product;
+      Carried carried;
       bool uninitialized;
       std::vector<Progress> progress;
     };

@@ -1,4 +1,5 @@
 // All state to a file and back: that of one optimizer, or of several that share their parameters' numbers.
+#include <algorithm>
 #include <cstring>
 #include <deque>
 
@@ -42,6 +43,11 @@ int rule_saved(const Parameter& param, const CheckpointParam& saved) {
   return param.fullest_rule();
 }
 
+bool is_codec(const std::string& name) {
+  const std::vector<CodecInfo>& all = codecs();
+  return std::any_of(all.begin(), all.end(), [&](const CodecInfo& each) { return name == each.name; });
+}
+
 void check_fits(const Tables& tables, const Checkpoint& saved) {
   const char* const mine = tables.rule();
   LT_REQUIRE(saved.rule == mine, "got a checkpoint of '%s', wanted one of '%s'", saved.rule.c_str(), mine);
@@ -55,6 +61,10 @@ void check_fits(const Tables& tables, const Checkpoint& saved) {
     LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
                ll(got.steps));
     if (got.states.empty()) continue;
+    LT_REQUIRE(is_codec(got.codec),
+               "parameter %zu has '%s' state in the checkpoint, which this version does not have: load it in one that has "
+               "it, and take the state over as torch_state_dict()",
+               i, got.codec.c_str());
     LT_REQUIRE(got.codec == wanted.codec && got.block == wanted.block,
                "parameter %zu has '%s' state in the checkpoint, wanted '%s': build the optimizer with the state and "
                "min_quantized_numel of the saved one",
@@ -83,7 +93,7 @@ void commit(const Tables& tables, const Checkpoint& saved) {
     Parameter& param = tables.at(i);
     const bool empty = saved.params[i].states.empty();
     param.steps = saved.params[i].steps;
-    param.mu_product = kAsNow;
+    param.carried = {};
     for (Progress& piece : param.progress) piece.behind = 0;
     const int arrays = empty && param.has_state ? param.arrays(param.state_rule) : 0;
     for (int k = 0; k < arrays; ++k) clear_state(tables.of(i), static_cast<int64_t>(i), k);

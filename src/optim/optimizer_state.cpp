@@ -47,7 +47,7 @@ void Optimizer::set_steps(int64_t param, int64_t steps) {
   LT_REQUIRE(steps >= 0 && steps <= kMostSteps, "got %lld steps, wanted 0 to 2^53", ll(steps));
   Parameter& of = impl_->table.at(param);
   of.steps = steps;
-  of.mu_product = kAsNow;
+  of.carried = {};
   of.set_uninitialized(steps == 0);
   for (Progress& piece : of.progress) piece.behind = 0;
 }

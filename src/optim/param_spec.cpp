@@ -1,5 +1,7 @@
 #include "optim/param_spec.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "optim/checkpoint.h"
 #include "optim/hyper.h"
@@ -213,6 +215,7 @@ uint32_t ParamSpec::make_args(const GroupSpec& group, const StepTerms& step, std
   if (step.direction) in.lr = -1, in.weight_decay = 0;
   in.error = codec_info(codec).error;
   in.norm[0] = step.norm[0], in.norm[1] = step.norm[1];
+  std::copy_n(step.carried.of, kMaxCarried, in.carried);
   const uint32_t stochastic = stochastic_states(rule, codec, group.rounding, in);
   if (stochastic) in.error *= 2;  // of a whole step, not half of one
   rule_info(rule).make_args(in, args);

@@ -41,11 +41,20 @@ void check_change(const GroupSpec& group, const Hyper& to, bool has_params, bool
 void check_rounding(int codec, RoundingMode mode);
 void check_param_dtype(DType dtype);
 
+// Numbers that the rule carries from step to step beside states (optim/carried.h).
+struct Carried {
+  double of[kMaxCarried] = {kCarriedUnknown};  // unknown: what the hyper-parameters of now give
+
+  bool known() const { return of[0] != kCarriedUnknown; }
+  bool operator==(const Carried&) const = default;
+};
+
 // One step of a parameter, as far as its rule's arguments depend on it.
 struct StepTerms {
   int64_t t = 1;           // its number for the parameter, from 1
   bool first = false;      // the state holds nothing yet
   bool direction = false;  // out of zeros, the arguments make what is to be subtracted: no lr, no decay, no parameter
+  Carried carried;         // before the step
   double norm[2] = {};     // of the whole parameter; 0: not known, or the rule needs none
 };
 

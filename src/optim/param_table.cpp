@@ -84,6 +84,7 @@ int ParamTable::add_group(const GroupOptions& options) {
   if (options.memory) add_residence(*options.memory);
   groups.push_back(std::move(group));
   needs_norms = needs_norms || rule_info(groups.back().rule).norms;
+  has_average = has_average || rule_info(groups.back().rule).make_average_args;
   return static_cast<int>(groups.size()) - 1;
 }
 

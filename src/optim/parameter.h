@@ -17,9 +17,6 @@ struct Progress {
   bool done = false;  // within a step
 };
 
-// Stands for the product of mu that the hyper-parameters of now give.
-constexpr double kAsNow = -1;
-
 constexpr uint32_t kAllStates = (uint32_t{1} << kMaxArrays) - 1;
 
 struct Parameter : ParamSpec {
@@ -30,8 +27,10 @@ struct Parameter : ParamSpec {
   int group = 0;
   DType dtype = DType::kF32;
   int64_t steps = 0;
-  double mu_product = kAsNow;      // of NAdam, after these steps: see mu_product.h
+  Carried carried;                 // after these steps
   uint32_t partially_written = 0;  // bit k: replacing state k failed half way, so part of it is of before
+  bool evaluating = false;         // the weights are those to evaluate: see Optimizer::set_evaluating
+  double evaluating_beta1 = 0;     // the beta1 by which they moved there
   bool has_state = false;
   bool uninitialized = false;  // the state holds nothing yet: no step, and nothing was restored into it
   bool paged = false;          // the state is in its budget's store; codes and scales are null
@@ -53,6 +52,11 @@ struct Parameter : ParamSpec {
   void count_step() {
     ++steps;
     if (uninitialized && arrays(rule) > 0) uninitialized = false;
+  }
+  // To the weights to evaluate, by this beta1, or back.
+  void note_moved(bool to_evaluate, double by_beta1) {
+    evaluating = to_evaluate;
+    evaluating_beta1 = to_evaluate ? by_beta1 : 0;
   }
   int64_t state_bytes() const { return has_state ? bytes(state_rule) : 0; }  // of what is allocated
   void set_uninitialized(bool now) {

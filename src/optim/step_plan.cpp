@@ -32,6 +32,9 @@ StepPlan::StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Grad
   LT_REQUIRE(!table.needs_norms,
              "got %s of %s, wanted a rule that needs no norms of whole parameters: adamw, lion, sgd ...",
              ballots ? "ballots" : "directions", rule_info(table.rule).name);
+  LT_REQUIRE(!table.has_average,
+             "got %s of a rule whose states hold the learning rate, wanted another: adamw, lion, sgd ...",
+             ballots ? "ballots" : "directions");
   if (!ballots) return;
   check_signs(table, ballots->out, true, options.stream);
   LT_REQUIRE(!ballots->out.zeros, "got memory for the zeros of a ballot, which has none, wanted nullptr");
@@ -56,6 +59,11 @@ void StepPlan::gather() {
     Parameter& param = table_.params[i];
     const Layout& layout = param.gradient_layout(grad, i);
     if (param.partially_written) table_.require_whole(param, i);
+    LT_REQUIRE(
+        !param.evaluating,
+        "got a step while parameter %zu has the weights to evaluate, wanted those to train: set_evaluating(false) "
+        "(train() in Python) before",
+        i);
     if (!param.has_state) {
       table_.place(i, grads_);
       known = false;
@@ -129,13 +137,12 @@ const StepArgs& StepPlan::find_args(const Parameter& param, int64_t number, int6
   if (args_used_ == buffers_.args.size()) buffers_.args.emplace_back();
   StepArgs& made = buffers_.args[args_used_++];
   const GroupSpec& group = table_.group_of(param);
-  const double before = StepArgs::product_before(param, t);
+  const Carried before = StepArgs::carried_before(param, t);
   made = {param.group, param.rule, param.codec, t, before, first, direction, own, 0, 0.f, {}};
   made.grad_scale = static_cast<float>((group.hyper.maximize ? -1 : 1) * options_.grad_scale);
-  StepTerms terms{t, first, direction, {}};
+  StepTerms terms{t, first, direction, before, {}};
   if (own) std::copy_n(buffers_.norms[static_cast<size_t>(number)].of, 2, terms.norm);
   made.stochastic = param.make_args(group, terms, made.bytes);
-  if (before != kAsNow) correct_arguments(group.hyper, t, before, made.bytes);
   return made;
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/random_keys.h"
-#include "optim/mu_product.h"
+#include "optim/carried.h"
 #include "optim/param_table.h"
 
 namespace lowtide {
@@ -17,19 +17,19 @@ namespace lowtide {
 struct StepArgs {
   int group, rule, codec;
   int64_t t;
-  double mu_product;  // before the step; kAsNow for all rules but NAdam
+  Carried carried;  // before the step
   bool first, direction, own;
   uint32_t stochastic;  // bit k: state k is rounded so
   float grad_scale;
   alignas(16) std::byte bytes[kArgsBytes];
 
   bool fit(const Parameter& param, int64_t step, bool begins, bool makes_direction) const {
-    return t == step && mu_product == product_before(param, step) && group == param.group && first == begins &&
+    return t == step && carried == carried_before(param, step) && group == param.group && first == begins &&
            codec == param.codec && rule == param.rule && direction == makes_direction && !own;
   }
-  // Pieces that are steps behind have that of the hyper-parameters of now.
-  static double product_before(const Parameter& param, int64_t step) {
-    return step == param.steps + 1 ? param.mu_product : kAsNow;
+  // Pieces that are steps behind have those of the hyper-parameters of now.
+  static Carried carried_before(const Parameter& param, int64_t step) {
+    return step == param.steps + 1 ? param.carried : Carried{};
   }
 };
 
@@ -130,12 +130,12 @@ class StepPlan {
   bool all_done(const Residence& residence) const;
   void count(std::span<const int64_t> params) {
     for (const int64_t number : params) {
-      note_product(table_.params[static_cast<size_t>(number)]);
+      carry(table_.params[static_cast<size_t>(number)]);
       table_.params[static_cast<size_t>(number)].count_step();
     }
   }
-  void note_product(Parameter& param) const {  // of the step that is about to be counted
-    if (has_mu_product(param.rule)) param.mu_product = next_mu_product(param, table_.group_of(param).hyper);
+  void carry(Parameter& param) const {  // over the step that is about to be counted
+    if (carried_count(param.rule)) param.carried = next_carried(param, table_.group_of(param).hyper);
   }
   void commit();
 

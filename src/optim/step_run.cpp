@@ -137,7 +137,7 @@ void StepPlan::commit() {
     Parameter& param = table_.params[static_cast<size_t>(number)];
     const auto done = [](const Progress& piece) { return piece.done; };
     if (std::none_of(param.progress.begin(), param.progress.end(), done)) continue;
-    note_product(param);
+    carry(param);
     ++param.steps;
     param.uninitialized = false;
     for (Progress& piece : param.progress) {

@@ -205,6 +205,30 @@ TEST_F(CApi, VariantsOfRulesAreSetByName) {
   std::printf("%zu variants by name\n", std::size(cases));
 }
 
+TEST_F(CApi, WeightsToEvaluateComeAndGo) {
+  lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
+  options.rule = "schedulefree";
+  lt_optimizer* optimizer = nullptr;
+  ASSERT_EQ(lt_optimizer_create(&options, &optimizer), LT_OK) << lt_last_error();
+  EXPECT_EQ(lt_optimizer_add_group(optimizer, nullptr, nullptr), LT_OK);
+  EXPECT_EQ(lt_optimizer_add_param(optimizer, 0, &tensor_, nullptr), LT_OK);
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(lt_optimizer_step(optimizer, &gradient_, 1, nullptr, nullptr), LT_OK) << lt_last_error();
+  int32_t evaluating = -1;
+  EXPECT_EQ(lt_optimizer_set_evaluating(optimizer, 1, nullptr), LT_OK) << lt_last_error();
+  EXPECT_EQ(lt_optimizer_get_evaluating(optimizer, 0, &evaluating), LT_OK);
+  EXPECT_EQ(evaluating, 1);
+  expect_refused(lt_optimizer_step(optimizer, &gradient_, 1, nullptr, nullptr), "has the weights to evaluate");
+  EXPECT_EQ(lt_optimizer_set_evaluating(optimizer, 0, nullptr), LT_OK);
+  EXPECT_EQ(lt_optimizer_step(optimizer, &gradient_, 1, nullptr, nullptr), LT_OK) << lt_last_error();
+  EXPECT_EQ(lt_optimizer_mark_evaluating(optimizer, 0, 1), LT_OK);
+  expect_refused(lt_optimizer_get_evaluating(optimizer, 0, nullptr), "evaluating");
+  expect_refused(lt_optimizer_get_evaluating(optimizer, 1, &evaluating), "1");
+  expect_refused(lt_optimizer_mark_evaluating(handle_.optimizer, 0, 1), "wanted schedulefree");
+  expect_refused(lt_optimizer_set_evaluating(nullptr, 1, nullptr), "optimizer");
+  lt_optimizer_destroy(optimizer);
+}
+
 TEST_F(CApi, RefusesNullsAndWrongNumbers) {
   lt_optimizer* o = handle_.optimizer;
   double value = 0;

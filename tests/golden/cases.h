@@ -59,6 +59,8 @@ inline std::vector<GoldenRule> golden_rules() {
   add("lars", "nesterov", [](Hyper& h) { h.nesterov = true; });
   add("lars", "no_momentum", [](Hyper& h) { h.momentum = 0; });
   add("lars", "max_unorm", [](Hyper& h) { h.max_unorm = 0.05; });
+  add("schedulefree", "");
+  add("schedulefree", "warmup", [](Hyper& h) { h.warmup_steps = 3, h.r = 1, h.weight_lr_power = 1; });
   return rules;
 }
 

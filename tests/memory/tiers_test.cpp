@@ -62,6 +62,8 @@ void run(Optimizer& optimizer, Model& model, uint64_t seed, int first, int count
       const bool none = model.without[i] && (rng.next() & 1);
       gradients.push_back(none ? Gradient{} : model.grads[i].gradient());
     }
+    if (step % 4 == 3)  // nothing happens with most rules
+      for (const bool evaluating : {true, false}) optimizer.set_evaluating(evaluating);
     optimizer.step(gradients);
   }
 }

@@ -49,7 +49,6 @@ TEST(Average, SecondMomentsDecayAsTheyShould) {
                         {"float8", "auto"},
                         {"bf16", "auto"},
                         {"fp32", "auto"},
-                        {"mixed12", "auto"},
                         {"dynamic8", "nearest"},
                         {"bf16", "nearest"}}) {
     auto rng = Rng(80);
@@ -117,7 +116,7 @@ TEST(Average, NoUpdateIsMuchLargerThanAdams) {
     const std::vector<float> gradients = noisy_gradients(spikes, kSteps, kNumel);
     for (const double beta2 : {0.999, 0.95}) {
       double exact = 0;
-      for (const char* state : {"fp32", "dynamic8", "float8", "bf16", "dynamic4", "mixed12"}) {
+      for (const char* state : {"fp32", "dynamic8", "float8", "bf16", "dynamic4"}) {
         Tensor p(DType::kF32, {16, 256}), before = p;
         Optimizer optimizer = adam(state, "auto", beta2, 6);
         optimizer.add_param(0, p.view());
@@ -145,7 +144,7 @@ TEST(Average, NoUpdateIsMuchLargerThanAdams) {
 // a code). Second moments scatter by their own rounding, and so their maximum is above the exact one; that is printed.
 TEST(Average, RunningMaximaAreThoseOfTheirMoments) {
   constexpr int64_t kNumel = 4 * 256;
-  for (const char* state : {"fp32", "bf16", "dynamic8", "float8", "mixed12", "dynamic4"}) {
+  for (const char* state : {"fp32", "bf16", "dynamic8", "float8", "dynamic4"}) {
     auto rng = Rng(82);
     Tensor p(DType::kF32, {4, 256}), g(DType::kF32, {4, 256});
     Optimizer optimizer = adam(state, state == std::string("dynamic4") ? "auto" : "stochastic", 0.99, 7, true);
@@ -178,7 +177,7 @@ TEST(Average, SignsAreAlike) {
   constexpr int64_t kNumel = 16 * 256;
   constexpr int kSteps = 100;
   double exact = 0;
-  for (const char* state : {"fp32", "float8", "dynamic4", "mixed12"}) {
+  for (const char* state : {"fp32", "float8", "dynamic4"}) {
     double moved[2];
     for (const int sign : {0, 1}) {
       Tensor p(DType::kF32, {16, 256}), g(DType::kF32, {16, 256});
@@ -202,7 +201,7 @@ TEST(Average, SignsAreAlike) {
 TEST(Average, SecondMomentsAreZeroOnlyWhereGradientsWere) {
   constexpr int64_t kNumel = 16 * 256;
   int64_t checked = 0, zeros = 0;
-  for (const char* state : {"dynamic8", "float8", "bf16", "mixed12"})
+  for (const char* state : {"dynamic8", "float8", "bf16"})
     for (const char* rounding : {"auto", "stochastic", "nearest"}) {
       if (std::string(state) == "float8" && std::string(rounding) == "nearest") continue;
       auto rng = Rng(82);

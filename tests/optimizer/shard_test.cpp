@@ -154,7 +154,7 @@ TEST(Shard, FormatsDependOnTheWholeAndTheKindOfCut) {
 // FSDP1's: vectors cut at any place. Blocks begin with the piece, so pieces that begin with blocks are the whole.
 TEST(Shard, PiecesOfAVectorAtBlocksAreTheWhole) {
   int64_t bytes = 0, quantized_pieces = 0;
-  for (const char* const state : {"dynamic8", "float8", "bf16", "mixed12"}) {
+  for (const char* const state : {"dynamic8", "float8", "bf16", "dynamic4"}) {
     for (const int64_t cut : {int64_t{768}, int64_t{5120}, int64_t{701}}) {
       const int64_t numel = 6000;
       std::vector<float> whole(numel, 0.5f), pieces = whole, gradient(whole.size());
@@ -167,7 +167,7 @@ TEST(Shard, PiecesOfAVectorAtBlocksAreTheWhole) {
         Optimizer& piece = two.emplace_back(OptimizerOptions{.rule = "adamw"});
         const TensorView view{pieces.data() + first, DType::kF32, {count}, {}};
         piece.add_param(piece.add_group(group), view, true, WholeParam{{numel}, false, {first}});
-        const bool odd = std::string(state) == "mixed12" && count % 2 != 0;  // no whole bytes
+        const bool odd = std::string(state) == "dynamic4" && count % 2 != 0;  // no whole bytes
         EXPECT_STREQ(piece.state_codec(0), odd ? "dynamic8" : state) << "as the whole, though below the threshold";
         quantized_pieces += count < 4096;
       }

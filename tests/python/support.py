@@ -23,13 +23,14 @@ RULES: dict[str, tuple[type[lowtide.Optimizer], dict[str, Any]]] = {
     "adagrad": (lowtide.Adagrad, {"lr_decay": 0.01, "initial_accumulator_value": 0.1}),
     "rmsprop": (lowtide.RMSprop, {"momentum": 0.9, "centered": True}),
     "ademamix": (lowtide.AdEMAMix, {"t_alpha": 10, "t_beta3": 20}),
+    "schedulefree": (lowtide.AdamWScheduleFree, {"warmup_steps": 3}),
     "lamb": (lowtide.LAMB, {}),
     "lars": (lowtide.LARS, {}),
 }
 RULE_OF = {"sgd_plain": "sgd", "adamw_amsgrad": "adamw", "nadam": "adam"}  # the others are called as the core's rule
 CODECS = ("dynamic8", "float8", "bf16", "fp32")  # for every rule
-FOUR_BITS = ("dynamic4", "mixed12")  # for averages of 0.9 at most
-LONG_AVERAGES = ("lion", "rmsprop", "ademamix")  # of RULES
+FOUR_BITS = ("dynamic4",)  # for averages of 0.9 at most
+LONG_AVERAGES = ("lion", "rmsprop", "ademamix", "schedulefree")  # of RULES
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

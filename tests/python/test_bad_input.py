@@ -41,6 +41,10 @@ HYPER = {
         ("betas", (0.9, 0.999), ["betas", "3 numbers"]), ("betas", (0.9, 0.999, 1.0), ["beta3=1"]),
         ("alpha", INF, ["alpha=inf"]), ("t_alpha", -1, ["t_alpha=-1"]), ("t_beta3", "all", ["t_beta3", "'all'", "number"]),
     ],
+    "schedulefree": [
+        ("betas", (0.0, 0.999), ["beta1=0", "0.01 or more"]), ("warmup_steps", -1, ["warmup_steps=-1"]), ("r", INF, ["r=inf"]),
+        ("weight_lr_power", -1.0, ["weight_lr_power=-1"]), ("warmup_steps", "all", ["warmup_steps", "'all'", "number"]),
+    ],
     "nadam": [("momentum_decay", -1.0, ["momentum_decay=-1"])],
     "lion": [("lr", NAN, ["lr", "nan"]), ("betas", (0.9, 1.5), ["beta2", "1.5"])],
 }  # fmt: skip

@@ -316,7 +316,7 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "--betas: got '0.9;0.95'": [*plan, "--betas", "0.9;0.95"],
         "a tuple of 2 numbers": [*plan, "--betas", "0.9,0.95,0.999"],
         "a beta of 0.95 for its exp_avg": [*plan, "--state", "dynamic4", "--betas", "0.95,0.999"],
-        "a beta of 0.99 for its grad_avg": [*plan, "--state", "mixed12", "--rule", "rmsprop", "--centered"],
+        "a beta of 0.99 for its grad_avg": [*plan, "--state", "dynamic4", "--rule", "rmsprop", "--centered"],
         "missing.json": ["plan", "--shapes", tmp_path / "missing.json"],
         "not JSON": ["plan", "--shapes", tmp_path / "file"],
         "a list of shapes": ["plan", "--shapes", tmp_path / "number.json"],

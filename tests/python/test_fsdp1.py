@@ -37,7 +37,7 @@ def test_state_comes_back_bit_for_bit(original: bool, kind: str, figure) -> None
         Case(original, options={"state": "fp32"}),
         Case(original, dtype=torch.bfloat16, options={"state": "bf16", "master": "residual16"}),
         Case(original, dtype=torch.bfloat16, options={"state": "dynamic8", "master": "residual8"}),
-        Case(original, options={"state": "mixed12", "min_quantized_numel": 0}),
+        Case(original, options={"state": "dynamic4", "min_quantized_numel": 0}),
         Case(original, options={"state": "float8", "rounding": "stochastic"}),
     ):
         for one, other, nothing in shared_ranks().run(3, jobs.round_trip, case, kind):

@@ -31,7 +31,7 @@ Cells = Iterator[tuple[str, bytes]]
 
 TARGET = "LOWTIDE_GOLDEN_TARGET"  # the instruction set of this run; none: the best there is
 LIST = Path(__file__).parent / "golden.txt"
-FORMATS = ("fp32", "bf16", "dynamic8", "float8", "dynamic4", "mixed12")
+FORMATS = ("fp32", "bf16", "dynamic8", "float8", "dynamic4")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "Adam": (lowtide.Adam, {}),
@@ -46,6 +46,7 @@ CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "RMSprop": (lowtide.RMSprop, {}),
     "RMSprop centered": (lowtide.RMSprop, {"centered": True, "momentum": 0.9, "alpha": 0.9}),
     "AdEMAMix": (lowtide.AdEMAMix, {"t_alpha": 10, "t_beta3": 20}),
+    "AdamWScheduleFree": (lowtide.AdamWScheduleFree, {"warmup_steps": 3}),
     "LAMB": (lowtide.LAMB, {}),
     "LARS": (lowtide.LARS, {"lr": 0.1}),
 }

@@ -39,7 +39,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(sys.modules, package, module)
         monkeypatch.setitem(sys.modules, f"{package}.optim", optim)
         monkeypatch.setattr(theirs, f"is_{package}_available", lambda: True)
-    monkeypatch.setattr(theirs.importlib.metadata, "version", lambda _: "1.0")
+    monkeypatch.setattr(theirs.importlib.metadata, "version", lambda _: "9.0")
     yield
 
 
@@ -63,6 +63,7 @@ def test_every_name_is_ours_or_refused(figure: Any) -> None:
 def test_arguments_are_those_of_the_trainer(settings: Any, installed: None, tmp_path: Path, figure: Any) -> None:
     texts = {"sgd": ["momentum=0.9, nesterov=True"], "adagrad": ["lr_decay=0.1,eps=1e-6"],
              "rmsprop": ["momentum=0.9,alpha=0.95,centered=yes,eps=1e-6"], "rmsprop_bnb_8bit": ["alpha=0.95"],
+             "schedule_free_adamw": ["r=0.5,weight_lr_power=1.0"],
              "ademamix_8bit": ["beta1=0.8,beta3=0.999,alpha=8,t_alpha=100,t_beta3=200"]}  # fmt: skip
     compared = 0
     for name, recipe in lowtide.hf.RECIPES.items():

@@ -141,7 +141,7 @@ _LARGE: dict[str, tuple[Any, str]] = {
     "lists in an option": ({"x": [[1, 2]] * 400_000}, ""),
     "numbers in an option": ({"x": [7] * 1_500_000}, ""),
     "groups": ({}, "got 200000 groups, wanted 1"),
-    "products": ({}, "got 400000 numbers, wanted a dict of a number for each of 1 parameters at most"),
+    "products": ({}, "got 400000 entries, wanted a dict of one for each of 1 parameters at most"),
     "parameters": ({"params": 2**31 - 1}, "got 2147483647 parameters, wanted 1"),
 }
 
@@ -166,7 +166,7 @@ def test_large_metadata_loads_in_the_time_of_reading_its_text(
     if name == "groups":
         metadata["lowtide_groups"] = [{"params": 0}] * 200_000
     if name == "products":
-        metadata["lowtide_mu_products"] = {str(i): 1.0 for i in range(400_000)}
+        metadata["lowtide_carried"] = {str(i): 1.0 for i in range(400_000)}
     opt._core.save(str(path), json.dumps(metadata))
     del metadata
 

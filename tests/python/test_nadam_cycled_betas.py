@@ -179,7 +179,7 @@ def test_products_of_overrides_go_to_optimizers_without_them(way: Any, tmp_path:
     alike(3, (params, opt))
     others = twin(params)
     back = way(opt, others, tmp_path)
-    assert [*map(back.engine.core.mu_product, range(2))] == [*map(opt.engine.core.mu_product, range(2))]
+    assert [*map(back.engine.core.carried, range(2))] == [*map(opt.engine.core.carried, range(2))]
 
 
 @pytest.mark.parametrize("value", [2.0, -0.5, float("nan"), True])

@@ -175,7 +175,7 @@ def test_instruction_sets_give_the_same_bits(rule, codec, seed, figure):
 
 MOMENTS = {
     "adamw": 2, "adam": 2, "lion": 1, "sgd": 1, "sgd_plain": 0, "adamw_amsgrad": 3, "nadam": 2, "adagrad": 1, "rmsprop": 3,
-    "ademamix": 3, "lamb": 2, "lars": 1,
+    "ademamix": 3, "lamb": 2, "lars": 1, "schedulefree": 2,
 }  # fmt: skip
 
 

@@ -135,6 +135,21 @@ def test_rows_that_cannot_be_packed_are_loaded_too(codec, seed):
         dynamic8.load_state_dict(saved)
 
 
+@pytest.mark.parametrize("codec", ["dynamic4", "dynamic8"])
+def test_codes_of_a_format_that_there_is_not_are_not_loaded(codec, seed):
+    """mixed12 was a format of earlier builds: alone, its first or second moments have the shapes of these."""
+    params = [parameter(64, 256), parameter(20)]
+    opt = make("sgd", params, state=codec)
+    random_gradients(params)
+    opt.step()
+    saved = copy.deepcopy(opt.state_dict())
+    saved["param_groups"][0]["state"] = "mixed12"
+    with refused(opt, "state of its group", "got 'mixed12', wanted one of", repr(codec)):
+        opt.load_state_dict(saved)
+    with pytest.raises(ValueError, match="got state 'mixed12', wanted one of: fp32, .*dynamic4"):
+        make("sgd", params, state="mixed12")
+
+
 def test_betas_that_4_bits_do_not_bear_are_not_loaded(seed):
     """Nor is anything else then; parameters without codes of 4 bits take any."""
     small = [parameter(64, 301), parameter(20)]

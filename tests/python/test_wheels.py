@@ -28,7 +28,7 @@ def test_steps_without_torch_have_equal_bits_on_every_instruction_set(figure):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     hashes = json.loads(done.stdout)
     assert list(hashes)[-1] == "scalar"
-    assert len(set(hashes["scalar"].values())) > 40  # of 54 cells, those that refuse 4 bits share words
+    assert len(set(hashes["scalar"].values())) > 33  # of 45 cells, those that refuse 4 bits share words
     figure(f"rules x formats, without torch: {len(hashes['scalar'])} on {', '.join(hashes)}")
     for target, cells in hashes.items():
         assert cells == hashes["scalar"], target

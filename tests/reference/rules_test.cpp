@@ -25,7 +25,7 @@ constexpr int64_t kElements = 5000;
 
 // One element in double. `mistake` turns one detail of the formula into a frequent error.
 struct Element {
-  double p = 0, a = 0, b = 0, c = 0, product = 1;  // a, b, c: states
+  double p = 0, a = 0, b = 0, c = 0, product = 1;  // a, b, c: states; product: of mu, or the sum of weights
   bool near_sign_change = false;
 
   void step(const std::string& rule, const Hyper& h, double g, int t, bool mistake) {
@@ -79,6 +79,17 @@ struct Element {
       const double v = h.amsgrad && !mistake ? c : b;
       const double corrected_v = mistake && !h.amsgrad ? v : v / (1 - std::pow(h.beta2, t));
       p -= h.lr * corrected_m / (std::sqrt(corrected_v) + h.eps);
+    } else if (rule == "schedulefree") {  // a: z, c: x, b: v; p is y
+      if (t == 1) a = c = p, product = 0;
+      const double lr = h.lr * std::min(1.0, t / std::max(h.warmup_steps, 1.0));
+      const double weight = std::pow(t, h.r) * std::pow(lr, h.weight_lr_power);  // lr never falls
+      product += weight;
+      b = h.beta2 * b + (1 - h.beta2) * g * g;
+      const double u = g / (std::sqrt(b / (1 - std::pow(h.beta2, t))) + h.eps) + h.weight_decay * p;
+      const double share = mistake ? 1.0 / (t + 1) : weight / product;
+      a -= lr * u;
+      c = (1 - share) * c + share * a;
+      p = (1 - h.beta1) * a + h.beta1 * c;
     } else if (rule == "lion") {
       const double left = h.beta1 * a, right = (1 - h.beta1) * g, c = left + right;
       // In float32 the sign may be another where the two terms cancel to within their rounding.
@@ -134,6 +145,9 @@ std::vector<Claim> claims() {
   all.back().largest = 100;
   add("rmsprop, centered, momentum", "rmsprop", [](Hyper& h) { h.momentum = 0.9, h.centered = true; });
   all.back().largest = 100;
+  add("schedulefree", "schedulefree", [](Hyper& h) { h.weight_decay = 0.1; });
+  add("schedulefree, warm-up", "schedulefree",
+      [](Hyper& h) { h.warmup_steps = 30, h.r = 1, h.beta2 = 0.99; });
   add("ademamix", "ademamix", [](Hyper& h) { h.beta3 = 0.99, h.t_beta3 = 50; });
   add("ademamix, schedules", "ademamix", [](Hyper& h) { h.beta3 = 0.999, h.t_beta3 = 200, h.t_alpha = 150; });
   return all;

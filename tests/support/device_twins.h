@@ -55,7 +55,7 @@ class Twins {
  public:
   Twins(Rng& rng, Config setup, const lowtide::Memory& memory, std::unique_ptr<Backend> backend,
         const DeviceAllocator& allocator = {}, Env& env = system_env())
-      : rng_(rng), on_host_(make_optimizer(setup)), device_(*backend->device()) {
+      : rng_(rng), rule_(setup.rule), on_host_(make_optimizer(setup)), device_(*backend->device()) {
     queue_ = device_.make_queue();
     tensors_.emplace(device_, queue_);
     OptimizerOptions options;
@@ -97,6 +97,8 @@ class Twins {
   // A step of the parameters of these numbers.
   template <class Fn>
   void step_where(Fn&& has_gradient) {
+    // A call between steps would hear what is raised later.
+    if (rule_info(find_rule(rule_)).make_average_args && steps_ > 0 && !raises_later && rng_.chance(0.3)) evaluate();
     std::vector<Gradient> here, there;
     for (size_t i = 0; i < params_.size(); ++i) {
       if (!has_gradient(i)) {
@@ -147,6 +149,14 @@ class Twins {
     on_host_.step(here);
     queue_replay();
     ++steps_;
+  }
+  // To the weights to evaluate, which are compared, and back.
+  void evaluate() {
+    for (const bool evaluating : {true, false}) {
+      on_host_.set_evaluating(evaluating);
+      on_device_->set_evaluating(evaluating, queue_);
+      if (evaluating) EXPECT_EQ(differing(), 0);
+    }
   }
   const std::vector<Gradient>& last_gradients() const { return last_; }
   std::function<void(Tensor&)> spoil;  // gradients, before they are used
@@ -222,6 +232,7 @@ class Twins {
   }
 
   Rng& rng_;
+  std::string rule_;
   Optimizer on_host_;
   std::optional<Optimizer> on_device_;
   Device& device_;

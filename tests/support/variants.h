@@ -16,6 +16,8 @@ inline Hyper random_variant(const std::string& rule, Rng& rng) {
   if (rule == "rmsprop") hyper.momentum = rng.chance(0.5) ? 0.9 : 0, hyper.centered = rng.chance(0.5);
   if (rule == "adam" || rule == "adamw") hyper.amsgrad = rng.chance(0.4);
   if ((rule == "adam" || rule == "adamw") && !hyper.amsgrad) hyper.nesterov = rng.chance(0.4);
+  if (rule == "schedulefree")
+    hyper.warmup_steps = static_cast<double>(rng.below(6)), hyper.r = static_cast<double>(rng.below(3));
   if (rule == "ademamix") hyper.t_alpha = hyper.t_beta3 = static_cast<double>(rng.below(10));
   return hyper;
 }

@@ -20,6 +20,7 @@ from lowtide.memory.budgets import Memory
 from lowtide.optimizers.adam import AdamW, AdEMAMix
 from lowtide.optimizers.registry import hyper_of
 from lowtide.optimizers.rules import SGD, Adagrad, Lion, RMSprop
+from lowtide.optimizers.schedule_free import AdamWScheduleFree
 from lowtide.options.hyper import BETAS
 from lowtide.options.options import REFUSED, Options
 from lowtide.options.overrides import override
@@ -58,6 +59,7 @@ RECIPES: Mapping[str, Recipe] = {
     "rmsprop_bnb": Recipe(RMSprop),
     "rmsprop_bnb_8bit": Recipe(RMSprop, "dynamic8"),
     "rmsprop_bnb_32bit": Recipe(RMSprop),
+    "schedule_free_adamw": Recipe(AdamWScheduleFree),
     "sgd": Recipe(SGD),
     "adagrad": Recipe(Adagrad),
 }
@@ -72,6 +74,7 @@ class Arguments(Protocol):
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
+    warmup_steps: float = 0
     optim_args: str | None = None
     max_grad_norm: float = 0.0
     gradient_accumulation_steps: int = 1
@@ -124,6 +127,8 @@ def optimizer(
         kwargs["betas"] = (given.adam_beta1, given.adam_beta2, *defaults["betas"][2:])
         if "eps" in defaults:
             kwargs["eps"] = given.adam_epsilon
+    if "warmup_steps" in defaults:
+        kwargs["warmup_steps"] = given.warmup_steps
     kwargs["state"] = recipe.state
     text = given.optim_args if optim_args is None else optim_args
     if text:

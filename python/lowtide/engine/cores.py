@@ -132,6 +132,10 @@ class Cores:
     def synchronize(self) -> None:
         self._each(lambda core: core.synchronize())
 
+    def set_evaluating(self, evaluating: bool, stream: int = 0) -> None:
+        for place, core in zip(self._places, self._cores, strict=True):
+            core.set_evaluating(evaluating, place.queue())
+
     def place_states(self) -> None:
         for place, core in zip(self._places, self._cores, strict=True):
             self._told_of(place, core.place_states)
@@ -236,11 +240,17 @@ class Cores:
     def import_state(self, param: int, k: int, value: torch.Tensor) -> None:
         self._of(param).import_state(param, k, value)
 
-    def mu_product(self, param: int) -> float:
-        return self._of(param).mu_product(param)
+    def carried(self, param: int) -> dict[str, float]:
+        return self._of(param).carried(param)
 
-    def set_mu_product(self, param: int, product: float) -> None:
-        self._of(param).set_mu_product(param, product)
+    def set_carried(self, param: int, numbers: dict[str, float]) -> None:
+        self._of(param).set_carried(param, numbers)
+
+    def evaluating(self, param: int) -> bool:
+        return self._of(param).evaluating(param)
+
+    def mark_evaluating(self, param: int, evaluating: bool) -> None:
+        self._of(param).mark_evaluating(param, evaluating)
 
     def step_count(self, param: int) -> int:
         return self._of(param).step_count(param)

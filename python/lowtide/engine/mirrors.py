@@ -191,6 +191,26 @@ class MirrorCore(_core.Optimizer):
             self._return()
         return bad
 
+    def set_evaluating(self, evaluating: bool, stream: int = 0) -> None:
+        """As `_core.Optimizer.set_evaluating`; what has moved is on the device when it returns or raises."""
+        before = [self.evaluating(i) for i in range(len(self._mirrors))]
+        moved = {i: mirror for i, mirror in enumerate(self._mirrors) if mirror and self.has_state(i) and before[i] != evaluating}
+        self._return()
+        with self._told("copying weights to the host: nothing was changed"):
+            self._wait()
+            for mirror in moved.values():
+                mirror.fetch_weights()
+            self._mark()
+            self._wait()
+        try:
+            super().set_evaluating(evaluating, stream)
+        finally:
+            for i, mirror in moved.items():
+                mirror.forget()
+                mirror.returns = self.evaluating(i) != before[i]
+            self._return()
+            self._wait()
+
     def synchronize(self) -> None:
         super().synchronize()
         self._return()

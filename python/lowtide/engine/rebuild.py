@@ -155,5 +155,7 @@ def _carry_over(
             same = (name for name in taken if name in live and live[name].dtype == tensors[name].dtype)
             kept.call(new.write_state, number, {**live, **{name: recut(name, tensors[name], live[name]) for name in same}})
     new.set_step_count(number, steps)
-    if (product := old.mu_product(source)) > 0:
-        new.set_mu_product(number, product)
+    if numbers := old.carried(source):
+        new.set_carried(number, numbers)
+    if old.evaluating(source):
+        new.mark_evaluating(number, True)

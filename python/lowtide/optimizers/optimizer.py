@@ -16,10 +16,10 @@ from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.options import overrides
 from lowtide.report.fields import Report
 from lowtide.state import dicts, files, restore, spread, torch_dict
+from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.foreign import bitsandbytes
 from lowtide.state.format import HIDDEN_KEYS, SEED, SPREAD
 from lowtide.state.pending_save import PendingSave
-from lowtide.state.products import PRODUCT, as_tensor, own_products
 from lowtide.state.restore import States
 
 
@@ -257,8 +257,8 @@ class Optimizer(SteppingOptimizer):
         }
         self.onload()
         entries = [engine.live(i) for i in range(len(engine.params))]
-        for i, product in own_products(engine, self.param_groups).items():
-            entries[i][PRODUCT] = as_tensor(product)
+        for i, numbers in own_numbers(engine, self.param_groups).items():
+            entries[i] |= as_tensors(numbers)
         defaults = {**self.defaults, **self._beside}
         return {"defaults": defaults, "param_groups": self.param_groups, "state": entries, "options": options}
 

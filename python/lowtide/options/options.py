@@ -51,12 +51,12 @@ class Options(TypedDict, total=False):
 
     Attributes:
         state: (group) how state is stored. "dynamic8" (the default), "float8": 1 byte per value and 4 per block of 256;
-            "bf16": 2 bytes; "fp32": 4 bytes; "dynamic4": half a byte and 4 per block of 128; "mixed12": first moments as
-            dynamic4, second as dynamic8. 4 bits take no betas above 0.9 in averages of both signs (ValueError).
+            "bf16": 2 bytes; "fp32": 4 bytes; "dynamic4" (experimental): half a byte and 4 per block of 128. 4 bits
+            take no betas above 0.9 in averages of both signs (ValueError).
         master: (group) what keeps float32 precision of bfloat16 and float16 weights: "residual16" (all of it), "residual8",
             "stochastic" or None, the default.
         rounding: (group) how state is rounded to its format: "nearest", "stochastic", or "auto", the default: stochastic
-            for averages and sums, so that they stay unbiased ("bf16", and first moments of "mixed12": whose beta is 0.995 or more).
+            for averages and sums, so that they stay unbiased ("bf16": for those whose beta is 0.995 or more).
         min_quantized_numel: (group) parameters with fewer elements keep float32 state; 4096 by default.
         maximize: (group) step along the gradient instead of against it.
         seed: seed of stochastic rounding, 0 by default: the same seed and steps give the same bits.

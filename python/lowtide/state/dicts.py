@@ -13,10 +13,10 @@ from lowtide.checks.values import expect
 from lowtide.engine.engine import RESIDUAL, Engine
 from lowtide.engine.rebuild import follow_states
 from lowtide.state import restore
+from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.foreign.readers import READERS
 from lowtide.state.format import CODEC, eight_bits, residual_bits
 from lowtide.state.groups import read_groups
-from lowtide.state.products import PRODUCT, as_tensor, own_products
 
 
 def check_dict(state_dict: Any) -> None:
@@ -95,7 +95,7 @@ def saved_entries(
             entry = saved.get(params[i], {})
             if any(name.endswith("_scale") for name in entry):
                 saved[params[i]] = {**entry, CODEC: codec}
-    for i, product in own_products(engine, groups).items():
+    for i, numbers in own_numbers(engine, groups).items():
         saved = saved or dict(states)
-        saved[params[i]] = {**saved.get(params[i], {}), PRODUCT: as_tensor(product)}
+        saved[params[i]] = {**saved.get(params[i], {}), **as_tensors(numbers)}
     return saved or None

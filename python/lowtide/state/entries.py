@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     step: int
     tensors: Mapping[str, Any]
     encode: bool  # floating-point values, to be encoded; else codes and scales as the core has them
-    product: float | None = None  # NAdam's, of μ; None: that of the options
+    carried: Mapping[str, float] | None = None  # of carried.py; None: what the options give
 
 
 NOTHING = Entry(0, {}, False)

@@ -1,9 +1,9 @@
 """Checkpoint files: what `Optimizer.save` and `load` add to the core's, which holds the state.
 
 The core keeps one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]};
-with DTensor parameters also "lowtide_shards": [where this rank's part of each lies, null for a plain parameter]; where β1
-of NAdam has changed on the way also "lowtide_mu_products": {parameter number: its product of μ}. A file holds one rank's
-part and is for that rank of such a mesh.
+with DTensor parameters also "lowtide_shards": [where this rank's part of each lies, null for a plain parameter]; where the
+options of NAdam or Schedule-Free have changed on the way also "lowtide_carried": {parameter number: {name: number}} (carried.py).
+A file holds one rank's part and is for that rank of such a mesh.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import path_of, size_of
+from lowtide.state.carried import as_now, checked, own_numbers
 from lowtide.state.pending_save import PendingSave
 from lowtide.state.groups import check_count, read_groups
-from lowtide.state.products import checked, own_products, product_as_now
 
 _KEY = "lowtide_groups"
 _SHARDS = "lowtide_shards"
-_PRODUCTS = "lowtide_mu_products"
+_CARRIED = "lowtide_carried"
 # More lists, dicts and values than the parameters of the largest header have: each takes Python some 50 bytes and more.
 _MOST_CONTAINERS, _MOST_VALUES = 1 << 20, 1 << 22
 
@@ -52,8 +52,8 @@ def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:
     for group in param_groups:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
-    products = own_products(engine, param_groups)
-    metadata = {_KEY: groups, **_shards(engine), **({_PRODUCTS: products} if products else {})}
+    carried = own_numbers(engine, param_groups)
+    metadata = {_KEY: groups, **_shards(engine), **({_CARRIED: carried} if carried else {})}
     return json.dumps(metadata, default=_refuse)
 
 
@@ -80,16 +80,18 @@ def load(
         number += saved["params"]
     # Nobody else has the values.
     new_groups = read_groups(engine, param_groups, {"param_groups": groups}, copied=lambda value: value).groups
-    own = metadata.get(_PRODUCTS, {})
-    got = f"{len(own)} numbers" if isinstance(own, dict) else repr(own)[:80]
+    before = metadata.get("lowtide_mu_products")  # of 0.1.0's development, when NAdam alone carried something
+    own = {i: {"mu_product": product} for i, product in before.items()} if isinstance(before, dict) else metadata.get(_CARRIED, {})
+    got = f"{len(own)} entries" if isinstance(own, dict) else repr(own)[:80]
     each = isinstance(own, dict) and len(own) <= number
-    expect(each, f"{name}, {_PRODUCTS}", got, f"a dict of a number for each of {number} parameters at most")
-    products = {i: checked(product, f"{name}, {_PRODUCTS}") for i, product in own.items()}
+    expect(each, f"{name}, {_CARRIED}", got, f"a dict of one for each of {number} parameters at most")
+    names = [tuple(engine.core.carried(i)) for i in range(number)]
+    given = {i: checked(own[str(i)], names[i], f"{name}, {_CARRIED}") for i in range(number) if names[i] and str(i) in own}
     with KeptErrors() as kept:
         kept.call(engine.core.load, name)
         for i, of_param in engine.options_of(new_groups).items():
-            if engine.core.mu_product(i) > 0 and (steps := engine.core.step_count(i)):
-                engine.core.set_mu_product(i, products.get(str(i), product_as_now(of_param, steps)))
+            if names[i] and (steps := engine.core.step_count(i)):
+                engine.core.set_carried(i, given.get(i) or as_now(engine.family, of_param, steps))
         taken(new_groups)
 
 

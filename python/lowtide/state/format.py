@@ -6,7 +6,7 @@ Format 1 (of FSDP1's parameters: spread.py), in plain tensors and Python values 
      "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
                        "params": [number, ...]}]}
 
-An entry of NAdam's has "mu_product" (float64, ()) where the options of its group would give another: products.py.
+An entry of NAdam's or Schedule-Free's has the numbers of carried.py (float64, ()) where the options of its group would give others.
 
 The tensors of a moment tell its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales.
 Codes (rows, bytes of a row) of half as many bytes as values are dynamic4's, in blocks of 128 within a row. Codes of the
@@ -38,7 +38,6 @@ OWN_KEYS = (*STAMP, *FIXED, "rounding")  # of groups, which other libraries have
 HIDDEN_KEYS = ("params", "param_names", *STAMP)
 SCALE = "_scale"  # after the name of a moment: its scales
 CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, where the group's "state" would say another one
-_EIGHT_BITS = {"dynamic4": "dynamic8", "mixed12": "dynamic8"}  # of a codec that has 4 bits: what else it has
 
 
 def stamp(rule: str, seed: int) -> dict[str, Any]:
@@ -70,14 +69,17 @@ def read_seed(group: dict[str, Any], first: dict[str, Any], where: str, mine: in
 
 def eight_bits(codec: str) -> str:
     """The codec of a parameter's uint8 codes that are a byte each."""
-    return _EIGHT_BITS.get(codec, codec)
+    return "dynamic8" if codec == "dynamic4" else codec  # which rows of odd length have in its place
 
 
 def take_codec(entry: dict[str, Any], of_group: str, where: str) -> tuple[dict[str, Any], str]:
     """The tensors of an entry, and the codec of its uint8 codes, if it has any."""
     codec: Any = entry.get(CODEC, of_group)
-    known = CODEC not in entry or codec in _core.codec_names()
-    expect(known, f"{where}, {CODEC}", repr(codec), f"one of {_core.codec_names()}")
+    own = CODEC in entry
+    coded = any(isinstance(value, torch.Tensor) and value.dtype == torch.uint8 for value in entry.values())
+    # Codes of an unknown format, of another version, may have the shapes of one that there is.
+    known = codec in _core.codec_names() or not (own or coded)
+    expect(known, f"{where}, {CODEC if own else 'state of its group'}", repr(codec), f"one of {_core.codec_names()}")
     return {name: value for name, value in entry.items() if name != CODEC}, codec
 
 

@@ -72,6 +72,9 @@ def read_groups(
             kept[SEED] = read_seed(group, saved[0], where, mine[SEED])
         if "param_names" in mine:
             new.setdefault("param_names", mine["param_names"])
+        if "train_mode" in mine:  # of Schedule-Free
+            new.setdefault("train_mode", True)
+            expect(isinstance(new["train_mode"], bool), f"{where}['train_mode']", repr(new["train_mode"]), "True or False")
         groups.append({**kept, **new})
         try:
             for core_group in (each for each in engine.groups if each.of == n):

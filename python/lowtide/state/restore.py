@@ -15,11 +15,11 @@ from lowtide.engine.cores import Core
 from lowtide.engine.elsewhere import Elsewhere
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state import spread, torch_dict
+from lowtide.state.carried import as_now, read_number
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
 from lowtide.state.foreign.readers import Reader
 from lowtide.state.format import check_entry, residual_bits, take_codec
 from lowtide.state.groups import Groups
-from lowtide.state.products import PRODUCT, product_as_now, read_product
 
 
 class States(defaultdict[torch.Tensor, dict[str, torch.Tensor]]):
@@ -79,8 +79,8 @@ def plan(
         for name, tensor in entry.tensors.items():
             positive = not signed.get(name, False)  # scales are, too
             check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
-        if entry.step and entry.product is None and i in options and engine.core.mu_product(i) > 0:
-            entry = entry._replace(product=product_as_now(options[i], entry.step))
+        if entry.step and entry.carried is None and i in options and engine.core.carried(i):
+            entry = entry._replace(carried=as_now(engine.family, options[i], entry.step))
         made[i] = entry
     return made
 
@@ -93,10 +93,10 @@ def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: 
     if not entry:
         return NOTHING
     entry, codec = take_codec(entry, codec, where)
-    product = None
-    if engine.core.mu_product(number) > 0 and PRODUCT in entry:
-        product = read_product(entry[PRODUCT], where)
-        entry = {name: value for name, value in entry.items() if name != PRODUCT}
+    carried = None
+    if (names := engine.core.carried(number).keys()) and names <= entry.keys():
+        carried = {name: read_number(entry[name], name, where) for name in names}
+        entry = {name: value for name, value in entry.items() if name not in names}
     live = engine.layout(number)
     if not entry or (MOMENTUM in live and set(entry) == {"step"}):
         return Entry(read_step(entry, where) if entry else 0, {}, False)
@@ -105,7 +105,7 @@ def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: 
     if RESIDUAL in live and isinstance(entry.get(RESIDUAL), torch.Tensor):
         entry[RESIDUAL] = residual_bits(entry[RESIDUAL], live[RESIDUAL].dtype)
     tensors = check_entry(entry, live, shape, codec, engine.core.state_codec(number), where)
-    return Entry(read_step(entry, where), tensors, False, product)
+    return Entry(read_step(entry, where), tensors, False, carried)
 
 
 def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mapping[str, Any], where: str) -> Entry:
@@ -226,8 +226,8 @@ def apply(
         core.set_step_count(i, entry.step if entry.tensors else 0)  # 0 also says: nothing is in the buffers yet
         if not entry.tensors:
             live["step"].fill_(entry.step)
-        elif entry.product is not None:
-            core.set_mu_product(i, entry.product)
+        elif entry.carried is not None:
+            core.set_carried(i, dict(entry.carried))
         states[engine.params[i]] = engine.shown(i) if core.is_paged(i) or engine.live(i) else {}
     engine.awaited = [i for i in engine.awaited if not core.has_state(i)]
 

@@ -12,9 +12,9 @@ from lowtide.checks.values import check_floats, expect, number, read_step
 from lowtide.devices.sharding import local_of
 from lowtide.engine.engine import Engine
 from lowtide.options.hyper import hyper_values
+from lowtide.state.carried import PRODUCT, of_hyper, read_number
 from lowtide.state.entries import NOTHING, Entry
 from lowtide.state.format import OWN_KEYS
-from lowtide.state.products import PRODUCT, product_as_now, read_product
 
 # Keys of torch.optim's groups that say how a step is carried out, not what it computes.
 IMPLEMENTATION_KEYS = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
@@ -95,7 +95,7 @@ def read_entry(
         check_floats(entry[name], f"{where}, {name}", shape)
     # Where steps are not counted, all that matters is whether the first one, which sets the buffer, is done.
     step = int(bool(names)) if rule in _UNCOUNTED else read_step(entry, where)
-    product = _read_product(entry[PRODUCT], step, group, where) if PRODUCT in entry else None
+    carried = _read_product(entry[PRODUCT], step, group, where) if PRODUCT in entry else None
     if rule == "adagrad" and step == 0:  # torch fills the sum before the first step, the core in it
         initial = group["initial_accumulator_value"]
         expect(bool((entry["sum"] == initial).all()), f"{where}, sum", "other values before the first step", initial)
@@ -103,7 +103,7 @@ def read_entry(
     if rule == "muon":
         rest = _rest(group)
         return NOTHING if rest == 1 else Entry(step, {name: entry[name].float() / rest for name in names}, True)
-    return Entry(step, {name: entry[name] for name in names}, True, product)
+    return Entry(step, {name: entry[name] for name in names}, True, carried)
 
 
 def _rest(group: Mapping[str, Any]) -> float:
@@ -111,10 +111,12 @@ def _rest(group: Mapping[str, Any]) -> float:
     return 1 - hyper_values(("momentum",), group)[0]
 
 
-def _read_product(saved: Any, step: int, group: Mapping[str, Any], where: str) -> float | None:
+def _read_product(saved: Any, step: int, group: Mapping[str, Any], where: str) -> dict[str, float] | None:
     """None where the options give it: torch's is a product in float32, which is rounded in every step."""
-    product, as_now = read_product(saved, where), product_as_now(group, step)
-    return None if abs(product - as_now) <= step * 2.0**-23 * as_now + 1e-30 else product
+    beta, decay = hyper_values(("beta1", "momentum_decay"), {**group, "betas": tuple(group["betas"])[:1]})
+    product = read_number(saved, PRODUCT, where)
+    as_now = of_hyper("adamw", (("beta1", beta), ("momentum_decay", decay), ("nesterov", True)), step)[PRODUCT]
+    return None if abs(product - as_now) <= step * 2.0**-23 * as_now + 1e-30 else {PRODUCT: product}
 
 
 def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, A
         for i in numbers:
             if entry := _entry(engine, i, group):
                 if cls == "NAdam":
-                    entry[PRODUCT] = torch.tensor(engine.core.mu_product(i))
+                    entry[PRODUCT] = torch.tensor(engine.core.carried(i)[PRODUCT])
                 if cls == "Muon":
                     entry["momentum_buffer"] *= _rest(own[i])
                 state[i] = entry

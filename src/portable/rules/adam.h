@@ -107,9 +107,20 @@ struct NadamBase : TwoMoments {
     return product;
   }
 
+  static constexpr const char* kCarriedNames[] = {"mu_product"};
+  static constexpr double kCarriedMost = 1;
+  template <class H>
+  LT_HOST_FN double product_after(const H& h) {
+    return is_carried(h) ? times_mu(h.carried[0], h, h.t) : mu_product(h, h.t);
+  }
+  template <class H>
+  LT_HOST_FN void carry(const H& h, double (&after)[2]) {
+    after[0] = product_after(h);
+  }
+
   template <class H>
   LT_HOST_FN Args args(const H& h) {
-    const double product = mu_product(h, h.t);
+    const double product = product_after(h);
     const double now = mu(h, h.t), next = mu(h, h.t + 1);
     return Args{moment_args(h), float(h.lr * next / (1 - product * next)), float(h.lr * (1 - now) / (1 - product)),
                 float(h.weight_decay), float(h.lr * h.weight_decay)};

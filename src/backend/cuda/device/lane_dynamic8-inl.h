@@ -1,5 +1,4 @@
-// dynamic8 on the hot path, and mixed12, which has it. Included in the namespace of a .cu file after lane_codec-inl.h
-// and real-inl.h.
+// dynamic8 on the hot path. Included in the namespace of a .cu file after lane_codec-inl.h and real-inl.h.
 
 // Look-ups in shared memory. The address of an entry is one instruction, a product of bytes or halves with the size of
 // an entry; as C++ it would be two. A compiler moves no volatile instruction to before the barrier behind which tables
@@ -234,22 +233,4 @@ struct LaneCodec<Dynamic8> {
                          random_sum<kSigned, kNormal>(shared, value[3], inverse, random[1] >> 16, lowest, row));
     }
   };
-};
-
-// Each kind of state as its codec has it.
-template <>
-struct LaneCodec<Mixed12> {
-  struct Shared {
-    LaneCodec<Dynamic8>::Shared eight;
-    LaneCodec<Dynamic4>::Shared four;
-    LT_METHOD operator const LaneCodec<Dynamic8>::Shared&() const { return eight; }
-    LT_METHOD operator const LaneCodec<Dynamic4>::Shared&() const { return four; }
-  };
-  LT_FN void fill(Shared& shared, const void* tables) {
-    const auto* const of = static_cast<const Mixed12::Tables*>(tables);
-    LaneCodec<Dynamic8>::fill(shared.eight, &of->eight);
-    LaneCodec<Dynamic4>::fill(shared.four, &of->four);
-  }
-  template <bool kSigned>
-  using Codes = typename LaneCodec<std::conditional_t<kSigned, Dynamic4, Dynamic8>>::template Codes<kSigned>;
 };

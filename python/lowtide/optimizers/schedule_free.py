@@ -1,0 +1,126 @@
+"""Schedule-Free AdamW: no schedule of learning rates, and an average of all iterates that is evaluated in place of the last."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
+
+from lowtide.checks.values import expect
+from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.registry import steps
+from lowtide.options.options import Options
+
+_MODE = "train_mode"  # of groups, as the package schedulefree has it
+
+
+@steps("schedulefree")
+class AdamWScheduleFree(Optimizer):
+    """AdamW without a schedule (Defazio et al., arXiv 2405.15682), as the package schedulefree has it:
+
+        v = β2 v + (1 − β2) g²         u = g / (√v / √(1 − β2ᵗ) + eps) + λ y,  g: the gradient at y
+        z = z − lrₜ u                  x = (1 − c) x + c z                     y = (1 − β1) z + β1 x
+        lrₜ = lr · min(1, t / warmup_steps)        wₜ = tʳ (largest lr so far)^weight_lr_power        c = wₜ / (w₁ + … + wₜ)
+
+    Weights are y while training and x, the average, for evaluation: call `eval()` before you evaluate or save a model to use, and
+    `train()` before you go on. Keep the learning rate constant.
+
+    State per parameter: "z_minus_y" and "exp_avg_sq" (v), of the parameter's shape, of the bytes of `AdamW`'s; with
+    state="dynamic8" 2.03 in place of the package's 8. Formats of 4 bits are refused.
+
+    Args:
+        params, eps, options: as `AdamW`.
+        lr: as `AdamW`; 1 to 10 times as large as for AdamW with a schedule.
+        betas: β1, in (0, 1), between z and x; β2 of the second moment.
+        weight_decay: λ, finite and ≥ 0, of the weights y.
+        warmup_steps: steps in which the learning rate grows, finite and ≥ 0.
+        r: power of a step's number in its weight, finite and ≥ 0.
+        weight_lr_power: power of the learning rate in a step's weight, finite and ≥ 0.
+
+    Raises: as `AdamW`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 2.5e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        warmup_steps: int = 0,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(params, "schedulefree", {**locals(), _MODE: True}, options)
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Puts the average x in the place of the weights. A step is refused until `train()`; a second call does nothing.
+
+        Each way rounds the weights once, in their type and what `master` keeps beside it: a run that was evaluated, or saved
+        here and resumed, goes on from there with the same bits, and differs by that rounding from one that was not. Takes up to
+        3 MiB where the parameters are, and for state that streams a float32 copy of the largest parameter on the host. Raises
+        OSError or MemoryError if state cannot be read or, of a residual, written; calling again goes on with the parameters that
+        are left."""
+        self._set_mode(False)
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Puts the weights to train, y, back, by the β1 by which they went. An optimizer begins so. Raises as `eval`."""
+        self._set_mode(True)
+
+    def _set_mode(self, training: bool) -> None:
+        self._push_options()
+        self._following(lambda: self.engine.core.set_evaluating(not training, 0 if self.engine.on_host else self.engine.queue()))
+        for group in self.param_groups:
+            group[_MODE] = training
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """As `Optimizer.step`. Raises ValueError, before the closure is called, between `eval()` and `train()`."""
+        if not all(group.get(_MODE, True) for group in self.param_groups):
+            raise ValueError("step: got the weights to evaluate, wanted those to train: call train() before")
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Optimizer.state_dict`. Raises ValueError where `eval()` or `train()` has failed half way, until one succeeds."""
+        self._check_modes()
+        return super().state_dict()
+
+    def save(self, path: str | os.PathLike[str], *options: Any, **more: Any) -> Any:
+        """As `Optimizer.save`, and raises as `state_dict`."""
+        self._check_modes()
+        return super().save(path, *options, **more)
+
+    def _check_modes(self) -> None:
+        """ValueError for weights of two kinds in one group: no dict can say so."""
+        for each in self.engine.groups:
+            wanted = not self.param_groups[each.of].get(_MODE, True)
+            mixed = [i for i in each.params if self.engine.core.evaluating(i) != wanted]
+            expect(not mixed, "state_dict", f"parameters {mixed[:8]} that eval() or train() has moved, and others that it has not",
+                   "all of them: call it again")  # fmt: skip
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self.param_groups[-1][_MODE] = len(self.param_groups) == 1 or self.param_groups[0].get(_MODE, True)
+        self._mark_modes()
+
+    def _take_groups(self, groups: list[dict[str, Any]]) -> None:
+        """A dict says which weights the model's, saved with it, are."""
+        super()._take_groups(groups)
+        self._mark_modes()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        modes = [group.get(_MODE, True) for group in state["param_groups"]]
+        super().__setstate__(state)
+        for group, mode in zip(self.param_groups, modes, strict=True):
+            group[_MODE] = mode
+        self._mark_modes()
+
+    def _mark_modes(self) -> None:
+        for each in self.engine.groups:
+            for number in each.params:
+                self.engine.core.mark_evaluating(number, not self.param_groups[each.of].get(_MODE, True))

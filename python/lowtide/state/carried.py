@@ -1,0 +1,84 @@
+"""Numbers that a rule carries from step to step beside its states, in dicts and files: NAdam's "mu_product" (as torch.optim
+has it), Schedule-Free's "weight_sum" and "lr_max". They depend on the options of all steps so far. NAdam's stands in an entry where the
+options of now would give another; else it follows from these. Schedule-Free's always stand there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import check_tensor, expect
+from lowtide.engine.engine import Engine
+from lowtide.engine.family import Family
+
+PRODUCT = "mu_product"
+_MOST = {PRODUCT: 1.0, "weight_sum": sys.float_info.max, "lr_max": sys.float_info.max}
+_VANISHED = 2.0**-60  # of a product: 1 minus less than that is 1
+
+Numbers = dict[str, float]
+
+
+@lru_cache(maxsize=64)
+def of_hyper(rule: str, hyper: tuple[tuple[str, float], ...], step: int) -> Numbers:
+    """Those of a rule with such hyper-parameters of the core."""
+    return _core.carried_as_now(rule, dict(hyper), step)  # a loop over steps; most parameters share its arguments
+
+
+def as_now(family: Family, options: Mapping[str, Any], step: int) -> Numbers:
+    """Those of a parameter after so many steps with these options; none for most rules."""
+    rule = family.core_rule
+    return of_hyper(rule, tuple(family.hyper_of(rule, options).items()), step)
+
+
+def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, Numbers]:
+    """Those of the parameters, by number, whose options of now would have given others, with their overrides or without: who
+    reads them may have none."""
+    core, found = engine.core, dict[int, Numbers]()
+    for each in engine.groups:
+        options = [each.options(groups), groups[each.of]]
+        for i in each.params:
+            if not (numbers := core.carried(i)):
+                break  # the rule of a group has some, or none
+            if PRODUCT not in numbers:  # torch.distributed.checkpoint reads into what a fresh optimizer has
+                found.update({i: numbers} if core.has_state(i) else {})
+                continue
+            given = (as_now(engine.family, own, core.step_count(i)) for own in options)
+            if not all(_same(numbers, each) for each in given if each):  # none: an override makes another rule of it
+                found[i] = numbers
+    return found
+
+
+def _same(some: Numbers, others: Numbers) -> bool:
+    return some == others or max(some.get(PRODUCT, 1), others.get(PRODUCT, 1)) <= _VANISHED
+
+
+def read_number(saved: Any, name: str, where: str) -> float:
+    """The number `name` of an entry. ValueError for what is none."""
+    where = f"{where}, {name}"
+    check_tensor(saved, where)
+    one = saved.numel() == 1 and not saved.is_complex()
+    expect(one, where, f"a {saved.dtype} tensor of shape {tuple(saved.shape)}", "one real element")
+    return _checked(float(saved), name, where)
+
+
+def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
+    """A dict of these numbers, from a file."""
+    whole = isinstance(numbers, dict) and set(numbers) == set(names)
+    expect(whole, where, repr(numbers)[:80], f"a dict of {', '.join(names)}")
+    return {name: _checked(numbers[name], name, where) for name in names}
+
+
+def _checked(number: Any, name: str, where: str) -> float:
+    most = _MOST[name]
+    valid = isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number <= most
+    expect(valid, where, repr(number), f"a number from 0 to {most:g}")
+    return float(number)
+
+
+def as_tensors(numbers: Numbers) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}

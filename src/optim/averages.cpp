@@ -1,0 +1,215 @@
+// Weights of rules that evaluate others than they train (Schedule-Free): moved between the two by their first state.
+#include <algorithm>
+#include <vector>
+
+#include "optim/hyper.h"
+#include "optim/optimizer_impl.h"
+#include "optim/state_parts.h"
+
+namespace lowtide {
+namespace {
+
+constexpr int64_t kAtOnce = int64_t{1} << 18;       // elements
+constexpr uint64_t kOwnBits = 0x9e3779b97f4a7c15u;  // makes random bits that steps do not have
+
+// Memory that the backend of the parameters reaches: the host's, or a copy on the device.
+class Reached {
+ public:
+  Reached(const ParamTable& table, int64_t bytes, void* stream) : device_(table.on.device), stream_(stream) {
+    if (device_)
+      there_ = DeviceBytes(*device_, MemoryKind::kDevice, std::max<int64_t>(bytes, 1));
+    else
+      here_.resize(static_cast<size_t>(bytes));
+  }
+  ~Reached() {  // whatever was thrown: what is queued still uses the memory
+    try {
+      wait();
+    } catch (...) {  // a device that is lost uses nothing
+    }
+  }
+  Reached(const Reached&) = delete;
+  Reached& operator=(const Reached&) = delete;
+
+  std::byte* data() { return device_ ? there_.data() : here_.data(); }
+  void copy_in(const void* from, int64_t bytes) {
+    if (device_ && bytes)
+      device_->copy(stream_, data(), from, bytes);
+    else
+      copy_bytes(data(), from, bytes);
+  }
+  void copy_out(void* to, int64_t bytes) {
+    if (device_ && bytes)
+      device_->copy(stream_, to, data(), bytes);
+    else
+      copy_bytes(to, data(), bytes);
+  }
+  // Behind all that is queued.
+  void wait() {
+    if (device_) device_->host_wait(device_->record(stream_));
+  }
+
+ private:
+  Device* device_;
+  void* stream_;
+  DeviceBytes there_;
+  std::vector<std::byte> here_;
+};
+
+// Moves one parameter, a slice after another.
+class Move {
+ public:
+  Move(ParamTable& table, int64_t number, bool evaluating, void* stream)
+      : table_(table), param_(table.at(number)), number_(number), evaluating_(evaluating), stream_(stream) {
+    RuleInput in = rule_input(table.group_of(param_).hyper, param_.steps, false);
+    if (!evaluating && param_.evaluating_beta1 > 0) in.beta1 = param_.evaluating_beta1;  // the way back is the same
+    beta1_ = in.beta1;
+    rule_info(param_.rule).make_average_args(in, evaluating, args_);
+    item_.param = param_.data, item_.param_dtype = param_.dtype, item_.param_layout = &param_.layout;
+    item_.grad_layout = &param_.shape;
+    item_.rule = param_.rule, item_.codec = find_codec("fp32");
+    item_.grad_scale = 0;
+    item_.args = args_;
+    item_.origin = param_.origin;
+    item_.master.kind = param_.master;
+    if (param_.master) set_keys(table.seed ^ kOwnBits, 2 * param_.steps + (evaluating ? 1 : 0), number, item_);
+    item_.stochastic = 0;
+  }
+
+  void take() {
+    if (param_.paged)
+      take_paged();
+    else
+      take_resident();
+  }
+
+ private:
+  // A slice: blocks, and the elements of them.
+  struct Slice {
+    int64_t block, blocks, begin, count;
+  };
+
+  void take_resident() {
+    const int residual = param_.states(param_.state_rule);  // behind the states, if there is one
+    const StateFormat format = param_.format(param_.state_rule, 0);
+    for_each_slice([&](const Slice& slice, Reached& state, StepItem& item) {
+      CodecItem codes;
+      codes.codec = param_.codec;
+      codes.is_signed = param_.is_signed(param_.state_rule, 0);
+      codes.rows = param_.layout.rows, codes.row_length = param_.layout.row_length;
+      codes.first_block = slice.block, codes.blocks = slice.blocks;
+      codes.codes = static_cast<std::byte*>(param_.codes[0]) + format.code_bytes(slice.begin);
+      codes.scales = format.scales ? param_.scales[0] + slice.block * format.scales : nullptr;
+      codes.values = reinterpret_cast<float*>(state.data());
+      table_.on.host->decode(codes, nullptr);
+      if (param_.has_residual())
+        item.master.residual =
+            static_cast<std::byte*>(param_.codes[residual]) + residual_bytes(param_.master, slice.begin);
+      table_.on.at_params.step({&item, 1}, table_.on.threads, false, stream_);
+    });
+  }
+
+  // All that can fail but for writing a residual comes before anything moves.
+  void take_paged() {
+    const int residual = param_.states(param_.state_rule);
+    const auto bytes_of = [&](int64_t elements) { return residual_bytes(param_.master, elements); };
+    std::vector<float> values(static_cast<size_t>(param_.layout.numel));
+    for_each_part(table_, number_, 0, false, [&](CodecItem item, int64_t first, int64_t) {
+      item.values = values.data() + first;
+      table_.on.host->decode(item, nullptr);
+    });
+    std::vector<std::byte> rest(static_cast<size_t>(bytes_of(param_.layout.numel)));
+    if (param_.has_residual())
+      for_each_part(table_, number_, residual, false, [&](const CodecItem& item, int64_t first, int64_t elements) {
+        copy_bytes(rest.data() + bytes_of(first), item.codes, bytes_of(elements));
+      });
+    Reached master(table_, bytes_of(std::min(kAtOnce, param_.layout.numel)), stream_);
+    for_each_slice([&](const Slice& slice, Reached& state, StepItem& item) {
+      state.copy_in(values.data() + slice.begin, slice.count * int64_t{sizeof(float)});
+      std::byte* const of_slice = rest.data() + bytes_of(slice.begin);
+      master.copy_in(of_slice, bytes_of(slice.count));
+      if (param_.has_residual()) item.master.residual = master.data();
+      table_.on.at_params.step({&item, 1}, table_.on.threads, false, stream_);
+      master.copy_out(of_slice, bytes_of(slice.count));
+    });
+    if (!param_.has_residual()) return;
+    // The weights have moved: a residual that a disk keeps only half of is refused until it is loaded again.
+    for_each_part(table_, number_, residual, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
+      copy_bytes(item.codes, rest.data() + bytes_of(first), bytes_of(elements));
+    });
+  }
+
+  // Calls take(slice, memory for its first state as floats, its step) for one slice after another. The step takes the
+  // state from that memory, and the second state from zeros.
+  template <class Fn>
+  void for_each_slice(Fn&& take) {
+    const int64_t row = param_.layout.row_length, blocks = param_.layout.blocks(kBlockElements);
+    const int64_t most = std::min(kAtOnce, param_.layout.numel) * int64_t{sizeof(float)};
+    const std::vector<std::byte> zeros(static_cast<size_t>(most));
+    Reached state(table_, most, stream_), second(table_, most, stream_);
+    second.copy_in(zeros.data(), most);
+    for (Slice slice{}; slice.block < blocks; slice.block += slice.blocks) {
+      slice.blocks = std::min(blocks - slice.block, kAtOnce / kBlockElements);
+      slice.begin = elements_before_block(row, slice.block, kBlockElements);
+      slice.count = elements_before_block(row, slice.block + slice.blocks, kBlockElements) - slice.begin;
+      StepItem item = item_;
+      item.first_block = slice.block, item.blocks = slice.blocks;
+      item.codes[0] = state.data(), item.codes[1] = second.data();
+      // Gradients of 0 are the state times 0; they are found by their place in the whole parameter.
+      item.grad = reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(state.data()) -
+                                                static_cast<uintptr_t>(slice.begin) * sizeof(float));
+      take(slice, state, item);
+    }
+    state.wait();
+    param_.note_moved(evaluating_, beta1_);
+  }
+
+  ParamTable& table_;
+  Parameter& param_;
+  const int64_t number_;
+  const bool evaluating_;
+  double beta1_;
+  void* const stream_;
+  alignas(16) std::byte args_[kArgsBytes];
+  StepItem item_;
+};
+
+}  // namespace
+
+void Optimizer::set_evaluating(bool evaluating, void* stream) {
+  LT_REQUIRE(!stream || impl_->on_device, "got a stream for CPU parameters, wanted nullptr");
+  ParamTable& table = impl_->table;
+  const auto moves = [&](const Parameter& param) {
+    return param.evaluating != evaluating && rule_info(param.rule).make_average_args;
+  };
+  {  // frameworks ask before every batch: nothing is brought back or waited for where nothing moves
+    const Impl::Call call(*impl_);
+    if (std::none_of(table.params.begin(), table.params.end(), moves)) return;
+  }
+  const Impl::StateCall call(*impl_);
+  if (impl_->on_device) impl_->on_device->synchronize();  // steps may have been on another stream
+  const StateChange change(table);                        // of residuals
+  for (size_t i = 0; i < table.params.size(); ++i) {
+    Parameter& param = table.params[i];
+    if (!moves(param)) continue;
+    if (param.has_state && !param.uninitialized && param.layout.numel > 0) {
+      table.require_whole(param, i);
+      Move(table, static_cast<int64_t>(i), evaluating, stream).take();
+    } else {
+      param.note_moved(evaluating, table.group_of(param).hyper.beta1);
+    }
+  }
+  change.check_written();
+}
+
+bool Optimizer::evaluating(int64_t param) const { return impl_->table.at(param).evaluating; }
+
+void Optimizer::mark_evaluating(int64_t param, bool evaluating) {
+  const Impl::Call call(*impl_);
+  Parameter& of = impl_->table.at(param);
+  LT_REQUIRE(!evaluating || rule_info(of.rule).make_average_args,
+             "got parameter %lld of rule '%s', which evaluates the weights that it trains, wanted schedulefree",
+             ll(param), rule_info(of.rule).name);
+  of.note_moved(evaluating, impl_->table.group_of(of).hyper.beta1);
+}
+
+}  // namespace lowtide

@@ -1,0 +1,52 @@
+#include "optim/carried.h"
+
+#include "core/error.h"
+#include "optim/hyper.h"
+#include "optim/optimizer_impl.h"
+
+namespace lowtide {
+namespace {
+
+Carried after(int rule, const Hyper& hyper, int64_t t, const Carried& before) {
+  Carried out;
+  if (!carried_count(rule)) return out;
+  RuleInput in = rule_input(hyper, t, false);
+  for (int k = 0; k < kMaxCarried; ++k) in.carried[k] = before.of[k];
+  rule_info(rule).carry(in, out.of);
+  return out;
+}
+
+}  // namespace
+
+Carried next_carried(const Parameter& param, const Hyper& hyper) {
+  return after(param.rule, hyper, param.steps + 1, param.carried);
+}
+
+Carried carried_as_now(int rule, const Hyper& hyper, int64_t steps) { return after(rule, hyper, steps, {}); }
+
+const std::vector<const char*>& carried_names(const Optimizer& of, int64_t param) {
+  return rule_info(OptimizerEnv::impl(const_cast<Optimizer&>(of)).table.at(param).rule).carried_names;
+}
+
+Carried carried_of(const Optimizer& of, int64_t param) {
+  auto& impl = OptimizerEnv::impl(const_cast<Optimizer&>(of));
+  const OptimizerEnv::Inside inside(impl);
+  impl.resolve();
+  const Parameter& at = impl.table.at(param);
+  if (at.carried.known()) return at.carried;
+  return carried_as_now(at.rule, impl.table.group_of(at).hyper, at.steps);
+}
+
+void set_carried(Optimizer& of, int64_t param, const Carried& numbers) {
+  auto& impl = OptimizerEnv::impl(of);
+  const OptimizerEnv::Call call(impl);
+  impl.resolve();
+  Parameter& at = impl.table.at(param);
+  const RuleInfo& rule = rule_info(at.rule);
+  for (int k = 0; k < carried_count(at.rule); ++k)
+    LT_REQUIRE(numbers.of[k] >= 0 && numbers.of[k] <= rule.carried_most, "got %s=%g for parameter %lld, wanted 0 to %g",
+               rule.carried_names[static_cast<size_t>(k)], numbers.of[k], ll(param), rule.carried_most);
+  if (carried_count(at.rule)) at.carried = numbers;
+}
+
+}  // namespace lowtide

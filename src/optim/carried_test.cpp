@@ -1,0 +1,218 @@
+// Numbers that rules carry beside their states: the bits of the plain loop, in a fraction of its time.
+#include "optim/carried.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "backend/catalog.h"
+#include "optim/hyper.h"
+#include "support/message_of.h"
+#include "support/random.h"
+
+namespace lowtide {
+namespace {
+#include "portable/portable.h"
+
+using testing::message_of;
+
+const int kNadam = effective_rule(find_rule("adamw"), [] {
+  Hyper hyper = default_hyper("adamw");
+  hyper.nesterov = true;
+  return hyper;
+}());
+const int kScheduleFree = find_rule("schedulefree");
+
+Hyper hyper_of(double beta1, double momentum_decay) {
+  Hyper hyper = default_hyper("adamw");
+  hyper.nesterov = true;
+  hyper.beta1 = beta1;
+  hyper.momentum_decay = momentum_decay;
+  return hyper;
+}
+
+double product_of(const Hyper& hyper, int64_t steps) { return carried_as_now(kNadam, hyper, steps).of[0]; }
+
+double mu(const Hyper& hyper, int64_t t) {
+  return hyper.beta1 * (1 - 0.5 * std::pow(0.96, static_cast<double>(t) * hyper.momentum_decay));
+}
+
+// As the definition has it, step by step.
+double plain_product(const Hyper& hyper, int64_t steps) {
+  double product = 1;
+  for (int64_t t = 1; t <= steps && product > 0x1p-60; ++t) product *= mu(hyper, t);
+  return product;
+}
+
+TEST(MuProduct, HasTheBitsOfThePlainLoop) {
+  const unsigned seed = testing::random_seed();
+  testing::Rng random = testing::seeded("products of mu", seed);
+  int cases = 0;
+  const auto compare = [&](double beta1, double decay, int64_t steps) {
+    const Hyper hyper = hyper_of(beta1, decay);
+    EXPECT_EQ(product_of(hyper, steps), plain_product(hyper, steps))
+        << "beta1 " << beta1 << ", momentum_decay " << decay << ", " << steps << " steps, seed " << seed;
+    ++cases;
+  };
+  for (const double beta1 : {0.0, 0.5, 0.9, 1 - 1e-4, 1 - 1e-9, std::nextafter(1.0, 0.0)})
+    for (const double decay : {0.0, 1e-9, 4e-3, 0.3, 1.0, 40.0, 999.0, 1000.0, 1001.0, 1e9, 1e300})
+      for (const int64_t steps : {0, 1, 2, 25, 26, 1000, 3000}) compare(beta1, decay, steps);
+  for (int i = 0; i < 500; ++i) {
+    const double beta1 = 1 - std::pow(10, -9 * random.uniform()), decay = std::pow(10, 6 * random.uniform() - 3);
+    compare(beta1, decay, random.below(5000));
+  }
+  compare(1 - 1e-9, 100, int64_t{1} << 19);  // most of them by a multiplication with beta1 alone
+  std::printf("%d products, 0 differ\n", cases);
+}
+
+TEST(Carried, BelongsToTheRulesThatNameThem) {
+  std::map<std::string, std::vector<std::string>> with;
+  for (const RuleInfo& rule : rules())
+    if (!rule.carried_names.empty()) with[rule.name] = {rule.carried_names.begin(), rule.carried_names.end()};
+  const std::map<std::string, std::vector<std::string>> wanted = {{"adam_nesterov", {"mu_product"}},
+                                                                  {"adamw_nesterov", {"mu_product"}},
+                                                                  {"schedulefree", {"weight_sum", "lr_max"}}};
+  EXPECT_EQ(with, wanted);
+}
+
+TEST(MuProduct, GoesOnFromWhereItIs) {
+  const Hyper then = hyper_of(0.95, 4e-3), now = hyper_of(0.7, 4e-3);
+  Parameter param{ParamSpec{}};
+  param.rule = kNadam;
+  double wanted = 1;
+  for (param.steps = 0; param.steps < 20; ++param.steps) {
+    const Hyper& hyper = param.steps < 10 ? then : now;
+    param.carried = next_carried(param, hyper);
+    wanted *= mu(hyper, param.steps + 1);
+    EXPECT_EQ(param.carried.of[0], wanted) << param.steps;
+  }
+  param.carried.of[0] = NadamBase::kNoProduct;
+  EXPECT_EQ(next_carried(param, now).of[0], NadamBase::kNoProduct);
+}
+
+// Arguments of a step are those of the formula with the product that was. They are float32: each rounds by 2^-24.
+TEST(MuProduct, IsInTheArgumentsOfAStep) {
+  double farthest = 0;
+  for (const double beta1 : {0.5, 0.9, 0.99})
+    for (const double before : {1.0, 0.7, 1e-3})
+      for (const int64_t t : {1, 2, 7, 40}) {
+        const Hyper hyper = hyper_of(beta1, 4e-3);
+        RuleInput input = rule_input(hyper, t, false);
+        const NadamArgs made = NadamBase::args(input);
+        input.carried[0] = before;
+        const NadamArgs args = NadamBase::args(input);
+        const double product = before * mu(hyper, t);
+        const double from_m = hyper.lr * mu(hyper, t + 1) / (1 - product * mu(hyper, t + 1));
+        const double from_g = hyper.lr * (1 - mu(hyper, t)) / (1 - product);
+        farthest = std::max({farthest, std::abs(args.from_m / from_m - 1), std::abs(args.from_g / from_g - 1)});
+        EXPECT_EQ(args.l2, made.l2);
+        EXPECT_EQ(args.inverse_sqrt_bias, made.inverse_sqrt_bias);
+
+        input.carried[0] = product_of(hyper, t - 1);
+        const NadamArgs same = NadamBase::args(input);
+        EXPECT_EQ(same.from_m, made.from_m) << "the product as it is changes no bit";
+        EXPECT_EQ(same.from_g, made.from_g);
+      }
+  std::printf("farthest from the formula: %.2g\n", farthest);
+  EXPECT_LE(farthest, 1.01 * 0x1p-24);
+}
+
+// The package schedulefree's loop over a group: k, lr_max and weight_sum.
+struct PlainWeights {
+  double sum = 0, most = -1, c = 0;
+  void step(const Hyper& h, int64_t k) {
+    const double t = static_cast<double>(k + 1);
+    const double lr = h.lr * (static_cast<double>(k) < h.warmup_steps ? t / h.warmup_steps : 1);
+    most = std::max(most, lr);
+    const double weight = std::pow(t, h.r) * std::pow(most, h.weight_lr_power);
+    sum += weight;
+    c = sum > 0 ? weight / sum : 0;
+  }
+};
+
+Hyper schedule_free(double warmup, double r, double power) {
+  Hyper hyper = default_hyper("schedulefree");
+  hyper.warmup_steps = warmup, hyper.r = r, hyper.weight_lr_power = power;
+  return hyper;
+}
+
+// Rates that rise and fall: the sum and the largest rate are the loop's, and c is in the arguments to a rounding.
+TEST(ScheduleFreeWeights, AreThoseOfAPlainLoop) {
+  double farthest = 0;
+  for (const double warmup : {0.0, 1.0, 7.0, 200.0})
+    for (const double r : {0.0, 0.5, 2.0})
+      for (const double power : {0.0, 1.0, 2.0}) {
+        Hyper hyper = schedule_free(warmup, r, power);
+        PlainWeights plain;
+        Parameter param{ParamSpec{}};
+        param.rule = kScheduleFree;
+        for (param.steps = 0; param.steps < 300; ++param.steps) {
+          hyper.lr = 2.5e-3 * (param.steps < 100 ? 1 : param.steps < 150 ? 3 : 0.2);
+          plain.step(hyper, param.steps);
+          RuleInput input = rule_input(hyper, param.steps + 1, false);
+          std::copy_n(param.carried.of, kMaxCarried, input.carried);
+          const ScheduleFreeArgs args = AdamWScheduleFree::args(input);
+          param.carried = next_carried(param, hyper);
+          EXPECT_EQ(param.carried.of[0], plain.sum);
+          EXPECT_EQ(param.carried.of[1], plain.most);
+          farthest = std::max(farthest, std::abs(args.from_d - plain.c) / plain.c);
+        }
+      }
+  std::printf("c is farther from the loop's by %.2g of it at most\n", farthest);
+  EXPECT_LE(farthest, 1.01 * 0x1p-24);
+}
+
+// Without the numbers, those of steps that were all alike: in a closed form behind the first thousands.
+TEST(ScheduleFreeWeights, OfStepsThatWereAlikeNeedNoLoop) {
+  double farthest = 0;
+  for (const double warmup : {0.0, 300.0, 6000.0})
+    for (const double r : {0.0, 0.3, 1.0, 2.0, 7.0}) {
+      const Hyper hyper = schedule_free(warmup, r, 2);
+      PlainWeights plain;
+      for (int64_t k = 0; k < 50'000; ++k) {
+        plain.step(hyper, k);
+        if (k != 0 && k != 10 && k != 4095 && k != 4096 && k != 9'999 && k != 49'999) continue;
+        const Carried found = carried_as_now(kScheduleFree, hyper, k + 1);
+        EXPECT_EQ(found.of[1], plain.most);
+        farthest = std::max(farthest, std::abs(found.of[0] / plain.sum - 1));
+      }
+    }
+  std::printf("farthest from the loop: %.2g\n", farthest);
+  EXPECT_LE(farthest, 50'000 * 0x1p-53 + 1e-12) << "the roundings of the loop, and the terms left out";
+  const Carried most = carried_as_now(kScheduleFree, schedule_free(0, 0, 2), int64_t{1} << 53);
+  EXPECT_NEAR(most.of[0] / (0x1p53 * 2.5e-3 * 2.5e-3), 1, 1e-9) << "as many steps as there can be take no time";
+  EXPECT_EQ(carried_as_now(kScheduleFree, schedule_free(5, 1, 2), 0).of[0], 0);
+}
+
+TEST(Carried, OfAnOptimizerIsSetAndRead) {
+  std::vector<float> values(64);
+  Optimizer optimizer({.rule = "adamw"});
+  const Hyper hyper = hyper_of(0.9, 4e-3);
+  const int group = optimizer.add_group({.hyper = hyper});
+  const int64_t param = optimizer.add_param(group, {values.data(), DType::kF32, {64}, {}});
+  EXPECT_EQ(carried_of(optimizer, param).of[0], 1);
+  optimizer.set_steps(param, 5);
+  EXPECT_EQ(carried_of(optimizer, param).of[0], plain_product(hyper, 5));
+  set_carried(optimizer, param, {{0.25}});
+  EXPECT_EQ(carried_of(optimizer, param).of[0], 0.25);
+  for (const double bad : {-0.5, -1.0, 1.5, std::numeric_limits<double>::quiet_NaN()})
+    EXPECT_NE(message_of(ErrorKind::kInvalidArgument, [&] { set_carried(optimizer, param, {{bad}}); })
+                  .find("for parameter 0, wanted 0 to 1"),
+              std::string::npos);
+  EXPECT_EQ(carried_of(optimizer, param).of[0], 0.25);
+
+  Optimizer other({.rule = "lion"});
+  const int64_t lion = other.add_param(other.add_group({}), {values.data(), DType::kF32, {64}, {}});
+  EXPECT_TRUE(carried_names(other, lion).empty());
+  set_carried(other, lion, {{0.5}});
+  EXPECT_FALSE(carried_of(other, lion).known());
+}
+
+}  // namespace
+}  // namespace lowtide
