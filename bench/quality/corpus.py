@@ -1,16 +1,22 @@
-"""Text to train on: the source code of the running Python's standard library, as bytes. Nothing is downloaded or kept."""
+"""Text to train on, as bytes: the source code of the running Python's standard library, and the headers of C++'s.
+
+Nothing is downloaded or kept.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import torch
 
 VALIDATION_SHARE = 20  # one file in so many
+HEADERS = Path("/usr/include/c++")
 
 
 @dataclass(frozen=True)
@@ -23,16 +29,31 @@ class Corpus:
 
 
 def load() -> Corpus:
-    """All .py files but installed packages, in the order of their paths. A hash of the path says which part has a file,
-    so the split is the same on every machine with the same Python."""
+    """All .py files but installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
+    names = (path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    return _split(root, (name for name in names if "site-packages" not in name and "dist-packages" not in name))
+
+
+def headers() -> Corpus:
+    """All files of libstdc++'s headers, which g++ installs. Raises FileNotFoundError where there are none."""
+    names = [path.relative_to(HEADERS).as_posix() for path in HEADERS.rglob("*") if path.is_file()]
+    if not names:
+        raise FileNotFoundError(f"{HEADERS}: got no file, wanted the headers of C++: install g++")
+    return _split(HEADERS, names)
+
+
+def describe(text: Corpus) -> dict[str, Any]:
+    return {"train": text.train.numel(), "validation": text.validation.numel(), "sha256": text.sha256}
+
+
+def _split(root: Path, names: Iterable[str]) -> Corpus:
+    """Files in the order of their names. A hash of the name says which part has a file, so that the split is the same on
+    every machine with the same files."""
     parts: tuple[list[bytes], list[bytes]] = ([], [])
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).as_posix()
-        if "site-packages" in name or "dist-packages" in name:
-            continue
+    for name in sorted(names, key=PurePosixPath):
         digest = hashlib.sha256(name.encode()).digest()
-        parts[int.from_bytes(digest[:4], "little") % VALIDATION_SHARE == 0].append(path.read_bytes())
+        parts[int.from_bytes(digest[:4], "little") % VALIDATION_SHARE == 0].append((root / name).read_bytes())
     train, validation = (b"".join(part) for part in parts)
     digest_all = hashlib.sha256(train + validation).hexdigest()
     return Corpus(_tensor(train), _tensor(validation), digest_all)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quality.variants import VARIANTS
+from quality.variants import Variant
 
 MN = 1e3  # millinats in a nat
 
@@ -55,17 +56,19 @@ def student(freedom: int) -> float:
     return float(z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2))
 
 
-def analyse(runs: list[dict[str, Any]], beta2: float) -> tuple[list[Row], Noise | None, dict[int, float]]:
-    """Rows in the order of VARIANTS, the noise (None while there are too few runs), and the float32 loss of each seed."""
+def analyse(
+    runs: list[dict[str, Any]], beta2: float, variants: Sequence[Variant]
+) -> tuple[list[Row], Noise | None, dict[int, float]]:
+    """Rows in the order of `variants`, the noise (None while there are too few runs), and the float32 loss of each seed."""
     at = [run for run in runs if run["beta2"] == beta2]
-    plain = {variant.id for variant in VARIANTS if variant.noise}
+    plain = {variant.id for variant in variants if variant.noise}
     by_seed: dict[int, list[float]] = {}
     for run in at:
         if run["variant"] in plain:
             by_seed.setdefault(run["seed"], []).append(run["loss"])
     base = {seed: statistics.fmean(losses) for seed, losses in by_seed.items()}
     rows = []
-    for variant in VARIANTS:
+    for variant in variants:
         row = Row(variant.id, variant.label)
         for run in at:
             if run["variant"] == variant.id and run["seed"] in base:

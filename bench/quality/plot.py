@@ -11,21 +11,21 @@ matplotlib.use("Agg")  # draws to files; no display is needed or touched
 import matplotlib.pyplot as plt  # noqa: E402
 
 from quality.gaps import analyse  # noqa: E402
-from quality.variants import VARIANTS  # noqa: E402
+from quality.variants import of_rule  # noqa: E402
 
 COLOURS = ("#1f77b4", "#d62728")  # of the betas
 LIMIT = 32.0  # mN; what lies beyond is written at the edge
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """A line for each variant, from above in the order of VARIANTS."""
+    """A line for each variant, from above in the order of VARIANTS; Muon's runs are not drawn."""
     betas = sorted({run["beta2"] for run in result["runs"]}, reverse=True)
     known = {run["variant"] for run in result["runs"]} | {unit["variant"] for unit in result["fidelity"]}
-    shown = [variant for variant in VARIANTS if variant.id in known]
+    shown = [variant for variant in of_rule("AdamW") if variant.id in known]
     place = {variant.id: len(shown) - number for number, variant in enumerate(shown)}
     figure, axes = plt.subplots(1, 3, figsize=(13, 0.36 * len(shown) + 1.9), sharey=True, layout="constrained", width_ratios=(3, 3, 2))
     for axis, beta2, colour in zip(axes, betas, COLOURS, strict=False):
-        rows, noise, _ = analyse(result["runs"], beta2)
+        rows, noise, _ = analyse(result["runs"], beta2, shown)
         if noise:
             band = noise.band(3)
             axis.axvspan(-band, band, color="0.9")
@@ -43,7 +43,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axis.set_xlabel("validation loss − fp32, mN (○: seed, |: mean)")
     last = axes[2]
     for beta2, colour in zip(betas, COLOURS, strict=False):
-        units = [unit for unit in result["fidelity"] if unit["beta2"] == beta2]
+        units = [unit for unit in result["fidelity"] if unit["beta2"] == beta2 and unit["variant"] in place]
         last.plot(
             [unit["even"]["decay"] for unit in units], [place[unit["variant"]] for unit in units], "D", ms=5, color=colour,
             label=f"β2 = {beta2}", alpha=0.8,

@@ -62,18 +62,22 @@ def run_cells(row: Row, noise: Noise | None) -> list[str]:
     return [row.label, gaps, f"{row.mean:+.1f}{spread}", verdict(row, noise), error, largest, large]
 
 
-def run_section(result: dict[str, Any], beta2: float) -> list[str]:
-    rows, noise, base = analyse(result["runs"], beta2)
+def run_section(result: dict[str, Any], beta2: float, rule: str) -> list[str]:
+    from quality.variants import of_rule
+
+    rows, noise, base = analyse(result["runs"], beta2, of_rule(rule))
+    if not rows:
+        return []
     losses = ", ".join(f"{loss:.4f}" for _, loss in sorted(base.items()))
-    text = ["", f"## Validation loss, β2 = {beta2}", "", f"fp32, each seed's mean: {losses} nats per byte."]
+    text = ["", f"## Validation loss, {rule}, β2 = {beta2}", "", f"fp32, each seed's mean: {losses} nats per byte."]
     if noise:
         text.append(
             f"Noise: fp32 losses of one seed scatter by {noise.sigma:.1f} mN (standard deviation, {noise.freedom} degrees of "
             f"freedom); a mean of 3 gaps that are only noise is below {noise.band(3):.1f} mN in 95 of 100 cases."
         )
     exact = max((one["exact_largest"] for row in rows for one in row.updates), default=0.0)
-    text += [f"Largest update / lr of exact state: {exact:.3g}.", ""]
-    return text + table(RUN_HEAD, [run_cells(row, noise) for row in rows])
+    text += [f"Largest update / lr of exact state: {exact:.3g}."] if exact else []
+    return [*text, "", *table(RUN_HEAD, [run_cells(row, noise) for row in rows])]
 
 
 def unit_cells(unit: dict[str, Any], labels: dict[str, str]) -> list[str]:
@@ -87,8 +91,7 @@ def unit_cells(unit: dict[str, Any], labels: dict[str, str]) -> list[str]:
     return [labels[unit["variant"]], f"{unit['beta2']}", decay, *respond, rest, *hostile]
 
 
-def beside_section(result: dict[str, Any], labels: dict[str, str]) -> list[str]:
-    sizes, units = result["sizes"], result["fidelity"]
+def beside_section(sizes: dict[str, Any], units: list[dict[str, Any]], labels: dict[str, str]) -> list[str]:
     kinds = list(units[0]["beside"])
     cells = []
     for unit in units:
@@ -110,6 +113,8 @@ def markdown(result: dict[str, Any]) -> str:
     from quality.variants import VARIANTS
 
     labels = {variant.id: variant.label for variant in VARIANTS}
+    units = [unit for unit in result["fidelity"] if unit["variant"] in labels]  # results may be of variants that are gone
+    absent = [f"{labels[id]} ({why})" for id, why in result["absent"].items() if id in labels]
     machine, settings, corpus = result["machine"], result["settings"], result["corpus"]
     sizes = result["sizes"]
     text = [
@@ -125,8 +130,8 @@ def markdown(result: dict[str, Any]) -> str:
         f"* {corpus['train']} bytes to train on, {corpus['validation']} to validate on, sha256 {corpus['sha256'][:16]}…",
     ]
     for beta2 in betas(result):
-        text += run_section(result, beta2)
-    if result["fidelity"]:
+        text += [line for rule in ("AdamW", "Muon", "Schedule-Free") for line in run_section(result, beta2, rule)]
+    if units:
         text += [
             "",
             "## State against its average",
@@ -136,9 +141,9 @@ def markdown(result: dict[str, Any]) -> str:
             f"so many times as large. Drift, in lr: of parameters without gradients, from step {sizes['rest_from']} to "
             f"{sizes['rest_to']} after they stopped. Spread, spike: the largest update / lr, and (×) over that of exact state.",
             "",
-            *table(UNIT_HEAD, [unit_cells(unit, labels) for unit in result["fidelity"]]),
-            *beside_section(result, labels),
+            *table(UNIT_HEAD, [unit_cells(unit, labels) for unit in units]),
+            *beside_section(sizes, units, labels),
         ]
-    if result["absent"]:
-        text += ["", "Left out: " + "; ".join(f"{labels[id]} ({why})" for id, why in result["absent"].items()) + "."]
+    if absent:
+        text += ["", "Left out: " + "; ".join(absent) + "."]
     return "\n".join(text) + "\n"

@@ -4,6 +4,8 @@
     .venv/bin/python bench/quality/run.py                          all that is not there yet, then the report
     .venv/bin/python bench/quality/run.py --variants fp32,dynamic8 these only; the report has all that is there
     .venv/bin/python bench/quality/run.py --report                 no run, only the report of what is there
+    .venv/bin/python bench/quality/run.py --finetune FILE          fine-tunes the weights in FILE with every format instead
+    .venv/bin/python bench/quality/run.py --known FILE.json        goes on from an earlier report of the same settings and text
     .venv/bin/python bench/quality/run.py --quick                  tiny: shows that it runs, measures nothing
 
 Each result is stored as it is found: stop it, and it goes on from there; start it twice, and the two share the work.
@@ -19,6 +21,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse  # noqa: E402
 import dataclasses  # noqa: E402
+import json  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
 from datetime import date  # noqa: E402
 from functools import partial  # noqa: E402
 from typing import Any  # noqa: E402
@@ -26,10 +30,11 @@ from typing import Any  # noqa: E402
 import torch  # noqa: E402
 from common import machine  # noqa: E402
 from common.options import chosen  # noqa: E402
-from quality import corpus, fidelity, report  # noqa: E402
+from quality import corpus, fidelity, finetune, finetune_report, report  # noqa: E402
 from quality.model import Size  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.training import Settings, train  # noqa: E402
+from quality.tunes import TUNES  # noqa: E402
 from quality.variants import VARIANTS, Variant, why_not  # noqa: E402
 
 BETA2 = (0.999, 0.95)
@@ -37,20 +42,24 @@ OUT = Path(__file__).resolve().parents[2] / "build" / "bench" / "quality"
 SCALES = {
     "1M": Settings(),
     "25M": Settings(
-        size=Size(width=512, layers=8, heads=8, hidden=1376), steps=3000, batch=4, context=128, lr=1e-3, warmup=200,
-        validation_windows=2048, watch_every=25,
+        size=Size(width=512, layers=8, heads=8, hidden=1376), steps=3000, batch=1, context=128, lr=5e-4, warmup=200,
+        validation_windows=512, watch_every=25, watch_share=4, autocast=True,
     ),
     "110M": Settings(
-        size=Size(width=768, layers=15, heads=12, hidden=2048), steps=500, batch=4, context=128, lr=6e-4, warmup=50,
-        validation_windows=1024, watch_every=25,
+        size=Size(width=768, layers=15, heads=12, hidden=2048), steps=500, batch=2, context=128, lr=6e-4, warmup=50,
+        validation_windows=512, watch_every=25, watch_share=4, autocast=True,
     ),
 }  # fmt: skip
 QUICK = dataclasses.replace(Settings(), steps=30, warmup=5, validation_windows=64)
 PACKAGES = ["torch", "numpy", "bitsandbytes", "lowtide"]
 
 
+def name_of(variant: str, seed: int, beta2: float) -> str:
+    return f"train-{variant}-{seed}-{beta2}"
+
+
 def run_name(variant: Variant, seed: int, beta2: float) -> str:
-    return f"train-{variant.id}-{seed}-{beta2}"
+    return name_of(variant.id, seed, beta2)
 
 
 def fidelity_name(variant: Variant, beta2: float) -> str:
@@ -58,18 +67,19 @@ def fidelity_name(variant: Variant, beta2: float) -> str:
 
 
 def run_all(
-    variants: list[Variant], settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus, trained: Store, units: Store
-) -> None:
+    variants: list[Variant], betas2: Sequence[float], settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus,
+    trained: Store, units: Store,
+) -> None:  # fmt: skip
     for variant in variants:
         if reason := why_not(variant):
             print(f"{variant.id}: left out: {reason}", file=sys.stderr)
             continue
         for seed in range(variant.seeds):
-            for beta2 in BETA2:
+            for beta2 in betas2:
                 name = run_name(variant, seed, beta2)
                 if trained.make(name, partial(train, settings, variant, seed, beta2, text)):
                     print(f"{name}: {trained.get(name)}", file=sys.stderr, flush=True)
-        for beta2 in BETA2:
+        for beta2 in betas2:
             if variant.moments:
                 units.make(fidelity_name(variant, beta2), partial(fidelity.measure, variant, beta2, sizes))
 
@@ -93,7 +103,7 @@ def collect(
         "machine": machine.describe(PACKAGES),
         "settings": dataclasses.asdict(settings),
         "sizes": dataclasses.asdict(sizes),
-        "corpus": {"train": text.train.numel(), "validation": text.validation.numel(), "sha256": text.sha256},
+        "corpus": corpus.describe(text),
         "parameters": report.parameter_count(settings),
         "absent": absent,
         "runs": runs,
@@ -101,24 +111,64 @@ def collect(
     }
 
 
+def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store) -> None:
+    """Takes over the runs of an earlier report. ValueError for one of other settings or another text."""
+    known = json.loads(file.read_text())
+    for name, got, wanted in (
+        ("settings", known["settings"], dataclasses.asdict(settings)), ("text", known["corpus"]["sha256"], text.sha256)
+    ):  # fmt: skip
+        if got != wanted:
+            raise ValueError(f"{file}: got other {name} ({got}), wanted {wanted}: its runs cannot be compared with those to be made")
+    for run in known["runs"]:
+        trained.adopt(name_of(run["variant"], run["seed"], run["beta2"]), run)
+
+
+def fewer(variants: list[Variant], seeds: int) -> list[Variant]:
+    return [dataclasses.replace(one, seeds=min(one.seeds, seeds)) for one in variants]
+
+
+def finetune_all(args: argparse.Namespace) -> int:
+    before = QUICK if args.quick else SCALES[args.scale]
+    options = {"steps": 8, "validation_windows": 8} if args.quick else {}
+    settings = finetune.settings_of(before, **options, **({"lr": args.lr} if args.lr else {}))
+    start = finetune.prepare(args.finetune, before)
+    store = Store(args.out, start.conditions(settings))
+    if not args.report:
+        finetune.run_all(fewer(args.variants, args.seeds), settings, start, store)
+    finetune_report.write(finetune.collect(settings, start, store, PACKAGES), args.out)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Trains a small model with every state format.")
-    parser.add_argument("--variants", default="", type=partial(chosen, VARIANTS), help="names, separated by commas (default: all)")
+    parser.add_argument("--variants", default="", help="names, separated by commas (default: all)")
     parser.add_argument("--report", action="store_true", help="run nothing, report what is there")
     parser.add_argument("--scale", choices=SCALES, default="1M", help="parameters; results of each scale are kept apart")
     parser.add_argument("--seeds", type=int, default=99, help="of each variant, at most (default: as many as it has)")
+    parser.add_argument("--beta2", type=float, choices=BETA2, nargs="+", default=BETA2, help="of the runs to make (default: both)")
     parser.add_argument("--beta1", type=float, default=Settings.beta1, help="of all runs; results of another one are kept apart")
+    parser.add_argument("--finetune", type=Path, metavar="FILE", help="fine-tune the weights in FILE, which are trained first if need be")
+    parser.add_argument("--lr", type=float, help="of fine-tunes (default: a fifth of that before); results of another one are kept apart")
+    parser.add_argument("--known", type=Path, nargs="+", default=(), metavar="FILE", help="earlier reports (quality.json) whose runs are taken over")
     parser.add_argument("--quick", action="store_true", help="tiny runs: shows that it runs, measures nothing")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of quality.{json,md,png}")
     args = parser.parse_args()
+    try:
+        args.variants = chosen(TUNES if args.finetune else VARIANTS, args.variants)
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"--variants: {error}")
     torch.set_num_threads(1)
+    if args.finetune:
+        return finetune_all(args)
     settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (SCALES[args.scale], fidelity.Sizes())
     settings = dataclasses.replace(settings, beta1=args.beta1)
     text = corpus.load()
     trained = Store(args.out, {"settings": dataclasses.asdict(settings), "corpus": text.sha256})
+    for file in args.known:
+        adopt(file, settings, text, trained)
     units = Store(args.out, {"sizes": dataclasses.asdict(sizes), "beside": fidelity.BESIDE})
     if not args.report:
-        run_all([dataclasses.replace(one, seeds=min(one.seeds, args.seeds)) for one in args.variants], settings, sizes, text, trained, units)
+        run_all(fewer(args.variants, args.seeds), args.beta2, settings, sizes, text, trained, units)
     report.write(collect(settings, sizes, text, trained, units), args.out)
     return 0
 

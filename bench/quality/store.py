@@ -39,6 +39,11 @@ class Store:
             self._write(self.folder / f"{name}.json", work())
         return True
 
+    def adopt(self, name: str, result: dict[str, Any]) -> None:
+        """Takes over a result of the same conditions that was found elsewhere, unless there is one."""
+        if self.get(name) is None:
+            self._write(self.folder / f"{name}.json", result)
+
     @staticmethod
     def _write(path: Path, content: dict[str, Any]) -> None:
         temporary = path.with_suffix(f".{os.getpid()}.tmp")

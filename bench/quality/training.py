@@ -6,13 +6,14 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.func import functional_call
 
 from quality.corpus import Corpus, windows
-from quality.model import LanguageModel, Size, build
+from quality.model import Size, build
 from quality.variants import Variant
 from quality.watch import Watch
 
@@ -34,6 +35,8 @@ class Settings:
     clip: float = 1.0
     validation_windows: int = 1024
     watch_every: int = 5  # steps
+    watch_share: int = 1  # one parameter in so many is watched
+    autocast: bool = False  # matrix products of training steps in bfloat16 (torch.autocast); validation is in float32
 
 
 def lr_at(settings: Settings, step: int) -> float:
@@ -43,8 +46,8 @@ def lr_at(settings: Settings, step: int) -> float:
     return settings.lr * (settings.last_lr + (1 - settings.last_lr) * (1 + math.cos(math.pi * done)) / 2)
 
 
-def forward(model: LanguageModel, tokens: torch.Tensor, weights: torch.dtype) -> torch.Tensor:
-    """The loss, computed in float32 whatever format keeps the weights: the formats are compared, not the arithmetic."""
+def forward(model: torch.nn.Module, tokens: torch.Tensor, weights: torch.dtype) -> torch.Tensor:
+    """The loss, computed alike whatever format keeps the weights: the formats are compared, not the arithmetic."""
     if weights == torch.float32:
         loss: torch.Tensor = model(tokens)
     else:
@@ -52,37 +55,23 @@ def forward(model: LanguageModel, tokens: torch.Tensor, weights: torch.dtype) ->
     return loss
 
 
-def train(settings: Settings, variant: Variant, seed: int, beta2: float, corpus: Corpus) -> dict[str, Any]:
-    """Init and order of the data follow from `seed` alone."""
+def train(
+    settings: Settings, variant: Variant, seed: int, beta2: float, corpus: Corpus, keep: Path | None = None
+) -> dict[str, Any]:
+    """Init and order of the data follow from `seed` alone. keep: the file that the trained weights are written to."""
     start = time.process_time()
     model = build(settings.size, seed)
-    if variant.init_change:
-        change = torch.Generator().manual_seed(1000 * variant.draw + seed)
-        with torch.no_grad():
-            for param in model.parameters():
-                param.mul_(1 + variant.init_change * torch.randn(param.shape, generator=change))
+    change(model, variant, seed)
     model.to(variant.weights)
-    params = list(model.parameters())
-    betas = (settings.beta1, beta2)
-    optimizer = variant.make(params, lr=settings.lr, betas=betas, eps=settings.eps, weight_decay=settings.weight_decay)
-    # Rounded weights move in steps of their own, so there is no update to compare.
+    # Rounded weights and Muon move in steps of their own, so there is no update to compare.
     watch = None
-    if variant.weights == torch.float32:
-        watch = Watch(params, betas, settings.eps, settings.weight_decay, settings.steps, settings.watch_every)
-    order = torch.Generator().manual_seed(seed)
-    for step in range(settings.steps):
-        lr = lr_at(settings, step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        tokens = windows(corpus.train, settings.batch, settings.context + 1, order)
-        forward(model, tokens, variant.weights).backward()
-        torch.nn.utils.clip_grad_norm_(params, settings.clip)
-        if watch:
-            watch.before()
-        optimizer.step()
-        if watch:
-            watch.after(lr)
-        optimizer.zero_grad()
+    if variant.weights == torch.float32 and variant.rule == "AdamW":
+        watched = list(model.parameters())[:: settings.watch_share]
+        betas = (settings.beta1, beta2)
+        watch = Watch(watched, betas, settings.eps, settings.weight_decay, settings.steps, settings.watch_every)
+    descend(settings, model, variant, seed, beta2, corpus.train, watch)
+    if keep:
+        torch.save(model.state_dict(), keep)
     return {
         "variant": variant.id,
         "seed": seed,
@@ -94,7 +83,47 @@ def train(settings: Settings, variant: Variant, seed: int, beta2: float, corpus:
 
 
 @torch.no_grad()
-def validation_loss(settings: Settings, model: LanguageModel, weights: torch.dtype, corpus: Corpus) -> float:
+def change(model: torch.nn.Module, variant: Variant, seed: int) -> None:
+    """Changes weights that train by as little as the variant asks for, to make a run of its own."""
+    if variant.init_change:
+        source = torch.Generator().manual_seed(1000 * variant.draw + seed)
+        for param in trained(model):
+            param.mul_(1 + variant.init_change * torch.randn(param.shape, generator=source))
+
+
+def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [param for param in model.parameters() if param.requires_grad]
+
+
+def descend(
+    settings: Settings, model: torch.nn.Module, variant: Variant, seed: int, beta2: float, text: torch.Tensor, watch: Watch | None = None
+) -> None:
+    """All steps of a run. The order of the data follows from `seed`."""
+    params = trained(model)
+    hyper = {"lr": settings.lr, "betas": (settings.beta1, beta2), "eps": settings.eps, "weight_decay": settings.weight_decay}
+    optimizer = variant.make(params, **hyper)
+    order = torch.Generator().manual_seed(seed)
+    for step in range(settings.steps):
+        lr = variant.lr * (settings.lr if variant.rule == "Schedule-Free" and step >= settings.warmup else lr_at(settings, step))
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        tokens = windows(text, settings.batch, settings.context + 1, order)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.autocast):
+            loss = forward(model, tokens, variant.weights)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(params, settings.clip)
+        if watch:
+            watch.before()
+        optimizer.step()
+        if watch:
+            watch.after(lr)
+        optimizer.zero_grad()
+    if variant.rule == "Schedule-Free":
+        optimizer.eval()  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def validation_loss(settings: Settings, model: torch.nn.Module, weights: torch.dtype, corpus: Corpus) -> float:
     """Nats per byte over the same windows for all."""
     tokens = windows(corpus.validation, settings.validation_windows, settings.context + 1, torch.Generator().manual_seed(99))
     losses = [float(forward(model, part, weights)) * len(part) for part in tokens.split(64)]

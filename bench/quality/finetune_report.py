@@ -1,0 +1,90 @@
+"""The results of fine-tunes as Markdown tables and as JSON.
+
+A fine-tune from weights that differ by a thousandth stays beside the first, so that the noise of float32 is less than what
+any rounding makes. A gap must therefore exceed its own scatter over orders, too, to mean anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from quality.gaps import Noise, Row, analyse, student
+from quality.report import table
+from quality.tunes import FULL, LORA, TUNES
+
+LOSSES = ("learned", "forgotten")
+FEW = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}  # 97.5 % quantiles of Student's t where `student` does not hold
+HEAD = ("", *(f"{name}{kind}" for name in LOSSES for kind in (", gap per order, mN", ", mean ± sd", ", noise?")))
+
+
+def write(result: dict[str, Any], folder: Path) -> None:
+    """finetune.json and finetune.md, and the tables on the terminal."""
+    text = markdown(result)
+    (folder / "finetune.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    (folder / "finetune.md").write_text(text)
+    print(text)
+
+
+def verdict(row: Row, noise: Noise | None) -> str:
+    count = len(row.gaps)
+    if noise is None or row.deviation is None:
+        return "not known"
+    own = FEW.get(count - 1, student(count - 1)) * row.deviation / math.sqrt(count)
+    bound = max(own, noise.band(count))
+    if abs(row.mean) <= bound:
+        return f"yes, ≤ {bound:.1f}"
+    return f"{'worse' if row.mean > 0 else 'better'}, > {bound:.1f}"
+
+
+def cells(row: Row, noise: Noise | None) -> list[str]:
+    spread = "" if row.deviation is None else f" ± {row.deviation:.1f}"
+    gaps = " ".join(f"{gap:+.1f}" for _, gap in sorted(row.gaps.items()))
+    return [gaps, f"{row.mean:+.1f}{spread}", verdict(row, noise)]
+
+
+def section(result: dict[str, Any], rule: str) -> list[str]:
+    variants = [variant for variant in TUNES if variant.rule == rule]
+    lines: dict[str, list[str]] = {}
+    notes = []
+    for name in LOSSES:
+        runs = [run | {"loss": run[name], "updates": None} for run in result["runs"]]
+        rows, noise, base = analyse(runs, result["runs"][0]["beta2"], variants)
+        losses = ", ".join(f"{loss:.4f}" for _, loss in sorted(base.items()))
+        notes.append(f"* {name}: fp32, each order's mean: {losses} nats per byte")
+        if noise:
+            notes[-1] += (
+                f"; one run of fp32 differs by {noise.sigma:.1f} mN (standard deviation, {noise.freedom} degrees of freedom)"
+            )
+        for row in rows:
+            lines.setdefault(row.label, [row.label]).extend(cells(row, noise))
+    return ["", f"## {rule}", "", *notes, "", *table(HEAD, list(lines.values()))] if lines else []
+
+
+def markdown(result: dict[str, Any]) -> str:
+    machine, settings, texts = result["machine"], result["settings"], result["texts"]
+    start, labels = result["start"], {variant.id: variant.label for variant in TUNES}
+    text = [
+        "# State and weights in fine-tunes",
+        "",
+        "How to read this: [method.md](method.md).",
+        "",
+        f"* {result['date']}, {machine['cpu']}, {machine['cores']} cores, "
+        + ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        + f"; revision {machine['revision']}",
+        f"* {result['parameters']} parameters, weights sha256 {result['weights'][:16]}…, before: {start['learned']:.4f} nats per "
+        f"byte of the new text, {start['forgotten']:.4f} of the old",
+        f"* {settings['steps']} steps of {settings['batch']} x {settings['context']} bytes, lr {settings['lr']} (LoRA: ten times "
+        f"that), constant after {settings['warmup']} steps, weight decay {settings['weight_decay']}, clip {settings['clip']}",
+        *(
+            f"* {name} text: {of['train']} bytes to train on, {of['validation']} to validate on, sha256 {of['sha256'][:16]}…"
+            for name, of in texts.items()
+        ),
+    ]
+    if result["runs"]:
+        text += [line for rule in (FULL, LORA) for line in section(result, rule)]
+    if result["absent"]:
+        text += ["", "Left out: " + "; ".join(f"{labels[id]} ({why})" for id, why in result["absent"].items()) + "."]
+    return "\n".join(text) + "\n"
