@@ -1,5 +1,6 @@
 // Weights of rules that evaluate others than they train (Schedule-Free): moved between the two by their first state.
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "optim/hyper.h"
@@ -187,18 +188,19 @@ void Optimizer::set_evaluating(bool evaluating, void* stream) {
   }
   const Impl::StateCall call(*impl_);
   if (impl_->on_device) impl_->on_device->synchronize();  // steps may have been on another stream
-  const StateChange change(table);                        // of residuals
+  std::optional<StateChange> change;                      // of residuals; other state stays, also beside a save
   for (size_t i = 0; i < table.params.size(); ++i) {
     Parameter& param = table.params[i];
     if (!moves(param)) continue;
     if (param.has_state && !param.uninitialized && param.layout.numel > 0) {
+      if (param.has_residual() && !change) change.emplace(table);
       table.require_whole(param, i);
       Move(table, static_cast<int64_t>(i), evaluating, stream).take();
     } else {
       param.note_moved(evaluating, table.group_of(param).hyper.beta1);
     }
   }
-  change.check_written();
+  if (change) change->check_written();
 }
 
 bool Optimizer::evaluating(int64_t param) const { return impl_->table.at(param).evaluating; }
