@@ -103,6 +103,16 @@ NB_MODULE(_core, m) {
       },
       "rule"_a, "All hyper-parameters of the core, with the rule's defaults.");
   m.def(
+      "carried_most",
+      [](const std::string& name) {
+        for (const lowtide::RuleInfo& rule : lowtide::rules())
+          for (const char* const own : rule.carried_names)
+            if (name == own) return rule.carried_most;
+        throw nb::value_error(("no rule carries '" + name + "'").c_str());
+      },
+      "name"_a, "The largest value of a number that a rule carries beside states.");
+  m.attr("NO_MU_PRODUCT") = lowtide::kNoMuProduct;  // a product at or below it stays as it is
+  m.def(
       "carried_as_now",
       [](const std::string& rule, const HyperDict& hyper, int64_t steps) {
         const lowtide::Hyper h = hyper_from(lowtide::default_hyper(rule), hyper);

@@ -6,6 +6,7 @@
 
 namespace lowtide {
 namespace {
+#include "portable/portable.h"
 
 Carried after(int rule, const Hyper& hyper, int64_t t, const Carried& before) {
   Carried out;
@@ -17,6 +18,8 @@ Carried after(int rule, const Hyper& hyper, int64_t t, const Carried& before) {
 }
 
 }  // namespace
+
+const double kNoMuProduct = NadamBase::kNoProduct;
 
 Carried next_carried(const Parameter& param, const Hyper& hyper) {
   return after(param.rule, hyper, param.steps + 1, param.carried);

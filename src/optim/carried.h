@@ -13,6 +13,9 @@
 
 namespace lowtide {
 
+// A product of mu at or below it stays as it is.
+extern const double kNoMuProduct;
+
 // How many a rule has, by its number.
 inline int carried_count(int rule) { return static_cast<int>(rule_info(rule).carried_names.size()); }
 

@@ -4,7 +4,6 @@ options of now would give another; else it follows from these. Schedule-Free's a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,8 +16,6 @@ from lowtide.engine.engine import Engine
 from lowtide.engine.family import Family
 
 PRODUCT = "mu_product"
-_MOST = {PRODUCT: 1.0, "weight_sum": sys.float_info.max, "lr_max": sys.float_info.max}
-_VANISHED = 2.0**-60  # of a product: 1 minus less than that is 1
 
 Numbers = dict[str, float]
 
@@ -54,7 +51,7 @@ def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, N
 
 
 def _same(some: Numbers, others: Numbers) -> bool:
-    return some == others or max(some.get(PRODUCT, 1), others.get(PRODUCT, 1)) <= _VANISHED
+    return some == others or max(some.get(PRODUCT, 1), others.get(PRODUCT, 1)) <= _core.NO_MU_PRODUCT
 
 
 def read_number(saved: Any, name: str, where: str) -> float:
@@ -74,7 +71,7 @@ def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
 
 
 def _checked(number: Any, name: str, where: str) -> float:
-    most = _MOST[name]
+    most = _core.carried_most(name)
     valid = isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number <= most
     expect(valid, where, repr(number), f"a number from 0 to {most:g}")
     return float(number)
