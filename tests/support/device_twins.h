@@ -155,7 +155,9 @@ class Twins {
     for (const bool evaluating : {true, false}) {
       on_host_.set_evaluating(evaluating);
       on_device_->set_evaluating(evaluating, queue_);
-      if (evaluating) EXPECT_EQ(differing(), 0);
+      if (evaluating) {
+        EXPECT_EQ(differing(), 0);
+      }
     }
   }
   const std::vector<Gradient>& last_gradients() const { return last_; }
