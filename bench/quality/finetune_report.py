@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from quality.gaps import Noise, Row, analyse, student
-from quality.report import table
+from quality.report import gap_cells, made, table
 from quality.tunes import FULL, LORA, TUNES
 
 LOSSES = ("learned", "forgotten")
-FEW = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}  # 97.5 % quantiles of Student's t where `student` does not hold
 HEAD = ("", *(f"{name}{kind}" for name in LOSSES for kind in (", gap per order, mN", ", mean ± sd", ", noise?")))
 
 
@@ -28,21 +27,12 @@ def write(result: dict[str, Any], folder: Path) -> None:
     print(text)
 
 
-def verdict(row: Row, noise: Noise | None) -> str:
+def bound(row: Row, noise: Noise | None) -> float | None:
+    """The larger of what float32 scatters by and what the variant itself does over orders."""
     count = len(row.gaps)
     if noise is None or row.deviation is None:
-        return "not known"
-    own = FEW.get(count - 1, student(count - 1)) * row.deviation / math.sqrt(count)
-    bound = max(own, noise.band(count))
-    if abs(row.mean) <= bound:
-        return f"yes, ≤ {bound:.1f}"
-    return f"{'worse' if row.mean > 0 else 'better'}, > {bound:.1f}"
-
-
-def cells(row: Row, noise: Noise | None) -> list[str]:
-    spread = "" if row.deviation is None else f" ± {row.deviation:.1f}"
-    gaps = " ".join(f"{gap:+.1f}" for _, gap in sorted(row.gaps.items()))
-    return [gaps, f"{row.mean:+.1f}{spread}", verdict(row, noise)]
+        return None
+    return max(student(count - 1) * row.deviation / math.sqrt(count), noise.band(count))
 
 
 def section(result: dict[str, Any], rule: str) -> list[str]:
@@ -59,21 +49,19 @@ def section(result: dict[str, Any], rule: str) -> list[str]:
                 f"; one run of fp32 differs by {noise.sigma:.1f} mN (standard deviation, {noise.freedom} degrees of freedom)"
             )
         for row in rows:
-            lines.setdefault(row.label, [row.label]).extend(cells(row, noise))
+            lines.setdefault(row.label, [row.label]).extend(gap_cells(row, bound(row, noise)))
     return ["", f"## {rule}", "", *notes, "", *table(HEAD, list(lines.values()))] if lines else []
 
 
 def markdown(result: dict[str, Any]) -> str:
-    machine, settings, texts = result["machine"], result["settings"], result["texts"]
+    settings, texts = result["settings"], result["texts"]
     start, labels = result["start"], {variant.id: variant.label for variant in TUNES}
     text = [
         "# State and weights in fine-tunes",
         "",
         "How to read this: [method.md](method.md).",
         "",
-        f"* {result['date']}, {machine['cpu']}, {machine['cores']} cores, "
-        + ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-        + f"; revision {machine['revision']}",
+        made(result),
         f"* {result['parameters']} parameters, weights sha256 {result['weights'][:16]}…, before: {start['learned']:.4f} nats per "
         f"byte of the new text, {start['forgotten']:.4f} of the old",
         f"* {settings['steps']} steps of {settings['batch']} x {settings['context']} bytes, lr {settings['lr']} (LoRA: ten times "

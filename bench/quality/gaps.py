@@ -50,8 +50,13 @@ class Row:
         return statistics.stdev(self.gaps.values()) if len(self.gaps) > 1 else None
 
 
+FEW = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}  # of Student's t, where the expansion does not hold
+
+
 def student(freedom: int) -> float:
-    """97.5 % quantile of Student's t (Cornish-Fisher expansion; within 1 % from 5 degrees of freedom on)."""
+    """97.5 % quantile of Student's t (from 5 degrees of freedom on the Cornish-Fisher expansion, within 1 %)."""
+    if freedom in FEW:
+        return FEW[freedom]
     z, n = 1.959964, float(freedom)
     return float(z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2))
 

@@ -42,24 +42,35 @@ def betas(result: dict[str, Any]) -> list[float]:
     return sorted({run["beta2"] for run in result["runs"]}, reverse=True)
 
 
-def verdict(row: Row, noise: Noise | None) -> str:
-    if noise is None:
+def verdict(row: Row, bound: float | None) -> str:
+    if bound is None:
         return "not known"
-    band = noise.band(len(row.gaps))
-    if abs(row.mean) <= band:
-        return f"yes, ≤ {band:.1f}"
-    return f"{'worse' if row.mean > 0 else 'better'}, > {band:.1f}"
+    if abs(row.mean) <= bound:
+        return f"yes, ≤ {bound:.1f}"
+    return f"{'worse' if row.mean > 0 else 'better'}, > {bound:.1f}"
+
+
+def gap_cells(row: Row, bound: float | None) -> list[str]:
+    """The gaps, their mean, and whether it exceeds the bound."""
+    spread = "" if row.deviation is None else f" ± {row.deviation:.1f}"
+    gaps = " ".join(f"{gap:+.1f}" for _, gap in sorted(row.gaps.items()))
+    return [gaps, f"{row.mean:+.1f}{spread}", verdict(row, bound)]
+
+
+def made(result: dict[str, Any]) -> str:
+    """The line that says when, where and with which versions."""
+    machine = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return f"* {result['date']}, {machine['cpu']}, {machine['cores']} cores, {versions}; revision {machine['revision']}"
 
 
 def run_cells(row: Row, noise: Noise | None) -> list[str]:
-    spread = "" if row.deviation is None else f" ± {row.deviation:.1f}"
     error = largest = large = ""
     if row.updates:
         error = f"{sum(one['error'] for one in row.updates) / len(row.updates):.2g}"
         largest = f"{max(one['largest'] for one in row.updates):.3g}"
         large = str(sum(int(one["large"]) for one in row.updates))
-    gaps = " ".join(f"{gap:+.1f}" for _, gap in sorted(row.gaps.items()))
-    return [row.label, gaps, f"{row.mean:+.1f}{spread}", verdict(row, noise), error, largest, large]
+    return [row.label, *gap_cells(row, noise.band(len(row.gaps)) if noise else None), error, largest, large]
 
 
 def run_section(result: dict[str, Any], beta2: float, rule: str) -> list[str]:
@@ -115,16 +126,14 @@ def markdown(result: dict[str, Any]) -> str:
     labels = {variant.id: variant.label for variant in VARIANTS}
     units = [unit for unit in result["fidelity"] if unit["variant"] in labels]  # results may be of variants that are gone
     absent = [f"{labels[id]} ({why})" for id, why in result["absent"].items() if id in labels]
-    machine, settings, corpus = result["machine"], result["settings"], result["corpus"]
+    settings, corpus = result["settings"], result["corpus"]
     sizes = result["sizes"]
     text = [
         "# State formats and training",
         "",
         "How to read this: [method.md](method.md).",
         "",
-        f"* {result['date']}, {machine['cpu']}, {machine['cores']} cores, "
-        + ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-        + f"; revision {machine['revision']}",
+        made(result),
         f"* {result['parameters']} parameters, {settings['steps']} steps of {settings['batch']} x {settings['context']} bytes, "
         f"lr {settings['lr']}, weight decay {settings['weight_decay']}, clip {settings['clip']}",
         f"* {corpus['train']} bytes to train on, {corpus['validation']} to validate on, sha256 {corpus['sha256'][:16]}…",
