@@ -113,6 +113,12 @@ def train(net: Net, opt: torch.optim.Optimizer, steps: range) -> None:
         opt.zero_grad()
 
 
+def switch(opt: lowtide.Optimizer, mode: str) -> None:
+    """"eval" or "train", of rules that evaluate other weights than they train."""
+    if isinstance(opt, lowtide.AdamWScheduleFree):
+        getattr(opt, mode)()
+
+
 def whole(tensor: torch.Tensor) -> bytes:
     return bits(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
@@ -143,12 +149,15 @@ def load(net: torch.nn.Module, opt: Any, path: str) -> None:
 def uninterrupted(
     layout: Layout, rule: str, state: str, path: str | None = None, disk: str | None = None
 ) -> dict[str, bytes]:
-    """Six steps; with a path, a checkpoint after three."""
+    """Six steps; with a path, a checkpoint after three. Both are of weights to evaluate where the rule has such."""
     net, opt = build(layout, rule, state, disk)
     train(net, opt, range(3))
+    switch(opt, "eval")
     if path is not None:
         save(net, opt, path)
+    switch(opt, "train")
     train(net, opt, range(3, 6))
+    switch(opt, "eval")
     return snapshot(net, opt)
 
 
@@ -182,7 +191,9 @@ def resumed(
         for param in net.parameters():
             param.add_(1)
     load(net, opt, path)
+    switch(opt, "train")
     train(net, opt, range(3, 6))
+    switch(opt, "eval")
     return snapshot(net, opt), opt.report()
 
 

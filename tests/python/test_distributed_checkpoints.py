@@ -20,6 +20,7 @@ HSDP = Layout("rows", (2, 2))
         ("adamw", "dynamic8", False, True),
         ("lion", "dynamic8", True, True),
         ("sgd", "dynamic8", True, True),
+        ("schedulefree", "dynamic8", False, True),
         ("adamw", "bf16", False, False),
         ("adamw", "dynamic4", False, True),
     ],

@@ -14,7 +14,14 @@ REPLICAS = [Layout("plain"), Layout("replicas", (2,))]
 
 @pytest.mark.parametrize(
     ("rule", "state"),
-    [("adamw", "dynamic8"), ("adamw", "bf16"), ("adamw", "fp32"), ("lion", "dynamic8"), ("sgd", "dynamic8")],
+    [
+        ("adamw", "dynamic8"),
+        ("adamw", "bf16"),
+        ("adamw", "fp32"),
+        ("lion", "dynamic8"),
+        ("sgd", "dynamic8"),
+        ("schedulefree", "dynamic8"),
+    ],
 )
 @pytest.mark.share
 def test_any_mesh_gives_the_same_bits(rule: str, state: str, figure) -> None:
@@ -31,17 +38,18 @@ def test_any_mesh_gives_the_same_bits(rule: str, state: str, figure) -> None:
     figure(f"{rule} {state}: {meshes} meshes, {len(jobs.SHAPES)} parameters, {compared} bytes compared, 0 differ")
 
 
-def test_a_mesh_gives_the_bits_of_no_mesh(figure) -> None:
+@pytest.mark.parametrize("rule", ["adamw", "schedulefree"])
+def test_a_mesh_gives_the_bits_of_no_mesh(rule: str, figure) -> None:
     """All but what a mesh stores in another format, as docs/distributed.md says: the long row."""
     plain = Layout("plain")
-    alone = shared_ranks().run(1, jobs.uninterrupted, plain, "adamw", "dynamic8")[0]
+    alone = shared_ranks().run(1, jobs.uninterrupted, plain, rule, "dynamic8")[0]
     for layout in (Layout("rows", (3,)), Layout("rows", (2, 2))):
-        found = shared_ranks().run(layout.world, jobs.uninterrupted, layout, "adamw", "dynamic8")[0]
+        found = shared_ranks().run(layout.world, jobs.uninterrupted, layout, rule, "dynamic8")[0]
         same = [name for name in alone if name.split(".")[0] != "row"]
         assert [name for name in same if alone[name] != found[name]] == []
-        assert "row.exp_avg_scale" in alone and "row.exp_avg_scale" not in found
-        assert "uneven.exp_avg_scale" in found and "edge.exp_avg_scale" in found, "judged by the whole"
-        figure(f"{layout}: {sum(len(alone[name]) for name in same)} bytes compared, 0 differ")
+        assert "row.exp_avg_sq_scale" in alone and "row.exp_avg_sq_scale" not in found
+        assert "uneven.exp_avg_sq_scale" in found and "edge.exp_avg_sq_scale" in found, "judged by the whole"
+        figure(f"{rule}, {layout}: {sum(len(alone[name]) for name in same)} bytes compared, 0 differ")
 
 
 def test_a_plan_of_shards_is_what_the_report_says(tmp_path, figure) -> None:
