@@ -55,7 +55,7 @@ def _optimizer(variant: Variant, param: torch.nn.Parameter, beta2: float) -> tor
     return variant.make([param], lr=LR, betas=(0.9, beta2), eps=1e-8, weight_decay=0.0)
 
 
-def _scales(rows: int, decades: float, source: torch.Generator) -> torch.Tensor:
+def scales(rows: int, decades: float, source: torch.Generator) -> torch.Tensor:
     """Sizes of gradients: log-uniform below 1 within each row."""
     return 10 ** (-decades * torch.rand(rows, ROW, generator=source))
 
@@ -69,7 +69,7 @@ def _average(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[st
     """Steady gradients, then all at once `CHANGES` times as large; read after `respond`, and where none come, `decay`."""
     source = torch.Generator().manual_seed(1)
     rows = sizes.rows * len(CHANGES)
-    scale = _scales(rows, 2, source)
+    scale = scales(rows, 2, source)
     scale[:, ::LIVE] = 1.0
     factor = torch.tensor(CHANGES).repeat_interleave(sizes.rows)[:, None]
     param = torch.nn.Parameter(torch.zeros(rows, ROW))
@@ -106,7 +106,16 @@ def _rest(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, 
 def _beside(variant: Variant, beta2: float, sizes: Sizes, mean: float, noise: float) -> list[float]:
     """The same, mean and largest, of parameters whose gradients were up to two decades smaller than the live ones."""
     source = torch.Generator().manual_seed(4)
-    return list(_drift(variant, beta2, sizes, (mean, noise), _scales(sizes.rows * 2, 2, source), source))
+    return list(_drift(variant, beta2, sizes, (mean, noise), scales(sizes.rows * 2, 2, source), source))
+
+
+def live_and_silent(scale: torch.Tensor, live: tuple[float, float], stopped: bool, source: torch.Generator) -> torch.Tensor:
+    """Gradients of this scale, or none once they have stopped, beside live ones of this mean and deviation."""
+    grad = torch.randn(scale.shape, generator=source)
+    alive = grad[:, ::LIVE] * live[1] + live[0]
+    grad *= 0.0 if stopped else scale
+    grad[:, ::LIVE] = alive
+    return grad
 
 
 def _drift(
@@ -119,11 +128,7 @@ def _drift(
     for step in range(sizes.rest_before + sizes.rest_to):
         if step == sizes.rest_before + sizes.rest_from:
             start = param.detach().clone()
-        grad = torch.randn(scale.shape, generator=source)
-        alive = grad[:, ::LIVE] * live[1] + live[0]
-        grad *= 0.0 if step >= sizes.rest_before else scale
-        grad[:, ::LIVE] = alive
-        param.grad = grad
+        param.grad = live_and_silent(scale, live, step >= sizes.rest_before, source)
         optimizer.step()
     drift = (param.detach() - start).abs().div_(LR).reshape(len(param), -1, LIVE)[:, :, 1:]
     return float(drift.mean()), float(drift.max())
@@ -134,7 +139,7 @@ def _largest_update(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> 
     "spike", every 50 steps 10^4 times the others."""
     source = torch.Generator().manual_seed(3)
     rows = sizes.rows * 2
-    scale = _scales(rows, 4, source) if kind == "spread" else torch.ones(rows, ROW)
+    scale = scales(rows, 4, source) if kind == "spread" else torch.ones(rows, ROW)
     param = torch.nn.Parameter(torch.zeros(rows, ROW))
     optimizer = _optimizer(variant, param, beta2)
     watch = Watch([param], (0.9, beta2), 1e-8, 0.0, sizes.hostile)

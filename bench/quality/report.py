@@ -80,14 +80,15 @@ def run_section(result: dict[str, Any], beta2: float, rule: str) -> list[str]:
     if not rows:
         return []
     losses = ", ".join(f"{loss:.4f}" for _, loss in sorted(base.items()))
-    text = ["", f"## Validation loss, {rule}, β2 = {beta2}", "", f"fp32, each seed's mean: {losses} nats per byte."]
+    exact = "The package in fp32" if rule == "Schedule-Free" else "fp32"
+    text = ["", f"## Validation loss, {rule}, β2 = {beta2}", "", f"{exact}, each seed's mean: {losses} nats per byte."]
     if noise:
         text.append(
             f"Noise: fp32 losses of one seed scatter by {noise.sigma:.1f} mN (standard deviation, {noise.freedom} degrees of "
             f"freedom); a mean of 3 gaps that are only noise is below {noise.band(3):.1f} mN in 95 of 100 cases."
         )
-    exact = max((one["exact_largest"] for row in rows for one in row.updates), default=0.0)
-    text += [f"Largest update / lr of exact state: {exact:.3g}."] if exact else []
+    largest = max((one["exact_largest"] for row in rows for one in row.updates), default=0.0)
+    text += [f"Largest update / lr of exact state: {largest:.3g}."] if largest else []
     return [*text, "", *table(RUN_HEAD, [run_cells(row, noise) for row in rows])]
 
 
@@ -117,6 +118,21 @@ def beside_section(sizes: dict[str, Any], units: list[dict[str, Any]], labels: d
         "up to two decades smaller than the live ones. Columns: mean ± standard deviation of live gradients.",
         "",
         *table(("", "β2", *kinds), cells),
+    ]
+
+
+def apart_section(sizes: dict[str, Any], found: list[dict[str, Any]], labels: dict[str, str]) -> list[str]:
+    cells = [
+        [labels[one["variant"]], *(f"{one[name]['rms']:.2g} / {one[name]['largest']:.3g}" for name in ("z", "x"))] for one in found
+    ]
+    return [
+        "",
+        "## Schedule-Free: weights beside those of float32 state",
+        "",
+        f"Of parameters whose gradients stopped after {sizes['rest_before']} steps beside live ones, {sizes['rest_to']} steps later, in lr: root "
+        "mean square / largest.",
+        "",
+        *table(("", "z", "x"), cells),
     ]
 
 
@@ -153,6 +169,8 @@ def markdown(result: dict[str, Any]) -> str:
             *table(UNIT_HEAD, [unit_cells(unit, labels) for unit in units]),
             *beside_section(sizes, units, labels),
         ]
+    if apart := [one for one in result.get("apart", []) if one["variant"] in labels]:
+        text += apart_section(sizes, apart, labels)
     if absent:
         text += ["", "Left out: " + "; ".join(absent) + "."]
     return "\n".join(text) + "\n"

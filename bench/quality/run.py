@@ -30,7 +30,7 @@ from typing import Any  # noqa: E402
 import torch  # noqa: E402
 from common import machine  # noqa: E402
 from common.options import chosen  # noqa: E402
-from quality import corpus, fidelity, finetune, finetune_report, report  # noqa: E402
+from quality import apart, corpus, fidelity, finetune, finetune_report, report  # noqa: E402
 from quality.model import Size  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.training import Settings, train  # noqa: E402
@@ -66,22 +66,33 @@ def fidelity_name(variant: Variant, beta2: float) -> str:
     return f"fidelity-{variant.id}-{beta2}"
 
 
+def apart_name(variant: Variant) -> str:
+    return f"apart-{variant.id}"
+
+
 def run_all(
     variants: list[Variant], betas2: Sequence[float], settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus,
     trained: Store, units: Store,
 ) -> None:  # fmt: skip
+    """A seed of all variants before the next: stopped early, it has compared as many runs of each."""
+    able = []
     for variant in variants:
         if reason := why_not(variant):
             print(f"{variant.id}: left out: {reason}", file=sys.stderr)
-            continue
-        for seed in range(variant.seeds):
+        else:
+            able.append(variant)
+    for seed in range(max((variant.seeds for variant in able), default=0)):
+        for variant in (one for one in able if seed < one.seeds):
             for beta2 in betas2:
                 name = run_name(variant, seed, beta2)
                 if trained.make(name, partial(train, settings, variant, seed, beta2, text)):
                     print(f"{name}: {trained.get(name)}", file=sys.stderr, flush=True)
-        for beta2 in betas2:
-            if variant.moments:
+    for variant in able:
+        if variant.moments:
+            for beta2 in betas2:
                 units.make(fidelity_name(variant, beta2), partial(fidelity.measure, variant, beta2, sizes))
+        if variant.rule == "Schedule-Free" and not variant.init_change:
+            units.make(apart_name(variant), partial(apart.measure, variant, sizes))
 
 
 def collect(
@@ -108,6 +119,7 @@ def collect(
         "absent": absent,
         "runs": runs,
         "fidelity": found_units,
+        "apart": [found for variant in VARIANTS if (found := units.get(apart_name(variant)))],
     }
 
 

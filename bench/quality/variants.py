@@ -170,6 +170,7 @@ def _schedule_free(id: str, label: str, package: bool = False, noise: bool = Fal
 SCHEDULE_FREE_LR = 2.0  # of 1, 2, 4 and 8, with the package on one seed; 4 is better by 9 mN at a beta2 of 0.95, and worse by 6 at 0.999
 MANY = 12  # seeds, of what is compared most closely
 
+FLOAT32_SCHEDULE_FREE = _schedule_free("sf_fp32", "fp32", state="fp32")
 NEAREST4 = _four_bits("nearest4", "4 bits, nearest", "nearest")
 NEAREST8 = _ours("dynamic8_nearest", "dynamic8, nearest", MANY, state="dynamic8", rounding="nearest")
 
@@ -221,8 +222,9 @@ VARIANTS = (
     _muon("muon_dither4", "4 bits, dithered", Format("dither"), studied=True),
     _schedule_free("sf_package", "the package, fp32", package=True, noise=True),
     _schedule_free("sf_package_c", "the package, init changed by 1e-3", package=True, noise=True, init_change=1e-3),
-    _schedule_free("sf_fp32", "fp32", state="fp32"),
+    FLOAT32_SCHEDULE_FREE,
     _schedule_free("sf_dynamic8", "dynamic8", state="dynamic8"),
+    _schedule_free("sf_dynamic8_nearest", "dynamic8, nearest", state="dynamic8", rounding="nearest"),
     _schedule_free("sf_float8", "float8", state="float8"),
     _schedule_free("sf_bf16", "bf16 state", state="bf16"),
 )
