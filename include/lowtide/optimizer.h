@@ -336,11 +336,12 @@ class LT_API Optimizer {
 
   // Moves all parameters from the weights to train to those to evaluate (true), or back (false); those that are there
   // already stay. Back and forth rounds twice: in float32 by 2^-24 of the weight, in 16 bits by what the master keeps.
-  // Saved and resumed runs take the same bits. A step, check or ballot of a parameter that has the weights to evaluate
-  // is refused. They go back by the beta1 by which they came. Takes up to 3 MiB where the parameters are, and for state
-  // that streams a float32 copy of the largest parameter in host memory. stream: as in StepOptions; waits for it.
-  // Throws what reading state throws (kIo, kOutOfMemory ...): the parameters moved so far are known, and the next call
-  // moves the others. A disk that fails while a residual is replaced does to it what it does in write_state.
+  // Saved and resumed runs take the same bits (with master="stochastic", where no more than one switch came after the
+  // last step). A step, check or ballot of a parameter that has the weights to evaluate is refused. They go back by the
+  // beta1 by which they came. Takes up to 3 MiB where the parameters are, and for state that streams a float32 copy of
+  // the largest parameter in host memory. stream: as in StepOptions; waits for it. Throws what reading state throws
+  // (kIo, kOutOfMemory ...): the parameters moved so far are known, and the next call moves the others. A disk that
+  // fails while a residual is replaced does to it what it does in write_state.
   void set_evaluating(bool evaluating, void* stream = nullptr);
   bool evaluating(int64_t param) const;
   // Says which weights the parameter has now, without moving it: after weights were loaded. Files hold state alone.

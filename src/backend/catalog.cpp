@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <string_view>
 #include <type_traits>
 
@@ -87,13 +88,22 @@ RuleInfo make_rule(const char* name) {
   if constexpr (requires { R::kCarriedNames; }) {
     info.carried_names = {std::begin(R::kCarriedNames), std::end(R::kCarriedNames)};
     info.carried_most = R::kCarriedMost;
-    info.carry = [](const lowtide::RuleInput& h, double(&after)[kMaxCarried]) { R::carry(h, after); };
+    info.carry = [](const lowtide::RuleInput& h, double(&after)[kMaxCarried]) {
+      double of_rule[kMaxCarriedByRule] = {};
+      R::carry(h, of_rule);
+      std::copy(std::begin(of_rule), std::end(of_rule), after);
+      after[kMaxCarriedByRule] = 0;
+    };
   }
-  if constexpr (requires(const lowtide::RuleInput& h) { R::average_args(h, true); })
+  if constexpr (requires(const lowtide::RuleInput& h) { R::average_args(h, true); }) {
+    static_assert(std::size(R::kCarriedNames) == kMaxCarriedByRule, "switches stand behind the numbers of the rule");
+    info.switches = kMaxCarriedByRule;
+    info.carried_names.push_back("switches");
     info.make_average_args = [](const lowtide::RuleInput& h, bool evaluating, void* out) {
       const typename R::Args args = R::average_args(h, evaluating);
       std::memcpy(out, &args, sizeof args);
     };
+  }
   return info;
 }
 

@@ -25,9 +25,10 @@ struct StateFormat {
   bool operator==(const StateFormat&) const = default;
 };
 
-// Numbers that a rule may carry from step to step beside its states, and what the first of them is while they are
-// unknown. portable/rules/hyper.h
-inline constexpr int kMaxCarried = 2;
+// Numbers that are carried from step to step beside states: those of a rule (portable/rules/hyper.h) and, of rules that
+// evaluate other weights than they train, how often these were switched since the last step, behind the rule's own. And
+// what the first of them is while they are unknown.
+inline constexpr int kMaxCarriedByRule = 2, kMaxCarried = kMaxCarriedByRule + 1;
 inline constexpr double kCarriedUnknown = -1;
 
 // The input of RuleInfo::make_args, as portable/rules/hyper.h says.
@@ -65,9 +66,10 @@ struct RuleInfo {
   std::string (*refusal)(const Hyper&) = nullptr;  // why it cannot run with these; "": it can
   const char* too_coarse = nullptr;                // why its states cannot have 4 bits; nullptr: they can
   // Numbers carried from step to step beside states: names, the largest value, and the numbers after step t, from those
-  // before it.
+  // before it. switches: which of them counts switches, -1: none.
   std::vector<const char*> carried_names;
   double carried_most = 0;
+  int switches = -1;
   void (*carry)(const RuleInput&, double (&after)[kMaxCarried]) = nullptr;
   // A rule whose weights are evaluated elsewhere than where gradients are taken has arguments of a step that moves the
   // weights there, or back, by state 0 alone. nullptr: it is the same place.

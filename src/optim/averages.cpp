@@ -13,6 +13,9 @@ namespace {
 constexpr int64_t kAtOnce = int64_t{1} << 18;       // elements
 constexpr uint64_t kOwnBits = 0x9e3779b97f4a7c15u;  // makes random bits that steps do not have
 
+// How often the weights of a parameter were switched since its last step.
+double& switches_of(Parameter& param) { return param.carried.of[rule_info(param.rule).switches]; }
+
 // Memory that the backend of the parameters reaches: the host's, or a copy on the device.
 class Reached {
  public:
@@ -72,7 +75,10 @@ class Move {
     item_.args = args_;
     item_.origin = param_.origin;
     item_.master.kind = param_.master;
-    if (param_.master) set_keys(table.seed ^ kOwnBits, 2 * param_.steps + (evaluating ? 1 : 0), number, item_);
+    // Bits of its own for each switch, however many there are between two steps: with the same ones, pairs of them would
+    // push every weight one way.
+    if (param_.master)
+      set_keys(table.seed ^ (kOwnBits + static_cast<uint64_t>(switches_of(param_))), param_.steps, number, item_);
     item_.stochastic = 0;
   }
 
@@ -162,6 +168,7 @@ class Move {
     }
     state.wait();
     param_.note_moved(evaluating_, beta1_);
+    switches_of(param_) += 1;
   }
 
   ParamTable& table_;
@@ -212,6 +219,7 @@ void Optimizer::mark_evaluating(int64_t param, bool evaluating) {
              "got parameter %lld of rule '%s', which evaluates the weights that it trains, wanted schedulefree",
              ll(param), rule_info(of.rule).name);
   of.note_moved(evaluating, impl_->table.group_of(of).hyper.beta1);
+  if (evaluating && switches_of(of) == 0) switches_of(of) = 1;  // a file does not tell: they went there once
 }
 
 }  // namespace lowtide

@@ -114,6 +114,33 @@ TEST(Averages, GoThereAndBack) {
     }
 }
 
+// Stochastic rounding of many switches at one step is a random walk: squares of the ways add up. Rounding by the same
+// bits each time would push every weight one way, and the square of all would be kPairs times as large.
+TEST(Averages, OfManySwitchesAtOneStepWalkAtRandom) {
+  constexpr int kPairs = 64;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    Trained run(config_of("dynamic8", "stochastic"), dtype, 10);
+    const std::deque<Tensor> start = run.params;
+    const auto squares = [&](const std::deque<Tensor>& from) {
+      double sum = 0;
+      for (size_t i = 0; i < from.size(); ++i)
+        for (int64_t e = 0; e < from[i].numel; ++e) sum += std::pow(run.params[i].get(e) - from[i].get(e), 2);
+      return sum;
+    };
+    double singles = 0;
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const std::deque<Tensor> before = run.params;
+      run.optimizer.set_evaluating(true);
+      run.optimizer.set_evaluating(false);
+      singles += squares(before);
+    }
+    const double ratio = squares(start) / singles;
+    std::printf("type %d: %d pairs went %.2f times as far as independent ones, squared; the same bits: %d\n",
+                static_cast<int>(dtype), kPairs, ratio, kPairs);
+    EXPECT_NEAR(ratio, 1, 0.2);  // of 17,000 weights: a standard deviation of about 1 in 90
+  }
+}
+
 // On every instruction set, number of threads and tier.
 TEST(Averages, HaveTheSameBitsEverywhere) {
   const TemporaryDirectory folder;

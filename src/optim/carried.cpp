@@ -37,7 +37,9 @@ Carried carried_of(const Optimizer& of, int64_t param) {
   impl.resolve();
   const Parameter& at = impl.table.at(param);
   if (at.carried.known()) return at.carried;
-  return carried_as_now(at.rule, impl.table.group_of(at).hyper, at.steps);
+  Carried out = carried_as_now(at.rule, impl.table.group_of(at).hyper, at.steps);
+  if (const int k = rule_info(at.rule).switches; k >= 0) out.of[k] = at.carried.of[k];
+  return out;
 }
 
 void set_carried(Optimizer& of, int64_t param, const Carried& numbers) {

@@ -77,7 +77,7 @@ TEST(Carried, BelongsToTheRulesThatNameThem) {
     if (!rule.carried_names.empty()) with[rule.name] = {rule.carried_names.begin(), rule.carried_names.end()};
   const std::map<std::string, std::vector<std::string>> wanted = {{"adam_nesterov", {"mu_product"}},
                                                                   {"adamw_nesterov", {"mu_product"}},
-                                                                  {"schedulefree", {"weight_sum", "lr_max"}}};
+                                                                  {"schedulefree", {"weight_sum", "lr_max", "switches"}}};
   EXPECT_EQ(with, wanted);
 }
 

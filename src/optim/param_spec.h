@@ -43,7 +43,7 @@ void check_param_dtype(DType dtype);
 
 // Numbers that the rule carries from step to step beside states (optim/carried.h).
 struct Carried {
-  double of[kMaxCarried] = {kCarriedUnknown};  // unknown: what the hyper-parameters of now give
+  double of[kMaxCarried] = {kCarriedUnknown};  // unknown: what the hyper-parameters of now give, but for switches
 
   bool known() const { return of[0] != kCarriedUnknown; }
   bool operator==(const Carried&) const = default;

@@ -154,10 +154,10 @@ void ParamTable::rebind(int64_t number, const TensorView& view) {
   Parameter& param = at(number);
   LT_REQUIRE(view.sizes == param.sizes, "the sizes of parameter %lld changed; build a new optimizer for it",
              ll(number));
-  LT_REQUIRE(view.dtype == param.dtype || !param.master,
-             "the element type of parameter %lld, whose weights are kept with master='%s', changed; build a new "
-             "optimizer for it",
-             ll(number), master_info(param.master).name);
+  const int master = group_of(param).master;  // a float32 parameter has none, and another type would need one
+  LT_REQUIRE(view.dtype == param.dtype || !master,
+             "the element type of parameter %lld, whose group has master='%s', changed; build a new optimizer for it",
+             ll(number), master_info(master).name);
   bind(param, view, checked_layout(view));
 }
 

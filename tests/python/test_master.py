@@ -163,3 +163,50 @@ def test_what_cannot_be_is_refused(seed):
     opt.step()
     with refused(plain, "residual"):
         plain.load_state_dict(opt.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("master", ["residual16", "residual8", "stochastic"])
+@pytest.mark.parametrize("before", ["step", "state_dict", "load_state_dict"])
+def test_a_model_that_is_rounded_after_its_optimizer_was_made_has_a_master(dtype, master, before, figure) -> None:
+    """As one that was rounded before: the same bits. A float32 weight needs none, so that the core had none."""
+    torch.manual_seed(5)
+    made = []
+    for early in (True, False):
+        torch.manual_seed(6)
+        model = torch.nn.Linear(256, 64)
+        if early:
+            model.to(dtype)
+        opt = lowtide.AdamW(model.parameters(), lr=1e-5, master=master)
+        if not early:
+            model.to(dtype)
+        if before == "state_dict":
+            opt.state_dict()
+        if before == "load_state_dict" and not early:
+            opt.load_state_dict(made[0][2])
+        made.append((model, opt, opt.state_dict()))
+    for step in range(5):
+        torch.manual_seed(step)
+        gradient = torch.randn(64, 256)
+        for model, opt, _ in made:
+            model.weight.grad = gradient.to(dtype)
+            opt.step()
+    (one, opt, _), (other, late, _) = made
+    assert bits(other.weight) == bits(one.weight)
+    assert late.report()["state_bytes"] == opt.report()["state_bytes"]
+    assert ("residual" in late.state[other.weight]) == (master != "stochastic")
+    figure(f"{late.report()['state_bytes']} bytes of state, {other.weight.numel()} weights: 0 bits differ")
+
+
+def test_a_dtype_that_changes_after_the_first_step_is_refused_where_a_master_would_begin() -> None:
+    model = torch.nn.Linear(256, 64)
+    opt = lowtide.AdamW(model.parameters(), master="residual16")
+    model(torch.randn(2, 256)).sum().backward()
+    opt.step()
+    model.to(torch.bfloat16)
+    before = bits(model.weight)
+    with pytest.raises(ValueError, match="whose group has master='residual16', changed; build a new optimizer"):
+        opt.step()
+    assert bits(model.weight) == before
+    model.to(torch.float32)
+    opt.step()

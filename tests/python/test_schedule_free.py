@@ -29,8 +29,8 @@ def falling(step: int) -> float:
     return 2e-3 * (1 if step < 10 else 1.5 if step < 20 else 0.1)
 
 
-def trained(steps: int = 5, **options: Any) -> tuple[list[torch.nn.Parameter], lowtide.AdamWScheduleFree]:
-    params = [parameter(*shape) for shape in SHAPES]
+def trained(steps: int = 5, dtype: torch.dtype = torch.float32, **options: Any) -> tuple[list[torch.nn.Parameter], lowtide.AdamWScheduleFree]:
+    params = [parameter(*shape, dtype=dtype) for shape in SHAPES]
     opt = lowtide.AdamWScheduleFree(params, **options)
     for step in range(steps):
         random_gradients(params)
@@ -162,7 +162,7 @@ def way(of: Callable[..., Any]) -> Callable[..., Any]:
 @way
 def state_dict(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
     again = twin(params)
-    other = lowtide.AdamWScheduleFree(again)
+    other = lowtide.AdamWScheduleFree(again, master=opt.param_groups[0]["master"])
     other.load_state_dict(through_file(opt.state_dict()))
     return again, other
 
@@ -170,7 +170,7 @@ def state_dict(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
 @way
 def file(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
     again = twin(params)
-    other = lowtide.AdamWScheduleFree(again)
+    other = lowtide.AdamWScheduleFree(again, master=opt.param_groups[0]["master"])
     opt.save(folder / "file")
     other.load(folder / "file")
     return again, other
@@ -196,9 +196,12 @@ def overridden(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("evaluating", [False, True], ids=["training", "evaluating"])
 @pytest.mark.parametrize("name", GOES_ON)
-def test_a_run_goes_on_with_the_same_bits(name: str, evaluating: bool, tmp_path: Path) -> None:
-    """After learning rates that the options of now do not tell, in either mode."""
-    params, opt = trained()
+@pytest.mark.parametrize("master", [None, "stochastic"])
+def test_a_run_goes_on_with_the_same_bits(master: Any, name: str, evaluating: bool, tmp_path: Path) -> None:
+    """After learning rates that the options of now do not tell, in either mode, and after two switches at that step."""
+    params, opt = trained(dtype=torch.bfloat16 if master else torch.float32, master=master)
+    opt.eval()
+    opt.train()
     if evaluating:
         opt.eval()
     again, other = GOES_ON[name](params, opt, tmp_path)

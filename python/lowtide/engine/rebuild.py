@@ -71,9 +71,10 @@ def take_in(
 
 
 def follow_moves(engine: Engine, groups: Sequence[dict[str, Any]], show: Callable[[], None]) -> bool:
-    """Builds the cores anew for parameters that are on other devices than at registration, and calls `show`; whether there
-    are any. Only before the first step, as torch.optim follows them: state does not move by itself. ValueError, TypeError or
-    NotImplementedError for one that cannot be stepped there: nothing has changed."""
+    """Builds the cores anew for parameters that are on other devices or of another dtype than at registration, and calls
+    `show`; whether there are any. Only before the first step, as torch.optim follows them: state does not move by itself, and
+    a dtype decides what `master` keeps. ValueError, TypeError or NotImplementedError for one that cannot be stepped there:
+    nothing has changed."""
     if engine.captured or any(map(engine.core.step_count, range(len(engine.params)))):
         return False
     now = Examined(list(engine.places), list(engine.shardings))
@@ -81,7 +82,7 @@ def follow_moves(engine: Engine, groups: Sequence[dict[str, Any]], show: Callabl
         if now.places[number]:
             now.shardings[number], now.places[number] = examine(param, f"parameter {number}")
     of, _ = engine.settle(groups, engine.registered()._replace(params=now))
-    if of.params.places == engine.places:
+    if of.params.places == engine.places and [param.dtype for param in engine.params] == engine.dtypes:
         return False
     rebuild(engine, groups, of)
     show()

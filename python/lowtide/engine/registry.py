@@ -68,6 +68,7 @@ class Registry:
         self.formats: list[Format] = []  # per parameter group: its own, without overrides
         self.memories: list[Memory | None] = []  # per parameter group: its own budget
         self.params: list[torch.Tensor] = []  # all of them, by number
+        self.dtypes: list[torch.dtype] = []  # of the parameters, by number, when a core took them in
         self.known: list[torch.Tensor] = []  # as the core has them: they, or what stands in for the foreign ones
         self.foreign: dict[int, torch.Tensor] = {}  # by number: those that cannot be stepped, being frozen or on meta
         self.shardings: list[Sharding | None] = []  # of those that are DTensors, by number
@@ -161,6 +162,7 @@ class Registry:
         self.groups[at].params.append(added)
         self.members[number].append(param)
         self.params.append(param)
+        self.dtypes.append(param.dtype)
         self.known.append(param)
         self.places.append(here)
         self.shardings.append(of)
@@ -221,6 +223,7 @@ class Registry:
         self.cores, self.groups, self.with_state = cores, groups, -1
         self.place, self.on_host = None if several else home, all(place.on_host for place in cores)
         self.params = [param for params in self.members for param in params]
+        self.dtypes = [param.dtype for param in self.params]
         self.places, self.shardings = now.places, now.shardings
         self.known = stood_in(self.params, now.places, home)
         self.foreign = {i: param for i, param in enumerate(self.params) if now.places[i] is None}

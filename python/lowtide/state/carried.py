@@ -1,6 +1,7 @@
-"""Numbers that a rule carries from step to step beside its states, in dicts and files: NAdam's "mu_product" (as torch.optim
-has it), Schedule-Free's "weight_sum" and "lr_max". They depend on the options of all steps so far. NAdam's stands in an entry where the
-options of now would give another; else it follows from these. Schedule-Free's always stand there."""
+"""Numbers that are carried from step to step beside states, in dicts and files: NAdam's "mu_product" (as torch.optim has it),
+Schedule-Free's "weight_sum", "lr_max" and "switches" (of its weights since the last step). They depend on the options of all steps so
+far. NAdam's stands in an entry where the options of now would give another; else it follows from these. Schedule-Free's always stand
+there."""
 
 from __future__ import annotations
 

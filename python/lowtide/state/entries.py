@@ -21,6 +21,8 @@ class ParamSpec(NamedTuple):
     shape: torch.Size  # of the whole, if it is a DTensor
     codec: str  # of its state
     signed: Mapping[str, bool]  # every state that it can have, by name, and whether it takes both signs
+    param: torch.Tensor  # itself, with the weights of now
+    group: Mapping[str, Any]  # its group as the dict has it
 
 
 class Entry(NamedTuple):

@@ -22,6 +22,7 @@ class Groups(NamedTuple):
     numbers: dict[Any, int]  # the parameter number of every id in the dict
     codecs: list[str] | None  # of uint8 codes, for each parameter; None: the dict is not one of Lowtide's
     spread: bool = False  # the dict is one of FSDP1's parameters
+    saved: Sequence[dict[str, Any]] = ()  # as they stand in the dict
     anew: bool = False  # a dict of torch.optim's is of other states than there are: its options decide, as they do there
 
 
@@ -95,4 +96,4 @@ def read_groups(
     saved_codecs = [str(group.get("state")) for group in saved for _ in group["params"]] if ours else None
     spread = {bool(group.get(SPREAD, False)) for group in saved if ours}
     expect(len(spread) < 2, "param_groups", f"{SPREAD!r} in some groups", "it in all or none")
-    return Groups(groups, numbers, saved_codecs, True in spread, anew)
+    return Groups(groups, numbers, saved_codecs, True in spread, saved, anew)

@@ -55,6 +55,7 @@ def plan(
     dict. reader: that of its library, if it is neither Lowtide's nor torch.optim's."""
     made = {}
     options = engine.options_of(found.groups) if found.groups else {}
+    of_group = {i: each.of for each in engine.groups for i in each.params} if reader else {}
     for i in range(len(engine.params)):
         where = f"state of parameter {i}"
         if found.spread:
@@ -62,8 +63,9 @@ def plan(
         elif found.codecs is not None:
             entry = _read_own(engine, i, entries.get(i), found.codecs[i], where)
         elif reader:
-            codec, shape = engine.core.state_codec(i), local_of(engine.params[i]).shape
-            spec = ParamSpec(engine.family.rule, engine.params[i].shape, codec, engine.signed(i))
+            param, codec = engine.params[i], engine.core.state_codec(i)
+            shape = local_of(param).shape
+            spec = ParamSpec(engine.family.rule, param.shape, codec, engine.signed(i), param, found.saved[of_group[i]])
             entry = reader.read_entry(spec, entries.get(i, {}), where)
             if entry.tensors:  # other libraries have no residuals
                 live = {name: like for name, like in engine.layout(i).items() if name != RESIDUAL}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from lowtide.state.entries import Entry, ParamSpec
-from lowtide.state.foreign import bitsandbytes, flashoptim, torchao
+from lowtide.state.foreign import bitsandbytes, flashoptim, schedulefree, torchao
 
 
 class Reader(Protocol):
@@ -22,4 +22,4 @@ class Reader(Protocol):
         """The state of one parameter."""
 
 
-READERS: tuple[Reader, ...] = (bitsandbytes, torchao, flashoptim)
+READERS: tuple[Reader, ...] = (schedulefree, bitsandbytes, torchao, flashoptim)

@@ -1,0 +1,57 @@
+"""State dicts of AdamWScheduleFree of the package schedulefree: reading them.
+
+    {"state": {number: {"z": of the parameter's shape, "exp_avg_sq": likewise}},
+     "param_groups": [{"lr", "betas", "eps", "weight_decay", "warmup_steps", "r", "weight_lr_power", "train_mode",
+                       "k": steps, "weight_sum", "lr_max", "scheduled_lr", "foreach", "params"}]}
+
+The state here is z - y, so the model needs the weights that were saved with the dict. They are y while train_mode is True, else x,
+with z - y = β1 (z - x).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lowtide.checks.values import check_floats, expect, number, read_step
+from lowtide.options.hyper import hyper_values
+from lowtide.state.carried import checked
+from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_keys
+
+_RULE = "schedulefree"
+_OPTIONS = ("lr", "betas", "eps", "weight_decay", "warmup_steps", "r", "weight_lr_power", "train_mode")
+_NUMBERS = ("weight_sum", "lr_max")  # of a group there, of each parameter here
+_OWN = ("k", *_NUMBERS, "scheduled_lr", "foreach")  # of groups, and no options here
+
+
+def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
+    del state  # may be empty, or have "exp_avg_sq" alone in common with others
+    return any({"k", *_NUMBERS} <= set(group) for group in groups)
+
+
+def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
+    expect(rule == _RULE, where, "a group of the package schedulefree's", f"a state_dict of lowtide's {rule!r}")
+    missing = [key for key in (*_OPTIONS, "k", *_NUMBERS) if key not in group]
+    expect(not missing, where, f"no {missing}", "all options of schedulefree.AdamWScheduleFree: the package's others are not read")
+    return {**mine, **{key: value for key, value in group.items() if key not in _OWN}}
+
+
+def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
+    if not entry:
+        return NOTHING
+    check_keys(entry, ["z", "exp_avg_sq"], where)
+    for name in ("z", "exp_avg_sq"):
+        expect(name in entry, where, f"no {name!r}", "'z' and 'exp_avg_sq'")
+    check_floats(entry["z"], f"{where}, z", spec.shape)
+    expect(not spec.param.is_meta, where, "weights on meta", "those that were saved with this dict: load the model before")
+    group = spec.group
+    step = read_step({"step": group["k"]}, where)
+    expect(step > 0, f"{where}, k", step, "1 or more: there is state")
+    numbers = checked({name: number(name, group[name]) for name in _NUMBERS}, _NUMBERS, where)
+    share = 1.0 if group["train_mode"] else hyper_values(("beta1", "beta2"), group)[0]
+    weights = spec.param.detach()
+    z_minus_y = share * (entry["z"].detach().to(weights.device, torch.float32) - weights.float())
+    moments = {"z_minus_y": z_minus_y, "exp_avg_sq": entry["exp_avg_sq"]}
+    # "switches" tells random bits of switches between two steps apart; one has been made if these weights are x.
+    return Entry(step, moments, True, {**numbers, "switches": float(not group["train_mode"])})
