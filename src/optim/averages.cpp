@@ -75,8 +75,8 @@ class Move {
     item_.args = args_;
     item_.origin = param_.origin;
     item_.master.kind = param_.master;
-    // Bits of its own for each switch, however many there are between two steps: with the same ones, pairs of them would
-    // push every weight one way.
+    // Bits of its own for each switch, however many there are between two steps: with the same ones, pairs of them
+    // would push every weight one way.
     if (param_.master)
       set_keys(table.seed ^ (kOwnBits + static_cast<uint64_t>(switches_of(param_))), param_.steps, number, item_);
     item_.stochastic = 0;
