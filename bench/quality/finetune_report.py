@@ -1,17 +1,16 @@
 """The results of fine-tunes as Markdown tables and as JSON.
 
 A fine-tune from weights that differ by a thousandth stays beside the first, so that the noise of float32 is less than what
-any rounding makes. A gap must therefore exceed its own scatter over orders, too, to mean anything.
+any rounding makes: here the scatter of a variant's own gaps decides most rows (gaps.py).
 """
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
-from quality.gaps import Noise, Row, analyse, student
+from quality.gaps import analyse
 from quality.report import gap_cells, made, table
 from quality.tunes import FULL, LORA, TUNES
 
@@ -25,14 +24,6 @@ def write(result: dict[str, Any], folder: Path) -> None:
     (folder / "finetune.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     (folder / "finetune.md").write_text(text)
     print(text)
-
-
-def bound(row: Row, noise: Noise | None) -> float | None:
-    """The larger of what float32 scatters by and what the variant itself does over orders."""
-    count = len(row.gaps)
-    if noise is None or row.deviation is None:
-        return None
-    return max(student(count - 1) * row.deviation / math.sqrt(count), noise.band(count))
 
 
 def section(result: dict[str, Any], rule: str) -> list[str]:
@@ -49,7 +40,7 @@ def section(result: dict[str, Any], rule: str) -> list[str]:
                 f"; one run of fp32 differs by {noise.sigma:.1f} mN (standard deviation, {noise.freedom} degrees of freedom)"
             )
         for row in rows:
-            lines.setdefault(row.label, [row.label]).extend(gap_cells(row, bound(row, noise)))
+            lines.setdefault(row.label, [row.label]).extend(gap_cells(row, noise))
     return ["", f"## {rule}", "", *notes, "", *table(HEAD, list(lines.values()))] if lines else []
 
 

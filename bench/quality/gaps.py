@@ -3,14 +3,15 @@
 Float32 is trained several times for each seed, from inits that differ by a thousandth: too little to be better or worse,
 enough for ways of their own. How these losses scatter within a seed is what a difference must exceed to mean anything.
 (A change of 1e-6 is measured, too, but such a run often stays beside the first, where a format's rounding would not.)
-A variant's gap is to the mean of its own seed's float32 runs.
+A variant's gap is to the mean of its own seed's float32 runs. Formats may scatter more than float32: what exceeds the noise must
+exceed the variant's own scatter, too, to be called worse or better.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +26,14 @@ class Noise:
 
     sigma: float  # standard deviation of a float32 loss within its seed, pooled over seeds
     freedom: int
-    runs_per_seed: float
+    runs: Mapping[int, int]  # float32 runs of each seed
 
-    def band(self, seeds: int) -> float:
-        """In 95 of 100 cases a mean over `seeds` gaps that are nothing but noise is smaller."""
-        return student(self.freedom) * self.sigma * math.sqrt((1 + 1 / self.runs_per_seed) / seeds)
+    def band(self, seeds: Collection[int], is_float32: bool = False) -> float:
+        """In 95 of 100 cases a mean over the gaps of these seeds that are nothing but noise is smaller. is_float32: the run itself
+        is one of those that make the mean of its seed."""
+        sign = -1 if is_float32 else 1
+        variance = sum(1 + sign / self.runs[seed] for seed in seeds) / len(seeds) ** 2
+        return student(self.freedom) * self.sigma * math.sqrt(variance)
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Row:
 
     id: str
     label: str
+    is_float32: bool = False  # one of the runs that the noise is made of
     gaps: dict[int, float] = field(default_factory=dict)  # by seed
     updates: list[dict[str, float]] = field(default_factory=list)
 
@@ -48,6 +53,24 @@ class Row:
     @property
     def deviation(self) -> float | None:
         return statistics.stdev(self.gaps.values()) if len(self.gaps) > 1 else None
+
+    @property
+    def interval(self) -> float | None:
+        """Half of the 95 % interval that its own gaps give their mean."""
+        count = len(self.gaps)
+        return None if self.deviation is None else student(count - 1) * self.deviation / math.sqrt(count)
+
+    def verdict(self, noise: Noise | None) -> str:
+        """Whether the mean is noise: "yes", "worse" or "better" with the bound that it keeps or exceeds, or "open": more than
+        float32's noise, and less than its own scatter over seeds needs."""
+        if noise is None:
+            return "not known"
+        band, size = noise.band(self.gaps, self.is_float32), abs(self.mean)
+        if size <= band:
+            return f"yes, ≤ {band:.1f}"
+        if self.interval is None or size <= self.interval:
+            return f"open, > {band:.1f}" + ("" if self.interval is None else f", ≤ {self.interval:.1f}")
+        return f"{'worse' if self.mean > 0 else 'better'}, > {max(band, self.interval):.1f}"
 
 
 FEW = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}  # of Student's t, where the expansion does not hold
@@ -74,7 +97,7 @@ def analyse(
     base = {seed: statistics.fmean(losses) for seed, losses in by_seed.items()}
     rows = []
     for variant in variants:
-        row = Row(variant.id, variant.label)
+        row = Row(variant.id, variant.label, variant.noise)
         for run in at:
             if run["variant"] == variant.id and run["seed"] in base:
                 row.gaps[run["seed"]] = MN * (run["loss"] - base[run["seed"]])
@@ -85,5 +108,4 @@ def analyse(
     if freedom < 5:
         return rows, None, base
     squares = sum((loss - base[seed]) ** 2 for seed, losses in by_seed.items() for loss in losses)
-    runs_per_seed = statistics.fmean(len(losses) for losses in by_seed.values())
-    return rows, Noise(MN * (squares / freedom) ** 0.5, freedom, runs_per_seed), base
+    return rows, Noise(MN * (squares / freedom) ** 0.5, freedom, {seed: len(losses) for seed, losses in by_seed.items()}), base

@@ -18,7 +18,7 @@ LIMIT = 32.0  # mN; what lies beyond is written at the edge
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """A line for each variant, from above in the order of VARIANTS; Muon's runs are not drawn."""
+    """A line for each variant, from above in the order of VARIANTS; those of other rules than AdamW are not drawn."""
     betas = sorted({run["beta2"] for run in result["runs"]}, reverse=True)
     known = {run["variant"] for run in result["runs"]} | {unit["variant"] for unit in result["fidelity"]}
     shown = [variant for variant in of_rule("AdamW") if variant.id in known]
@@ -27,9 +27,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for axis, beta2, colour in zip(axes, betas, COLOURS, strict=False):
         rows, noise, _ = analyse(result["runs"], beta2, shown)
         if noise:
-            band = noise.band(3)
+            seeds = sorted(noise.runs)[:3]
+            band = noise.band(seeds)
             axis.axvspan(-band, band, color="0.9")
-            axis.set_title(f"β2 = {beta2}; grey: noise, 95 % of means of 3", fontsize=10)
+            axis.set_title(f"β2 = {beta2}; grey: noise, 95 % of means of {len(seeds)}", fontsize=10)
         axis.axvline(0, color="0.5", lw=0.8)
         for row in rows:
             y = place[row.id]

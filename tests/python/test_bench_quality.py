@@ -12,7 +12,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
-from quality.gaps import analyse, student  # noqa: E402
+from quality.gaps import Noise, Row, analyse, student  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.variants import VARIANTS, of_rule, why_not  # noqa: E402
 
@@ -56,11 +56,40 @@ def test_noise_is_that_of_the_runs(figure: Callable[[str], None]) -> None:
         rows, noise, _ = analyse(runs, 0.9, of_rule("AdamW"))
         assert noise is not None
         sigmas.append(noise.sigma)
-        inside += abs(next(row for row in rows if row.id == "dynamic8").mean) <= noise.band(3)
+        inside += abs(next(row for row in rows if row.id == "dynamic8").mean) <= noise.band(range(3))
     figure(f"{100 * inside / rounds:.1f} % of means inside; sigma {statistics.fmean(sigmas):.2f} mN of 2")
     assert 0.92 <= inside / rounds <= 0.98  # three standard deviations of 400 draws
     assert math.isclose(statistics.fmean(sigmas), 2, rel_tol=0.05)
     assert math.isclose(student(9), 2.262, rel_tol=0.01) and math.isclose(student(5), 2.571, rel_tol=0.01)
+
+
+def test_float32_alone_keeps_its_own_bound(figure: Callable[[str], None]) -> None:
+    """A run that is itself in the mean of its seed is nearer to it, and seeds may have different numbers of runs. It is in the
+    scatter, too, so that the bound holds more than 95 of 100."""
+    draw = random.Random(9)
+    runs_of = {"fp32": 6, "fp32_c": 6, "fp32_d": 3}
+    inside, rounds = 0, 400
+    for _ in range(rounds):
+        runs = [
+            {"variant": name, "seed": seed, "beta2": 0.9, "loss": seed + draw.gauss(0, 2e-3), "updates": None}
+            for name, seeds in runs_of.items()
+            for seed in range(seeds)
+        ]
+        rows, noise, _ = analyse(runs, 0.9, of_rule("AdamW"))
+        assert noise is not None
+        inside += next(row for row in rows if row.id == "fp32").verdict(noise).startswith("yes")
+    figure(f"{100 * inside / rounds:.1f} % of means inside")
+    assert inside / rounds >= 0.92
+    assert noise.band(range(6), is_float32=True) < noise.band(range(6)) < noise.band(range(3))
+
+
+@pytest.mark.parametrize(
+    ("gaps", "wanted"),
+    [((1.0, -1.0, 0.5), "yes, ≤"), ((9.0, 9.5, 9.2), "worse, >"), ((30.0, -5.0, 3.0), "open, >"), ((-9.0, -9.5, -9.2), "better, >")],
+)
+def test_what_scatters_more_than_it_is_off_stays_open(gaps: tuple[float, ...], wanted: str) -> None:
+    row = Row("some", "some", gaps=dict(enumerate(gaps)))
+    assert row.verdict(Noise(sigma=2.0, freedom=9, runs={seed: 3 for seed in range(3)})).startswith(wanted)
 
 
 def test_results_last(tmp_path: Path) -> None:
