@@ -44,6 +44,7 @@ HYPER = {
     "schedulefree": [
         ("betas", (0.0, 0.999), ["beta1=0", "0.01 or more"]), ("warmup_steps", -1, ["warmup_steps=-1"]), ("r", INF, ["r=inf"]),
         ("weight_lr_power", -1.0, ["weight_lr_power=-1"]), ("warmup_steps", "all", ["warmup_steps", "'all'", "number"]),
+        ("warmup_steps", 0.1, ["warmup_steps", "0.1", "whole number"]), ("warmup_steps", 2.5, ["2.5", "whole number"]),
     ],
     "nadam": [("momentum_decay", -1.0, ["momentum_decay=-1"])],
     "lion": [("lr", NAN, ["lr", "nan"]), ("betas", (0.9, 1.5), ["beta2", "1.5"])],

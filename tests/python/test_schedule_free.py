@@ -115,6 +115,26 @@ def test_options_out_of_range_are_refused(bad: dict[str, Any]) -> None:
         lowtide.AdamWScheduleFree([parameter(3)], **bad)
 
 
+def test_the_mode_is_no_argument() -> None:
+    with pytest.raises(TypeError) as caught:
+        lowtide.AdamWScheduleFree([parameter(3)], train_mode=False)  # type: ignore[call-arg]
+    got, _, wanted = str(caught.value).partition("wanted one of")
+    assert "unknown argument 'train_mode'" in got and "train_mode" not in wanted
+    assert lowtide.AdamWScheduleFree([parameter(3)], warmup_steps=3.0).param_groups[0]["train_mode"] is True  # type: ignore[arg-type]
+
+
+def test_steps_in_backward_refuse_weights_to_evaluate_as_others_do() -> None:
+    param = parameter(64, 256)
+    opt = lowtide.AdamWScheduleFree([param], step_in_backward=True)
+    param.square().sum().backward()
+    opt.step()
+    opt.eval()
+    was = bits(param)
+    with pytest.raises(ValueError, match=r"^step: got the weights to evaluate, wanted those to train: call train\(\) before$"):
+        param.square().sum().backward()
+    assert bits(param) == was
+
+
 def test_an_evaluation_refuses_steps_and_ends() -> None:
     params, opt = trained()
     before = [bits(param) for param in params]
@@ -291,6 +311,17 @@ def test_weights_go_back_by_the_beta_by_which_they_came() -> None:
     opt.train()
     for param, was in zip(params, before, strict=True):
         torch.testing.assert_close(param.detach(), was, rtol=2.0**-23, atol=2.0**-24)
+
+
+@pytest.mark.parametrize("name", ["state_dict", "file"])
+def test_loaded_weights_go_back_by_the_beta_of_what_was_loaded(name: str, tmp_path: Path) -> None:
+    """Into an optimizer of another β1 (0.9)."""
+    params, opt = trained(betas=(0.5, 0.999))
+    opt.eval()
+    again, other = GOES_ON[name](params, opt, tmp_path)
+    for each in (opt, other):
+        each.train()
+    assert [bits(param) for param in again] == [bits(param) for param in params]
 
 
 def test_a_switch_that_changes_nothing_does_nothing() -> None:

@@ -25,18 +25,18 @@ class AdamWScheduleFree(Optimizer):
         z = z − lrₜ u                  x = (1 − c) x + c z                     y = (1 − β1) z + β1 x
         lrₜ = lr · min(1, t / warmup_steps)        wₜ = tʳ (largest lr so far)^weight_lr_power        c = wₜ / (w₁ + … + wₜ)
 
-    Weights are y while training and x, the average, for evaluation: call `eval()` before you evaluate or save a model to use, and
-    `train()` before you go on. Keep the learning rate constant.
+    The weights are y while you train, and x, the average, while you evaluate. Call `eval()` before you evaluate the model, or save it
+    for use, and `train()` before the next step. Keep the learning rate constant.
 
-    State per parameter: "z_minus_y" and "exp_avg_sq" (v), of the parameter's shape, of the bytes of `AdamW`'s; with
-    state="dynamic8" 2.03 in place of the package's 8. Formats of 4 bits are refused.
+    State per parameter: "z_minus_y" and "exp_avg_sq" (v), of the parameter's shape. They take as many bytes as those of `AdamW`: with
+    state="dynamic8" 2.03 per parameter, where the package takes 8. Formats of 4 bits are refused.
 
     Args:
         params, eps, options: as `AdamW`.
         lr: as `AdamW`; 1 to 10 times as large as for AdamW with a schedule.
-        betas: β1, in (0, 1), between z and x; β2 of the second moment.
+        betas: β1, in [0.01, 1), says where y is between z and x; β2, in [0, 1), is that of the second moment.
         weight_decay: λ, finite and ≥ 0, of the weights y.
-        warmup_steps: steps in which the learning rate grows, finite and ≥ 0.
+        warmup_steps: steps in which the learning rate grows, a whole number ≥ 0.
         r: power of a step's number in its weight, finite and ≥ 0.
         weight_lr_power: power of the learning rate in a step's weight, finite and ≥ 0.
 
@@ -55,7 +55,7 @@ class AdamWScheduleFree(Optimizer):
         weight_lr_power: float = 2.0,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(params, "schedulefree", {**locals(), _MODE: True}, options)
+        super().__init__(params, "schedulefree", locals(), options)
 
     @torch.no_grad()
     def eval(self) -> None:
@@ -70,7 +70,7 @@ class AdamWScheduleFree(Optimizer):
 
     @torch.no_grad()
     def train(self) -> None:
-        """Puts the weights to train, y, back, by the β1 by which they went. An optimizer begins so. Raises as `eval`."""
+        """Puts y, the weights to train, back, with the β1 that `eval()` used. A new optimizer trains. Raises as `eval`."""
         self._set_mode(True)
 
     def _set_mode(self, training: bool) -> None:
@@ -81,9 +81,16 @@ class AdamWScheduleFree(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """As `Optimizer.step`. Raises ValueError, before the closure is called, between `eval()` and `train()`."""
-        if not all(group.get(_MODE, True) for group in self.param_groups):
-            raise ValueError("step: got the weights to evaluate, wanted those to train: call train() before")
+        self._check_training()
         return super().step(closure)
+
+    def _step_gradients(self, only: list[int] | None = None) -> None:
+        self._check_training()  # step_in_backward steps without `step`
+        super()._step_gradients(only)
+
+    def _check_training(self) -> None:
+        training = all(group.get(_MODE, True) for group in self.param_groups)
+        expect(training, "step", "the weights to evaluate", "those to train: call train() before")
 
     def state_dict(self) -> dict[str, Any]:
         """As `Optimizer.state_dict`. Raises ValueError where `eval()` or `train()` has failed half way, until one succeeds."""
@@ -111,6 +118,9 @@ class AdamWScheduleFree(Optimizer):
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """A dict says which weights the model's, saved with it, are."""
         super()._take_groups(groups)
+        for number, group in enumerate(groups):  # the core notes β1 for the way back, which must be that of the dict
+            self._seen.pop(number, None)
+            self._push_group(number, group)
         self._mark_modes()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

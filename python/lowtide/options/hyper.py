@@ -1,22 +1,25 @@
 """Hyper-parameters: from the keys of a parameter group to those of the core. None runs once per parameter in a step."""
 
 from collections.abc import Container, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import torch
 
 from lowtide import _core
-from lowtide.checks.values import number
+from lowtide.checks.values import expect, number
 from lowtide.devices import places
 
 # Hyper-parameters of the core that are one tuple, "betas", here, and those that are bools.
 BETAS = ("beta1", "beta2", "beta3")
 FLAGS = [each.name for each in _core.hyper_parameters() if each.flag]
 SCHEDULES = ("t_alpha", "t_beta3")  # steps, or None for none
+COUNTS = ("warmup_steps",)  # whole numbers: elsewhere one below 1 is a share of all steps, which would be no warm-up here
 
 
 def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, ...]:
-    """The values of the core's hyper-parameters `keys` in a parameter group. Ranges are the core's business."""
+    """The values of the core's hyper-parameters `keys` in a parameter group. Ranges are the core's business. ValueError or
+    TypeError for what is no such value."""
     values: list[float] = []
     try:
         for key in keys:
@@ -34,6 +37,8 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
                 values.append(0.0)
             else:
                 values.append(number(key, group[key]))
+                whole = key not in COUNTS or not isfinite(values[-1]) or values[-1].is_integer()
+                expect(whole, key, group[key], "a whole number of steps")
     except KeyError as error:
         raise ValueError(
             f"got no {error}, wanted all of {sorted({group_key(key) for key in keys})}"
