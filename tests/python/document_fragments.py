@@ -92,6 +92,17 @@ model(torch.randn(4, 64)).square().mean().backward()
 opt.step()
 torch.save(opt.state_dict(), "optimizer.pt")
 """,
+    ("docs/compat.md", 2): """
+import lowtide, schedulefree, torch
+model = torch.nn.Linear(64, 64)
+before = schedulefree.AdamWScheduleFree(model.parameters())
+before.train()
+model(torch.randn(4, 64)).square().mean().backward()
+before.step()
+before.eval()
+torch.save(model.state_dict(), "model.pt")
+torch.save(before.state_dict(), "optimizer.pt")
+""",
 }  # fmt: skip
 
 # Fragments that these tests run in their frameworks, or on an emulated device.

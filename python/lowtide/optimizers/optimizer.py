@@ -145,8 +145,9 @@ class Optimizer(SteppingOptimizer):
         self._place_states()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name,
-        of bitsandbytes, torchao's low-bit optimizers or FlashOptim (docs/compat.md), whose moments are encoded. Raises
+        """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name, if there
+        is one, of bitsandbytes, torchao's low-bit optimizers, FlashOptim or the package schedulefree (docs/compat.md), whose
+        moments are encoded. Load the model before: a dict of schedulefree is read beside its weights. Raises
         ValueError, and changes nothing, if anything in it does not fit; OSError when a disk fails (if only in writing,
         all is loaded all the same: see the message)."""
         self._follow_groups()

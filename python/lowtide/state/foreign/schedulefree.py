@@ -33,7 +33,9 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
     expect(rule == _RULE, where, "a group of the package schedulefree's", f"a state_dict of lowtide's {rule!r}")
     missing = [key for key in (*_OPTIONS, "k", *_NUMBERS) if key not in group]
-    expect(not missing, where, f"no {missing}", "all options of schedulefree.AdamWScheduleFree: the package's others are not read")
+    expect(
+        not missing, where, f"no {missing}", "all options of schedulefree.AdamWScheduleFree: the package's others are not read"
+    )
     return {**mine, **{key: value for key, value in group.items() if key not in _OWN}}
 
 
@@ -46,9 +48,11 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     check_floats(entry["z"], f"{where}, z", spec.shape)
     expect(not spec.param.is_meta, where, "weights on meta", "those that were saved with this dict: load the model before")
     group = spec.group
-    step = read_step({"step": group["k"]}, where)
-    expect(step > 0, f"{where}, k", step, "1 or more: there is state")
-    numbers = checked({name: number(name, group[name]) for name in _NUMBERS}, _NUMBERS, where)
+    step = read_step({"step": group["k"]}, f"{where}, k of its group")
+    expect(step > 0, f"{where}, k of its group", step, "1 or more: there is state")
+    numbers: dict[str, float] = {}
+    for name in _NUMBERS:
+        numbers |= checked({name: number(name, group[name])}, (name,), f"{where}, {name} of its group")
     share = 1.0 if group["train_mode"] else hyper_values(("beta1", "beta2"), group)[0]
     weights = spec.param.detach()
     z_minus_y = share * (entry["z"].detach().to(weights.device, torch.float32) - weights.float())
