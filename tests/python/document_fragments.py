@@ -111,6 +111,7 @@ RUN_ELSEWHERE = {
     ("docs/deepspeed.md", 0): "test_deepspeed.py",
     ("docs/hugging-face.md", 0): "test_hf_examples.py",
     **{("docs/hugging-face.md", number): "test_clipping_frameworks.py" for number in (1, 2)},
+    ("docs/hugging-face.md", 3): "test_lightning.py",
     **{("docs/frameworks.md", number): "test_frameworks_trainers.py" for number in range(7)},
 }
 

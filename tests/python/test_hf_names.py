@@ -68,7 +68,7 @@ def test_arguments_are_those_of_the_trainer(settings: Any, installed: None, tmp_
     compared = 0
     for name, recipe in lowtide.hf.RECIPES.items():
         for text in [None, *texts.get(name, [])]:
-            args = arguments(name, tmp_path, optim_args=text, **settings)
+            args = arguments(name, tmp_path, optim_args=text, lr_scheduler_type="constant", **settings)
             their_class, wanted = transformers.Trainer.get_optimizer_cls_and_kwargs(args)
             cls, got = lowtide.hf.optimizer(args.optim, args)
             assert their_class.__name__.removesuffix("8bit").removesuffix("4bit") == cls.__name__, name
@@ -155,6 +155,29 @@ def test_arguments_without_effect_in_the_trainer_are_refused(tmp_path: Path) -> 
         lowtide.hf.optimizer("adamw_8bit", args, optim_args="step_in_backward=true")
     args = arguments("adamw_8bit", tmp_path, max_grad_norm=0)
     assert lowtide.hf.optimizer("adamw_8bit", args, step_in_backward="1MiB")[1]["step_in_backward"] == "1MiB"
+
+
+def test_a_warmup_is_as_long_as_the_trainers(tmp_path: Path) -> None:
+    def warmup(warmup_steps: float, **more: Any) -> tuple[int, int]:
+        args = arguments("schedule_free_adamw", tmp_path, lr_scheduler_type="constant", warmup_steps=warmup_steps, **more)
+        return lowtide.hf.optimizer(args.optim, args)[1]["warmup_steps"], args.get_warmup_steps(args.max_steps)
+
+    for given, wanted in ((0, 0), (7, 7), (7.0, 7), (7.9, 7), (0.1, 11), (0.5, 51)):
+        assert warmup(given, max_steps=101) == (wanted, wanted)
+    assert warmup(7) == (7, 7)
+    with pytest.raises(ValueError, match="warmup_steps: got 0.5, a share of all steps, without max_steps .*wanted a number of steps"):
+        warmup(0.5)
+    args = arguments("schedule_free_adamw", tmp_path, lr_scheduler_type="constant", warmup_steps=0.5, optim_args="warmup_steps=9")
+    assert lowtide.hf.optimizer(args.optim, args)[1]["warmup_steps"] == 9
+    assert lowtide.hf.optimizer(args.optim, args, warmup_steps=8)[1]["warmup_steps"] == 8
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant_with_warmup"])
+def test_a_schedule_for_schedule_free_is_refused(kind: str, tmp_path: Path) -> None:
+    args = arguments("schedule_free_adamw", tmp_path, lr_scheduler_type=kind)
+    with pytest.raises(ValueError, match=f"lr_scheduler_type: got '{kind}', wanted 'constant': .*warmup_steps= of the TrainingArg"):
+        lowtide.hf.optimizer(args.optim, args)
+    assert lowtide.hf.optimizer("adamw_8bit", args)[0] is lowtide.AdamW
 
 
 @pytest.mark.parametrize("wanted", [False, True])

@@ -58,3 +58,26 @@ def test_resumed_lora_is_the_uninterrupted_one(
     figure(f"Trainer; resumed, paged ({moved} bytes a step), both: {wrong} of {of} bytes differ; "
            f"{clipped} of {STEPS} steps clipped")  # fmt: skip
     assert wrong == 0
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_schedule_free_saves_the_weights_that_the_model_has(evaluates: bool, tmp_path: Path, seed: int) -> None:
+    """Those to train, or after an evaluation the average; and warms up once, for half of the steps."""
+    args = TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, seed=7, max_steps=4, save_steps=2, logging_steps=1,
+        eval_strategy="steps" if evaluates else "no", eval_steps=2, learning_rate=5e-3, warmup_steps=0.5, lr_scheduler_type="constant",
+        optim="schedule_free_adamw",
+    )  # fmt: skip
+    model = adapted(seed, dropout=0)
+    made = lowtide.hf.optimizer(args.optim, args)
+    trainer = Trainer(model, args, train_dataset=Sequences(), eval_dataset=Sequences(), optimizer_cls_and_kwargs=made)
+    trainer.train()
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {5e-3}
+    assert {group["warmup_steps"] for group in trainer.optimizer.param_groups} == {2}
+    for step in (2, 4):
+        saved = torch.load(tmp_path / f"checkpoint-{step}" / "optimizer.pt", weights_only=True)
+        assert {group["train_mode"] for group in saved["param_groups"]} == {not evaluates}
+    before = {name: bits(param) for name, param in model.named_parameters() if param.requires_grad}
+    trainer.optimizer.eval()
+    after = {name: bits(param) for name, param in model.named_parameters() if param.requires_grad}
+    assert (before == after) == evaluates

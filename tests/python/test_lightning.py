@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,35 @@ def test_amp_scaling_is_opt_in() -> None:
     weight = torch.nn.Parameter(torch.ones(4))
     assert not getattr(lowtide.AdamW([weight]), "_step_supports_amp_scaling", False)
     assert lowtide.AdamW([weight], amp_scaling=True)._step_supports_amp_scaling
+
+
+def test_schedule_free_is_switched_by_the_module_of_the_documents(tmp_path: Path, seed: int) -> None:
+    """Evaluations read the average, in and after training; steps move the weights to train."""
+    page = (Path(__file__).parents[2] / "docs/hugging-face.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {"LightningModule": lightning.LightningModule}
+    exec(re.findall(r"^```py\n(.*?)^```", page, re.S | re.M)[3], names)
+    modes = []
+
+    class Evaluated(names["Module"]):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return self.layer(batch).square().mean()
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            modes.extend(group["train_mode"] for each in self.trainer.optimizers for group in each.param_groups)
+
+        def configure_optimizers(self) -> Any:
+            return lowtide.AdamWScheduleFree(self.parameters())
+
+    data = torch.utils.data.DataLoader(torch.randn(8, 8), batch_size=4)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=2, default_root_dir=tmp_path, **quiet)
+    module = Evaluated()
+    trainer.fit(module, data, data)
+    (optimizer,) = trainer.optimizers
+    assert optimizer.report()["steps"] == 4 and set(modes) == {False} and len(modes) >= 4
+    again = lightning.Trainer(accelerator="cpu", default_root_dir=tmp_path, **quiet)
+    again.validate(Evaluated(), data, verbose=False)

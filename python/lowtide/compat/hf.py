@@ -9,6 +9,7 @@ Needs no package of Hugging Face itself.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
@@ -66,7 +67,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 class Arguments(Protocol):
-    """The fields that are read of a `transformers.TrainingArguments`, with its defaults but for the last two: without
+    """The fields that are read of a `transformers.TrainingArguments`, with its defaults but for the last three: without
     arguments nothing is known of how training will go."""
 
     learning_rate: float = 5e-5
@@ -74,10 +75,12 @@ class Arguments(Protocol):
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
-    warmup_steps: float = 0
+    warmup_steps: float = 0  # below 1: a share of max_steps
+    max_steps: int = -1  # -1: as many as the epochs have
     optim_args: str | None = None
     max_grad_norm: float = 0.0
     gradient_accumulation_steps: int = 1
+    lr_scheduler_type: Any = "constant"  # an enum of strings
 
 
 class _Defaults(Arguments):
@@ -99,8 +102,9 @@ def optimizer(
 
     Args:
         name: one of `RECIPES`, such as "adamw_8bit" or `args.optim`.
-        args: the TrainingArguments; learning rate, betas, epsilon and weight decay are taken from it, and `optim_args`
-            unless given here. None: their defaults.
+        args: the TrainingArguments; learning rate, betas, epsilon, weight decay and, for "schedule_free_adamw", the warm-up
+            (in steps, or below 1 as a share of max_steps) are taken from it, and `optim_args` unless given here. None: their
+            defaults.
         optim_args: "key=value,key=value"; keys are the hyper-parameters of the class (of betas: beta1, beta2, beta3)
             and options of `lowtide.Options`.
         memory: where state may live; for any name. None: for names with "paged", Memory(device="auto"): state begins
@@ -127,17 +131,17 @@ def optimizer(
         kwargs["betas"] = (given.adam_beta1, given.adam_beta2, *defaults["betas"][2:])
         if "eps" in defaults:
             kwargs["eps"] = given.adam_epsilon
-    if "warmup_steps" in defaults:
-        kwargs["warmup_steps"] = given.warmup_steps
     kwargs["state"] = recipe.state
     text = given.optim_args if optim_args is None else optim_args
     if text:
         _apply_text(text, cls, kwargs)
     kwargs.update(options)
+    if "warmup_steps" in defaults and "warmup_steps" not in kwargs:
+        kwargs["warmup_steps"] = _warmup_steps(given)
     if memory is not None or recipe.paged:
         kwargs["memory"] = memory or Memory(device="auto")
     if args is not None:
-        _check_effects(kwargs, args)
+        _check_effects(cls, kwargs, args)
     if embeddings_fp32:
         if model is None:
             raise ValueError("embeddings_fp32: got no model, wanted model=, whose embeddings are meant")
@@ -188,8 +192,18 @@ def _value(key: str, text: str, kinds: tuple[type, ...]) -> bool | float | str:
     raise ValueError(f"optim_args: {key}: got {text!r}, wanted {wanted}")
 
 
-def _check_effects(kwargs: Mapping[str, Any], args: Arguments) -> None:
-    """ValueError for what the Trainer would overrule, or gradients that are gone before it looks at them."""
+def _warmup_steps(args: Arguments) -> int:
+    """The steps of warm-up. ValueError for a share of all steps where their number is not known."""
+    if not 0 < args.warmup_steps < 1:
+        return int(args.warmup_steps)
+    got = f"{args.warmup_steps}, a share of all steps, without max_steps in the TrainingArguments"
+    expect(args.max_steps > 0, "warmup_steps", got, "a number of steps, or max_steps: the optimizer is made before the Trainer counts")
+    return math.ceil(args.max_steps * args.warmup_steps)  # as the Trainer
+
+
+def _check_effects(cls: type[Optimizer], kwargs: Mapping[str, Any], args: Arguments) -> None:
+    """ValueError for what the Trainer would overrule, gradients that are gone before it looks at them, or a schedule of learning
+    rates where there must be none."""
     wanted = f"the {args.weight_decay} of the TrainingArguments: the Trainer gives it to every group that decays"
     expect(kwargs["weight_decay"] == args.weight_decay, "weight_decay", kwargs["weight_decay"], wanted)
     if kwargs.get("step_in_backward"):
@@ -198,3 +212,7 @@ def _check_effects(kwargs: Mapping[str, Any], args: Arguments) -> None:
             wanted = f"{none}: gradients are stepped and freed before the Trainer sees them"
             got = f"{key}={value} in the TrainingArguments"
             expect(value is None or value <= none, "step_in_backward", got, wanted)
+    if cls is AdamWScheduleFree:
+        kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+        wanted = f"'constant': {cls.__name__} takes no schedule, and warms up by itself (warmup_steps= of the TrainingArguments)"
+        expect(kind == "constant", "lr_scheduler_type", repr(kind), wanted)
