@@ -34,8 +34,10 @@ def _first_line(*command: str) -> str:
 
 
 def revision() -> str:
-    """The commit of this repository, with "-dirty" where tracked files have changes that are not committed."""
-    return _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    """The commit of this repository, with "-dirty" where files have changes that are not committed or are not known to git."""
+    here = str(Path(__file__).parents[2])
+    changed = _first_line("git", "-C", here, "status", "--porcelain")
+    return _first_line("git", "-C", here, "describe", "--always") + ("-dirty" if changed != "unknown" else "")
 
 
 def load_average() -> list[float]:
@@ -50,6 +52,11 @@ def versions(packages: list[str]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def origin(packages: list[str]) -> dict[str, object]:
+    """What a result depends on beside its settings: the commit, the processor, and the versions."""
+    return {"revision": revision(), "cpu": _field("/proc/cpuinfo", "model name"), "versions": versions(packages)}
 
 
 def describe(packages: list[str]) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import pickle
 import sys
 import time
 from collections.abc import Sequence
@@ -21,12 +22,12 @@ import torch
 from common import machine
 
 from quality import corpus
-from quality.lora import adapt
+from quality.lora import RANK, adapt
 from quality.model import LanguageModel
 from quality.store import Store
 from quality.training import Settings, change, descend, train, trained, validation_loss
 from quality.tunes import LORA, TUNES
-from quality.variants import VARIANTS, Variant, why_not
+from quality.variants import VARIANTS, Variant, by_seed, why_not
 
 BETA2 = 0.999
 RATE = 5  # times lower than the highest before
@@ -45,7 +46,10 @@ class Start:
 
     def conditions(self, settings: Settings) -> dict[str, Any]:
         digest = hashlib.sha256(self.weights.read_bytes()).hexdigest()
-        return {"tune": dataclasses.asdict(settings), "weights": digest, "old": self.old.sha256, "new": self.new.sha256}
+        return {
+            "tune": dataclasses.asdict(settings), "weights": digest, "old": self.old.sha256, "new": self.new.sha256,
+            "beta2": BETA2, "lora": {"rank": RANK, "rate": LORA_RATE},
+        }  # fmt: skip
 
 
 def settings_of(before: Settings, **options: Any) -> Settings:
@@ -54,18 +58,31 @@ def settings_of(before: Settings, **options: Any) -> Settings:
     return Settings(**same, **{**tuned, **options})
 
 
-def prepare(weights: Path, before: Settings) -> Start:
-    """Trains the weights first if they are not there."""
+def prepare(weights: Path, before: Settings, train_first: bool) -> Start:
+    """Trains the weights if they are not there and `train_first`. FileNotFoundError if they are not there then; ValueError for those
+    of another model or, as far as the file tells, of another training."""
     start = Start(weights, before, corpus.load(), corpus.headers())
-    if not weights.exists():
+    if not weights.exists() and train_first:
+        if not weights.parent.is_dir():
+            raise FileNotFoundError(f"{weights}: got a folder that is not there, wanted one to keep the weights in")
         print(f"{weights}: not there, trained first", file=sys.stderr, flush=True)
         train(before, VARIANTS[0], 0, 0.95, start.old, keep=weights)
+    load(start)
     return start
 
 
 def load(start: Start) -> LanguageModel:
     model = LanguageModel(start.before.size)
-    model.load_state_dict(torch.load(start.weights, weights_only=True))
+    try:
+        kept = torch.load(start.weights, weights_only=True)
+        model.load_state_dict(kept["weights"] if "settings" in kept else kept)
+    except (RuntimeError, pickle.UnpicklingError, KeyError, TypeError) as error:
+        got = str(error).partition("\n")[0]
+        raise ValueError(f"{start.weights}: got {got}, wanted weights of this study's model of width {start.before.size.width}") from error
+    wanted = dataclasses.asdict(start.before)
+    if (settings := kept.get("settings", wanted)) != wanted:
+        other = [f"{name} {settings.get(name)} in place of {value}" for name, value in wanted.items() if settings.get(name) != value]
+        raise ValueError(f"{start.weights}: got weights of another training ({'; '.join(other)}), wanted another file or --scale")
     return model
 
 
@@ -98,23 +115,12 @@ def run_name(variant: Variant, order: int) -> str:
 
 
 def run_all(variants: Sequence[Variant], settings: Settings, start: Start, store: Store) -> None:
-    """Every variant at one order before the next order: what is stopped early has compared them all."""
-    reasons = {variant.id: why_not(variant) for variant in variants}
-    for id, reason in reasons.items():
-        if reason:
-            print(f"{id}: left out: {reason}", file=sys.stderr)
-    for order in range(max(variant.seeds for variant in variants)):
-        for variant in variants:
-            if reasons[variant.id] or order >= variant.seeds:
-                continue
-            name = run_name(variant, order)
-            if store.make(name, partial(tune, settings, start, variant, order)):
-                print(f"{name}: {store.get(name)}", file=sys.stderr, flush=True)
+    store.make("start", lambda: losses(settings, start, load(start)))
+    store.make_all((run_name(variant, order), partial(tune, settings, start, variant, order)) for order, variant in by_seed(variants))
 
 
 def collect(settings: Settings, start: Start, store: Store, packages: list[str]) -> dict[str, Any]:
     """All stored results, as one report."""
-    store.make("start", lambda: losses(settings, start, load(start)))
     names = [run_name(variant, order) for variant in TUNES for order in range(variant.seeds)]
     runs = [found for name in names if (found := store.get(name))]
     done = {run["variant"] for run in runs}

@@ -53,8 +53,8 @@ def markdown(result: dict[str, Any]) -> str:
         "How to read this: [method.md](method.md).",
         "",
         made(result),
-        f"* {result['parameters']} parameters, weights sha256 {result['weights'][:16]}…, before: {start['learned']:.4f} nats per "
-        f"byte of the new text, {start['forgotten']:.4f} of the old",
+        f"* {result['parameters']} parameters, weights sha256 {result['weights'][:16]}…"
+        + (f", before: {start['learned']:.4f} nats per byte of the new text, {start['forgotten']:.4f} of the old" if start else ""),
         f"* {settings['steps']} steps of {settings['batch']} x {settings['context']} bytes, lr {settings['lr']} (LoRA: ten times "
         f"that), constant after {settings['warmup']} steps, weight decay {settings['weight_decay']}, clip {settings['clip']}",
         *(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from quality.apart import MOMENTS
 from quality.fidelity import LIVE
 from quality.gaps import Noise, Row, analyse
 from quality.model import build
@@ -53,7 +55,13 @@ def made(result: dict[str, Any]) -> str:
     """The line that says when, where and with which versions."""
     machine = result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return f"* {result['date']}, {machine['cpu']}, {machine['cores']} cores, {versions}; revision {machine['revision']}"
+    line = f"* {result['date']}, {machine['cpu']}, {machine['cores']} cores, {versions}; revision {machine['revision']}"
+    origins = Counter(
+        ", ".join((of["cpu"], f"revision {of['revision']}", f"lowtide {of['versions']['lowtide']}", f"torch {of['versions']['torch']}"))
+        for run in result["runs"]
+        if (of := run.get("made"))
+    )
+    return "\n".join([line, *(f"* {count} runs: {origin}" for origin, count in origins.items())])
 
 
 def run_cells(row: Row, noise: Noise | None) -> list[str]:
@@ -80,7 +88,9 @@ def run_section(result: dict[str, Any], beta2: float, rule: str) -> list[str]:
         )
     largest = max((one["exact_largest"] for row in rows for one in row.updates), default=0.0)
     text += [f"Largest update / lr of exact state: {largest:.3g}."] if largest else []
-    return [*text, "", *table(RUN_HEAD, [run_cells(row, noise) for row in rows])]
+    watched = any(row.updates for row in rows)
+    columns = len(RUN_HEAD) if watched else RUN_HEAD.index("update error")
+    return [*text, "", *table(RUN_HEAD[:columns], [run_cells(row, noise)[:columns] for row in rows])]
 
 
 def unit_cells(unit: dict[str, Any], labels: dict[str, str]) -> list[str]:
@@ -114,16 +124,19 @@ def beside_section(sizes: dict[str, Any], units: list[dict[str, Any]], labels: d
 
 def apart_section(sizes: dict[str, Any], found: list[dict[str, Any]], labels: dict[str, str]) -> list[str]:
     cells = [
-        [labels[one["variant"]], *(f"{one[name]['rms']:.2g} / {one[name]['largest']:.3g}" for name in ("z", "x"))] for one in found
-    ]
+        [f"{labels[one['variant']]}: {name}", f"{one['beta2']}",
+         *(f"{one[moment][name]['rms']:.2g} / {one[moment][name]['largest']:.3g}" for moment in MOMENTS)]
+        for one in found
+        for name in one["end"]
+    ]  # fmt: skip
     return [
         "",
-        "## Schedule-Free: weights beside those of float32 state",
+        "## Weights beside those of float32 state",
         "",
-        f"Of parameters whose gradients stopped after {sizes['rest_before']} steps beside live ones, {sizes['rest_to']} steps later, in lr: root "
-        "mean square / largest.",
+        f"How far parameters are from where float32 state leaves them, in lr, root mean square / largest: as their gradients stop beside "
+        f"live ones, after {sizes['rest_before']} steps, and {sizes['rest_to']} steps later.",
         "",
-        *table(("", "z", "x"), cells),
+        *table(("", "β2", "gradients stop", "end"), cells),
     ]
 
 

@@ -35,7 +35,7 @@ from quality.model import Size  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.training import Settings, train  # noqa: E402
 from quality.tunes import TUNES  # noqa: E402
-from quality.variants import VARIANTS, Variant, why_not  # noqa: E402
+from quality.variants import SCHEDULE_FREE_LR, VARIANTS, Variant, by_seed, float32_of, why_not  # noqa: E402
 
 BETA2 = (0.999, 0.95)
 OUT = Path(__file__).resolve().parents[2] / "build" / "bench" / "quality"
@@ -54,45 +54,34 @@ QUICK = dataclasses.replace(Settings(), steps=30, warmup=5, validation_windows=6
 PACKAGES = ["torch", "numpy", "bitsandbytes", "lowtide"]
 
 
-def name_of(variant: str, seed: int, beta2: float) -> str:
+def run_name(variant: str, seed: int, beta2: float) -> str:
     return f"train-{variant}-{seed}-{beta2}"
-
-
-def run_name(variant: Variant, seed: int, beta2: float) -> str:
-    return name_of(variant.id, seed, beta2)
 
 
 def fidelity_name(variant: Variant, beta2: float) -> str:
     return f"fidelity-{variant.id}-{beta2}"
 
 
-def apart_name(variant: Variant) -> str:
-    return f"apart-{variant.id}"
+def apart_name(variant: Variant, beta2: float) -> str:
+    return f"apart-{variant.id}-{beta2}"
 
 
 def run_all(
     variants: list[Variant], betas2: Sequence[float], settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus,
     trained: Store, units: Store,
 ) -> None:  # fmt: skip
-    """A seed of all variants before the next: stopped early, it has compared as many runs of each."""
-    able = []
+    trained.make_all(
+        (run_name(variant.id, seed, beta2), partial(train, settings, variant, seed, beta2, text))
+        for seed, variant in by_seed(variants)
+        for beta2 in betas2
+    )
     for variant in variants:
-        if reason := why_not(variant):
-            print(f"{variant.id}: left out: {reason}", file=sys.stderr)
-        else:
-            able.append(variant)
-    for seed in range(max((variant.seeds for variant in able), default=0)):
-        for variant in (one for one in able if seed < one.seeds):
-            for beta2 in betas2:
-                name = run_name(variant, seed, beta2)
-                if trained.make(name, partial(train, settings, variant, seed, beta2, text)):
-                    print(f"{name}: {trained.get(name)}", file=sys.stderr, flush=True)
-    for variant in able:
-        if variant.moments:
-            for beta2 in betas2:
+        exact, able = float32_of(variant), not why_not(variant)
+        for beta2 in betas2:
+            if able and variant.moments:
                 units.make(fidelity_name(variant, beta2), partial(fidelity.measure, variant, beta2, sizes))
-        if variant.rule == "Schedule-Free" and not variant.init_change:
-            units.make(apart_name(variant), partial(apart.measure, variant, sizes))
+            if able and exact:
+                units.make(apart_name(variant, beta2), partial(apart.measure, variant, exact, beta2, sizes))
 
 
 def collect(
@@ -105,7 +94,7 @@ def collect(
     for variant in VARIANTS:
         before = len(runs)
         for beta2 in BETA2:
-            runs += [found for seed in range(variant.seeds) if (found := trained.get(run_name(variant, seed, beta2)))]
+            runs += [found for seed in range(variant.seeds) if (found := trained.get(run_name(variant.id, seed, beta2)))]
             found_units += [found] if (found := units.get(fidelity_name(variant, beta2))) else []
         if len(runs) == before:
             absent[variant.id] = why_not(variant) or "not run yet"
@@ -119,20 +108,25 @@ def collect(
         "absent": absent,
         "runs": runs,
         "fidelity": found_units,
-        "apart": [found for variant in VARIANTS if (found := units.get(apart_name(variant)))],
+        "apart": [found for variant in VARIANTS for beta2 in BETA2 if (found := units.get(apart_name(variant, beta2)))],
     }
 
 
 def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store) -> None:
-    """Takes over the runs of an earlier report. ValueError for one of other settings or another text."""
-    known = json.loads(file.read_text())
-    for name, got, wanted in (
-        ("settings", known["settings"], dataclasses.asdict(settings)), ("text", known["corpus"]["sha256"], text.sha256)
-    ):  # fmt: skip
-        if got != wanted:
-            raise ValueError(f"{file}: got other {name} ({got}), wanted {wanted}: its runs cannot be compared with those to be made")
-    for run in known["runs"]:
-        trained.adopt(name_of(run["variant"], run["seed"], run["beta2"]), run)
+    """Takes over the runs of an earlier report. ValueError for what is none, or one of other settings or another text."""
+    try:
+        known = json.loads(file.read_text())
+        got = {**known["settings"], "text": known["corpus"]["sha256"]}
+        made, runs = {name: known["machine"][name] for name in ("revision", "cpu", "versions")}, known["runs"]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{file}: got no report of trainings ({error!r}), wanted a quality.json") from error
+    wanted = {**dataclasses.asdict(settings), "text": text.sha256}
+    other = [f"{name} {got.get(name)} in place of {wanted.get(name)}" for name in {**wanted, **got} if got.get(name) != wanted.get(name)]
+    if other:
+        raise ValueError(f"{file}: got {'; '.join(other)}: its runs cannot be compared with those to be made")
+    for run in runs:
+        run.setdefault("made", made)  # of a report from before each run said so
+        trained.adopt(run_name(run["variant"], run["seed"], run["beta2"]), run)
 
 
 def fewer(variants: list[Variant], seeds: int) -> list[Variant]:
@@ -142,12 +136,29 @@ def fewer(variants: list[Variant], seeds: int) -> list[Variant]:
 def finetune_all(args: argparse.Namespace) -> int:
     before = QUICK if args.quick else SCALES[args.scale]
     options = {"steps": 8, "validation_windows": 8} if args.quick else {}
-    settings = finetune.settings_of(before, **options, **({"lr": args.lr} if args.lr else {}))
-    start = finetune.prepare(args.finetune, before)
-    store = Store(args.out, start.conditions(settings))
+    settings = finetune.settings_of(before, **options, **({"lr": args.lr} if args.lr is not None else {}))
+    start = finetune.prepare(args.finetune, before, train_first=not args.report)
+    store = Store(args.out, start.conditions(settings), machine.origin(PACKAGES))
     if not args.report:
         finetune.run_all(fewer(args.variants, args.seeds), settings, start, store)
     finetune_report.write(finetune.collect(settings, start, store, PACKAGES), args.out)
+    return 0
+
+
+def train_all(args: argparse.Namespace) -> int:
+    settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (SCALES[args.scale], fidelity.Sizes())
+    settings = dataclasses.replace(settings, **({"beta1": args.beta1} if args.beta1 is not None else {}))
+    text = corpus.load()
+    origin = machine.origin(PACKAGES)
+    conditions = {"settings": dataclasses.asdict(settings), "corpus": text.sha256, "schedule-free lr": SCHEDULE_FREE_LR}
+    trained = Store(args.out, conditions, origin)
+    for file in args.known or ():
+        adopt(file, settings, text, trained)
+    constants = {"beside": fidelity.BESIDE, "changes": fidelity.CHANGES, "live": fidelity.LIVE, "living": apart.LIVING, "lr": fidelity.LR}
+    units = Store(args.out, {"sizes": dataclasses.asdict(sizes), **constants}, origin)
+    if not args.report:
+        run_all(fewer(args.variants, args.seeds), args.beta2 or BETA2, settings, sizes, text, trained, units)
+    report.write(collect(settings, sizes, text, trained, units), args.out)
     return 0
 
 
@@ -157,11 +168,11 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="run nothing, report what is there")
     parser.add_argument("--scale", choices=SCALES, default="1M", help="parameters; results of each scale are kept apart")
     parser.add_argument("--seeds", type=int, default=99, help="of each variant, at most (default: as many as it has)")
-    parser.add_argument("--beta2", type=float, choices=BETA2, nargs="+", default=BETA2, help="of the runs to make (default: both)")
-    parser.add_argument("--beta1", type=float, default=Settings.beta1, help="of all runs; results of another one are kept apart")
+    parser.add_argument("--beta2", type=float, choices=BETA2, nargs="+", help="of the runs to make (default: both)")
+    parser.add_argument("--beta1", type=float, help="of all trainings (default: 0.9); results of another one are kept apart")
     parser.add_argument("--finetune", type=Path, metavar="FILE", help="fine-tune the weights in FILE, which are trained first if need be")
     parser.add_argument("--lr", type=float, help="of fine-tunes (default: a fifth of that before); results of another one are kept apart")
-    parser.add_argument("--known", type=Path, nargs="+", default=(), metavar="FILE", help="earlier reports (quality.json) whose runs are taken over")
+    parser.add_argument("--known", type=Path, nargs="+", metavar="FILE", help="earlier reports (quality.json) whose runs are taken over")
     parser.add_argument("--quick", action="store_true", help="tiny runs: shows that it runs, measures nothing")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of quality.{json,md,png}")
     args = parser.parse_args()
@@ -169,20 +180,14 @@ def main() -> int:
         args.variants = chosen(TUNES if args.finetune else VARIANTS, args.variants)
     except argparse.ArgumentTypeError as error:
         parser.error(f"--variants: {error}")
+    idle = {"--known": args.known, "--beta1": args.beta1, "--beta2": args.beta2} if args.finetune else {"--lr": args.lr}
+    if given := [name for name, value in idle.items() if value is not None]:
+        parser.error(f"got {', '.join(given)} {'with' if args.finetune else 'without'} --finetune, where it has no effect; leave it away")
     torch.set_num_threads(1)
-    if args.finetune:
-        return finetune_all(args)
-    settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (SCALES[args.scale], fidelity.Sizes())
-    settings = dataclasses.replace(settings, beta1=args.beta1)
-    text = corpus.load()
-    trained = Store(args.out, {"settings": dataclasses.asdict(settings), "corpus": text.sha256})
-    for file in args.known:
-        adopt(file, settings, text, trained)
-    units = Store(args.out, {"sizes": dataclasses.asdict(sizes), "beside": fidelity.BESIDE})
-    if not args.report:
-        run_all(fewer(args.variants, args.seeds), args.beta2, settings, sizes, text, trained, units)
-    report.write(collect(settings, sizes, text, trained, units), args.out)
-    return 0
+    try:
+        return finetune_all(args) if args.finetune else train_all(args)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

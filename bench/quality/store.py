@@ -9,15 +9,18 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 
 class Store:
-    """`folder` has a folder for each set of conditions; results of other conditions are not read."""
+    """`folder` has a folder for each set of conditions; results of other conditions are not read. Each result has `origin`, the machine
+    and the software that made it, as "made"."""
 
-    def __init__(self, folder: Path, conditions: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, conditions: dict[str, Any], origin: dict[str, Any] | None = None) -> None:
+        self.origin = origin or {}
         digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:12]
         self.folder = folder / digest
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -36,8 +39,14 @@ class Store:
                 return False
             if self.get(name) is not None:
                 return False
-            self._write(self.folder / f"{name}.json", work())
+            self._write(self.folder / f"{name}.json", {**work(), "made": self.origin})
         return True
+
+    def make_all(self, jobs: Iterable[tuple[str, Callable[[], dict[str, Any]]]]) -> None:
+        """Makes what is missing, and says so."""
+        for name, work in jobs:
+            if self.make(name, work):
+                print(f"{name}: {self.get(name)}", file=sys.stderr, flush=True)
 
     def adopt(self, name: str, result: dict[str, Any]) -> None:
         """Takes over a result of the same conditions that was found elsewhere, unless there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,8 @@ def forward(model: torch.nn.Module, tokens: torch.Tensor, weights: torch.dtype) 
 def train(
     settings: Settings, variant: Variant, seed: int, beta2: float, corpus: Corpus, keep: Path | None = None
 ) -> dict[str, Any]:
-    """Init and order of the data follow from `seed` alone. keep: the file that the trained weights are written to."""
+    """Init and order of the data follow from `seed` alone. keep: the file that gets the settings and the trained weights, once
+    they are whole."""
     start = time.process_time()
     model = build(settings.size, seed)
     change(model, variant, seed)
@@ -71,7 +73,9 @@ def train(
         watch = Watch(watched, betas, settings.eps, settings.weight_decay, settings.steps, settings.watch_every)
     descend(settings, model, variant, seed, beta2, corpus.train, watch)
     if keep:
-        torch.save(model.state_dict(), keep)
+        there = keep.with_suffix(f".{os.getpid()}.tmp")
+        torch.save({"settings": dataclasses.asdict(settings), "weights": model.state_dict()}, there)
+        there.replace(keep)
     return {
         "variant": variant.id,
         "seed": seed,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -170,7 +171,6 @@ def _schedule_free(id: str, label: str, package: bool = False, noise: bool = Fal
 SCHEDULE_FREE_LR = 2.0  # of 1, 2, 4 and 8, with the package on one seed; 4 is better by 9 mN at a beta2 of 0.95, and worse by 6 at 0.999
 MANY = 12  # seeds, of what is compared most closely
 
-FLOAT32_SCHEDULE_FREE = _schedule_free("sf_fp32", "fp32", state="fp32")
 NEAREST4 = _four_bits("nearest4", "4 bits, nearest", "nearest")
 NEAREST8 = _ours("dynamic8_nearest", "dynamic8, nearest", MANY, state="dynamic8", rounding="nearest")
 
@@ -184,7 +184,6 @@ VARIANTS = (
     _ours("dynamic8", "dynamic8, auto (default)", MANY, state="dynamic8", rounding="auto"),
     Variant("bnb_rule", "bitsandbytes' CUDA rule", bitsandbytes_rule, seeds=MANY, moments=_rule_moment),
     NEAREST8,
-    _ours("dynamic8_stochastic", "dynamic8, stochastic", MANY, state="dynamic8", rounding="stochastic"),
     _ours("float8", "float8, auto", MANY, state="float8", rounding="auto"),
     _ours("dynamic4", "dynamic4, auto", MANY, state="dynamic4", rounding="auto"),
     _weights("bf16_nearest", "bf16 weights, nearest", state="fp32"),
@@ -222,7 +221,7 @@ VARIANTS = (
     _muon("muon_dither4", "4 bits, dithered", Format("dither"), studied=True),
     _schedule_free("sf_package", "the package, fp32", package=True, noise=True),
     _schedule_free("sf_package_c", "the package, init changed by 1e-3", package=True, noise=True, init_change=1e-3),
-    FLOAT32_SCHEDULE_FREE,
+    _schedule_free("sf_fp32", "fp32", state="fp32"),
     _schedule_free("sf_dynamic8", "dynamic8", state="dynamic8"),
     _schedule_free("sf_dynamic8_nearest", "dynamic8, nearest", state="dynamic8", rounding="nearest"),
     _schedule_free("sf_float8", "float8", state="float8"),
@@ -232,6 +231,27 @@ VARIANTS = (
 
 def of_rule(rule: str) -> list[Variant]:
     return [variant for variant in VARIANTS if variant.rule == rule]
+
+
+def float32_of(variant: Variant) -> Variant | None:
+    """The variant that its weights are compared with (apart.py): the same rule with float32 state. None: that is not done."""
+    compared = variant.weights == torch.float32 and not variant.studied and not variant.init_change
+    exact = {"AdamW": "fp32", "Schedule-Free": "sf_fp32"}.get(variant.rule)
+    known = {one.id: one for one in VARIANTS}
+    return known[exact] if compared and exact and exact != variant.id else None
+
+
+def by_seed(variants: Sequence[Variant]) -> Iterator[tuple[int, Variant]]:
+    """A seed of all variants before the next: what is stopped early has compared as many runs of each. Those that cannot be made
+    are left out, and said so."""
+    able = []
+    for variant in variants:
+        if reason := why_not(variant):
+            print(f"{variant.id}: left out: {reason}", file=sys.stderr)
+        else:
+            able.append(variant)
+    for seed in range(max((variant.seeds for variant in able), default=0)):
+        yield from ((seed, variant) for variant in able if seed < variant.seeds)
 
 
 def why_not(variant: Variant) -> str | None:

@@ -1,8 +1,10 @@
 """bench/quality: its bitsandbytes rule rounds to the nearest entry, its noise is that of the runs, and its results last."""
 
+import json
 import math
 import random
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -110,3 +112,25 @@ def test_every_variant_is_there_or_says_why_not(figure: Callable[[str], None]) -
     absent = {id: reason for id, reason in reasons.items() if reason is not None}
     figure(f"{len(VARIANTS) - len(absent)} of {len(VARIANTS)} variants; absent: {absent}")
     assert {"fp32", "dynamic8"}.isdisjoint(absent) and all(absent.values())
+
+
+def study(*options: str) -> tuple[int, str]:
+    command = [sys.executable, "bench/quality/run.py", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2], check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_study_runs_and_goes_on_from_its_report(tmp_path: Path) -> None:
+    quick = ("--quick", "--seeds", "1", "--beta2", "0.95", "--variants", "fp32")
+    status, said = study(*quick, "--out", str(tmp_path / "one"))
+    assert status == 0 and "train-fp32-0-0.95: {" in said, said
+    report = json.loads((tmp_path / "one/quality.json").read_text())
+    assert [run["made"]["revision"] for run in report["runs"]] == [report["machine"]["revision"]]
+    status, said = study(*quick, "--known", str(tmp_path / "one/quality.json"), "--out", str(tmp_path / "two"))
+    assert status == 0 and "train-fp32-0-0.95: {" not in said, said
+    assert json.loads((tmp_path / "two/quality.json").read_text())["runs"] == report["runs"]
+    status, said = study("--known", str(tmp_path / "one/quality.json"), "--out", str(tmp_path / "two"))
+    assert status == 2 and "steps 30 in place of 600" in said
+    for options, words in ((("--lr", "1"), "without --finetune"), (("--finetune", str(tmp_path / "no/file"), "--quick"), "a folder that is not there")):
+        status, said = study(*options, "--out", str(tmp_path / "two"))
+        assert status == 2 and words in said
