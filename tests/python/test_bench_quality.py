@@ -4,7 +4,6 @@ import json
 import math
 import random
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
+from quality import run  # noqa: E402
 from quality.gaps import Noise, Row, analyse, student  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.variants import VARIANTS, of_rule, why_not  # noqa: E402
@@ -114,23 +114,37 @@ def test_every_variant_is_there_or_says_why_not(figure: Callable[[str], None]) -
     assert {"fp32", "dynamic8"}.isdisjoint(absent) and all(absent.values())
 
 
-def study(*options: str) -> tuple[int, str]:
-    command = [sys.executable, "bench/quality/run.py", *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2], check=False)
-    return done.returncode, done.stdout + done.stderr
+def study(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[int, str]:
+    """The program's exit status and what it says, in this process, which has torch already."""
+    monkeypatch.setattr(sys, "argv", ["run.py", *options])
+    threads = torch.get_num_threads()
+    try:
+        status = run.main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+    finally:
+        torch.set_num_threads(threads)
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
 
 
-def test_the_study_runs_and_goes_on_from_its_report(tmp_path: Path) -> None:
-    quick = ("--quick", "--seeds", "1", "--beta2", "0.95", "--variants", "fp32")
-    status, said = study(*quick, "--out", str(tmp_path / "one"))
-    assert status == 0 and "train-fp32-0-0.95: {" in said, said
-    report = json.loads((tmp_path / "one/quality.json").read_text())
-    assert [run["made"]["revision"] for run in report["runs"]] == [report["machine"]["revision"]]
-    status, said = study(*quick, "--known", str(tmp_path / "one/quality.json"), "--out", str(tmp_path / "two"))
-    assert status == 0 and "train-fp32-0-0.95: {" not in said, said
-    assert json.loads((tmp_path / "two/quality.json").read_text())["runs"] == report["runs"]
-    status, said = study("--known", str(tmp_path / "one/quality.json"), "--out", str(tmp_path / "two"))
-    assert status == 2 and "steps 30 in place of 600" in said
-    for options, words in ((("--lr", "1"), "without --finetune"), (("--finetune", str(tmp_path / "no/file"), "--quick"), "a folder that is not there")):
-        status, said = study(*options, "--out", str(tmp_path / "two"))
+def test_the_study_runs_and_goes_on_from_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    name, known = "train-bf16_nearest-0-0.95: {", ("--known", str(one / "quality.json"))
+    quick = ("--quick", "--seeds", "1", "--beta2", "0.95", "--variants", "bf16_nearest")
+    status, said = study(capsys, monkeypatch, *quick, "--out", str(one))
+    assert status == 0 and name in said, said
+    report = json.loads((one / "quality.json").read_text())
+    assert [found["made"]["revision"] for found in report["runs"]] == [report["machine"]["revision"]]
+    status, said = study(capsys, monkeypatch, *quick, *known, "--out", str(two))
+    assert status == 0 and name not in said, said
+    assert json.loads((two / "quality.json").read_text())["runs"] == report["runs"]
+    for options, words in (
+        (known, "steps 30 in place of 600"),
+        (("--lr", "1"), "without --finetune"),
+        (("--finetune", str(tmp_path / "no/file"), "--quick"), "a folder that is not there"),
+    ):
+        status, said = study(capsys, monkeypatch, *options, "--out", str(two))
         assert status == 2 and words in said
