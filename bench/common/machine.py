@@ -55,7 +55,7 @@ def versions(packages: list[str]) -> dict[str, str]:
 
 
 def origin(packages: list[str]) -> dict[str, object]:
-    """What a result depends on beside its settings: the commit, the processor, and the versions."""
+    """The commit, the processor and the versions: a result depends on them beside its settings."""
     return {"revision": revision(), "cpu": _field("/proc/cpuinfo", "model name"), "versions": versions(packages)}
 
 
