@@ -76,7 +76,7 @@ def load(start: Start) -> LanguageModel:
     try:
         kept = torch.load(start.weights, weights_only=True)
         model.load_state_dict(kept["weights"] if "settings" in kept else kept)
-    except (RuntimeError, pickle.UnpicklingError, KeyError, TypeError) as error:
+    except (RuntimeError, pickle.UnpicklingError, KeyError, TypeError, AttributeError, EOFError) as error:
         got = str(error).partition("\n")[0]
         raise ValueError(f"{start.weights}: got {got}, wanted weights of this study's model of width {start.before.size.width}") from error
     wanted = dataclasses.asdict(start.before)

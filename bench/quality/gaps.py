@@ -52,7 +52,7 @@ class Row:
 
     @property
     def deviation(self) -> float | None:
-        return statistics.stdev(self.gaps.values()) if len(self.gaps) > 1 else None
+        return statistics.stdev(self.gaps.values()) if len(self.gaps) > 1 and not self.diverged else None
 
     @property
     def interval(self) -> float | None:
@@ -60,9 +60,15 @@ class Row:
         count = len(self.gaps)
         return None if self.deviation is None else student(count - 1) * self.deviation / math.sqrt(count)
 
+    @property
+    def diverged(self) -> bool:
+        return not all(map(math.isfinite, self.gaps.values()))
+
     def verdict(self, noise: Noise | None) -> str:
         """Whether the mean is noise: "yes", "worse" or "better" with the bound that it keeps or exceeds, or "open": more than
         float32's noise, and less than its own scatter over seeds needs."""
+        if self.diverged:
+            return "worse: diverged"
         if noise is None:
             return "not known"
         band, size = noise.band(self.gaps, self.is_float32), abs(self.mean)

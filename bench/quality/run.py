@@ -51,6 +51,7 @@ SCALES = {
         validation_windows=512, watch_every=25, watch_share=4, autocast=True,
     ),
 }  # fmt: skip
+RATE = "schedule-free lr"  # of a report and of stored results: SCHEDULE_FREE_LR is no setting
 QUICK = dataclasses.replace(Settings(), steps=30, warmup=5, validation_windows=64)
 PACKAGES = ["torch", "numpy", "bitsandbytes", "lowtide"]
 
@@ -106,6 +107,7 @@ def collect(
         "sizes": dataclasses.asdict(sizes),
         "corpus": corpus.describe(text),
         "parameters": report.parameter_count(settings),
+        RATE: SCHEDULE_FREE_LR,
         "absent": absent,
         "runs": runs,
         "fidelity": found_units,
@@ -119,15 +121,17 @@ def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store) -
         known = json.loads(file.read_text())
         got = {**known["settings"], "text": known["corpus"]["sha256"]}
         made, runs = {name: known["machine"][name] for name in ("revision", "cpu", "versions")}, known["runs"]
+        named = [(run_name(run["variant"], run["seed"], run["beta2"]), {"made": made, **run}) for run in runs]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file}: got no report of trainings ({error!r}), wanted a quality.json") from error
-    wanted = {**dataclasses.asdict(settings), "text": text.sha256}
+    # A report from before it said its rate for Schedule-Free has the one of today.
+    got[RATE] = known.get(RATE, SCHEDULE_FREE_LR)
+    wanted = {**dataclasses.asdict(settings), "text": text.sha256, RATE: SCHEDULE_FREE_LR}
     other = [f"{name} {got.get(name)} in place of {wanted.get(name)}" for name in {**wanted, **got} if got.get(name) != wanted.get(name)]
     if other:
         raise ValueError(f"{file}: got {'; '.join(other)}: its runs cannot be compared with those to be made")
-    for run in runs:
-        run.setdefault("made", made)  # of a report from before each run said so
-        trained.adopt(run_name(run["variant"], run["seed"], run["beta2"]), run)
+    for name, run in named:  # with its own "made", but of a report from before each run had one
+        trained.adopt(name, run)
 
 
 def fewer(variants: list[Variant], seeds: int) -> list[Variant]:
@@ -151,7 +155,7 @@ def train_all(args: argparse.Namespace) -> int:
     settings = dataclasses.replace(settings, **({"beta1": args.beta1} if args.beta1 is not None else {}))
     text = corpus.load()
     origin = machine.origin(PACKAGES)
-    conditions = {"settings": dataclasses.asdict(settings), "corpus": text.sha256, "schedule-free lr": SCHEDULE_FREE_LR}
+    conditions = {"settings": dataclasses.asdict(settings), "corpus": text.sha256, RATE: SCHEDULE_FREE_LR}
     trained = Store(args.out, conditions, origin)
     for file in args.known or ():
         adopt(file, settings, text, trained)
@@ -181,6 +185,8 @@ def main() -> int:
         args.variants = chosen(TUNES if args.finetune else VARIANTS, args.variants)
     except argparse.ArgumentTypeError as error:
         parser.error(f"--variants: {error}")
+    if args.seeds < 0:
+        parser.error(f"--seeds: got {args.seeds}, wanted 0 or more")
     idle = {"--known": args.known, "--beta1": args.beta1, "--beta2": args.beta2} if args.finetune else {"--lr": args.lr}
     if given := [name for name, value in idle.items() if value is not None]:
         parser.error(f"got {', '.join(given)} {'with' if args.finetune else 'without'} --finetune, where it has no effect; leave it away")

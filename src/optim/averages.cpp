@@ -205,6 +205,7 @@ void Optimizer::set_evaluating(bool evaluating, void* stream) {
       Move(table, static_cast<int64_t>(i), evaluating, stream).take();
     } else {
       param.note_moved(evaluating, table.group_of(param).hyper.beta1);
+      if (param.has_state && !param.uninitialized) switches_of(param) += 1;  // as on shards that are not empty
     }
   }
   if (change) change->check_written();

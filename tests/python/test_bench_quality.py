@@ -87,7 +87,8 @@ def test_float32_alone_keeps_its_own_bound(figure: Callable[[str], None]) -> Non
 
 @pytest.mark.parametrize(
     ("gaps", "wanted"),
-    [((1.0, -1.0, 0.5), "yes, ≤"), ((9.0, 9.5, 9.2), "worse, >"), ((30.0, -5.0, 3.0), "open, >"), ((-9.0, -9.5, -9.2), "better, >")],
+    [((1.0, -1.0, 0.5), "yes, ≤"), ((9.0, 9.5, 9.2), "worse, >"), ((30.0, -5.0, 3.0), "open, >"), ((-9.0, -9.5, -9.2), "better, >"),
+     ((1.0, math.nan, 0.0), "worse: diverged")],
 )
 def test_what_scatters_more_than_it_is_off_stays_open(gaps: tuple[float, ...], wanted: str) -> None:
     row = Row("some", "some", gaps=dict(enumerate(gaps)))
@@ -95,11 +96,11 @@ def test_what_scatters_more_than_it_is_off_stays_open(gaps: tuple[float, ...], w
 
 
 def test_results_last(tmp_path: Path) -> None:
-    store = Store(tmp_path, {"steps": 1})
+    store = Store(tmp_path, {"steps": 1}, {"revision": "some"})
     assert store.make("one", lambda: {"loss": 2.0})
     again = Store(tmp_path, {"steps": 1})
     assert not again.make("one", lambda: pytest.fail("made twice"))
-    assert again.get("one") == {"loss": 2.0}
+    assert again.get("one") == {"loss": 2.0, "made": {"revision": "some"}}
     assert Store(tmp_path, {"steps": 2}).get("one") is None
     with pytest.raises(ZeroDivisionError):
         store.make("two", lambda: {"loss": 1 / 0})

@@ -1,5 +1,8 @@
 """Weights of 16 bits with a master: as precise as float32 ones, through checkpoints and budgets, and small."""
 
+import copy
+import pickle
+
 import lowtide
 import pytest
 import torch
@@ -210,3 +213,50 @@ def test_a_dtype_that_changes_after_the_first_step_is_refused_where_a_master_wou
     assert bits(model.weight) == before
     model.to(torch.float32)
     opt.step()
+
+
+def late(master: str, **options: object) -> tuple[torch.nn.Sequential, lowtide.AdamW]:
+    """A model that was rounded after its optimizer was made."""
+    model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.Linear(64, 256))
+    opt = lowtide.AdamW(model.parameters(), master=master, **options)
+    model.to(torch.bfloat16)
+    return model, opt
+
+
+def stepped(opt: lowtide.AdamW, params: list[torch.nn.Parameter]) -> None:
+    random_gradients(params)
+    opt.step()
+    assert all("residual" in opt.state[param] for param in params)
+
+
+@pytest.mark.parametrize("way", ["own dict", "copy", "pickle"])
+def test_state_of_a_model_that_was_rounded_late_has_its_residuals_before_the_first_step(way: str) -> None:
+    model, opt = late("residual16")
+    if way == "own dict":
+        opt.load_state_dict(opt.state_dict())
+    else:
+        model, opt = copy.deepcopy((model, opt)) if way == "copy" else pickle.loads(pickle.dumps((model, opt)))
+    stepped(opt, list(model.parameters()))
+
+
+def test_parameters_without_a_gradient_in_the_first_step_have_their_master_later() -> None:
+    model, opt = late("residual16")
+    stepped(opt, list(model[0].parameters()))
+    opt.zero_grad()
+    stepped(opt, list(model[1].parameters()))
+
+
+def test_a_group_that_is_added_after_the_model_was_rounded_changes_nothing() -> None:
+    model, opt = late("residual16")
+    added = torch.nn.Parameter(torch.randn(64, 256).bfloat16())
+    opt.add_param_group({"params": [added]})
+    stepped(opt, [*model.parameters(), added])
+
+
+def test_backward_steps_of_a_model_that_was_rounded_in_part() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.Linear(64, 256))
+    opt = lowtide.AdamW(model.parameters(), master="residual16", step_in_backward="1KiB")
+    model[0].to(torch.bfloat16)
+    model[1](model[0](torch.randn(2, 256).bfloat16()).float()).square().mean().backward()
+    opt.step()
+    assert "residual" in opt.state[model[0].weight] and "residual" not in opt.state[model[1].weight]

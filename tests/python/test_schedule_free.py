@@ -257,11 +257,17 @@ def test_dicts_tell_the_sum_and_the_largest_rate() -> None:
     for key, value, words in (
         ("weight_sum", torch.tensor(-1.0), "weight_sum: got -1.0, wanted a number from 0"),
         ("lr_max", torch.ones(2), "lr_max"),
+        ("switches", torch.tensor(0.5), "switches: got 0.5, wanted a whole number"),
+        ("switches", torch.tensor(1e300, dtype=torch.float64), "switches: got 1e+300"),
     ):
         broken = opt.state_dict()
         broken["state"][0][key] = value
         with refused(opt, words):
             opt.load_state_dict(broken)
+    older = opt.state_dict()
+    del older["state"][0]["switches"]
+    opt.load_state_dict(older)
+    assert float(opt.state_dict()["state"][0]["lr_max"]) == 2.5e-3
     for value in ("False", torch.zeros(2), 1):
         broken = opt.state_dict()
         broken["param_groups"][0]["train_mode"] = value
@@ -395,6 +401,9 @@ def test_a_disk_that_refuses_leaves_a_switch_to_be_repeated(way: str, tmp_path: 
             pass
         else:
             pytest.fail("nothing was written to the disk")
+    if any(opt.engine.core.evaluating(i) != opt.engine.core.evaluating(0) for i in range(3)):
+        with refused(opt, "call it again"):
+            copy.deepcopy(opt)
     getattr(opt, way)()
     getattr(other, way)()
     assert [bits(param) for param in params] == [bits(param) for param in twins]

@@ -96,13 +96,14 @@ def follow_states(engine: Engine, groups: Sequence[dict[str, Any]], carry: bool)
     got = "amsgrad, centered, nesterov or momentum changed after a step was captured in a graph"
     expect(not engine.captured, "param_groups", got, "them as they were: replays find state where it was")
     before, same = (engine.cores, engine.groups, engine.shares, engine.core), engine.registered()
-    counts = engine.steps_before, engine.skipped_before
+    counts, dtypes = (engine.steps_before, engine.skipped_before), engine.dtypes
     rebuild(engine, groups, same, None if carry else [-1] * len(engine.params))
 
     def back() -> None:
         engine.adopt(before[0], same.params, *before[1:3])
         engine.core = before[3]
         engine.steps_before, engine.skipped_before = counts
+        engine.dtypes = dtypes
 
     return back
 

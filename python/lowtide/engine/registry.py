@@ -69,6 +69,7 @@ class Registry:
         self.memories: list[Memory | None] = []  # per parameter group: its own budget
         self.params: list[torch.Tensor] = []  # all of them, by number
         self.dtypes: list[torch.dtype] = []  # of the parameters, by number, when a core took them in
+        self.fresh = True  # no step was seen, so that parameters may still change their dtype
         self.known: list[torch.Tensor] = []  # as the core has them: they, or what stands in for the foreign ones
         self.foreign: dict[int, torch.Tensor] = {}  # by number: those that cannot be stepped, being frozen or on meta
         self.shardings: list[Sharding | None] = []  # of those that are DTensors, by number
@@ -141,7 +142,9 @@ class Registry:
         core_groups = register_all(cores, *arguments)
         self.formats.append(Format.of(groups[-1]))
         self.members, self.overridden, self.memories = [*of.members], of.overridden, of.memories
+        before = self.dtypes
         self.adopt(cores, of.params, [*self.groups, *core_groups], shares)
+        self.dtypes[:first] = before  # their core is the one that took them in
         self.awaited += [i for i in range(first, len(self.params)) if not self.core.has_state(i)]
 
     def append(self, number: int, param: torch.Tensor) -> int:

@@ -110,6 +110,7 @@ class Optimizer(SteppingOptimizer):
         """
         self._follow_groups()
         self._follow_overrides()
+        self._follow_moves()
         self.onload()
         self._place_states()
         spreads = spread.is_wanted(self.engine)
@@ -142,6 +143,7 @@ class Optimizer(SteppingOptimizer):
         del group, skip_non_grad_params  # one budget may hold state of all groups, so that it is placed at once
         self._follow_groups()
         self._follow_overrides()
+        self._follow_moves()
         self._place_states()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -246,6 +248,7 @@ class Optimizer(SteppingOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         self._follow_groups()
         self._follow_overrides()
+        self._follow_moves()
         engine, report = self.engine, self.report()
         options = {
             "rule": engine.family.rule,

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import chain
 from operator import is_
 from typing import Any, TypeVar
@@ -28,6 +29,11 @@ class PushingOptimizer(GroupedOptimizer):
         """Tells the core what has changed since the last step."""
         self._follow_groups()
         groups, engine = self.param_groups, self.engine
+        if engine.fresh:  # all of them, for those without a gradient now would be too late later
+            engine.fresh = not any(map(engine.core.step_count, range(len(engine.params))))
+            if engine.fresh and [param.dtype for param in engine.params] != engine.dtypes:
+                with suppress(TypeError, ValueError, NotImplementedError):  # for the step to refuse
+                    follow_moves(engine, groups, self._show_state)
         if self._overrides_seen != overrides.changes():
             self._follow_overrides()
         if engine.foreign and (numbers := engine.foreign_gradients()):

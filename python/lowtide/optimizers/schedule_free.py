@@ -113,7 +113,7 @@ class AdamWScheduleFree(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         self.param_groups[-1][_MODE] = len(self.param_groups) == 1 or self.param_groups[0].get(_MODE, True)
-        self._mark_modes()
+        self._mark_modes(len(self.param_groups) - 1)
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """A dict says which weights the model's, saved with it, are."""
@@ -123,6 +123,10 @@ class AdamWScheduleFree(Optimizer):
             self._push_group(number, group)
         self._mark_modes()
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_modes()
+        return super().__getstate__()
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         modes = [group.get(_MODE, True) for group in state["param_groups"]]
         super().__setstate__(state)
@@ -130,7 +134,8 @@ class AdamWScheduleFree(Optimizer):
             group[_MODE] = mode
         self._mark_modes()
 
-    def _mark_modes(self) -> None:
+    def _mark_modes(self, first: int = 0) -> None:
+        """Tells the core the modes of the parameter groups from `first` on."""
         for each in self.engine.groups:
-            for number in each.params:
+            for number in each.params if each.of >= first else ():
                 self.engine.core.mark_evaluating(number, not self.param_groups[each.of].get(_MODE, True))

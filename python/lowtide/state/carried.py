@@ -17,6 +17,7 @@ from lowtide.engine.engine import Engine
 from lowtide.engine.family import Family
 
 PRODUCT = "mu_product"
+SWITCHES = "switches"  # a dict or a file of before may lack them; a whole number
 
 Numbers = dict[str, float]
 
@@ -66,15 +67,16 @@ def read_number(saved: Any, name: str, where: str) -> float:
 
 def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
     """A dict of these numbers, from a file."""
-    whole = isinstance(numbers, dict) and set(numbers) == set(names)
+    whole = isinstance(numbers, dict) and set(names) - {SWITCHES} <= set(numbers) <= set(names)
     expect(whole, where, repr(numbers)[:80], f"a dict of {', '.join(names)}")
-    return {name: _checked(numbers[name], name, where) for name in names}
+    return {name: _checked(numbers.get(name, 0.0), name, where) for name in names}
 
 
 def _checked(number: Any, name: str, where: str) -> float:
-    most = _core.carried_most(name)
+    most = 2.0**52 if name == SWITCHES else _core.carried_most(name)
     valid = isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number <= most
-    expect(valid, where, repr(number), f"a number from 0 to {most:g}")
+    valid = valid and (name != SWITCHES or float(number).is_integer())
+    expect(valid, where, repr(number), f"a {'whole ' if name == SWITCHES else ''}number from 0 to {most:g}")
     return float(number)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lowtide.devices.sharding import local_of
 from lowtide.checks.values import check_floats, expect, number, read_step
 from lowtide.options.hyper import hyper_values
 from lowtide.state.carried import checked
@@ -47,6 +48,8 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
         expect(name in entry, where, f"no {name!r}", "'z' and 'exp_avg_sq'")
     check_floats(entry["z"], f"{where}, z", spec.shape)
     expect(not spec.param.is_meta, where, "weights on meta", "those that were saved with this dict: load the model before")
+    whole = type(local_of(spec.param)) is type(spec.param)
+    expect(whole, where, "a DTensor parameter", "a whole one: load before the model is sharded, and carry on by Lowtide's state_dict")
     group = spec.group
     step = read_step({"step": group["k"]}, f"{where}, k of its group")
     expect(step > 0, f"{where}, k of its group", step, "1 or more: there is state")
@@ -54,8 +57,8 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     for name in _NUMBERS:
         numbers |= checked({name: number(name, group[name])}, (name,), f"{where}, {name} of its group")
     share = 1.0 if group["train_mode"] else hyper_values(("beta1", "beta2"), group)[0]
-    weights = spec.param.detach()
-    z_minus_y = share * (entry["z"].detach().to(weights.device, torch.float32) - weights.float())
+    weights = spec.param.detach().to("cpu", torch.float32)  # a device may have no room for all of them at once
+    z_minus_y = share * (entry["z"].detach().to("cpu", torch.float32) - weights)
     moments = {"z_minus_y": z_minus_y, "exp_avg_sq": entry["exp_avg_sq"]}
     # "switches" tells random bits of switches between two steps apart; one has been made if these weights are x.
     return Entry(step, moments, True, {**numbers, "switches": float(not group["train_mode"])})
