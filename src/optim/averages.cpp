@@ -15,6 +15,10 @@ constexpr uint64_t kOwnBits = 0x9e3779b97f4a7c15u;  // makes random bits that st
 
 // How often the weights of a parameter were switched since its last step.
 double& switches_of(Parameter& param) { return param.carried.of[rule_info(param.rule).switches]; }
+// Before the first step there is nothing that a switch could round, whether there is state or not.
+void note_switch(Parameter& param) {
+  if (param.steps > 0) switches_of(param) += 1;
+}
 
 // Memory that the backend of the parameters reaches: the host's, or a copy on the device.
 class Reached {
@@ -168,7 +172,7 @@ class Move {
     }
     state.wait();
     param_.note_moved(evaluating_, beta1_);
-    switches_of(param_) += 1;
+    note_switch(param_);
   }
 
   ParamTable& table_;
@@ -205,7 +209,7 @@ void Optimizer::set_evaluating(bool evaluating, void* stream) {
       Move(table, static_cast<int64_t>(i), evaluating, stream).take();
     } else {
       param.note_moved(evaluating, table.group_of(param).hyper.beta1);
-      if (param.has_state && !param.uninitialized) switches_of(param) += 1;  // as on shards that are not empty
+      note_switch(param);  // as on shards that are not empty
     }
   }
   if (change) change->check_written();
@@ -220,7 +224,7 @@ void Optimizer::mark_evaluating(int64_t param, bool evaluating) {
              "got parameter %lld of rule '%s', which evaluates the weights that it trains, wanted schedulefree",
              ll(param), rule_info(of.rule).name);
   of.note_moved(evaluating, impl_->table.group_of(of).hyper.beta1);
-  if (evaluating && switches_of(of) == 0) switches_of(of) = 1;  // a file does not tell: they went there once
+  if (evaluating && switches_of(of) == 0) note_switch(of);  // a file does not tell: they went there once
 }
 
 }  // namespace lowtide

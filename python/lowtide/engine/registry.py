@@ -69,7 +69,7 @@ class Registry:
         self.memories: list[Memory | None] = []  # per parameter group: its own budget
         self.params: list[torch.Tensor] = []  # all of them, by number
         self.dtypes: list[torch.dtype] = []  # of the parameters, by number, when a core took them in
-        self.fresh = True  # no step was seen, so that parameters may still change their dtype
+        self.fresh = False  # some have a master, which their dtype decides, and no step was seen after which it must stay
         self.known: list[torch.Tensor] = []  # as the core has them: they, or what stands in for the foreign ones
         self.foreign: dict[int, torch.Tensor] = {}  # by number: those that cannot be stepped, being frozen or on meta
         self.shardings: list[Sharding | None] = []  # of those that are DTensors, by number
@@ -227,6 +227,7 @@ class Registry:
         self.place, self.on_host = None if several else home, all(place.on_host for place in cores)
         self.params = [param for params in self.members for param in params]
         self.dtypes = [param.dtype for param in self.params]
+        self.fresh = any(group.format.master for group in groups)
         self.places, self.shardings = now.places, now.shardings
         self.known = stood_in(self.params, now.places, home)
         self.foreign = {i: param for i, param in enumerate(self.params) if now.places[i] is None}
