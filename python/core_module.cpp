@@ -15,9 +15,10 @@
 #include "backend/gradient_limit.h"
 #include "core/sizes.h"
 #include "lowtide/backends.h"
-#include "optim/gradient_norm.h"
 #include "optim/carried.h"
+#include "optim/gradient_norm.h"
 #include "plugin_folders.h"
+#include "py_optimizer.h"
 #include "tensor_reader.h"
 
 namespace nb = nanobind;
@@ -105,9 +106,11 @@ NB_MODULE(_core, m) {
   m.def(
       "carried_most",
       [](const std::string& name) {
-        for (const lowtide::RuleInfo& rule : lowtide::rules())
+        for (const lowtide::RuleInfo& rule : lowtide::rules()) {
+          int k = 0;
           for (const char* const own : rule.carried_names)
-            if (name == own) return rule.carried_most;
+            if (const double most = rule.most_carried(k++); name == own) return most;
+        }
         throw nb::value_error(("no rule carries '" + name + "'").c_str());
       },
       "name"_a, "The largest value of a number that a rule carries beside states.");
@@ -118,10 +121,7 @@ NB_MODULE(_core, m) {
         const lowtide::Hyper h = hyper_from(lowtide::default_hyper(rule), hyper);
         const int effective = lowtide::effective_rule(lowtide::find_rule(rule), h);
         const lowtide::Carried numbers = lowtide::carried_as_now(effective, h, steps);
-        NumberDict out;
-        int k = 0;
-        for (const char* const name : lowtide::rule_info(effective).carried_names) out[name] = numbers.of[k++];
-        return out;
+        return number_dict(lowtide::rule_info(effective).carried_names, numbers);
       },
       "rule"_a, "hyper"_a, "steps"_a, "What the rule carries beside states after so many steps with these options.");
   m.attr("GRADIENT_LIMIT") = lowtide::kGradientLimit;  // magnitudes below are finite to a step

@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "memory/store.h"
-#include "optim/carried.h"
 
 namespace lowtide::python {
 
@@ -232,12 +231,15 @@ Report PyOptimizer::report() {
   return out;
 }
 
-NumberDict PyOptimizer::carried(int64_t param) const {
+NumberDict number_dict(const std::vector<const char*>& names, const Carried& numbers) {
   NumberDict out;
-  const Carried numbers = carried_of(core_, param);
   int k = 0;
-  for (const char* const name : carried_names(core_, param)) out[name] = numbers.of[k++];
+  for (const char* const name : names) out[name] = numbers.of[k++];
   return out;
+}
+
+NumberDict PyOptimizer::carried(int64_t param) const {
+  return number_dict(carried_names(core_, param), carried_of(core_, param));
 }
 
 void PyOptimizer::set_carried(int64_t param, const NumberDict& numbers) {

@@ -20,6 +20,7 @@
 
 #include "arguments.h"
 #include "lowtide/optimizer.h"
+#include "optim/carried.h"
 #include "optim/gradient_norm.h"
 #include "param_binding.h"
 #include "python_allocator.h"
@@ -52,6 +53,9 @@ struct Core {
 struct StateMemory {
   std::shared_ptr<Core> core;
 };
+
+// Carried numbers (optim/carried.h) by their names.
+NumberDict number_dict(const std::vector<const char*>& names, const Carried& numbers);
 
 // The Python object: owns the optimizer and references to the tensors of its parameters. Refuses calls that change it
 // while another thread is in a call (steps release the GIL).

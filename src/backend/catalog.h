@@ -30,6 +30,7 @@ struct StateFormat {
 // what the first of them is while they are unknown.
 inline constexpr int kMaxCarriedByRule = 2, kMaxCarried = kMaxCarriedByRule + 1;
 inline constexpr double kCarriedUnknown = -1;
+inline constexpr double kMostSwitches = 0x1p52;  // a double counts to twice that
 
 // The input of RuleInfo::make_args, as portable/rules/hyper.h says.
 struct RuleInput {
@@ -65,11 +66,12 @@ struct RuleInfo {
   std::vector<RuleHyper> hyper;
   std::string (*refusal)(const Hyper&) = nullptr;  // why it cannot run with these; "": it can
   const char* too_coarse = nullptr;                // why its states cannot have 4 bits; nullptr: they can
-  // Numbers carried from step to step beside states: names, the largest value, and the numbers after step t, from those
-  // before it. switches: which of them counts switches, -1: none.
+  // Numbers carried from step to step beside states: names, the largest value of the rule's own, and the numbers after
+  // step t, from those before it. switches: which of them counts switches, -1: none.
   std::vector<const char*> carried_names;
   double carried_most = 0;
   int switches = -1;
+  double most_carried(int k) const { return k == switches ? kMostSwitches : carried_most; }
   void (*carry)(const RuleInput&, double (&after)[kMaxCarried]) = nullptr;
   // A rule whose weights are evaluated elsewhere than where gradients are taken has arguments of a step that moves the
   // weights there, or back, by state 0 alone. nullptr: it is the same place.

@@ -50,15 +50,13 @@ void set_carried(Optimizer& of, int64_t param, const Carried& numbers) {
   impl.resolve();
   Parameter& at = impl.table.at(param);
   const RuleInfo& rule = rule_info(at.rule);
-  for (int k = 0; k < carried_count(at.rule); ++k)
-    LT_REQUIRE(numbers.of[k] >= 0 && numbers.of[k] <= rule.carried_most, "got %s=%g for parameter %lld, wanted 0 to %g",
-               rule.carried_names[static_cast<size_t>(k)], numbers.of[k], ll(param), rule.carried_most);
-  constexpr double kMostSwitches = 0x1p52;  // a double counts to twice that
-  if (rule.switches >= 0)
-    LT_REQUIRE(numbers.of[rule.switches] <= kMostSwitches &&
-                   std::floor(numbers.of[rule.switches]) == numbers.of[rule.switches],
-               "got switches=%g for parameter %lld, wanted a whole number up to 2^52", numbers.of[rule.switches],
-               ll(param));
+  for (int k = 0; k < carried_count(at.rule); ++k) {
+    const double number = numbers.of[k], most = rule.most_carried(k);
+    const bool counts = k == rule.switches;
+    LT_REQUIRE(number >= 0 && number <= most && (!counts || std::floor(number) == number),
+               "got %s=%g for parameter %lld, wanted a%s number from 0 to %g",
+               rule.carried_names[static_cast<size_t>(k)], number, ll(param), counts ? " whole" : "", most);
+  }
   if (carried_count(at.rule)) at.carried = numbers;
 }
 

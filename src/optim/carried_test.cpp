@@ -75,9 +75,10 @@ TEST(Carried, BelongsToTheRulesThatNameThem) {
   std::map<std::string, std::vector<std::string>> with;
   for (const RuleInfo& rule : rules())
     if (!rule.carried_names.empty()) with[rule.name] = {rule.carried_names.begin(), rule.carried_names.end()};
-  const std::map<std::string, std::vector<std::string>> wanted = {{"adam_nesterov", {"mu_product"}},
-                                                                  {"adamw_nesterov", {"mu_product"}},
-                                                                  {"schedulefree", {"weight_sum", "lr_max", "switches"}}};
+  const std::map<std::string, std::vector<std::string>> wanted = {
+      {"adam_nesterov", {"mu_product"}},
+      {"adamw_nesterov", {"mu_product"}},
+      {"schedulefree", {"weight_sum", "lr_max", "switches"}}};
   EXPECT_EQ(with, wanted);
 }
 
@@ -203,7 +204,7 @@ TEST(Carried, OfAnOptimizerIsSetAndRead) {
   EXPECT_EQ(carried_of(optimizer, param).of[0], 0.25);
   for (const double bad : {-0.5, -1.0, 1.5, std::numeric_limits<double>::quiet_NaN()})
     EXPECT_NE(message_of(ErrorKind::kInvalidArgument, [&] { set_carried(optimizer, param, {{bad}}); })
-                  .find("for parameter 0, wanted 0 to 1"),
+                  .find("for parameter 0, wanted a number from 0 to 1"),
               std::string::npos);
   EXPECT_EQ(carried_of(optimizer, param).of[0], 0.25);
 

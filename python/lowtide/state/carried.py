@@ -73,7 +73,7 @@ def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
 
 
 def _checked(number: Any, name: str, where: str) -> float:
-    most = 2.0**52 if name == SWITCHES else _core.carried_most(name)
+    most = _core.carried_most(name)
     valid = isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number <= most
     valid = valid and (name != SWITCHES or float(number).is_integer())
     expect(valid, where, repr(number), f"a {'whole ' if name == SWITCHES else ''}number from 0 to {most:g}")
