@@ -1,7 +1,7 @@
-// Numbers that are carried from step to step beside states: NAdam's product of mu ("mu_product"), Schedule-Free's sum of
-// weights and largest learning rate ("weight_sum", "lr_max"), and how often its weights were switched since the last
-// step ("switches"). The rule's header says how a step changes its own (portable/rules/hyper.h). They depend on the hyper-parameters that each step had; unknown, they are
-// those that the hyper-parameters of now would have given.
+// Numbers that are carried from step to step beside states: NAdam's product of mu ("mu_product"), Schedule-Free's sum
+// of weights and largest learning rate ("weight_sum", "lr_max"), and how often its weights were switched since the last
+// step ("switches"). The rule's header says how a step changes its own (portable/rules/hyper.h). They depend on the
+// hyper-parameters that each step had; unknown, they are those that the hyper-parameters of now would have given.
 #pragma once
 
 #include <cstdint>

@@ -61,10 +61,11 @@ void check_fits(const Tables& tables, const Checkpoint& saved) {
     LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
                ll(got.steps));
     if (got.states.empty()) continue;
-    LT_REQUIRE(is_codec(got.codec),
-               "parameter %zu has '%s' state in the checkpoint, which this version does not have: load it in one that has "
-               "it, and take the state over as torch_state_dict()",
-               i, got.codec.c_str());
+    LT_REQUIRE(
+        is_codec(got.codec),
+        "parameter %zu has '%s' state in the checkpoint, which this version does not have: load it in one that has "
+        "it, and take the state over as torch_state_dict()",
+        i, got.codec.c_str());
     LT_REQUIRE(got.codec == wanted.codec && got.block == wanted.block,
                "parameter %zu has '%s' state in the checkpoint, wanted '%s': build the optimizer with the state and "
                "min_quantized_numel of the saved one",

@@ -60,8 +60,8 @@ struct ParamTable {
   uint64_t seed;                                       // of stochastic rounding
   std::vector<std::unique_ptr<Residence>> residences;  // the first is that of groups without a budget of their own
   std::vector<GroupSpec> groups;
-  bool needs_norms = false;      // a rule of theirs needs norms of whole parameters before each step
-  bool has_average = false;      // a rule of theirs evaluates other weights than it trains (RuleInfo::make_average_args)
+  bool needs_norms = false;  // a rule of theirs needs norms of whole parameters before each step
+  bool has_average = false;  // a rule of theirs evaluates other weights than it trains (RuleInfo::make_average_args)
   std::deque<Parameter> params;  // stable addresses: items and callers point into them
   int64_t steps = 0, skipped_steps = 0;
   std::shared_ptr<AsyncSave> saving;  // told before state changes; nullptr: none runs, and none has failed unheard

@@ -30,7 +30,6 @@ struct Parameter : ParamSpec {
   Carried carried;                 // after these steps
   uint32_t partially_written = 0;  // bit k: replacing state k failed half way, so part of it is of before
   bool evaluating = false;         // the weights are those to evaluate: see Optimizer::set_evaluating
-  double evaluating_beta1 = 0;     // the beta1 by which they moved there
   bool has_state = false;
   bool uninitialized = false;  // the state holds nothing yet: no step, and nothing was restored into it
   bool paged = false;          // the state is in its budget's store; codes and scales are null
@@ -41,6 +40,7 @@ struct Parameter : ParamSpec {
   Layout grad_layout;                 // of the last strided gradient
   std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty: there was none
   std::vector<Progress> progress;     // of each piece, where paged
+  double evaluating_beta1 = 0;        // by which the weights moved to those to evaluate
   void* codes[kMaxArrays] = {};
   float* scales[kMaxArrays] = {};
 
