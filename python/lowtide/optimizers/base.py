@@ -6,7 +6,6 @@ about the mathematics: it reads the groups' options, makes one call per step and
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import overload
 
 import torch
@@ -14,7 +13,6 @@ import torch
 from lowtide import _core
 from lowtide.devices import sharding
 from lowtide.engine.cores import Cores
-from lowtide.engine.rebuild import follow_moves
 from lowtide.optimizers import partitions
 from lowtide.optimizers.clipped import ClippingOptimizer
 from lowtide.optimizers.clipping import Queued
@@ -124,12 +122,6 @@ class SteppingOptimizer(ClippingOptimizer):
         else:  # parameters have moved apart since it was queued
             known = Queued(clip, scale).wait()
             engine.core.step(known.factor, known_finite or known.finite, queue, free, only)
-
-    def _follow_moves(self) -> None:
-        """Before a checkpoint is read: its state goes where parameters are now, and the core of before cannot step it there.
-        Those that cannot be stepped at all are for the step to refuse: placeholders have memory by then."""
-        with suppress(TypeError, ValueError, NotImplementedError):
-            follow_moves(self.engine, self.param_groups, self._show_state)
 
     def _tell(self) -> None:
         """Logs what has become of the state. The core commits the last step for that, as the next one would."""

@@ -32,8 +32,7 @@ class PushingOptimizer(GroupedOptimizer):
         if engine.fresh:  # all of them, for those without a gradient now would be too late later
             engine.fresh = not any(map(engine.core.step_count, range(len(engine.params))))
             if engine.fresh and [param.dtype for param in engine.params] != engine.dtypes:
-                with suppress(TypeError, ValueError, NotImplementedError):  # for the step to refuse
-                    follow_moves(engine, groups, self._show_state)
+                self._follow_moves()
         if self._overrides_seen != overrides.changes():
             self._follow_overrides()
         if engine.foreign and (numbers := engine.foreign_gradients()):
@@ -53,6 +52,12 @@ class PushingOptimizer(GroupedOptimizer):
             engine.threads = threads
         if type(self.state) is not States or self.state.removed:
             self.state = restore.restart_removed(engine, self.state)
+
+    def _follow_moves(self) -> None:
+        """Before state is read or shown, or a step is taken of some parameters: it belongs where all are now, and to their dtypes.
+        Those that cannot be stepped at all are for the step to refuse: placeholders have memory by then."""
+        with suppress(TypeError, ValueError, NotImplementedError):
+            follow_moves(self.engine, self.param_groups, self._show_state)
 
     def _following(self, call: Callable[[], Found]) -> Found:
         """Makes a call of the core that may find parameters on other devices than before, once more where they are."""
