@@ -195,6 +195,9 @@ class MirrorCore(_core.Optimizer):
         """As `_core.Optimizer.set_evaluating`; what has moved is on the device when it returns or raises."""
         before = [self.evaluating(i) for i in range(len(self._mirrors))]
         moved = {i: mirror for i, mirror in enumerate(self._mirrors) if mirror and self.has_state(i) and before[i] != evaluating}
+        if not moved:  # frameworks ask before every batch: nothing is waited for
+            super().set_evaluating(evaluating, stream)
+            return
         self._return()
         with self._told("copying weights to the host: nothing was changed"):
             self._wait()
