@@ -13,8 +13,7 @@ from lowtide.checks.values import expect
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.registry import steps
 from lowtide.options.options import Options
-
-_MODE = "train_mode"  # of groups, as the package schedulefree has it
+from lowtide.state.format import MODE
 
 
 @steps("schedulefree")
@@ -77,7 +76,7 @@ class AdamWScheduleFree(Optimizer):
         self._push_options()
         self._following(lambda: self.engine.core.set_evaluating(not training, 0 if self.engine.on_host else self.engine.queue()))
         for group in self.param_groups:
-            group[_MODE] = training
+            group[MODE] = training
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """As `Optimizer.step`. Raises ValueError, before the closure is called, between `eval()` and `train()`."""
@@ -89,7 +88,7 @@ class AdamWScheduleFree(Optimizer):
         super()._step_gradients(only)
 
     def _check_training(self) -> None:
-        training = all(group.get(_MODE, True) for group in self.param_groups)
+        training = all(group.get(MODE, True) for group in self.param_groups)
         expect(training, "step", "the weights to evaluate", "those to train: call train() before")
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,14 +104,14 @@ class AdamWScheduleFree(Optimizer):
     def _check_modes(self) -> None:
         """ValueError for weights of two kinds in one group: no dict can say so."""
         for each in self.engine.groups:
-            wanted = not self.param_groups[each.of].get(_MODE, True)
+            wanted = not self.param_groups[each.of].get(MODE, True)
             mixed = [i for i in each.params if self.engine.core.evaluating(i) != wanted]
             expect(not mixed, "state_dict", f"parameters {mixed[:8]} that eval() or train() has moved, and others that it has not",
                    "all of them: call it again")  # fmt: skip
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self.param_groups[-1][_MODE] = len(self.param_groups) == 1 or self.param_groups[0].get(_MODE, True)
+        self.param_groups[-1][MODE] = len(self.param_groups) == 1 or self.param_groups[0].get(MODE, True)
         self._mark_modes(len(self.param_groups) - 1)
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -128,14 +127,14 @@ class AdamWScheduleFree(Optimizer):
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        modes = [group.get(_MODE, True) for group in state["param_groups"]]
+        modes = [group.get(MODE, True) for group in state["param_groups"]]
         super().__setstate__(state)
         for group, mode in zip(self.param_groups, modes, strict=True):
-            group[_MODE] = mode
+            group[MODE] = mode
         self._mark_modes()
 
     def _mark_modes(self, first: int = 0) -> None:
         """Tells the core the modes of the parameter groups from `first` on."""
         for each in self.engine.groups:
             for number in each.params if each.of >= first else ():
-                self.engine.core.mark_evaluating(number, not self.param_groups[each.of].get(_MODE, True))
+                self.engine.core.mark_evaluating(number, not self.param_groups[each.of].get(MODE, True))

@@ -36,6 +36,7 @@ STAMP = ("lowtide_format", "lowtide_rule", SEED)
 FIXED = Format._fields  # belong to the live tensors; loading never changes them
 OWN_KEYS = (*STAMP, *FIXED, "rounding")  # of groups, which other libraries have no use for
 HIDDEN_KEYS = ("params", "param_names", *STAMP)
+MODE = "train_mode"  # of Schedule-Free's groups, as the package schedulefree has it
 SCALE = "_scale"  # after the name of a moment: its scales
 CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, where the group's "state" would say another one
 

@@ -12,7 +12,7 @@ from lowtide.engine.engine import Engine
 from lowtide.options.options import check_kinds
 from lowtide.state import torch_dict
 from lowtide.state.foreign.readers import Reader
-from lowtide.state.format import FIXED, OWN_KEYS, SEED, SPREAD, STAMP, check_stamp, is_stamped, read_seed
+from lowtide.state.format import FIXED, MODE, OWN_KEYS, SEED, SPREAD, STAMP, check_stamp, is_stamped, read_seed
 
 
 class Groups(NamedTuple):
@@ -73,9 +73,9 @@ def read_groups(
             kept[SEED] = read_seed(group, saved[0], where, mine[SEED])
         if "param_names" in mine:
             new.setdefault("param_names", mine["param_names"])
-        if "train_mode" in mine:  # of Schedule-Free
-            new.setdefault("train_mode", True)
-            expect(isinstance(new["train_mode"], bool), f"{where}['train_mode']", repr(new["train_mode"]), "True or False")
+        if MODE in mine:
+            new.setdefault(MODE, True)
+            expect(isinstance(new[MODE], bool), f"{where}['{MODE}']", repr(new[MODE]), "True or False")
         groups.append({**kept, **new})
         try:
             for core_group in (each for each in engine.groups if each.of == n):
