@@ -36,7 +36,7 @@ def _first_line(*command: str) -> str:
 def revision() -> str:
     """The commit of this repository, with "-dirty" where files have changes that are not committed or are not known to git."""
     here = str(Path(__file__).parents[2])
-    changed = _first_line("git", "-C", here, "status", "--porcelain")
+    changed = _first_line("git", "-C", here, "status", "--porcelain")  # "unknown" stands for no line, too
     return _first_line("git", "-C", here, "describe", "--always") + ("-dirty" if changed != "unknown" else "")
 
 
@@ -54,9 +54,9 @@ def versions(packages: list[str]) -> dict[str, str]:
     return found
 
 
-def origin(packages: list[str]) -> dict[str, object]:
-    """The commit, the processor and the versions: a result depends on them beside its settings."""
-    return {"revision": revision(), "cpu": _field("/proc/cpuinfo", "model name"), "versions": versions(packages)}
+def origin(described: dict[str, object]) -> dict[str, object]:
+    """The commit, the processor and the versions of what `describe` returned: a result depends on them beside its settings."""
+    return {name: described[name] for name in ("revision", "cpu", "versions")}
 
 
 def describe(packages: list[str]) -> dict[str, object]:

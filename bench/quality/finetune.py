@@ -25,9 +25,9 @@ from quality import corpus
 from quality.lora import RANK, adapt
 from quality.model import LanguageModel
 from quality.store import Store
-from quality.training import Settings, change, descend, train, trained, validation_loss
+from quality.training import Settings, change, descend, difference, train, trained, validation_loss
 from quality.tunes import LORA, TUNES
-from quality.variants import VARIANTS, Variant, by_seed, why_not
+from quality.variants import VARIANTS, Variant, by_seed, makeable, why_not
 
 BETA2 = 0.999
 RATE = 5  # times lower than the highest before
@@ -80,9 +80,8 @@ def load(start: Start) -> LanguageModel:
         got = str(error).partition("\n")[0]
         raise ValueError(f"{start.weights}: got {got}, wanted weights of this study's model of width {start.before.size.width}") from error
     wanted = dataclasses.asdict(start.before)
-    if (settings := kept.get("settings", wanted)) != wanted:
-        other = [f"{name} {settings.get(name)} in place of {value}" for name, value in wanted.items() if settings.get(name) != value]
-        raise ValueError(f"{start.weights}: got weights of another training ({'; '.join(other)}), wanted another file or --scale")
+    if other := difference(kept.get("settings", wanted), wanted):
+        raise ValueError(f"{start.weights}: got weights of another training ({other}), wanted another file or --scale")
     return model
 
 
@@ -116,7 +115,7 @@ def run_name(variant: Variant, order: int) -> str:
 
 def run_all(variants: Sequence[Variant], settings: Settings, start: Start, store: Store) -> None:
     store.make("start", lambda: losses(settings, start, load(start)))
-    store.make_all((run_name(variant, order), partial(tune, settings, start, variant, order)) for order, variant in by_seed(variants))
+    store.make_all((run_name(variant, order), partial(tune, settings, start, variant, order)) for order, variant in by_seed(makeable(variants)))
 
 
 def collect(settings: Settings, start: Start, store: Store, packages: list[str]) -> dict[str, Any]:

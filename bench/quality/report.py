@@ -12,6 +12,7 @@ from quality.fidelity import LIVE
 from quality.gaps import Noise, Row, analyse
 from quality.model import build
 from quality.training import Settings
+from quality.variants import VARIANTS, of_rule
 
 RUN_HEAD = ("", "gap per seed, mN", "mean ± sd", "noise?", "update error", "largest update / lr", "above 8")
 UNIT_HEAD = ("", "β2", "no gradient", "× 0.1", "same", "× 2", "× 10", "drift, at most", "spread", "spike")
@@ -74,8 +75,6 @@ def run_cells(row: Row, noise: Noise | None) -> list[str]:
 
 
 def run_section(result: dict[str, Any], beta2: float, rule: str) -> list[str]:
-    from quality.variants import of_rule
-
     rows, noise, base = analyse(result["runs"], beta2, of_rule(rule))
     if not rows:
         return []
@@ -141,8 +140,6 @@ def apart_section(sizes: dict[str, Any], found: list[dict[str, Any]], labels: di
 
 
 def markdown(result: dict[str, Any]) -> str:
-    from quality.variants import VARIANTS
-
     labels = {variant.id: variant.label for variant in VARIANTS}
     units = [unit for unit in result["fidelity"] if unit["variant"] in labels]  # results may be of variants that are gone
     absent = [f"{labels[id]} ({why})" for id, why in result["absent"].items() if id in labels]

@@ -34,9 +34,9 @@ from common.options import chosen  # noqa: E402
 from quality import apart, corpus, fidelity, finetune, finetune_report, report  # noqa: E402
 from quality.model import Size  # noqa: E402
 from quality.store import Store  # noqa: E402
-from quality.training import Settings, train  # noqa: E402
+from quality.training import Settings, difference, train  # noqa: E402
 from quality.tunes import TUNES  # noqa: E402
-from quality.variants import SCHEDULE_FREE_LR, VARIANTS, Variant, by_seed, float32_of, why_not  # noqa: E402
+from quality.variants import SCHEDULE_FREE_LR, VARIANTS, Variant, by_seed, float32_of, makeable, why_not  # noqa: E402
 
 BETA2 = (0.999, 0.95)
 OUT = Path(__file__).resolve().parents[2] / "build" / "bench" / "quality"
@@ -72,17 +72,18 @@ def run_all(
     variants: list[Variant], betas2: Sequence[float], settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus,
     trained: Store, units: Store,
 ) -> None:  # fmt: skip
+    able = makeable(variants)
     trained.make_all(
         (run_name(variant.id, seed, beta2), partial(train, settings, variant, seed, beta2, text))
-        for seed, variant in by_seed(variants)
+        for seed, variant in by_seed(able)
         for beta2 in betas2
     )
-    for variant in variants:
-        exact, able = float32_of(variant), not why_not(variant)
+    for variant in able:
+        exact = float32_of(variant)
         for beta2 in betas2:
-            if able and variant.moments:
+            if variant.moments:
                 units.make(fidelity_name(variant, beta2), partial(fidelity.measure, variant, beta2, sizes))
-            if able and exact:
+            if exact:
                 units.make(apart_name(variant, beta2), partial(apart.measure, variant, exact, beta2, sizes))
 
 
@@ -120,16 +121,15 @@ def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store) -
     try:
         known = json.loads(file.read_text())
         got = {**known["settings"], "text": known["corpus"]["sha256"]}
-        made, runs = {name: known["machine"][name] for name in ("revision", "cpu", "versions")}, known["runs"]
-        named = [(run_name(run["variant"], run["seed"], run["beta2"]), {"made": made, **run}) for run in runs]
+        made = machine.origin(known["machine"])
+        named = [(run_name(run["variant"], run["seed"], run["beta2"]), {"made": made, **run}) for run in known["runs"]]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file}: got no report of trainings ({error!r}), wanted a quality.json") from error
     # A report from before it said its rate for Schedule-Free has the one of today.
     got[RATE] = known.get(RATE, SCHEDULE_FREE_LR)
     wanted = {**dataclasses.asdict(settings), "text": text.sha256, RATE: SCHEDULE_FREE_LR}
-    other = [f"{name} {got.get(name)} in place of {wanted.get(name)}" for name in {**wanted, **got} if got.get(name) != wanted.get(name)]
-    if other:
-        raise ValueError(f"{file}: got {'; '.join(other)}: its runs cannot be compared with those to be made")
+    if other := difference(got, wanted):
+        raise ValueError(f"{file}: got {other}: its runs cannot be compared with those to be made")
     for name, run in named:  # with its own "made", but of a report from before each run had one
         trained.adopt(name, run)
 
@@ -143,7 +143,7 @@ def finetune_all(args: argparse.Namespace) -> int:
     options = {"steps": 8, "validation_windows": 8} if args.quick else {}
     settings = finetune.settings_of(before, **options, **({"lr": args.lr} if args.lr is not None else {}))
     start = finetune.prepare(args.finetune, before, train_first=not args.report)
-    store = Store(args.out, start.conditions(settings), machine.origin(PACKAGES))
+    store = Store(args.out, start.conditions(settings), machine.origin(machine.describe(PACKAGES)))
     if not args.report:
         finetune.run_all(fewer(args.variants, args.seeds), settings, start, store)
     finetune_report.write(finetune.collect(settings, start, store, PACKAGES), args.out)
@@ -154,7 +154,7 @@ def train_all(args: argparse.Namespace) -> int:
     settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (SCALES[args.scale], fidelity.Sizes())
     settings = dataclasses.replace(settings, **({"beta1": args.beta1} if args.beta1 is not None else {}))
     text = corpus.load()
-    origin = machine.origin(PACKAGES)
+    origin = machine.origin(machine.describe(PACKAGES))
     conditions = {"settings": dataclasses.asdict(settings), "corpus": text.sha256, RATE: SCHEDULE_FREE_LR}
     trained = Store(args.out, conditions, origin)
     for file in args.known or ():

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ class Settings:
     watch_every: int = 5  # steps
     watch_share: int = 1  # one parameter in so many is watched
     autocast: bool = False  # matrix products of training steps in bfloat16 (torch.autocast); validation is in float32
+
+
+def difference(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What two sets of settings, as dicts, differ by; "" for nothing."""
+    names = (name for name in {**wanted, **got} if got.get(name) != wanted.get(name))
+    return "; ".join(f"{name} {got.get(name)} in place of {wanted.get(name)}" for name in names)
 
 
 def lr_at(settings: Settings, step: int) -> float:

@@ -241,17 +241,19 @@ def float32_of(variant: Variant) -> Variant | None:
     return known[exact] if compared and exact and exact != variant.id else None
 
 
-def by_seed(variants: Sequence[Variant]) -> Iterator[tuple[int, Variant]]:
-    """A seed of all variants before the next: what is stopped early has compared as many runs of each. Those that cannot be made
-    are left out, and said so."""
-    able = []
-    for variant in variants:
-        if reason := why_not(variant):
+def makeable(variants: Sequence[Variant]) -> list[Variant]:
+    """Those that this installation can make; says which it cannot."""
+    reasons = [(variant, why_not(variant)) for variant in variants]
+    for variant, reason in reasons:
+        if reason:
             print(f"{variant.id}: left out: {reason}", file=sys.stderr)
-        else:
-            able.append(variant)
-    for seed in range(max((variant.seeds for variant in able), default=0)):
-        yield from ((seed, variant) for variant in able if seed < variant.seeds)
+    return [variant for variant, reason in reasons if not reason]
+
+
+def by_seed(variants: Sequence[Variant]) -> Iterator[tuple[int, Variant]]:
+    """A seed of all variants before the next: what is stopped early has compared as many runs of each."""
+    for seed in range(max((variant.seeds for variant in variants), default=0)):
+        yield from ((seed, variant) for variant in variants if seed < variant.seeds)
 
 
 def why_not(variant: Variant) -> str | None:
