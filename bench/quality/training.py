@@ -42,7 +42,7 @@ class Settings:
 
 
 def difference(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What two sets of settings, as dicts, differ by; "" for nothing."""
+    """Two sets of settings, as dicts, differ by this; "" for no difference."""
     names = (name for name in {**wanted, **got} if got.get(name) != wanted.get(name))
     return "; ".join(f"{name} {got.get(name)} in place of {wanted.get(name)}" for name in names)
 
