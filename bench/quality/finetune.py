@@ -26,7 +26,7 @@ from quality.lora import RANK, adapt
 from quality.model import LanguageModel
 from quality.store import Store
 from quality.training import Settings, change, descend, difference, train, trained, validation_loss
-from quality.tunes import LORA, TUNES
+from quality.tunes import TUNES
 from quality.variants import VARIANTS, Variant, by_seed, makeable, why_not
 
 BETA2 = 0.999
@@ -88,7 +88,7 @@ def load(start: Start) -> LanguageModel:
 def tune(settings: Settings, start: Start, variant: Variant, order: int) -> dict[str, Any]:
     begun = time.process_time()
     model = load(start)
-    if variant.rule == LORA:
+    if variant.lora:
         adapt(model, order)
         settings = dataclasses.replace(settings, lr=settings.lr * LORA_RATE)
     change(model, variant, order)

@@ -12,8 +12,9 @@ from typing import Any
 
 from quality.gaps import analyse
 from quality.report import gap_cells, made, table
-from quality.tunes import FULL, LORA, TUNES
+from quality.tunes import TUNES
 
+TRAINED = {"Full": False, "LoRA": True}  # Variant.lora
 LOSSES = ("learned", "forgotten")
 HEAD = ("", *(f"{name}{kind}" for name in LOSSES for kind in (", gap per order, mN", ", mean ± sd", ", noise?")))
 
@@ -26,8 +27,8 @@ def write(result: dict[str, Any], folder: Path) -> None:
     print(text)
 
 
-def section(result: dict[str, Any], rule: str) -> list[str]:
-    variants = [variant for variant in TUNES if variant.rule == rule]
+def section(result: dict[str, Any], title: str, lora: bool) -> list[str]:
+    variants = [variant for variant in TUNES if variant.lora == lora]
     lines: dict[str, list[str]] = {}
     notes = []
     for name in LOSSES:
@@ -41,7 +42,7 @@ def section(result: dict[str, Any], rule: str) -> list[str]:
             )
         for row in rows:
             lines.setdefault(row.label, [row.label]).extend(gap_cells(row, noise))
-    return ["", f"## {rule}", "", *notes, "", *table(HEAD, list(lines.values()))] if lines else []
+    return ["", f"## {title}", "", *notes, "", *table(HEAD, list(lines.values()))] if lines else []
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -63,7 +64,7 @@ def markdown(result: dict[str, Any]) -> str:
         ),
     ]
     if result["runs"]:
-        text += [line for rule in (FULL, LORA) for line in section(result, rule)]
+        text += [line for title, lora in TRAINED.items() for line in section(result, title, lora)]
     if result["absent"]:
         text += ["", "Left out: " + "; ".join(f"{labels[id]} ({why})" for id, why in result["absent"].items()) + "."]
     return "\n".join(text) + "\n"

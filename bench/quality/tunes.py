@@ -9,22 +9,21 @@ from quality.studied import Weights
 from quality.variants import VARIANTS, Variant, rounded
 
 ORDERS = 3  # of the data, for each variant
-FULL, LORA = "Full", "LoRA"  # `rule` of a tune: what trains
 
 _KNOWN = {variant.id: variant for variant in VARIANTS}
 
 
 def _full(id: str) -> Variant:
-    return dataclasses.replace(_KNOWN[id], rule=FULL, seeds=ORDERS)
+    return dataclasses.replace(_KNOWN[id], seeds=ORDERS)
 
 
 def _lora(id: str) -> Variant:
     known = _KNOWN[id]
-    return dataclasses.replace(known, id=f"lora_{id}", label=f"LoRA, {known.label}", rule=LORA, seeds=ORDERS)
+    return dataclasses.replace(known, id=f"lora_{id}", label=f"LoRA, {known.label}", lora=True, seeds=ORDERS)
 
 
 def _rounded(id: str, label: str, weights: Weights) -> Variant:
-    return dataclasses.replace(rounded(id, label, weights), rule=FULL, seeds=ORDERS)
+    return dataclasses.replace(rounded(id, label, weights), seeds=ORDERS)
 
 
 TUNES = (

@@ -33,6 +33,7 @@ class Variant:
     """The second moment of a parameter, decoded; None: not watched."""
     studied: bool = False  # a format that Lowtide does not have
     rule: str = "AdamW"  # gaps and noise are to float32 runs of the same rule
+    lora: bool = False  # adapters train, and the weights stay: of fine-tunes (tunes.py)
     lr: float = 1.0  # times the settings'
 
 
