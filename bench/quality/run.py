@@ -134,8 +134,8 @@ def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store) -
         trained.adopt(name, run)
 
 
-def fewer(variants: list[Variant], seeds: int) -> list[Variant]:
-    return [dataclasses.replace(one, seeds=min(one.seeds, seeds)) for one in variants]
+def fewer(variants: list[Variant], seeds: int | None) -> list[Variant]:
+    return variants if seeds is None else [dataclasses.replace(one, seeds=min(one.seeds, seeds)) for one in variants]
 
 
 def finetune_all(args: argparse.Namespace) -> int:
@@ -167,12 +167,22 @@ def train_all(args: argparse.Namespace) -> int:
     return 0
 
 
+def refuse_idle(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Ends with a message where an option has no effect beside another one."""
+    idle = {"with --finetune": ("known", "beta1", "beta2")} if args.finetune else {"without --finetune": ("lr",)}
+    if args.report:
+        idle["with --report"] = ("variants", "seeds", "beta2")
+    for beside, names in idle.items():
+        if given := [f"--{name}" for name in names if getattr(args, name) is not None]:
+            parser.error(f"got {', '.join(given)} {beside}, where it has no effect; leave it away")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Trains a small model with every state format.")
-    parser.add_argument("--variants", default="", help="names, separated by commas (default: all)")
+    parser.add_argument("--variants", help="names, separated by commas (default: all)")
     parser.add_argument("--report", action="store_true", help="run nothing, report what is there")
     parser.add_argument("--scale", choices=SCALES, default="1M", help="parameters; results of each scale are kept apart")
-    parser.add_argument("--seeds", type=int, default=99, help="of each variant, at most (default: as many as it has)")
+    parser.add_argument("--seeds", type=int, help="of each variant, at most (default: as many as it has)")
     parser.add_argument("--beta2", type=float, choices=BETA2, nargs="+", help="of the runs to make (default: both)")
     parser.add_argument("--beta1", type=float, help="of all trainings (default: 0.9); results of another one are kept apart")
     parser.add_argument("--finetune", type=Path, metavar="FILE", help="fine-tune the weights in FILE, which are trained first if need be")
@@ -181,15 +191,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny runs: shows that it runs, measures nothing")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of quality.{json,md,png}")
     args = parser.parse_args()
+    refuse_idle(parser, args)
     try:
-        args.variants = chosen(TUNES if args.finetune else VARIANTS, args.variants)
+        args.variants = chosen(TUNES if args.finetune else VARIANTS, args.variants or "")
     except argparse.ArgumentTypeError as error:
         parser.error(f"--variants: {error}")
-    if args.seeds < 0:
+    if args.seeds is not None and args.seeds < 0:
         parser.error(f"--seeds: got {args.seeds}, wanted 0 or more")
-    idle = {"--known": args.known, "--beta1": args.beta1, "--beta2": args.beta2} if args.finetune else {"--lr": args.lr}
-    if given := [name for name, value in idle.items() if value is not None]:
-        parser.error(f"got {', '.join(given)} {'with' if args.finetune else 'without'} --finetune, where it has no effect; leave it away")
     torch.set_num_threads(1)
     try:
         return finetune_all(args) if args.finetune else train_all(args)

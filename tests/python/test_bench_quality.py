@@ -144,7 +144,8 @@ def test_the_study_runs_and_goes_on_from_its_report(
     assert json.loads((two / "quality.json").read_text())["runs"] == report["runs"]
     for options, words in (
         (known, "steps 30 in place of 600"),
-        (("--lr", "1"), "without --finetune"),
+        (("--lr", "1"), "--lr without --finetune"),
+        (("--report", "--seeds", "1", "--variants", "fp32"), "--variants, --seeds with --report"),
         (("--finetune", str(tmp_path / "no/file"), "--quick"), "a folder that is not there"),
     ):
         status, said = study(capsys, monkeypatch, *options, "--out", str(two))
