@@ -52,16 +52,17 @@ def gap_cells(row: Row, noise: Noise | None) -> list[str]:
     return [gaps, f"{row.mean:+.1f}{spread}", row.verdict(noise)]
 
 
+def origin_line(of: dict[str, Any]) -> str:
+    cpu = " ".join(filter(None, (of["cpu"], of.get("torch_instruction_set"))))
+    return f"{cpu}, revision {of['revision']}, lowtide {of['versions']['lowtide']}, torch {of['versions']['torch']}"
+
+
 def made(result: dict[str, Any]) -> str:
     """The line that says when, where and with which versions."""
     machine = result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     line = f"* {result['date']}, {machine['cpu']}, {machine['cores']} cores, {versions}; revision {machine['revision']}"
-    origins = Counter(
-        ", ".join((of["cpu"], f"revision {of['revision']}", f"lowtide {of['versions']['lowtide']}", f"torch {of['versions']['torch']}"))
-        for run in result["runs"]
-        if (of := run.get("made"))
-    )
+    origins = Counter(origin_line(run["made"]) for run in result["runs"] if run.get("made"))
     return "\n".join([line, *(f"* {count} runs: {origin}" for origin, count in origins.items())])
 
 

@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from quality.corpus import Corpus, windows
 from quality.model import Size, build
+from quality.products import bfloat16_products
 from quality.variants import Variant
 from quality.watch import Watch
 
@@ -119,9 +120,10 @@ def descend(
         for group in optimizer.param_groups:
             group["lr"] = lr
         tokens = windows(text, settings.batch, settings.context + 1, order)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.autocast):
-            loss = forward(model, tokens, variant.weights)
-        loss.backward()
+        with bfloat16_products(settings.autocast):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.autocast):
+                loss = forward(model, tokens, variant.weights)
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(params, settings.clip)
         if watch:
             watch.before()
