@@ -98,7 +98,7 @@ def test_what_scatters_more_than_it_is_off_stays_open(gaps: tuple[float, ...], w
 
 
 def products(kind: str, source: torch.Generator) -> list[list[torch.Tensor]]:
-    """What torch computes in bfloat16, what InFloat32 does, and in float64, of the same factors: results and gradients."""
+    """Results and gradients of the same factors: torch's in bfloat16, those of InFloat32, and in float64."""
     shapes = {"mm": ((48, 200), (200, 64)), "addmm": ((48, 64), (48, 200), (200, 64)), "bmm": ((3, 48, 200), (3, 200, 64))}
     factors = [torch.randn(shape, generator=source).bfloat16() for shape in shapes.get(kind, ((2, 4, 96, 32),) * 3)]
     made = []
