@@ -152,7 +152,9 @@ where the codec has scales.)")
       .def("set_evaluating", &PyOptimizer::set_evaluating, "evaluating"_a, "stream"_a = 0,
            "Moves all parameters to the weights to evaluate, or back to those to train. Waits for it.")
       .def("evaluating", PyOptimizer::core(&Optimizer::evaluating), "param"_a)
-      .def("mark_evaluating", PyOptimizer::core(&Optimizer::mark_evaluating), "param"_a, "evaluating"_a)
+      .def("evaluating_beta1", PyOptimizer::core(&Optimizer::evaluating_beta1), "param"_a,
+           "By which the parameter came to the weights to evaluate; 0: it has those to train.")
+      .def("mark_evaluating", PyOptimizer::core(&Optimizer::mark_evaluating), "param"_a, "evaluating"_a, "beta1"_a = 0)
       .def("set_step_count", PyOptimizer::core(&Optimizer::set_steps), "param"_a, "step"_a)
       .def("offload", PyOptimizer::core_alone(&Optimizer::offload))
       .def("onload", PyOptimizer::core_alone(&Optimizer::onload))

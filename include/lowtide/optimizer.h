@@ -344,8 +344,11 @@ class LT_API Optimizer {
   // fails while a residual is replaced does to it what it does in write_state.
   void set_evaluating(bool evaluating, void* stream = nullptr);
   bool evaluating(int64_t param) const;
+  // The beta1 by which the parameter came to the weights to evaluate; 0: it has those to train.
+  double evaluating_beta1(int64_t param) const;
   // Says which weights the parameter has now, without moving it: after weights were loaded. Files hold state alone.
-  void mark_evaluating(int64_t param, bool evaluating);
+  // beta1, in (0, 1), by which they came to the weights to evaluate; 0: by the group's.
+  void mark_evaluating(int64_t param, bool evaluating, double beta1 = 0);
 
   // -- Memory. Nothing here changes a bit of any result.
 

@@ -217,13 +217,16 @@ void Optimizer::set_evaluating(bool evaluating, void* stream) {
 
 bool Optimizer::evaluating(int64_t param) const { return impl_->table.at(param).evaluating; }
 
-void Optimizer::mark_evaluating(int64_t param, bool evaluating) {
+double Optimizer::evaluating_beta1(int64_t param) const { return impl_->table.at(param).evaluating_beta1; }
+
+void Optimizer::mark_evaluating(int64_t param, bool evaluating, double beta1) {
+  LT_REQUIRE(beta1 >= 0 && beta1 < 1, "got beta1=%g, wanted one in (0, 1), or 0 for the group's", beta1);
   const Impl::Call call(*impl_);
   Parameter& of = impl_->table.at(param);
   LT_REQUIRE(!evaluating || rule_info(of.rule).make_average_args,
              "got parameter %lld of rule '%s', which evaluates the weights that it trains, wanted schedulefree",
              ll(param), rule_info(of.rule).name);
-  of.note_moved(evaluating, impl_->table.group_of(of).hyper.beta1);
+  of.note_moved(evaluating, beta1 > 0 ? beta1 : impl_->table.group_of(of).hyper.beta1);
   if (evaluating && switches_of(of) == 0) note_switch(of);  // a file does not tell: they went there once
 }
 

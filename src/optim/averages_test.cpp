@@ -246,6 +246,24 @@ TEST(Averages, GoBackByTheBetaByWhichTheyCame) {
       ASSERT_NEAR(run.params[i].get(e), y[i].get(e), 0x1p-23 * std::fabs(y[i].get(e)) + 0x1p-26);
 }
 
+TEST(Averages, AreMarkedByTheGroupsBetaOrAnother) {
+  Trained run(config_of("fp32"), DType::kF32, 5);
+  Optimizer& optimizer = run.optimizer;
+  EXPECT_EQ(optimizer.evaluating_beta1(0), 0);
+  optimizer.set_evaluating(true);
+  EXPECT_EQ(optimizer.evaluating_beta1(0), 0.9);
+  optimizer.mark_evaluating(0, true, 0.5);
+  EXPECT_EQ(optimizer.evaluating_beta1(0), 0.5);
+  optimizer.mark_evaluating(0, true);
+  EXPECT_EQ(optimizer.evaluating_beta1(0), 0.9);
+  for (const double bad : {-0.1, 1.0, std::nan("")})
+    EXPECT_NE(refusal([&] { optimizer.mark_evaluating(0, true, bad); }).find("wanted one in (0, 1)"),
+              std::string::npos);
+  EXPECT_EQ(optimizer.evaluating_beta1(0), 0.9);
+  optimizer.mark_evaluating(0, false, 0.5);
+  EXPECT_EQ(optimizer.evaluating_beta1(0), 0);
+}
+
 TEST(Averages, RefuseStepsMeanwhileAndOtherRulesHaveNone) {
   Trained run(config_of("dynamic8"), DType::kF32, 1);
   run.optimizer.set_evaluating(true);

@@ -319,6 +319,33 @@ def test_weights_go_back_by_the_beta_by_which_they_came() -> None:
         torch.testing.assert_close(param.detach(), was, rtol=2.0**-23, atol=2.0**-24)
 
 
+def test_an_override_during_an_evaluation_keeps_the_beta_of_the_way_back() -> None:
+    """The optimizer gets a core of its own for it."""
+    params, opt = trained(state="fp32")
+    before = [param.detach().clone() for param in params]
+    opt.eval()
+    lowtide.override(params[0], betas=(0.5, 0.999))
+    opt.train()
+    for param, was in zip(params, before, strict=True):
+        torch.testing.assert_close(param.detach(), was, rtol=2.0**-23, atol=2.0**-24)
+
+
+def test_weights_of_another_beta_than_the_dict_would_have_are_not_saved(tmp_path: Path) -> None:
+    params, opt = trained()
+    opt.eval()
+    there, betas = [bits(param) for param in params], opt.param_groups[0]["betas"]
+    opt.param_groups[0]["betas"] = (0.5, 0.999)
+    for saves in (opt.state_dict, lambda: opt.save(tmp_path / "file"), lambda: copy.deepcopy(opt)):
+        with pytest.raises(ValueError, match=r"a β1 of 0\.5 for parameters .* wanted betas as they were then, or train\(\) before"):
+            saves()
+    assert [bits(param) for param in params] == there and not [*tmp_path.iterdir()]
+    opt.param_groups[0]["betas"] = betas
+    opt.state_dict()
+    opt.param_groups[0]["betas"] = (0.5, 0.999)
+    opt.train()
+    opt.state_dict()
+
+
 @pytest.mark.parametrize("name", ["state_dict", "file"])
 def test_loaded_weights_go_back_by_the_beta_of_what_was_loaded(name: str, tmp_path: Path) -> None:
     """Into an optimizer of another β1 (0.9)."""

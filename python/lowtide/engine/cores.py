@@ -249,8 +249,11 @@ class Cores:
     def evaluating(self, param: int) -> bool:
         return self._of(param).evaluating(param)
 
-    def mark_evaluating(self, param: int, evaluating: bool) -> None:
-        self._of(param).mark_evaluating(param, evaluating)
+    def evaluating_beta1(self, param: int) -> float:
+        return self._of(param).evaluating_beta1(param)
+
+    def mark_evaluating(self, param: int, evaluating: bool, beta1: float = 0) -> None:
+        self._of(param).mark_evaluating(param, evaluating, beta1)
 
     def step_count(self, param: int) -> int:
         return self._of(param).step_count(param)

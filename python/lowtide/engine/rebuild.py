@@ -159,5 +159,5 @@ def _carry_over(
     new.set_step_count(number, steps)
     if numbers := old.carried(source):
         new.set_carried(number, numbers)
-    if old.evaluating(source):
-        new.mark_evaluating(number, True)
+    if beta1 := old.evaluating_beta1(source):
+        new.mark_evaluating(number, True, beta1)

@@ -92,7 +92,8 @@ class AdamWScheduleFree(Optimizer):
         expect(training, "step", "the weights to evaluate", "those to train: call train() before")
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Optimizer.state_dict`. Raises ValueError where `eval()` or `train()` has failed half way, until one succeeds."""
+        """As `Optimizer.state_dict`. Raises ValueError where `eval()` or `train()` has failed half way, until one succeeds;
+        and where β1 has changed since `eval()`, until `train()`."""
         self._check_modes()
         return super().state_dict()
 
@@ -102,12 +103,18 @@ class AdamWScheduleFree(Optimizer):
         return super().save(path, *options, **more)
 
     def _check_modes(self) -> None:
-        """ValueError for weights of two kinds in one group: no dict can say so."""
+        """ValueError for what no dict can say: weights of two kinds in one group, or that eval() has moved by another β1 than
+        the group's."""
         for each in self.engine.groups:
-            wanted = not self.param_groups[each.of].get(MODE, True)
-            mixed = [i for i in each.params if self.engine.core.evaluating(i) != wanted]
+            options = each.options(self.param_groups)
+            beta1 = 0.0 if options.get(MODE, True) else self.engine.family.hyper_of(each.rule, options)["beta1"]
+            moved = {i: self.engine.core.evaluating_beta1(i) for i in each.params}
+            mixed = [i for i, by in moved.items() if bool(by) != bool(beta1)]
             expect(not mixed, "state_dict", f"parameters {mixed[:8]} that eval() or train() has moved, and others that it has not",
                    "all of them: call it again")  # fmt: skip
+            changed = [i for i, by in moved.items() if by != beta1]
+            expect(not changed, "state_dict", f"a β1 of {beta1:g} for parameters {changed[:8]}, which eval() has moved by another",
+                   "betas as they were then, or train() before")  # fmt: skip
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
