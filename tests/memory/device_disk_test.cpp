@@ -4,6 +4,7 @@
 // device, of the disk and for memory may fail.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -124,7 +125,8 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
     steps += twins.steps();
   }
   EXPECT_EQ(above, 0);
-  EXPECT_GT(on_disk, plans / 4);
+  const auto all = static_cast<double>(plans);  // three in ten of many plans have chunks there: less four deviations
+  EXPECT_GT(static_cast<double>(on_disk), 0.3 * all - 4 * std::sqrt(0.3 * 0.7 * all));
   std::printf(
       "%lld plans (%lld with chunks on disk, %lld more refused), %lld steps, %lld demotions, %lld offloaded: differing "
       "bytes 0 of %lld, above a budget %lld\n",
