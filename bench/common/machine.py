@@ -55,7 +55,7 @@ def versions(packages: list[str]) -> dict[str, str]:
 
 
 def origin(described: dict[str, object]) -> dict[str, object]:
-    """The commit, the processor and the versions of what `describe` returned: a result depends on them beside its settings."""
+    """The commit, the processor, its instructions and the versions of what `describe` returned: a result depends on them beside its settings."""
     return {name: described[name] for name in ("revision", "cpu", "torch_instruction_set", "versions")}
 
 

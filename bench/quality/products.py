@@ -14,10 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ATEN = torch.ops.aten
-ATTENTION = ATEN._scaled_dot_product_flash_attention_for_cpu
-FLOAT32_RESULTS = {ATTENTION.default: (1,)}  # places of results that are float32 in any case: logarithms of sums
-BACKWARD = ATEN._scaled_dot_product_flash_attention_for_cpu_backward
-PRODUCTS = {ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default, ATTENTION.default, BACKWARD.default}
+ATTENTION = ATEN._scaled_dot_product_flash_attention_for_cpu.default
+BACKWARD = ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default
+PRODUCTS = {ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default, ATTENTION, BACKWARD}
 
 
 class InFloat32(TorchDispatchMode):
@@ -30,14 +29,16 @@ class InFloat32(TorchDispatchMode):
         found = call(*(arg.float() if is_bfloat16(arg) else arg for arg in args), **options)
         if isinstance(found, torch.Tensor):
             return found.bfloat16()
-        exact = FLOAT32_RESULTS.get(call, ())
-        return tuple(one.bfloat16() if isinstance(one, torch.Tensor) and place not in exact else one for place, one in enumerate(found))
+        if call is ATTENTION:  # its logarithms of sums are float32 in any case
+            result, logarithms = found
+            return result.bfloat16(), logarithms
+        return tuple(one.bfloat16() for one in found)
 
 
 def is_bfloat16(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
 
 
-def bfloat16_products(wanted: bool = True) -> AbstractContextManager[Any]:
+def bfloat16_products(wanted: bool) -> AbstractContextManager[Any]:
     """InFloat32 where bfloat16 is wanted and this processor lacks it, else nothing."""
     return InFloat32() if wanted and not torch.ops.mkldnn._is_mkldnn_bf16_supported() else nullcontext()
