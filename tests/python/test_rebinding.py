@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import timeit
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import lowtide
@@ -242,15 +244,38 @@ def test_a_captured_step_forbids_other_tensors(seed):
     step_alike(1, (params, opt))
 
 
+def calls_of(look: Callable[[], object]) -> int:
+    """Calls that Python makes while it runs `look`, those of compiled functions included, but for a `map`'s."""
+    count = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        look()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
 def test_checks_of_many_tensors_cost_little(figure):
-    """10,000 tensors, half of them frozen and foreign, nothing changed since the last step: best of 100 looks."""
-    params = [nn.Parameter(torch.zeros(1)) for _ in range(5000)]
-    params += [nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False) for _ in range(5000)]
-    opt = lowtide.SGD(params, lr=0.1)
-    opt.step()
-    best = min(timeit.repeat(opt._push_options, number=1, repeat=100)) / len(params) * 1e6
-    assert best <= 0.05
-    figure(f"{best:.4f} us a tensor")
+    """Half of them are frozen and foreign, and nothing has changed since the last step."""
+    found = []
+    for count in (50, 5000):
+        params = [nn.Parameter(torch.zeros(1)) for _ in range(count)]
+        params += [nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False) for _ in range(count)]
+        opt = lowtide.SGD(params, lr=0.1)
+        params[0].grad = torch.ones(1)
+        opt.step()
+        found.append(calls_of(opt._push_options))
+    look = min(timeit.repeat(opt._push_options, number=1, repeat=100))
+    read = min(timeit.repeat(lambda: [p.grad for p in params], number=1, repeat=100))
+    opt.param_groups[0]["params"] = [nn.Parameter(torch.zeros(1)), *params[1:]]
+    assert calls_of(opt._push_options) > len(params), "control: who compares tensor by tensor is seen"
+    assert found[0] == found[1]
+    figure(f"{found[1]} calls for 100 tensors and for 10,000; {look / read:.2f} of the time in which Python reads their gradients")
 
 
 def test_the_former_tensors_are_let_go(seed):
