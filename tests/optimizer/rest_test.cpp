@@ -105,8 +105,8 @@ TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {
 }
 
 // The same where the live coordinate's gradient stands still, which keeps its block's largest first moment up, and the
-// others' gradients were up to two decades smaller. To nearest they would drift by hundreds of lr, for a first moment
-// below a tenth of the largest does not decay (control); by default they come to rest as above: within 1 lr.
+// others' gradients were up to two decades smaller. To nearest they would drift by hundreds of lr, for first moments stall at
+// some thousandths of the largest (control); by default they come to rest as above: within 1 lr.
 TEST(Rest, CoordinatesComeToRestBesideAConstantGradient) {
   for (const auto& [state, rounding] : {std::pair{"dynamic8", "auto"}, {"dynamic4", "auto"}, {"dynamic8", "nearest"}})
     for (const double beta2 : {0.999, 0.95}) {
