@@ -289,6 +289,20 @@ def test_experts_are_matrices_by_themselves(state, seed, figure):
         ours.torch_state_dict()
 
 
+@pytest.mark.parametrize("changed", [{"use_muon": False}, {"use_muon": "experts"}, {"state": "fp32", "min_quantized_numel": 1}])
+def test_options_that_decide_the_rule_or_the_format_cannot_change(changed):
+    """`use_muon` of a group was once looked at when the group was added and never again, without an error."""
+    opt = lowtide.Muon([parameter(64, 256), parameter(9)])
+    random_gradients(opt.param_groups[0]["params"])
+    before = dict(opt.param_groups[0])
+    opt.param_groups[0].update(changed)
+    got = ", ".join(f"{key}={value!r}" for key, value in changed.items())
+    with refused(opt, f"param_groups[0]: got {got}, wanted {next(iter(changed))}={before[next(iter(changed))]!r}", "fixed when the group"):
+        opt.step()
+    opt.param_groups[0].update({key: before[key] for key in changed})
+    opt.step()
+
+
 def test_without_being_told_stacks_are_stepped_by_adamw(seed):
     opt = lowtide.Muon([{"params": [parameter(3, 8, 8)]}, {"params": [parameter(3, 8, 8)], "use_muon": "experts"}])
     random_gradients([param for group in opt.param_groups for param in group["params"]])

@@ -25,6 +25,7 @@ class Family:
     CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, where it differs
     MAY_WAIT: ClassVar[bool] = True  # whether parameters that train may be on meta until a step
     SEVERAL: ClassVar[bool] = True  # whether they may be on several devices
+    FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, beside those of every class (Format)
 
     def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:
         """name: of the class, for errors. given: the options of a group, hyper-parameters among them."""

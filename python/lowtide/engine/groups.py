@@ -31,6 +31,11 @@ class Format(NamedTuple):
         return cls(options["state"], int(options["min_quantized_numel"]), options["master"] or "")
 
 
+def fixed_options(family: Family, group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a parameter group that are fixed when it is added."""
+    return {**Format.of(group)._asdict(), **{key: group.get(key) for key in family.FIXED}}
+
+
 def group_defaults(hyper: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """The options of a group that sets none: hyper-parameters and those of `Options` that are a group's."""
     return {

@@ -13,7 +13,7 @@ from lowtide.devices.sharding import Recut
 from lowtide.engine.cores import Core, Cores
 from lowtide.engine.engine import RESIDUAL, Engine
 from lowtide.engine.examined import Examined, Registered, examine
-from lowtide.engine.groups import Format
+from lowtide.engine.groups import fixed_options
 from lowtide.memory.budgets import Memory
 from lowtide.options.overrides import look
 
@@ -130,7 +130,7 @@ def rebuild(
         engine.steps_before += report["steps"]
         engine.skipped_before += report["skipped_steps"]
         engine.members, engine.overridden, engine.memories = [*map(list, of.members)], of.overridden, of.memories
-        engine.formats = [*map(Format.of, groups)]
+        engine.fixed = [fixed_options(engine.family, group) for group in groups]
         engine.adopt(cores, now, core_groups, shares)
 
 

@@ -18,7 +18,7 @@ from lowtide.devices.sharding import Sharding
 from lowtide.engine.cores import Core, Cores, register_all
 from lowtide.engine.examined import Examined, Registered, examine, examine_all, stood_in
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, Format, Members
+from lowtide.engine.groups import CoreGroup, Members, fixed_options
 from lowtide.engine.host_steps import settle
 from lowtide.engine.mirrors import MirrorCore
 from lowtide.engine.shares import Shares, shares_of
@@ -65,7 +65,7 @@ class Registry:
         self.places: list[Place | None] = []  # of the parameters, by number; None: of foreign ones
         self.groups: list[CoreGroup] = []  # by number in the core
         self.members: list[list[torch.Tensor]] = []  # per parameter group: the parameters that the core has
-        self.formats: list[Format] = []  # per parameter group: its own, without overrides
+        self.fixed: list[dict[str, Any]] = []  # per parameter group: `fixed_options`, without overrides
         self.memories: list[Memory | None] = []  # per parameter group: its own budget
         self.params: list[torch.Tensor] = []  # all of them, by number
         self.dtypes: list[torch.dtype] = []  # of the parameters, by number, when a core took them in
@@ -140,7 +140,7 @@ class Registry:
             register_all({place: self.new_core(1, place, shares) for place in wanted}, *arguments)
         cores = {place: self.cores.get(place) or self._core_at(place, several, groups, shares) for place in wanted}
         core_groups = register_all(cores, *arguments)
-        self.formats.append(Format.of(groups[-1]))
+        self.fixed.append(fixed_options(self.family, groups[-1]))
         self.members, self.overridden, self.memories = [*of.members], of.overridden, of.memories
         before = self.dtypes
         self.adopt(cores, of.params, [*self.groups, *core_groups], shares)

@@ -35,6 +35,7 @@ class MuonFamily(Family):
     """Two rules of the core: matrices by that which keeps a momentum, all else by AdamW."""
 
     CORE_RULE = "adamw"
+    FIXED = ("use_muon",)  # it decides which rule a parameter has
 
     def rule_for(self, param: Tensor, options: Mapping[str, Any]) -> str:
         use = options["use_muon"]

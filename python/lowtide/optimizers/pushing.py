@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from lowtide.checks.values import expect
-from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same
+from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same, fixed_options
 from lowtide.engine.rebuild import follow_moves, follow_states, take_in
 from lowtide.optimizers.grouped import GroupedOptimizer
 from lowtide.options import overrides
@@ -73,11 +73,10 @@ class PushingOptimizer(GroupedOptimizer):
         engine = self.engine
         fixed = {*Format._fields, "rounding"}
         expect(fixed <= group.keys(), f"param_groups[{of}]", f"no {sorted(fixed - group.keys())}", "them as they were")
-        if (now := Format.of(group)) != engine.formats[of]:
-            raise ValueError(
-                f"param_groups[{of}]: got {', '.join(Format._fields)} = {tuple(now)}, wanted "
-                f"{tuple(engine.formats[of])}: fixed when the group is added"
-            )
+        was, now = engine.fixed[of], fixed_options(engine.family, group)
+        if changed := [key for key in was if now[key] != was[key]]:
+            got, wanted = (", ".join(f"{key}={options[key]!r}" for key in changed) for options in (now, was))
+            raise ValueError(f"param_groups[{of}]: got {got}, wanted {wanted}: fixed when the group is added")
         for number, core_group in enumerate(engine.groups):
             if core_group.of != of:
                 continue
