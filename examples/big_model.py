@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Full fine-tuning of a LLaMA whose optimizer state is on a disk, within a given amount of RAM.
 
-    python examples/big_model.py --params 7e9 --ram 20GiB --disk /scratch       # 14 GB of disk; minutes a step on two cores
+    python examples/big_model.py --params 7e9 --ram 20GiB --disk /scratch       # 7.4 GB of disk; some 20 s a step on two cores
     python examples/big_model.py --params 1.3e9 --ram 4GiB --disk /scratch
     python examples/big_model.py --params 1.3e9 --ram none                      # the same bits, with all state in RAM
 

@@ -107,8 +107,8 @@ def optimizer(
             defaults.
         optim_args: "key=value,key=value"; keys are the hyper-parameters of the class (of betas: beta1, beta2, beta3)
             and options of `lowtide.Options`.
-        memory: where state may live; for any name. None: for names with "paged", Memory(device="auto"): state begins
-            in host memory, and as much of it as fits moves to the device. For the state of CPU parameters that does not
+        memory: where state may live; for any name. None: for names with "paged", Memory(device="auto"): state is
+            on the device as far as it fits, the rest in host memory. For the state of CPU parameters that does not
             fit into RAM give Memory(host=BYTES, disk=DIRECTORY). No bit of a result depends on it.
         model: for `embeddings_fp32`.
         embeddings_fp32: gives the parameters of the model's torch.nn.Embedding modules fp32 state (`lowtide.override`),

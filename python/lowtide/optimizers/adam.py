@@ -27,8 +27,8 @@ class AdamW(Optimizer):
         eps: added to the root of the second moment, > 0.
         weight_decay: λ, finite and ≥ 0.
         amsgrad: divides by the root of the largest v so far, "max_exp_avg_sq" (Reddi et al., arXiv 1904.09237,
-            algorithm 2). Fixed when a group is added.
-        nesterov: looks ahead as `NAdam` does. Not together with amsgrad; fixed when a group is added.
+            algorithm 2). Fixed at the first step.
+        nesterov: looks ahead as `NAdam` does. Not together with amsgrad; fixed at the first step.
         momentum_decay: of nesterov: see `NAdam`.
         options: see `lowtide.Options`: state, min_quantized_numel, maximize, nonfinite, amp_scaling …
 

@@ -120,8 +120,8 @@ class RMSprop(Optimizer):
         alpha: α, in [0, 1).
         eps: added to the root, > 0.
         weight_decay: λ, finite and ≥ 0.
-        momentum: μ, finite and ≥ 0. Whether it is 0 is fixed when a group is added.
-        centered: fixed when a group is added.
+        momentum: μ, finite and ≥ 0. Whether it is 0 is fixed at the first step.
+        centered: fixed at the first step.
 
     Raises: as `AdamW`.
     """
