@@ -161,6 +161,9 @@ TEST(DeviceDisk, EachLinkCarriesWhatIsPlanned) {
 // Without any one wait of the host, the transfers of the file race with the device's, or the wait had nothing to wait
 // for.
 TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "without a wait the file's threads race with the device in earnest, which the sanitizer ends";
+#endif
   Rng rng = seeded("host waits", 373);
   int64_t dropped = 0, raced = 0;
   for (int trial = 0; trial < 6; ++trial) {
