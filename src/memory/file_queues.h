@@ -63,6 +63,7 @@ class FileQueues final : public Queues {
   Traffic& traffic_;
   std::vector<Transfer> transfers_;  // from the oldest under way; an event is the number of a transfer, counted from 0
   Event first_event_ = 0;            // of transfers_[0]
+  Event waited_[2] = {0, 0};         // of reads, of writes: those before it are over
   std::exception_ptr write_failure_;
 };
 

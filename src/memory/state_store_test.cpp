@@ -6,10 +6,13 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include "core/error.h"
 #include "support/faulty_env.h"
@@ -206,6 +209,49 @@ TEST(StateStore, OnlyWantedChunksMove) {
   EXPECT_LE(before, all + half + kRing * kChunk);
   std::printf("of two parameters: both read %lld bytes, one %lld; %lld read ahead in vain\n",
               static_cast<long long>(all), static_cast<long long>(half), static_cast<long long>(before - all - half));
+}
+
+// Writes end in any order: half of them take a while.
+class UnorderedEnv : public Env {
+ public:
+  int64_t pwrite(int fd, const void* from, int64_t bytes, int64_t offset) override {
+    if (count_++ % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    return Env::pwrite(fd, from, bytes, offset);
+  }
+  bool allows_io_uring() const override { return false; }
+
+ private:
+  std::atomic<int> count_ = 0;
+};
+
+// Steps of two parameters in turn: what the next one wants is read ahead, into slots that the last one may still write.
+TEST(StateStore, WhatIsReadAheadWaitsForEachWrite) {
+  const testing::TemporaryDirectory directory;
+  UnorderedEnv env;
+  StateStore store(env, {5 * 16384, directory.path(), -1, 16384});
+  store.add(std::vector<ShapedParam>{{0, shape(1, 100000)}, {1, shape(1, 100000)}});
+  constexpr int kSteps = 60;
+  int64_t wrong = 0, compared = 0;
+  for (int step = 0; step < kSteps; ++step)
+    store.step(
+        [&](std::span<const Store::PlacedChunk> chunks) {
+          for (const Piece& piece : chunks[0].pieces) {
+            std::byte* const codes = chunks[0].memory + piece.codes_at[1];
+            if (piece.param == step % 2)
+              for (int64_t i = 0; i < piece.elements; ++i)
+                codes[i] = static_cast<std::byte>(std::to_integer<int>(codes[i]) + 1);
+          }
+        },
+        1, {step % 2});
+  for (const int64_t param : {0, 1})
+    store.visit(param, false, [&](const Piece& piece, std::byte* memory) {
+      compared += piece.elements;
+      for (int64_t i = 0; i < piece.elements; ++i) wrong += memory[piece.codes_at[1] + i] != std::byte{kSteps / 2};
+    });
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(store.report().read_bytes, 0);
+  std::printf("%d steps of two parameters in turn: %lld of %lld bytes wrong\n", kSteps, static_cast<long long>(wrong),
+              static_cast<long long>(compared));
 }
 
 // Damages what a read returns: a bit, another record, an older one.
