@@ -66,8 +66,8 @@ void FileQueues::wait(Queue, Event event) {
   if (event < first_event_) return;  // none, or of an earlier step
   const bool writes = transfers_[static_cast<size_t>(event - first_event_)].is_write;
   // All that was queued before it on its queue has to be over, and the file answers in any order.
-  for (Event& next = waited_[writes]; next <= event; ++next) {
-    if (next < first_event_) next = first_event_;
+  Event& next = waited_[writes];
+  for (next = std::max(next, first_event_); next <= event; ++next) {
     Transfer& transfer = transfers_[static_cast<size_t>(next - first_event_)];
     if (transfer.is_write == writes && !transfer.over) complete(transfer);
   }
