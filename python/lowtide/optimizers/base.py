@@ -35,8 +35,8 @@ class SteppingOptimizer(ClippingOptimizer):
         """One step over every parameter that has a gradient; returns the closure's loss, if there is a closure.
 
         Raises ValueError when a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape),
-        a parameter was moved (but before the first step), re-typed (with `master`) or resized, or, with nonfinite="raise", a gradient is
-        not finite. Nothing has changed then. With DTensor parameters every rank of their meshes must make the call:
+        a parameter was moved (but before the first step), re-typed (with `master`) or resized, or, with
+        nonfinite="raise", a gradient is not finite. Nothing has changed then. With DTensor parameters every rank of their meshes must make the call:
         unless nonfinite is "propagate", they agree on whether to step.
         """
         loss = None
