@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from lowtide import _core
 from support import bits, parameter, random_gradients, refused, state_bits, through_file
 from torch.optim import lr_scheduler
 
@@ -197,16 +195,3 @@ def test_products_that_cannot_be_are_refused(value: Any, tmp_path: Path, seed: i
     strange["state"][0]["mu_product"] = torch.tensor(0.5)
     with refused(plain, "mu_product"):
         plain.load_state_dict(strange)
-
-
-def test_files_of_before_call_products_otherwise(tmp_path: Path, seed: int) -> None:
-    params, opt = trained()
-    path = tmp_path / "file"
-    opt.save(path)
-    metadata = json.loads(_core.checkpoint_metadata(str(path)))
-    carried = metadata.pop("lowtide_carried")
-    metadata["lowtide_mu_products"] = {i: numbers["mu_product"] for i, numbers in carried.items()}
-    opt._core.save(str(path), json.dumps(metadata))
-    other = lowtide.NAdam(twin(params))
-    other.load(path)
-    assert [*map(other.engine.core.carried, range(2))] == [*map(opt.engine.core.carried, range(2))]

@@ -264,10 +264,10 @@ def test_dicts_tell_the_sum_and_the_largest_rate() -> None:
         broken["state"][0][key] = value
         with refused(opt, words):
             opt.load_state_dict(broken)
-    older = opt.state_dict()
-    del older["state"][0]["switches"]
-    opt.load_state_dict(older)
-    assert float(opt.state_dict()["state"][0]["lr_max"]) == 2.5e-3
+    partial = opt.state_dict()
+    del partial["state"][0]["switches"]
+    with refused(opt, "lr_max"):
+        opt.load_state_dict(partial)
     for value in ("False", torch.zeros(2), 1):
         broken = opt.state_dict()
         broken["param_groups"][0]["train_mode"] = value

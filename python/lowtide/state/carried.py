@@ -17,7 +17,7 @@ from lowtide.engine.engine import Engine
 from lowtide.engine.family import Family
 
 PRODUCT = "mu_product"
-SWITCHES = "switches"  # a dict or a file of before may lack them; a whole number
+SWITCHES = "switches"  # a whole number
 
 Numbers = dict[str, float]
 
@@ -67,9 +67,9 @@ def read_number(saved: Any, name: str, where: str) -> float:
 
 def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
     """A dict of these numbers, from a file."""
-    whole = isinstance(numbers, dict) and set(names) - {SWITCHES} <= set(numbers) <= set(names)
+    whole = isinstance(numbers, dict) and set(numbers) == set(names)
     expect(whole, where, repr(numbers)[:80], f"a dict of {', '.join(names)}")
-    return {name: _checked(numbers.get(name, 0.0), name, where) for name in names}
+    return {name: _checked(numbers[name], name, where) for name in names}
 
 
 def _checked(number: Any, name: str, where: str) -> float:

@@ -80,8 +80,7 @@ def load(
         number += saved["params"]
     # Nobody else has the values.
     new_groups = read_groups(engine, param_groups, {"param_groups": groups}, copied=lambda value: value).groups
-    before = metadata.get("lowtide_mu_products")  # of 0.1.0's development, when NAdam alone carried something
-    own = {i: {"mu_product": product} for i, product in before.items()} if isinstance(before, dict) else metadata.get(_CARRIED, {})
+    own = metadata.get(_CARRIED, {})
     got = f"{len(own)} entries" if isinstance(own, dict) else repr(own)[:80]
     each = isinstance(own, dict) and len(own) <= number
     expect(each, f"{name}, {_CARRIED}", got, f"a dict of one for each of {number} parameters at most")

@@ -15,7 +15,7 @@ from lowtide.engine.cores import Core
 from lowtide.engine.elsewhere import Elsewhere
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state import spread, torch_dict
-from lowtide.state.carried import SWITCHES, as_now, read_number
+from lowtide.state.carried import as_now, read_number
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
 from lowtide.state.foreign.readers import Reader
 from lowtide.state.format import check_entry, residual_bits, take_codec
@@ -96,8 +96,8 @@ def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: 
         return NOTHING
     entry, codec = take_codec(entry, codec, where)
     carried = None
-    if (names := engine.core.carried(number).keys()) and names - {SWITCHES} <= entry.keys():
-        carried = {name: read_number(entry[name], name, where) if name in entry else 0.0 for name in names}
+    if (names := engine.core.carried(number).keys()) and names <= entry.keys():
+        carried = {name: read_number(entry[name], name, where) for name in names}
         entry = {name: value for name, value in entry.items() if name not in names}
     live = engine.layout(number)
     if not entry or (MOMENTUM in live and set(entry) == {"step"}):
