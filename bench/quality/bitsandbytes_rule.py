@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 BLOCK = 256
 MIN_NUMEL = 4096
+PIECE = 1 << 17  # elements at once whose intermediate values stay in a cache
 
 
 class Map:
@@ -43,9 +44,12 @@ class Map:
 
     def nearest(self, x: torch.Tensor) -> torch.Tensor:
         """The entries for contiguous float32 values in [-1, 1], in the same shape."""
-        bucket = x.view(-1).view(torch.int16)[1::2].long().add_(1 << 15)  # the second half of a float is its upper one
-        low, middle, high = (table.index_select(0, bucket) for table in (self._low, self._middle, self._high))
-        return torch.where(x.view(-1) > middle, high, low).view_as(x)
+        found = torch.empty_like(x)
+        for part, into in zip(x.view(-1).split(PIECE), found.view(-1).split(PIECE), strict=True):
+            bucket = (part.view(torch.int32) >> 16).add_(1 << 15)
+            low, middle, high = (table.index_select(0, bucket) for table in (self._low, self._middle, self._high))
+            torch.where(part > middle, high, low, out=into)
+        return found
 
 
 class State:
