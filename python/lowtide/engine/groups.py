@@ -32,8 +32,8 @@ class Format(NamedTuple):
 
 
 def fixed_options(family: Family, group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a parameter group that are fixed when it is added."""
-    return {**Format.of(group)._asdict(), **{key: group.get(key) for key in family.FIXED}}
+    """The options of a parameter group that are fixed when it is added, as users write them."""
+    return {**Format.of(group)._asdict(), "master": group["master"] or None, **{key: group.get(key) for key in family.FIXED}}
 
 
 def group_defaults(hyper: Mapping[str, Any], options: Options) -> dict[str, Any]:
