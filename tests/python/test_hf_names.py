@@ -20,6 +20,7 @@ pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
 import transformers.trainer_optimizer as theirs  # noqa: E402
+from transformers import Trainer  # noqa: E402  (its modules ask for torchao, so they come before the stand-in)
 from transformers.training_args import OptimizerNames, TrainingArguments  # noqa: E402
 
 # The Trainer's arguments for how a step runs or state is stored. Lowtide's are `state` and `memory`.
@@ -69,7 +70,7 @@ def test_arguments_are_those_of_the_trainer(settings: Any, installed: None, tmp_
     for name, recipe in lowtide.hf.RECIPES.items():
         for text in [None, *texts.get(name, [])]:
             args = arguments(name, tmp_path, optim_args=text, lr_scheduler_type="constant", **settings)
-            their_class, wanted = transformers.Trainer.get_optimizer_cls_and_kwargs(args)
+            their_class, wanted = Trainer.get_optimizer_cls_and_kwargs(args)
             cls, got = lowtide.hf.optimizer(args.optim, args)
             assert their_class.__name__.removesuffix("8bit").removesuffix("4bit") == cls.__name__, name
             eight_bits = wanted.get("optim_bits") == 8 or their_class.__name__.endswith("8bit")
