@@ -266,7 +266,7 @@ def test_dicts_tell_the_sum_and_the_largest_rate() -> None:
             opt.load_state_dict(broken)
     partial = opt.state_dict()
     del partial["state"][0]["switches"]
-    with refused(opt, "lr_max"):
+    with refused(opt, "no switches beside lr_max, weight_sum"):
         opt.load_state_dict(partial)
     for value in ("False", torch.zeros(2), 1):
         broken = opt.state_dict()

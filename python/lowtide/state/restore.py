@@ -96,7 +96,9 @@ def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: 
         return NOTHING
     entry, codec = take_codec(entry, codec, where)
     carried = None
-    if (names := engine.core.carried(number).keys()) and names <= entry.keys():
+    names = engine.core.carried(number).keys()
+    if given := names & entry.keys():
+        expect(given == names, where, f"no {', '.join(sorted(names - given))} beside {', '.join(sorted(given))}", "all of them")
         carried = {name: read_number(entry[name], name, where) for name in names}
         entry = {name: value for name, value in entry.items() if name not in names}
     live = engine.layout(number)
