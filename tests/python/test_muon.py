@@ -289,7 +289,10 @@ def test_experts_are_matrices_by_themselves(state, seed, figure):
         ours.torch_state_dict()
 
 
-@pytest.mark.parametrize("changed", [{"use_muon": False}, {"use_muon": "experts"}, {"state": "fp32", "min_quantized_numel": 1}, {"master": "residual8"}])
+@pytest.mark.parametrize("changed", [
+    {"use_muon": False}, {"use_muon": "experts"}, {"master": "residual8"}, {"min_quantized_numel": "many"},
+    {"state": "fp32", "min_quantized_numel": 1},
+])  # fmt: skip
 def test_options_that_decide_the_rule_or_the_format_cannot_change(changed):
     """`use_muon` of a group was once looked at when the group was added and never again, without an error."""
     opt = lowtide.Muon([parameter(64, 256), parameter(9)])

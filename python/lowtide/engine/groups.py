@@ -33,7 +33,7 @@ class Format(NamedTuple):
 
 def fixed_options(family: Family, group: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a parameter group that are fixed when it is added, as users write them."""
-    return {**Format.of(group)._asdict(), "master": group["master"] or None, **{key: group.get(key) for key in family.FIXED}}
+    return {key: group.get(key) for key in (*Format._fields, *family.FIXED)}
 
 
 def group_defaults(hyper: Mapping[str, Any], options: Options) -> dict[str, Any]:
