@@ -36,8 +36,8 @@ class SteppingOptimizer(ClippingOptimizer):
 
         Raises ValueError when a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape),
         a parameter was moved (but before the first step), re-typed (with `master`) or resized, or, with
-        nonfinite="raise", a gradient is not finite. Nothing has changed then. With DTensor parameters every rank of their meshes must make the call:
-        unless nonfinite is "propagate", they agree on whether to step.
+        nonfinite="raise", a gradient is not finite. Nothing has changed then. With DTensor parameters every rank of
+        their meshes must make the call: unless nonfinite is "propagate", they agree on whether to step.
         """
         loss = None
         if self._in_backward:
