@@ -37,6 +37,7 @@ WHEELS = {
     "numpy": ("numpy",),
     "bitsandbytes": ("bitsandbytes==0.50.2",),
     "torchao": ("torchao==0.18.*",),
+    "flashoptim": ("flashoptim==0.1.4",),
 }  # fmt: skip
 LIBRARY_OF_A_GPU = re.compile(r"libbitsandbytes_(cuda|rocm|xpu)(\d*)\.so$")
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux_2_12",
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--target-python", default="python3.12", help="of the GPU machine's version (default: %(default)s)")
     parser.add_argument("--architectures", default="90", help="compute capabilities, as 80;90 (default: %(default)s)")
     parser.add_argument("--cuda", default="130", help="of torch over there, as bitsandbytes names it (default: %(default)s)")
-    parser.add_argument("--with", dest="extra", default="bitsandbytes,torchao",
+    parser.add_argument("--with", dest="extra", default="bitsandbytes,torchao,flashoptim",
                         help="comma-separated, some of: " + ", ".join(WHEELS) + " (default: %(default)s)")  # fmt: skip
     parser.add_argument("--no-prebuilt", action="store_true", help="everything is built on the GPU machine")
     parser.add_argument("--no-tar", action="store_true")

@@ -56,13 +56,18 @@ def versions(packages: list[str]) -> dict[str, str]:
 
 def origin(described: dict[str, object]) -> dict[str, object]:
     """The commit, the processor, its instructions and the versions of what `describe` returned: a result depends on them beside its settings."""
-    return {name: described[name] for name in ("revision", "cpu", "torch_instruction_set", "versions")}
+    names = ("revision", "cpu", "torch_instruction_set", "gpu", "versions")
+    return {name: described[name] for name in names if name in described}
 
 
-def describe(packages: list[str]) -> dict[str, object]:
+def describe(packages: list[str], device: str = "cpu") -> dict[str, object]:
+    """With the GPU, if `device`, of torch, is one and is there."""
     import torch
 
+    there = device == "cuda" and torch.cuda.is_available()
+    gpu = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if there else {}
     return {
+        **gpu,
         "cpu": _field("/proc/cpuinfo", "model name"),
         "cores": len(threads.cores()),
         "logical_cpus": len(threads.ALLOWED),

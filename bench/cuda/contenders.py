@@ -73,6 +73,15 @@ def bitsandbytes(gpu: Gpu, params: Any, name: str) -> Any:
     return getattr(bnb.optim, name)(params, lr=LR)
 
 
+def flashoptim(gpu: Gpu, params: Any, bits: int | None) -> Any:
+    """bits: of weights in bfloat16 with an error beside them; None: as they are."""
+    try:
+        from flashoptim import FlashAdamW
+    except Exception as error:
+        raise Absent(f"flashoptim cannot be imported: {error}") from error
+    return FlashAdamW(params, lr=LR, master_weight_bits=bits)
+
+
 def torchao(gpu: Gpu, params: Any) -> Any:
     try:
         from torchao.optim import AdamW8bit

@@ -28,10 +28,13 @@ class Corpus:
     sha256: str  # of the training bytes followed by the validation bytes
 
 
-def load() -> Corpus:
-    """All .py files but installed packages."""
-    root = Path(sysconfig.get_path("stdlib"))
-    names = (path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+def load(root: Path | None = None) -> Corpus:
+    """All .py files but installed packages, of the running Python or of the standard library in `root`. Raises FileNotFoundError where
+    there are none."""
+    root = root or Path(sysconfig.get_path("stdlib"))
+    names = [path.relative_to(root).as_posix() for path in root.rglob("*.py")]
+    if not names:
+        raise FileNotFoundError(f"{root}: got no .py file, wanted the folder of a Python's standard library")
     return _split(root, (name for name in names if "site-packages" not in name and "dist-packages" not in name))
 
 

@@ -71,14 +71,14 @@ class LanguageModel(nn.Module):
         before = F.pad(seen[:, :-1], (1, 0))
         pairs = ((before * BYTES + seen) * 40503 >> 4) % self.size.pairs
         x = self.byte(seen) + self.from_pair(self.pair(pairs))
-        turn = self._turn(seen.shape[1])
+        turn = self._turn(seen.shape[1], seen.device)
         for layer in self.layers:
             x = layer(x, turn)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), wanted.flatten())
 
-    def _turn(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _turn(self, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         half = self.size.width // self.size.heads // 2
-        angle = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+        angle = torch.arange(length, device=device)[:, None] * 10000.0 ** (-torch.arange(half, device=device) / half)
         return angle.cos(), angle.sin()
 
 

@@ -53,7 +53,7 @@ def gap_cells(row: Row, noise: Noise | None) -> list[str]:
 
 
 def origin_line(of: dict[str, Any]) -> str:
-    cpu = " ".join(filter(None, (of["cpu"], of.get("torch_instruction_set"))))
+    cpu = " ".join(filter(None, (of.get("gpu"), of["cpu"], of.get("torch_instruction_set"))))
     return f"{cpu}, revision {of['revision']}, lowtide {of['versions']['lowtide']}, torch {of['versions']['torch']}"
 
 
@@ -61,7 +61,8 @@ def made(result: dict[str, Any]) -> str:
     """The line that says when, where and with which versions."""
     machine = result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    line = f"* {result['date']}, {machine['cpu']}, {machine['cores']} cores, {versions}; revision {machine['revision']}"
+    cpu = f"{machine['cpu']}, {machine['cores']} cores"
+    line = f"* {', '.join(filter(None, (result['date'], machine.get('gpu'), cpu, versions)))}; revision {machine['revision']}"
     origins = Counter(origin_line(run["made"]) for run in result["runs"] if run.get("made"))
     return "\n".join([line, *(f"* {count} runs: {origin}" for origin, count in origins.items())])
 

@@ -6,6 +6,7 @@
     .venv/bin/python bench/quality/run.py --report                 no run, only the report of what is there
     .venv/bin/python bench/quality/run.py --finetune FILE          fine-tunes the weights in FILE with every format instead
     .venv/bin/python bench/quality/run.py --known FILE.json        goes on from an earlier report of the same settings and text
+    .venv/bin/python bench/quality/run.py --device cuda            trains on a GPU; results are kept apart
     .venv/bin/python bench/quality/run.py --quick                  tiny: shows that it runs, measures nothing
 
 Each result is stored as it is found: stop it, and it goes on from there; start it twice, and the two share the work.
@@ -54,6 +55,7 @@ SCALES = {
 RATE = "schedule-free lr"  # of a report and of stored results: SCHEDULE_FREE_LR is no setting
 QUICK = dataclasses.replace(Settings(), steps=30, warmup=5, validation_windows=64)
 PACKAGES = ["torch", "numpy", "bitsandbytes", "lowtide"]
+GPU_PACKAGES = [*PACKAGES, "flashoptim", "torchao", "triton"]
 
 
 def run_name(variant: str, seed: int, beta2: float) -> str:
@@ -70,14 +72,17 @@ def apart_name(variant: Variant, beta2: float) -> str:
 
 def run_all(
     variants: list[Variant], betas2: Sequence[float], settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus,
-    trained: Store, units: Store,
+    trained: Store, units: Store, device: str,
 ) -> None:  # fmt: skip
-    able = makeable(variants)
+    """Trainings on `device`; on the CPU, state is compared with its average, too: elsewhere it has the same bits."""
+    able = makeable(variants, device)
     trained.make_all(
-        (run_name(variant.id, seed, beta2), partial(train, settings, variant, seed, beta2, text))
+        (run_name(variant.id, seed, beta2), partial(train, settings, variant, seed, beta2, text, device=device))
         for seed, variant in by_seed(able)
         for beta2 in betas2
     )
+    if device != "cpu":
+        return
     for variant in able:
         exact = float32_of(variant)
         for beta2 in betas2:
@@ -87,8 +92,12 @@ def run_all(
                 units.make(apart_name(variant, beta2), partial(apart.measure, variant, exact, beta2, sizes))
 
 
+def described(device: str) -> dict[str, Any]:
+    return machine.describe(PACKAGES if device == "cpu" else GPU_PACKAGES, device)
+
+
 def collect(
-    settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus, trained: Store, units: Store
+    settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus, trained: Store, units: Store, device: str
 ) -> dict[str, Any]:
     """All stored results, as one report."""
     runs: list[dict[str, Any]] = []
@@ -100,10 +109,11 @@ def collect(
             runs += [found for seed in range(variant.seeds) if (found := trained.get(run_name(variant.id, seed, beta2)))]
             found_units += [found] if (found := units.get(fidelity_name(variant, beta2))) else []
         if len(runs) == before:
-            absent[variant.id] = why_not(variant) or "not run yet"
+            absent[variant.id] = why_not(variant, device) or "not run yet"
     return {
         "date": date.today().isoformat(),
-        "machine": machine.describe(PACKAGES),
+        "machine": described(device),
+        "device": device,
         "settings": dataclasses.asdict(settings),
         "sizes": dataclasses.asdict(sizes),
         "corpus": corpus.describe(text),
@@ -116,7 +126,7 @@ def collect(
     }
 
 
-def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store) -> None:
+def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store, device: str) -> None:
     """Takes over the runs of an earlier report. ValueError for what is none, or one of other settings or another text."""
     try:
         known = json.loads(file.read_text())
@@ -126,8 +136,8 @@ def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store) -
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file}: got no report of trainings ({error!r}), wanted a quality.json") from error
     # A report from before it said its rate for Schedule-Free has the one of today.
-    got[RATE] = known.get(RATE, SCHEDULE_FREE_LR)
-    wanted = {**dataclasses.asdict(settings), "text": text.sha256, RATE: SCHEDULE_FREE_LR}
+    got |= {RATE: known.get(RATE, SCHEDULE_FREE_LR), "device": known.get("device", "cpu")}
+    wanted = {**dataclasses.asdict(settings), "text": text.sha256, RATE: SCHEDULE_FREE_LR, "device": device}
     if other := difference(got, wanted):
         raise ValueError(f"{file}: got {other}: its runs cannot be compared with those to be made")
     for name, run in named:  # with its own "made", but of a report from before each run had one
@@ -153,23 +163,29 @@ def finetune_all(args: argparse.Namespace) -> int:
 def train_all(args: argparse.Namespace) -> int:
     settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (SCALES[args.scale], fidelity.Sizes())
     settings = dataclasses.replace(settings, **({"beta1": args.beta1} if args.beta1 is not None else {}))
-    text = corpus.load()
-    origin = machine.origin(machine.describe(PACKAGES))
+    text = corpus.load(args.text)
+    device = args.device
+    origin = machine.origin(described(device))
     conditions = {"settings": dataclasses.asdict(settings), "corpus": text.sha256, RATE: SCHEDULE_FREE_LR}
+    conditions |= {} if device == "cpu" else {"device": device}
     trained = Store(args.out, conditions, origin)
     for file in args.known or ():
-        adopt(file, settings, text, trained)
+        adopt(file, settings, text, trained, device)
     constants = {"beside": fidelity.BESIDE, "changes": fidelity.CHANGES, "live": fidelity.LIVE, "living": apart.LIVING, "lr": fidelity.LR}
     units = Store(args.out, {"sizes": dataclasses.asdict(sizes), **constants}, origin)
     if not args.report:
-        run_all(fewer(args.variants, args.seeds), args.beta2 or BETA2, settings, sizes, text, trained, units)
-    report.write(collect(settings, sizes, text, trained, units), args.out)
+        run_all(fewer(args.variants, args.seeds), args.beta2 or BETA2, settings, sizes, text, trained, units, device)
+    report.write(collect(settings, sizes, text, trained, units, device), args.out)
     return 0
 
 
 def refuse_idle(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Ends with a message where an option has no effect beside another one."""
-    idle = {"with --finetune": ("known", "beta1", "beta2")} if args.finetune else {"without --finetune": ("lr",)}
+    """Ends with a message where an option has no effect, or cannot have one here."""
+    if args.finetune and args.device != "cpu":
+        parser.error(f"--device: got {args.device} with --finetune, which runs on the CPU")
+    if args.device == "cuda" and not args.report and not torch.cuda.is_available():
+        parser.error("--device: got cuda, but torch sees no GPU here")
+    idle = {"with --finetune": ("known", "beta1", "beta2", "text")} if args.finetune else {"without --finetune": ("lr",)}
     if args.report:
         idle["with --report"] = ("variants", "seeds", "beta2")
     for beside, names in idle.items():
@@ -185,6 +201,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="of each variant, at most (default: as many as it has)")
     parser.add_argument("--beta2", type=float, choices=BETA2, nargs="+", help="of the runs to make (default: both)")
     parser.add_argument("--beta1", type=float, help="of all trainings (default: 0.9); results of another one are kept apart")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the trainings; results of each are kept apart")
+    parser.add_argument("--text", type=Path, metavar="DIR", help="standard library of another Python, to train on the text of an earlier report")
     parser.add_argument("--finetune", type=Path, metavar="FILE", help="fine-tune the weights in FILE, which are trained first if need be")
     parser.add_argument("--lr", type=float, help="of fine-tunes (default: a fifth of that before); results of another one are kept apart")
     parser.add_argument("--known", type=Path, nargs="+", metavar="FILE", help="earlier reports (quality.json) whose runs are taken over")

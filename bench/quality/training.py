@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.func import functional_call
 
 from quality.corpus import Corpus, windows
+from quality.gradients import backward_of, forward
 from quality.model import Size, build
-from quality.products import bfloat16_products
 from quality.variants import Variant
 from quality.watch import Watch
 
@@ -55,24 +54,15 @@ def lr_at(settings: Settings, step: int) -> float:
     return settings.lr * (settings.last_lr + (1 - settings.last_lr) * (1 + math.cos(math.pi * done)) / 2)
 
 
-def forward(model: torch.nn.Module, tokens: torch.Tensor, weights: torch.dtype) -> torch.Tensor:
-    """The loss, computed alike whatever format keeps the weights: the formats are compared, not the arithmetic."""
-    if weights == torch.float32:
-        loss: torch.Tensor = model(tokens)
-    else:
-        loss = functional_call(model, {name: param.float() for name, param in model.named_parameters()}, (tokens,))
-    return loss
-
-
 def train(
-    settings: Settings, variant: Variant, seed: int, beta2: float, corpus: Corpus, keep: Path | None = None
+    settings: Settings, variant: Variant, seed: int, beta2: float, corpus: Corpus, keep: Path | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Init and order of the data follow from `seed` alone. keep: the file that gets the settings and the trained weights, once
-    they are whole."""
+    """Init and order of the data follow from `seed` alone, whatever the device. keep: the file that gets the settings and the trained
+    weights, once they are whole."""
     start = time.process_time()
     model = build(settings.size, seed)
     change(model, variant, seed)
-    model.to(variant.weights)
+    model.to(device, variant.weights)
     # Rounded weights and Muon move in steps of their own, so there is no update to compare.
     watch = None
     if variant.weights == torch.float32 and variant.rule == "AdamW":
@@ -115,22 +105,18 @@ def descend(
     hyper = {"lr": settings.lr, "betas": (settings.beta1, beta2), "eps": settings.eps, "weight_decay": settings.weight_decay}
     optimizer = variant.make(params, **hyper)
     order = torch.Generator().manual_seed(seed)
+    take_gradients = backward_of(model, variant.weights, settings.autocast, settings.batch, settings.context + 1)
     for step in range(settings.steps):
         lr = variant.lr * (settings.lr if variant.rule == "Schedule-Free" and step >= settings.warmup else lr_at(settings, step))
         for group in optimizer.param_groups:
             group["lr"] = lr
-        tokens = windows(text, settings.batch, settings.context + 1, order)
-        with bfloat16_products(settings.autocast):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=settings.autocast):
-                loss = forward(model, tokens, variant.weights)
-            loss.backward()
+        take_gradients(windows(text, settings.batch, settings.context + 1, order))
         torch.nn.utils.clip_grad_norm_(params, settings.clip)
         if watch:
             watch.before()
         optimizer.step()
         if watch:
             watch.after(lr)
-        optimizer.zero_grad()
     if variant.rule == "Schedule-Free":
         optimizer.eval()  # type: ignore[attr-defined]
 
@@ -139,5 +125,6 @@ def descend(
 def validation_loss(settings: Settings, model: torch.nn.Module, weights: torch.dtype, corpus: Corpus) -> float:
     """Nats per byte over the same windows for all."""
     tokens = windows(corpus.validation, settings.validation_windows, settings.context + 1, torch.Generator().manual_seed(99))
-    losses = [float(forward(model, part, weights)) * len(part) for part in tokens.split(64)]
+    device = next(model.parameters()).device
+    losses = [float(forward(model, part.to(device), weights)) * len(part) for part in tokens.split(64)]
     return sum(losses) / len(tokens)

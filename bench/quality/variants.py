@@ -35,6 +35,7 @@ class Variant:
     rule: str = "AdamW"  # gaps and noise are to float32 runs of the same rule
     lora: bool = False  # adapters train, and the weights stay: of fine-tunes (tunes.py)
     lr: float = 1.0  # times the settings'
+    device: str | None = None  # of torch, where it is of one kind alone
 
 
 def torch_adamw(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
@@ -56,10 +57,22 @@ def bitsandbytes_rule(params: Iterable[torch.Tensor], **hyper: Any) -> torch.opt
     return AdamW(params, **hyper)
 
 
-def bitsandbytes_cpu(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
+def bitsandbytes(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
     from bitsandbytes.optim import AdamW8bit
 
     return AdamW8bit(params, **hyper)
+
+
+def flashoptim(bits: Literal[24, 32] | None) -> Maker:
+    """bits: of weights that are kept in bfloat16, by an error beside them; None: as the weights are."""
+
+    def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
+        from flashoptim import FlashAdamW
+
+        made: torch.optim.Optimizer = FlashAdamW(params, master_weight_bits=bits, **hyper)
+        return made
+
+    return make
 
 
 def torchao_4bit(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
@@ -193,7 +206,8 @@ VARIANTS = (
     _weights("bf16_residual16", "bf16 weights, residual16", state="fp32", master="residual16"),
     _ours("bf16_states", "bf16 state, auto", state="bf16", rounding="auto"),
     _ours("bf16_states_nearest", "bf16 state, nearest", state="bf16", rounding="nearest"),
-    Variant("bnb_cpu", "bitsandbytes AdamW8bit on the CPU", bitsandbytes_cpu, moments=_cpu_moment),
+    Variant("bnb_cpu", "bitsandbytes AdamW8bit on the CPU", bitsandbytes, moments=_cpu_moment, device="cpu"),
+    Variant("bnb_cuda", "bitsandbytes AdamW8bit on CUDA", bitsandbytes, device="cuda"),
     _ours("fp32_ours", "fp32 (Lowtide)", state="fp32"),
     rounded("bf16_momentum", "bf16 weights, error to momentum", Weights(BF16, error="momentum")),
     rounded("bf16_momentum_stochastic", "bf16 weights, stochastic, error to momentum", Weights(BF16, True, "momentum"), seeds=6),
@@ -211,6 +225,8 @@ VARIANTS = (
     _studied("dither4_second", "4 bits, dithered, 1st moment fp32", Exact(), Format("dither", 0.5)),
     Variant("torchao4", "torchao AdamW4bit", torchao_4bit, seeds=6, moments=_torchao_moment),
     _studied("flashoptim", "FlashOptim's CUDA rule", flashoptim_rule.Companded(), flashoptim_rule.Root()),
+    Variant("flashoptim_cuda", "FlashOptim FlashAdamW", flashoptim(None), device="cuda"),
+    Variant("flashoptim_24", "FlashOptim FlashAdamW, bf16 weights of 24 bits", flashoptim(24), weights=torch.bfloat16, device="cuda"),
     _resets(NEAREST4),
     _resets(NEAREST8),
     _muon("muon_fp32", "fp32 (torch)", "torch", noise=True),
@@ -242,9 +258,9 @@ def float32_of(variant: Variant) -> Variant | None:
     return known[exact] if compared and exact and exact != variant.id else None
 
 
-def makeable(variants: Sequence[Variant]) -> list[Variant]:
+def makeable(variants: Sequence[Variant], device: str = "cpu") -> list[Variant]:
     """Those that this installation can make; says which it cannot."""
-    reasons = [(variant, why_not(variant)) for variant in variants]
+    reasons = [(variant, why_not(variant, device)) for variant in variants]
     for variant, reason in reasons:
         if reason:
             print(f"{variant.id}: left out: {reason}", file=sys.stderr)
@@ -257,12 +273,14 @@ def by_seed(variants: Sequence[Variant]) -> Iterator[tuple[int, Variant]]:
         yield from ((seed, variant) for variant in variants if seed < variant.seeds)
 
 
-def why_not(variant: Variant) -> str | None:
+def why_not(variant: Variant, device: str = "cpu") -> str | None:
     """The reason why this installation cannot make a variant (its exception), or None."""
-    param = torch.nn.Parameter(torch.zeros(32, 256, dtype=variant.weights))
-    param.grad = torch.ones_like(param)
+    if variant.device not in (None, device):
+        return f"it is for parameters on {variant.device}"
     try:
+        param = torch.nn.Parameter(torch.zeros(32, 256, dtype=variant.weights, device=device))
+        param.grad = torch.ones_like(param)
         variant.make([param], lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0).step()
-    except (ImportError, TypeError, ValueError) as error:
+    except (ImportError, TypeError, ValueError, RuntimeError) as error:
         return str(error).partition("\n")[0]
     return None

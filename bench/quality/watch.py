@@ -34,7 +34,7 @@ class Watch:
         self._params, self._betas, self._eps, self._decay, self._steps = params, betas, eps, decay, steps
         self._every = every
         count = sum(param.numel() for param in params)
-        self._m, self._v, self._old = torch.zeros(count), torch.zeros(count), torch.zeros(count)
+        self._m, self._v, self._old = (torch.zeros(count, device=params[0].device) for _ in range(3))
         self._step = 0
         self._wrong = self._whole = 0.0
         self.found = Updates()

@@ -13,7 +13,7 @@ from gpu.build import ROOT
 from gpu.plan import SMOKE, Deadline, Step
 from gpu.watchdog import run
 
-PACKAGES = ["torch", "lowtide", "bitsandbytes", "torchao", "transformers", "triton"]
+PACKAGES = ["torch", "lowtide", "bitsandbytes", "torchao", "flashoptim", "transformers", "triton"]
 CASE_PY = ROOT / "bench" / "cuda" / "case.py"
 ALIVE = "import torch; torch.ones(8, device='cuda').sum().item(); torch.cuda.synchronize()"
 ALIVE_S = 25.0

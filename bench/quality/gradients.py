@@ -1,0 +1,59 @@
+"""Gradients of one batch, as each step of a training takes them: forward and backward, on a GPU recorded once and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.func import functional_call
+
+from quality.products import bfloat16_products
+
+Backward = Callable[[torch.Tensor], None]  # tokens on the CPU; leaves gradients in the parameters
+WARM_UP = 3  # batches before a recording, in which libraries allocate what they keep
+
+
+def forward(model: torch.nn.Module, tokens: torch.Tensor, weights: torch.dtype) -> torch.Tensor:
+    """The loss, computed alike whatever format keeps the weights: the formats are compared, not the arithmetic."""
+    if weights == torch.float32:
+        loss: torch.Tensor = model(tokens)
+    else:
+        loss = functional_call(model, {name: param.float() for name, param in model.named_parameters()}, (tokens,))
+    return loss
+
+
+def backward_of(model: torch.nn.Module, weights: torch.dtype, autocast: bool, batch: int, length: int) -> Backward:
+    """For batches of (batch, length) bytes. autocast: matrix products in bfloat16."""
+    device = next(model.parameters()).device
+
+    def take(tokens: torch.Tensor) -> None:
+        model.zero_grad()
+        with bfloat16_products(autocast and device.type == "cpu"):
+            # A cache of casts would outlive a recording.
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast, cache_enabled=device.type == "cpu"):
+                loss = forward(model, tokens, weights)
+            loss.backward()
+
+    if device.type == "cpu":
+        return take
+    return recorded(take, torch.zeros(batch, length, dtype=torch.int64, device=device))
+
+
+def recorded(take: Backward, tokens: torch.Tensor) -> Backward:
+    """Replays what `take` does with `tokens`. The model is so small that launching its kernels one by one would take most of the time.
+    Gradients stay in the tensors of the recording: nobody may set them to None."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            take(tokens)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        take(tokens)
+
+    def replay(given: torch.Tensor) -> None:
+        tokens.copy_(given)
+        graph.replay()
+
+    return replay
