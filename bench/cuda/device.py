@@ -128,6 +128,7 @@ class Gpu:
     def drop_ballast(self) -> None:
         self._ballast.clear()
         self.free()
+        self.cuda.reset_peak_memory_stats()  # else torch's peak says that the ballast will be needed again
 
     def scratch(self) -> str:
         self._scratch = self._scratch or tempfile.TemporaryDirectory(

@@ -65,6 +65,14 @@ CUresult pop(CUcontext* context) {
   });
 }
 
+CUresult current(CUcontext* context) {
+  return of_driver("cuCtxGetCurrent", kPlain, [&](Machine&) {
+    const HostThread& thread = host_thread();
+    *context = thread.depth ? context_of(thread.present()) : nullptr;
+    return cudaSuccess;
+  });
+}
+
 CUresult current_device(CUdevice* device) {
   return of_driver("cuCtxGetDevice", kPlain, [&](Machine&) {
     const HostThread& thread = host_thread();
@@ -83,6 +91,7 @@ const Entry kEntries[] = {{"cuDeviceGet", 2000, reinterpret_cast<void*>(get_devi
                           {"cuDevicePrimaryCtxRetain", 7000, reinterpret_cast<void*>(retain)},
                           {"cuCtxPushCurrent", 4000, reinterpret_cast<void*>(push)},
                           {"cuCtxPopCurrent", 4000, reinterpret_cast<void*>(pop)},
+                          {"cuCtxGetCurrent", 4000, reinterpret_cast<void*>(current)},
                           {"cuCtxGetDevice", 2000, reinterpret_cast<void*>(current_device)}};
 
 }  // namespace

@@ -86,6 +86,15 @@ TEST_F(Captures, WhatCannotBeCapturedSpoilsThem) {
   };
   constexpr cudaError_t kUnsupported = cudaErrorStreamCaptureUnsupported, kInvalid = cudaErrorStreamCaptureInvalidated;
   spoils(kUnsupported, kInvalid, [&] { return cudaMalloc(&more, 8); });
+  int device = -1;
+  spoils(kUnsupported, kInvalid, [&] { return cudaStreamGetDevice(stream, &device); });
+  spoils(kUnsupported, kInvalid, [&] {
+    auto mode = cudaStreamCaptureModeRelaxed;
+    ok(cudaThreadExchangeStreamCaptureMode(&mode));
+    const cudaError_t error = cudaStreamGetDevice(stream, &device);
+    ok(cudaThreadExchangeStreamCaptureMode(&mode));
+    return error;
+  });
   spoils(kUnsupported, kInvalid, [&] { return cudaStreamSynchronize(stream); });
   spoils(kUnsupported, kInvalid, [&] { return cudaStreamSynchronize(side); });
   spoils(kUnsupported, kInvalid, [&] { return cudaEventQuery(joined); });

@@ -15,6 +15,7 @@ struct Driver {
   PFN_cuDevicePrimaryCtxRetain_v7000 retain = nullptr;
   PFN_cuCtxPushCurrent_v4000 push = nullptr;
   PFN_cuCtxPopCurrent_v4000 pop = nullptr;
+  PFN_cuCtxGetCurrent_v4000 current = nullptr;
   PFN_cuCtxGetDevice_v2000 current_device = nullptr;
 
   Driver() {
@@ -22,6 +23,7 @@ struct Driver {
     find("cuDevicePrimaryCtxRetain", retain);
     find("cuCtxPushCurrent", push);
     find("cuCtxPopCurrent", pop);
+    find("cuCtxGetCurrent", current);
     find("cuCtxGetDevice", current_device);
   }
 
@@ -52,10 +54,16 @@ cudaError_t retain_context(int ordinal, CUdevice& device, CUcontext& context) {
 
 cudaError_t enter_context(CUdevice device, CUcontext context, bool& entered) {
   entered = false;
-  CUdevice present = -1;
-  const CUresult found = driver().current_device(&present);
-  if (found != CUDA_SUCCESS && found != CUDA_ERROR_INVALID_CONTEXT) return error_of(found);
-  if (found == CUDA_SUCCESS && present == device) return cudaSuccess;
+  // First whether there is one: to ask for its device otherwise is an error, which compute-sanitizer reports.
+  CUcontext present = nullptr;
+  CUresult found = driver().current(&present);
+  if (found != CUDA_SUCCESS) return error_of(found);
+  if (present == context) return cudaSuccess;
+  if (present) {
+    CUdevice of_present = -1;
+    if (found = driver().current_device(&of_present); found != CUDA_SUCCESS) return error_of(found);
+    if (of_present == device) return cudaSuccess;
+  }
   const cudaError_t code = error_of(driver().push(context));
   entered = code == cudaSuccess;
   return code;

@@ -277,14 +277,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
 // -1 where the runtime cannot tell.
 int ordinal_of(cudaStream_t stream) {
   int ordinal = -1;
-#if CUDART_VERSION >= 12080
-  if (cudaStreamGetDevice(stream, &ordinal) != cudaSuccess) {
-    cudaGetLastError();
-    return -1;
-  }
-#else
-  (void)stream;
-#endif
+  if (find_device(stream, ordinal) != cudaSuccess) cudaGetLastError();
   return ordinal;
 }
 

@@ -213,19 +213,11 @@ cudaStream_t CudaDevice::queue_of(const Scope& scope, void* queue) const {
   const auto stream = static_cast<cudaStream_t>(queue);
   if (!stream || std::any_of(queues_.begin(), queues_.end(), [&](const OwnStream& own) { return own.get() == stream; }))
     return stream;
-#if CUDART_VERSION >= 12080
   int ordinal = info_.ordinal;
-  const cudaError_t code = cudaStreamGetDevice(stream, &ordinal);
-  if (code == cudaErrorCallRequiresNewerDriver || code == cudaErrorNotSupported)
-    cudaGetLastError();  // an older driver cannot tell
-  else
-    scope.check(code);
+  scope.check(find_device(stream, ordinal));
   LT_REQUIRE(ordinal == info_.ordinal,
              "got a stream of CUDA device %d, wanted one of device %d, where the optimizer and its state are", ordinal,
              info_.ordinal);
-#else
-  (void)scope;
-#endif
   return stream;
 }
 

@@ -76,6 +76,23 @@ DeviceInfo describe_device(int ordinal) {
   return info;
 }
 
+cudaError_t find_device(cudaStream_t stream, int& ordinal) {
+#if CUDART_VERSION >= 12080
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (const cudaError_t code = cudaStreamIsCapturing(stream, &status)) return code;
+  if (status != cudaStreamCaptureStatusNone) return cudaSuccess;
+  const int before = ordinal;
+  const cudaError_t code = cudaStreamGetDevice(stream, &ordinal);
+  if (code == cudaSuccess) return code;
+  ordinal = before;
+  if (code != cudaErrorCallRequiresNewerDriver && code != cudaErrorNotSupported) return code;
+  cudaGetLastError();  // an older driver
+#else
+  static_cast<void>(stream), static_cast<void>(ordinal);
+#endif
+  return cudaSuccess;
+}
+
 Scope::Scope(const DeviceInfo& info, const char* doing) : info_(info), doing_(doing) {
   if (is_forked()) fail_forked(ErrorKind::kDeviceLost, doing);
   if (lost(info.ordinal))

@@ -26,6 +26,10 @@ struct DeviceInfo {
 // kernels of this build run on, kInvalidArgument for an ordinal that there is not.
 DeviceInfo describe_device(int ordinal);
 
+// Sets `ordinal` to that of the stream's device; leaves it where CUDA cannot be asked. While a stream is captured,
+// cudaStreamGetDevice fails and spoils the capture, which the manual does not say (docs/cuda.md).
+cudaError_t find_device(cudaStream_t stream, int& ordinal);
+
 // The time of one call on the device: its context is the current one, errors are named by what was being done, and
 // memory may be had although some stream is being captured. What the caller had set is restored.
 class Scope {

@@ -10,4 +10,5 @@ typedef CUresult (*PFN_cuDeviceGet_v2000)(CUdevice* device, int ordinal);
 typedef CUresult (*PFN_cuDevicePrimaryCtxRetain_v7000)(CUcontext* context, CUdevice device);
 typedef CUresult (*PFN_cuCtxPushCurrent_v4000)(CUcontext context);
 typedef CUresult (*PFN_cuCtxPopCurrent_v4000)(CUcontext* context);
+typedef CUresult (*PFN_cuCtxGetCurrent_v4000)(CUcontext* context);
 typedef CUresult (*PFN_cuCtxGetDevice_v2000)(CUdevice* device);
