@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 
 from common import threads
@@ -50,7 +50,7 @@ def versions(packages: list[str]) -> dict[str, str]:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
+            found[package] = "of the tree" if util.find_spec(package) else "not installed"
     return found
 
 

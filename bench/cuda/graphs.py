@@ -27,7 +27,8 @@ def captured(gpu: Gpu, optimizer: Any) -> Any:
         with gpu.cuda.graph(graph):
             optimizer.step()
     except (RuntimeError, ValueError) as error:
-        raise Absent(f"a step cannot be captured: {error}") from error
+        first = error.__context__ or error  # what spoilt the capture; its end only says that it is spoilt
+        raise Absent(f"a step cannot be captured: {first}") from error
     return graph
 
 

@@ -24,7 +24,8 @@ class Rows:
         self._keep({"label": label, "value": value, "unit": unit, "figure": figure, "detail": detail})
 
     def absent(self, label: str, reason: str, figure: str | None = None) -> None:
-        self._keep({"label": label, "absent": reason, "figure": figure})
+        """The first line of the reason: those that follow in errors of CUDA are of general advice."""
+        self._keep({"label": label, "absent": reason.strip().partition("\n")[0], "figure": figure})
 
     def attempt(self, label: str, measure: Callable[[], None], figure: str | None = None) -> None:
         """Runs a part of a case. A failure becomes a row, and the next part still runs."""

@@ -1,4 +1,5 @@
 // Conversions between states and floats, and the search for gradients that are not finite, as on the CPU.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -118,7 +119,8 @@ TEST(DeviceNonfinite, IsFoundWhereTheCpuFindsIt) {
   const auto cpu = open_backend("cpu", "");
   const double bad_values[] = {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
                                std::nan(""), 0x1p63, -0x1p62};
-  int64_t rounds = testing::share_of(300), found = 0, wrong = 0;
+  const int64_t rounds = std::max<int64_t>(testing::share_of(300), 30);
+  int64_t found = 0, wrong = 0;
   for (int64_t round = 0; round < rounds; ++round) {
     std::vector<StepCase> cases;
     const int64_t count = rng.between(1, 6);
@@ -141,7 +143,7 @@ TEST(DeviceNonfinite, IsFoundWhereTheCpuFindsIt) {
     found += wanted >= 0;
   }
   EXPECT_EQ(wrong, 0);
-  EXPECT_TRUE(found > rounds / 6 && found < rounds - rounds / 6) << "control: both outcomes happen; found " << found;
+  EXPECT_TRUE(found > 0 && found < rounds) << "control: both outcomes happen; found " << found;  // 4e-6 by chance
   std::printf("%lld calls, %lld with a bad gradient, %lld wrong\n", static_cast<long long>(rounds),
               static_cast<long long>(found), static_cast<long long>(wrong));
 }

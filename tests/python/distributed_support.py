@@ -68,6 +68,7 @@ def _answer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[bo
 def _serve(rank: int, pipe: Connection) -> None:
     """Calls what comes by the pipe and sends back whether it returned, and what; a job ends with its process group."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # jobs are about the CPU: frameworks would take GPUs, and may find fewer than ranks
     torch.set_num_threads(1)
     gc.freeze()  # what was preloaded is for good
     while True:

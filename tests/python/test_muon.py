@@ -37,7 +37,10 @@ def test_matrices_with_float32_state_are_stepped_as_by_torch(options, maximize, 
     b = [torch.nn.Parameter(p.detach().clone()) for p in a]
     start = [p.detach().clone() for p in a]
     ours = lowtide.Muon(a, lr=0.02, state="fp32", maximize=maximize, **options)
-    theirs = torch.optim.Muon(b, lr=0.02, **options)
+    try:
+        theirs = torch.optim.Muon(b, lr=0.02, **options)
+    except ValueError as error:  # an older one, such as 2.11, lacks spectral_unclamped
+        pytest.skip(f"this torch's Muon: {error}")
     exact = 0
     for step in range(20):
         random_gradients(a)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from llama_support import EXAMPLES  # puts the example on the path
 
 import rl_offload
@@ -29,7 +30,7 @@ def test_phases_take_turns_and_change_no_bit(
 
 def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, part in (
-        (["--device", "cuda"], "cuda"),
+        *([] if torch.cuda.is_available() else [(["--device", "cuda"], "cuda")]),
         (["--length", "4"], "--length: got 4"),
         (["--disk", str(tmp_path / "missing")], "missing"),
     ):

@@ -65,6 +65,12 @@ def rehearsed(given: Suite) -> Suite:
     return Suite(given.name, [*given.command, *shortest], given.report, env)
 
 
+def failure(case: ET.Element) -> str:
+    """A case that failed, and the first line of why."""
+    told = next((found.get("message") or "" for kind in ("failure", "error") if (found := case.find(kind)) is not None), "")
+    return f"{case.get('classname')}.{case.get('name')}: {told.strip().partition(chr(10))[0][:200]}"
+
+
 def counts(path: Path) -> dict[str, Any]:
     """Numbers of cases in a gtest or pytest report."""
     try:
@@ -75,7 +81,7 @@ def counts(path: Path) -> dict[str, Any]:
     skipped = [case for case in found if case.find("skipped") is not None or case.get("status") == "notrun"]
     return {
         "passed": len(found) - len(bad) - len(skipped),
-        "failed": [f"{case.get('classname')}.{case.get('name')}" for case in bad][:50],
+        "failed": [failure(case) for case in bad][:50],
         "skipped": len(skipped),
     }
 
