@@ -61,7 +61,7 @@ def origin(described: dict[str, object]) -> dict[str, object]:
 
 
 def describe(packages: list[str], device: str = "cpu") -> dict[str, object]:
-    """With the GPU, if `device`, of torch, is one and is there."""
+    """With `device` "cuda" and a GPU present, the GPU as well."""
     import torch
 
     there = device == "cuda" and torch.cuda.is_available()

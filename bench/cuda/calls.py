@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.cuda import contenders, shapes
-from bench.cuda.device import Gpu
+from bench.cuda.device import Gpu, bytes_of
 from bench.cuda.paged import DEVICE
 from bench.cuda.resident import ALL_FITS
 from bench.cuda.rows import Rows
@@ -58,7 +58,7 @@ def fork_seconds() -> float:
 def fork(gpu: Gpu, rows: Rows) -> None:
     """A worker of a DataLoader is a fork: the kernel copies pinned pages at once, unless they are kept out of it."""
     before = statistics.median(fork_seconds() for _ in range(FORKS))
-    params = gpu.parameters(shapes.equal(gpu.size(PINNED // 2, 200_000), 4), torch.bfloat16)
+    params = gpu.parameters(shapes.equal(gpu.size((PINNED + bytes_of(DEVICE)) // 2, 200_000), 4), torch.bfloat16)
     optimizer = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=DEVICE))
     optimizer.step()
     gpu.cuda.synchronize()

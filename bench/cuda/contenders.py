@@ -74,7 +74,7 @@ def bitsandbytes(gpu: Gpu, params: Any, name: str) -> Any:
 
 
 def flashoptim(gpu: Gpu, params: Any, bits: int | None) -> Any:
-    """bits: of weights in bfloat16 with an error beside them; None: as they are."""
+    """bits: precision of bfloat16 weights, by an error that FlashOptim keeps beside them; None: that of the weights."""
     try:
         from flashoptim import FlashAdamW
     except Exception as error:

@@ -9,7 +9,7 @@ import torch
 from bench.cuda import contenders, shapes
 from bench.cuda.device import Gpu
 from bench.cuda.resident import ALL_FITS
-from bench.cuda.rows import Absent, Rows
+from bench.cuda.rows import Absent, Rows, first_line
 from bench.cuda.timing import Step, in_turns
 
 REPLAYS = 50
@@ -28,7 +28,7 @@ def captured(gpu: Gpu, optimizer: Any) -> Any:
             optimizer.step()
     except (RuntimeError, ValueError) as error:
         first = error.__context__ or error  # what spoilt the capture; its end only says that it is spoilt
-        raise Absent(f"a step cannot be captured: {first}") from error
+        raise Absent(f"a step cannot be captured: {first_line(first)}") from error
     return graph
 
 

@@ -15,7 +15,7 @@ from bench.common.llama import LLAMA_TINY, Llama, Size
 from bench.cuda import contenders
 from bench.cuda.device import Gpu
 from bench.cuda.link import Link
-from bench.cuda.paged import DEVICE, STATE_EACH
+from bench.cuda.paged import DEVICE, STATE_EACH, moved_each_way
 from bench.cuda.rows import Rows
 from bench.cuda.timing import Step, in_turns
 
@@ -96,7 +96,6 @@ def curves(gpu: Gpu, rows: Rows, state: str) -> None:
     link = Link(gpu, gpu.size(512 << 20, 1 << 18))
     both = in_turns(gpu, {"": link.steps()["both"]}, seconds=3)[""].median()
     rate = link.count / both
-    link_seconds = count * STATE_EACH[state] / rate
     base = Curve(gpu, model)
     base.measure(batches, lambda: None)
     batches = {tokens: batches[tokens] for tokens in base.seconds}
@@ -110,6 +109,7 @@ def curves(gpu: Gpu, rows: Rows, state: str) -> None:
             optimizer = contenders.lowtide_adamw(gpu, model.parameters(), state, memory=memory, **options)
             curve = Curve(gpu, model)
             curve.measure(batches, optimizer.step)
+            link_seconds = moved_each_way(gpu, optimizer, count * STATE_EACH[state]) / rate
             for tokens in curve.seconds:
                 added = curve.seconds[tokens] - base.seconds[tokens]
                 flops = 4 * count * tokens / backward[tokens]

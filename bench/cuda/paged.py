@@ -14,9 +14,9 @@ from bench.cuda.rows import Absent, Rows
 from bench.cuda.timing import Step, in_turns
 
 ELEMENTS = {"dynamic8": 2_000_000_000, "fp32": 1_000_000_000}  # state of 4 and 8 GB
-STATE_EACH = {"dynamic8": 2 * (1 + 4 / 256), "fp32": 8.0}  # bytes of state per element: what moves each way
+STATE_EACH = {"dynamic8": 2 * (1 + 4 / 256), "fp32": 8.0}  # bytes of state per element
 TRANSFER_MODES = (None, "copy", "zero_copy", "hybrid")  # None: what the library chooses
-DEVICE = "256MiB"  # for the buffers of streaming: nothing stays resident beside them
+DEVICE = "256MiB"  # for the buffers of streaming; what they leave of it holds state
 TENSORS = 30
 
 
@@ -26,12 +26,16 @@ def parameters(gpu: Gpu, state: str, extra_host: float = 0.0) -> tuple[list[torc
     return params, sum(param.numel() for param in params)
 
 
+def moved_each_way(gpu: Gpu, optimizer: Any, whole: float) -> float:
+    """Bytes of state that a step moves each way. A rehearsal's move elsewhere: `whole`, all of them."""
+    return float(optimizer.report()["moved_per_step"]) / 2 if gpu.on_device and not gpu.rehearsed else whole
+
+
 def streaming(gpu: Gpu, rows: Rows, state: str) -> None:
     params, count = parameters(gpu, state, 1.0)
-    moved = round(count * STATE_EACH[state])
+    whole = round(count * STATE_EACH[state])
     # A share of the bytes measures the link as well, without 20 GB more of pinned memory.
-    link = Link(gpu, min(moved, gpu.size(2 << 30, 1 << 20)))
-    share = moved / link.count
+    link = Link(gpu, min(whole, gpu.size(2 << 30, 1 << 20)))
     for transfer in TRANSFER_MODES:
         figure = f"paged_{state}" if transfer is None else None
         label = f"AdamW {state}, {count * 1e-9:.2g}e9 elements, transfer {transfer or 'chosen by the library'}"
@@ -41,7 +45,8 @@ def streaming(gpu: Gpu, rows: Rows, state: str) -> None:
             optimizer = contenders.lowtide_adamw(gpu, params, state, memory=memory)
             steps = {"step": Step(optimizer.step), **link.steps()}
             found = in_turns(gpu, steps, seconds=6)
-            step, both = found["step"].median("wall"), found["both"].median("wall") * share
+            moved = moved_each_way(gpu, optimizer, whole)
+            step, both = found["step"].median("wall"), found["both"].median("wall") * moved / link.count
             rows.add(f"{label}: rate / link", both / step, "x", figure, gb_per_s_each_way=moved / step * 1e-9,
                      link_gb_per_s_each_way=moved / both * 1e-9,
                      link_in_gb_per_s=link.count / found["in"].median("wall") * 1e-9,
@@ -75,8 +80,9 @@ def bitsandbytes(gpu: Gpu, rows: Rows, name: str, state: str, figure: str | None
     mine = found["own"].median("wall")
     cold, warm = found["cold"].median("wall"), found["warm"].median("wall")
     moved = count * STATE_EACH[state]
+    own_moved = moved_each_way(gpu, own, moved)
     rows.add(f"{name}, cold step / Lowtide, state on the host", cold / mine, "x", figure, elements=count,
-             gb_per_s_each_way=moved / cold * 1e-9, own_gb_per_s_each_way=moved / mine * 1e-9,
+             gb_per_s_each_way=moved / cold * 1e-9, own_gb_per_s_each_way=own_moved / mine * 1e-9, own_moved=own_moved,
              **found["cold"].data())  # fmt: skip
     rows.add(f"{name}, step on resident state / Lowtide, state on the host", warm / mine, "x", **found["warm"].data())
 

@@ -14,6 +14,11 @@ class Absent(Exception):
     """Something cannot be measured here, and why."""
 
 
+def first_line(error: BaseException) -> str:
+    """CUDA's errors go on with general advice."""
+    return str(error).strip().partition("\n")[0]
+
+
 class Rows:
     def __init__(self, case: str, path: Path | None = None) -> None:
         self.case, self.path = case, path
@@ -24,8 +29,7 @@ class Rows:
         self._keep({"label": label, "value": value, "unit": unit, "figure": figure, "detail": detail})
 
     def absent(self, label: str, reason: str, figure: str | None = None) -> None:
-        """The first line of the reason: those that follow in errors of CUDA are of general advice."""
-        self._keep({"label": label, "absent": reason.strip().partition("\n")[0], "figure": figure})
+        self._keep({"label": label, "absent": " ".join(reason.split()), "figure": figure})
 
     def attempt(self, label: str, measure: Callable[[], None], figure: str | None = None) -> None:
         """Runs a part of a case. A failure becomes a row, and the next part still runs."""
@@ -35,9 +39,8 @@ class Rows:
             self.absent(label, str(reason), figure)
         except Exception as error:  # of any library that is compared
             where = traceback.extract_tb(error.__traceback__)[-1]
-            self.absent(
-                label, f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"[:500], figure
-            )
+            told = f"{type(error).__name__}: {first_line(error)[:400]} ({Path(where.filename).name}:{where.lineno})"
+            self.absent(label, told, figure)
 
     def _keep(self, row: dict[str, Any]) -> None:
         self.rows.append(row)

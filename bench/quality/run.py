@@ -74,7 +74,7 @@ def run_all(
     variants: list[Variant], betas2: Sequence[float], settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus,
     trained: Store, units: Store, device: str,
 ) -> None:  # fmt: skip
-    """Trainings on `device`; on the CPU, state is compared with its average, too: elsewhere it has the same bits."""
+    """Trainings on `device`; on the CPU, state is compared with its average, too: Lowtide's has the same bits elsewhere."""
     able = makeable(variants, device)
     trained.make_all(
         (run_name(variant.id, seed, beta2), partial(train, settings, variant, seed, beta2, text, device=device))
@@ -102,14 +102,18 @@ def collect(
     """All stored results, as one report."""
     runs: list[dict[str, Any]] = []
     found_units: list[dict[str, Any]] = []
+    found_apart: list[dict[str, Any]] = []
     absent: dict[str, str] = {}
     for variant in VARIANTS:
         before = len(runs)
         for beta2 in BETA2:
             runs += [found for seed in range(variant.seeds) if (found := trained.get(run_name(variant.id, seed, beta2)))]
-            found_units += [found] if (found := units.get(fidelity_name(variant, beta2))) else []
+            if device == "cpu":
+                found_units += [found] if (found := units.get(fidelity_name(variant, beta2))) else []
+                found_apart += [found] if (found := units.get(apart_name(variant, beta2))) else []
         if len(runs) == before:
-            absent[variant.id] = why_not(variant, device) or "not run yet"
+            can_tell = device == "cpu" or torch.cuda.is_available()
+            absent[variant.id] = (why_not(variant, device) if can_tell else None) or "not run yet"
     return {
         "date": date.today().isoformat(),
         "machine": described(device),
@@ -122,7 +126,7 @@ def collect(
         "absent": absent,
         "runs": runs,
         "fidelity": found_units,
-        "apart": [found for variant in VARIANTS for beta2 in BETA2 if (found := units.get(apart_name(variant, beta2)))],
+        "apart": found_apart,
     }
 
 

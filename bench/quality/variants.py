@@ -64,7 +64,7 @@ def bitsandbytes(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Op
 
 
 def flashoptim(bits: Literal[24, 32] | None) -> Maker:
-    """bits: of weights that are kept in bfloat16, by an error beside them; None: as the weights are."""
+    """bits: precision of bfloat16 weights, by an error that FlashOptim keeps beside them; None: that of the weights."""
 
     def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
         from flashoptim import FlashAdamW
@@ -277,10 +277,11 @@ def why_not(variant: Variant, device: str = "cpu") -> str | None:
     """The reason why this installation cannot make a variant (its exception), or None."""
     if variant.device not in (None, device):
         return f"it is for parameters on {variant.device}"
+    refusals = (ImportError, TypeError, ValueError) if device == "cpu" else (ImportError, TypeError, ValueError, RuntimeError)
     try:
         param = torch.nn.Parameter(torch.zeros(32, 256, dtype=variant.weights, device=device))
         param.grad = torch.ones_like(param)
         variant.make([param], lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0).step()
-    except (ImportError, TypeError, ValueError, RuntimeError) as error:
+    except refusals as error:
         return str(error).partition("\n")[0]
     return None

@@ -143,7 +143,8 @@ TEST(DeviceNonfinite, IsFoundWhereTheCpuFindsIt) {
     found += wanted >= 0;
   }
   EXPECT_EQ(wrong, 0);
-  EXPECT_TRUE(found > 0 && found < rounds) << "control: both outcomes happen; found " << found;  // 4e-6 by chance
+  const int64_t least = rounds / 6 * (rounds >= 300);  // of few rounds, as many are found by chance
+  EXPECT_TRUE(found > least && found < rounds - least) << "control: both outcomes happen; found " << found;
   std::printf("%lld calls, %lld with a bad gradient, %lld wrong\n", static_cast<long long>(rounds),
               static_cast<long long>(found), static_cast<long long>(wrong));
 }

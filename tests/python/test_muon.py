@@ -39,7 +39,9 @@ def test_matrices_with_float32_state_are_stepped_as_by_torch(options, maximize, 
     ours = lowtide.Muon(a, lr=0.02, state="fp32", maximize=maximize, **options)
     try:
         theirs = torch.optim.Muon(b, lr=0.02, **options)
-    except ValueError as error:  # an older one, such as 2.11, lacks spectral_unclamped
+    except ValueError as error:
+        if "spectral_unclamped" not in str(error):  # torch 2.11 lacks it
+            raise
         pytest.skip(f"this torch's Muon: {error}")
     exact = 0
     for step in range(20):

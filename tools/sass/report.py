@@ -160,7 +160,7 @@ def _rounded(value: object) -> object:
 
 INTRODUCTION = """# Steps on CUDA by their machine code, {today}
 
-**Static, from machine code; no GPU ran it.** `tools/step_model.py` ran the instructions of the sm_90 cubins on one step of one tile
+**Static, from machine code.** What a GPU measured of it is on a page of its own ([gpu-check](../gpu-check.md)). `tools/step_model.py` ran the instructions of the sm_90 cubins on one step of one tile
 (8,192 elements) for each configuration, and counted. Its head says how; `tools/sass/pipes.py` says what each instruction costs, and
 where the widths of the pipes are from. [All figures]({json_name}).
 

@@ -53,6 +53,8 @@ TEST_F(CudaReplays, TakeTheStepThatWasPrepared) {
             message_of(ErrorKind::kInvalidArgument, [&] { backend->step(model.items(), 1, false, capturing); }),
             {"captured", "replays"});
         message_of(ErrorKind::kInvalidArgument, [&] { recorded->prepare(model.items(), capturing); });
+        expect_words(message_of(ErrorKind::kInvalidArgument, [&] { make_backend("", capturing); }),
+                     {"captured", "exact:0"});
         const Graph graph(capturing);
         EXPECT_FALSE(backend->device()->is_capturing(capturing));
         EXPECT_EQ(model.steps(), (std::vector<int>{0, 0, 0}));

@@ -61,8 +61,9 @@ cudaError_t enter_context(CUdevice device, CUcontext context, bool& entered) {
   if (present == context) return cudaSuccess;
   if (present) {
     CUdevice of_present = -1;
-    if (found = driver().current_device(&of_present); found != CUDA_SUCCESS) return error_of(found);
-    if (of_present == device) return cudaSuccess;
+    found = driver().current_device(&of_present);
+    if (found == CUDA_SUCCESS && of_present == device) return cudaSuccess;
+    if (found != CUDA_SUCCESS && found != CUDA_ERROR_INVALID_CONTEXT) return error_of(found);
   }
   const cudaError_t code = error_of(driver().push(context));
   entered = code == cudaSuccess;

@@ -281,6 +281,12 @@ int ordinal_of(cudaStream_t stream) {
   return ordinal;
 }
 
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
+  return status != cudaStreamCaptureStatusNone;
+}
+
 }  // namespace
 
 std::unique_ptr<Backend> make_backend(const std::string& target, void* stream) {
@@ -289,7 +295,13 @@ std::unique_ptr<Backend> make_backend(const std::string& target, void* stream) {
   LT_REQUIRE(wanted.is_well && (fast || wanted.kind == kExact || wanted.kind.empty()),
              "got CUDA target '%s', wanted exact or fast, with ':' and a number the device of that ordinal",
              target.c_str());
-  const int of_stream = stream ? ordinal_of(static_cast<cudaStream_t>(stream)) : -1;
+  const auto on = static_cast<cudaStream_t>(stream);
+  const int of_stream = on ? ordinal_of(on) : -1;
+  LT_REQUIRE(
+      of_stream >= 0 || wanted.number >= 0 || !on || !is_captured(on),
+      "got CUDA target '%s' and a stream that is being captured, which cannot be asked for its device; wanted one "
+      "that is not captured, or a target with the device's number, such as exact:0",
+      target.c_str());
   LT_REQUIRE(of_stream < 0 || wanted.number < 0 || of_stream == wanted.number,
              "got CUDA target '%s' and a stream of device %d, wanted both of one device", target.c_str(), of_stream);
   return std::make_unique<CudaBackend>(describe_device(of_stream >= 0 ? of_stream : wanted.number), fast);
