@@ -25,7 +25,7 @@ from bench.cuda.device import Gpu  # noqa: E402
 from bench.cuda.rows import Rows  # noqa: E402
 
 PR_SET_PDEATHSIG = 1
-SCENARIOS = ("smoke", "bits", "resident", "uncommon", "calls", "graphs", "link", "paged", "overlap", "pressure",
+SCENARIOS = ("smoke", "bits", "resident", "uncommon", "calls", "capture", "graphs", "link", "paged", "overlap", "pressure",
              "llama", "counters")  # fmt: skip
 
 

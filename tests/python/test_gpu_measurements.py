@@ -14,7 +14,7 @@ from bench.cuda.rows import Absent, Rows
 from gpu import plan, suites
 
 # Rows of bitsandbytes, torchao or features that only a device has: rehearsed as "not measured" where they are absent.
-MAY_BE_ABSENT = ("torchao", "bitsandbytes", "option ", "oom_guard", "demote", "has no graphs")
+MAY_BE_ABSENT = ("torchao", "bitsandbytes", "FlashOptim", "option ", "oom_guard", "demote", "has no graphs", "has no CUDA runtime")
 NAMES = case.names()
 
 

@@ -60,6 +60,7 @@ COMMANDS: dict[str, tuple[Step, ...]] = {
         Step("pressure.promote_demote", 13),
         Step("pressure.oom_guard", 11),
         Step("pressure.demote", 11),
+        Step("capture.calls", 8),
         Step("graphs.noticed", 12),
         Step("graphs.replays", 12),
         Step("link.zero_copy", 20),
