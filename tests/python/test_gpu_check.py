@@ -260,9 +260,10 @@ def test_a_command_that_cannot_be_killed_is_left(monkeypatch: pytest.MonkeyPatch
 def test_reports_of_suites_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "r.xml"
     path.write_text(
-        '<s><testcase name="a"/><testcase name="b"><skipped/></testcase><testcase name="c"><error/></testcase></s>'
+        '<s><testcase name="a"/><testcase name="b"><skipped/></testcase><testcase name="c"><error/></testcase>'
+        '<testcase classname="t" name="d"><failure message="RuntimeError: spoilt&#10;advice"/></testcase></s>'
     )
-    assert suites.counts(path) == {"passed": 1, "failed": ["None.c"], "skipped": 1}
+    assert suites.counts(path) == {"passed": 1, "failed": ["None.c", "t.d: RuntimeError: spoilt"], "skipped": 1}
     assert suites.counts(tmp_path / "none.xml") == {}
     assert report.VERDICT[False] == "**no**"
 

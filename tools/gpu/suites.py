@@ -68,7 +68,8 @@ def rehearsed(given: Suite) -> Suite:
 def failure(case: ET.Element) -> str:
     """A case that failed, and the first line of why."""
     told = next((found.get("message") or "" for kind in ("failure", "error") if (found := case.find(kind)) is not None), "")
-    return f"{case.get('classname')}.{case.get('name')}: {told.strip().partition(chr(10))[0][:200]}"
+    why = told.strip().partition("\n")[0][:200]
+    return f"{case.get('classname')}.{case.get('name')}" + (f": {why}" if why else "")
 
 
 def counts(path: Path) -> dict[str, Any]:
