@@ -282,9 +282,9 @@ int ordinal_of(cudaStream_t stream) {
 }
 
 bool is_captured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
-  return status != cudaStreamCaptureStatusNone;
+  bool captured = false;
+  if (find_capture(stream, captured) != cudaSuccess) cudaGetLastError();
+  return captured;
 }
 
 }  // namespace

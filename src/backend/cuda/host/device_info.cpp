@@ -76,17 +76,25 @@ DeviceInfo describe_device(int ordinal) {
   return info;
 }
 
+cudaError_t find_capture(cudaStream_t stream, bool& captured) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t code = cudaStreamIsCapturing(stream, &status);
+  captured = status != cudaStreamCaptureStatusNone;
+  return code;
+}
+
 cudaError_t find_device(cudaStream_t stream, int& ordinal) {
 #if CUDART_VERSION >= 12080
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (const cudaError_t code = cudaStreamIsCapturing(stream, &status)) return code;
-  if (status != cudaStreamCaptureStatusNone) return cudaSuccess;
-  const int before = ordinal;
-  const cudaError_t code = cudaStreamGetDevice(stream, &ordinal);
-  if (code == cudaSuccess) return code;
-  ordinal = before;
-  if (code != cudaErrorCallRequiresNewerDriver && code != cudaErrorNotSupported) return code;
-  cudaGetLastError();  // an older driver
+  bool captured = false;
+  if (const cudaError_t code = find_capture(stream, captured); code != cudaSuccess || captured) return code;
+  int found = -1;
+  const cudaError_t code = cudaStreamGetDevice(stream, &found);
+  if (code == cudaSuccess)
+    ordinal = found;
+  else if (code != cudaErrorCallRequiresNewerDriver && code != cudaErrorNotSupported)
+    return code;
+  else
+    cudaGetLastError();  // an older driver
 #else
   static_cast<void>(stream), static_cast<void>(ordinal);
 #endif
@@ -127,9 +135,9 @@ void Scope::queued(cudaStream_t stream) const {
 }
 
 bool Scope::is_capturing(cudaStream_t stream) const {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
+  bool captured = false;
+  check(find_capture(stream, captured));
+  return captured;
 }
 
 }  // namespace lowtide::cuda_host

@@ -26,6 +26,9 @@ struct DeviceInfo {
 // kernels of this build run on, kInvalidArgument for an ordinal that there is not.
 DeviceInfo describe_device(int ordinal);
 
+// Whether work that is queued on the stream is recorded for a graph.
+cudaError_t find_capture(cudaStream_t stream, bool& captured);
+
 // Sets `ordinal` to that of the stream's device; leaves it where CUDA cannot be asked. While a stream is captured,
 // cudaStreamGetDevice fails and spoils the capture, which the manual does not say (docs/cuda.md).
 cudaError_t find_device(cudaStream_t stream, int& ordinal);
@@ -47,7 +50,7 @@ class Scope {
   }
   // Behind what was queued: where DeviceInfo::synchronous, waits for it.
   void queued(cudaStream_t stream) const;
-  // Whether work that is queued there is recorded for a graph.
+  // find_capture(), whose errors are thrown.
   bool is_capturing(cudaStream_t stream) const;
 
   const DeviceInfo& info() const { return info_; }
