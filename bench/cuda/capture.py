@@ -1,6 +1,7 @@
 """Which calls of CUDA's runtime fail while a stream is captured, and spoil the capture: the manual names few of them.
 
-The emulated runtime of the tests follows this table (tests/cuda/emulator). It was read off an H100, driver 580.159, CUDA 13.0.
+The table below was read off an H100, driver 580.159, CUDA 13.0. The emulated runtime of the tests is written by hand from such
+findings (tests/cuda/emulator/capture_test.cpp has those that it keeps); nothing compares it with this table.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def spoiling(gpu: Gpu, rows: Rows) -> None:
         # Anew for each mode: a call that fails in one leaves its event or pages as they were.
         found = {name: result(cuda, call, mode) for name, call in calls(cuda, kept).items()}
         other = [name for name, (code, spoilt) in found.items() if (code, spoilt) != (EXPECTED[mode].get(name, 0), name in EXPECTED[mode])]
-        rows.add(f"calls in a capture, thread in {label} mode: other than the emulated runtime's", len(other), "", "capture_calls",
+        rows.add(f"calls in a capture, thread in {label} mode: other than on the H100", len(other), "", "capture_calls",
                  other=other, errors={name: code for name, (code, _) in found.items() if code})  # fmt: skip
 
 

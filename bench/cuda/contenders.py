@@ -73,13 +73,13 @@ def bitsandbytes(gpu: Gpu, params: Any, name: str) -> Any:
     return getattr(bnb.optim, name)(params, lr=LR)
 
 
-def flashoptim(gpu: Gpu, params: Any, bits: int | None) -> Any:
-    """bits: precision of bfloat16 weights, by an error that FlashOptim keeps beside them; None: that of the weights."""
+def flashoptim(gpu: Gpu, params: Any) -> Any:
+    """Without the error that it keeps beside bfloat16 weights by default: the others keep none."""
     try:
         from flashoptim import FlashAdamW
     except Exception as error:
         raise Absent(f"flashoptim cannot be imported: {error}") from error
-    return FlashAdamW(params, lr=LR, master_weight_bits=bits)
+    return FlashAdamW(params, lr=LR, master_weight_bits=None)
 
 
 def torchao(gpu: Gpu, params: Any) -> Any:

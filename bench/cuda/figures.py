@@ -52,7 +52,7 @@ FIGURES = (
     _least("bnb_paged", "cold paged step: bitsandbytes PagedAdamW8bit / Lowtide", 3),
     _most("llama_loss", "LLaMA of 220 M: loss with paged state against resident state, difference", 0.01),
     _most("fork", "fork of a process with 512 MiB of pinned state: time more", 5, "ms"),
-    _most("capture_calls", "calls of CUDA in a capture that fail or succeed otherwise than the emulated runtime's", 0),
+    _most("capture_calls", "calls of CUDA in a capture that fail or succeed otherwise than on the H100", 0),
     _most("replays_noticed", "replays of a graph: prepared ones refused, unprepared ones unnoticed", 0),
     Figure("overlap", "step and prefetch in backward: hidden above the formula's token count", 0, True, judged=False),
 )

@@ -131,7 +131,7 @@ def peers(gpu: Gpu, rows: Rows, shape: Callable[[int], list[tuple[int, ...]]], w
         others = {
             "bitsandbytes AdamW8bit": lambda p: contenders.bitsandbytes(gpu, p, "AdamW8bit"),
             "torch AdamW(fused)": lambda p: contenders.torch_fused(gpu, p),
-            "FlashOptim FlashAdamW": lambda p: contenders.flashoptim(gpu, p, None),
+            "FlashOptim FlashAdamW": lambda p: contenders.flashoptim(gpu, p),
         }
         figures = {}
         if where == "7B shape":  # in bf16, torch's state is bf16, too: 14 bytes against 10

@@ -33,9 +33,10 @@ def load(root: Path | None = None) -> Corpus:
     there are none."""
     root = root or Path(sysconfig.get_path("stdlib"))
     names = [path.relative_to(root).as_posix() for path in root.rglob("*.py")]
-    if not names:
+    own = [name for name in names if "site-packages" not in name and "dist-packages" not in name]
+    if not own:
         raise FileNotFoundError(f"{root}: got no .py file, wanted the folder of a Python's standard library")
-    return _split(root, (name for name in names if "site-packages" not in name and "dist-packages" not in name))
+    return _split(root, own)
 
 
 def headers() -> Corpus:

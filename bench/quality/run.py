@@ -104,6 +104,7 @@ def collect(
     found_units: list[dict[str, Any]] = []
     found_apart: list[dict[str, Any]] = []
     absent: dict[str, str] = {}
+    can_tell = device == "cpu" or torch.cuda.is_available()  # a report may be made elsewhere than its runs
     for variant in VARIANTS:
         before = len(runs)
         for beta2 in BETA2:
@@ -112,8 +113,7 @@ def collect(
                 found_units += [found] if (found := units.get(fidelity_name(variant, beta2))) else []
                 found_apart += [found] if (found := units.get(apart_name(variant, beta2))) else []
         if len(runs) == before:
-            can_tell = device == "cpu" or torch.cuda.is_available()
-            absent[variant.id] = (why_not(variant, device) if can_tell else None) or "not run yet"
+            absent[variant.id] = (can_tell and why_not(variant, device)) or "not run yet"
     return {
         "date": date.today().isoformat(),
         "machine": described(device),
