@@ -181,6 +181,10 @@ def test_the_study_runs_and_goes_on_from_its_report(
         (("--lr", "1"), "--lr without --finetune"),
         (("--report", "--seeds", "1", "--variants", "fp32"), "--variants, --seeds with --report"),
         (("--finetune", str(tmp_path / "no/file"), "--quick"), "a folder that is not there"),
+        (("--finetune", str(tmp_path / "file"), "--device", "cuda"), "--finetune, which runs on the CPU"),
+        (("--quick", "--text", str(tmp_path)), "got no .py file"),
+        (("--quick", "--report", "--device", "cuda", *known), "device cpu in place of cuda"),
+        *([] if torch.cuda.is_available() else [(("--device", "cuda"), "torch sees no GPU here")]),
     ):
         status, said = study(capsys, monkeypatch, *options, "--out", str(two))
         assert status == 2 and words in said
