@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -56,6 +57,13 @@ int Env::truncate(int fd, int64_t bytes) { return or_error(::ftruncate(fd, bytes
 int Env::sync(int fd) { return or_error(::fsync(fd)); }
 
 int Env::rename(const char* from, const char* to) { return or_error(std::rename(from, to)); }
+
+int Env::mode_of(const char* path, unsigned* mode) {
+  struct stat status {};
+  const int result = or_error(::stat(path, &status));
+  if (result == 0) *mode = status.st_mode;
+  return result;
+}
 
 int Env::unlink(const char* path) { return or_error(::unlink(path)); }
 

@@ -26,6 +26,8 @@ class Env {
   virtual int truncate(int fd, int64_t bytes);
   virtual int sync(int fd);  // fsync
   virtual int rename(const char* from, const char* to);
+  // st_mode of the file that a path leads to, links followed.
+  virtual int mode_of(const char* path, unsigned* mode);
   virtual int unlink(const char* path);
   // Exclusive lock of the open file description, of this process or another; -EAGAIN if another one has it. *holder:
   // the process that has it where the system knows (a lock of the classic kind, by process), else 0. A description is

@@ -2,7 +2,12 @@
 #include "optim/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/un.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +15,7 @@
 #include <sstream>
 
 #include "support/checkpoint_case.h"
+#include "support/optimizer_case.h"
 
 namespace lowtide::testing {
 namespace {
@@ -76,6 +82,41 @@ TEST(Checkpoint, IsReadAsItWasWritten) {
   EXPECT_GT(pieces, 2 * kCases);
   std::printf("read as written: %d/%d checkpoints (%d with state, %d pieces), and one of 9 MiB in 4 pieces\n",
               same_count, kCases, with_data, pieces);
+}
+
+TEST(Checkpoint, ReplacesNothingButRegularFiles) {
+  const TemporaryDirectory directory;
+  const Content content = small_content(1);
+  const std::string pipe = directory.file("pipe"), folder = directory.file("folder"), plug = directory.file("socket");
+  const std::string link = directory.file("link"), file = directory.file("file"), to_file = directory.file("to_file");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::filesystem::create_directory(folder);
+  std::filesystem::create_symlink(pipe, link);
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  ASSERT_LT(plug.size(), sizeof name.sun_path);
+  std::memcpy(name.sun_path, plug.c_str(), plug.size() + 1);
+  const int socket_fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  ASSERT_EQ(bind(socket_fd, reinterpret_cast<const sockaddr*>(&name), sizeof name), 0);
+  std::vector<std::string> special = {pipe, folder, plug, link};
+  const std::string device = directory.file("device");  // as /dev/null, where this process may make one
+  const bool has_device = mknod(device.c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0;
+  if (has_device) special.push_back(device);
+  for (const std::string& path : special) {
+    const auto before = std::filesystem::symlink_status(path).type();
+    const std::string why = refusal([&] { content.save(path); }, ErrorKind::kInvalidArgument);
+    EXPECT_NE(why.find(path + "' is a"), std::string::npos) << why;
+    EXPECT_EQ(std::filesystem::symlink_status(path).type(), before) << path;
+  }
+  EXPECT_EQ(directory.names().size(), special.size()) << "nothing else is left";
+  close(socket_fd);
+
+  content.save(file);
+  std::filesystem::create_symlink(file, to_file);
+  content.save(file), content.save(to_file);
+  EXPECT_TRUE(same(content, load(file)) && same(content, load(to_file)));
+  std::printf("%zu kinds of special files refused%s; a file and a link to one replaced\n", special.size(),
+              has_device ? "" : " (no device: not root)");
 }
 
 TEST(Checkpoint, IsNotWrittenFromWrongValues) {

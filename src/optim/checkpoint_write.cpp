@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,12 +20,25 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
+// The rename would put a file in the place of whatever has the name: /dev/null, for the whole system, if root saves there.
+void refuse_special(Env& env, const std::string& path) {
+  unsigned mode = 0;
+  if (env.mode_of(path.c_str(), &mode) != 0 || S_ISREG(mode)) return;  // absent: creating the file says what is wrong
+  const char* const kind = S_ISDIR(mode)    ? "a directory"
+                           : S_ISFIFO(mode) ? "a pipe"
+                           : S_ISSOCK(mode) ? "a socket"
+                                            : "a device";
+  fail(ErrorKind::kInvalidArgument, "'%s' is %s; wanted a new name or a regular file's, which the checkpoint replaces",
+       path.c_str(), kind);
+}
+
 }  // namespace
 
 // A new file beside `path` that takes its name, or leaves nothing.
 class Writer::Replacement {
  public:
   Replacement(Env& env, const std::string& path) : env_(env), path_(path) {
+    refuse_special(env, path);
     remove_abandoned(env, path);  // first: they may take the room that this one needs
     for (int tries = 0; tries < kMostTries && !exists_; ++tries) create();
     if (!exists_) fail_io(EEXIST, "could not create '%s' and keep it: something removes it at once", name());
