@@ -1,5 +1,7 @@
 // All state to a file and back: that of one optimizer, or of several that share their parameters' numbers.
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <deque>
 
@@ -73,10 +75,35 @@ void check_fits(const Tables& tables, const Checkpoint& saved) {
     LT_REQUIRE(got.states.size() == wanted.states.size(), "parameter %zu has %zu states in the checkpoint, wanted %zu",
                i, got.states.size(), wanted.states.size());
     for (size_t k = 0; k < wanted.states.size(); ++k)
-      LT_REQUIRE(got.states[k].name == wanted.states[k].name &&
+      LT_REQUIRE(got.states[k].name == wanted.states[k].name && got.states[k].is_signed == wanted.states[k].is_signed &&
                      got.states[k].code_bytes == wanted.states[k].code_bytes &&
                      got.states[k].scale_bytes == wanted.states[k].scale_bytes,
-                 "state %zu of parameter %zu has another name or size in the checkpoint", k, i);
+                 "state %zu of parameter %zu has another name, sign or size in the checkpoint", k, i);
+  }
+}
+
+// Bytes of the floats that a part of a file holds; 0: codes, or a residual's bits.
+size_t float_bytes(const CheckpointParam& param, const StatePart& part) {
+  if (part.scales) return sizeof(float);
+  if (param.states[part.state].name == kResidual) return 0;
+  return param.codec == "fp32" ? sizeof(float) : param.codec == "bf16" ? 2 : 0;
+}
+
+// Refuses floats that would spread through weights in silence, as a state dict's are refused: those that are not finite, and
+// those below 0 where a scale or a state without sign stands. Pieces hold whole floats.
+void check_floats(const Checkpoint& saved, const StatePart& part, const std::byte* from, int64_t bytes) {
+  const CheckpointParam& param = saved.params[part.param];
+  const CheckpointState& state = param.states[part.state];
+  const size_t size = float_bytes(param, part), count = size ? static_cast<size_t>(bytes) / size : 0;
+  const bool may_be_negative = state.is_signed && !part.scales;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bits = 0;  // bf16: the upper half of a float's
+    std::memcpy(reinterpret_cast<std::byte*>(&bits) + (4 - size), from + i * size, size);
+    const float value = std::bit_cast<float>(bits);
+    LT_REQUIRE(std::isfinite(value) && (value >= 0 || may_be_negative),
+               "state '%s' of parameter %zu has %s of %g in the checkpoint, wanted finite ones%s", state.name.c_str(),
+               part.param, part.scales ? "a scale" : "a value", static_cast<double>(value),
+               may_be_negative ? "" : ", none below 0");
   }
 }
 
@@ -145,7 +172,10 @@ std::string load_tables(const Tables& tables, const std::string& path) {
   const CheckpointFile file(tables.env(), path);
   const Checkpoint& saved = file.contents();
   check_fits(tables, saved);
-  file.verify();
+  const auto check = [&](const StatePart& part, int64_t, const std::byte* from, int64_t bytes) {
+    if (tables.of(part.param).nonfinite != NonFinite::kPropagate) check_floats(saved, part, from, bytes);
+  };
+  file.load(check);  // and the checksums of all pieces, before anything changes
   for (size_t i = 0; i < tables.params(); ++i)
     if (!saved.params[i].states.empty()) tables.of(i).allocate_states(i, rule_saved(tables.at(i), saved.params[i]));
   std::string metadata = saved.metadata;

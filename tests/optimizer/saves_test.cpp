@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/checkpoint_case.h"
 #include "support/optimizer_case.h"
 #include "support/temporary.h"
 
@@ -30,7 +31,8 @@ struct Run {
   Tensor p{DType::kF32, {kNumel}}, g{DType::kF32, {kNumel}};
   Optimizer optimizer;
 
-  explicit Run(const std::string& disk) : optimizer(make_optimizer(config(disk))) {
+  explicit Run(const std::string& disk) : Run(config(disk)) {}
+  explicit Run(const Config& given) : optimizer(make_optimizer(given)) {
     Rng rng(7);
     p.randomize(rng), g.randomize(rng);
     optimizer.add_param(0, p.view());
@@ -107,6 +109,56 @@ TEST(Saves, BesideStepsHoldOneWholeStep) {
   save_while_stepping("", "RAM");
   const TemporaryDirectory disk;
   save_while_stepping(disk.file(""), "disk");
+}
+
+// A file whose checksums are right and whose floats are not: as another writer, or memory that failed before the save,
+// would make it.
+TEST(Saves, FloatsThatWouldSpreadAreRefused) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("c");
+  const uint32_t nan = 0x7fc00000, infinity = 0x7f800000, negative = 0xbf800000;
+  int refused = 0, taken = 0;
+  for (const char* const state : {"dynamic8", "float8", "dynamic4", "bf16", "fp32"}) {
+    Config config = Run::config("");
+    config.state = state;
+    config.min_quantized_numel = 0;
+    lowtide::testing::Run run(config);
+    run.step(1);
+    run.optimizer.save(path, "");
+    const Content good = load(path);
+    const std::vector<std::byte> before = state_of(run);
+    for (const auto& [key, bytes] : good.arrays) {
+      const bool is_signed = good.description.params[key[0]].states[key[1]].is_signed;
+      const std::string codec = state;
+      const size_t size = key[2] || codec == "fp32" ? 4 : codec == "bf16" ? 2 : 0;
+      for (const uint32_t bits : {nan, infinity, negative}) {
+        Content bad = good;
+        if (size)  // the last float of the array, the upper half of bf16's
+          std::memcpy(bad.arrays[key].data() + bytes.size() - size, reinterpret_cast<const char*>(&bits) + 4 - size, size);
+        bad.save(path);
+        if (size && (bits != negative || key[2] || !is_signed)) {
+          const std::string why = refusal([&] { run.optimizer.load(path); }, ErrorKind::kInvalidArgument);
+          EXPECT_NE(why.find(good.description.params[key[0]].states[key[1]].name), std::string::npos) << why;
+          EXPECT_TRUE(state_of(run) == before) << "a refused file changed state";
+          ++refused;
+        } else {
+          run.optimizer.load(path);
+          good.save(path);
+          run.optimizer.load(path);
+          ++taken;
+        }
+      }
+    }
+    config.nonfinite = NonFinite::kPropagate;
+    lowtide::testing::Run propagating(config);
+    Content bad = good;
+    const auto& [key, bytes] = *good.arrays.rbegin();
+    if (bytes.size() >= 4) std::memcpy(bad.arrays[key].data(), &nan, 4);
+    bad.save(path);
+    propagating.optimizer.load(path);
+  }
+  EXPECT_GT(refused, 0);
+  std::printf("files with one wrong float: %d refused, nothing changed; %d that are codes or signed taken\n", refused, taken);
 }
 
 }  // namespace
