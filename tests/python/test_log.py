@@ -1,7 +1,9 @@
 """The logger "lowtide" tells, at INFO, what an optimizer has to step and where its state is."""
 
+import copy
 import logging
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,3 +43,52 @@ def test_nobody_asked(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "lowtide")
     lowtide.AdamW([torch.nn.Parameter(torch.ones(3))])
     assert caplog.text == ""
+
+
+def test_skipped_steps_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """The first step that is skipped warns, and the tenth in a row; each is in the log. A finite gradient ends the row."""
+    param = torch.nn.Parameter(torch.zeros(4))
+    optimizer = lowtide.AdamW([param])
+    with caplog.at_level(logging.WARNING, logger="lowtide"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(25):
+            param.grad = torch.full_like(param, 1.0 if number == 3 else float("nan"))
+            optimizer.step()
+    assert optimizer.skipped_steps == 24
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 24
+    assert [str(one.message).partition(" skipped")[0] for one in caught] == ["a step was", "10 steps in a row were"]
+    assert all(one.category is RuntimeWarning and one.filename == __file__ for one in caught)
+    assert "parameter 0" in str(caught[0].message)
+    copied = copy.deepcopy(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied.param_groups[0]["params"][0].grad = torch.ones(4)
+        copied.step()
+
+
+def test_a_scaler_looks_for_its_scale_in_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    param = torch.nn.Parameter(torch.zeros(4))
+    optimizer = lowtide.AdamW([param], amp_scaling=True)
+    optimizer.found_inf, optimizer.grad_scale = torch.tensor(1.0), torch.tensor(2.0)
+    param.grad = torch.full_like(param, float("inf"))
+    with caplog.at_level(logging.WARNING, logger="lowtide"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    assert not caplog.records and optimizer.skipped_steps == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_without_a_master_warn_once(dtype: torch.dtype) -> None:
+    params = [torch.nn.Parameter(torch.zeros(4, dtype=dtype)) for _ in range(3)]
+    with pytest.warns(UserWarning, match='master="residual16"') as caught:
+        optimizer = lowtide.AdamW(params[:1])
+        optimizer.add_param_group({"params": params[1:2]})
+    assert len(caught) == 1 and caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for chosen in (None, "residual16", "stochastic"):
+            lowtide.AdamW(params, master=chosen)
+        lowtide.AdamW([{"params": params, "master": None}])
+        lowtide.AdamW([torch.nn.Parameter(torch.zeros(4))])
+        lowtide.AdamW([params[0].detach().requires_grad_(False)])
+        copy.deepcopy(optimizer)

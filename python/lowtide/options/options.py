@@ -1,7 +1,5 @@
 """The options of optimizers and parameter groups: their names, types and meaning."""
 
-import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from types import NoneType
@@ -11,6 +9,7 @@ from typing_extensions import TypedDict
 
 from lowtide.checks.values import expect, hint
 from lowtide.memory.budgets import Memory
+from lowtide.report.log import warn
 
 # Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
 REFUSED = {
@@ -119,15 +118,7 @@ def warn_of_misspelt(group: Mapping[str, Any], known: Sequence[str], where: str)
     """Warns of keys of a parameter group that are almost those of options. Others are for schedulers and the like."""
     for key in group:
         if key not in known and (words := hint(key, known, likeness=0.85)):
-            warnings.warn(f"{where}: got {key!r}, which is no option and changes nothing{words}", stacklevel=_of_the_caller())
-
-
-def _of_the_caller() -> int:
-    """The stacklevel, for the function that calls this, of the line that called into Lowtide or torch."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("lowtide", "torch"):
-        level, frame = level + 1, frame.f_back
-    return level
+            warn(f"{where}: got {key!r}, which is no option and changes nothing{words}")
 
 
 def check_kinds(options: Mapping[str, Any], where: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,3 +43,39 @@ class Residency:
                 moves[0] - self._moves[0], moves[1] - self._moves[1], report["device_bytes"], report["state_bytes"],
             )  # fmt: skip
             self._moves = moves
+
+
+def warn(text: str, kind: type[Warning] = UserWarning) -> None:
+    """A warning at the line that called into Lowtide or torch."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("lowtide", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, kind, stacklevel=level)
+
+
+class Skips:
+    """Tells of steps that were skipped: each at WARNING, the first one and the tenth in a row by a RuntimeWarning, too."""
+
+    MANY = 10
+
+    def __init__(self, seen: int = 0) -> None:
+        self._seen, self._in_a_row = seen, 0
+
+    def look(self, skipped: int, parameter: int, expected: bool) -> None:
+        """skipped: steps so far. parameter: the number of one whose gradient is not finite; -1: not known. expected: a
+        GradScaler looks for its scale."""
+        if skipped == self._seen:
+            self._in_a_row = 0
+            return
+        first, self._seen = not self._seen, skipped
+        self._in_a_row += 1
+        what = f"the gradient of parameter {parameter}" if parameter >= 0 else "a gradient"
+        logger.log(logging.INFO if expected else logging.WARNING, "a step was skipped: %s is not finite (%d so far)", what, skipped)
+        if expected or not (first or self._in_a_row == self.MANY):
+            return
+        times = "a step was" if first else f"{self._in_a_row} steps in a row were"
+        warn(
+            f"{times} skipped, and nothing changed: {what} is NaN or infinite. `skipped_steps` counts such steps; "
+            'nonfinite="raise" raises instead, and max_grad_norm= or a lower learning rate may avoid them',
+            RuntimeWarning,
+        )
