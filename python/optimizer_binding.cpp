@@ -115,7 +115,9 @@ are not all zeros. Both are written whole.)")
            "Moves all parameters by signs (zeros: 0 for none), with lr and weight_decay of their groups. Counts no "
            "step.")
       .def("has_state", PyOptimizer::core(&Optimizer::has_state), "param"_a)
-      .def("state_count", &PyOptimizer::state_count, "Parameters with state. Unlike `report` it waits for nothing.")
+      .def("stepped_count", &PyOptimizer::stepped_count, "Parameters that have taken a step. Unlike `report` it waits for nothing.")
+      .def("skipped_steps", PyOptimizer::core(&Optimizer::skipped_steps),
+           "Steps that were skipped, as far as is known without waiting.")
       .def("allocate_state", PyOptimizer::core(&Optimizer::allocate_state), "param"_a)
       .def(
           "states_of", &PyOptimizer::states_of, "param"_a,

@@ -132,9 +132,9 @@ void PyOptimizer::apply_signs(Address bits, Address presence, Address zeros, Add
   binding_.note_changed([](size_t) { return true; });
 }
 
-int64_t PyOptimizer::state_count() const {
+int64_t PyOptimizer::stepped_count() const {
   int64_t count = 0;
-  for (int64_t param = 0; param < core_.param_count(); ++param) count += core_.has_state(param);
+  for (int64_t param = 0; param < core_.param_count(); ++param) count += *core_.steps_address(param) > 0;
   return count;
 }
 

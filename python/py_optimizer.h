@@ -86,7 +86,7 @@ class PyOptimizer {
                   Address stream);
   void apply_signs(Address bits, Address presence, Address zeros, Address stream);
 
-  int64_t state_count() const;
+  int64_t stepped_count() const;
   std::vector<std::pair<std::string, bool>> states_of(int64_t param) const;
   TensorDict state(int64_t param);
   bool is_paged(int64_t param) const;

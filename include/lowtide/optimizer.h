@@ -372,6 +372,8 @@ class LT_API Optimizer {
 
   // Counts and bytes; waits for a pending step.
   MemoryReport report() const;
+  // Steps skipped for gradients that are not finite, as far as that is known: waits for no device.
+  int64_t skipped_steps() const;
 
   // -- State. These calls wait for what is queued on a device; arrays are host memory of the caller.
 
@@ -379,7 +381,7 @@ class LT_API Optimizer {
   std::vector<StateView> state(int64_t param) const;
   bool has_state(int64_t param) const;
   // Allocates all states that the parameter can have, also one that its present hyper-parameters do not use (SGD's
-  // momentum buffer). states_of() describes them, in the order of state().
+  // momentum buffer; beside a residual only the states in use). states_of() describes them, in the order of state().
   void allocate_state(int64_t param);
   std::vector<StateInfo> states_of(int64_t param) const;
   // The codec that this parameter's state has or will have (small parameters: "fp32"); a constant.

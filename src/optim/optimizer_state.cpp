@@ -30,7 +30,8 @@ const char* Optimizer::state_codec(int64_t param) const { return codec_info(impl
 
 void Optimizer::allocate_state(int64_t param) {
   const Impl::StateCall call(*impl_);
-  impl_->table.allocate_states(static_cast<size_t>(param), impl_->table.at(param).fullest_rule());
+  const Parameter& of = impl_->table.at(param);
+  impl_->table.allocate_states(static_cast<size_t>(param), of.has_residual() ? of.rule : of.fullest_rule());
 }
 
 int64_t Optimizer::steps(int64_t param) const {
@@ -38,6 +39,8 @@ int64_t Optimizer::steps(int64_t param) const {
   impl_->resolve();
   return impl_->table.at(param).steps;
 }
+
+int64_t Optimizer::skipped_steps() const { return impl_->table.skipped_steps; }
 
 const int64_t* Optimizer::steps_address(int64_t param) const { return &impl_->table.at(param).steps; }
 

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from lowtide.engine.elsewhere import as_core
 import lowtide
 import torch
 import torch.distributed as dist
@@ -96,12 +97,12 @@ def resume(kind: str, rule: str, path: str) -> tuple[dict[str, bytes], dict[str,
     load(other_net, other, path)
     for pair in ((net, opt), (other_net, other)):
         train(*pair, range(3, 6))
-    kinds = {(type(p).__name__, type(opt.state[p]["exp_avg"]).__name__) for p in net.parameters() if p.requires_grad}
+    kinds = {(type(p).__name__, type(as_core(opt.state[p])["exp_avg"]).__name__) for p in net.parameters() if p.requires_grad}
     assert len(kinds) == 1
     assert all(int(opt.state[p]["step"]) == 6 for p in net.parameters() if p.requires_grad)
     for p in net.parameters():
         if isinstance(p, DTensor) and p.requires_grad:
-            assert opt.state[p]["exp_avg"].placements == p.placements
+            assert as_core(opt.state[p])["exp_avg"].placements == p.placements
     return snapshot(net, opt), snapshot(other_net, other), " ".join(kinds.pop())
 
 
@@ -188,11 +189,13 @@ def refusals() -> dict[str, str]:
     partial = torch.nn.Parameter(DTensor.from_local(torch.ones(8, 8), mesh, [Partial()]))
     plain = torch.nn.Parameter(torch.ones(40, 256))
     params, opt = parts()
+    give(params, 0)
+    opt.step()
     saved = opt.state_dict()
     moved = {**saved, "state": {**saved["state"], 0: dict(saved["state"][0])}}
-    moved["state"][0]["exp_avg"] = saved["state"][0]["exp_avg"].redistribute(mesh, [Replicate()])
+    moved["state"][0]["exp_avg_codes"] = saved["state"][0]["exp_avg_codes"].redistribute(mesh, [Replicate()])
     short = {**saved, "state": {**saved["state"], 0: dict(saved["state"][0])}}
-    short["state"][0]["exp_avg"] = saved["state"][0]["exp_avg"].to_local()
+    short["state"][0]["exp_avg_codes"] = saved["state"][0]["exp_avg_codes"].to_local()
     attempts: dict[str, Callable[[], Any]] = {
         "partial parameter": lambda: lowtide.AdamW([partial]),
         "moved state": lambda: opt.load_state_dict(moved),

@@ -211,7 +211,7 @@ def sign_in_doubt(ours, theirs, g: torch.Tensor, hyper) -> torch.Tensor:
         return torch.zeros(g.shape, dtype=torch.bool)
     book = blockwise.dynamic_map(True).double()
     each = ours["exp_avg_scale"].repeat_interleave(256, -1).reshape(*g.shape[:-1], -1)[..., : g.shape[-1]]
-    here = book[ours["exp_avg"].int()] * each
+    here = book[ours["exp_avg_codes"].int()] * each
     scale = absmax_of(theirs).view(g.shape)
     there = book[theirs["state1"].int()] * scale
     assert bool(((here - there).abs() <= (float(book.diff().max()) / 2 + 2.0**-22) * scale).all())

@@ -79,7 +79,7 @@ def test_residuals_travel_in_a_full_state_dict(master: str, tmp_path: Path, figu
 
 def test_codes_of_four_bits_have_the_shape_of_a_process_alone() -> None:
     for alone, sharded in shared_ranks().run(3, jobs.shapes_alone_and_sharded, Layout("rows", (3,)), "dynamic4"):
-        assert sharded == alone and alone["edge"]["exp_avg"] == (16, 150)
+        assert sharded == alone and alone["edge"]["exp_avg_codes"] == (16, 150)
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

@@ -148,7 +148,7 @@ def test_it_trains(seed):
     assert not layer.weight[0].any() and layer.norm.bias.any()
     lowtide.override(layer, "weight", state="dynamic8", min_quantized_numel=0)  # a later one counts more
     opt.step()
-    assert opt.state[layer.weight]["exp_avg"].dtype == torch.uint8
+    assert opt.state[layer.weight]["exp_avg_codes"].dtype == torch.uint8
 
 
 @pytest.mark.parametrize("cls", [lowtide.Embedding, lowtide.StableEmbedding])

@@ -96,7 +96,7 @@ def test_torchao_states_arrive(kind, cls, seed, figure):
     if kind == "8bit":
         _, coded = pair(state="dynamic8")
         coded.load_state_dict(saved)
-        assert bits(coded.state_dict()["state"][0]["exp_avg"]) == bits(saved_codes(saved))
+        assert bits(coded.state_dict()["state"][0]["exp_avg_codes"]) == bits(saved_codes(saved))
     figure(f"{2 * params[0].numel()} values: 0 differ" + ("; codes are kept" if kind == "8bit" else ""))
 
 

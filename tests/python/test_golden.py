@@ -86,8 +86,9 @@ def raw(value: Any) -> bytes:
             return repr(value.item()).encode()
         dense = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
         return str(value.dtype).encode() + str(tuple(value.shape)).encode() + dense.view(torch.uint8).numpy().tobytes()
-    if isinstance(value, dict):
-        return b"".join(str(key).encode() + raw(value[key]) for key in sorted(value, key=str))
+    if isinstance(value, dict):  # codes by the name of their moment, whatever they are shown as
+        named = {str(key).removesuffix("_codes"): each for key, each in value.items()}
+        return b"".join(key.encode() + raw(named[key]) for key in sorted(named))
     if isinstance(value, (list, tuple)):
         return b"".join(map(raw, value))
     return repr(value).encode()

@@ -117,8 +117,8 @@ def test_groups_page_on_their_own(tmp_path: Path) -> None:
     train(net, mixed, 6)
     train(plain, lowtide.AdamW(plain.parameters()), 6)
     assert same(net, plain)
-    assert isinstance(mixed.state[first[0]]["exp_avg"], Elsewhere)
-    assert not isinstance(mixed.state[second[0]]["exp_avg"], Elsewhere)
+    assert isinstance(mixed.state[first[0]]["exp_avg_codes"], Elsewhere)
+    assert not isinstance(mixed.state[second[0]]["exp_avg_codes"], Elsewhere)
     assert int(mixed.state[first[0]]["step"]) == 6
 
 
@@ -128,7 +128,7 @@ def test_what_fits_is_not_moved(tmp_path: Path) -> None:
     train(net, roomy, 3)
     report = roomy.report()
     assert report["disk_bytes"] == report["moved_per_step"] == 0
-    assert not isinstance(roomy.state[next(net.parameters())]["exp_avg"], Elsewhere)
+    assert not isinstance(roomy.state[next(net.parameters())]["exp_avg_codes"], Elsewhere)
     assert not list(tmp_path.iterdir()), "nothing on disk was needed"
 
 

@@ -186,6 +186,8 @@ def test_bytes_per_parameter_are_as_documented(rule, figure):
     for codec, per_moment in (("dynamic8", 1 + 4 / 256), ("bf16", 2), ("fp32", 4)):
         p = parameter(128, 512)
         opt = make(rule, [p], state=codec)
+        p.grad = torch.zeros_like(p)
+        opt.step()
         found[codec] = opt.report()["bytes_per_parameter"]
         tensors = [value for name, value in opt.state[p].items() if name != "step"]
         assert found[codec] == MOMENTS[rule] * per_moment
@@ -200,7 +202,9 @@ def test_small_parameters_keep_float32_state(figure):
     """The threshold is judged on the whole parameter: 4095 elements keep float32 state, 4096 do not."""
     params = [parameter(4095), parameter(4096), parameter(8, 512), parameter(1)]
     opt = lowtide.AdamW(params)
-    found = [str(opt.state[p]["exp_avg"].dtype) for p in params]
+    random_gradients(params)
+    opt.step()
+    found = [str(next(opt.state[p][name].dtype for name in opt.state[p] if name.startswith("exp_avg"))) for p in params]
     figure(f"state of 4095, 4096, 8 x 512, 1 elements: {found}")
     assert found == ["torch.float32", "torch.uint8", "torch.uint8", "torch.float32"]
 
@@ -234,7 +238,7 @@ def test_state_outlives_the_optimizer(seed):
     opt = lowtide.AdamW([p])
     random_gradients([p])
     opt.step()
-    view = opt.state[p]["exp_avg"]
+    view = opt.state[p]["exp_avg_codes"]
     kept = bits(view)
     del opt
     gc.collect()

@@ -41,7 +41,7 @@ def test_the_buffer_outlives_a_step_without_momentum(codec, momentum, seed, figu
     for each, params in ((unbroken, whole), (opt, broken)):
         run(each, params, grads[:3])
         run(each, params, grads[3:4], 0.0)
-    assert "momentum_buffer" in opt.state[broken[0]] and opt.param_groups[0]["momentum"] == 0.0
+    assert any(name.startswith("momentum_buffer") for name in opt.state[broken[0]]) and opt.param_groups[0]["momentum"] == 0.0
     copies = [copy.deepcopy((broken, opt)), pickle.loads(pickle.dumps((broken, opt)))]
     for p, q in zip(broken, loaded, strict=True):
         q.data.copy_(p)
@@ -102,7 +102,7 @@ def test_a_wrong_buffer_is_refused_whatever_the_momentum(seed):
     opt = lowtide.SGD(first, lr=0.1, momentum=0.9)
     run(opt, first, grads[:1])
     saved = copy.deepcopy(opt.state_dict())
-    saved["state"][0]["momentum_buffer"] = saved["state"][0]["momentum_buffer"][:-1]
+    saved["state"][0]["momentum_buffer_codes"] = saved["state"][0]["momentum_buffer_codes"][:-1]
     plain = lowtide.SGD(second, lr=0.1)
     before = state_bits(plain)
     with pytest.raises(ValueError, match=r"parameter 0, momentum_buffer: got \(31, 256\), wanted \(32, 256\)"):

@@ -41,8 +41,9 @@ def test_layouts_and_refusals_are_those_of_an_optimizer() -> None:
             param = torch.zeros(sizes, dtype=dtype)
             core, wanted = refusal(lambda: of_core(rule, hyper, state, rounding, master, param, fullest))
             name = str(dtype).removeprefix("torch.")
+            whole = fullest and not (master.startswith("residual") and dtype != torch.float32)  # with one: the states in use
             got, said = refusal(
-                lambda: _core.state_layout(rule, hyper, state, 4096, rounding, master, sizes, name, None, fullest)
+                lambda: _core.state_layout(rule, hyper, state, 4096, rounding, master, sizes, name, None, whole)
             )
             assert said == wanted
             if core is None:
@@ -53,7 +54,7 @@ def test_layouts_and_refusals_are_those_of_an_optimizer() -> None:
             assert [(key, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for key, t in live.items()] == got.tensors
             assert got.codec == core.state_codec(0)
             assert got.bytes == sum(t.nbytes for t in live.values())
-            if fullest:
+            if whole:
                 assert got.states == core.states_of(0)
     assert taken > 1000
     assert len(texts) > 3

@@ -85,8 +85,8 @@ def test_format_is_as_documented(seed):
     shapes = {name: (value.dtype, tuple(value.shape)) for name, value in saved["state"][1].items()}
     assert shapes == {
         "step": (torch.int64, ()),
-        "exp_avg": (torch.uint8, (70, 100)),
-        "exp_avg_sq": (torch.uint8, (70, 100)),
+        "exp_avg_codes": (torch.uint8, (70, 100)),
+        "exp_avg_sq_codes": (torch.uint8, (70, 100)),
         "exp_avg_scale": (torch.float32, (70, 1)),
         "exp_avg_sq_scale": (torch.float32, (70, 1)),
     }
@@ -100,13 +100,13 @@ def test_loading_into_a_frozen_parameter_keeps_its_state(seed):
     saved = copy.deepcopy(opt.state_dict())
     copies = [torch.nn.Parameter(p.detach().clone(), requires_grad=i != 0) for i, p in enumerate(params)]
     other = lowtide.AdamW([{"params": copies[:2]}, {"params": copies[2:]}])
-    assert other.state[copies[0]] == {}
+    assert not other.state
     other.load_state_dict(saved)
     assert state_bits(other) == state_bits(opt)
     empty = copy.deepcopy(lowtide.AdamW([{"params": [copies[0], copies[1]]}, {"params": copies[2:]}]).state_dict())
-    assert empty["state"][0] == {}
+    assert empty["state"] == {}
     opt.load_state_dict(empty)
-    assert int(opt.state[params[0]]["step"]) == 0 and not opt._core.export_state(0, 0).any()
+    assert not opt.state and not opt._core.export_state(0, 0).any()
 
 
 def test_own_state_dict_can_be_loaded(seed):

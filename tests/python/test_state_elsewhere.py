@@ -35,6 +35,8 @@ def like(entry: Any) -> dict[str, Any]:
 
 def check(opt: lowtide.Optimizer, device: torch.device, shown: Callable[[str], None]) -> None:
     """Sizes and values are those of the copies in `state_dict()`; neither writing nor moving changes the state."""
+    if not opt.state:
+        opt._init_group({})  # as Megatron asks for entries before a step
     saved = opt.state_dict()["state"]
     params = [param for group in opt.param_groups for param in group["params"]]
     for number, param in enumerate(params):

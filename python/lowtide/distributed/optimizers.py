@@ -94,6 +94,8 @@ class SignOptimizer(Optimizer):
         vote cannot bear. Parameters are then as before the step. If the vote itself failed, state has taken the
         gradient in."""
         loss: float | None = None
+        if self._gives_state():
+            return loss
         votes, alike, bad = self._votes, None, False
         buffers, fill, failure = SignBuffers(0, self._collective.ties), None, None
         try:
@@ -107,8 +109,6 @@ class SignOptimizer(Optimizer):
         outcome = self._collective.vote(buffers, fill, step=votes, alike=alike, nonfinite=bad, failure=failure)
         self.last_outcome = outcome
         self._voted()
-        if self.engine.awaited:
-            self._adopt_new_state()
         if outcome.applied:
             queue, there = self.engine.queue(), buffers.there
             buffers.send(queue)
@@ -123,6 +123,9 @@ class SignOptimizer(Optimizer):
             )
         else:
             self.engine.skipped_before += 1
+        if self.engine.awaited:
+            self._adopt_new_state()
+        self._skips.look(self.engine.skipped_steps(), -1, self.engine.settings.amp_scaling)
         return loss
 
     def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -177,8 +177,11 @@ class Cores:
             raise
         self._hyper[group] = hyper
 
-    def state_count(self) -> int:
-        return sum(core.state_count() for core in self._cores)
+    def stepped_count(self) -> int:
+        return sum(core.stepped_count() for core in self._cores)
+
+    def skipped_steps(self) -> int:
+        return sum(core.skipped_steps() for core in self._cores)
 
     def cpu_target(self) -> str:
         return self._cores[0].cpu_target()

@@ -1,10 +1,10 @@
-"""Stand-ins in `Optimizer.state` for tensors that no view can show: they stream, or are in memory of a device that is the
-core's."""
+"""Entries of `Optimizer.state`: views of the live state, codes and scales among them that refuse to be written,
+and stand-ins for tensors that no view can show, since they stream or are in memory of a device that is the core's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -68,23 +68,97 @@ class Elsewhere(torch.Tensor):
         return f"Elsewhere({tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
 
+class ReadOnly(torch.Tensor):
+    """A tensor that reads as any other. A write, also into a view of it, raises RuntimeError."""
+
+    WANTED: ClassVar[str] = (
+        "codes and scales of quantized state, which mean nothing alone; wanted other values by load_state_dict(), or "
+        "none by optimizer.state.clear() or `del optimizer.state[p]`"
+    )
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
+        in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+        in_place |= name.startswith("__i") and name not in ("__int__", "__index__", "__invert__")
+        written = tree_leaves([kwargs.get("out"), *(args[:1] if in_place else ())])
+        if any(isinstance(one, ReadOnly) for one in written) and name != "requires_grad_":
+            raise RuntimeError(f"got a write ({name}) into {cls.WANTED}")
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **kwargs)
+            shares = isinstance(result, torch.Tensor) and any(
+                isinstance(one, ReadOnly) and one.untyped_storage().data_ptr() == result.untyped_storage().data_ptr()
+                for one in args[:1]
+            )
+            return result.as_subclass(cls) if shares else result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).clone()
+
+
+_CODES, _SCALE = "_codes", "_scale"
+
+
+def as_shown(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The core's tensors of a parameter by the names that users see: codes are NAME_codes, beside NAME_scale. Who takes them for
+    the values of NAME, as torch.optim would, finds none."""
+    return {f"{name}{_CODES}" if f"{name}{_SCALE}" in tensors else name: value for name, value in tensors.items()}
+
+
+def read_only(entry: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """An entry as shown whose views of codes and scales refuse to be written: a code of 0 is minus its scale."""
+    return {
+        name: value.as_subclass(ReadOnly) if name.endswith((_CODES, _SCALE)) and type(value) is torch.Tensor else value
+        for name, value in entry.items()
+    }
+
+
+def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry with those names by the core's, its tensors plain ones; copies in place of stand-ins."""
+    out = {}
+    for name, value in entry.items():
+        moment = name.removesuffix(_CODES) if isinstance(name, str) else name
+        name = moment if f"{moment}{_SCALE}" in entry else name
+        plain = value.as_subclass(torch.Tensor) if isinstance(value, ReadOnly) else value
+        out[name] = plain.clone() if isinstance(plain, Elsewhere) else plain
+    return out
+
+
 class Shown(dict[str, Any]):
-    """An entry of `Optimizer.state` with stand-ins. Other tensors do not take their place (RuntimeError): loops that move
-    state between phases assign what `.to()` returned, and would keep copies that no step changes. A pickle or a copy is a
-    plain dict."""
+    """An entry of `Optimizer.state`. What users assign is noted, for the next step or save to take in; but a stand-in
+    refuses to be replaced (RuntimeError). A pickle or a copy is a plain dict."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], param: torch.Tensor, number: int, assigned: set[int]) -> None:
+        """number: the parameter's, which goes into `assigned` once anything is replaced."""
+        super().__init__(tensors)
+        self._param, self._number, self._assigned = id(param), number, assigned
+
+    def is_of(self, param: torch.Tensor) -> bool:
+        return self._param == id(param)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        had = self.get(name)
-        if not isinstance(had, Elsewhere):
-            super().__setitem__(name, value)
-        elif value is not had:
+        had = dict.get(self, name)
+        if value is had:
+            return
+        if isinstance(had, Elsewhere):
             got = f"a {type(value).__name__}" + (f" on {value.device}" if isinstance(value, torch.Tensor) else "")
             raise RuntimeError(
                 f"state[...][{name!r}]: got {got} in the place of state that streams or is on a device, wanted opt.offload() and "
                 "opt.onload(), which move it, or load_state_dict(), which replaces it"
             )
+        self._assigned.add(self._number)
+        super().__setitem__(name, value)
 
-    # dict's own would not ask the above.
+    def __delitem__(self, name: str) -> None:
+        self._assigned.add(self._number)
+        super().__delitem__(name)
+
+    # dict's own would not note the above.
     def update(self, *given: Any, **named: Any) -> None:
         for name, value in dict(*given, **named).items():
             self[name] = value
@@ -97,6 +171,18 @@ class Shown(dict[str, Any]):
         if name not in self:
             self[name] = default
         return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self._assigned.add(self._number)
+        return super().pop(name, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        self._assigned.add(self._number)
+        return super().popitem()
+
+    def clear(self) -> None:
+        self._assigned.add(self._number)
+        super().clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 from weakref import ref
 
@@ -12,7 +12,7 @@ from lowtide import _core
 from lowtide.devices.flattened import shard_of
 from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import local_of
-from lowtide.engine.elsewhere import Elsewhere, Shown
+from lowtide.engine.elsewhere import Elsewhere, Shown, as_shown, read_only
 from lowtide.engine.family import Family
 from lowtide.engine.mirrors import MirrorCore
 from lowtide.engine.registry import Registry, Settings
@@ -24,7 +24,7 @@ MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
 
 
 class Entry(Protocol):
-    def __call__(self, engine: Engine, number: int, shown: dict[str, torch.Tensor], /) -> dict[str, torch.Tensor]: ...
+    def __call__(self, engine: Engine, number: int, views: dict[str, torch.Tensor], /) -> Shown: ...
 
 
 class Engine(Registry):
@@ -32,20 +32,28 @@ class Engine(Registry):
 
     def __init__(self, family: Family, settings: Settings) -> None:
         super().__init__(family, settings)
-        self.shows_sizes = True  # of state that no view can show
-        self.entry: Entry | None = None  # makes the entries of Optimizer.state out of views; None: they are plain dicts
+        self.shows_sizes = True  # of state that no view can show; and codes are read-only
+        self.entry: Entry | None = None  # makes the entries of Optimizer.state out of views; None: `Shown`
+        self.assigned: set[int] = set()  # parameters in whose entries something was replaced since they were shown
+        self.shows_unstepped = False  # parameters have entries before their first step
 
     # State.
 
-    def shown(self, number: int) -> dict[str, torch.Tensor]:
-        """Views of a parameter's state, as `Optimizer.state` has them, and stand-ins for what has none."""
+    def shown(self, number: int) -> Shown:
+        """The entry of a parameter in `Optimizer.state`."""
         views, place = self._views(number), self.places[number]
         if self.shows_sizes and place and (not place.on_host or self.has_budget()):  # else all of it is in RAM
             tensors = self._tensors(number, fullest=False)
             away = {name: like for name, like in tensors.items() if name not in views}
-            stood_in = {name: Elsewhere(like, HOST.device if place.on_host else place.device, self._reader(number, name)) for name, like in away.items()}
-            views = Shown({**views, **stood_in}) if away else views
-        return self.entry(self, number, views) if self.entry else views
+            views |= {name: Elsewhere(like, HOST.device if place.on_host else place.device, self._reader(number, name)) for name, like in away.items()}
+        if self.entry:
+            return self.entry(self, number, views)
+        shown = as_shown(views)
+        return Shown(read_only(shown) if self.shows_sizes else shown, self.params[number], number, self.assigned)
+
+    def has_entry(self, number: int) -> bool:
+        """Whether `Optimizer.state` and state dicts have an entry of a parameter: as torch.optim's, from its first step on."""
+        return self.shows_unstepped or self.core.step_count(number) > 0
 
     def _reader(self, number: int, name: str) -> Callable[[], torch.Tensor]:
         """Returns copies of that tensor of a parameter's state while it is there; keeps neither alive."""
@@ -169,23 +177,30 @@ class Engine(Registry):
         found["skipped_steps"] += self.skipped_before
         return found
 
+    def skipped_steps(self) -> int:
+        """Steps that were skipped, as far as is known without waiting for a device."""
+        return self.skipped_before + self.core.skipped_steps()
+
     def has_budget(self) -> bool:
         """Whether anything limits memory."""
         own = (group.overrides.get("memory") for group in self.groups)
         return any(memory is not None for memory in (self.settings.memory, *self.memories, *own))
 
     def new_states(self) -> list[int]:
-        """Parameters that have got the state they waited for, since the last call."""
-        if (count := self.core.state_count()) == self.with_state:
+        """Parameters that have got the state they waited for, until they are `adopted`."""
+        if self.core.stepped_count() == self.with_state:
             return []
-        self.with_state = count
-        came = [i for i in self.awaited if self.core.has_state(i)]
-        self.awaited = [i for i in self.awaited if not self.core.has_state(i)]
-        return came
+        return [i for i in self.awaited if self.core.step_count(i) > 0]
 
-    def await_states(self, numbers: Sequence[int]) -> None:
-        """The next step may give these parameters state."""
-        self.awaited = sorted({*self.awaited, *numbers})
+    def adopted(self, numbers: Sequence[int]) -> None:
+        """`Optimizer.state` has the entries of these parameters now."""
+        self.with_state = self.core.stepped_count()
+        came = set(numbers)
+        self.awaited = [i for i in self.awaited if i not in came]
+
+    def await_states(self, numbers: Iterable[int]) -> None:
+        """The next step may give these parameters state, and no others."""
+        self.awaited = sorted(numbers)
         self.with_state = -1
 
 

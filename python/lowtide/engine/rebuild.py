@@ -152,6 +152,8 @@ def _carry_over(
             if old.state_codec(source) != new.state_codec(number):
                 taken = [name for name in taken if name == RESIDUAL]
                 for k, name in enumerate(had):
+                    if name not in tensors or name not in live:  # SGD's buffer: with a residual as the momentum says
+                        continue
                     kept.call(new.import_state, number, k, recut(name, old.export_state(source, k)))
                 live = new.read_state(number)
             same = (name for name in taken if name in live and live[name].dtype == tensors[name].dtype)

@@ -75,8 +75,8 @@ class Registry:
         self.shardings: list[Sharding | None] = []  # of those that are DTensors, by number
         self.overridden: list[Overridden] = []  # the overrides that they have met, by number
         self.meshes: list[DeviceMesh] = []  # of the DTensors
-        self.awaited: list[int] = []  # numbers of parameters whose state is not there yet: a step may bring it
-        self.with_state = 0  # parameters with state, as the core last counted them; -1: look again
+        self.awaited: list[int] = []  # numbers of parameters that have no entry in Optimizer.state yet, or not their whole one
+        self.with_state = 0  # stepped parameters, as the core last counted them; -1: look again
         self.shares = Shares({}, {}, {})  # what each core has of the budgets
         self.automatic = False  # whether a budget depends on what is free
         self.captured = False  # whether a step was captured in a graph
@@ -145,7 +145,7 @@ class Registry:
         before = self.dtypes
         self.adopt(cores, of.params, [*self.groups, *core_groups], shares)
         self.dtypes[:first] = before  # their core is the one that took them in
-        self.awaited += [i for i in range(first, len(self.params)) if not self.core.has_state(i)]
+        self.awaited += range(first, len(self.params))
 
     def append(self, number: int, param: torch.Tensor) -> int:
         """Takes in one more parameter of parameter group `number`, without overrides; no later group may have any. Returns
@@ -171,8 +171,7 @@ class Registry:
         self.shardings.append(of)
         self.meshes = sharding.meshes_of(self.shardings)
         self.overridden += [Overridden(entries) for entries in overrides.look([param])]
-        if not self.core.has_state(added):
-            self.awaited.append(added)
+        self.awaited.append(added)
         return added
 
     def wanted_places(self, found: Sequence[Place | None]) -> list[Place]:

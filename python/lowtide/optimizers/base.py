@@ -5,6 +5,7 @@ about the mathematics: it reads the groups' options, makes one call per step and
 """
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import overload
 
@@ -18,7 +19,6 @@ from lowtide.optimizers.clipped import ClippingOptimizer
 from lowtide.optimizers.clipping import Queued
 from lowtide.options.hyper import check_on_host
 from lowtide.report.log import logger
-from lowtide.state import restore
 
 
 class SteppingOptimizer(ClippingOptimizer):
@@ -40,6 +40,8 @@ class SteppingOptimizer(ClippingOptimizer):
         their meshes must make the call: unless nonfinite is "propagate", they agree on whether to step.
         """
         loss = None
+        if self._gives_state():
+            return None
         if self._in_backward:
             self._in_backward.before_step(closure)
         if closure is not None:
@@ -59,6 +61,17 @@ class SteppingOptimizer(ClippingOptimizer):
                 self._in_backward.after_step(taken)
         return loss
 
+    def _gives_state(self) -> bool:
+        """Whether torch.distributed.checkpoint asks for this first step, of zero gradients at a rate of 0, for the state that it
+        gives. Then state is given, and there is to be no step, which training would count."""
+        frame = None if self.state else sys._getframe(2)
+        while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("lowtide", "torch"):
+            if frame.f_code.co_name == "_init_optim_state":
+                self._init_group({})
+                return True
+            frame = frame.f_back
+        return False
+
     def _is_part(self) -> bool:
         """Whether groups with parameters are missing."""
         here = {*map(id, self.param_groups)}
@@ -70,9 +83,7 @@ class SteppingOptimizer(ClippingOptimizer):
         try:
             partitions.check_part(part, self.param_groups)
             self._follow_groups()
-            numbers = partitions.shown(self.engine, part)
-            restore.take_assigned(self.engine, self.state, self.param_groups, numbers)
-            self._step_gradients(numbers)
+            self._step_gradients(partitions.shown(self.engine, part))
         finally:
             self.param_groups = part
 
@@ -85,10 +96,9 @@ class SteppingOptimizer(ClippingOptimizer):
         engine = self.engine
         if self._partitioned:
             only = partitions.shown(engine, self.param_groups)
-            restore.take_assigned(engine, self.state, self.param_groups, only)
         engine.captured |= capturing
         scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
-        agrees, failure, queued = bool(engine.meshes) and self._agrees(), None, None
+        agrees, failure, queued, found = bool(engine.meshes) and self._agrees(), None, None, -1
         if self._clips() and not bad:
             try:
                 scale, bad, queued = self._clipped(scale, bad, only)
@@ -101,7 +111,8 @@ class SteppingOptimizer(ClippingOptimizer):
         if bad:
             engine.skipped_before += 1
         else:
-            self._following(lambda: self._step_core(scale, bad is not None, only, queued))
+            found = self._following(lambda: self._step_core(scale, bad is not None, only, queued))
+        self._skips.look(engine.skipped_steps(), found, engine.settings.amp_scaling)
         if only is None:  # else other groups of the same gradients may follow
             self._clip_request = None
         if engine.awaited:
@@ -109,19 +120,20 @@ class SteppingOptimizer(ClippingOptimizer):
 
     def _step_core(
         self, scale: float, known_finite: bool, only: list[int] | None, clip: _core.QueuedClip | None = None
-    ) -> None:
+    ) -> int:
+        """The number of a parameter whose gradient is not finite; -1: none, or not known yet."""
         engine = self.engine
         queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         if self._take is not None:
             self._take(scale, known_finite, queue, free, only)
-        elif clip is None:
-            engine.core.step(scale, known_finite, queue, free, only)
-        elif len(engine.cores) == 1:
+            return -1
+        if clip is None:
+            return engine.core.step(scale, known_finite, queue, free, only)
+        if len(engine.cores) == 1:
             (core,) = engine.cores.values()
-            core.step(scale, known_finite, queue, free, only, clip=clip)
-        else:  # parameters have moved apart since it was queued
-            known = Queued(clip, scale).wait()
-            engine.core.step(known.factor, known_finite or known.finite, queue, free, only)
+            return core.step(scale, known_finite, queue, free, only, clip=clip)
+        known = Queued(clip, scale).wait()  # parameters have moved apart since it was queued
+        return engine.core.step(known.factor, known_finite or known.finite, queue, free, only)
 
     def _tell(self) -> None:
         """Logs what has become of the state. The core commits the last step for that, as the next one would."""

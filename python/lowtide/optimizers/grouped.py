@@ -25,7 +25,7 @@ from lowtide.optimizers.backward import InBackward, in_backward, options_of
 from lowtide.optimizers.clipping import Request
 from lowtide.options import overrides
 from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options, warn_of_misspelt
-from lowtide.report.log import Residency, logger
+from lowtide.report.log import Residency, Skips, logger, warn
 from lowtide.state import restore
 from lowtide.state.format import stamp
 from lowtide.state.restore import States
@@ -46,6 +46,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
         hyper = {key: value for key, value in hyper.items() if key not in _NO_HYPER}
         check_options(options, type(self).__name__, list(hyper))
         settings = Settings.of(options)
+        self._chose_master = "master" in options
         self._begin_engine(rule, hyper, settings, options_of(options))
         super().__init__(params, self._cycled({**group_defaults(hyper, options), **stamp(rule, settings.seed)}))
         if logger.isEnabledFor(logging.INFO):
@@ -71,7 +72,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
         self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings)
         self._overrides_seen = overrides.changes()
         self._seen: dict[int, list[Any]] = {}  # options of parameter groups, by number, that the core was told
-        self._residency = Residency()
+        self._residency, self._skips = Residency(), Skips()
         self._partitioned = False  # whether ZeRO shows one partition of a group after another
         self._clip_request: Request | None = None  # of clip_grad_norm_, for the next step
         self._backward_options = backward_options
@@ -99,9 +100,12 @@ class GroupedOptimizer(torch.optim.Optimizer):
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
+        if self.param_groups:
+            self._follow_state()
         where = f"parameter group {len(self.param_groups)}"
         expect("params" in param_group, where, f"keys {sorted(map(str, param_group))}", "'params' among them")
         check_kinds(param_group, where)
+        self._chose_master |= "master" in param_group
         warn_of_misspelt(param_group, ("params", "memory", *self.defaults, *self._beside), where)
         for name in WHOLE_OPTIMIZER:
             expect(name not in param_group, where, repr(name), "it among the options of the whole optimizer")
@@ -126,13 +130,21 @@ class GroupedOptimizer(torch.optim.Optimizer):
         except BaseException:
             self.param_groups.pop()
             raise
-        if type(self.state) is not States:
-            self.state = States(dict, self.state)
-        for i, param in enumerate(engine.params[first:], first):
-            shown = (param.requires_grad and i not in engine.foreign) or engine.core.has_state(i)
-            self.state[param] = engine.shown(i) if shown else {}
         if self._in_backward:
             self._in_backward.watch(engine.params[first:], first)
+        if not self._chose_master:
+            self._advise_master(param_group["params"])
+
+    def _advise_master(self, params: list[torch.Tensor]) -> None:
+        kinds = {param.dtype for param in params if param.requires_grad} & {torch.bfloat16, torch.float16}
+        if kinds:
+            kind = "bfloat16" if torch.bfloat16 in kinds else "float16"
+            self._chose_master = True  # once is enough
+            warn(
+                f"{type(self).__name__}: got {kind} weights without master=: they round to nearest, so that updates below half of their "
+                'last bit are lost, most of them at the learning rates of fine-tuning. Pass master="residual16" (2 bytes a '
+                'parameter; float32 precision), master="stochastic" (no bytes), or master=None to keep this'
+            )
 
     def _follow_groups(self) -> None:
         """Follows a wrapper that has put other tensors into the groups. No work per parameter but a comparison of
@@ -148,9 +160,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
         check_tensors(groups)
         if self._partitioned and partitions.are_all(groups):
             for number, param in partitions.unknown(engine, groups):
-                added = engine.append(number, param)
-                self.state[param] = self.state.get(param) or engine.shown(added)
-                restore.take_assigned(engine, self.state, groups, [added])
+                engine.append(number, param)
             return
         numbers = partitions.numbers_of(groups, engine.members)
         if numbers is not None:
@@ -159,11 +169,9 @@ class GroupedOptimizer(torch.optim.Optimizer):
             assigned = partitions.assigned(engine, self.state)
             self._rebind(numbers, None)
             self.state.update(assigned)
-            restore.take_assigned(engine, self.state, groups, range(len(engine.params)))
             return
         kept = self._kept_groups()
-        if type(self.state) is not States or self.state.removed:
-            self.state = restore.restart_removed(engine, self.state)
+        self._follow_state()
         try:
             sources = heirs(engine, groups, kept)
         except ValueError:
@@ -203,6 +211,11 @@ class GroupedOptimizer(torch.optim.Optimizer):
         if self._overrides_seen != (now := overrides.changes()):
             follow_overrides(self.engine, self.param_groups, self._show_state)
             self._overrides_seen = now
+
+    def _follow_state(self) -> None:
+        """Does with state what was done to `state`."""
+        if type(self.state) is not States or self.state.changed or self.engine.assigned:
+            self.state = restore.follow(self.engine, self.param_groups, self.state)
 
     def _show_state(self) -> None:
         self.state = restore.shown_states(self.engine)

@@ -1,7 +1,6 @@
 """The class that all Lowtide optimizers share: `torch.optim.Optimizer` semantics over the compiled core."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, overload
 
@@ -15,6 +14,7 @@ from lowtide.optimizers.base import SteppingOptimizer
 from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.options import overrides
 from lowtide.report.fields import Report
+from lowtide.report.log import Skips
 from lowtide.state import dicts, files, restore, spread, torch_dict
 from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.foreign import bitsandbytes
@@ -31,13 +31,13 @@ class Optimizer(SteppingOptimizer):
     backend, one or several (docs/devices.md). A frozen parameter (`requires_grad=False`) gets its state with its first
     gradient; one whose `.grad` is None is left alone. A frozen `torch.nn.Parameter` that cannot be stepped (of another dtype or device, a
     wrapper such as a quantized weight) is taken along without state, and so is one on meta: it is stepped from its first
-    gradient if it can be then, else that step is refused. `state[p]` holds views of the live state: "step" (int64) and
-    each moment (float32, bfloat16, or uint8 codes with a float32 "…_scale" per block); of state that streams or is on a
-    device "step", and tensors that have the sizes, types and device of the others but no memory: reading copies the values
-    of then, writing raises RuntimeError.
+    gradient if it can be then, else that step is refused. From a parameter's first step on, `state[p]` holds views of its live
+    state: "step" (int64) and each moment: values (float32, bfloat16), or uint8 "…_codes" with a float32 "…_scale" per block,
+    which raise RuntimeError when written. Of state that streams or is on a device it holds "step", and tensors with the sizes,
+    types and device of the others but no memory: reading copies the current values, writing raises RuntimeError.
     Other tensors in the groups take the place of the parameters, with their state (docs/pytorch.md).
-    Removing entries from `state`, or putting {} there, starts those parameters afresh; assigning others has no effect, but
-    under DeepSpeed (docs/deepspeed.md).
+    Removing entries from `state`, or putting {} there, starts those parameters afresh. The next step or save takes in what else
+    is assigned: tensors of those names, types and shapes, or torch.optim's values, which are encoded; ValueError for others.
     """
 
     def offload(self) -> None:
@@ -104,23 +104,17 @@ class Optimizer(SteppingOptimizer):
         """As torch's; state that streams from a disk or is on a device is copied into CPU tensors for it (`save` does
         not need that).
 
-        State that waits for the first step, under a memory budget or on a device, is placed first, so that the dict is
-        complete: tools load checkpoints into it. Raises ValueError, MemoryError or OSError if the budget cannot hold
-        it.
+        Before the first step it has no entries, as torch's; after it every parameter that is trained has one, zeros where it
+        has not been stepped. Codes are "…_codes", beside "…_scale": torch.optim finds no values to take them for. Raises
+        ValueError, MemoryError or OSError if the budget cannot hold state that is placed for it; ValueError for what was
+        assigned to `state` and does not fit.
         """
-        self._follow_groups()
-        self._follow_overrides()
-        self._follow_moves()
+        self._follow()
         self.onload()
-        self._place_states()
+        if self.state:
+            self._place_states()
         spreads = spread.is_wanted(self.engine)
-        saved = (
-            spread.entries_of(self.engine)
-            if spreads
-            else dicts.saved_entries(self.engine, self.param_groups, self.state)
-        )
-        if saved is None:
-            return super().state_dict()
+        saved = spread.entries_of(self.engine) if spreads else dicts.saved_entries(self.engine, self.param_groups)
         live = self.state
         self.state = States(dict, saved)
         try:
@@ -131,30 +125,13 @@ class Optimizer(SteppingOptimizer):
             group[SPREAD] = True
         return found
 
-    def _place_states(self) -> None:
-        """Gives state that waits for the first step its place; raises as `state_dict`."""
-        if not self.engine.on_host or self.engine.has_budget():
-            self.engine.core.place_states()
-            self._adopt_new_state()
-
-    def _init_group(self, group: Mapping[str, Any], skip_non_grad_params: bool = True) -> None:
-        """Megatron-core's way to ask for state before a checkpoint is read: gives every parameter, also those of other
-        groups and without gradients, the state that it has after its first step. Raises as `state_dict`."""
-        del group, skip_non_grad_params  # one budget may hold state of all groups, so that it is placed at once
-        self._follow_groups()
-        self._follow_overrides()
-        self._follow_moves()
-        self._place_states()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name, if there
         is one, of bitsandbytes, torchao's low-bit optimizers, FlashOptim or the package schedulefree (docs/compat.md), whose
         moments are encoded. Load the model before: a dict of schedulefree is read beside its weights. Raises
         ValueError, and changes nothing, if anything in it does not fit; OSError when a disk fails (if only in writing,
         all is loaded all the same: see the message)."""
-        self._follow_groups()
-        self._follow_overrides()
-        self._follow_moves()
+        self._follow(takes_state=False)
         dicts.check_dict(state_dict)
         state_dict = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -167,6 +144,7 @@ class Optimizer(SteppingOptimizer):
             for post_hook in self._optimizer_load_state_dict_post_hooks.values():
                 post_hook(self)
 
+        assert isinstance(self.state, States)
         dicts.load(self.engine, self.param_groups, self.state, state_dict, taken)
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -207,8 +185,7 @@ class Optimizer(SteppingOptimizer):
 
         Raises OSError (a file that was there before is untouched) or ValueError. The failure of an asynchronous save
         comes out of its `wait()` or, if nobody has waited, of the next `save`, which then writes nothing."""
-        self._follow_groups()
-        self._follow_overrides()
+        self._follow()
         expect(isinstance(asynchronous, bool), "asynchronous", repr(asynchronous), "True or False")
         if not asynchronous:
             files.save(self.engine, self.param_groups, path)
@@ -219,9 +196,7 @@ class Optimizer(SteppingOptimizer):
         """Reads what `save` wrote from an optimizer of the same class, parameters and state formats; the state goes
         where this optimizer's `memory` says. The whole file is checked first: after a ValueError for a file that is
         damaged or of another model, or an OSError from opening it, nothing has changed."""
-        self._follow_groups()
-        self._follow_overrides()
-        self._follow_moves()
+        self._follow(takes_state=False)
 
         def taken(groups: list[dict[str, Any]]) -> None:
             self._take_groups(groups)
@@ -233,6 +208,7 @@ class Optimizer(SteppingOptimizer):
         """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
 
         Raises ValueError for what torch does not have: Lion, AdEMAMix, a Muon of other parameters than matrices."""
+        self._follow()
         return torch_dict.write(self.engine, self.param_groups)
 
     def bitsandbytes_state_dict(self, nested: bool = True) -> dict[str, Any]:
@@ -243,12 +219,11 @@ class Optimizer(SteppingOptimizer):
         nested: as bitsandbytes has it since 0.49.2; else flat, as before.
 
         Raises ValueError for what it has not: a rule, an option in use that it would ignore, DTensor parameters."""
+        self._follow()
         return bitsandbytes.write(self.engine, self.param_groups, nested)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._follow_groups()
-        self._follow_overrides()
-        self._follow_moves()
+        self._follow()
         engine, report = self.engine, self.report()
         options = {
             "rule": engine.family.rule,
@@ -269,6 +244,7 @@ class Optimizer(SteppingOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state["options"]
         settings: Settings = replace(options["settings"])  # copies: copy.copy hands over the original's
+        self._chose_master = True
         self._begin_engine(options["rule"], state["defaults"], settings, options["backward_options"])
         groups = [
             {**group, "memory": memory} for group, memory in zip(state["param_groups"], options["budgets"], strict=True)
@@ -279,6 +255,7 @@ class Optimizer(SteppingOptimizer):
         torch.optim.Optimizer.__init__(self, groups, self._cycled(state["defaults"]))
         restore.copy_in(self.engine, self.state, state["state"])
         self.engine.steps_before, self.engine.skipped_before = options["steps"], options["skipped_steps"]
+        self._skips = Skips(options["skipped_steps"])
         if self._in_backward and self._in_backward.steps is not None:
             self._in_backward.steps = options["steps"]
 

@@ -16,7 +16,6 @@ from lowtide.optimizers.grouped import GroupedOptimizer
 from lowtide.options import overrides
 from lowtide.options.options import check_kinds
 from lowtide.report.log import logger
-from lowtide.state import restore
 from lowtide.state.restore import States
 
 Found = TypeVar("Found")
@@ -28,6 +27,7 @@ class PushingOptimizer(GroupedOptimizer):
     def _push_options(self) -> None:
         """Tells the core what has changed since the last step."""
         self._follow_groups()
+        self._follow_state()
         groups, engine = self.param_groups, self.engine
         if engine.fresh:  # all of them, for those without a gradient now would be too late later
             engine.fresh = not any(map(engine.core.step_count, range(len(engine.params))))
@@ -50,8 +50,17 @@ class PushingOptimizer(GroupedOptimizer):
         if threads != engine.threads:
             engine.core.set_threads(threads)
             engine.threads = threads
-        if type(self.state) is not States or self.state.removed:
-            self.state = restore.restart_removed(engine, self.state)
+
+    def _follow(self, takes_state: bool = True) -> None:
+        """Before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless it is all replaced,
+        what was put into `state`."""
+        self._follow_groups()
+        if takes_state:
+            self._follow_state()
+        elif type(self.state) is not States:
+            self.state = States(dict, self.state)
+        self._follow_overrides()
+        self._follow_moves()
 
     def _follow_moves(self) -> None:
         """Before state is read or shown, or a step is taken of some parameters: it belongs where all are now, and to their dtypes.
@@ -103,12 +112,29 @@ class PushingOptimizer(GroupedOptimizer):
     def _note_momentum(self, core_group: CoreGroup, old: Mapping[str, float]) -> None:
         """SGD's state comes with its momentum: the step after a change from or to 0 may allocate it."""
         if bool(old.get("momentum")) != bool(core_group.pushed.get("momentum")):
-            self.engine.await_states(core_group.params)
+            self.engine.await_states({*self.engine.awaited, *core_group.params})
 
     def _adopt_new_state(self) -> None:
         """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
         new = self.engine.new_states()
         for number in new:
             self.state[self.engine.params[number]] = self.engine.shown(number)
-        if new and logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
+        self.engine.adopted(new)  # only now: what interrupts this leaves them for the next look
+        placed = new and (self.engine.has_budget() or not self.engine.on_host)
+        if placed and logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
             self._residency.place(self.engine.core.report())
+
+    def _place_states(self) -> None:
+        """Gives state that waits for the first step its place; raises as `state_dict`."""
+        if not self.engine.on_host or self.engine.has_budget():
+            self.engine.core.place_states()
+            self._adopt_new_state()
+
+    def _init_group(self, group: Mapping[str, Any], skip_non_grad_params: bool = True) -> None:
+        """Megatron-core's way to ask for state before a checkpoint is read: gives every parameter, also those of other
+        groups and without gradients, the state that it has after its first step. Raises as `state_dict`."""
+        del group, skip_non_grad_params  # one budget may hold state of all groups, so that it is placed at once
+        self._follow()
+        self._place_states()
+        self.engine.shows_unstepped = True
+        self._show_state()

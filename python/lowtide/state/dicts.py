@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
+from lowtide.engine.elsewhere import as_shown
 from lowtide.engine.engine import RESIDUAL, Engine
 from lowtide.engine.rebuild import follow_states
 from lowtide.state import restore
@@ -39,7 +40,7 @@ def refusals() -> Iterator[None]:
 def load(
     engine: Engine,
     groups: Sequence[dict[str, Any]],
-    states: MutableMapping[torch.Tensor, dict[str, Any]],
+    states: restore.States,
     state_dict: Any,
     taken: Callable[[list[dict[str, Any]]], None],
 ) -> None:
@@ -69,33 +70,31 @@ def load(
             raise
     with KeptErrors() as kept:
         restore.apply(engine, states, plan, kept)
+        restore.settle(engine, states)
         taken(found.groups)
 
 
-def saved_entries(
-    engine: Engine, groups: Sequence[dict[str, Any]], states: Mapping[torch.Tensor, dict[str, Any]]
-) -> dict[torch.Tensor, dict[str, Any]] | None:
-    """The entries of `Optimizer.state` as a state_dict has them, by parameter; None where they are those of `states`, what
-    users see."""
+def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
+    """The entries that a state_dict has, by parameter, as the core has their state: views, but copies of what streams or has not
+    taken a step. None before the first step, as torch.optim's."""
     core, params = engine.core, engine.params
+    if not any(map(engine.has_entry, range(len(params)))):
+        return {}
     saved: dict[torch.Tensor, dict[str, Any]] = {}
-    if any(map(core.is_paged, range(len(params)))):
-        saved = {param: engine.live(i) for i, param in enumerate(params)}
     for i, param in enumerate(params):
-        entry = saved.get(param) or states.get(param) or {}
-        if RESIDUAL in entry and (bits := residual_bits(entry[RESIDUAL], param.dtype)) is not entry[RESIDUAL]:
-            saved = saved or dict(states)
-            saved[param] = {**entry, RESIDUAL: bits}
+        if engine.has_entry(i) or (param.requires_grad and i not in engine.foreign):
+            entry: dict[str, Any] = as_shown(engine.live(i))
+            saved[param] = entry if core.step_count(i) else {name: value.clone() for name, value in entry.items()}
+    for param, entry in saved.items():
+        if RESIDUAL in entry:
+            entry[RESIDUAL] = residual_bits(entry[RESIDUAL], param.dtype)
     for core_group in engine.groups:
         told = eight_bits(str(groups[core_group.of]["state"]))
         for i in core_group.params:
-            if eight_bits(codec := core.state_codec(i)) == told:
-                continue
-            saved = saved or dict(states)
             entry = saved.get(params[i], {})
-            if any(name.endswith("_scale") for name in entry):
-                saved[params[i]] = {**entry, CODEC: codec}
+            if any(name.endswith("_scale") for name in entry) and eight_bits(codec := core.state_codec(i)) != told:
+                entry[CODEC] = codec
     for i, numbers in own_numbers(engine, groups).items():
-        saved = saved or dict(states)
-        saved[params[i]] = {**saved.get(params[i], {}), **as_tensors(numbers)}
-    return saved or None
+        if params[i] in saved:
+            saved[params[i]] |= as_tensors(numbers)
+    return saved

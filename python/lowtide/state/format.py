@@ -2,17 +2,18 @@
 
 Format 1 (of FSDP1's parameters: spread.py), in plain tensors and Python values that torch.load reads with weights_only=True:
 
-    {"state": {number: {"step": int64 (), NAME: codes, NAME_scale: float32 (rows, blocks)}},
+    {"state": {number: {"step": int64 (), NAME_codes: uint8, NAME_scale: float32 (rows, blocks)}},  # or NAME: values
      "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
                        "params": [number, ...]}]}
 
 An entry of NAdam's or Schedule-Free's has the numbers of carried.py (float64, ()) where the options of its group would give others.
 
-The tensors of a moment tell its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales.
+The tensors of a moment tell its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales, by names that
+torch.optim does not know, so that it does not take codes for values. Codes by the name of the moment itself are read, too.
 Codes (rows, bytes of a row) of half as many bytes as values are dynamic4's, in blocks of 128 within a row. Codes of the
 parameter's shape are float8's if the group's "state" says so, else dynamic8's, in blocks of 256. Where an override makes
 that wrong, the entry has "lowtide_state": the parameter's codec (a string). A residual of 16 bits has the parameter's type, whose
-values mean nothing: gloo and NCCL carry no int16. A parameter without state yet has an empty entry. Tensors are views of the live state and no two share memory; of a parameter that is a DTensor they are DTensors
+values mean nothing: gloo and NCCL carry no int16. Before the first step there are no entries. Tensors are views of the live state and no two share memory; of a parameter that is a DTensor they are DTensors
 (devices/sharding.py). Format, rule and the seed of stochastic rounding, which loading restores, stand in the groups, so
 that they survive tools that take a state_dict apart and put it together again.
 """
@@ -27,6 +28,7 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import check_tensor, expect
 from lowtide.devices.sharding import is_dtensor, local_of, rows_of
+from lowtide.engine.elsewhere import as_shown
 from lowtide.engine.groups import Format
 
 FORMAT = 1
@@ -101,7 +103,7 @@ def check_entry(
     """The tensors of an entry whose uint8 codes are of `codec`. ValueError unless they are like the live ones of a
     parameter of this shape."""
     for name in (key for key in live if key != "step" and not key.endswith("_scale")):
-        expect(name in entry, where, f"keys {sorted(map(str, entry))}", sorted(live))
+        expect(name in entry, where, f"keys {sorted(map(str, as_shown(entry)))}", sorted(as_shown(live)))
         check_tensor(entry[name], f"{where}, {name}")
         told = []  # the codec of either, as its tensors tell, or what its dtype is
         for part, of_codes in ((entry, codec), (live, live_codec)):
@@ -120,7 +122,7 @@ def check_entry(
             got,
             f"{wanted}: build the optimizer with the state, min_quantized_numel and overrides of the saved one",
         )
-    expect(set(entry) == set(live), where, f"keys {sorted(map(str, entry))}", sorted(live))
+    expect(set(entry) == set(live), where, f"keys {sorted(map(str, as_shown(entry)))}", sorted(as_shown(live)))
     tensors = {name: entry[name] for name in live if name != "step"}
     for name, tensor in tensors.items():
         check_tensor(tensor, f"{where}, {name}")

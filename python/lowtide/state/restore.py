@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import check_moment, expect, read_step
 from lowtide.devices.sharding import local_of
 from lowtide.engine.cores import Core
-from lowtide.engine.elsewhere import Elsewhere
+from lowtide.engine.elsewhere import Shown, as_core
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state import spread, torch_dict
 from lowtide.state.carried import as_now, read_number
@@ -22,29 +22,33 @@ from lowtide.state.format import check_entry, residual_bits, take_codec
 from lowtide.state.groups import Groups
 
 
-class States(defaultdict[torch.Tensor, dict[str, torch.Tensor]]):
-    """Notes that something was taken out, or replaced by nothing, since a step last looked."""
+class States(defaultdict[torch.Tensor, dict[str, Any]]):
+    """`Optimizer.state`. Notes that an entry was put in or taken out by others, since a step or a save last looked."""
 
-    removed = True
+    changed = True
 
     def __delitem__(self, key: torch.Tensor) -> None:
-        self.removed = True
+        self.changed = True
         super().__delitem__(key)
 
-    def __setitem__(self, key: torch.Tensor, value: dict[str, torch.Tensor]) -> None:
-        self.removed = self.removed or not value
+    def __setitem__(self, key: torch.Tensor, value: dict[str, Any]) -> None:
+        self.changed = self.changed or not isinstance(value, Shown) or not value.is_of(key)
         super().__setitem__(key, value)
 
+    def update(self, *given: Any, **named: Any) -> None:
+        self.changed = True
+        super().update(*given, **named)
+
     def pop(self, *args: Any) -> Any:
-        self.removed = True
+        self.changed = True
         return super().pop(*args)
 
-    def popitem(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        self.removed = True
+    def popitem(self) -> tuple[torch.Tensor, dict[str, Any]]:
+        self.changed = True
         return super().popitem()
 
     def clear(self) -> None:
-        self.removed = True
+        self.changed = True
         super().clear()
 
 
@@ -59,9 +63,9 @@ def plan(
     for i in range(len(engine.params)):
         where = f"state of parameter {i}"
         if found.spread:
-            entry = spread.read_entry(engine, i, entries.get(i), where)
+            entry = spread.read_entry(engine, i, entries.get(i) if entries else {}, where)
         elif found.codecs is not None:
-            entry = _read_own(engine, i, entries.get(i), found.codecs[i], where)
+            entry = _read_own(engine, i, entries.get(i) if entries else {}, found.codecs[i], where)
         elif reader:
             param, codec = engine.params[i], engine.core.state_codec(i)
             shape = local_of(param).shape
@@ -77,24 +81,29 @@ def plan(
                 entry = entry._replace(tensors=tensors)
         else:
             entry = _read_torch(engine, i, entries.get(i, {}), options[i], where)
-        signed = engine.signed(i)
-        for name, tensor in entry.tensors.items():
-            positive = not signed.get(name, False)  # scales are, too
-            check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
-        if entry.step and entry.carried is None and i in options and engine.core.carried(i):
-            entry = entry._replace(carried=as_now(engine.family, options[i], entry.step))
-        made[i] = entry
+        made[i] = _checked(engine, i, entry, options.get(i), where)
     return made
 
 
+def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, Any] | None, where: str) -> Entry:
+    """An entry with values that steps can go on with, and with the numbers that its options give if it carries none."""
+    signed = engine.signed(number)
+    for name, tensor in entry.tensors.items():
+        positive = not signed.get(name, False)  # scales are, too
+        check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
+    if entry.step and entry.carried is None and options is not None and engine.core.carried(number):
+        return entry._replace(carried=as_now(engine.family, options, entry.step))
+    return entry
+
+
 def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str) -> Entry:
-    """An entry of Lowtide's format."""
+    """An entry of Lowtide's format. None: there is none among others."""
     if entry is None:
         stepped = engine.core.has_state(number) and engine.params[number].requires_grad
         expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
     if not entry:
         return NOTHING
-    entry, codec = take_codec(entry, codec, where)
+    entry, codec = take_codec(as_core(entry), codec, where)
     carried = None
     names = engine.core.carried(number).keys()
     if given := names & entry.keys():
@@ -124,30 +133,50 @@ def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mappi
     return torch_dict.read_entry(entry, names, shape, engine.family.rule, options, where)
 
 
-def take_assigned(
-    engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], groups: Sequence[dict[str, Any]], numbers: Iterable[int]
-) -> None:
-    """Takes in what was put into `states`, as torch.optim's state, for these parameters in place of their own. ValueError,
-    and nothing has changed, if it does not fit, or they have codes: another optimizer's would pass for values."""
+def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapping[torch.Tensor, dict[str, Any]]) -> States:
+    """Does with state what others have done to `states`: removed entries begin afresh, as torch.optim's, and what was put in
+    place of what there was is taken in: tensors by Lowtide's names, or torch.optim's values, which are encoded. Returns all
+    entries as the engine shows them. ValueError, and nothing has changed, for what does not fit."""
+    whole = states if isinstance(states, States) else States(dict, states)
+    if not whole.changed and not engine.assigned:
+        return whole
     options = engine.options_of(groups)
     taken: dict[int, Entry] = {}
-    for i in numbers:
-        entry, live = states[engine.params[i]], engine.core.state(i)
-        if all(_is_shown(name, value, live) for name, value in entry.items()):
-            continue
-        where = f"assigned state of parameter {i}"
-        codes = [name for name, like in engine.layout(i).items() if name.endswith("_scale")]
-        expect(not codes, where, f"it for moments with {codes}", "state='fp32' or another format without scales")
-        taken[i] = _read_torch(engine, i, entry, options[i], where)
+    others: dict[torch.Tensor, dict[str, Any]] = {}  # what wrappers keep beside
+    for i, param in enumerate(engine.params):
+        entry = whole.get(param)
+        if not entry:
+            if engine.has_entry(i):
+                taken[i] = NOTHING
+        elif i in engine.assigned or not isinstance(entry, Shown) or not entry.is_of(param):
+            known = {"step", *engine.layout(i), *engine.signed(i), *engine.core.carried(i)}
+            given = as_core(entry)
+            taken[i] = _read_assigned(engine, i, {name: given[name] for name in given if name in known}, options[i])
+            others[param] = {name: value for name, value in given.items() if name not in known}
     with KeptErrors() as kept:
-        apply(engine, states, taken, kept)
+        if taken:
+            apply(engine, whole, taken, kept)
+        for param, beside in others.items():
+            dict.update(whole.get(param, {}), beside)
+        settle(engine, whole)
+    return whole
 
 
-def _is_shown(name: str, value: Any, live: Mapping[str, torch.Tensor]) -> bool:
-    """Whether this is what the engine shows there, and nobody's assignment."""
-    if isinstance(value, Elsewhere):
-        return True
-    return name in live and isinstance(value, torch.Tensor) and value.data_ptr() == live[name].data_ptr()
+def settle(engine: Engine, states: States) -> None:
+    """Whatever was assigned is taken in, or replaced."""
+    states.changed = False
+    engine.assigned.clear()
+
+
+def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: Mapping[str, Any]) -> Entry:
+    where, live = f"assigned state of parameter {number}", engine.layout(number)
+    given.setdefault("step", engine.core.step_count(number))
+    own = all(isinstance(given.get(name), torch.Tensor) and given[name].dtype == live[name].dtype for name in live if name != "step")
+    if own or RESIDUAL in live:
+        read = _read_own(engine, number, given, engine.core.state_codec(number), where)
+    else:
+        read = _read_torch(engine, number, given, options, where)
+    return _checked(engine, number, read, options, where)
 
 
 def _local(
@@ -170,27 +199,11 @@ def copy_in(engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]]
         apply(engine, states, plan(engine, dict(enumerate(entries)), Groups([], {}, codecs)), kept)
 
 
-def restart_removed(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]]) -> States:
-    """Zeroes the state of parameters that were removed from `states`, as torch.optim would. Returns all others' with
-    theirs."""
-    whole = states if isinstance(states, States) else States(dict, states)
-    gone = [i for i, param in enumerate(engine.params) if not whole.get(param)]
-    with KeptErrors() as kept:
-        apply(engine, whole, dict.fromkeys(gone, NOTHING), kept)
-        whole.removed = False
-    return whole
-
-
 def shown_states(engine: Engine) -> States:
-    """All state as users see it."""
-    core = engine.core
-    here = [core.has_state(i) for i in range(len(engine.params))]
-    states = States(dict)
-    for i, param in enumerate(engine.params):
-        shown = here[i] or (param.requires_grad and i not in engine.foreign) or core.step_count(i) > 0  # frozen ones may have gradients all the same
-        states[param] = engine.shown(i) if shown else {}
-    engine.awaited = [i for i, has in enumerate(here) if not has]
-    states.removed = False
+    """All state as users see it: what has taken a step has an entry."""
+    states = States(dict, {param: engine.shown(i) for i, param in enumerate(engine.params) if engine.has_entry(i)})
+    engine.awaited = [i for i, param in enumerate(engine.params) if param not in states]
+    settle(engine, states)
     return states
 
 
@@ -201,9 +214,6 @@ def apply(
     floats into it. All allocation comes first, so that a MemoryError finds the state as it was."""
     core = engine.core
     core.onload()
-    # SGD without momentum, with a residual, keeps to the states that its residual lies with.
-    if any(set(entry.tensors) == {RESIDUAL} and not core.has_state(i) for i, entry in entries.items()):
-        core.place_states()  # as the options say: allocating would put a momentum buffer beside the residual
     for i, entry in entries.items():
         if entry.tensors:
             core.allocate_state(i)
@@ -232,8 +242,12 @@ def apply(
             live["step"].fill_(entry.step)
         elif entry.carried is not None:
             core.set_carried(i, dict(entry.carried))
-        states[engine.params[i]] = engine.shown(i) if core.is_paged(i) or engine.live(i) else {}
-    engine.awaited = [i for i in engine.awaited if not core.has_state(i)]
+        if engine.has_entry(i):
+            states[engine.params[i]] = engine.shown(i)
+        else:
+            states.pop(engine.params[i], None)
+    waiting = {i for i in entries if not engine.has_entry(i)}
+    engine.await_states({*engine.awaited, *waiting} - (entries.keys() - waiting))
 
 
 def _clear_residual(core: Core, number: int, live: dict[str, torch.Tensor]) -> None:

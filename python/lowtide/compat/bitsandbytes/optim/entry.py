@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from lowtide.engine.elsewhere import Shown
+from lowtide.engine.elsewhere import ReadOnly, Shown, as_core, as_shown, read_only
 from lowtide.engine.engine import Engine
 from lowtide.state.foreign.bitsandbytes import MOMENTS, part_of
 
@@ -16,30 +14,13 @@ _PARTS = ("state", "qmap", "absmax")
 _NORM = "unorm_vec"
 
 
-class ReadCopy(Tensor):
-    """A copy of state that can be read as any tensor. A write, which the state would not notice, raises RuntimeError; so
-    does one into a view of it."""
+class ReadCopy(ReadOnly):
+    """A copy of state. A write, which the state would not notice, raises RuntimeError."""
 
-    @classmethod
-    def __torch_function__(
-        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
-        in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
-        in_place |= name.startswith("__i") and name not in ("__int__", "__index__", "__invert__")
-        written = [kwargs.get("out"), *(args[:1] if in_place else ())]
-        if any(isinstance(one, ReadCopy) for one in written) and name != "requires_grad_":
-            raise RuntimeError(
-                f"got a write ({name}) into a copy of optimizer state, wanted none: the state would not have it. "
-                "load_state_dict() takes a changed bitsandbytes_state_dict()"
-            )
-        with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **kwargs)
-            shares = isinstance(result, Tensor) and any(
-                isinstance(one, ReadCopy) and one.untyped_storage().data_ptr() == result.untyped_storage().data_ptr()
-                for one in args[:1]
-            )
-            return result.as_subclass(ReadCopy) if shares else result
+    WANTED = (
+        "a copy of optimizer state, wanted none: the state would not have it. load_state_dict() takes a changed "
+        "bitsandbytes_state_dict()"
+    )
 
 
 class Entry(Shown):
@@ -51,16 +32,16 @@ class Entry(Shown):
     Lowtide's names alone, so that sizes are not counted twice.
     """
 
-    def __init__(self, engine: Engine, number: int, shown: dict[str, Tensor]) -> None:
-        super().__init__(shown)
-        self._engine, self._number = engine, number
+    def __init__(self, engine: Engine, number: int, views: dict[str, Tensor]) -> None:
+        super().__init__(read_only(as_shown(views)), engine.params[number], number, engine.assigned)
+        self._engine = engine
 
     def _names(self) -> list[str]:
         """bitsandbytes' names of what there is. Of a DTensor there are none: it has no other than whole ones."""
         engine, number = self._engine, self._number
         if engine.shardings[number] or not engine.core.has_state(number):
             return []
-        live = engine.signed(number).keys() if self._streams() else self.keys()
+        live = engine.signed(number).keys() if self._streams() else as_core(dict(self)).keys()
         states = [k for k, parts in enumerate(MOMENTS.get(engine.family.rule, ()), 1) if set(parts) <= live]
         coded = engine.core.state_codec(number) == "dynamic8"
         return [f"{part}{k}" for k in states for part in (_PARTS if coded else _PARTS[:1])]
@@ -71,11 +52,11 @@ class Entry(Shown):
         if key not in self._names():
             raise KeyError(key)
         streams = self._streams()
-        live = self._engine.core.read_state(self._number) if streams else self
+        live = self._engine.core.read_state(self._number) if streams else as_core(dict(self))
         found = part_of(self._engine, self._number, live, int(key[-1]))[key]
         if streams:
             return found.as_subclass(ReadCopy)
-        memory = {one.untyped_storage().data_ptr() for one in self.values()}
+        memory = {one.untyped_storage().data_ptr() for one in live.values()}
         return found if found.untyped_storage().data_ptr() in memory else found.as_subclass(ReadCopy)
 
     def _streams(self) -> bool:

@@ -1,0 +1,238 @@
+"""Assigning to `Optimizer.state`, and reading it: nothing is lost, or misread, in silence."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import lowtide
+import pytest
+import torch
+
+CODED = ("dynamic8", "float8", "dynamic4")
+
+
+def made(state: str = "dynamic8", seed: int = 0, rule: type[lowtide.Optimizer] = lowtide.AdamW, **options: object):
+    generator = torch.Generator().manual_seed(seed)
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((64, 128), (16,))]
+    return params, rule(params, lr=1e-2, state=state, **options)
+
+
+def step(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, number: int) -> None:
+    generator = torch.Generator().manual_seed(1000 + number)
+    for param in params:
+        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+    optimizer.step()
+
+
+def bits(params: list[torch.nn.Parameter]) -> list[bytes]:
+    return [param.detach().view(torch.uint8).numpy().tobytes() for param in params]
+
+
+@pytest.mark.parametrize("state", [*CODED, "bf16", "fp32"])
+@pytest.mark.parametrize("moved", ["tensors", "entries", "all"])
+def test_assigned_copies_are_the_state(state: str, moved: str) -> None:
+    """Loops that move state assign what .clone(), .pin_memory() or .to() returned: steps and dicts go on with its values."""
+    params, optimizer = made(state)
+    others, plain = made(state)
+    for number in range(3):
+        step(params, optimizer, number)
+        step(others, plain, number)
+        for param in params:
+            if moved == "tensors":
+                for name, tensor in optimizer.state[param].items():
+                    optimizer.state[param][name] = tensor.clone()
+            elif moved == "entries":
+                optimizer.state[param] = {name: tensor.clone() for name, tensor in optimizer.state[param].items()}
+        if moved == "all":
+            optimizer.state = copy.deepcopy({param: dict(optimizer.state[param]) for param in params}, {id(p): p for p in params})
+    saved, wanted = optimizer.state_dict(), plain.state_dict()
+    for number, entry in wanted["state"].items():
+        assert saved["state"][number].keys() == entry.keys()
+        for name, tensor in entry.items():
+            assert torch.equal(torch.as_tensor(saved["state"][number][name]), torch.as_tensor(tensor)), name
+    assert bits(params) == bits(others)
+
+
+def test_assigned_values_replace_the_state() -> None:
+    """Another checkpoint's entries put into `state`, as wrappers of several optimizers do, take effect."""
+    for state in (*CODED, "bf16", "fp32"):
+        source_params, source = made(state, seed=1)
+        for number in range(3):
+            step(source_params, source, number)
+        params, optimizer = made(state, seed=1)
+        step(params, optimizer, 9)
+        for param, other in zip(params, source_params):
+            param.data.copy_(other)
+            optimizer.state[param] = {name: tensor.clone() for name, tensor in source.state[other].items()}
+        step(params, optimizer, 4)
+        step(source_params, source, 4)
+        assert bits(params) == bits(source_params), state
+        assert optimizer.state[params[0]]["step"] == 4
+
+
+def test_assigned_values_of_torch_are_encoded() -> None:
+    params, optimizer = made("dynamic8")
+    step(params, optimizer, 0)
+    values = torch.linspace(-1, 1, params[0].numel()).reshape(params[0].shape)
+    optimizer.state[params[0]] = {"step": torch.tensor(7.0), "exp_avg": values, "exp_avg_sq": values.square()}
+    got = optimizer.torch_state_dict()["state"][0]
+    assert int(got["step"]) == 7
+    # A code of dynamic8 is within 1/32 of its block's largest value.
+    assert float((got["exp_avg"] - values).abs().max()) <= 1 / 32
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    params, optimizer = made("dynamic8")
+    step(params, optimizer, 0)
+    before, kept = bits(params), dict(optimizer.state[params[0]])
+    for wrong in (
+        {"exp_avg_codes": torch.zeros(3, dtype=torch.uint8)},
+        {"exp_avg_scale": torch.full_like(kept["exp_avg_scale"], float("nan"))},
+        {"exp_avg_codes": torch.zeros(64, 128)},
+        {"step": torch.tensor(-1)},
+    ):
+        optimizer.state[params[0]] = {**kept, **wrong}
+        for call in (lambda: step(params, optimizer, 1), optimizer.state_dict, optimizer.torch_state_dict):
+            with pytest.raises(ValueError, match="assigned state of parameter 0"):
+                call()
+        assert bits(params) == before
+    optimizer.state[params[0]] = kept
+    step(params, optimizer, 1)
+    del optimizer.state[params[0]]["exp_avg_codes"]
+    with pytest.raises(ValueError, match="assigned state of parameter 0"):
+        optimizer.state_dict()
+
+
+@pytest.mark.parametrize("state", CODED)
+def test_codes_are_not_values(state: str) -> None:
+    """A loop that zeroes moments in place finds none of that name; codes and scales refuse to be written."""
+    params, optimizer = made(state)
+    step(params, optimizer, 0)
+    entry = optimizer.state[params[0]]
+    assert "exp_avg" not in entry and entry["exp_avg_codes"].dtype == torch.uint8
+    assert optimizer.state[params[1]]["exp_avg"].dtype == torch.float32  # small tensors keep values
+    saved = copy.deepcopy(optimizer.state_dict())
+    for name in ("exp_avg_codes", "exp_avg_scale", "exp_avg_sq_codes", "exp_avg_sq_scale"):
+        tensor = entry[name]
+        writes = (
+            tensor.zero_, lambda t=tensor: t.fill_(1), lambda t=tensor: t.copy_(t + 1), lambda t=tensor: t.view(-1)[:4].zero_(),
+            lambda t=tensor: t.__setitem__(0, 0), lambda t=tensor: t.__iadd__(1), lambda t=tensor: torch.add(t, 1, out=t),
+            lambda t=tensor: torch._foreach_zero_([t]), lambda t=tensor: t.__imul__(0),
+        )  # fmt: skip
+        for write in writes:
+            with pytest.raises(RuntimeError, match="codes and scales of quantized state"):
+                write()
+        assert type(tensor.clone()) is torch.Tensor and type(tensor + 1) is torch.Tensor
+        torch.save(tensor, io.BytesIO())
+    for number, kept in saved["state"].items():
+        for name, tensor in kept.items():
+            assert torch.equal(tensor, optimizer.state_dict()["state"][number][name]), name
+    assert all(type(tensor) is torch.Tensor for tensor in optimizer.state_dict()["state"][0].values())
+    optimizer.state.clear()  # the reset that the message names
+    others, fresh = made(state)
+    for param, other in zip(params, others):
+        other.data.copy_(param)
+    step(params, optimizer, 5)
+    step(others, fresh, 5)
+    assert bits(params) == bits(others)
+
+
+@pytest.mark.parametrize("state", CODED)
+def test_torch_refuses_codes(state: str) -> None:
+    """A run that is resumed with torch's optimizer in place of Lowtide's ends before a weight moves."""
+    params, optimizer = made(state)
+    step(params, optimizer, 0)
+    other = torch.optim.AdamW(params, lr=1e-2)
+    other.load_state_dict(optimizer.state_dict())
+    before = bits(params)
+    with pytest.raises(KeyError, match="exp_avg"):
+        step(params, other, 1)
+    assert bits(params) == before
+
+
+def test_state_is_empty_before_the_first_step() -> None:
+    params, optimizer = made()
+    assert not optimizer.state
+    first = optimizer.state_dict()
+    assert first["state"] == {} and not optimizer.state
+    step(params, optimizer, 0)
+    assert set(optimizer.state) == set(params)
+    optimizer.load_state_dict(first)
+    assert not optimizer.state
+    others, fresh = made(seed=3)
+    for param, other in zip(params, others):
+        other.data.copy_(param)
+    step(params, optimizer, 5)
+    step(others, fresh, 5)
+    assert bits(params) == bits(others)
+    params[1].grad = None
+    held, fresh = made(seed=4)
+    held[0].grad = torch.ones_like(held[0])
+    fresh.step()
+    assert set(fresh.state) == {held[0]}
+    saved = fresh.state_dict()["state"][1]  # complete, and not the live state
+    held[1].grad = torch.ones_like(held[1])
+    fresh.step()
+    assert int(saved["step"]) == 0 and not saved["exp_avg"].any()
+
+
+@pytest.mark.parametrize("memory", [lowtide.Memory(host="64MiB"), None])
+def test_an_interrupted_first_step_leaves_dicts_whole(memory: lowtide.Memory | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception while state is shown, as of a signal, costs no later dict its tensors."""
+    params, optimizer = made(memory=memory)
+    others, plain = made(memory=memory)
+    shown = type(optimizer.engine).shown
+
+    def interrupted(self: object, number: int) -> object:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(optimizer.engine), "shown", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        step(params, optimizer, 0)
+    assert type(optimizer.engine).shown is shown
+    step(others, plain, 0)
+    step(params, optimizer, 1)
+    step(others, plain, 1)
+    for number, entry in plain.state_dict()["state"].items():
+        for name, tensor in entry.items():
+            got = optimizer.state_dict()["state"][number][name]
+            assert type(got) is torch.Tensor and torch.equal(got, tensor), name
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=True)["state"].keys() == {0, 1}
+
+
+@pytest.mark.parametrize("memory", [None, lowtide.Memory(host="64MiB")])
+@pytest.mark.parametrize("rule", [lowtide.SGD, lowtide.LARS])
+@pytest.mark.parametrize("master", ["residual8", "residual16"])
+def test_overrides_beside_a_residual_without_momentum(rule: type[lowtide.Optimizer], master: str, memory: lowtide.Memory | None) -> None:
+    params = [torch.nn.Parameter(torch.randn(64, 128).bfloat16()) for _ in range(3)]
+    params[2].requires_grad_(False)
+    optimizer = rule(params, lr=0.1, momentum=0.0, master=master, memory=memory)
+    options = {"momentum": 0.0, "master": master, "memory": memory}
+
+    def steps(number: int) -> None:
+        for param in params[:2]:
+            param.grad = torch.full_like(param, 1e-3 * number)
+        optimizer.step()
+
+    steps(1)
+    before = optimizer.state_dict()["state"][0].keys()
+    handle = lowtide.override(params[1], state="fp32")
+    steps(2)
+    saved = optimizer.state_dict()
+    assert saved["state"][0].keys() == saved["state"][1].keys() == before
+    copies = [torch.nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad) for param in params]
+    other = rule(copies, lr=0.1, **options)
+    other.load_state_dict(copy.deepcopy(saved))
+    assert other.state_dict()["state"][0].keys() == before
+    steps(3)
+    for param, twin in zip(params[:2], copies[:2]):
+        twin.grad = param.grad
+    other.step()
+    assert all(torch.equal(param, twin) for param, twin in zip(params, copies))
+    handle.remove()
+    steps(4)
