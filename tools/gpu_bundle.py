@@ -2,11 +2,11 @@
 """Collects the requirements of tools/gpu_check.py on a machine without a GPU, for one with: a folder, and its tar.
 
     python3 tools/gpu_bundle.py --target-python python3.12            build/gpu-bundle and build/gpu-bundle.tar
-    python3 tools/gpu_bundle.py --with bitsandbytes,torchao,build     with the compared libraries, and all to build there
+    python3 tools/gpu_bundle.py --with bitsandbytes,tests             with one of the compared libraries, and pytest
 
 The folder holds: source.tar.gz (the last commit), revision, sources (their hash), prebuilt.tar.xz (the module for that
-Python, the plug-in for --architectures, the tests of devices), wheels and prefix as far as --with asks for them. Name
-with --with only what the GPU machine lacks. Needs the packages that tools/bootstrap.sh --system-only installs, nvcc, pip, nanobind in
+Python, the plug-in for --architectures, the tests of devices), and wheels as far as --with asks for them. Name with
+--with only what the GPU machine lacks; plug-ins to compare with the package's go into its folder variants. Needs the packages that tools/bootstrap.sh --system-only installs, nvcc, pip, nanobind in
 this Python, and a Python of the GPU machine's version with its headers (no packages).
 """
 
@@ -23,18 +23,15 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from gpu import prebuilt, sources
-from gpu.build import TESTS
+from gpu import parts, sources
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_BYTES = 48 << 20  # with this tree beside it, 64 MiB are not exceeded
 
-# Wheels by what they are for. "build": all that lowtide, its build and its tests need, and torch does not bring.
+# What pip is asked for. "tests": all that the package and its tests need, and torch does not bring.
 WHEELS = {
-    "build": ("nanobind", "ninja", "cmake", "pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",
-              "sortedcontainers", "rich", "markdown-it-py", "mdurl", "typer", "click", "shellingham",
-              "typing_extensions", "annotated-doc"),
-    "numpy": ("numpy",),
+    "tests": ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "sortedcontainers", "rich",
+              "markdown-it-py", "mdurl", "typer", "click", "shellingham", "typing_extensions", "annotated-doc", "numpy"),
     "bitsandbytes": ("bitsandbytes==0.50.2",),
     "torchao": ("torchao==0.18.*",),
     "flashoptim": ("flashoptim==0.1.4",),
@@ -42,34 +39,6 @@ WHEELS = {
 LIBRARY_OF_A_GPU = re.compile(r"libbitsandbytes_(cuda|rocm|xpu)(\d*)\.so$")
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux_2_12",
              "manylinux2010", "manylinux_2_5", "manylinux1")  # fmt: skip
-
-# Package: paths of it, by what they start with, and where they go in the prefix.
-HEADERS = {
-    "libhwy-dev": "/usr/include/hwy",
-    "libgtest-dev": "/usr/include/gtest",
-    "nlohmann-json3-dev": "/usr/include/nlohmann",
-    "libxxhash-dev": "/usr/include/xxhash.h",
-}
-LIBRARIES = ("libhwy.so.1", "libgtest.a", "libgtest_main.a")  # beside the compiler's own
-
-HWY_CONFIG = """# Highway as it was collected: its library and headers are beside this folder.
-get_filename_component(lt_prefix "${CMAKE_CURRENT_LIST_DIR}" DIRECTORY)
-add_library(hwy::hwy SHARED IMPORTED)
-set_target_properties(hwy::hwy PROPERTIES
-  IMPORTED_LOCATION "${lt_prefix}/lib/libhwy.so.1" IMPORTED_SONAME libhwy.so.1
-  INTERFACE_COMPILE_DEFINITIONS HWY_SHARED_DEFINE INTERFACE_INCLUDE_DIRECTORIES "${lt_prefix}/include")
-"""
-HWY_VERSION = 'set(PACKAGE_VERSION "1.0.0")\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n'
-GTEST_CONFIG = """# GoogleTest as it was collected: its libraries and headers are beside this folder.
-get_filename_component(lt_prefix "${CMAKE_CURRENT_LIST_DIR}" DIRECTORY)
-find_package(Threads REQUIRED)
-add_library(GTest::gtest STATIC IMPORTED)
-set_target_properties(GTest::gtest PROPERTIES IMPORTED_LOCATION "${lt_prefix}/lib/libgtest.a"
-  INTERFACE_INCLUDE_DIRECTORIES "${lt_prefix}/include" INTERFACE_LINK_LIBRARIES Threads::Threads)
-add_library(GTest::gtest_main STATIC IMPORTED)
-set_target_properties(GTest::gtest_main PROPERTIES IMPORTED_LOCATION "${lt_prefix}/lib/libgtest_main.a"
-  INTERFACE_LINK_LIBRARIES GTest::gtest)
-"""
 
 
 def die(text: str) -> None:
@@ -81,29 +50,6 @@ def output(*command: str) -> str:
     if done.returncode != 0:
         die(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
-
-
-def prefix(target: Path) -> None:
-    """Headers and libraries, with CMake packages of a few lines instead of those that know Debian's folders."""
-    include, lib, cmake = target / "include", target / "lib", target / "cmake"
-    for folder in (include, lib, cmake):
-        folder.mkdir(parents=True)
-    for package, path in HEADERS.items():
-        source = Path(path)
-        if source.is_dir():
-            shutil.copytree(source, include / source.name)
-        elif source.is_file():
-            shutil.copy2(source, include)
-        else:
-            die(f"{path} is not there: run tools/bootstrap.sh --system-only first (Debian package {package})")
-    folder = Path(output("g++", "-print-file-name=libgtest.a").strip()).resolve().parent
-    for name in LIBRARIES:
-        if not (folder / name).exists():
-            die(f"{folder / name} is not there: run tools/bootstrap.sh --system-only first")
-        shutil.copy2((folder / name).resolve(), lib / name)
-    (cmake / "hwyConfig.cmake").write_text(HWY_CONFIG)
-    (cmake / "hwyConfigVersion.cmake").write_text(HWY_VERSION)
-    (cmake / "GTestConfig.cmake").write_text(GTEST_CONFIG)
 
 
 def wheels(target: Path, names: list[str], version: str) -> None:
@@ -132,8 +78,7 @@ def thinned(folder: Path, cuda: str) -> None:
 def build(out: Path, python: str, architectures: str, revision: str, digest: str) -> None:
     """The prebuilt parts. Objects are kept in build/gpu-prebuilt, for the next time."""
     if not shutil.which(python):
-        die(f"--target-python: got {python}, wanted a Python of the GPU machine's version, with headers; "
-            "or --no-prebuilt, with --with build")  # fmt: skip
+        die(f"--target-python: got {python}, wanted a Python of the GPU machine's version, with headers")
     if not importlib.util.find_spec("nanobind"):
         die(f"{sys.executable} has no nanobind: pip install nanobind")
     folder = ROOT / "build" / "gpu-prebuilt"
@@ -142,15 +87,15 @@ def build(out: Path, python: str, architectures: str, revision: str, digest: str
     for old in folder.glob("_core.*.so"):
         old.unlink()
     (folder / "CMakeCache.txt").unlink(missing_ok=True)  # which keeps the flags of another preset
-    output(*prebuilt.configure(folder, python, nanobind, architectures))
+    output(*parts.configure(folder, python, nanobind, architectures))
     plugin = re.search(r"^lowtide_cuda\d+(?=:)", output("cmake", "--build", str(folder), "--target", "help"), re.M)
     if not plugin:
         die("no target lowtide_cuda<N>: nvcc was not found")
-    output("cmake", "--build", str(folder), "--target", "_core", plugin[0], TESTS)
-    library = Path(output("g++", f"-print-file-name={prebuilt.LIBRARY}").strip())
+    output("cmake", "--build", str(folder), "--target", "_core", plugin[0], parts.TESTS)
+    library = Path(output("g++", f"-print-file-name={parts.LIBRARY}").strip())
     about = {"python": tag, "architectures": architectures.split(";"), "revision": revision.strip(),
              "sources": digest, "made_on": platform.platform()}  # fmt: skip
-    prebuilt.pack(folder, library, out / prebuilt.ARCHIVE, about)
+    parts.pack(folder, library, out / parts.ARCHIVE, about)
 
 
 def size(folder: Path) -> int:
@@ -165,7 +110,6 @@ def main() -> None:
     parser.add_argument("--cuda", default="130", help="of torch over there, as bitsandbytes names it (default: %(default)s)")
     parser.add_argument("--with", dest="extra", default="bitsandbytes,torchao,flashoptim",
                         help="comma-separated, some of: " + ", ".join(WHEELS) + " (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--no-prebuilt", action="store_true", help="everything is built on the GPU machine")
     parser.add_argument("--no-tar", action="store_true")
     args = parser.parse_args()
     extra = [name for name in args.extra.split(",") if name]
@@ -184,10 +128,7 @@ def main() -> None:
     if revision.strip().endswith("-dirty"):
         print("uncommitted work is in the prebuilt parts, and not in source.tar.gz: with that, the check builds anew")
     output("git", "archive", "--format=tar.gz", "--prefix=lowtide/", "-o", str(out.resolve() / "source.tar.gz"), "HEAD")
-    if not args.no_prebuilt:
-        build(out, args.target_python, args.architectures, revision, digest)
-    if "build" in extra:
-        prefix(out / "prefix")
+    build(out, args.target_python, args.architectures, revision, digest)
     if extra:
         # A name such as python3.12 tells the version; so does the interpreter.
         version = output(args.target_python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()

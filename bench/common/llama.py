@@ -19,7 +19,7 @@ class Size:
     context: int
 
 
-LLAMA_220M = Size(width=1024, ffn=2816, layers=12, heads=16, vocab=32000, context=1024)
+LLAMA_217M = Size(width=1024, ffn=2752, layers=12, heads=16, vocab=32000, context=1024)
 LLAMA_TINY = Size(width=32, ffn=88, layers=1, heads=2, vocab=64, context=16)
 
 

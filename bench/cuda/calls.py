@@ -13,19 +13,18 @@ from bench.cuda import contenders, shapes
 from bench.cuda.device import Gpu, bytes_of
 from bench.cuda.paged import DEVICE
 from bench.cuda.resident import ALL_FITS
-from bench.cuda.rows import Rows
+from bench.cuda.rows import Absent, Rows
 from bench.cuda.timing import Step, in_turns
 
-ELEMENTS = 100_000_000  # in the 291 tensors of a LLaMA: a step of 0.3 ms
+OWN = "Lowtide, default"
 FORKS = 5
 PINNED = 512 << 20
 
 
 def calls(gpu: Gpu, rows: Rows) -> None:
-    given = shapes.llama_7b(gpu.elements(ELEMENTS, 300_000, 20))[: gpu.size(1000, 6)]
-    params = gpu.parameters(given, torch.bfloat16)
+    params = gpu.parameters(shapes.LLAMA_100M.shapes(gpu.size(32, 1))[: gpu.size(1000, 6)], torch.bfloat16)
     own = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=ALL_FITS), nonfinite="skip")
-    steps = {"Lowtide, default": Step(contenders.settle(gpu, own).step)}
+    steps = {OWN: Step(contenders.settle(gpu, own).step)}
     others: dict[str, Any] = {
         "torch AdamW(fused)": lambda: contenders.torch_fused(gpu, params),
         "bitsandbytes AdamW8bit": lambda: contenders.bitsandbytes(gpu, params, "AdamW8bit"),
@@ -38,10 +37,26 @@ def calls(gpu: Gpu, rows: Rows) -> None:
             steps[label] = Step(optimizer.step)
 
         rows.attempt(f"{len(params)} tensors: {label}", add)
-    found = in_turns(gpu, steps, seconds=10, rounds=60)
+    found = in_turns(gpu, steps, seconds=10, rounds=60, idle=True)
     for label, series in found.items():
         rows.add(f"{len(params)} tensors of {sum(map(torch.numel, params)) / 1e6:.0f} M parameters: {label}, call",
-                 series.median("call") * 1e6, "us", wall_us=series.median("wall") * 1e6, **series.data())  # fmt: skip
+                 series.median("call") * 1e6, "us", "call" if label == OWN else None, **series.data())  # fmt: skip
+    rows.attempt(f"{len(params)} tensors: {OWN}, calls of CUDA", lambda: profile(gpu, rows, own))
+
+
+def profile(gpu: Gpu, rows: Rows, optimizer: Any) -> None:
+    """Which functions of CUDA's runtime and driver a step calls, how often and how long."""
+    if gpu.rehearsed:
+        raise Absent("a rehearsal has no CUDA runtime")
+    activities = torch.profiler.ProfilerActivity
+    optimizer.step()
+    gpu.cuda.synchronize()
+    with torch.profiler.profile(activities=[activities.CPU, activities.CUDA]) as profiled:
+        optimizer.step()
+        gpu.cuda.synchronize()
+    found = {event.key: (event.count, event.self_cpu_time_total) for event in profiled.key_averages() if event.key.startswith("cu")}
+    told = ", ".join(f"{count} {name} ({us:.0f} us)" for name, (count, us) in sorted(found.items(), key=lambda one: -one[1][1]))
+    rows.add(f"{OWN}, calls of CUDA in a step: {told}", sum(count for count, _ in found.values()), "", names=found)
 
 
 def fork_seconds() -> float:

@@ -25,7 +25,7 @@ from bench.cuda.device import Gpu  # noqa: E402
 from bench.cuda.rows import Rows  # noqa: E402
 
 PR_SET_PDEATHSIG = 1
-SCENARIOS = ("smoke", "bits", "resident", "uncommon", "calls", "capture", "graphs", "link", "paged", "overlap", "pressure",
+SCENARIOS = ("smoke", "bits", "resident", "uncommon", "calls", "capture", "graphs", "variants", "link", "paged", "overlap", "pressure",
              "llama", "counters")  # fmt: skip
 
 
@@ -38,12 +38,18 @@ def names(rehearse: bool = False) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", nargs="?")
+    parser.add_argument("--wait", action="store_true", help="import torch, then read the case's name from standard input")
     parser.add_argument("--list", action="store_true", help="names of all cases, one a line")
     parser.add_argument("--rows", type=Path, help="file that each row is appended to")
     parser.add_argument("--kind", choices=("cuda", "xpu"), default="cuda", help="of torch's devices")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
-    if args.list or args.case is None:
+    if args.wait:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        import lowtide  # noqa: F401 (as torch: it takes a while)
+
+        args.case = sys.stdin.readline().strip()
+    if args.list or not args.case:
         print("\n".join(names(args.rehearse)))
         return 0
     if args.case not in (known := names(args.rehearse)):

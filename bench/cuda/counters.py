@@ -1,5 +1,5 @@
-"""The hardware's counters of one step, by Nsight Compute (ncu): of the default step's kernel, and of the search for
-gradients that are not finite. `python3 bench/cuda/counters.py KIND` is the program that is watched.
+"""The hardware's counters of one step, by Nsight Compute (ncu): of kernels of steps, and of the search for gradients that
+are not finite; of the package's plug-in, and of the best of variants.py. `counters.py KIND` is the program that is watched.
 """
 
 from __future__ import annotations
@@ -12,27 +12,49 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":  # in place of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch  # noqa: E402
 
-from bench.cuda import contenders, shapes  # noqa: E402
+from bench.cuda import contenders, shapes, variants  # noqa: E402
 from bench.cuda.device import Gpu  # noqa: E402
+from bench.cuda.resident import ALL_FITS  # noqa: E402
 from bench.cuda.rows import Absent, Rows  # noqa: E402
 
 ELEMENTS = 128 << 20
-SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "SchedulerStats", "WarpStateStats",
-            "InstructionStats", "LaunchStats", "Occupancy")  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "step": {},
+    "nearest": {"rounding": "nearest"},
+    "fp32": {"state": "fp32"},
+    "lion": {"rule": "Lion"},
+    "search": {"nonfinite": "skip"},
+}
+STALLS = ("long_scoreboard", "short_scoreboard", "mio_throttle", "lg_throttle", "no_instruction", "math_pipe_throttle", "not_selected")
 SHOWN = {  # ncu's names for what a row shows; all others are in its details
-    "DRAM Throughput": "dram_percent", "Compute (SM) Throughput": "sm_percent", "Duration": "duration",
-    "Registers Per Thread": "registers", "Achieved Occupancy": "occupancy_percent", "Issue Slots Busy": "issue_percent",
-    "Executed Instructions": "instructions",
-}  # fmt: skip
-SAMPLE = """"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
-"0","lt::step(Batch)","GPU Speed Of Light Throughput","DRAM Throughput","%","88.10"
-"0","lt::step(Batch)","Launch Statistics","Registers Per Thread","register/thread","80"
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_percent",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed": "l2_percent",
+    "l1tex__throughput.avg.pct_of_peak_sustained_active": "l1_percent",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active": "issue_percent",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy_percent",
+    "gpu__time_duration.sum": "duration",
+    "smsp__inst_executed.sum": "instructions",
+    "launch__registers_per_thread": "registers",
+    "dram__bytes_read.sum": "dram_read",
+    "dram__bytes_write.sum": "dram_written",
+    "lts__t_sectors_op_read.sum": "sectors_read",
+    "lts__t_sectors_op_write.sum": "sectors_written",
+    "lts__t_sectors_srcunit_tex_lookup_miss.sum": "sectors_missed",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "bank_conflicts",
+}
+METRICS = (*SHOWN, *(f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS))
+# If this ncu does not know one of them, it measures none: its own choice then.
+SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis_Tables", "SchedulerStats", "WarpStateStats", "LaunchStats")
+SAMPLE = """"ID","Kernel Name","dram__throughput.avg.pct_of_peak_sustained_elapsed","dram__bytes_read.sum","launch__registers_per_thread"
+"","","%","Mbyte","register/thread"
+"0","lt::step(Batch)","88.10","1,234.5","80"
 """  # what a rehearsal reads
 
 
@@ -46,54 +68,58 @@ def program() -> str:
 
 
 def metrics(text: str) -> list[dict[str, str]]:
-    """By launch: the kernel's name, and ncu's metrics by name, with their unit."""
+    """By launch: the kernel's name, and ncu's metrics by name, with their unit, as its page "raw" has them."""
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
-    launches: dict[str, dict[str, str]] = {}
-    for row in csv.DictReader(io.StringIO("\n".join(lines[first:]))):
-        if row.get("Metric Name"):
-            launch = launches.setdefault(row["ID"], {"kernel": row["Kernel Name"]})
-            launch[row["Metric Name"]] = f"{row['Metric Value']} {row['Metric Unit']}".strip()
-    return list(launches.values())
+    found = list(csv.DictReader(io.StringIO("\n".join(lines[first:]))))
+    units, launches = (found[0], found[1:]) if found else ({}, [])
+    return [
+        {"kernel": launch["Kernel Name"], **{name: f"{value} {units[name]}".strip() for name, value in launch.items()
+                                             if name and value and "__" in name}}
+        for launch in launches if launch["ID"]
+    ]  # fmt: skip
 
 
 def number(text: str) -> float:
     return float(text.split()[0].replace(",", ""))
 
 
-def watch(gpu: Gpu, kind: str) -> str:
+def watch(gpu: Gpu, kind: str, plugin: str | None) -> str:
     if gpu.rehearsed:
         return SAMPLE
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "ncu.csv"
-        command = [program(), "--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "details",
-                   "--log-file", str(log), *(word for name in SECTIONS for word in ("--section", name)),
-                   sys.executable, __file__, kind]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        text = log.read_text() if log.is_file() else ""
-    if '"ID"' not in text:
-        raise Absent(f"ncu ended with {done.returncode}: {(text + done.stdout + done.stderr)[-300:]}")
-    return text
+    env = {**os.environ, **({"LOWTIDE_CUDA_PLUGIN": plugin} if plugin else {})}
+    told = ""
+    for chosen in (["--metrics", ",".join(METRICS)], [word for name in SECTIONS for word in ("--section", name)]):
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "ncu.csv"
+            command = [program(), "--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw",
+                       "--log-file", str(log), *chosen, sys.executable, __file__, kind]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+            text = log.read_text() if log.is_file() else ""
+        if '"ID"' in text:
+            return text
+        told = f"ncu ended with {done.returncode}: {(text + done.stdout + done.stderr)[-300:]}"
+    raise Absent(told)
 
 
-def counters(gpu: Gpu, rows: Rows, kind: str) -> None:
-    for launch in metrics(watch(gpu, kind)):
+def counters(gpu: Gpu, rows: Rows, kind: str, best: bool = False) -> None:
+    plugin = variants.best() if best and not gpu.rehearsed else None
+    label = f"{kind}, {Path(plugin).stem}" if plugin else kind
+    for launch in metrics(watch(gpu, kind, plugin)):
         found = {key: launch[name] for name, key in SHOWN.items() if name in launch}
         if "dram_percent" in found:
-            rows.add(f"{kind}: {launch['kernel'][:60]}: DRAM throughput", number(found["dram_percent"]), "%",
-                     elements=ELEMENTS, **found, all=launch)  # fmt: skip
+            rows.add(f"{label}: {launch['kernel'][:60]}: DRAM throughput", number(found["dram_percent"]), "%",
+                     elements=ELEMENTS, plugin=plugin, **found, all=launch)  # fmt: skip
     if not rows.rows:
-        raise Absent("ncu has measured no kernel's DRAM Throughput")
+        raise Absent("ncu has measured no kernel's DRAM throughput")
 
 
 def watched(kind: str) -> None:
-    """Some steps, the last of which is profiled: with the search only where that is the subject."""
+    """Some steps, the last of which is profiled."""
     gpu = Gpu(rehearse=False)
     params = gpu.parameters(shapes.one(ELEMENTS), torch.bfloat16)
-    memory = contenders.budget(gpu, device="80%")
-    optimizer = contenders.lowtide_adamw(
-        gpu, params, memory=memory, nonfinite="skip" if kind == "search" else "propagate"
-    )
+    given = {"state": "dynamic8", **KINDS[kind]}
+    optimizer = contenders.lowtide_optimizer(gpu, params, memory=contenders.budget(gpu, device=ALL_FITS), **given)
     for _ in range(3):
         optimizer.step()
     torch.cuda.synchronize()
@@ -104,8 +130,9 @@ def watched(kind: str) -> None:
 
 
 CASES = {
-    "counters.step": lambda gpu, rows: counters(gpu, rows, "step"),
-    "counters.search": lambda gpu, rows: counters(gpu, rows, "search"),
+    **{f"counters.{kind}": lambda gpu, rows, kind=kind: counters(gpu, rows, kind) for kind in KINDS},
+    "counters.best_step": lambda gpu, rows: counters(gpu, rows, "step", best=True),
+    "counters.best_nearest": lambda gpu, rows: counters(gpu, rows, "nearest", best=True),
 }
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 
 from bench.cuda import contenders, shapes
 from bench.cuda.device import Gpu
-from bench.cuda.resident import ALL_FITS
+from bench.cuda.resident import ALL_FITS, llama
 from bench.cuda.rows import Absent, Rows, first_line
 from bench.cuda.timing import Step, in_turns
 
@@ -33,7 +33,7 @@ def captured(gpu: Gpu, optimizer: Any) -> Any:
 
 
 def replays(gpu: Gpu, rows: Rows) -> None:
-    params = gpu.parameters(shapes.llama_7b(gpu.elements(500_000_000, 300_000, 12)), torch.bfloat16)
+    params = gpu.parameters(llama(gpu, shapes.LLAMA_7B, gpu.elements(700_000_000, 0, 12)), torch.bfloat16)
     memory = contenders.budget(gpu, device=ALL_FITS)
     optimizer = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params, memory=memory))
     graph = captured(gpu, optimizer)
@@ -43,7 +43,7 @@ def replays(gpu: Gpu, rows: Rows) -> None:
             optimizer.prepare_replay()
         graph.replay()
 
-    found = in_turns(gpu, {"replay": Step(replay), "call": Step(optimizer.step)}, seconds=10)
+    found = in_turns(gpu, {"replay": Step(replay), "call": Step(optimizer.step)}, seconds=5, idle=True)
     for time in ("wall", "call"):
         ratio = found["replay"].median(time) / found["call"].median(time)
         rows.add(f"CUDA graph replay / call, {time} time", ratio, "x", **found["replay"].data())

@@ -67,7 +67,7 @@ def copy_engines(gpu: Gpu, rows: Rows) -> None:
     base: dict[str, float] = {}
     for mib in reversed(CHUNKS):
         chunk = gpu.size(mib * MIB, max(1, mib * MIB // 1024))
-        found = in_turns(gpu, link.steps(chunk), seconds=6)
+        found = in_turns(gpu, link.steps(chunk), seconds=4)
         for way, series in found.items():
             rate = count / series.median() * 1e-9
             base.setdefault(way, rate)  # of the largest chunks
@@ -121,7 +121,7 @@ def zero_copy(gpu: Gpu, rows: Rows) -> None:
         def measure(transfer: str = transfer) -> None:
             memory = contenders.budget(gpu, device="128MiB", transfer=transfer)
             optimizer = contenders.lowtide_adamw(gpu, params, memory=memory)
-            found = in_turns(gpu, {"step": Step(optimizer.step), "link": link.steps()["both"]}, seconds=8)
+            found = in_turns(gpu, {"step": Step(optimizer.step), "link": link.steps()["both"]}, seconds=6, idle=True)
             step = found["step"].median("wall")
             rows.add(f"state on the host, {transfer}: rate / copy engines", found["link"].median("wall") / step,
                      "x", gb_per_s=moved / step * 1e-9, **found["step"].data())  # fmt: skip

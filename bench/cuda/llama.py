@@ -1,8 +1,8 @@
-"""Device memory of training a LLaMA of 220 million parameters in bf16, by optimizer: four classes of bitsandbytes, from
-Lowtide and from bitsandbytes itself, and torch's. On NVIDIA's GPUs, and Intel's (`--kind xpu`).
+"""Device memory of training a LLaMA of 217 million parameters in bf16, by optimizer: Lowtide's own, the four classes of
+bitsandbytes from Lowtide and from bitsandbytes itself, and torch's. On NVIDIA's GPUs, and Intel's (`--kind xpu`).
 
-A peak is what torch's allocator held at most plus what else the driver had given: Lowtide's state on Intel's GPUs and
-the managed memory of bitsandbytes' paged state come from the driver. The driver's own figures are in the JSON.
+A peak is what torch's allocator held at most and, on Intel's GPUs, Lowtide's state. The driver's count beside it has the
+managed memory of bitsandbytes' paged state, too, and what torch's allocator kept free.
 """
 
 from __future__ import annotations
@@ -20,24 +20,53 @@ from bench.cuda.rows import Rows
 
 STEPS = 5
 BATCH = 2
-CONTEXT = 512
-PAGED = "64MiB"  # of the device, for the buffers of streaming
+CONTEXT = 128
+PAGED, RESIDENT = "16MiB", "80%"  # of the device: for the buffers of streaming, or for all state
 CLASSES = ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit")
 MANAGED_EACH = 8  # bytes of fp32 state a parameter, the most that a paged optimizer has
 
 Make = Callable[[Any], Any]
 
 
-def own(gpu: Gpu, name: str) -> Make:
+def own(gpu: Gpu, device: str, **options: Any) -> Make:
+    return lambda params: contenders.lowtide_optimizer(
+        gpu, params, memory=contenders.budget(gpu, device=device), **options
+    )
+
+
+def compatible(gpu: Gpu, name: str) -> Make:
     def make(params: Any) -> Any:
         from lowtide.compat.bitsandbytes import optim
 
-        memory = contenders.budget(gpu, device=PAGED if name.startswith("Paged") else "80%")
+        memory = contenders.budget(gpu, device=PAGED if name.startswith("Paged") else RESIDENT)
         made = getattr(optim, name)(params, lr=contenders.LR, memory=memory)
         gpu.follow(made)
         return made
 
     return make
+
+
+class Fp32Masters(torch.optim.AdamW):
+    """torch's, over copies of the parameters in fp32: what training in bf16 takes for the result of masters."""
+
+    def __init__(self, params: Any) -> None:
+        self.bf16 = list(params)
+        super().__init__([param.detach().float() for param in self.bf16], lr=contenders.LR)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        masters = self.param_groups[0]["params"]
+        for param, master in zip(self.bf16, masters, strict=True):
+            assert param.grad is not None
+            master.grad, param.grad = param.grad.float(), None
+        super().step()
+        for param, master in zip(self.bf16, masters, strict=True):
+            master.grad = None
+            param.copy_(master)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for param in self.bf16:
+            param.grad = None
 
 
 def theirs(gpu: Gpu, name: str) -> Make:
@@ -83,28 +112,51 @@ def train(gpu: Gpu, size: llama.Size, make: Make) -> dict[str, Any]:
             "torch_bytes": peak, "driver_bytes": peak_used, "loss": loss.item(), "report": report}  # fmt: skip
 
 
+def makes(gpu: Gpu) -> dict[str, Make]:
+    """By what the rows call them: fp32 or bf16 state is named where it is not in the name of a class."""
+    from_bnb = "lowtide.compat.bitsandbytes."
+    return {
+        "lowtide.AdamW": own(gpu, RESIDENT),
+        "lowtide.AdamW, state on the host": own(gpu, PAGED),
+        "lowtide.AdamW, state='bf16'": own(gpu, RESIDENT, state="bf16"),
+        "lowtide.AdamW, master='residual16'": own(gpu, RESIDENT, master="residual16"),
+        f"{from_bnb}AdamW (fp32 state)": compatible(gpu, "AdamW"),
+        f"{from_bnb}PagedAdamW (fp32 state)": compatible(gpu, "PagedAdamW"),
+        f"{from_bnb}AdamW8bit": compatible(gpu, "AdamW8bit"),
+        f"{from_bnb}PagedAdamW8bit": compatible(gpu, "PagedAdamW8bit"),
+        "torch.optim.AdamW (bf16 state)": lambda params: torch.optim.AdamW(params, lr=contenders.LR),
+        "torch.optim.AdamW over fp32 masters": Fp32Masters,
+        "bitsandbytes AdamW (fp32 state)": theirs(gpu, "AdamW"),
+        "bitsandbytes PagedAdamW (fp32 state)": theirs(gpu, "PagedAdamW"),
+        "bitsandbytes AdamW8bit": theirs(gpu, "AdamW8bit"),
+        "bitsandbytes PagedAdamW8bit": theirs(gpu, "PagedAdamW8bit"),
+    }
+
+
 def peaks(gpu: Gpu, rows: Rows) -> None:
-    size = llama.LLAMA_TINY if gpu.rehearsed else llama.LLAMA_220M
-    made: dict[str, Make] = {f"Lowtide {name}": own(gpu, name) for name in CLASSES}
-    made["torch AdamW"] = lambda params: torch.optim.AdamW(params, lr=contenders.LR)
-    made |= {f"bitsandbytes {name}": theirs(gpu, name) for name in CLASSES}
+    size = llama.LLAMA_TINY if gpu.rehearsed else llama.LLAMA_217M
+    made = makes(gpu)
     found: dict[str, dict[str, Any]] = {}
     # The first training loads the libraries of matrix products, whose memory would be counted as the optimizer's.
-    rows.attempt("warming up", lambda: found.update(warm=train(gpu, size, made["torch AdamW"])))
+    rows.attempt("warming up", lambda: found.update(warm=train(gpu, size, made["torch.optim.AdamW (bf16 state)"])))
     for label, make in made.items():
 
         def measure(label: str = label, make: Make = make) -> None:
             data = found[label] = train(gpu, size, make)
-            unpaged = found.get(label.replace("Paged", ""), data)
-            saved = 1 - data["peak_bytes"] / unpaged["peak_bytes"] if unpaged["peak_bytes"] else 0.0
             rows.add(f"LLaMA of {data['parameters'] / 1e6:.0f} M, bf16, {label}: peak of device memory",
-                     data["peak_bytes"] / 1e6, "MB", saved_by_paging=saved,
-                     loss_difference=data["loss"] - unpaged["loss"], **data)  # fmt: skip
+                     data["peak_bytes"] / 1e6, "MB", **data)  # fmt: skip
 
         rows.attempt(f"LLaMA, {label}", measure)
-    for name in ("AdamW", "AdamW8bit"):  # not 0: torch's own backward adds up in an order that changes
-        if (paged := found.get(f"Lowtide Paged{name}")) and (unpaged := found.get(f"Lowtide {name}")):
-            rows.add(f"LLaMA, Lowtide Paged{name} against {name}: difference of the loss",
+    for label, paged in found.items():
+        if "Paged" not in label or not (unpaged := found.get(label.replace("Paged", ""))):
+            continue
+        own_fp32 = label == "lowtide.compat.bitsandbytes.PagedAdamW (fp32 state)"
+        if unpaged["driver_bytes"]:
+            saved = 1 - paged["driver_bytes"] / unpaged["driver_bytes"]
+            rows.add(f"{label}: saved against the class that is not paged, by the driver's count", saved, "",
+                     "llama_saved" if own_fp32 else None, by_torch=1 - paged["peak_bytes"] / unpaged["peak_bytes"])  # fmt: skip
+        if label.startswith("lowtide"):  # not 0: torch's own backward adds up in an order that changes
+            rows.add(f"{label}: difference of the loss from the class that is not paged",
                      abs(paged["loss"] - unpaged["loss"]), "", "llama_loss")  # fmt: skip
 
 

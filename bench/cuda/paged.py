@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from bench.cuda import contenders, shapes
+from bench.cuda import capture, contenders, shapes
 from bench.cuda.device import Gpu
 from bench.cuda.link import Link
 from bench.cuda.rows import Absent, Rows
@@ -44,7 +45,7 @@ def streaming(gpu: Gpu, rows: Rows, state: str) -> None:
             memory = contenders.budget(gpu, device=DEVICE, transfer=transfer)
             optimizer = contenders.lowtide_adamw(gpu, params, state, memory=memory)
             steps = {"step": Step(optimizer.step), **link.steps()}
-            found = in_turns(gpu, steps, seconds=6)
+            found = in_turns(gpu, steps, seconds=6, idle=True)
             moved = moved_each_way(gpu, optimizer, whole)
             step, both = found["step"].median("wall"), found["both"].median("wall") * moved / link.count
             rows.add(f"{label}: rate / link", both / step, "x", figure, gb_per_s_each_way=moved / step * 1e-9,
@@ -66,25 +67,54 @@ def touch(optimizer: Any) -> None:
                 value.detach().reshape(-1).view(torch.uint8)[::4096].sum()
 
 
+def prefetch_to_host(optimizer: Any) -> None:
+    """Asks the driver to move the state to the host at once, behind the current stream: the best that it can do."""
+    cuda, stream = capture.runtime(), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    newer = int((torch.version.cuda or "0").partition(".")[0]) >= 13
+    # A cudaMemLocation, {2: the host, 0}, and flags, where older runtimes have the number of a device, -1: the host.
+    place = (ctypes.c_uint64(2), ctypes.c_uint(0)) if newer else (ctypes.c_int(-1),)
+    for entry in optimizer.state.values():
+        for value in entry.values():
+            if getattr(value, "is_paged", False):
+                count = ctypes.c_size_t(value.numel() * value.element_size())
+                if error := cuda.cudaMemPrefetchAsync(ctypes.c_void_p(value.data_ptr()), count, *place, stream):
+                    raise RuntimeError(f"cudaMemPrefetchAsync of {count.value} bytes to the host: error {error}")
+
+
 def bitsandbytes(gpu: Gpu, rows: Rows, name: str, state: str, figure: str | None) -> None:
-    """A cold step: state is on the host when it starts, as after a forward and backward that needed the memory."""
+    """A round trip: state is on the host before and after, as around a forward and backward that need the memory. The
+    driver moves it out by a request to prefetch, which nobody makes in earnest, or by faults."""
     params, count = parameters(gpu, state, STATE_EACH[state] + 1.0)
     gpu.allow_managed(round(count * STATE_EACH[state]))
     other = contenders.bitsandbytes(gpu, params, name)
     own = contenders.lowtide_adamw(gpu, params, state, memory=contenders.budget(gpu, device=DEVICE))
-    steps = {"own": Step(own.step), "cold": Step(other.step, before=lambda: touch(other)), "warm": Step(other.step)}
     other.step()
     if not gpu.rehearsed and not any(getattr(v, "is_paged", False) for e in other.state.values() for v in e.values()):
         raise Absent("bitsandbytes has not paged its state: nothing to compare with")
-    found = in_turns(gpu, steps, seconds=25, warm_up=1)
-    mine = found["own"].median("wall")
-    cold, warm = found["cold"].median("wall"), found["warm"].median("wall")
     moved = count * STATE_EACH[state]
-    own_moved = moved_each_way(gpu, own, moved)
-    rows.add(f"{name}, cold step / Lowtide, state on the host", cold / mine, "x", figure, elements=count,
-             gb_per_s_each_way=moved / cold * 1e-9, own_gb_per_s_each_way=own_moved / mine * 1e-9, own_moved=own_moved,
-             **found["cold"].data())  # fmt: skip
-    rows.add(f"{name}, step on resident state / Lowtide, state on the host", warm / mine, "x", **found["warm"].data())
+    ways: dict[str, Callable[[Any], object]] = {"moved out by faults": touch}
+    if not gpu.rehearsed:
+        ways["moved out by a prefetch"] = prefetch_to_host
+    for way, move_out in ways.items():
+
+        def measure(way: str = way, move_out: Callable[[Any], object] = move_out) -> None:
+            def round_trip() -> None:
+                other.step()
+                move_out(other)
+
+            move_out(other)
+            steps = {"own": Step(own.step), "other": Step(round_trip)}
+            found = in_turns(gpu, steps, seconds=8, warm_up=1, rounds=8, idle=True)
+            mine, theirs = found["own"].median("wall"), found["other"].median("wall")
+            own_moved = moved_each_way(gpu, own, moved)
+            rows.add(f"{name}, step on state from the host, {way} / Lowtide", theirs / mine, "x",
+                     figure if move_out is prefetch_to_host else None, elements=count, gb_per_s_each_way=moved / theirs * 1e-9,
+                     own_gb_per_s_each_way=own_moved / mine * 1e-9, own_moved=own_moved, **found["other"].data())  # fmt: skip
+
+        rows.attempt(f"{name}, {way}", measure)
+    found = in_turns(gpu, {"own": Step(own.step), "warm": Step(other.step)}, seconds=5, warm_up=1, rounds=8, idle=True)
+    rows.add(f"{name}, step on resident state / Lowtide, state on the host", found["warm"].median("wall") / found["own"].median("wall"),
+             "x", **found["warm"].data())  # fmt: skip
 
 
 def torchao(gpu: Gpu, rows: Rows) -> None:
@@ -107,7 +137,7 @@ def torchao(gpu: Gpu, rows: Rows) -> None:
             param.grad = torch.full_like(param, 0.01)
 
     steps = {"own": Step(own.step, before=grads), "other": Step(lambda: backward_and(other.step))}
-    found = in_turns(gpu, steps, seconds=25, warm_up=2)
+    found = in_turns(gpu, steps, seconds=25, warm_up=2, idle=True)
     rows.add("torchao CPUOffloadOptimizer, backward and step / Lowtide step, state on the host",
              found["other"].median("wall") / found["own"].median("wall"), "x", elements=count,
              **found["other"].data())  # fmt: skip

@@ -19,6 +19,12 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
+def told(error: BaseException) -> str:
+    """What a row says of it, and where it was raised."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {first_line(error)[:400]} ({Path(where.filename).name}:{where.lineno})"
+
+
 class Rows:
     def __init__(self, case: str, path: Path | None = None) -> None:
         self.case, self.path = case, path
@@ -38,9 +44,7 @@ class Rows:
         except Absent as reason:
             self.absent(label, str(reason), figure)
         except Exception as error:  # of any library that is compared
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            told = f"{type(error).__name__}: {first_line(error)[:400]} ({Path(where.filename).name}:{where.lineno})"
-            self.absent(label, told, figure)
+            self.absent(label, told(error), figure)
 
     def _keep(self, row: dict[str, Any]) -> None:
         self.rows.append(row)

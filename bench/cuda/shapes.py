@@ -1,38 +1,47 @@
-"""Shapes of parameters: one large tensor, and the tensors of a 7B LLaMA, scaled."""
+"""Shapes of parameters: one large tensor, and the tensors of LLaMAs."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 ROW = 4096
-LAYERS = 32
-WIDTH, FEED_FORWARD, WORDS = 4096, 11008, 32000
+Shapes = list[tuple[int, ...]]
 
 
-def one(elements: int) -> list[tuple[int, ...]]:
+@dataclass(frozen=True)
+class Llama:
+    width: int
+    of_keys: int  # rows of the matrices of keys and values
+    feed_forward: int
+    words: int
+    layers: int
+
+    def shapes(self, layers: int) -> Shapes:
+        """The tensors of a model of so many layers."""
+        width, inner = self.width, self.feed_forward
+        layer: Shapes = [(width, width), (self.of_keys, width), (self.of_keys, width), (width, width),
+                         (inner, width), (inner, width), (width, inner), (width,), (width,)]  # fmt: skip
+        return [(self.words, width), *layer * layers, (width,), (self.words, width)]
+
+    def fitting(self, elements: int) -> Shapes:
+        """Of the real widths, with as many layers as `elements` hold, one at least."""
+        around, one = total(self.shapes(0)), total(self.shapes(1))
+        return self.shapes(max(1, min(self.layers, (elements - around) // (one - around))))
+
+
+LLAMA_7B = Llama(4096, 4096, 11008, 32000, 32)
+LLAMA_8B = Llama(4096, 1024, 14336, 128256, 32)  # LLaMA 3
+LLAMA_100M = Llama(512, 512, 1536, 3072, 32)  # as many tensors as 7B has, 291, for what a tensor costs
+
+
+def one(elements: int) -> Shapes:
     return [(max(1, elements // ROW), ROW)]
 
 
-def equal(elements: int, tensors: int) -> list[tuple[int, ...]]:
+def equal(elements: int, tensors: int) -> Shapes:
     return one(elements // tensors) * tensors
 
 
-def llama_7b(elements: int) -> list[tuple[int, ...]]:
-    """The 291 tensors of a 7B LLaMA, both sides of each matrix scaled alike to `elements` in total."""
-    full = 2 * WORDS * WIDTH + LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * FEED_FORWARD)
-    scale = (elements / full) ** 0.5
-
-    def side(count: int) -> int:
-        return max(64, round(count * scale / 64) * 64)
-
-    width, inner, words = side(WIDTH), side(FEED_FORWARD), side(WORDS)
-    layer: list[tuple[int, ...]] = [(width, width)] * 4 + [(inner, width)] * 2 + [(width, inner)] + [(width,)] * 2
-    return [(words, width), *layer * LAYERS, (width,), (words, width)]
-
-
-def total(shapes: list[tuple[int, ...]]) -> int:
-    count = 0
-    for shape in shapes:
-        part = 1
-        for side in shape:
-            part *= side
-        count += part
-    return count
+def total(shapes: Shapes) -> int:
+    return sum(map(math.prod, shapes))

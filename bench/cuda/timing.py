@@ -1,7 +1,8 @@
-"""Times steps on a GPU against each other: in turn within every round, the first rounds thrown away.
+"""Times steps on a GPU against each other: in turn within every round, the first rounds thrown away. Figures are medians.
 
-Each sample has three times: `event` (from the first to the last operation of the caller's stream), `wall` (until the
-whole device is idle: transfers of side streams too) and `call` (until the call returned). Figures are medians.
+A sample has the time of the caller's stream (`event`) and that until the call returned (`call`). The stream is kept busy
+until the call has returned, so that `event` is the device's time and none of the host's. With `idle`, it has `wall` instead of
+`event`: the time from an idle device until it is idle again, host and transfers of side streams included.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from bench.cuda.device import Gpu
 
 ROUNDS = 20
 FEWEST = 3  # rounds that a slow measurement takes whatever time is left
+HOLD, LONGEST_HOLD = 1e-3, 30e-3  # seconds that the stream is kept busy before a step, besides its call
 WARM_UP = 3  # lazy loading of kernels, first touches, compilation, choice of a path
 
 
@@ -36,50 +38,52 @@ class Series:
         return statistics.median(getattr(self, which))
 
     def data(self) -> dict[str, Any]:
-        spread = sorted(self.event)
-        return {
-            "event_s": self.median("event"),
-            "wall_s": self.median("wall"),
-            "call_s": self.median("call"),
-            "event_min_s": spread[0],
-            "event_max_s": spread[-1],
-            "rounds": len(spread),
-        }
+        spread = {name: sorted(getattr(self, name)) for name in ("event", "wall", "call")}
+        found: dict[str, Any] = {f"{name}_s": statistics.median(times) for name, times in spread.items() if times}
+        main = spread["event"] or spread["wall"]
+        return {**found, "min_s": main[0], "max_s": main[-1], "rounds": len(main)}
 
 
-def sample(gpu: Gpu, step: Step, series: Series | None) -> None:
+def sample(gpu: Gpu, step: Step, hold_s: float, series: Series) -> None:
+    """`hold_s`: how long the stream is kept busy before the step; 0: not at all, and the wall's time is taken."""
     if step.before:
         step.before()
     gpu.cuda.synchronize()
     first, last = gpu.cuda.Event(enable_timing=True), gpu.cuda.Event(enable_timing=True)
-    start = time.perf_counter()
+    if hold_s:
+        gpu.hold(hold_s)
     first.record()
+    start = time.perf_counter()
     step.run()
     called = time.perf_counter()
     last.record()
     gpu.cuda.synchronize()
     end = time.perf_counter()
-    if series is not None:
+    series.call.append(called - start)
+    if hold_s:
         series.event.append(first.elapsed_time(last) * 1e-3)
+    else:
         series.wall.append(end - start)
-        series.call.append(called - start)
 
 
 def in_turns(
-    gpu: Gpu, steps: dict[str, Step], seconds: float = 20.0, rounds: int = ROUNDS, warm_up: int = WARM_UP
+    gpu: Gpu, steps: dict[str, Step], seconds: float = 20.0, rounds: int = ROUNDS, warm_up: int = WARM_UP, idle: bool = False
 ) -> dict[str, Series]:
     """`rounds` samples of each, or as many as fit into `seconds` after warming up (FEWEST at least)."""
     names = list(steps)
     if gpu.rehearsed:
         rounds, warm_up = 2, 1
-    result = {name: Series() for name in names}
+    warm = {name: Series() for name in names}
     for _ in range(warm_up):
         for name in names:
-            sample(gpu, steps[name], None)
+            sample(gpu, steps[name], 0.0, warm[name])
+    # Longer than the call takes: else the device waits for the host, whose time would be in the event's.
+    hold = {name: 0.0 if idle else min(LONGEST_HOLD, HOLD + 1.5 * min(series.call)) for name, series in warm.items()}
+    result = {name: Series() for name in names}
     until = time.monotonic() + seconds
     for turn in range(rounds):
         if turn >= FEWEST and time.monotonic() > until:
             break
         for name in random.Random(turn).sample(names, len(names)):  # nobody always follows the same neighbour
-            sample(gpu, steps[name], result[name])
+            sample(gpu, steps[name], hold[name], result[name])
     return result

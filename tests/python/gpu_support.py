@@ -13,7 +13,6 @@ from gpu import plan  # noqa: E402
 
 
 def options(tmp_path: Path, **more: Any) -> argparse.Namespace:
-    given = {"out": tmp_path / "out", "command": "first", "rehearse": True, "python_include": None,
-             "step_seconds": plan.LIMIT_S, **more}  # fmt: skip
+    given = {"out": tmp_path / "out", "known": [], "rehearse": True, "go_on": False, "step_seconds": plan.LIMIT_S, **more}
     given["out"].mkdir(exist_ok=True)
     return argparse.Namespace(**given)

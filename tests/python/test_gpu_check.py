@@ -19,7 +19,7 @@ import pytest
 from gpu_support import TOOL, options
 
 from bench.cuda.rows import Rows
-from gpu import build, find, merge, plan, report, results, sources, suites, watchdog
+from gpu import machine, parts, plan, report, results, sources, suites, watchdog
 from gpu.check import Check
 
 
@@ -30,7 +30,7 @@ def fake_tests(folder: Path, passes: bool) -> Path:
         + ("" if passes else "<failure/>")
         + "</testcase>"
     )
-    program = folder / build.TESTS
+    program = folder / parts.TESTS
     program.write_text(
         f"#!{sys.executable}\nimport os, sys\nassert os.environ['LOWTIDE_TEST_DEVICE'] == 'cuda'\n"
         f"open(sys.argv[1].partition(':')[2], 'w').write({'<s>' + cases + '</s>'!r})\nsys.exit({int(not passes)})\n"
@@ -58,7 +58,7 @@ class Rehearsal:
 
     @property
     def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.out / "first.json").read_text())
+        found: dict[str, Any] = json.loads(next(self.out.glob("run-*.json")).read_text())
         return found
 
 
@@ -67,15 +67,14 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[Rehearsal
     """Begins with the first test of this file: it waits for half of its time, in which the others run."""
     folder = tmp_path_factory.mktemp("rehearsal")
     chosen = ["smoke", "bits.mantissas", "rehearsal.raises", "rehearsal.crashes", "suite device", "rehearsal.hangs"]
-    command = [sys.executable, str(TOOL), "first", "--rehearse", "--build", str(folder / "gpu"),
+    command = [sys.executable, str(TOOL), "run", "--rehearse", "--build", str(folder / "gpu"),
                "--steps", ",".join(chosen), "--tests", str(fake_tests(folder, passes=False))]  # fmt: skip
     out, errors = folder / "out", folder / "errors"
     with open(errors, "wb") as file:
         process = subprocess.Popen(command, env={**os.environ, "OUT": str(out)}, stdout=subprocess.DEVNULL, stderr=file)
 
     def watch() -> Rehearsal:
-        kept = out / "first.rows.jsonl"
-        while process.poll() is None and not (kept.is_file() and "before it hung" in kept.read_text()):
+        while process.poll() is None and not any("before it hung" in path.read_text() for path in out.glob("*.rows.jsonl")):
             time.sleep(0.05)
         shutil.copytree(out, folder / "killed")
         return Rehearsal(process.wait(300), errors.read_text(), out, folder / "killed")
@@ -90,21 +89,30 @@ def rehearsal(begun: Future[Rehearsal]) -> Rehearsal:
     return begun.result()
 
 
-def test_a_step_that_no_longer_fits_is_left_out_and_both_results_are_merged(tmp_path: Path) -> None:
-    check = command(tmp_path, seconds=45)
-    check.take([plan.Step("llama.peaks", 50)])
-    left_out = check.result["cases"]["llama.peaks"]
+def test_a_step_that_no_longer_fits_is_left_to_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = (plan.Step(plan.SMOKE, 1), plan.Step("llama.peaks", 50), plan.Step("suite device", 5), plan.Step("memcheck", 5))
+    monkeypatch.setattr(Check, "case", lambda check, name, limit, more: case_of(name))
+    first = command(tmp_path, seconds=45)
+    first.folders.given_tests = fake_tests(tmp_path, passes=True)
+    first.take(first.wanted(queue))
+    left_out = first.result["cases"]["llama.peaks"]
     assert left_out["status"] == "not run" and "takes about 50 s" in left_out["reason"]
-    check.keep(plan.Step("rehearsal.raises", 5), case_of("raised"))
-    second = command(tmp_path, "second")
-    second.folders.given_tests = fake_tests(tmp_path, passes=True)
-    second.take([plan.Step("suite device", 5), plan.Step("memcheck", 5)])
-    suites_run = second.result["suites"]
-    assert suites_run["suite device"]["passed"] == 2 and suites_run["memcheck"]["status"] == "not run"
+    assert first.result["suites"]["suite device"]["passed"] == 2
+    assert first.result["suites"]["memcheck"]["status"] == "not run"
+    second = command(tmp_path)
+    assert [step.name for step in second.wanted(queue)] == [plan.SMOKE, "llama.peaks", "memcheck"]
+    second.take(second.wanted(queue))
     both = merged(tmp_path / "out", tmp_path / "both")
-    assert both["commands"] == ["first", "second"]
-    assert set(both["cases"]) == {"llama.peaks", "rehearsal.raises"}
-    assert set(both["suites"]) == {"suite device", "memcheck"}
+    assert labels(both) == {plan.SMOKE: [plan.SMOKE], "llama.peaks": ["llama.peaks"]}
+    assert both["suites"]["suite device"]["passed"] == 2
+
+
+def test_a_step_that_was_cut_off_is_not_known(tmp_path: Path) -> None:
+    for status in ("hung", "cut off", "not run", "not finished in time", "missing"):
+        assert not results.finished({"status": status})
+    assert results.finished({"status": "failed"})
+    absent = {"status": "ok", "rows": [{"label": "it", "absent": "ncu was not found"}]}
+    assert not results.finished(absent) and results.finished(case_of("it"))
 
 
 def test_a_smoke_test_that_fails_ends_the_command() -> None:
@@ -124,13 +132,13 @@ def test_a_smoke_test_that_fails_ends_the_command() -> None:
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    if find.gpu():
+    if machine.gpu():
         pytest.skip("this machine has a GPU")
     env = {**os.environ, "PATH": str(tmp_path), "CUDA_HOME": "", "OUT": str(tmp_path)}
     command = [
         sys.executable,
         str(TOOL),
-        "first",
+        "run",
         "--build",
         str(tmp_path / "gpu"),
         "--python",
@@ -138,7 +146,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert done.returncode == 2
-    for text in ("no GPU", "no torch", "no g++", "no cmake", "neither ninja nor make"):
+    for text in ("no GPU", "no torch"):
         assert f"missing: {text}" in done.stdout
     assert not list(tmp_path.rglob("*.md"))
 
@@ -168,10 +176,9 @@ def test_the_watchdog_kills_children_too(tmp_path: Path) -> None:
     assert watchdog.run(["/no/such/program"], 3, tmp_path / "log").status == "missing"
 
 
-def command(tmp_path: Path, name: str = "first", seconds: float = 100) -> Check:
-    """A command of which nothing is run yet, on a machine without a Python that has torch."""
-    found = find.Found("/no/python", tools={"compute-sanitizer": ""})
-    return Check(options(tmp_path, command=name), found, build.Folders(tmp_path), plan.Deadline(seconds))
+def command(tmp_path: Path, seconds: float = 100) -> Check:
+    """A run of which nothing is run yet, on a machine without a Python that has torch."""
+    return Check(options(tmp_path), machine.Found("/no/python"), parts.Folders(tmp_path), plan.Deadline(seconds))
 
 
 def case_of(label: str) -> dict[str, Any]:
@@ -183,47 +190,38 @@ def labels(result: dict[str, Any]) -> dict[str, list[str]]:
     return {name: [row["label"] for row in case["rows"]] for name, case in result["cases"].items()}
 
 
-def test_no_run_overwrites_an_earlier_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run_overwrites_an_earlier_one(tmp_path: Path) -> None:
     steps = [plan.Step("calls.fork", 1), plan.Step("counters.step", 1)]
     for number, chosen in enumerate((steps, steps[1:], steps[1:])):
         check = command(tmp_path)
         for step in chosen:
             check.keep(step, case_of(f"run {number}"))
             Rows(step.name, check.rows).add(f"run {number}", 1, "")
-    out = tmp_path / "out"
-    names = ("first", "first.1", "first.2")
-    assert {path.name for path in out.iterdir()} == {name + end for name in names for end in results.SUFFIXES}
-    assert "first.1.*" in capsys.readouterr().out
-    assert len((out / "first.1.rows.jsonl").read_text().splitlines()) == 2
-    assert merge.merge([out], tmp_path / "both") == 0
-    read = [line for line in capsys.readouterr().out.splitlines() if line.startswith("merge: read")]
-    assert [line.rpartition("/")[2] for line in read] == ["first.json", "first.2.json", "first.1.json"]
-    (page,) = (tmp_path / "both").glob("*.json")
-    both = json.loads(page.read_text())
-    assert both["commands"] == ["first"]
-    assert labels(both) == {"counters.step": ["run 2"], "calls.fork": ["run 0"]}
+    assert len(list((tmp_path / "out").iterdir())) == 3 * 3
+    found = merged(tmp_path / "out", tmp_path / "both")
+    assert labels(found) == {"counters.step": ["run 2"], "calls.fork": ["run 0"]}
 
 
-def test_results_of_other_sources_are_not_mixed(
+def test_results_of_other_sources_or_gpus_are_not_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    step = plan.Step("calls.fork", 1)
     for digest in ("a" * 64, "b" * 64):
         monkeypatch.setattr(sources, "digest", lambda root, digest=digest: digest)
-        command(tmp_path).keep(plan.Step("calls.fork", 1), case_of(digest[0]))
-    command(tmp_path, "second").keep(plan.Step("calls.tensors", 1), {"status": "not run", "seconds": 0.0, "reason": ""})
-    out = tmp_path / "out"
-    assert merge.merge([out], tmp_path / "both") == 0
-    assert "merge: left out" in (text := capsys.readouterr().out) and "first.1.json: " in text
-    (page,) = (tmp_path / "both").glob("*.json")
-    assert labels(json.loads(page.read_text())) == {"calls.fork": ["b"], "calls.tensors": []}
-    assert merge.merge([out / "first.json", out / "first.1.json"], tmp_path / "both") == 2  # named: not left out
+        check = command(tmp_path)
+        assert check.wanted((step,)) == [step]
+        check.keep(step, case_of(digest[0]))
+    assert "left out" in (text := capsys.readouterr().out) and "another sources" in text
+    assert command(tmp_path).wanted((step,)) == []
+    other = machine.Found("/no/python", gpu={"name": "another"})
+    assert Check(options(tmp_path), other, parts.Folders(tmp_path), plan.Deadline(9)).wanted((step,)) == [step]
 
 
 def test_a_folder_that_cannot_be_written_ends_the_command_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/none/out")):
         done = subprocess.run(
-            [sys.executable, str(TOOL), "first", "--rehearse", "--build", str(tmp_path / "gpu")],
+            [sys.executable, str(TOOL), "run", "--rehearse", "--build", str(tmp_path / "gpu")],
             env={**os.environ, "OUT": str(place)}, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (2, "")
@@ -231,19 +229,16 @@ def test_a_folder_that_cannot_be_written_ends_the_command_at_once(tmp_path: Path
         assert not (tmp_path / "gpu").exists()
 
 
-def test_no_command_waits_longer_than_its_limit(tmp_path: Path, figure: Callable[[str], None]) -> None:
+def test_no_command_waits_longer_than_its_limit(tmp_path: Path) -> None:
     start = time.monotonic()
-    assert find.output(["sh", "-c", "echo complaint >&2; echo it"]) == "it\n"
+    assert machine.output(["sh", "-c", "echo complaint >&2; echo it"]) == "it\n"
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nsleep 60\n")
     python.chmod(0o755)
-    for name in ("one", "two"):
-        (tmp_path / f"{name}-1-py3-none-any.whl").touch()
-    steps, folders = build.Steps(), build.Folders(tmp_path / "gpu", wheels=tmp_path)
-    build.install_wheels(find.Found(str(python)), folders, steps, plan.Deadline(plan.RESERVE_S + 1))
-    assert {entry["status"] for entry in steps.results.values()} == {"hung"}
+    found = machine.Found(str(python))
+    machine.probe(found, {}, plan.Deadline(plan.RESERVE_S + 1))
+    assert "hung" in found.torch["error"]
     assert time.monotonic() - start < 25
-    figure(f"{time.monotonic() - start:.1f} s")
 
 
 def test_a_command_that_cannot_be_killed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +248,7 @@ def test_a_command_that_cannot_be_killed_is_left(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(watchdog, "GRACE_S", 0.1)
     monkeypatch.setattr(watchdog, "GIVE_UP_S", 0.1)
     start = time.monotonic()
-    assert find.output(["sleep", "20"], 0.1) == ""
+    assert machine.output(["sleep", "20"], 0.1) == ""
     assert time.monotonic() - start < 15
 
 
@@ -291,7 +286,7 @@ def test_a_rehearsal_ends_with_all_results(figure: Callable[[str], None], rehear
     by_what = {entry["what"]: entry for entry in result["figures"]}
     assert by_what["exact steps from all mantissas against the CPU: differing values"]["reached"] is True
     assert by_what["everything fits: Memory(...) / none"]["got"] is None
-    text = (rehearsal.out / "first.md").read_text()
+    text = next(rehearsal.out.glob("*.md")).read_text()
     assert "| everything fits: Memory(...) / none | ≤ 1.01 | not measured |" in text
     assert "A rehearsal on the CPU" in text
     assert "rehearsal.hangs: hung" in text
@@ -301,9 +296,10 @@ def test_a_rehearsal_ends_with_all_results(figure: Callable[[str], None], rehear
 def test_a_killed_command_has_all_rows_until_then(rehearsal: Rehearsal, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(rehearsal.killed, out)
-    before = json.loads((out / "first.json").read_text())
+    (path,) = out.glob("run-*.json")
+    before = json.loads(path.read_text())
     assert list(before["cases"]) == ["smoke", "bits.mantissas", "rehearsal.raises", "rehearsal.crashes"]
-    with open(out / "first.rows.jsonl", "a") as file:
+    with open(path.with_suffix(".rows.jsonl"), "a") as file:
         file.write('{"case": "rehearsal.hangs", "la')  # a line that was cut off
     found = merged(out, tmp_path / "both")["cases"]["rehearsal.hangs"]
     assert found["status"] == "cut off" and [row["value"] for row in found["rows"]] == [1]

@@ -8,6 +8,9 @@ from typing import Any
 
 from bench.cuda import figures
 
+# What a case's table shows of the details of its rows, if it has them: heading, and factor.
+COLUMNS = (("event_s", "device, ms", 1e3), ("wall_s", "until idle, ms", 1e3), ("call_s", "call, us", 1e6),
+           ("driver_bytes", "driver's count, MB", 1e-6))  # fmt: skip
 VERDICT = {True: "yes", False: "**no**", None: ""}
 
 
@@ -60,12 +63,11 @@ def _cases(result: dict[str, Any]) -> list[str]:
     for name, case in result["cases"].items():
         measured = [row for row in case["rows"] if "value" in row]
         out += ["", f"### {name}: {case['status']}, {case['seconds']:.0f} s", ""]
-        rows = []
-        for row in measured:
-            times = row.get("detail", {})
-            ms = f"{times['wall_s'] * 1e3:.3f}" if "wall_s" in times else ""
-            rows.append([row["label"], _number(row["value"]), row["unit"], ms])
-        out += _table(("", "got", "", "ms (wall)"), rows) if rows else ["No row."]
+        beside = [column for column in COLUMNS if any(column[0] in row.get("detail", {}) for row in measured)]
+        rows = [[row["label"], _number(row["value"]), row["unit"],
+                 *(f"{row['detail'][key] * scale:.4g}" if key in row.get("detail", {}) else "" for key, _, scale in beside)]
+                for row in measured]  # fmt: skip
+        out += _table(("", "got", "", *(head for _, head, _ in beside)), rows) if rows else ["No row."]
     return out
 
 
@@ -86,22 +88,21 @@ def markdown(result: dict[str, Any]) -> str:
     text += [
         f"* {gpu.get('name', 'no GPU')}, {gpu.get('memory.total', '')}, driver {gpu.get('driver_version', 'none')}, "
         f"PCIe {gpu.get('pcie.link.gen.max', '?')} x{gpu.get('pcie.link.width.max', '?')}",
-        f"* {machine['nvcc_version'] or 'no nvcc'}; torch {machine['torch'].get('torch', 'none')} "
-        f"(CUDA {machine['torch'].get('cuda')}); {machine['cpu']}, {machine['logical_cpus']} logical CPUs, "
-        f"{machine['memory']}, kernel {machine['kernel']}, huge pages {machine['huge_pages']}",
-        "* " + ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
-        f"* revision {result['revision']}; {' and '.join(result['commands'])} command, {result['seconds']:.0f} s",
+        f"* torch {machine['torch'].get('torch', 'none')} (CUDA {machine['torch'].get('cuda')}); {machine.get('cpu')}, "
+        f"{machine.get('logical_cpus')} logical CPUs, {machine.get('memory')}, kernel {machine.get('kernel')}, "
+        f"huge pages {machine.get('huge_pages')}",
+        "* " + ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items()),
+        f"* revision {result['revision']}; {result['seconds']:.0f} s",
         "", "## Figures", "", *_figures(result), "", "## Tests on the device", "", *_suites(result),
         "", "## Not measured", "", *_unmeasured(result), "", "## Time", "", *_times(result), "", "## All rows", *_cases(result),
     ]  # fmt: skip
     return "\n".join(text) + "\n"
 
 
-def write(result: dict[str, Any], stem: Path) -> tuple[Path, Path]:
+def write(result: dict[str, Any], stem: Path) -> None:
     """STEM.json and STEM.md. A kill between leaves the old files."""
     contents = {"json": json.dumps({**result, "figures": judged(result)}, indent=1) + "\n", "md": markdown(result)}
     for suffix, text in contents.items():
         part = stem.with_name(f"{stem.name}.{suffix}.part")
         part.write_text(text)
         part.replace(stem.with_name(f"{stem.name}.{suffix}"))
-    return stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")

@@ -45,34 +45,52 @@ def _waited(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
-def run(
-    command: Sequence[object], limit_s: float, log: Path, env: dict[str, str] | None = None, cwd: Path | None = None,
-    errors: int = subprocess.STDOUT,
-) -> Result:  # fmt: skip
-    """Runs the command. Its output goes to `log`, and `errors` says where to its complaints go; the result has the end
-    of the log."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
-    status = "ok"
-    with open(log, "wb") as out:
+class Running:
+    """A command that has been started. Its output goes to `log`, and `errors` says where to its complaints go."""
+
+    def __init__(self, command: Sequence[object], log: Path, env: dict[str, str] | None = None, cwd: Path | None = None,
+                 errors: int = subprocess.STDOUT, stdin: int = subprocess.DEVNULL) -> None:  # fmt: skip
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        with open(log, "wb") as out:
+            self.process = subprocess.Popen([str(word) for word in command], stdin=stdin, stdout=out, stderr=errors,
+                                            env=env, cwd=cwd, start_new_session=True)  # fmt: skip
+
+    def tell(self, line: str, log: Path) -> None:
+        """Gives it the one line that it waits for on its standard input. Its log is called `log` from now on."""
+        self.log = self.log.rename(log)
+        assert self.process.stdin
+        with contextlib.suppress(BrokenPipeError):  # it has died: its result says so
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.close()
+
+    def kill(self) -> None:
+        _signal(self.process, signal.SIGKILL)
+        _waited(self.process, GIVE_UP_S)
+
+    def finish(self, limit_s: float) -> Result:
+        """Waits for its end, that long at most; the result has the end of the log."""
+        start, status = time.monotonic(), "ok"
         try:
-            process = subprocess.Popen(
-                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
-                env=env, cwd=cwd, start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            return Result("missing", 127, 0.0, str(error))
-        try:
-            if not _waited(process, limit_s):
+            if not _waited(self.process, limit_s):
                 status = "hung"
-                _signal(process, signal.SIGTERM)
-                if not _waited(process, GRACE_S):
-                    _signal(process, signal.SIGKILL)
-                    if not _waited(process, GIVE_UP_S):
+                _signal(self.process, signal.SIGTERM)
+                if not _waited(self.process, GRACE_S):
+                    _signal(self.process, signal.SIGKILL)
+                    if not _waited(self.process, GIVE_UP_S):
                         status = "stuck"
         finally:
-            _signal(process, signal.SIGKILL)  # children that it left; all of it if this program is told to end
-    code = process.returncode if process.returncode is not None else -1
-    if status == "ok" and code != 0:
-        status = "failed"
-    return Result(status, code, round(time.monotonic() - start, 2), log.read_text(errors="replace")[-TAIL:])
+            _signal(self.process, signal.SIGKILL)  # children that it left; all of it if this program is told to end
+        code = self.process.returncode if self.process.returncode is not None else -1
+        if status == "ok" and code != 0:
+            status = "failed"
+        return Result(status, code, round(time.monotonic() - start, 2), self.log.read_text(errors="replace")[-TAIL:])
+
+
+def run(command: Sequence[object], limit_s: float, log: Path, env: dict[str, str] | None = None, cwd: Path | None = None,
+        errors: int = subprocess.STDOUT) -> Result:  # fmt: skip
+    try:
+        running = Running(command, log, env, cwd, errors)
+    except OSError as error:
+        return Result("missing", 127, 0.0, str(error))
+    return running.finish(limit_s)

@@ -1,0 +1,157 @@
+"""Parts that are built where the bundle is made: the Python module for the Python over there, the plug-in for its GPU,
+the tests of devices, and a library that they need and a bare system lacks. Nothing is installed into that Python.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu.machine import ROOT, Found
+
+ARCHIVE, MANIFEST = "prebuilt.tar.xz", "manifest.json"
+LIBRARY = "libhwy.so.1"
+PACKAGE = ("_core*.so", "liblowtide_cuda[0-9]*.so")  # beside the package's Python files
+TESTS = "lowtide_device_tests"  # the program that tests devices
+
+
+@dataclass
+class Folders:
+    build: Path
+    bundle: Path | None = None
+    given_tests: Path | None = None
+
+    @property
+    def prebuilt(self) -> Path:
+        return self.build / "prebuilt"
+
+    @property
+    def tests(self) -> Path:
+        """The program that tests devices: one that was named, a prebuilt one, or that of the tree's own build."""
+        if self.given_tests:
+            return self.given_tests / TESTS
+        there = self.prebuilt / TESTS
+        return there if there.is_file() else ROOT / "build" / "dev" / TESTS
+
+    @property
+    def site(self) -> Path:
+        return self.build / "site"
+
+    @property
+    def logs(self) -> Path:
+        return self.build / "logs"
+
+    @property
+    def wheels(self) -> Path:
+        return self.build / "wheels"
+
+    def environment(self) -> dict[str, str]:
+        """An environment in which Python finds the package and what the wheels hold."""
+        env = dict(os.environ)
+        paths = [str(path) for path in (self.site, self.wheels) if path.is_dir()]
+        env["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [env.get("PYTHONPATH")])])
+        env["PYTHONUNBUFFERED"] = "1"
+        env["LD_LIBRARY_PATH"] = os.pathsep.join([str(self.prebuilt), *filter(None, [env.get("LD_LIBRARY_PATH")])])
+        env["LOWTIDE_SCRATCH"] = str(self.build)  # what is killed leaves its scratch folder there
+        if self.bundle and (variants := self.bundle / "variants").is_dir():
+            env.setdefault("LOWTIDE_VARIANTS", str(variants))
+        return env
+
+
+def configure(folder: Path, python: str, nanobind: str, architectures: str) -> list[str]:
+    """The build that users get, and the program that tests devices. The host's times count, so no asserts are on."""
+    return ["cmake", "--preset", "release", "-B", str(folder), "-DLOWTIDE_DEV=ON", "-DLOWTIDE_PYTHON=ON",
+            "-DLOWTIDE_CUDA=ON", "-DLOWTIDE_SYCL=OFF", "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON", f"-DPython_EXECUTABLE={python}",
+            f"-Dnanobind_DIR={nanobind}", f"-DLOWTIDE_CUDA_ARCHITECTURES={architectures}"]  # fmt: skip
+
+
+def pack(built: Path, library: Path, target: Path, about: dict[str, Any]) -> None:
+    """Without symbols, which are half of it."""
+    folder = built / "packed"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for pattern in (*PACKAGE, TESTS):
+        (path,) = built.glob(pattern)
+        subprocess.run(["strip", "-o", folder / path.name, path], check=True)
+    shutil.copy2(library.resolve(), folder / LIBRARY)
+    (folder / MANIFEST).write_text(json.dumps(about))
+    with tarfile.open(target, "w:xz") as tar:
+        for path in sorted(folder.iterdir()):
+            tar.add(path, arcname=path.name)
+
+
+def unpack(folders: Folders) -> dict[str, Any]:
+    """Unpacks the bundle's into folders.prebuilt. Returns the manifest, or {} if there is none that can be read."""
+    forget(folders)
+    archive = folders.bundle / ARCHIVE if folders.bundle else None
+    if not archive or not archive.is_file():
+        return {}
+    folders.prebuilt.mkdir(parents=True)
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folders.prebuilt, filter="data")
+        about: dict[str, Any] = json.loads((folders.prebuilt / MANIFEST).read_text())
+    except (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError) as error:
+        print(f"{archive} cannot be read: {type(error).__name__}: {error}. Copy the bundle again", flush=True)
+        forget(folders)
+        return {}
+    return about
+
+
+def unpack_wheels(folders: Folders) -> None:
+    """Into one folder, where Python looks before its own packages: the bundle's versions are those to compare with."""
+    shutil.rmtree(folders.wheels, ignore_errors=True)
+    for wheel in sorted((folders.bundle / "wheels").glob("*.whl")) if folders.bundle else ():
+        try:
+            with zipfile.ZipFile(wheel) as file:
+                file.extractall(folders.wheels)
+        except (OSError, zipfile.BadZipFile) as error:
+            print(f"{wheel} cannot be read: {error}. Copy the bundle again", flush=True)
+
+
+def package(folders: Folders) -> None:
+    """The Python package: its files as they are in this tree, and the prebuilt module with the plug-in beside it."""
+    target = folders.site / "lowtide"
+    shutil.copytree(ROOT / "python" / "lowtide", target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for pattern in PACKAGE:
+        for path in folders.prebuilt.glob(pattern):
+            shutil.copy2(path, target)
+
+
+def forget(folders: Folders) -> None:
+    """Removes them, and the package of them: neither a test nor an import finds what is not to be used."""
+    for folder in (folders.prebuilt, folders.site):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def unfit(about: dict[str, Any], found: Found, sources: str) -> str:
+    """Why the prebuilt parts cannot be used here, with the tree of that digest; "" if they can."""
+    if not about:
+        return "the bundle has none"
+    if about.get("sources") != sources:
+        return f"they are of other sources than this tree ({about.get('revision', 'no commit')}): make the bundle anew"
+    architecture = found.architecture or "unknown"
+    if about["python"] != found.soabi:
+        return f"they are for {about['python']}, and the Python that has torch is {found.soabi or 'unknown'}"
+    # Machine code runs on devices of the same major number and no smaller minor one.
+    if not any(architecture[:-1] == a[:-1] and architecture >= a for a in about["architectures"]):
+        return f"they are for sm_{', sm_'.join(about['architectures'])}, and the GPU is sm_{architecture}"
+    return ""
+
+
+def use(folders: Folders, found: Found, sources: str) -> str:
+    """Puts the package of the bundle's parts together. Returns why that cannot be; then nothing is left of them."""
+    why = unfit(unpack(folders), found, sources)
+    if why:
+        forget(folders)
+    else:
+        package(folders)
+    return why
