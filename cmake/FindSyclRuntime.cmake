@@ -2,9 +2,11 @@
 # with include/sycl and lib), else where a Python has the package intel-sycl-rt (this project's .venv, then the Python
 # that runs the build), else in oneAPI (CMPLR_ROOT, /opt/intel/oneapi/compiler/latest). Sets
 #   SyclRuntime_FOUND   SyclRuntime_ROOT   SyclRuntime_MAJOR (the 9 of libsycl.so.9)
+#   SyclRuntime_COMPILER_ROOT  the prefix of the libsycl that compiles kernels
 #   SyclRuntime_REASON  what is missing, in words, if it is not found
 # and makes the target SyclRuntime::SyclRuntime.
 set(LOWTIDE_SYCL_ROOT "" CACHE PATH "Prefix of the SYCL runtime (include/sycl, lib); empty: the Python package or oneAPI")
+set(LOWTIDE_SYCL_COMPILER_ROOT "" CACHE PATH "Prefix of the SYCL runtime that compiles kernels; empty: the plug-in's own")
 
 # Majors that the sources are known to build with.
 set(lt_sycl_majors 8 9)
@@ -57,8 +59,27 @@ foreach(lt_sycl_root IN LISTS lt_sycl_roots)
   endif()
 endforeach()
 
+# libsycl's compiler wants a device to compile for. That of libsycl 8 lacks files.
+set(SyclRuntime_COMPILER_ROOT)
+if(SyclRuntime_ROOT)
+  set(lt_sycl_root "${SyclRuntime_ROOT}")
+  if(LOWTIDE_SYCL_COMPILER_ROOT)
+    set(lt_sycl_root "${LOWTIDE_SYCL_COMPILER_ROOT}")
+  endif()
+  file(GLOB lt_sycl_compiler "${lt_sycl_root}/lib/libsycl-jit.so*")
+  if(NOT lt_sycl_compiler OR NOT EXISTS "${lt_sycl_root}/lib/libsycl.so.9")
+    string(CONCAT SyclRuntime_REASON "${lt_sycl_root}/lib has no libsycl.so.9 with libsycl-jit.so, which compiles "
+                  "kernels, and LOWTIDE_SYCL_COMPILER_ROOT names no other prefix (pip install intel-sycl-rt intel-opencl-rt)")
+  elseif(NOT EXISTS "${lt_sycl_root}/lib/libintelocl.so")
+    string(CONCAT SyclRuntime_REASON "${lt_sycl_root}/lib has no libintelocl.so, the device that kernels are compiled "
+                  "for (pip install intel-opencl-rt)")
+  else()
+    set(SyclRuntime_COMPILER_ROOT "${lt_sycl_root}")
+  endif()
+endif()
+
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(SyclRuntime REQUIRED_VARS SyclRuntime_ROOT SyclRuntime_MAJOR
+find_package_handle_standard_args(SyclRuntime REQUIRED_VARS SyclRuntime_ROOT SyclRuntime_MAJOR SyclRuntime_COMPILER_ROOT
                                   REASON_FAILURE_MESSAGE "${SyclRuntime_REASON}")
 
 if(SyclRuntime_FOUND AND NOT TARGET SyclRuntime::SyclRuntime)

@@ -1,3 +1,35 @@
+# Reads rules.def, whose lines are LT_RULE(number, name, Struct), or LT_NORM_RULE of rules with norms. Sets lt_rules and
+# lt_norm_rules (names, the former all) and lt_struct_of_<name>.
+macro(lt_read_rules rules_def)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${rules_def}")
+  file(STRINGS "${rules_def}" lt_lines REGEX "^[ \t]*LT_(NORM_)?RULE[ \t]*\\(")
+  set(lt_rules)
+  set(lt_norm_rules)
+  foreach(lt_line IN LISTS lt_lines)
+    if(NOT lt_line MATCHES "LT_(NORM_)?RULE *\\( *[0-9]+ *, *([a-z0-9_]+) *, *([A-Za-z0-9_]+) *[,)]")
+      message(FATAL_ERROR "${rules_def}: cannot read the line\n  ${lt_line}\nwanted: LT_RULE(number, name, Struct)")
+    endif()
+    list(APPEND lt_rules "${CMAKE_MATCH_2}")
+    set(lt_struct_of_${CMAKE_MATCH_2} "${CMAKE_MATCH_3}")
+    if(CMAKE_MATCH_1)
+      list(APPEND lt_norm_rules "${CMAKE_MATCH_2}")
+    endif()
+  endforeach()
+  if(NOT lt_rules)
+    message(FATAL_ERROR "${rules_def}: no line LT_RULE(number, name, Struct) found")
+  endif()
+endmacro()
+
+# Refuses names in the list of the variable `option` that are not among the further arguments.
+function(lt_require_names option)
+  foreach(name IN LISTS ${option})
+    if(NOT name IN_LIST ARGN)
+      list(JOIN ARGN ";" known)
+      message(FATAL_ERROR "${option}: got '${name}', wanted some of: ${known}")
+    endif()
+  endforeach()
+endfunction()
+
 # Writes to `built_def` the lines of rules.def whose rules `wanted` names, those of their families included: what users
 # call adam runs as adam_amsgrad, too. Refuses names that no line has.
 function(lt_select_rules rules_def wanted built_def)
@@ -12,12 +44,7 @@ function(lt_select_rules rules_def wanted built_def)
     endif()
   endforeach()
   list(REMOVE_DUPLICATES known)
-  foreach(name IN LISTS wanted)
-    if(NOT name IN_LIST known)
-      list(JOIN known ";" known)
-      message(FATAL_ERROR "LOWTIDE_RULES: got '${name}', wanted some of: ${known}")
-    endif()
-  endforeach()
+  lt_require_names(LOWTIDE_RULES ${known})
   file(CONFIGURE OUTPUT "${built_def}" CONTENT "// Generated from rules.def: the rules of LOWTIDE_RULES.
 #ifndef LT_NORM_RULE
 #define LT_NORM_RULE LT_RULE
@@ -27,19 +54,14 @@ ${built}#undef LT_NORM_RULE
 endfunction()
 
 # Translation units of optimizer rules, rules/step_<name><suffix>, generated from rules.def by a template of this folder:
-# they compile in parallel, and a new rule needs no edit here. Lines: LT_RULE(number, name, Struct). One unit per rule;
-# with FAMILIES one per family (adam with adam_amsgrad), whose headers are then parsed once.
+# they compile in parallel, and a new rule needs no edit here. One unit per rule; with FAMILIES one per family (adam with
+# adam_amsgrad), whose headers are then parsed once.
 function(lt_generate_rule_sources rules_def template suffix out_sources)
   cmake_parse_arguments(arg "FAMILIES" "" "" ${ARGN})
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${rules_def}")
-  file(STRINGS "${rules_def}" lines REGEX "^[ \t]*LT_(NORM_)?RULE[ \t]*\\(")
+  lt_read_rules("${rules_def}")
   set(units)
-  foreach(line IN LISTS lines)
-    if(NOT line MATCHES "RULE[ \t]*\\([ \t]*[0-9]+[ \t]*,[ \t]*([a-z0-9_]+)[ \t]*,[ \t]*([A-Za-z0-9_]+)[ \t]*[,)]")
-      message(FATAL_ERROR "${rules_def}: cannot read the line\n  ${line}\nwanted: LT_RULE(number, name, Struct)")
-    endif()
-    set(unit "${CMAKE_MATCH_1}")
-    set(struct "${CMAKE_MATCH_2}")
+  foreach(unit IN LISTS lt_rules)
+    set(struct "${lt_struct_of_${unit}}")
     set(rule "RULE(${unit}, ${struct})")
     if(arg_FAMILIES)
       string(REGEX REPLACE "_.*" "" unit "${unit}")
@@ -48,9 +70,6 @@ function(lt_generate_rule_sources rules_def template suffix out_sources)
     list(APPEND rules_of_${unit} "${rule}")
     set(struct_of_${unit} "${struct}")
   endforeach()
-  if(NOT units)
-    message(FATAL_ERROR "${rules_def}: no line LT_RULE(number, name, Struct) found")
-  endif()
   list(REMOVE_DUPLICATES units)
   set(sources)
   foreach(unit IN LISTS units)

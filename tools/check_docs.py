@@ -18,7 +18,7 @@ from urllib.parse import unquote
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("bench", "cmake", "docs", "examples", "include", "python", "src", "tests", "tools")
 SOURCES = {".h", ".hpp", ".inc", ".def", ".c", ".cpp", ".cu", ".py", ".cmake", ".map", ".sh", ".txt", ".toml"}
-SKIPPED = {"build", ".venv", "__pycache__", "spirv"}
+SKIPPED = {"build", ".venv", "__pycache__"}
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\s]+)`")

@@ -29,11 +29,11 @@ EXTRAS = "test,docs,examples,frameworks,peers,sycl-runtime"
 WORKERS = 2  # processes of pytest: with more than cores, tests of time limits fail
 SEED = "20261122"  # of random tests, unless LOWTIDE_TEST_SEED names another
 SHARE = "0.15"  # of the cases of long Python tests (tests/python/conftest.py), in runs without --soak
-# The long part of the C++ tests: all cases of those of which `make test` takes a share, the CUDA kernels of all rules and
-# for an older architecture, and the C++ compiler's optimization of a release.
+# The long part of the C++ tests: all cases of those of which `make test` takes a share, the CUDA and SYCL kernels of all
+# rules and CUDA's for an older architecture, and the C++ compiler's optimization of a release.
 SOAK_ENTRIES = "_soak$|^one_definition$|^cuda_library$"
 SOAK_OPTIONS = (
-    "-DLOWTIDE_CUDA_ARCHITECTURES=80;90", "-DLOWTIDE_CUDA_RULES=", "-DCMAKE_CXX_FLAGS_RELEASE=-O3 -g1",
+    "-DLOWTIDE_CUDA_ARCHITECTURES=80;90", "-DLOWTIDE_CUDA_RULES=", "-DLOWTIDE_SYCL_BALLOTS=", "-DCMAKE_CXX_FLAGS_RELEASE=-O3 -g1",
     "-DLOWTIDE_QUICK_KERNELS=OFF", "-DLOWTIDE_UNITY=OFF",
 )  # fmt: skip
 # The tests of CUDA devices once more, on kernels that the executor of their PTX runs: minutes, so --soak alone has them.

@@ -82,6 +82,14 @@ TEST(SyclErrors, BadPrograms) {
   kernels.find("aux", "first_nonfinite");
 }
 
+// A build may leave ballots out, as the dev build does.
+TEST(SyclErrors, AProgramThatTheBuildLeftOutIsNamed) {
+  const std::string message =
+      testing::message_of(ErrorKind::kUnsupported, [] { sycl_host::program("ballot_of_no_rule"); });
+  EXPECT_NE(message.find("'ballot_of_no_rule'"), std::string::npos) << message;
+  EXPECT_NE(message.find("LOWTIDE_SYCL_BALLOTS"), std::string::npos) << message;
+}
+
 TEST(SyclErrors, MoreMemoryThanThereIs) {
   LT_NEEDS_SYCL();
   const sycl::queue& queue = *SyclDevice::get().queue;

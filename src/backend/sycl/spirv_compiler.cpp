@@ -1,4 +1,4 @@
-// Compiles SYCL device programs to SPIR-V with the compiler inside libsycl; tools/make_spirv.py builds and runs it.
+// Compiles SYCL device programs to SPIR-V with the compiler inside libsycl; the build runs it (plugin.cmake).
 //   spirv_compiler OPTION... -- SOURCE OUT [SOURCE OUT]...
 // Exits 1 with the compiler's message if a program does not compile.
 #include <sycl/sycl.hpp>
