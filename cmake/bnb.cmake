@@ -1,5 +1,5 @@
-# liblowtide_bnb.so: bitsandbytes' C functions of its optimizers and of paged memory (include/lowtide/bnb.h). Holds the
-# CPU backend with the kernels of its rules; finds the SYCL and CUDA plug-ins beside itself.
+# liblowtide_bnb.so: bitsandbytes' C functions of its optimizers and of paged memory (include/lowtide/bnb.h), on what
+# liblowtide is made of, for it calls behind the public interface. It finds the SYCL and CUDA plug-ins beside itself.
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(map "${PROJECT_SOURCE_DIR}/cmake/bnb.map")
 # The parts that tests call without the C functions.
@@ -9,24 +9,11 @@ set_target_properties(lowtide_bnb_inner PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_include_directories(lowtide_bnb_inner PRIVATE "${PROJECT_SOURCE_DIR}/include" "${lt_src}")
 target_link_libraries(lowtide_bnb_inner PRIVATE lowtide_flags)
 set(lt_bnb_inner_objects $<TARGET_OBJECTS:lowtide_bnb_inner>)
-# The library's objects of core and backend, and of the rules in src/bnb/step_table.cpp, which stands for the table of
-# all of them.
-set(lt_bnb_rules "adamw|sgd|rmsprop|lion|adagrad|ademamix")
-set(lt_bnb_parts "lowtide_objects[.]dir/.*(core/|unity_core_|backend/|hwy/|rules/step_(${lt_bnb_rules})[.])")
-set(lt_bnb_objects "$<FILTER:$<TARGET_OBJECTS:lowtide_objects>,INCLUDE,${lt_bnb_parts}>")
-set(lt_bnb_objects "$<FILTER:${lt_bnb_objects},EXCLUDE,/cpu/step_table[.]>")
-add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp" ${lt_bnb_inner_objects} ${lt_bnb_objects})
-if(TARGET lowtide_kernels)
-  lt_use_shared_kernels(lowtide_bnb)
-  lt_install_library(lowtide_kernels EXPORT lowtideTargets)
-else()
-  target_sources(lowtide_bnb PRIVATE "${lt_src}/bnb/step_table.cpp")
-endif()
+add_library(lowtide_bnb SHARED "${lt_src}/bnb/bnb.cpp" ${lt_bnb_inner_objects})
 add_library(lowtide::bnb ALIAS lowtide_bnb)
 target_include_directories(
-  lowtide_bnb PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
-  PRIVATE "${lt_src}")
-target_link_libraries(lowtide_bnb PRIVATE lowtide_flags ${lt_highway} Threads::Threads ${CMAKE_DL_LIBS})
+  lowtide_bnb PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_link_libraries(lowtide_bnb PRIVATE lowtide_objects)
 target_link_options(lowtide_bnb PRIVATE "LINKER:--version-script=${map}" "LINKER:--gc-sections")
 if(NOT LOWTIDE_SANITIZE)  # a sanitizer's symbols may come from the program
   target_link_options(lowtide_bnb PRIVATE "LINKER:--no-undefined")

@@ -29,8 +29,12 @@ install(
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT library NAMELINK_COMPONENT development
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT development
   INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+set(lt_no_header)
+if(NOT LOWTIDE_BNB)
+  set(lt_no_header PATTERN bnb.h EXCLUDE)
+endif()
 install(DIRECTORY include/lowtide DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development
-        FILES_MATCHING PATTERN "*.h" PATTERN "*.def")
+        FILES_MATCHING PATTERN "*.h" PATTERN "*.def" ${lt_no_header})
 install(EXPORT lowtideTargets NAMESPACE lowtide:: DESTINATION "${lt_cmake_dir}" COMPONENT development)
 
 configure_package_config_file(cmake/lowtideConfig.cmake.in "${PROJECT_BINARY_DIR}/lowtideConfig.cmake"
@@ -47,7 +51,7 @@ function(lt_install_pc name library description)
   install(FILES "${PROJECT_BINARY_DIR}/${name}.pc" DESTINATION "${lt_pc_dir}" COMPONENT development)
 endfunction()
 lt_install_pc(lowtide "lowtide${lt_pc_libs}" "${PROJECT_DESCRIPTION}")
-if(TARGET lowtide_bnb)
+if(LOWTIDE_BNB)
   set(lt_pc_requires)
   lt_install_pc(lowtide-bnb lowtide_bnb "bitsandbytes' C functions on Lowtide's kernels")
 endif()

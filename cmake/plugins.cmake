@@ -40,19 +40,13 @@ function(lt_plugin_properties target)
   target_link_libraries(${target} PRIVATE lowtide_flags)
 endfunction()
 
-# A library without a version in its name, which others find beside themselves: beside liblowtide, and in the wheel.
+# A library without a version in its name, which others find beside themselves: beside liblowtide, and in the Python package.
 # Further arguments (EXPORT ...) go to install().
 function(lt_install_library target)
   install(TARGETS ${target} ${ARGN} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT library)
   if(LOWTIDE_PYTHON)
     install(TARGETS ${target} LIBRARY DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)
   endif()
-endfunction()
-
-# A library of a wheel, which finds the kernels beside itself.
-function(lt_use_shared_kernels target)
-  target_link_libraries(${target} PRIVATE lowtide_kernels)
-  set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN" BUILD_WITH_INSTALL_RPATH ON)
 endfunction()
 
 # A plug-in: it shows its entry point alone, and the library finds it beside itself.

@@ -21,7 +21,7 @@ BLOCK = 256
 
 def library() -> ctypes.CDLL:
     if not PATH.exists():
-        pytest.skip(f"{PATH} is not there: this build has no liblowtide_bnb")
+        pytest.skip(f"{PATH} is not there: this build has no liblowtide_bnb (LOWTIDE_BNB)")
     loaded = ctypes.CDLL(str(PATH))
     loaded.lt_bnb_last_error.restype = ctypes.c_char_p
     loaded.cget_managed_ptr.restype = ctypes.c_void_p

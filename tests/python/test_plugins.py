@@ -41,8 +41,6 @@ def site(tmp_path: Path) -> Path:
     (site / "lowtide").mkdir(parents=True)
     (site / "lowtide" / "__init__.py").touch()
     shutil.copy(_core.__file__, site / "lowtide")
-    for kernels in Path(_core.__file__).parent.glob("liblowtide_kernels*.so"):
-        shutil.copy(kernels, site / "lowtide")
     return site
 
 

@@ -73,31 +73,12 @@ def test_the_audit_refuses_symbols_that_a_library_must_hide(tmp_path):
     )
 
 
-def library(folder: Path, name: str, source: str, *options: str | Path) -> Path:
-    """A shared library of C source, by the system's compiler."""
-    path = folder / name
-    command = ["cc", "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{name}", "-x", "c", "-", "-x", "none", "-o", path, *options]
-    subprocess.run(command, input=source, text=True, check=True)
-    return path
-
-
-def test_libraries_of_a_wheel_may_need_each_other_and_nothing_beside_themselves(tmp_path):
-    kernels = library(tmp_path, "liblowtide_kernels-1.2.3.so", "void lt_cpu_kernels(void) {}")
-    uses = "void lt_cpu_kernels(void); void lt_bnb_x(void) { lt_cpu_kernels(); }"
-    user = library(tmp_path, "liblowtide_bnb.so", uses, kernels, "-Wl,-rpath,$ORIGIN")
-    assert audit.offences(wheel_of(tmp_path, kernels, user)) == []
-    assert audit.offences(wheel_of(tmp_path, user)) == [
-        "lowtide/liblowtide_bnb.so needs liblowtide_kernels-1.2.3.so, wanted glibc's libraries alone"
-    ]
-    outside = library(tmp_path, "liblowtide_bnb.so", uses, kernels, "-Wl,-rpath,/opt/lib")
-    [offence] = audit.offences(wheel_of(tmp_path, kernels, outside))
+def test_the_audit_refuses_folders_outside_the_package(tmp_path):
+    path = tmp_path / "_core.abi3.so"
+    words = ["cc", "-shared", "-fPIC", "-nostdlib", "-Wl,-rpath,/opt/lib", "-x", "c", "-", "-o", path]
+    subprocess.run(words, input="void PyInit__core(void) {}", text=True, check=True)
+    [offence] = audit.offences(wheel_of(tmp_path, path))
     assert "looks for libraries in /opt/lib, wanted no folder but $ORIGIN" in offence
-
-
-def test_the_audit_refuses_kernels_that_show_more_than_their_function(tmp_path):
-    kernels = library(tmp_path, "liblowtide_kernels-1.2.3.so", "void lt_cpu_kernels(void) {} void pick_aux(void) {}")
-    [offence] = audit.offences(wheel_of(tmp_path, kernels))
-    assert "shows pick_aux, wanted lt_cpu_kernels" in offence
 
 
 def test_versions_of_python_from_3_12_on_share_a_wheel():

@@ -23,10 +23,8 @@ GLIBC_VERSION = re.compile(r"^GLIBC_([0-9]+)\.([0-9]+)(\.[0-9]+)?$")
 # The functions that a library shows. All else is hidden: two C++ libraries in one process must not meet.
 SHOWN = {
     re.compile(r"_core\..*\.so$"): re.compile(r"PyInit__core$"),
-    re.compile(r"liblowtide_bnb\.so$"): re.compile(r"(lt_bnb_|c)[a-z0-9_]+$"),
     re.compile(r"liblowtide_cuda[0-9]+\.so$"): re.compile(r"lt_cuda_plugin$"),
     re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"lt_sycl_plugin$"),
-    re.compile(r"liblowtide_kernels-[0-9.]+\.so$"): re.compile(r"lt_cpu_kernels$"),
 }
 # Libraries beside glibc that one of them needs, and of symbols' versions the newest that manylinux_2_28 has.
 LENT = {re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"(libsycl|libstdc\+\+|libgcc_s)\.so\.[0-9]+$")}
@@ -69,7 +67,7 @@ def repair(work: Work, wheel: Path, arch: str, out: Path, *, most: int = MAX_BYT
         raise Failure(f"{made.name}:\n  " + "\n  ".join(found))
     libraries = list(_libraries(made))
     newest = max(map(_newest, libraries))
-    others = {needed for library in libraries for needed in library.needed if not GLIBC.match(needed)} - _names(libraries)
+    others = {needed for library in libraries for needed in library.needed if not GLIBC.match(needed)}
     beside = ", ".join(sorted(others)) or "nothing else"
     say(f"{made.name}: {made.stat().st_size / 1e6:.2f} MB, glibc {'.'.join(map(str, newest))} or newer and {beside}")
     return made.replace(out / made.name)
@@ -80,11 +78,7 @@ def offences(wheel: Path, arch: str = "x86_64") -> list[str]:
     libraries = list(_libraries(wheel))
     if not libraries:
         raise Failure(f"{wheel.name} has no shared library")
-    return [offence for library in libraries for offence in _offences(library, arch, _names(libraries))]
-
-
-def _names(libraries: list[Library]) -> set[str]:
-    return {Path(library.name).name for library in libraries}
+    return [offence for library in libraries for offence in _offences(library, arch)]
 
 
 def _libraries(wheel: Path) -> Iterator[Library]:
@@ -119,15 +113,13 @@ def _newest(library: Library) -> tuple[int, ...]:
     return max((tuple(int(n) for n in match.groups()[:2]) for match in found if match), default=(2, 0))
 
 
-def _offences(library: Library, arch: str, own: set[str]) -> Iterator[str]:
-    """own: the names of the wheel's libraries, which may need each other."""
+def _offences(library: Library, arch: str) -> Iterator[str]:
     machine = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[arch]
     if library.machine != machine:
         yield f"{library.name} is for {library.machine}, wanted {machine}"
     lent = [needed for pattern, needed in LENT.items() if pattern.search(library.name)]
     for needed in library.needed:
-        beside = needed in own or any(pattern.match(needed) for pattern in lent)
-        if not GLIBC.match(needed) and not beside:
+        if not GLIBC.match(needed) and not any(pattern.match(needed) for pattern in lent):
             yield f"{library.name} needs {needed}, wanted glibc's libraries alone"
     for needed, versions in library.versions.items():
         for version in sorted(versions):

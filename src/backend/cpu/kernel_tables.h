@@ -43,7 +43,7 @@ NormKernel pick_norms(int rule, int codec, int64_t target);
 #include "portable/rules.def"
 #undef LT_RULE
 
-// The kernels that the library has; nullptr for others. liblowtide has all, liblowtide_bnb a table of its own.
+// The kernels that the library has; nullptr for the rules that LOWTIDE_RULES leaves out.
 struct StepKernels {
   StepKernel of[kRules][kCodecs][kPairs];
 };

@@ -31,7 +31,10 @@ class NativeLibrary:
     @cached_property
     def _lib(self) -> ct.CDLL:
         if not PATH.exists():
-            raise OSError(f"{PATH} is not there: this build of Lowtide has no liblowtide_bnb")
+            raise OSError(
+                f"{PATH} is not there: this build of Lowtide has no liblowtide_bnb. Build from source with "
+                "CMAKE_ARGS=-DLOWTIDE_BNB=ON (docs/bnb.md)"
+            )
         loaded = ct.CDLL(str(PATH))
         loaded.lt_bnb_last_error.restype = ct.c_char_p
         return loaded
