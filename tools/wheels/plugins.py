@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from wheels import audit, libstdcxx
@@ -23,7 +21,7 @@ ARCHITECTURE = "x86_64"
 BITS = Path(__file__).with_name("bits.py")
 CUDA_PACKAGES = Path(__file__).with_name("cuda.txt")
 CUDA_BYTES = 64_000_000  # of a wheel with machine code for four architectures
-SYCL_PACKAGES = ("intel-sycl-rt==2026.2.*", "intel-opencl-rt==2026.2.*")  # the last, a driver, for the trial
+SYCL_PACKAGES = "intel-sycl-rt==2026.2.*\nintel-opencl-rt==2026.2.*\n"  # the last for kernels and the trial
 _BACKENDS = "import sys; from lowtide import _core; print(_core.backends()[sys.argv[1]])"
 
 
@@ -44,7 +42,7 @@ class Plugins:
         """The plug-in in an environment of its own, beside a wheel of the package, without torch: CUDA's loads where there
         is no driver, and SYCL's steps on the CPU have the bits of the CPU backend."""
         backend = name.rstrip("0123456789")
-        folder = self._environment(name, SYCL_PACKAGES if backend == "sycl" else ())
+        folder = self._work.environment(name, SYCL_PACKAGES if backend == "sycl" else "")
         python = folder / "bin" / "python"
         pip: Words = [python, "-m", "pip", "install", "--no-input", "-q", "--no-deps", "--force-reinstall"]
         self._work.run(f"installing {plugin.name}", [*pip, wheel, plugin])
@@ -73,19 +71,12 @@ class Plugins:
     def _sycl(self, name: str) -> Path:
         settings = {
             "CMAKE_TOOLCHAIN_FILE": str(libstdcxx.make(self._work, self._toolchain)),
-            "LOWTIDE_SYCL_ROOT": str(self._environment(name, SYCL_PACKAGES)),
+            "LOWTIDE_SYCL_ROOT": str(self._work.environment(name, SYCL_PACKAGES)),
         }
         return audit.repair(self._work, self._wheel(name, settings), ARCHITECTURE, self._out, excluded="libsycl.so.9")
 
     def _cuda(self, name: str) -> Path:
-        folder, wanted = self._work.folder / "cuda", CUDA_PACKAGES.read_text()
-        stamp = folder / "packages.txt"
-        if not stamp.is_file() or stamp.read_text() != wanted:
-            shutil.rmtree(folder, ignore_errors=True)
-            pip: Words = [self._work.tools() / "python", "-m", "pip", "install", "--no-input", "-q", "--no-deps"]
-            self._work.run("installing nvcc (100 MB)", [*pip, "--target", folder, "-r", CUDA_PACKAGES])
-            stamp.write_text(wanted)
-        toolkit = folder / "nvidia" / "cu13"
+        [toolkit] = self._work.environment("cuda", CUDA_PACKAGES.read_text()).glob("lib/python*/site-packages/nvidia/cu13")
         # CMake looks for libraries in these folders alone.
         file = self._toolchain.folder / "cuda.cmake"
         write(file, f'include("{self._toolchain.file}")\nlist(APPEND CMAKE_FIND_ROOT_PATH "{toolkit}")\n')
@@ -100,15 +91,3 @@ class Plugins:
             self._work, f"wheel of lowtide-{name}", self._source / "packages" / f"lowtide-{name}", Path(sys.executable),
             folder / "build", folder / "raw", settings, self._toolchain.environment(),
         )  # fmt: skip
-
-    def _environment(self, name: str, packages: Iterable[str]) -> Path:
-        """An environment with these packages and nothing else."""
-        folder, wanted = self._work.folder / name, " ".join(packages)
-        stamp = folder / "packages.txt"
-        if not stamp.is_file() or stamp.read_text() != wanted:
-            self._work.run(f"environment for {name}", [sys.executable, "-m", "venv", "--clear", folder])
-            if wanted:
-                pip: Words = [folder / "bin" / "python", "-m", "pip", "install", "--no-input", "-q"]
-                self._work.run(f"installing {wanted}", [*pip, *packages])
-            stamp.write_text(wanted)
-        return folder

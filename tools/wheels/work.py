@@ -53,13 +53,19 @@ class Work:
             raise Failure(f"{end}\n{said}")
         return text
 
-    def tools(self) -> Path:
-        """The folder of the programs of requirements.txt, installed there if they are not yet."""
-        venv, listed = self.folder / "tools", Path(__file__).with_name("requirements.txt")
-        stamp, wanted = venv / "requirements.txt", listed.read_text()
-        if not stamp.is_file() or stamp.read_text() != wanted:
-            self.run("making a place for tools", [sys.executable, "-m", "venv", "--clear", venv])
+    def environment(self, name: str, requirements: str) -> Path:
+        """The folder of an environment of this Python with these requirements, one a line, and what they need."""
+        venv = self.folder / name
+        listed = venv / "requirements.txt"
+        if not listed.is_file() or listed.read_text() != requirements:
+            self.run(f"environment for {name}", [sys.executable, "-m", "venv", "--clear", venv])
+            new = venv / "requirements.new"
+            new.write_text(requirements)
             pip: Words = [venv / "bin" / "python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "-q"]
-            self.run("installing tools (a compiler of 100 MB)", [*pip, "-r", listed])
-            stamp.write_text(wanted)
-        return venv / "bin"
+            self.run(f"installing requirements of {name}", [*pip, "-r", new])
+            new.rename(listed)
+        return venv
+
+    def tools(self) -> Path:
+        """The folder of the programs of requirements.txt, installed there if they are not yet (100 MB)."""
+        return self.environment("tools", Path(__file__).with_name("requirements.txt").read_text()) / "bin"
