@@ -35,10 +35,10 @@ std::atomic<i64> hot_pairs, wide_pairs;  // of blocks
 template <class R, class C>
 struct Counted : LaneBlocks<R, C> {
   using Base = LaneBlocks<R, C>;
-  template <bool kIsCommon, class Next>
+  template <bool kIsCommon, bool kHeld = false, class Next>
   LT_FN bool step(const Tile& tile, const typename R::Args& args, const typename Base::Shared& shared, const Form& form,
-                  const LaneAt& at, typename Base::Words& words, Next&& next) {
-    const bool done = Base::template step<kIsCommon>(tile, args, shared, form, at, words, next);
+                  const LaneAt& at, typename Base::Words& words, Next&& next, typename Base::Held* held = nullptr) {
+    const bool done = Base::template step<kIsCommon, kHeld>(tile, args, shared, form, at, words, next, held);
     if (done && threadIdx.x % 32 == 0) ++hot_pairs, wide_pairs += form.wide;
     return done;
   }

@@ -16,22 +16,33 @@ LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && r
 // The rounds of a plain tile. A lane loads the next one's words before it makes codes of this one's states, so that its
 // warp does not wait for them. Returns a bit for each round that is done.
 template <class Lanes, class Args, class Shared>
-LT_FN u32 step_plain(const Tile& tile, const Args& args, const Shared& shared) {
+LT_FN u32 step_plain(const Tile& tile, const Args& args, const Shared& shared, typename Lanes::Held& held) {
   const int blocks = tile.blocks;
   u32 done = 0;
   LaneAt next = tile.place_straight(0);
   typename Lanes::Words ahead;
-  Lanes::load(tile, common_form(), next, ahead);
+  const auto load = [&](const LaneAt& at) {
+    if constexpr (Lanes::kHolds)
+      Lanes::load_held(tile, common_form(), at, ahead, held);
+    else
+      Lanes::load(tile, common_form(), at, ahead);
+  };
+  if constexpr (Lanes::kHolds) Lanes::take_scales(tile, held);
+  load(next);
   for (int b = 0; b < blocks; b += 2) {
     const LaneAt at = next;
     typename Lanes::Words words = ahead;
-    const bool is_done = Lanes::template step<true>(tile, args, shared, common_form(), at, words, [&] {
-      if (b + 2 >= blocks) return;
-      next = tile.place_straight(b + 2);
-      Lanes::load(tile, common_form(), next, ahead);
-    });
+    const bool is_done = Lanes::template step<true, Lanes::kHolds>(
+        tile, args, shared, common_form(), at, words,
+        [&] {
+          if (b + 2 >= blocks) return;
+          next = tile.place_straight(b + 2);
+          load(next);
+        },
+        &held);
     if (is_done) done |= 1u << b / 2;
   }
+  if constexpr (Lanes::kHolds) Lanes::give_scales(tile, held, done);
   return done;
 }
 
@@ -39,6 +50,7 @@ template <class R, class C, class Lanes>
 LT_FN void step_tiles(const StepArguments& a) {
   __shared__ typename Lanes::Shared shared;
   __shared__ Tile of_warp[cuda_kernels::kWarps];
+  __shared__ typename Lanes::Held held[cuda_kernels::kWarps];
   if (is_void(a.replay)) return;
   Lanes::Codec::fill(shared, a.tables);
   __syncthreads();
@@ -57,7 +69,7 @@ LT_FN void step_tiles(const StepArguments& a) {
     __syncwarp();
     u32 done = 0;  // rounds
     if constexpr (Lanes::kLoadsAhead)
-      if (tile.plain) done = step_plain<Lanes>(tile, args, shared);
+      if (tile.plain) done = step_plain<Lanes>(tile, args, shared, held[threadIdx.x / 32]);
     const u32 all = ~0u >> (32 - (tile.blocks + 1) / 2);
     for (int b = 0; done != all && b < tile.blocks; b += 2) {
       const u32 round = 1u << b / 2;
