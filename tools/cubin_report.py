@@ -11,8 +11,7 @@ does what none may; with 77, and the reason, without the tools or the files.
 
 Judged of every kernel: selectors of PRMT, which extend a sign or say why not; fused sums of exact kernels, which are those of
 divisions and roots and of nothing else; memory of threads' own; and the registers and shared memory that let BLOCKS of them
-be resident (sass/offences.py). dynamic8 must sign-extend a half of each element's bits. The instructions that an element costs
-depend on the ways that a step takes: tools/step_model.py counts them.
+be resident (sass/offences.py). dynamic8 must sign-extend a half of each element's bits.
 """
 
 from __future__ import annotations
