@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the checks of TRUST.md and writes their figures into it. Keeps each result in docs/benchmarks/trust.json as soon
-as it is there: a run that is stopped goes on where it was. Wants the tests built (make trust builds them).
+"""Runs the checks of TRUST.md and prints their figures. Keeps each result in build/trust/results.json as soon as it is
+there: a run that is stopped goes on where it was. Wants the tests built (make trust builds them).
 
     python3 tools/make_trust.py             the checks without a result, and those that failed
     python3 tools/make_trust.py T3 T17      those rows, again
     python3 tools/make_trust.py bugs        the bugs of others, again
     python3 tools/make_trust.py --all       all, again
-    python3 tools/make_trust.py --page      nothing; writes the page from the kept results
+    python3 tools/make_trust.py --page      nothing; writes the page
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def commit() -> str:
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
-    # The page and kept results change with every run.
-    own = (f":!{page.FILE.relative_to(ROOT)}", f":!{kept.FILE.parent.relative_to(ROOT)}")
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *own)
+    changed = git("status", "--porcelain", "--untracked-files=no")
     return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
 
 
@@ -85,10 +83,10 @@ def main() -> int:
         print(f"    {verdict}, {result.seconds:.0f} s: {result.figure}", flush=True)
         results[check.command] = result
         kept.write(results, everything)
-        page.FILE.write_text(page.render(results), encoding="utf-8")
-    page.FILE.write_text(page.render(results), encoding="utf-8")
+    if options.page:
+        page.FILE.write_text(page.render(), encoding="utf-8")
     waiting = sum(check.command not in results for check in everything)
-    print(f"{len(everything)} checks: {failed} failed now, {waiting} not run yet; written to {page.FILE.name}")
+    print(f"{len(everything)} checks: {failed} failed now, {waiting} not run yet; results in {kept.FILE.relative_to(ROOT)}")
     return 1 if failed else 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trust.checks import ROOT, Check
 
-FILE = ROOT / "docs/benchmarks/trust.json"
+FILE = ROOT / "build/trust/results.json"
 
 
 @dataclass(frozen=True)
@@ -30,4 +30,5 @@ def read(path: Path = FILE) -> dict[str, Result]:
 def write(results: dict[str, Result], wanted: list[Check], path: Path = FILE) -> None:
     """Only those that are still checks, in their order."""
     ordered = {check.command: asdict(results[check.command]) for check in wanted if check.command in results}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
