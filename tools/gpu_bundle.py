@@ -28,7 +28,7 @@ from gpu import parts, sources
 ROOT = Path(__file__).resolve().parents[1]
 MOST_BYTES = 48 << 20  # with this tree beside it, 64 MiB are not exceeded
 
-# What pip is asked for. "tests": all that the package and its tests need, and torch does not bring.
+# Requirements for pip. "tests": all that the package and its tests need, and torch does not bring.
 WHEELS = {
     "tests": ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "sortedcontainers", "rich",
               "markdown-it-py", "mdurl", "typer", "click", "shellingham", "typing_extensions", "annotated-doc", "numpy"),

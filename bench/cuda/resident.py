@@ -30,7 +30,7 @@ STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("bf16", "exact", {}),
     ("bf16", "exact, nearest", {"rounding": "nearest"}),
 )
-# Of bf16 parameters: the figures of a format and label.
+# With bf16 parameters: the figures of a format and label.
 FIGURES = {("dynamic8", "exact"): "resident_default", ("dynamic8", "exact, nearest"): "resident_nearest", ("fp32", "exact"): "resident_fp32"}
 ALL_FITS = "80%"  # a budget under which all state is on the device from the first step on
 

@@ -20,7 +20,7 @@ def first_line(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """What a row says of it, and where it was raised."""
+    """The words of a row for it, and where it was raised."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {first_line(error)[:400]} ({Path(where.filename).name}:{where.lineno})"
 

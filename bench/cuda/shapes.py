@@ -25,7 +25,7 @@ class Llama:
         return [(self.words, width), *layer * layers, (width,), (self.words, width)]
 
     def fitting(self, elements: int) -> Shapes:
-        """Of the real widths, with as many layers as `elements` hold, one at least."""
+        """Shapes of the real widths, with as many layers as `elements` hold, one at least."""
         around, one = total(self.shapes(0)), total(self.shapes(1))
         return self.shapes(max(1, min(self.layers, (elements - around) // (one - around))))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from common import results
 from llama import paged
 
 from memory.variants import APIS, CLASSES, Variant
@@ -66,7 +66,7 @@ def pairs(result: dict[str, Any]) -> list[Pair]:
 def write(result: dict[str, Any], folder: Path) -> bool:
     """memory.json, memory.md and memory.png, and the tables on the terminal; whether all is as it must be."""
     text = markdown(result)
-    (folder / "memory.json").write_text(json.dumps(result, indent=1) + "\n")
+    results.write(folder / "memory.json", result, results.LOSS_DIGITS)
     (folder / "memory.md").write_text(text)
     print(text)
     if result["runs"]:

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common import machine  # noqa: E402
+from common import machine, results  # noqa: E402
 from paging import programs  # noqa: E402
 
 SHARES = "0,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,0.95,1,1.05,1.1,1.2"
@@ -82,7 +82,7 @@ def main() -> None:
     show(rows)
     args.out.mkdir(parents=True, exist_ok=True)
     result = {"machine": machine.describe(["lowtide"]), "elements": args.elements, "steps": args.steps, "rows": rows}
-    (args.out / "managed.json").write_text(json.dumps(result, indent=1) + "\n")
+    results.write(args.out / "managed.json", result)
     draw(rows, args.out / "managed.png")
     print(args.out / "managed.png")
 

@@ -11,7 +11,6 @@ process, which for the CPU's OpenCL device is what its driver holds too. Needs t
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common import machine  # noqa: E402
+from common import machine, results  # noqa: E402
 from paging import programs  # noqa: E402
 
 import lowtide  # noqa: E402
@@ -70,7 +69,7 @@ def main() -> None:
     print(f"wanted of fp32 state, paged: at least {100 * WANTED:.1f} % saved: {'yes' if reached else 'NO'}")
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "device_memory.json"
-    path.write_text(json.dumps({"machine": machine.describe(["torch", "lowtide"]), "target": target, "rows": rows}, indent=1))
+    results.write(path, {"machine": machine.describe(["torch", "lowtide"]), "target": target, "rows": rows})
     print(path)
 
 

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common import machine  # noqa: E402
+from common import machine, results  # noqa: E402
 from paging import budgets, checksums, llama, os_paging, programs  # noqa: E402
 from paging.cgroup import DiskRate  # noqa: E402
 
@@ -81,7 +80,7 @@ def main() -> None:
             result["llama"] = row = llama.measure(llama.TINY if args.quick else llama.LARGE, disk)
             llama.show(row)
     path = args.out / "paging.json"
-    path.write_text(json.dumps(result, indent=1))
+    results.write(path, result)
     print(path)
 
 

@@ -6,10 +6,10 @@ any rounding makes: here the scatter of a variant's own gaps decides most rows (
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from common import results
 from quality.gaps import analyse
 from quality.report import gap_cells, made, table
 from quality.tunes import TUNES
@@ -22,7 +22,7 @@ HEAD = ("", *(f"{name}{kind}" for name in LOSSES for kind in (", gap per order, 
 def write(result: dict[str, Any], folder: Path) -> None:
     """finetune.json and finetune.md, and the tables on the terminal."""
     text = markdown(result)
-    (folder / "finetune.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    results.write(folder / "finetune.json", result, results.LOSS_DIGITS)
     (folder / "finetune.md").write_text(text)
     print(text)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from common import results
 from quality.apart import MOMENTS
 from quality.fidelity import LIVE
 from quality.gaps import Noise, Row, analyse
@@ -25,7 +25,7 @@ def parameter_count(settings: Settings) -> int:
 def write(result: dict[str, Any], folder: Path) -> None:
     """quality.json, quality.md and quality.png, and the tables on the terminal."""
     text = markdown(result)
-    (folder / "quality.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    results.write(folder / "quality.json", result, results.LOSS_DIGITS)
     (folder / "quality.md").write_text(text)
     print(text)
     try:

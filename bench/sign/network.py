@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 import dilation  # noqa: E402
 from cluster.network import Network  # noqa: E402
-from common import machine  # noqa: E402
+from common import machine, results  # noqa: E402
 
 WORKER = Path(__file__).with_name("network_worker.py")
 MUST = {"fp32": 20, "bf16": 10, "int8": 5}  # times ours, 4 workers, 1 Gb/s, 10 M
@@ -105,7 +105,7 @@ def main() -> None:
             networks.append({"workers": workers, "rate": rate, "dilation": by, "contenders": table})
     result |= {"networks": networks, "rows": rows}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    results.write(args.out, result)
     print(f"written: {args.out}")
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
-from common import machine, threads  # noqa: E402
+from common import machine, results, threads  # noqa: E402
 from paging.programs import linked  # noqa: E402
 from sign.contenders import float32_passes  # noqa: E402
 
@@ -157,7 +157,7 @@ def main() -> None:
     result["load_after"] = machine.load_average()
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        results.write(arguments.json, result)
 
 
 if __name__ == "__main__":

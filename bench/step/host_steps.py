@@ -11,7 +11,6 @@ makes. They are timed by themselves in every round, for the same tensors, and ta
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "python"))
 
 import lowtide  # noqa: E402
 import torch  # noqa: E402
-from common import machine  # noqa: E402
+from common import machine, results  # noqa: E402
 
 MOST, PREDICTED = 1.1, 0.15  # of a step of parameters on the CPU; off by so much at most
 COLUMNS = 4096
@@ -95,7 +94,7 @@ def main() -> None:
                 f"{row['planned_ratio']:.3f} (must: within {PREDICTED:.0%})", flush=True,
             )  # fmt: skip
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"machine": machine.describe(["torch", "lowtide"]), "rows": found}, indent=1) + "\n")
+    results.write(args.out, {"machine": machine.describe(["torch", "lowtide"]), "rows": found})
 
 
 if __name__ == "__main__":

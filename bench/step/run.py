@@ -24,13 +24,11 @@ import argparse  # noqa: E402
 import dataclasses  # noqa: E402
 import gc  # noqa: E402
 import importlib  # noqa: E402
-import json  # noqa: E402
-import math  # noqa: E402
 import time  # noqa: E402
 from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
-from common import machine, rounds  # noqa: E402
+from common import machine, results, rounds  # noqa: E402
 from step import ceiling, contenders, report  # noqa: E402
 from step.codes import Count, count_wrong  # noqa: E402
 from step.rows import CODES, FUSED, FUSED_BF16, GROUPS, NEAREST, Group, Line  # noqa: E402
@@ -228,15 +226,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def main() -> int:
     args = arguments()
     if args.list:
@@ -287,7 +276,7 @@ def main() -> int:
     report.show(result, codes)
     target = args.json or args.out / "step.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(finite(result), indent=1, ensure_ascii=False) + "\n")
+    results.write(target, result)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "step.md").write_text(report.markdown(result, codes))
     print(f"\nwritten: {target}, {args.out / 'step.md'}", file=sys.stderr)

@@ -60,7 +60,7 @@ def test_damaged_prebuilt_parts_are_none(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_prebuilt_parts_that_cannot_be_imported_are_named(tmp_path: Path) -> None:
-    """Of a newer system, say: the run ends at once, and says what the import said."""
+    """A library of a newer system, say: the run ends at once, and says what the import said."""
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     built = tmp_path / "built"

@@ -83,7 +83,7 @@ def gpu(limit_s: float = 60) -> dict[str, str]:
 
 
 def look(python: str, deadline: Deadline) -> Found:
-    """What takes no time. The rest is probe's."""
+    """All that takes no time to find out. `probe` does the rest."""
     cuda = [Path(os.environ[key]) / "bin" for key in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(key)]
     cuda += [Path("/usr/local/cuda/bin"), *sorted(Path("/usr/local").glob("cuda-*/bin"), reverse=True)]
     paths = [folder / "compute-sanitizer" for folder in cuda]

@@ -52,7 +52,7 @@ QUEUE = (
     Step("llama.peaks", 30),
     Step("paged.fp32", 40),
     Step("uncommon.tiny_gradients", 14),
-    # What has run before, or can wait.
+    # Steps that have run before, or can wait.
     Step("counters.fp32", 14),
     Step("counters.lion", 14),
     Step("bits.rules", 9),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from bench.common import results
 from bench.cuda import figures
 
-# What a case's table shows of the details of its rows, if it has them: heading, and factor.
+# The part that a case's table shows of the details of its rows, if it has them: heading, and factor.
 COLUMNS = (("event_s", "device, ms", 1e3), ("wall_s", "until idle, ms", 1e3), ("call_s", "call, us", 1e6),
            ("driver_bytes", "driver's count, MB", 1e-6))  # fmt: skip
 VERDICT = {True: "yes", False: "**no**", None: ""}
@@ -101,7 +101,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 def write(result: dict[str, Any], stem: Path) -> None:
     """STEM.json and STEM.md. A kill between leaves the old files."""
-    contents = {"json": json.dumps({**result, "figures": judged(result)}, indent=1) + "\n", "md": markdown(result)}
+    contents = {"json": results.text(results.rounded({**result, "figures": judged(result)})) + "\n", "md": markdown(result)}
     for suffix, text in contents.items():
         part = stem.with_name(f"{stem.name}.{suffix}.part")
         part.write_text(text)

@@ -30,7 +30,7 @@ def unwritable(folder: Path) -> str:
 
 
 def stem(folder: Path) -> Path:
-    """Of a new run's files. Their names are in the order of their times."""
+    """Names for the files of a new run. They are in the order of their times."""
     while True:
         now = time.time()
         path = folder / f"run-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}.{int(now * 1000) % 1000:03d}"

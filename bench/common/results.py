@@ -1,0 +1,36 @@
+"""Results as JSON files: a row in each line, and no digits beyond what a measurement can tell."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+DIGITS = 4  # significant ones of a time or a rate
+LOSS_DIGITS = 6  # of losses, which are compared by their fourth
+
+
+def rounded(value: Any, digits: int = DIGITS) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: rounded(each, digits) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(each, digits) for each in value]
+    return value
+
+
+def text(value: Any, depth: int = 0) -> str:
+    """Dicts of the first two levels have a line for each key, and lists in them one for each row."""
+    compact = json.dumps(value, ensure_ascii=False)
+    rows = isinstance(value, list) and any(isinstance(row, (dict, list)) for row in value)
+    if len(compact) <= 120 or not (rows or (isinstance(value, dict) and depth < 2)):
+        return compact
+    if rows:
+        return "[\n" + ",\n".join(text(row, 2) for row in value) + "\n]"
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {text(each, depth + 1)}" for key, each in value.items()) + "\n}"
+
+
+def write(path: Path, value: Any, digits: int = DIGITS) -> None:
+    path.write_text(text(rounded(value, digits)) + "\n", encoding="utf-8")
