@@ -64,18 +64,11 @@ def pairs(result: dict[str, Any]) -> list[Pair]:
 
 
 def write(result: dict[str, Any], folder: Path) -> bool:
-    """memory.json, memory.md and memory.png, and the tables on the terminal; whether all is as it must be."""
+    """memory.json and memory.md, and the tables on the terminal; whether all is as it must be."""
     text = markdown(result)
     results.write(folder / "memory.json", result, results.LOSS_DIGITS)
     (folder / "memory.md").write_text(text)
     print(text)
-    if result["runs"]:
-        try:
-            from memory import plot
-        except ImportError as error:
-            print(f"no plot: {error}")
-        else:
-            plot.draw(result, folder / "memory.png")
     return all(pair.good for pair in pairs(result))
 
 

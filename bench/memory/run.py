@@ -63,7 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     day = max((run["date"] for run in runs), default=date.today().isoformat())  # when the last of them ran
     result = {"date": day, "machine": machine.describe(PACKAGES), "job": asdict(job),
               "text_bytes": len(text), "runs": runs}  # fmt: skip
-    return 0 if report.write(result, args.out) else 1
+    good = report.write(result, args.out)
+    if result["runs"]:
+        try:
+            from memory import plot
+        except ImportError as error:
+            print(f"no plot: {error}")
+        else:
+            plot.draw(result, args.out / "memory.png")
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Claim: tools/check_tree.py finds circles, imports and includes against the order, Linux's own calls, and uses of
-other files' private names."""
+other files' private names; the tree is no larger than tools/size_limits.json lets it be."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import check_size  # noqa: E402
 import check_tree  # noqa: E402
 
 CLEAN = {
@@ -78,3 +79,24 @@ def test_what_is_planted_is_found(what: str, tmp_path: Path, capsys: pytest.Capt
 
 def test_this_tree_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_tree.main() == 0, capsys.readouterr().out
+
+
+def test_the_tree_is_within_its_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_size.main() == 0, capsys.readouterr().out
+
+
+def test_a_size_above_its_limit_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = check_size.sizes()
+    monkeypatch.setattr(check_size, "sizes", lambda: {**sizes, "lines of tests": sizes["lines of tests"] + 10**6})
+    assert check_size.main() == 1
+    assert "lines of tests: got" in capsys.readouterr().out
+
+
+def test_a_circle_around_the_product_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = {"tools/a.py": "from . import b\n", "tools/b.py": "def late():\n    import a\n", "bench/c.py": "import d\n", "bench/d.py": ""}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(check_size, "ROOT", tmp_path)
+    monkeypatch.setattr(check_size, "tracked", lambda: [tmp_path / name for name in files])
+    assert [line.split(":")[0] for line in check_size.circles_around()] == ["tools/a.py"]
