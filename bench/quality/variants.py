@@ -9,13 +9,6 @@ from typing import Any, Literal
 
 import torch
 
-from quality import flashoptim_rule
-from quality.four_bits import Format, Rounding
-from quality.grids import BF16
-from quality.resets import Resets
-from quality.studied import AdamW as StudiedAdamW
-from quality.studied import Codec, Exact, Weights
-
 Maker = Callable[..., torch.optim.Optimizer]  # (params, lr=, betas=, eps=, weight_decay=)
 
 
@@ -31,7 +24,6 @@ class Variant:
     noise: bool = False  # exact, on a way of its own from the start: what such runs differ by is the noise of any run
     moments: Callable[[torch.optim.Optimizer, torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
     """The second moment of a parameter, decoded; None: not watched."""
-    studied: bool = False  # a format that Lowtide does not have
     rule: str = "AdamW"  # gaps and noise are to float32 runs of the same rule
     lora: bool = False  # adapters train, and the weights stay: of fine-tunes (tunes.py)
     lr: float = 1.0  # times the settings'
@@ -49,12 +41,6 @@ def lowtide(**options: Any) -> Maker:
         return AdamW(params, **hyper, **options)
 
     return make
-
-
-def bitsandbytes_rule(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
-    from quality.bitsandbytes_rule import AdamW
-
-    return AdamW(params, **hyper)
 
 
 def bitsandbytes(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
@@ -81,13 +67,6 @@ def torchao_4bit(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Op
     return AdamW(params, **hyper)
 
 
-def studied(first: Codec, second: Codec, weights: Weights | None = None) -> Maker:
-    def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
-        return StudiedAdamW(params, first, second, weights=weights, **hyper)
-
-    return make
-
-
 def _torch_moment(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> torch.Tensor:
     moment: torch.Tensor = optimizer.state[param]["exp_avg_sq"]
     return moment
@@ -96,11 +75,6 @@ def _torch_moment(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> torc
 def _lowtide_moment(optimizer: Any, param: torch.Tensor) -> torch.Tensor:
     place = [id(one) for group in optimizer.param_groups for one in group["params"]].index(id(param))
     moment: torch.Tensor = optimizer.torch_state_dict()["state"][place]["exp_avg_sq"]
-    return moment
-
-
-def _rule_moment(optimizer: Any, param: torch.Tensor) -> torch.Tensor:
-    moment: torch.Tensor = optimizer.moments(param)[1]
     return moment
 
 
@@ -126,34 +100,7 @@ def _weights(id: str, label: str, **options: Any) -> Variant:
     return Variant(id, label, lowtide(**options), weights=torch.bfloat16)
 
 
-def _studied(id: str, label: str, first: Codec, second: Codec) -> Variant:
-    return Variant(id, label, studied(first, second), seeds=6, moments=_rule_moment, studied=True)
-
-
-def rounded(id: str, label: str, weights: Weights, seeds: int = 3) -> Variant:
-    """Moments in float32."""
-    kind = torch.bfloat16 if weights.grid is BF16 else torch.float32
-    return Variant(id, label, studied(Exact(), Exact(), weights), weights=kind, seeds=seeds, studied=True)
-
-
-def _four_bits(name: str, label: str, rounding: Rounding, **options: Any) -> Variant:
-    """Uniform, second moments by their root."""
-    formats = Format(rounding, **options), Format(rounding, power=0.5, **options)
-    return _studied(name, label, *formats)
-
-
-def _resets(of: Variant) -> Variant:
-    def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
-        return Resets(of.make, params, **hyper)
-
-    def moment(optimizer: Any, param: torch.Tensor) -> torch.Tensor:
-        assert of.moments is not None
-        return of.moments(optimizer.inner, param)
-
-    return Variant(f"{of.id}_resets", f"{of.label}, resets", make, seeds=6, moments=moment, studied=True)
-
-
-def _muon(id: str, label: str, kind: Codec | Literal["torch", "lowtide"], **options: Any) -> Variant:
+def _muon(id: str, label: str, kind: Literal["torch", "lowtide"], **options: Any) -> Variant:
     def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
         from quality.muon import Pair  # a torch before 2.9 has no Muon
 
@@ -185,9 +132,6 @@ def _schedule_free(id: str, label: str, package: bool = False, noise: bool = Fal
 SCHEDULE_FREE_LR = 2.0  # of 1, 2, 4 and 8, with the package on one seed; 4 is better by 9 mN at a beta2 of 0.95, and worse by 6 at 0.999
 MANY = 12  # seeds, of what is compared most closely
 
-NEAREST4 = _four_bits("nearest4", "4 bits, nearest", "nearest")
-NEAREST8 = _ours("dynamic8_nearest", "dynamic8, nearest", MANY, state="dynamic8", rounding="nearest")
-
 # In the order in which they are run and shown.
 VARIANTS = (
     Variant("fp32", "fp32 (torch)", torch_adamw, noise=True, seeds=MANY, moments=_torch_moment),
@@ -196,8 +140,7 @@ VARIANTS = (
     Variant("fp32_e", "fp32, init changed by 1e-3, 3rd draw", torch_adamw, init_change=1e-3, draw=5, noise=True),
     Variant("fp32_a", "fp32, init changed by 1e-6", torch_adamw, init_change=1e-6, draw=1),
     _ours("dynamic8", "dynamic8, auto (default)", MANY, state="dynamic8", rounding="auto"),
-    Variant("bnb_rule", "bitsandbytes' CUDA rule", bitsandbytes_rule, seeds=MANY, moments=_rule_moment),
-    NEAREST8,
+    _ours("dynamic8_nearest", "dynamic8, nearest", MANY, state="dynamic8", rounding="nearest"),
     _ours("float8", "float8, auto", MANY, state="float8", rounding="auto"),
     _ours("dynamic4", "dynamic4, auto", MANY, state="dynamic4", rounding="auto"),
     _weights("bf16_nearest", "bf16 weights, nearest", state="fp32"),
@@ -209,33 +152,13 @@ VARIANTS = (
     Variant("bnb_cpu", "bitsandbytes AdamW8bit on the CPU", bitsandbytes, moments=_cpu_moment, device="cpu"),
     Variant("bnb_cuda", "bitsandbytes AdamW8bit on CUDA", bitsandbytes, device="cuda"),
     _ours("fp32_ours", "fp32 (Lowtide)", state="fp32"),
-    rounded("bf16_momentum", "bf16 weights, error to momentum", Weights(BF16, error="momentum")),
-    rounded("bf16_momentum_stochastic", "bf16 weights, stochastic, error to momentum", Weights(BF16, True, "momentum"), seeds=6),
-    _four_bits("dither4", "4 bits, dithered", "dither"),
-    _four_bits("stochastic4", "4 bits, stochastic", "stochastic"),
-    NEAREST4,
-    _four_bits("dither4_32", "4 bits, dithered, blocks of 32", "dither", block=32),
-    _four_bits("dither4_256", "4 bits, dithered, blocks of 256", "dither", block=256),
-    _four_bits("dither4_two", "4 bits, dithered, scales of two", "dither", power_of_two=True),
-    _studied("dither4_root", "4 bits, dithered in the root (2nd: 4th root)", Format("dither", 0.5), Format("dither", 0.25)),
-    _studied("dither4_debiased", "4 bits, dithered, less the root's bias", Format("dither"), Format("dither", 0.5, debiased=True)),
-    _studied("dither4_linear", "4 bits, dithered, 2nd moment linear", Format("dither"), Format("dither")),
-    _studied("dither4_stochastic", "4 bits, 1st dithered, 2nd stochastic", Format("dither"), Format("stochastic", 0.5)),
-    _studied("dither4_first", "4 bits, dithered, 2nd moment fp32", Format("dither"), Exact()),
-    _studied("dither4_second", "4 bits, dithered, 1st moment fp32", Exact(), Format("dither", 0.5)),
     Variant("torchao4", "torchao AdamW4bit", torchao_4bit, seeds=6, moments=_torchao_moment),
-    _studied("flashoptim", "FlashOptim's CUDA rule", flashoptim_rule.Companded(), flashoptim_rule.Root()),
     Variant("flashoptim_cuda", "FlashOptim FlashAdamW", flashoptim(None), device="cuda"),
     Variant("flashoptim_24", "FlashOptim FlashAdamW, bf16 weights of 24 bits", flashoptim(24), weights=torch.bfloat16, device="cuda"),
-    _resets(NEAREST4),
-    _resets(NEAREST8),
     _muon("muon_fp32", "fp32 (torch)", "torch", noise=True),
     _muon("muon_fp32_c", "fp32, init changed by 1e-3", "torch", noise=True, init_change=1e-3, draw=3),
     _muon("muon_fp32_d", "fp32, init changed by 1e-3, 2nd draw", "torch", noise=True, init_change=1e-3, draw=4),
     _muon("muon_dynamic8", "dynamic8", "lowtide"),
-    _muon("muon_nearest4", "4 bits, nearest", Format("nearest"), studied=True),
-    _muon("muon_stochastic4", "4 bits, stochastic", Format("stochastic"), studied=True),
-    _muon("muon_dither4", "4 bits, dithered", Format("dither"), studied=True),
     _schedule_free("sf_package", "the package, fp32", package=True, noise=True),
     _schedule_free("sf_package_c", "the package, init changed by 1e-3", package=True, noise=True, init_change=1e-3),
     _schedule_free("sf_fp32", "fp32", state="fp32"),
@@ -252,7 +175,7 @@ def of_rule(rule: str) -> list[Variant]:
 
 def float32_of(variant: Variant) -> Variant | None:
     """The variant that its weights are compared with (apart.py): the same rule with float32 state. None: that is not done."""
-    compared = variant.weights == torch.float32 and not variant.studied and not variant.init_change
+    compared = variant.weights == torch.float32 and not variant.init_change
     exact = {"AdamW": "fp32", "Schedule-Free": "sf_fp32"}.get(variant.rule)
     known = {one.id: one for one in VARIANTS}
     return known[exact] if compared and exact and exact != variant.id else None

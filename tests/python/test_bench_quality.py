@@ -1,4 +1,4 @@
-"""bench/quality: its bitsandbytes rule rounds to the nearest entry, its noise is that of the runs, and its results last."""
+"""bench/quality: its noise is that of the runs, and its results last."""
 
 import json
 import math
@@ -19,30 +19,6 @@ from quality.gaps import Noise, Row, analyse, student  # noqa: E402
 from quality.products import InFloat32  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.variants import VARIANTS, of_rule, why_not  # noqa: E402
-
-
-def test_the_rule_rounds_to_the_nearest_entry(figure: Callable[[str], None]) -> None:
-    """Against the distances to all 256, for values over ten decades and next to every midpoint."""
-    pytest.importorskip("bitsandbytes", reason="the maps are bitsandbytes'")
-    from quality.bitsandbytes_rule import Map
-
-    source = torch.Generator().manual_seed(5)
-    for signed in (False, True):
-        table = Map(signed)
-        middle = (table.values[1:] + table.values[:-1]) / 2
-        spread = 10 ** (-10 * torch.rand(20000, generator=source))
-        x = torch.cat((torch.rand(20000, generator=source), spread, middle * (1 + 1e-6), middle * (1 - 1e-6), torch.ones(1)))
-        x = torch.cat((x, -x)) if signed else x.clamp(0, 1)
-        x = x[(x.abs() <= 1) & (x != 0)]
-        found = table.nearest(x)
-        nearest = (x.double()[:, None] - table.values.double()).abs().min(dim=1).values
-        chosen = (x.double() - found.double()).abs()
-        far = chosen > nearest * (1 + 1e-4)
-        if signed:  # a moment keeps its sign: beside zero that is not always the nearest
-            far &= x.abs() > table.values[128]
-            assert not bool((torch.signbit(found) != torch.signbit(x)).any())
-        figure(f"signed={signed}: {len(x)} values, {int(far.sum())} not the nearest")
-        assert not bool(far.any())
 
 
 def test_noise_is_that_of_the_runs(figure: Callable[[str], None]) -> None:
