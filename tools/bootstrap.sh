@@ -301,6 +301,8 @@ if [[ -z $build_dir ]]; then
   if [[ $native == yes ]] && g++ -march=native -E -x c++ /dev/null >/dev/null 2>&1; then
     build_dir=build/native
     options+=(-C cmake.define.LOWTIDE_NATIVE=ON)
+  else
+    options+=(-C cmake.define.LOWTIDE_NATIVE=OFF)
   fi
 fi
 

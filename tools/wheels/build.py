@@ -50,7 +50,7 @@ class Builder:
         cache = self._build / "CMakeCache.txt"
         if cache.is_file():
             cache.write_text(_PYTHON_LINES.sub("", cache.read_text()))
-        settings = {"LOWTIDE_CUDA": "OFF", "LOWTIDE_SYCL": "OFF"}
+        settings = {"LOWTIDE_CUDA": "OFF", "LOWTIDE_SYCL": "OFF", "LOWTIDE_NATIVE": "OFF"}
         settings["nanobind_DIR"] = self._nanobind()
         settings |= self._toolchain.settings
         # CMake of requirements.txt: Debian's does not know the stable ABI.
