@@ -263,6 +263,14 @@ def test_reports_of_suites_are_counted(tmp_path: Path) -> None:
     assert report.VERDICT[False] == "**no**"
 
 
+def test_a_checker_that_ran_no_test_has_failed() -> None:
+    def status(tail: str) -> Any:
+        return suites.checked(watchdog.Result("ok", 0, 1, tail), {"status": "ok"})["status"]
+
+    assert status("[==========] 10 tests from 3 test suites ran. (3782 ms total)") == "ok"
+    assert status("[==========] 0 tests from 0 test suites ran. (0 ms total)") == "failed"
+
+
 def test_a_rehearsal_ends_with_all_results(figure: Callable[[str], None], rehearsal: Rehearsal) -> None:
     assert rehearsal.code == 1, rehearsal.errors[-2000:]  # some did go wrong
     result = rehearsal.result

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import shutil
@@ -28,6 +29,7 @@ from document_fragments import CPP_PRELUDES, PRELUDES, RUN_ELSEWHERE
 from lowtide.cli.main import app
 
 ROOT = Path(__file__).parents[2]
+DEVICE = os.environ.get("LOWTIDE_LISTINGS_ON")  # "cuda": tools/gpu_check.py runs them on a GPU
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
 # Files of new parts, which tests/new_part builds, and the programs that tests/install builds.
 BUILT = {"docs/adding-a-rule.md", "docs/adding-a-codec.md", "docs/adding-a-hyper-parameter.md", "docs/adding-a-backend.md",
@@ -93,6 +95,9 @@ def run() -> Iterator[Callable[[str, Path], None]]:
         assert runner.stdin and runner.stdout
 
         def one(program: str, folder: Path) -> None:
+            if DEVICE:  # what the documents do on the CPU, there
+                program = program.replace('"gloo"', '"cpu:gloo,cuda:nccl"').replace('"cpu"', f'"{DEVICE}"')
+                program = f"import torch\ntorch.set_default_device('{DEVICE}')\n{program}"
             assert runner.stdin and runner.stdout
             print(json.dumps({"program": program, "folder": str(folder)}), file=runner.stdin, flush=True)
             status = runner.stdout.readline().strip()

@@ -4,6 +4,7 @@ compute-sanitizer."""
 from __future__ import annotations
 
 import os
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +16,14 @@ from gpu.watchdog import Result, run
 
 # Without NEEDED a test that finds no device is skipped. The share is of the random cases: the CPU steps them, too.
 DEVICE = {"LOWTIDE_TEST_DEVICE": "cuda", "LOWTIDE_TEST_DEVICE_NEEDED": "1", "LOWTIDE_TEST_SHARE": "0.3"}
-PYTHON_TESTS = ("test_on_gpu.py",)
+PYTHON_TESTS: dict[str, tuple[str, ...]] = {
+    "suite python": ("test_on_gpu.py",),
+    "suite ranks": ("test_on_gpu_ranks.py",),
+    "suite listings": ("test_readme.py", "-k", "test_example_runs or test_fragment_runs"),
+}
 SANITIZER_ERROR = 86  # an exit status that no test has
 # A checker makes all some ten times slower: a share of the random cases, of the tests that reach what it looks for.
-CHECKED_SHARE = {"LOWTIDE_TEST_SHARE": "0.02"}
+CHECKED_SHARE = {"LOWTIDE_TEST_SHARE": "0.1"}
 CHECKERS = {  # options of each, and the tests
     # Without errors of calls: some are asked on purpose, as the attributes of memory that CUDA does not know.
     "memcheck": (("--report-api-errors", "no"), "DeviceSteps.*:DeviceCodecs.*:DeviceNonfinite.*"),
@@ -39,11 +44,11 @@ def suite(name: str, found: Found, folders: Folders) -> Suite | str:
     """The suite of that name, or why it cannot be run."""
     program = folders.tests
     reports = folders.build / "reports"
-    if name == "suite python":
-        tests = [ROOT / "tests" / "python" / file for file in PYTHON_TESTS]
-        report = reports / "pytest.xml"
-        return Suite(name, [found.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests],
-                     report)  # fmt: skip
+    if name in PYTHON_TESTS:
+        file, *options = PYTHON_TESTS[name]
+        report = reports / f"{file}.xml"
+        command = [found.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *options]
+        return Suite(name, [*command, ROOT / "tests" / "python" / file], report, {"LOWTIDE_LISTINGS_ON": "cuda"})
     if not program.is_file():
         return f"{program} is not there"
     if name == "suite device":
@@ -59,10 +64,10 @@ def suite(name: str, found: Found, folders: Folders) -> Suite | str:
 def rehearsed(given: Suite) -> Suite:
     """On the CPU: Python's tests as far as they mean anything there; of the program that tests devices, on the emulated
     runtime if that is built, the two shortest tests."""
-    env = {**given.env, "LOWTIDE_ON_GPU": "cpu"}
+    env = {**given.env, "LOWTIDE_ON_GPU": "cpu", "LOWTIDE_LISTINGS_ON": ""}
     emulated = Path(os.environ.get("LOWTIDE_CUDA_EMULATED") or ROOT / "build" / "dev" / "liblowtide_cuda_emulated.so")
     if emulated.is_file():
-        env |= {"LOWTIDE_CUDA_PLUGIN": str(emulated), **CHECKED_SHARE}
+        env |= {"LOWTIDE_CUDA_PLUGIN": str(emulated), "LOWTIDE_TEST_SHARE": "0.02"}
     shortest = ["--gtest_filter=DeviceFlags.*:DeviceFill.*"] if "LOWTIDE_TEST_DEVICE" in env else []
     return Suite(given.name, [*given.command, *shortest], given.report, env)
 
@@ -105,6 +110,8 @@ def checked(result: Result, found: dict[str, Any]) -> dict[str, Any]:
         found["status"] = "not finished in time"  # the end of its output says whether it had found anything
     elif result.code == SANITIZER_ERROR:
         found["status"] = "errors found"
+    elif result.ok and not re.search(r"\[==========\] [1-9]\d* tests? from", result.tail):
+        found |= {"status": "failed", "reason": "no test ran"}
     elif "not supported" in result.tail.lower() and not result.ok:
         found["status"] = "not supported here"  # on virtual machines without debugging
     return found
