@@ -10,22 +10,14 @@ namespace {
 
 constexpr size_t kLongestQueue = 1024, kLongestLog = 1000;
 
-int64_t from_environment(const char* name, int64_t otherwise) {
+int from_environment(const char* name, int otherwise) {
   const char* text = std::getenv(name);
-  if (!text || !*text) return otherwise;
-  char* end = nullptr;
-  const auto value = std::strtoll(text, &end, 10);
-  return value << (*end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0);
+  return text && *text ? std::atoi(text) : otherwise;
 }
 
 Settings initial_settings() {
   Settings out;
-  out.devices = static_cast<int>(from_environment("LT_CUDA_EMULATOR_DEVICES", out.devices));
-  out.memory = static_cast<size_t>(from_environment("LT_CUDA_EMULATOR_MEMORY", static_cast<int64_t>(out.memory)));
-  out.pin_limit = static_cast<size_t>(from_environment("LT_CUDA_EMULATOR_PIN_LIMIT", -1));
-  out.processors = static_cast<int>(from_environment("LT_CUDA_EMULATOR_PROCESSORS", out.processors));
-  out.seed = static_cast<uint64_t>(from_environment("LT_CUDA_EMULATOR_SEED", 1));
-  out.driver = static_cast<int>(from_environment("LT_CUDA_EMULATOR_DRIVER", out.driver));
+  out.devices = from_environment("LT_CUDA_EMULATOR_DEVICES", out.devices);
   out.strict = from_environment("LT_CUDA_EMULATOR_STRICT", 0) != 0;
   return out;
 }

@@ -23,8 +23,6 @@ Policy policy_of_environment() {
                : name == "highest" ? Choice::kHighest
                : name == "random"  ? Choice::kRandom
                                    : Choice::kNearest;
-  const char* split = std::getenv("LT_PTX_SPLIT");
-  out.split = split && *split == '1';
   return out;
 }
 

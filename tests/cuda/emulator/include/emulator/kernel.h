@@ -112,7 +112,6 @@ inline unsigned int __ballot_sync(unsigned int mask, int predicate) {
   return static_cast<unsigned int>(cuda_emulator::meet(cuda_emulator::Meeting::kBallot, mask, predicate != 0, 0));
 }
 inline int __any_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned int mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
 template <class T>
 T __shfl_sync(unsigned int mask, T value, int source, int width = warpSize) {
   const unsigned int w = cuda_emulator::shuffle_width(width), first = cuda_emulator::lane() & ~(w - 1);
@@ -128,11 +127,6 @@ template <class T>
 T __shfl_down_sync(unsigned int mask, T value, unsigned int delta, int width = warpSize) {
   const unsigned int lane = cuda_emulator::lane(), w = cuda_emulator::shuffle_width(width);
   return cuda_emulator::shuffle(mask, value, (lane & (w - 1)) + delta < w ? lane + delta : lane);
-}
-template <class T>
-T __shfl_up_sync(unsigned int mask, T value, unsigned int delta, int width = warpSize) {
-  const unsigned int lane = cuda_emulator::lane(), w = cuda_emulator::shuffle_width(width);
-  return cuda_emulator::shuffle(mask, value, (lane & (w - 1)) >= delta ? lane - delta : lane);
 }
 
 inline unsigned int atomicOr(unsigned int* at, unsigned int value) {
@@ -160,27 +154,11 @@ T __ldcs(const T* at) {
   return *cuda_emulator::aligned(at);
 }
 template <class T>
-T __ldcg(const T* at) {
-  return *cuda_emulator::aligned(at);
-}
-template <class T>
 void __stcs(T* at, T value) {
-  *cuda_emulator::aligned(at) = value;
-}
-template <class T>
-void __stcg(T* at, T value) {
   *cuda_emulator::aligned(at) = value;
 }
 
 inline int __popc(unsigned int x) { return std::popcount(x); }
-inline int __popcll(unsigned long long x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned int>(x)); }
-inline int __ffs(int x) { return x ? std::countr_zero(static_cast<unsigned int>(x)) + 1 : 0; }
-inline unsigned int __brev(unsigned int x) {
-  unsigned int out = 0;
-  for (int i = 0; i < 32; ++i) out |= (x >> i & 1) << (31 - i);
-  return out;
-}
 // As CUDA's header says: three bits of the selector pick each byte. PTX's prmt takes the fourth to repeat the byte's
 // sign, which the compiler of CUDA removes: who passes it here means something that a GPU does not do.
 inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int selector) {
@@ -197,18 +175,9 @@ inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int sel
   return out;
 }
 inline unsigned int __float_as_uint(float x) { return std::bit_cast<unsigned int>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
-inline float __uint_as_float(unsigned int x) { return std::bit_cast<float>(x); }
-inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float x) { return std::sqrt(x); }
-inline float __frcp_rn(float x) { return 1.f / x; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 // CUDA C++ Programming Guide, "Intrinsic Functions": 0 for divisors between 2^126 and 2^128, and a NaN for infinity by
 // these.
 inline float __fdividef(float a, float b) { return std::fabs(b) > 0x1p126f && std::isfinite(b) ? a * 0.f : a / b; }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1.f) : 0.f; }
-inline void __threadfence() {}
