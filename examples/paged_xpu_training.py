@@ -138,8 +138,9 @@ def train(task: Task, name: str, scratch: str) -> list[float]:
             if len(losses) == args.steps:
                 break
     report = optimizer.report()
-    place = "disk_bytes" if task.device == "cpu" else "allocated_bytes"
-    print(f"  state: {report['state_bytes'] / 1e6:.1f} MB, of which {report[place] / 1e6:.1f} MB paged out")
+    places = {"RAM": "allocated_bytes", "disk": "disk_bytes"} if task.device == "cpu" else {"device": "device_bytes", "host": "allocated_bytes"}
+    taken = ", ".join(f"{place} {report[key] / 1e6:.1f} MB" for place, key in places.items())
+    print(f"  state: {report['state_bytes'] / 1e6:.1f} MB; taken for it, with buffers: {taken}")
     return losses
 
 
