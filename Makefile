@@ -39,7 +39,7 @@ bench-paging: ## measure what state on disk costs and saves (ARGS="--disk DIR --
 
 bench-memory: ## train a LLaMA of 217 M parameters with paged and unpaged optimizers: memory, losses (ARGS="--device cuda")
 	@tools/bootstrap.sh --extras bench,examples
-	@$(PYTHON) bench/memory/run.py $(ARGS)
+	@$(PYTHON) examples/benchmark_paged_memory.py --train_steps 12 --out build/bench/memory $(ARGS)
 
 bench-sign: ## measure signs to bits, back, and votes against memory, numpy and torch (ARGS="--json FILE")
 	@tools/bootstrap.sh --extras bench

@@ -1,5 +1,5 @@
-"""bitsandbytes' two examples of paged optimizers, with its options, and `bench/memory`, which repeats their table: tiny models, in this
-process. What they count of memory means nothing here."""
+"""bitsandbytes' two examples of paged optimizers, with its options: tiny models, in this process. What they count of memory means nothing
+here."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ import json
 import re
 import signal
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "examples"), str(ROOT / "bench")]
+sys.path.append(str(ROOT / "examples"))
 
 import benchmark_paged_memory  # noqa: E402
 import paged_xpu_training  # noqa: E402
-from common.options import chosen  # noqa: E402
 from llama import memory, paged  # noqa: E402
 from llama.errors import ExampleError  # noqa: E402
-from memory import report, runs  # noqa: E402
-from memory.variants import VARIANTS, Variant  # noqa: E402
 
 ALONE = memory.alone
 Figure = Callable[[str], None]
@@ -106,8 +101,6 @@ def test_devices_that_are_not_there_are_refused(device: str, capsys: pytest.Capt
 
 
 def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from memory.run import main as bench
-
     cases: list[tuple[Any, list[str], str]] = [
         (paged_xpu_training.main, ["--steps=0"], "--steps: got 0, wanted 1 or more"),
         (paged_xpu_training.main, ["--steps=1"], "--steps: got 1, wanted 2 or more: the last loss must be below the first"),
@@ -120,8 +113,6 @@ def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         *((benchmark_paged_memory.main, [f"--{name}=0"], f"--{name}: got 0, wanted 1 or more") for name in paged.SIZES),
         (benchmark_paged_memory.main, ["--hidden_size=100"], "--hidden_size: got 100, wanted a multiple of 32"),
         (benchmark_paged_memory.main, [*OPTIONS, "--budget=much"], "much"),
-        (bench, [*OPTIONS, "--vocab_size=255"], "--vocab_size: got 255, wanted 256 or more: a byte of the text is a token"),
-        (bench, [*OPTIONS, f"--disk={tmp_path / 'none'}"], "none"),
     ]
     for main, arguments, part in cases:
         assert main(["--device=cpu", f"--out={tmp_path}", *arguments]) == 2
@@ -137,34 +128,3 @@ def test_a_run_without_an_honest_peak_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(memory, "reset_peak", lambda: False)
     with pytest.raises(ExampleError, match="clear_refs cannot be written"):
         paged.Ram.reset()
-
-
-def test_the_bench_resumes_and_compares_pairs(tmp_path: Path, figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = runs.text_of(str(ROOT / "examples" / "data" / "instructions.json"))
-    wanted = [Variant(api, name) for api in ("compat", "native") for name in ("AdamW", "PagedAdamW", "AdamW8bit")]
-    told: list[str] = []
-    for variants in (wanted[:2], wanted):
-        found = runs.collect(TINY, text, variants, tmp_path, str(tmp_path), told.append)
-    assert [line.split(":")[0] for line in told] == [variant.id for variant in wanted], "the first two ran once"
-    result = {"date": "", "machine": {"cpu": "", "cores": 2, "versions": {}, "revision": ""}, "text_bytes": len(text), "runs": found,
-              "job": vars(TINY)}  # fmt: skip
-    pairs = report.pairs(result)
-    assert [pair.variant for pair in pairs] == [wanted[1], wanted[4]]
-    assert all(pair.same_bits and pair.largest_difference == 0 for pair in pairs)
-    assert "PagedAdamW | " in report.markdown(result)
-    # Another text of that length, or another revision, has no stored run.
-    assert not runs.collect(TINY, text[::-1], [], tmp_path, None, told.append)
-    monkeypatch.setattr(runs.machine, "revision", lambda: "other")
-    assert not runs.collect(TINY, text, [], tmp_path, None, told.append)
-    # A paged run that differs in its last weight, or saves too little where that is asked, is not good.
-    published = vars(replace(paged.Job(), train_steps=12))
-    asked = [{}, {"dtype": "fp32"}, {"num_layers": 2}, {"budget": "1GiB"}]
-    assert [report.must_save({**published, **other}, wanted[1]) for other in asked] == [True, False, False, False]
-    assert not any(pair.must_save for pair in pairs) and not report.must_save(published, Variant("compat", "PagedAdamW8bit"))
-    spoiled = replace(pairs[0], saved=report.WANTED, same_bits=False, must_save=True)
-    assert not spoiled.good and replace(spoiled, same_bits=True).good and not replace(spoiled, same_bits=True, saved=0.6589).good
-    figure(f"{len(found)} runs of {len(VARIANTS)}, {len(pairs)} pairs alike")
-    with pytest.raises(ArgumentTypeError, match="wanted some of compat.AdamW"):
-        chosen(VARIANTS, "AdamW")
-    with pytest.raises(ExampleError, match="--seq_len: got 10000"):
-        runs.measure(replace(TINY, seq_len=10000), wanted[0], text, None)
