@@ -16,7 +16,6 @@ from .files import write_atomically  # noqa: E402
 # Colours that stay apart for colour-blind readers and in grey print (Okabe-Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", (0, (4, 2)), "-.", ":", (0, (6, 1, 1, 1)), (0, (1, 1)))
-MARKERS = ("o", "x", "+", "s", "^", "D")
 MIB = 1 << 20
 
 
@@ -30,147 +29,67 @@ def smooth(values: list[float], window: int) -> np.ndarray:
 
 def draw(report: dict[str, Any], folder: Path) -> list[Path]:
     """Draw all pictures; returns their paths."""
+    runs = list(report["runs"].values())
+    looks = [{"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i % len(STYLES)], "lw": 1.6} for i in range(len(runs))]
     paths = [folder / "loss.png", folder / "memory.png"]
-    for path, figure in zip(paths, (_losses(report), _memory(report)), strict=True):
+    for path, figure in zip(paths, (_losses(report, runs, looks), _memory(runs, looks)), strict=True):
+        for axis in figure.axes:
+            axis.grid(alpha=0.25)
+            axis.set_axisbelow(True)
+            axis.spines[["top", "right"]].set_visible(False)
         write_atomically(path, lambda file, figure=figure: figure.savefig(file, format="png", dpi=130))
         plt.close(figure)
     return paths
 
 
-def _subtitle(report: dict[str, Any]) -> str:
-    config, first = report["config"], next(iter(report["runs"].values()))
-    return (f"LLaMA, {first['parameters'] / 1e6:.2f} M parameters, {config['batch']} x {config['context']} tokens "
-            f"per step, seed {config['seed']}\n{report['data']['source']}")  # fmt: skip
-
-
-def _twins(report: dict[str, Any]) -> dict[str, str]:
-    """The runs that repeat an earlier one bit for bit, with its label."""
-    rows = report["comparison"].items()
-    return {label: row["same_bits_as"] for label, row in rows if row["same_bits_as"]}
-
-
-def _line(report: dict[str, Any], label: str) -> dict[str, Any]:
-    """How a run's curve is drawn. One that another run repeats is a wide band, so that the other shows upon it."""
-    index = list(report["runs"]).index(label) % len(COLOURS)
-    band = label in _twins(report).values()
-    width = {"lw": 6, "alpha": 0.4} if band else {"lw": 1.6}
-    return {"color": COLOURS[index], "linestyle": "-" if band else STYLES[index], **width}
-
-
-def _losses(report: dict[str, Any]) -> plt.Figure:
-    runs = list(report["runs"].values())
-    twins = _twins(report)
-    compare = len(runs) > 1
-    figure, axes = plt.subplots(2 if compare else 1, 1, figsize=(9, 7 if compare else 5), sharex=True, squeeze=False,
-                                height_ratios=[2.4, 1] if compare else None, layout="constrained")  # fmt: skip
-    top = axes[0, 0]
-    window = max(1, len(runs[0]["history"]["loss"]) // 20)
-    for run, colour, marker in zip(runs, COLOURS, MARKERS, strict=False):
-        losses = smooth(run["history"]["loss"], window)
-        top.plot(np.arange(1, len(losses) + 1), losses, **_line(report, run["label"]),
-                 label=f"{run['title']}, training (mean of {window})")  # fmt: skip
-        steps, values = zip(*run["history"]["validation"], strict=True)
-        label = f"{run['title']}, validation (ends at {values[-1]:.3f})"
-        if twin := twins.get(run["label"]):
-            label += f":\nsame bits as {report['runs'][twin]['title']}, in every loss and weight"
-        top.plot(steps, values, color=colour, ls="none", marker=marker, ms=8 if run is runs[0] else 6, mew=1.6,
-                 mfc="none", label=label)  # fmt: skip
+def _losses(report: dict[str, Any], runs: list[dict[str, Any]], looks: list[dict[str, Any]]) -> plt.Figure:
+    """Above each other the losses, and what each run's differ from the first run's."""
+    figure, (top, below) = plt.subplots(2, 1, figsize=(9, 7), sharex=True, height_ratios=[2.4, 1], layout="constrained")
+    base = runs[0]["history"]
+    window = max(1, len(base["loss"]) // 20)
+    for run, look in zip(runs, looks, strict=True):
+        history = run["history"]
+        losses, twin = smooth(history["loss"], window), (report["comparison"].get(run["label"]) or {}).get("same_bits_as")
+        note = f"; same bits as {report['runs'][twin]['title']}" if twin else ""
+        steps, values = zip(*history["validation"], strict=True)
+        top.plot(np.arange(1, len(losses) + 1), losses, **look, label=f"{run['title']}, training (mean of {window})")
+        top.plot(steps, values, "o", color=look["color"], mfc="none", label=f"… validation, ends at {values[-1]:.3f}{note}")
+        count = min(len(history["loss"]), len(base["loss"]))
+        gaps = np.subtract(history["loss"][:count], base["loss"][:count])
+        below.plot(np.arange(1, count + 1), 1e3 * smooth(list(gaps), window), **look)
+    config = report["config"]
+    top.set_title(f"LLaMA, {runs[0]['parameters'] / 1e6:.2f} M parameters, {config['batch']} x {config['context']} tokens per step, "
+                  f"seed {config['seed']}\n{report['data']['source']}", loc="left", fontsize=10)  # fmt: skip
     top.set_ylabel("loss (nats per token)")
-    names = " and ".join(run["title"] for run in runs) if len(runs) < 3 else f"{len(runs)} optimizers"
-    top.set_title(f"Loss: {names}", loc="left", fontweight="bold", pad=38)
-    top.text(0, 1.02, _subtitle(report), transform=top.transAxes, fontsize=9, color="0.35", va="bottom")
     top.legend(frameon=False, fontsize=9)
-    if compare:
-        _differences(axes[1, 0], report, window)
-    axes[-1, 0].set_xlabel("step")
-    for axis in axes.flat:
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
+    below.set_title(f"Training, difference from {runs[0]['title']}; below zero is better", loc="left", fontsize=10)
+    below.set_ylabel("thousandths of a nat")
+    below.set_xlabel("step")
     return figure
 
 
-def _differences(axis: plt.Axes, report: dict[str, Any], window: int) -> None:
-    runs = list(report["runs"].values())
-    base = runs[0]
-    for run, colour, marker in zip(runs[1:], COLOURS[1:], MARKERS[1:], strict=False):
-        count = min(len(run["history"]["loss"]), len(base["history"]["loss"]))
-        gaps = np.subtract(run["history"]["loss"][:count], base["history"]["loss"][:count])
-        axis.plot(np.arange(1, count + 1), 1e3 * smooth(list(gaps), window), **_line(report, run["label"]),
-                  label=f"{run['title']}: training (mean of {window})")  # fmt: skip
-        reference = dict(map(tuple, base["history"]["validation"]))
-        points = [(s, 1e3 * (v - reference[s])) for s, v in run["history"]["validation"] if s in reference]
-        axis.plot(*zip(*points, strict=True), color=colour, ls="none", marker=marker, ms=6, mew=1.6, mfc="none",
-                  label=f"{run['title']}: validation")  # fmt: skip
-    axis.axhline(0, color=COLOURS[0], lw=1)
-    axis.set_ylabel("difference\n(thousandths of a nat)")
-    few = len(runs) == 2
-    axis.set_title(f"Difference from {base['title']}; below zero is better" + ("" if few else " (lines as above)"),
-                   loc="left", fontsize=10)  # fmt: skip
-    if few:  # more would hide the curves
-        axis.legend(frameon=False, fontsize=9, ncols=2)
-
-
-def _memory(report: dict[str, Any]) -> plt.Figure:
-    runs = list(report["runs"].values())
-    moving = any(run["moved_bytes_per_step"] for run in runs)
-    # Bars need room for their names, which stand side by side.
-    share = max(1.0, 0.52 * len(runs))
-    widths = [2.2, share, share] if moving else [2.2, share]
-    figure, axes = plt.subplots(1, len(widths), figsize=(4.6 + 2.45 * sum(widths[1:]), 4.6), width_ratios=widths,
-                                layout="constrained")  # fmt: skip
-    left = axes[0]
-    for run in runs:
-        line = {**_line(report, run["label"]), "lw": 1.6, "alpha": 1.0}
-        left.plot(run["history"]["seconds"], np.asarray(run["history"]["rss_growth"]) / MIB, **line,
-                  label=f"{run['title']}, after each step")  # fmt: skip
-        left.axhline(run["rss_peak_growth"] / MIB, color=line["color"], ls=":", lw=1.2,
-                     label=f"peak {run['rss_peak_growth'] / MIB:.0f} MiB ({run['rss_peak'] / MIB:.0f} with libraries)")  # fmt: skip
+def _memory(runs: list[dict[str, Any]], looks: list[dict[str, Any]]) -> plt.Figure:
+    """The process over time, and state in RAM with state on disk upon it."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7 + 1.3 * len(runs), 4.6), width_ratios=[2.2, max(1.0, 0.52 * len(runs))],
+                                         layout="constrained")  # fmt: skip
+    for place, (run, look) in enumerate(zip(runs, looks, strict=True)):
+        left.plot(run["history"]["seconds"], np.asarray(run["history"]["rss_growth"]) / MIB, **look,
+                  label=f"{run['title']}, peak {run['rss_peak_growth'] / MIB:.0f} MiB")  # fmt: skip
+        left.axhline(run["rss_peak_growth"] / MIB, color=look["color"], ls=":", lw=1.2)
+        # Memory taken from the system is rounded up, which matters only where RAM is limited.
+        disk = run["state_disk_bytes"] / MIB
+        ram = run["state_ram_bytes"] / MIB if disk else run["optimizer_bytes"] / MIB
+        right.bar(place, ram, color=look["color"], width=0.6)
+        right.bar(place, disk, bottom=ram, color="none", edgecolor=look["color"], hatch="///", width=0.6)
+        text = f"{ram:.2f} MiB" + (f"\n+ {disk:.2f} disk" if disk else f"\n{run['optimizer_bytes_per_parameter']:.2f} B/param")
+        right.annotate(text, (place, ram + disk), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9)
     left.set_ylim(bottom=0)
     left.set_xlabel("seconds of training")
     left.set_ylabel("resident memory above the level\nbefore the model was built (MiB)")
     left.set_title("Process memory", loc="left", fontweight="bold")
     left.legend(frameon=False, fontsize=9, loc="lower right")
-    _state_bars(axes[1], runs)
-    if moving:
-        _moved_bars(axes[2], runs)
-    for axis in axes:
-        axis.grid(alpha=0.25, axis="y")
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
+    names = [run["title"].replace(" AdamW ", "\nAdamW\n").replace(" in ", "\nin ") for run in runs]
+    right.set_xticks(range(len(runs)), names)
+    right.set_ylim(0, 1.2 * right.get_ylim()[1])  # room for the figures upon the bars
+    right.set_title("Optimizer state (hatched: disk)", loc="left", fontweight="bold")
     return figure
-
-
-def _names(runs: list[dict[str, Any]]) -> list[str]:
-    return [run["title"].replace(" AdamW ", "\nAdamW\n").replace(" in ", "\nin ") for run in runs]
-
-
-def _state_bars(axis: plt.Axes, runs: list[dict[str, Any]]) -> None:
-    """State in RAM, and upon it state on disk; without a budget, what the format needs."""
-    colours = COLOURS[: len(runs)]
-    disk = [run["state_disk_bytes"] / MIB for run in runs]
-    # Memory taken from the system is rounded up, which matters only where RAM is limited.
-    ram = [(run["state_ram_bytes"] if run["state_disk_bytes"] else run["optimizer_bytes"]) / MIB for run in runs]
-    axis.bar(_names(runs), ram, color=colours, width=0.6)
-    if any(disk):
-        axis.bar(_names(runs), disk, bottom=ram, color="none", edgecolor=colours, hatch="///", width=0.6)
-    for place, (run, in_ram, on_disk) in enumerate(zip(runs, ram, disk, strict=True)):
-        text = (f"{in_ram:.2f} MiB RAM\n+ {on_disk:.2f} disk" if on_disk
-                else f"{in_ram:.2f} MiB\n{run['optimizer_bytes_per_parameter']:.2f} B/param")  # fmt: skip
-        axis.annotate(text, (place, in_ram + on_disk), xytext=(0, 3), textcoords="offset points", ha="center",
-                      fontsize=9)  # fmt: skip
-    axis.set_ylim(0, max(r + d for r, d in zip(ram, disk, strict=True)) * 1.2)
-    axis.set_ylabel("MiB")
-    axis.set_title("Optimizer state" + (" (hatched: disk)" if any(disk) else ""), loc="left", fontweight="bold")
-
-
-def _moved_bars(axis: plt.Axes, runs: list[dict[str, Any]]) -> None:
-    """The bytes that a step reads from and writes to the disk, their rate, and the step's waiting time."""
-    moved = [run["moved_bytes_per_step"] / MIB for run in runs]
-    axis.bar(_names(runs), moved, color=COLOURS[: len(runs)], width=0.6)
-    for place, (run, size) in enumerate(zip(runs, moved, strict=True)):
-        rate = run["moved_bytes_per_step"] / (run["optimizer_ms_median"] * 1e6)
-        text = f"{size:.2f} MiB\n{rate:.2f} GB/s\n{run['waited_ms_median']:.2f} ms waited" if size else "none"
-        axis.annotate(text, (place, size), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9)
-    axis.set_ylim(0, max(moved) * 1.28)
-    axis.set_ylabel("MiB per step")
-    axis.set_title("RAM to disk and back", loc="left", fontweight="bold")
