@@ -74,10 +74,10 @@ def _lowtide_codes(moments: list[torch.Tensor], target: str) -> list[tuple[torch
     state = donor.state[param]
     state["exp_avg"], state["exp_avg_sq"] = (moment.reshape(shape).clone() for moment in moments)
     options: dict[str, Any] = {"state": "dynamic8"} | ({"cpu_target": target} if target else {})
-    optimizer = lowtide.optimizer([param], "adamw", options)
+    optimizer = lowtide([param], "adamw", options)
     optimizer.load_state_dict(donor.state_dict())
     state = optimizer.state[param]
-    return [(state[name], state[f"{name}_scale"]) for name in ("exp_avg", "exp_avg_sq")]
+    return [(state[f"{name}_codes"], state[f"{name}_scale"]) for name in ("exp_avg", "exp_avg_sq")]
 
 
 def _bitsandbytes_codes(moments: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:

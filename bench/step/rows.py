@@ -43,7 +43,7 @@ AT_MOST = ("us_per_tensor", "state_bytes", "x_nearest")
 class Line:
     id: str
     label: str
-    contender: str  # a module of step/contenders
+    contender: str  # of CONTENDERS
     widths: Widths  # bytes per element of p, g and the states
     rule: str = "adamw"
     options: dict[str, Any] = field(default_factory=dict)

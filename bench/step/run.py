@@ -23,21 +23,18 @@ if __name__ == "__main__":
 import argparse  # noqa: E402
 import dataclasses  # noqa: E402
 import gc  # noqa: E402
-import importlib  # noqa: E402
 import time  # noqa: E402
 from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 from common import machine, results, rounds  # noqa: E402
-from step import ceiling, contenders, report  # noqa: E402
+from common.contenders import state_bytes  # noqa: E402
+from step import ceiling, report  # noqa: E402
 from step.codes import Count, count_wrong  # noqa: E402
+from step.contenders import CONTENDERS  # noqa: E402
 from step.rows import CODES, FUSED, FUSED_BF16, GROUPS, NEAREST, Group, Line  # noqa: E402
 from step.sequence import Sequence  # noqa: E402
 
-MODULES = (
-    "torch_fused", "lowtide", "lowtide_bnb", "gradient_reads", "torch_foreach", "bitsandbytes", "deepspeed_cpu_adam", "torchao",
-    "flashoptim",
-)  # fmt: skip
 OUT = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 
@@ -52,10 +49,10 @@ class Choice:
         self._wanted, self._quick = wanted, quick
         self._reasons: dict[str, str | None] = {}
 
-    def why_not(self, module: str) -> str | None:
-        if module not in self._reasons:
-            self._reasons[module] = importlib.import_module(f"step.contenders.{module}").why_not(self._quick)
-        return self._reasons[module]
+    def why_not(self, name: str) -> str | None:
+        if name not in self._reasons:
+            self._reasons[name] = CONTENDERS[name].why_not(self._quick)
+        return self._reasons[name]
 
     def codes(self) -> bool:
         return not self._wanted or CODES in self._wanted
@@ -72,8 +69,8 @@ class Choice:
         """Why a line cannot run, or None."""
         if (reason := self.why_not(line.contender)) is not None:
             return reason
-        module = importlib.import_module(f"step.contenders.{line.contender}")
-        return module.cannot(line.options) if hasattr(module, "cannot") else None
+        cannot = CONTENDERS[line.contender].cannot
+        return cannot(line.options) if cannot else None
 
 
 def parameters(group: Group, dtype: str, quick: bool) -> list[torch.nn.Parameter]:
@@ -102,8 +99,7 @@ def measure_group(
     tensors = len(params["float32"])
     optimizers, steps, buffers = {}, {}, []
     for line in present:
-        module = importlib.import_module(f"step.contenders.{line.contender}")
-        optimizers[line.id] = module.optimizer(params[line.dtype], line.rule, line.options)
+        optimizers[line.id] = CONTENDERS[line.contender].make(params[line.dtype], line.rule, line.options)
         made = optimizers[line.id]
         steps[line.id] = Sequence(made, params[line.dtype]) if line.clips else made.step
     if group.ceiling:
@@ -116,7 +112,7 @@ def measure_group(
                     steps[ceiling_name(widths, huge)] = lambda memory=memory, widths=widths: memory.run(widths)
     clean, limit = (2, 3) if quick else (group.clean, group.limit)
     series = rounds.measure(steps, counts, clean, limit, parts=1 if quick else 2)
-    state = {id: contenders.state_bytes(optimizer) / elements for id, optimizer in optimizers.items()}
+    state = {id: state_bytes(optimizer) / elements for id, optimizer in optimizers.items()}
     for memory in buffers:
         memory.close()
     rows = []
@@ -210,8 +206,9 @@ def measure_codes(choice: Choice, quick: bool) -> list[Count]:
         return []
     targets: list[str] = []
     if with_lowtide := choice.why_not("lowtide") is None:
-        targets = importlib.import_module("step.contenders.lowtide").describe()["cpu_targets"]
-        targets = ["", *targets[1:]]
+        from lowtide import _core
+
+        targets = ["", *_core.cpu_targets()[1:]]
     return count_wrong(1 << (14 if quick else 20), targets, with_lowtide)
 
 
@@ -239,10 +236,9 @@ def main() -> int:
     counts = [count for count in map(int, args.threads.split(",")) if count <= len(threads.cores())]
     if not counts:
         raise SystemExit(f"--threads: got {args.threads}, wanted at most {len(threads.cores())}, the cores there are")
-    packages = [importlib.import_module(f"step.contenders.{name}").PACKAGE for name in MODULES]
     result: dict[str, Any] = {
         "quick": args.quick,
-        "machine": machine.describe(sorted(set(packages))),
+        "machine": machine.describe(sorted({contender.package for contender in CONTENDERS.values()})),
         "ceiling_flags": ceiling.FLAGS,
         "method": {
             "seconds": "33rd percentile of the clean samples",
@@ -266,11 +262,7 @@ def main() -> int:
             gc.collect()
     codes = measure_codes(choice, args.quick) if choice.codes() else []
     result["codes"] = [dataclasses.asdict(count) for count in codes]
-    result["contenders"] = {
-        name: importlib.import_module(f"step.contenders.{name}").describe()
-        for name in MODULES
-        if choice.why_not(name) is None
-    }
+    result["contenders"] = [name for name in CONTENDERS if choice.why_not(name) is None]
     result["load_average"]["after"] = machine.load_average()
     result["seconds"] = time.monotonic() - start
     report.show(result, codes)
