@@ -35,8 +35,8 @@ DeviceStore::~DeviceStore() {
 void DeviceStore::add(std::span<const ShapedParam> params) {
   onload();
   catch_up();
-  LT_REQUIRE(options_.chunk_bytes <= kLargestDeviceChunk, "got chunk_bytes=%lld, wanted %lld at most on a device",
-             ll(options_.chunk_bytes), ll(kLargestDeviceChunk));
+  LT_REQUIRE(options_.budget.chunk <= kLargestDeviceChunk, "got chunk_bytes=%lld, wanted %lld at most on a device",
+             ll(options_.budget.chunk), ll(kLargestDeviceChunk));
   choose_first_budget();
   StorePlan planned = plan(params);
   if (options_.managed) check_managed(planned.plan.total_bytes);

@@ -61,12 +61,9 @@ class HostWrites {
 };
 
 struct DeviceStoreOptions {
-  int64_t device_bytes = -1;  // for state, slots included; -1: 7/8 of what is free when parameters are added (of all,
-                              // where that is not known)
-  int64_t host_bytes = -1;    // likewise; -1: no limit
-  int64_t chunk_bytes = 0;    // 0: chosen from the budgets
+  Budget budget;  // device == -1: 7/8 of what is free when parameters are added (of all, where that is not known)
   bool managed = false;
-  bool automatic = false;  // instead of device_bytes: see Residency
+  bool automatic = false;  // instead of budget.device: see Residency
   // How chunks that do not fit are stepped; nothing: as choose_transfer_mode says when it first matters.
   std::optional<TransferMode> transfer = TransferMode::kCopy;
   std::function<TransferMode()> choose_transfer_mode = {};
@@ -77,7 +74,6 @@ struct DeviceStoreOptions {
   std::function<bool(void* memory, void* queue)> note_use = {};
   // A directory for what fits into neither; "": none. Then transfer is kCopy, and managed and automatic are false.
   std::string disk = "";
-  int64_t disk_bytes = -1;  // -1: no limit
 };
 
 class DeviceStore final : public Store {
@@ -205,7 +201,7 @@ class DeviceStore final : public Store {
   Device& device_;
   DeviceStoreOptions options_;
   std::optional<TransferMode> transfer_;  // nothing: not chosen yet
-  std::optional<int64_t> budget_;         // in place of options_.device_bytes
+  std::optional<int64_t> budget_;         // in place of options_.budget.device
   std::vector<DeviceRecord> chunks_;
   bool offloaded_ = false;             // chunks that the plan keeps on the device are elsewhere until onload()
   std::unique_ptr<ScratchFile> file_;  // nullptr: nothing has been on disk

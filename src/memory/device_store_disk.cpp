@@ -29,7 +29,7 @@ FilePlaces DeviceStore::make_places(const StorePlan& planned) {
 // A place says nothing of where the chunk is.
 void DeviceStore::make_places(const FilePlaces& places) {
   if (places.bytes == 0) return;
-  places.check(options_.disk_bytes);
+  places.check(options_.budget.disk);
   places.fit(file_, env_, options_.disk);
   for (size_t i = 0; i < chunks_.size(); ++i) chunks_[i].file_offset = places.offsets[i];
 }

@@ -11,9 +11,9 @@ namespace lowtide {
 
 // Where nobody has said how much, an eighth is left for activations and gradients that are not there yet.
 int64_t DeviceStore::device_budget() const {
-  if (budget_) return options_.device_bytes < 0 ? *budget_ : std::min(*budget_, options_.device_bytes);
+  if (budget_) return options_.budget.device < 0 ? *budget_ : std::min(*budget_, options_.budget.device);
   if (options_.automatic) return 0;
-  if (options_.device_bytes >= 0) return options_.device_bytes;
+  if (options_.budget.device >= 0) return options_.budget.device;
   const Device::Limits limits = device_.limits();
   if (limits.free >= 0) return report().device_bytes + limits.free / 8 * 7;
   return limits.total < 0 ? -1 : limits.total / 8 * 7;
@@ -26,15 +26,11 @@ void DeviceStore::choose_first_budget() {
 }
 
 StoreOptions DeviceStore::limits() const {
-  StoreOptions out{options_.managed ? -1 : device_budget(),
-                   options_.disk,
-                   options_.host_bytes,
-                   options_.chunk_bytes,
-                   true,
-                   options_.disk_bytes};
+  StoreOptions out{options_.budget, options_.disk, true};
+  out.budget.device = options_.managed ? -1 : device_budget();
   out.in_place = transfer() == TransferMode::kZeroCopy;
   out.at_least_slots = !options_.managed && (options_.automatic || budget_);
-  out.ram_limit = options_.device_bytes;
+  out.device_limit = options_.budget.device;
   return out;
 }
 
@@ -153,7 +149,7 @@ void DeviceStore::check_managed(int64_t bytes) {
     if (held == 0) managed_room_ = limits.free;
     most = std::max<int64_t>(std::min(managed_room_, limits.free + held) - Residency::margin(limits.total), 0);
   }
-  if (options_.device_bytes >= 0) most = most < 0 ? options_.device_bytes : std::min(most, options_.device_bytes);
+  if (options_.budget.device >= 0) most = most < 0 ? options_.budget.device : std::min(most, options_.budget.device);
   LT_REQUIRE(most < 0 || bytes <= most,
              "%s of state do not fit in %s of device memory, and managed memory must not exceed it; give less managed "
              "state, or a budget without managed memory, which moves only what does not fit",
@@ -263,7 +259,7 @@ void DeviceStore::follow_residency() {
 
 // Host memory first, as far as it has room beside what is there and its slots.
 std::vector<Tier> DeviceStore::offloaded_tiers() const {
-  const int64_t limit = options_.host_bytes;
+  const int64_t limit = options_.budget.host;
   int64_t room = limit < 0 ? INT64_MAX : limit - static_cast<int64_t>(ring_.slots()) * ring_.slot_bytes();
   for (const DeviceRecord& record : chunks_)
     if (record.tier() == Tier::kHost) room -= record.chunk.bytes;
@@ -281,11 +277,11 @@ std::vector<Tier> DeviceStore::offloaded_tiers() const {
 
 void DeviceStore::check_offload() const {
   if (offloaded_) return;
-  if (!options_.disk.empty()) return places_for(offloaded_tiers()).check(options_.disk_bytes);
+  if (!options_.disk.empty()) return places_for(offloaded_tiers()).check(options_.budget.disk);
   const Plan& plan = pager_.plan();
-  LT_REQUIRE(options_.host_bytes < 0 || plan.total_bytes <= options_.host_bytes,
+  LT_REQUIRE(options_.budget.host < 0 || plan.total_bytes <= options_.budget.host,
              "got a host memory budget of %lld bytes, wanted at least %lld to put all state there",
-             ll(options_.host_bytes), ll(plan.total_bytes));
+             ll(options_.budget.host), ll(plan.total_bytes));
 }
 
 void DeviceStore::offload() {

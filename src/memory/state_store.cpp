@@ -40,7 +40,7 @@ void StateStore::add(std::span<const ShapedParam> params) {
   const FilePlaces file = places_of(chunks_, planned.chunk_bytes, to_disk);
   // The plan counts what streams; places of chunks that have become resident since are still in the file.
   if (plan.slots > 0) {
-    file.check(options_.disk_bytes);
+    file.check(options_.budget.disk);
     file.fit(file_, env_, options_.disk);
   }
 

@@ -21,11 +21,13 @@ bool has_third(const StoreOptions& options) { return options.on_device && !optio
 
 // Large enough for the disk to run at its rate, small enough that the ring leaves most of the budget to residents.
 int64_t chunk_bytes_for(const StoreOptions& options, int64_t total) {
-  if (options.chunk_bytes > 0) return options.chunk_bytes;
-  int64_t budget = !options.at_least_slots ? options.ram_bytes : options.ram_limit;
-  if (has_third(options) && options.disk_bytes >= 0)  // the slots of either must leave room
-    budget = budget < 0 ? options.disk_bytes : std::min(budget, options.disk_bytes);
-  else if (options.ram_bytes < 0)
+  const Budget& given = options.budget;
+  if (given.chunk > 0) return given.chunk;
+  const int64_t near = options.on_device ? given.device : given.host;
+  int64_t budget = !options.at_least_slots ? near : options.device_limit;
+  if (has_third(options) && given.host >= 0)  // the slots of either must leave room
+    budget = budget < 0 ? given.host : std::min(budget, given.host);
+  else if (near < 0)
     return kLargestChunk;
   if (budget < 0) budget = total;
   const int64_t share = std::min(budget, total) / (4 * kSlots) / kPageBytes * kPageBytes;
@@ -50,19 +52,19 @@ StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, s
   PlanInput input;
   input.chunk_bytes = std::move(before);
   for (const Chunk& chunk : out.added) input.chunk_bytes.push_back(chunk.bytes);
-  input.ram_budget = options.ram_bytes;
+  input.ram_budget = options.on_device ? options.budget.device : options.budget.host;
+  input.disk_budget = options.on_device ? options.budget.host : options.budget.disk;
   if (options.at_least_slots && !options.in_place && !input.chunk_bytes.empty()) {
     int64_t slots = kOverlappingSlots * *std::max_element(input.chunk_bytes.begin(), input.chunk_bytes.end());
-    if (options.ram_limit >= 0) slots = std::min(slots, options.ram_limit);
+    if (options.device_limit >= 0) slots = std::min(slots, options.device_limit);
     input.ram_budget = std::max(input.ram_budget, slots);
   }
-  input.disk_budget = options.disk_bytes;
   input.has_disk = options.on_device || !options.disk.empty();
   if (options.on_device) input.near = "device memory", input.far = "host memory";
   if (!input.has_disk && sum_of(input.chunk_bytes) > input.ram_budget) {
     // Chunks follow the budget, and so does what is added to fill their pages: this is of the one to ask for.
     StoreOptions whole = options;
-    whole.ram_bytes = total;
+    whole.budget.host = total;
     input.whole_bytes = known;
     for (const Chunk& chunk : cut_chunks(params, chunk_bytes_for(whole, total))) input.whole_bytes += chunk.bytes;
   }
@@ -73,7 +75,7 @@ StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, s
   input.both_ways = options.on_device;
   if (has_third(options)) {
     TierPlan tiers =
-        plan_tiers(input.chunk_bytes, {input.ram_budget, options.disk_bytes, options.behind_bytes}, kSlots);
+        plan_tiers(input.chunk_bytes, {input.ram_budget, options.budget.host, options.budget.disk}, kSlots);
     for (const Tier tier : tiers.tier) out.on_disk.push_back(tier == Tier::kDisk);
     out.plan = std::move(tiers.device);
     out.host = std::move(tiers.host);

@@ -13,18 +13,16 @@
 namespace lowtide {
 
 struct StoreOptions {
-  int64_t ram_bytes = -1;   // where chunks are stepped (DeviceStore: of the device); -1: no limit
-  std::string disk;         // directory for the scratch file; "": no disk
-  int64_t disk_bytes = -1;  // where the others wait (DeviceStore: of the host); -1: no limit
-  int64_t chunk_bytes = 0;  // 0: chosen from the budget
-  // Device and host, instead of RAM and disk; with a disk, that comes behind them.
+  Budget budget;
+  std::string disk;  // directory for the scratch file; "": no disk
+  // Chunks are stepped on the device and wait in host memory, or behind that on disk. Otherwise they are stepped in
+  // host memory and wait on disk.
   bool on_device = false;
-  int64_t behind_bytes = -1;  // on_device: on disk; -1: no limit
-  bool in_place = false;      // chunks that are not resident are stepped where they wait, without slots
-  // ram_bytes is raised to what three slots of the largest chunk take, or to `ram_limit` (-1: none) if that is less,
-  // and has no part in the size of chunks.
+  bool in_place = false;  // chunks that are not resident are stepped where they wait, without slots
+  // budget.device is raised to what three slots of the largest chunk take, or to `device_limit` (-1: none) if that is
+  // less, and has no part in the size of chunks.
   bool at_least_slots = false;
-  int64_t ram_limit = -1;
+  int64_t device_limit = -1;
 };
 
 // Bytes of state per second, for predicted times; 0: unknown.

@@ -16,10 +16,12 @@ namespace lowtide {
 
 enum class Tier : uint8_t { kDevice, kHost, kDisk };
 
-struct TierBudgets {    // bytes; -1: no limit
+// Bytes of state that each tier may hold; -1: no limit.
+struct Budget {
   int64_t device = -1;  // its slots included
   int64_t host = -1;    // its slots included
-  int64_t disk = -1;
+  int64_t disk = -1;    // of the scratch file
+  int64_t chunk = 0;    // the unit of moving, a multiple of kPageBytes; 0: chosen from the budget
 };
 
 struct TierPlan {
@@ -34,6 +36,6 @@ struct TierPlan {
 // chunk_bytes: in the order of a step, as in PlanInput. max_slots: of each ring, 1 to 64.
 // Rings have fewer slots than three only where the budgets cannot hold three: first the host's, then the device's.
 // Throws kInvalidArgument as make_plan() does; the message says "at least N bytes" of which budget, and N suffice.
-TierPlan plan_tiers(const std::vector<int64_t>& chunk_bytes, const TierBudgets& budgets, int max_slots = 4);
+TierPlan plan_tiers(const std::vector<int64_t>& chunk_bytes, const Budget& budget, int max_slots = 4);
 
 }  // namespace lowtide

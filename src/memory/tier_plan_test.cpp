@@ -65,7 +65,7 @@ int64_t bytes_of_all(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
 }
 
-void expect_tiers(const std::vector<int64_t>& sizes, const TierBudgets& budgets, const TierPlan& plan) {
+void expect_tiers(const std::vector<int64_t>& sizes, const Budget& budgets, const TierPlan& plan) {
   int64_t bytes[3] = {};
   std::vector<int64_t> behind;
   ASSERT_EQ(plan.tier.size(), sizes.size());
@@ -114,7 +114,7 @@ TEST(TierPlan, KeepsBudgetsAndMovesTheLeastOnEachLink) {
     const auto budget = [&] {
       return random.chance(0.125) ? -1 : kPageBytes * random.below(bytes_of_all(sizes) / kPageBytes + 2);
     };
-    TierBudgets budgets{budget(), budget(), budget()};
+    Budget budgets{budget(), budget(), budget()};
     const int max_slots = static_cast<int>(random.between(1, 5));
     bool was_refused = false;
     for (int tries = 0;; ++tries) {
@@ -162,7 +162,7 @@ TEST(TierPlan, IsThePlanOfTwoTiersWhereHostMemorySuffices) {
 // five: there is room for eight.
 TEST(TierPlan, TakesSlotsOfTheDeviceWhereWhatIsBehindItDoesNotFit) {
   const std::vector<int64_t> sizes(12, kPageBytes);
-  const TierBudgets budgets{6 * kPageBytes, 4 * kPageBytes, 5 * kPageBytes};
+  const Budget budgets{6 * kPageBytes, 4 * kPageBytes, 5 * kPageBytes};
   const TierPlan plan = plan_tiers(sizes, budgets);
   expect_tiers(sizes, budgets, plan);
   EXPECT_EQ(plan.device.slots, 2);
@@ -173,7 +173,7 @@ TEST(TierPlan, TakesSlotsOfTheDeviceWhereWhatIsBehindItDoesNotFit) {
 // Four slots on the device and two in host memory hold it, too, but those two do not overlap.
 TEST(TierPlan, PrefersThreeSlotsInHostMemoryToAFourthOnTheDevice) {
   const std::vector<int64_t> sizes(120, kPageBytes);
-  const TierBudgets budgets{10 * kPageBytes, 12 * kPageBytes, 104 * kPageBytes};
+  const Budget budgets{10 * kPageBytes, 12 * kPageBytes, 104 * kPageBytes};
   const TierPlan plan = plan_tiers(sizes, budgets);
   expect_tiers(sizes, budgets, plan);
   EXPECT_EQ(plan.device.slots, 3);

@@ -45,12 +45,8 @@ void predict_bytes(const Memory& memory, const Members& members, const StoreRate
   Placement placement = placement_of(memory, 0, members.shaped);
   if (is_on_device(memory)) {
     placement.direct = false;
-    placement.store = {memory.managed ? -1 : memory.device_bytes,
-                       memory.disk,
-                       memory.ram_bytes,
-                       memory.chunk_bytes,
-                       true,
-                       memory.disk_bytes};
+    placement.store = {budget_of(memory), memory.disk, true};
+    if (memory.managed) placement.store.budget.device = -1;
     placement.store.in_place = find_transfer_mode(memory.transfer) == TransferMode::kZeroCopy;
   }
   Plan plan;

@@ -55,6 +55,10 @@ Residence::Residence(Env& env, const Memory& memory, Backend& backend, const Dev
   check_scratch_directory(env, memory_.disk);  // now, not when the first step needs it
 }
 
+Budget budget_of(const Memory& memory) {
+  return {memory.device_bytes, memory.ram_bytes, memory.disk_bytes, memory.chunk_bytes};
+}
+
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params) {
   Placement out;
   for (const ShapedParam& param : params) {
@@ -64,19 +68,18 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Shap
   }
   const int64_t left = memory.ram_bytes - taken;
   out.direct = memory.ram_bytes < 0 || round_up(out.record_bytes, kPageBytes) <= left;
-  out.store = {left, memory.disk, memory.disk_bytes, memory.chunk_bytes};
+  out.store = {budget_of(memory), memory.disk};
+  out.store.budget.host = left;
   return out;
 }
 
 void Residence::add_to_store(const Placement& placement) {
   // One store, however often it refuses: its queues live as long as the device.
   if (device_ && !on_device_) {
-    DeviceStoreOptions options{memory_.device_bytes, memory_.ram_bytes, memory_.chunk_bytes, memory_.managed,
-                               memory_.automatic};
+    DeviceStoreOptions options{budget_of(memory_), memory_.managed, memory_.automatic};
     options.transfer = find_transfer_mode(memory_.transfer);
     options.choose_transfer_mode = [this] { return fastest_transfer_mode(env_, backend_); };
     options.disk = memory_.disk;
-    options.disk_bytes = memory_.disk_bytes;
     if (!memory_.disk.empty()) options.transfer = TransferMode::kCopy;
     options.shared_allocator = allocator_.allocate != nullptr;
     if (allocator_.note_use)

@@ -16,6 +16,8 @@ namespace lowtide {
 // Throws kInvalidArgument on a bad value.
 void check_memory(const Memory& memory);
 
+Budget budget_of(const Memory& memory);
+
 // Residence::place decides this before it does it.
 struct Placement {
   std::vector<ShapedParam> shaped;  // the parameters whose rule has state

@@ -20,7 +20,8 @@ TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
   int adds = 0, refused_by_plan = 0, refused_by_file = 0, above = 0, changed = 0;
   for (int trial = 0; trial < 100; ++trial) {
     const int64_t limit = rng.between(20, 80) * kPageBytes;
-    StateStore store(system_env(), {rng.between(4, 20) * kPageBytes, disk.path(), limit, kPageBytes});
+    StateStore store(system_env(),
+                     {{.host = rng.between(4, 20) * kPageBytes, .disk = limit, .chunk = kPageBytes}, disk.path()});
     for (int64_t param = 0; param < 8; ++param) {
       // Chunks of one block each where the block is large: of several sizes, so that the best set to keep changes.
       const ShapedParam added{
