@@ -1,8 +1,11 @@
 // Norms of whole parameters, for the arguments of rules that need them (LAMB, LARS): a pass over what the step is about
 // to read, before it. Sums are exact, so no bit depends on threads, chunks or tiers.
+#include <bit>
 #include <cmath>
+#include <mutex>
 
 #include "core/exact_sum.h"
+#include "core/thread_pool.h"
 #include "optim/step_plan.h"
 
 namespace lowtide {
@@ -10,6 +13,8 @@ namespace {
 
 // A call of the backend gives 1 MiB of results.
 constexpr int64_t kBlocksAtOnce = int64_t{1} << 16;
+// A thread adds this many at a time: some 30 us of work, beside which a merge of sums costs nothing.
+constexpr int64_t kBlocksOfThread = int64_t{1} << 12;
 
 int64_t blocks_of(const StepItem& item) {
   return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
@@ -54,25 +59,47 @@ class StepPlan::NormSums {
     if (waiting_.empty()) return;
     blocks_.resize(static_cast<size_t>(waiting_blocks_));
     on_.at_params.norms(waiting_, on_.threads, blocks_, stream_);
-    const BlockNorms* at = blocks_.data();
+    std::span<const BlockNorms> left = blocks_;
     for (size_t i = 0; i < waiting_.size(); ++i) {
-      ExactSum(&sums)[2] = sums_[static_cast<size_t>(owners_[i])].of;
-      for (const BlockNorms* const end = at + waiting_[i].blocks; at < end; ++at)
-        for (int k = 0; k < 2; ++k) sums[k].add(at->sum[k], 2 * std::ilogb(at->unit[k]));
+      const size_t count = static_cast<size_t>(waiting_[i].blocks);
+      add_blocks(left.first(count), sums_[static_cast<size_t>(owners_[i])]);
+      left = left.subspan(count);
     }
     waiting_.clear();
     owners_.clear();
     waiting_blocks_ = 0;
   }
   ParamNorms of(int64_t param) const {
-    const ExactSum(&sums)[2] = sums_[static_cast<size_t>(param)].of;
-    return {std::sqrt(sums[0].value()), std::sqrt(sums[1].value())};
+    const Sums& sums = sums_[static_cast<size_t>(param)];
+    return {std::sqrt(sums.of[0].value()), std::sqrt(sums.of[1].value())};
   }
 
  private:
   struct Sums {
     ExactSum of[2];
+
+    void add(std::span<const BlockNorms> blocks) {
+      // A unit is a normal power of two: its exponent is in its bits.
+      for (const BlockNorms& block : blocks)
+        for (int k = 0; k < 2; ++k)
+          of[k].add(block.sum[k], 2 * (static_cast<int>(std::bit_cast<uint32_t>(block.unit[k]) >> 23) - 127));
+    }
   };
+
+  void add_blocks(std::span<const BlockNorms> blocks, Sums& to) const {
+    const int64_t count = static_cast<int64_t>(blocks.size());
+    if (count <= kBlocksOfThread) return to.add(blocks);
+    std::mutex merging;
+    parallel_for((count + kBlocksOfThread - 1) / kBlocksOfThread, on_.threads, [&](int64_t piece) {
+      const int64_t begin = piece * kBlocksOfThread;
+      Sums part;
+      part.add(
+          blocks.subspan(static_cast<size_t>(begin), static_cast<size_t>(std::min(kBlocksOfThread, count - begin))));
+      const std::lock_guard lock(merging);
+      for (int k = 0; k < 2; ++k) to.of[k].merge(part.of[k]);
+    });
+  }
+
   const Backends& on_;
   void* stream_;
   std::vector<Sums> sums_;

@@ -123,6 +123,45 @@ TEST(NormRules, TakeParametersOfAnySize) {
   std::printf("%lld blocks, the last found by 1 thread and by 2\n", static_cast<long long>(kRows));
 }
 
+// Several threads add the blocks of a large parameter, and each block counts: the norms are those of a sum in double,
+// and no bit depends on threads.
+TEST(NormRules, CountEachBlockOfALargeParameter) {
+  constexpr int64_t kRows = 3 << 14;
+  constexpr double kLr = 0.1, kTrust = 0.5;
+  Tensor first(DType::kF32, {kRows, 3}), grad(DType::kF32, {kRows, 3});
+  auto rng = seeded("large parameters", 61);
+  first.randomize(rng), grad.randomize(rng);
+  double p_squares = 0, g_squares = 0;
+  for (int64_t i = 0; i < first.numel; ++i) {
+    p_squares += first.get(i) * first.get(i);
+    g_squares += grad.get(i) * grad.get(i);
+  }
+  const double ratio = kTrust * std::sqrt(p_squares / g_squares);
+  std::vector<std::byte> of_one;
+  for (const int threads : {1, 2, 8})
+    for (int again = 0; again < 4; ++again) {
+      Tensor param = first;
+      Config setup = setup_of("lars", 0, 0);
+      setup.threads = threads;
+      setup.hyper.lr = kLr;
+      setup.hyper.trust_coefficient = kTrust;
+      Optimizer optimizer = make_optimizer(setup);
+      optimizer.add_param(0, param.view());
+      const Gradient gradient = grad.gradient();
+      optimizer.step({&gradient, 1});
+      if (of_one.empty()) {
+        of_one = param.data;
+        for (int64_t i = 0; i < param.numel; ++i) {
+          const double change = kLr * ratio * grad.get(i);
+          // Three roundings of the change, and one of the sum.
+          const double bound = (4 * std::fabs(change) + std::fabs(first.get(i)) + std::fabs(change)) * 0x1p-24;
+          ASSERT_NEAR(param.get(i), first.get(i) - change, bound) << i;
+        }
+      }
+      EXPECT_EQ(param.data, of_one) << threads << " threads";
+    }
+}
+
 TEST(NormRules, ZerosMoveNothing) {
   int64_t checked = 0;
   for (const Variant& variant : kVariants)
