@@ -301,7 +301,7 @@ if [[ -z $build_dir ]]; then
   if [[ $native == yes ]] && g++ -march=native -E -x c++ /dev/null >/dev/null 2>&1; then
     build_dir=build/native
     options+=(-C cmake.define.LOWTIDE_NATIVE=ON)
-  else
+  elif [[ ${CMAKE_ARGS:-} != *LOWTIDE_NATIVE=* ]]; then
     options+=(-C cmake.define.LOWTIDE_NATIVE=OFF)
   fi
 fi

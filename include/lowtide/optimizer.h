@@ -235,7 +235,8 @@ class LT_API SaveHandle {
   std::shared_ptr<AsyncSave> save_;
 };
 
-// Waits for all saves of this process that run beside steps. exit() does, too, from a call of none of their optimizers.
+// Waits for all saves of this process that run beside steps. exit() also waits,
+// unless called from inside one of those optimizers.
 LT_API void finish_saves();
 
 class LT_API Optimizer {
@@ -291,8 +292,8 @@ class LT_API Optimizer {
   // for a backend that finds no norms.
   ClippedNorm clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type = 2,
                              const StepOptions& options = {});
-  // The same for a step that is given the result as StepOptions::clip, of which only the norm, as float32, comes to
-  // `norm` (memory of the parameters' device, or nullptr). On CUDA nothing waits: the reading is queued on
+  // Asynchronous clip_grad_norm(). Pass the result to the next step as StepOptions::clip. Writes the norm to `norm` as
+  // float32 (memory of the parameters' device, or nullptr). On CUDA nothing waits: the reading is queued on
   // options.stream, and the step finds the factor on the device. The gradients must stay until the step has
   // read them. Throws as clip_grad_norm; one thread at a time, as for step().
   std::shared_ptr<QueuedClip> queue_clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type,

@@ -245,7 +245,7 @@ class LT_API SignResidual {
 
   int64_t first() const;  // the sign that the shard begins with
   int64_t count() const;  // signs of the shard; 0 for ranks without any
-  // Bytes as stored (codes, then scales), and bytes of memory that the object takes for them.
+  // Bytes of the stored form (codes, then scales); bytes of memory that the object holds.
   int64_t bytes() const;
   int64_t allocated_bytes() const;
   // Copies the residual as stored, bytes() of it, to and from the caller's memory: for checkpoints.

@@ -26,7 +26,7 @@ inline constexpr int64_t kFeedbackSigns = 1024;
 constexpr int64_t sign_bytes(int64_t signs) { return (signs + 7) / 8; }
 constexpr int64_t presence_bytes(int64_t signs) { return sign_bytes((signs + kSignBlock - 1) / kSignBlock); }
 
-// Values, and their signs among others'. Borrowed for the call; on a device, memory that it can address.
+// Values and the range of the sign buffer that holds their signs. Borrowed for the call; on a device, memory that it can address.
 struct SignItem {
   DType dtype = DType::kF32;
   int64_t first = 0, count = 0;  // values[i] belongs to sign first + i of `bits`

@@ -29,7 +29,7 @@ class Copies {
   Copies(const Copies&) = delete;
   Copies& operator=(const Copies&) = delete;
 
-  // The copy of the `bytes` bytes at `data`, once wait() has been called; nullptr stays that. T is what they are.
+  // Returns a host copy of `bytes` bytes at `data`, valid after wait(). nullptr gives nullptr.
   template <class T>
   T* read(const T* data, int64_t bytes) {
     if (!data) return nullptr;

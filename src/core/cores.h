@@ -23,7 +23,7 @@ void keep_to(const CoreSet& cores);
 // The largest cache of the machine; 0: not known.
 int64_t last_cache_bytes();
 
-// Nodes of memory by numbers of their own: 0, 1, ... of those that have a core in a set.
+// NUMA nodes that own a core of the set, renumbered from 0.
 struct MemoryNodes {
   std::vector<int> cores;    // of each: how many are in the set
   std::vector<int> of_core;  // of each core of the machine: its node, or -1

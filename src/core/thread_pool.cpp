@@ -117,8 +117,8 @@ class ThreadPool {
 
   std::mutex mutex_;
   std::vector<std::thread> workers_;
-  // Number of the job << kHelperBits | how many helpers take part, in one word: a worker that wakes late, for a job it
-  // has no part in, must not mix the one with the other.
+  // Job number << kHelperBits | helper count: they share a word, so a late worker cannot pair one job's number with
+  // another's count.
   std::atomic<uint64_t> signal_{0};
   std::atomic<int> running_{0};
   // Written by the caller before signal_, read by those who take part, for whom the caller waits.

@@ -1,10 +1,10 @@
 // Where each chunk of a device's state lives when host memory, too, is short: on the device, in pinned host memory or
 // on disk. A pure function of sizes and budgets.
 //
-// It is two plans of plan.h, one on the other. The first keeps the most bytes on the device beside a ring of slots
+// Two stacked plans of plan.h. The first keeps the most bytes on the device beside a ring of slots
 // there, so that the least crosses the link. The second divides what is left between host memory and disk, beside a
-// ring of pinned slots through which chunks on disk come and go, so that the least crosses the disk's. What a chunk on
-// disk moves it moves on both links.
+// ring of pinned slots through which chunks on disk come and go, so that the least crosses the disk's. A chunk on
+// disk crosses both links.
 #pragma once
 
 #include <cstdint>

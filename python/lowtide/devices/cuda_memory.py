@@ -29,7 +29,7 @@ class Cache:
     # A source of device memory, as the core takes it.
 
     def allocate(self, size: int) -> int:
-        """The address of so many bytes, aligned to 256; 0: there is no memory."""
+        """Allocates `size` bytes aligned to 256; returns 0 if out of memory."""
         self._note_peak(self._stats())
         try:
             block = _new_block(size, self._device)

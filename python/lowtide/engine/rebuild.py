@@ -1,6 +1,5 @@
-"""A new core in place of the one that there is, with its state: for overrides that were made, or taken back, after the
-optimizer was, parameters that could not be stepped before, other tensors in the groups, and options that decide which
-states there are."""
+"""Replaces the core and carries its state over, when overrides change, parameters become steppable, wrappers swap tensors,
+or an option changes which states exist."""
 
 from __future__ import annotations
 

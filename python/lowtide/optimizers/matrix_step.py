@@ -131,5 +131,5 @@ class MatrixStep:
 
 
 def _go_on(under_way: UnderWay) -> None:
-    """Each batch goes on until it waits again, the last one first: the messages of the others travel meanwhile."""
+    """Resumes every batch to its next wait, newest first, while older messages travel."""
     under_way[:] = [batch for batch in reversed(under_way) if next(batch, under_way) is None][::-1]

@@ -79,7 +79,7 @@ class AdamWScheduleFree(Optimizer):
             group[MODE] = training
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """As `Optimizer.step`. Raises ValueError, before the closure is called, between `eval()` and `train()`."""
+        """As `Optimizer.step`. Raises ValueError if called after eval() and before train(); the closure is not run."""
         self._check_training()
         return super().step(closure)
 

@@ -103,7 +103,7 @@ class Options(TypedDict, total=False):
 def check_options(
     options: Mapping[str, Any], where: str, others: Sequence[str], without: Sequence[str] = ()
 ) -> None:
-    """Raises TypeError for an option that there is none of, ValueError for one that cannot be had. `others`: the
+    """Raises TypeError for an unknown option, ValueError for one that cannot be had. `others`: the
     arguments that there are besides; `without`: the options that there are not."""
     every = dict.fromkeys([*others, *(key for key in Options.__annotations__ if key not in REFUSED)])
     known = [key for key in every if key not in without]

@@ -55,7 +55,7 @@ class PlannedGroup:
     hyper: dict[str, float]
     budget: Budget | None  # its own
     master: str
-    shares: int  # place of the group whose budget it has; -1: its own, or that of all
+    shares: int  # index of the group whose budget it shares; -1: its own or the optimizer's
     rule: str  # where it is another than that of all
     params: list[tuple[Shape, Whole | None, str]] = field(default_factory=list)
     number: int = -1  # of the parameter group

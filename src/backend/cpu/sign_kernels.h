@@ -108,8 +108,8 @@ SignStepKernels pick_sign_step(int64_t target);
 // reading and writing takes; four times as many: 1.6 to 1.8, for memory waits meanwhile.)
 inline constexpr int kBallotTile = 1024;
 
-// Where one contiguous piece of a step's ballot is made: a parameter of zeros, in which the step leaves what it would
-// subtract, and whose signs are then packed among those of other pieces that other threads may make.
+// Scratch tile for one piece of a ballot. The step runs on zeros, so the tile holds the update; its signs are then
+// packed beside those of pieces that other threads make.
 class BallotTile {
  public:
   // The floats for n <= kBallotTile elements from `sign` on, all zero.

@@ -19,7 +19,7 @@ LT_FN u32 max_of_lanes(u32 x, u32 lanes) {
   return x;
 }
 
-// The largest x of the group, for all of it; what they read before is read when this returns.
+// Returns the group's maximum to every thread. Also a barrier: earlier reads are complete.
 LT_FN u32 max_of_group(u32 x) {
   __shared__ u32 of_warp[kGroupSize / 32];
   x = max_of_lanes(x, 32);

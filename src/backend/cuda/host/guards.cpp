@@ -43,7 +43,7 @@ void Answers::give_back(std::unique_ptr<Answer> answer) noexcept {
     const std::lock_guard lock(mutex_);
     free_.push_back(std::move(answer));
   } catch (const std::bad_alloc&) {
-    // Steps may still read it, and nothing is there to remember when they no longer do.
+    // Queued steps may still read it and no memory is left to track them: leak it.
     static_cast<void>(answer.release());
   }
 }
