@@ -65,5 +65,25 @@ else()
     PATTERN_FILE "${CMAKE_CURRENT_SOURCE_DIR}/python/core_stub.pat" DEPENDS _core)
 endif()
 
+# A module for one machine says what it needs of a processor (python/lowtide/checks/processor.py), by the names that
+# /proc/cpuinfo has.
+if(LOWTIDE_NATIVE AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -march=native -dM -E -x c++ /dev/null OUTPUT_VARIABLE lt_macros)
+  set(lt_flags "")
+  foreach(lt_set SSE4_2=sse4_2 POPCNT=popcnt MOVBE=movbe AVX=avx AVX2=avx2 FMA=fma F16C=f16c BMI=bmi1 BMI2=bmi2 LZCNT=abm
+          ADX=adx GFNI=gfni VAES=vaes VPCLMULQDQ=vpclmulqdq AVX512F=avx512f AVX512CD=avx512cd AVX512DQ=avx512dq
+          AVX512BW=avx512bw AVX512VL=avx512vl AVX512IFMA=avx512ifma AVX512VBMI=avx512vbmi AVX512VBMI2=avx512_vbmi2
+          AVX512VNNI=avx512_vnni AVX512BITALG=avx512_bitalg AVX512VPOPCNTDQ=avx512_vpopcntdq AVXVNNI=avx_vnni)
+    string(REPLACE "=" ";" lt_pair "${lt_set}")
+    list(GET lt_pair 0 lt_macro)
+    list(GET lt_pair 1 lt_flag)
+    if(lt_macros MATCHES "#define __${lt_macro}__ 1")
+      string(APPEND lt_flags "${lt_flag}\n")
+    endif()
+  endforeach()
+  file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/processor.txt" "${lt_flags}")
+  install(FILES "${CMAKE_CURRENT_BINARY_DIR}/processor.txt" DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)
+endif()
+
 install(TARGETS _core LIBRARY DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)
 install(FILES "${lt_stub}" DESTINATION lowtide COMPONENT python EXCLUDE_FROM_ALL)

@@ -13,8 +13,12 @@ changed nothing. `lowtide.sign` packs signs into bits and takes majorities of th
 
 from typing import TYPE_CHECKING, Any
 
+from lowtide.checks import processor
+
 if TYPE_CHECKING:
     from lowtide.interface import *
+
+processor.check()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,23 @@
+"""Whether this processor has the instructions that the compiled module was built with: else the first of them would end the
+process without a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BUILT_FOR = Path(__file__).parents[1] / "processor.txt"  # by builds for one machine: flags as /proc/cpuinfo has them
+
+
+def check(built_for: Path = BUILT_FOR, cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
+    """ImportError if an instruction set is missing. Nothing if the build is for all processors, or the system does not tell."""
+    try:
+        wanted = set(built_for.read_text(encoding="ascii").split())
+        with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+            here = next((line for line in lines if line.startswith("flags")), "")
+    except OSError:
+        return
+    if here and (missing := sorted(wanted - set(here.partition(":")[2].split()))):
+        raise ImportError(
+            f"got a processor without {', '.join(missing)}, wanted one as that which lowtide was compiled on: install it anew "
+            "on this machine, or for all with CMAKE_ARGS=-DLOWTIDE_NATIVE=OFF"
+        )
