@@ -24,10 +24,8 @@ std::string directory_of(const std::string& path) {
 void refuse_special(Env& env, const std::string& path) {
   unsigned mode = 0;
   if (env.mode_of(path.c_str(), &mode) != 0 || S_ISREG(mode)) return;  // absent: creating the file says what is wrong
-  const char* const kind = S_ISDIR(mode)    ? "a directory"
-                           : S_ISFIFO(mode) ? "a pipe"
-                           : S_ISSOCK(mode) ? "a socket"
-                                            : "a device";
+  if (S_ISDIR(mode)) fail_io(EISDIR, "could not replace '%s'", path.c_str());
+  const char* const kind = S_ISFIFO(mode) ? "a pipe" : S_ISSOCK(mode) ? "a socket" : "a device";
   fail(ErrorKind::kInvalidArgument, "'%s' is %s; wanted a new name or a regular file's, which the checkpoint replaces",
        path.c_str(), kind);
 }

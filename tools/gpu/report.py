@@ -101,7 +101,11 @@ def markdown(result: dict[str, Any]) -> str:
 
 def write(result: dict[str, Any], stem: Path) -> None:
     """STEM.json and STEM.md. A kill between leaves the old files."""
-    contents = {"json": results.text(results.rounded({**result, "figures": judged(result)})) + "\n", "md": markdown(result)}
+    cases = {  # the rows say what a case that went well printed
+        name: {key: value for key, value in case.items() if key != "tail" or case["status"] != "ok"} for name, case in result["cases"].items()
+    }
+    whole = {**result, "cases": cases, "figures": judged(result)}
+    contents = {"json": results.text(results.rounded(whole)) + "\n", "md": markdown(result)}
     for suffix, text in contents.items():
         part = stem.with_name(f"{stem.name}.{suffix}.part")
         part.write_text(text)
