@@ -125,7 +125,7 @@ def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
         moment = name.removesuffix(_CODES) if isinstance(name, str) else name
         name = moment if f"{moment}{_SCALE}" in entry else name
         plain = value.as_subclass(torch.Tensor) if isinstance(value, ReadOnly) else value
-        out[name] = plain.clone() if isinstance(plain, Elsewhere) else plain
+        out[name] = plain._read() if isinstance(plain, Elsewhere) else plain
     return out
 
 

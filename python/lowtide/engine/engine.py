@@ -53,7 +53,8 @@ class Engine(Registry):
 
     def has_entry(self, number: int) -> bool:
         """Whether `Optimizer.state` and state dicts have an entry of a parameter: as torch.optim's, from its first step on."""
-        return self.shows_unstepped or self.core.step_count(number) > 0
+        asked = self.shows_unstepped and self.params[number].requires_grad and number not in self.foreign
+        return asked or self.core.step_count(number) > 0
 
     def _reader(self, number: int, name: str) -> Callable[[], torch.Tensor]:
         """Returns copies of that tensor of a parameter's state while it is there; keeps neither alive."""

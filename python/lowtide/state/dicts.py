@@ -68,6 +68,7 @@ def load(
             if back:
                 back()
             raise
+    engine.shows_unstepped = False  # what was asked for has been given
     with KeptErrors() as kept:
         restore.apply(engine, states, plan, kept)
         restore.settle(engine, states)
