@@ -119,6 +119,8 @@ def test_codes_are_not_values(state: str) -> None:
             tensor.zero_, lambda t=tensor: t.fill_(1), lambda t=tensor: t.copy_(t + 1), lambda t=tensor: t.view(-1)[:4].zero_(),
             lambda t=tensor: t.__setitem__(0, 0), lambda t=tensor: t.__iadd__(1), lambda t=tensor: torch.add(t, 1, out=t),
             lambda t=tensor: torch._foreach_zero_([t]), lambda t=tensor: t.__imul__(0),
+            lambda t=tensor: t.unbind()[0].zero_(), lambda t=tensor: next(iter(t)).zero_(), lambda t=tensor: t.split(8)[1].zero_(),
+            lambda t=tensor: t.chunk(2)[0].fill_(1), lambda t=tensor: torch.narrow(input=t, dim=0, start=0, length=1).zero_(),
         )  # fmt: skip
         for write in writes:
             with pytest.raises(RuntimeError, match="codes and scales of quantized state"):

@@ -88,11 +88,13 @@ class ReadOnly(torch.Tensor):
             raise RuntimeError(f"got a write ({name}) into {cls.WANTED}")
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)
-            shares = isinstance(result, torch.Tensor) and any(
-                isinstance(one, ReadOnly) and one.untyped_storage().data_ptr() == result.untyped_storage().data_ptr()
-                for one in args[:1]
-            )
-            return result.as_subclass(cls) if shares else result
+            given = {one.untyped_storage().data_ptr() for one in tree_leaves([args, kwargs]) if isinstance(one, ReadOnly)}
+
+            def guarded(one: Any) -> Any:
+                shares = isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in given
+                return one.as_subclass(cls) if shares else one
+
+            return tree_map(guarded, result)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
