@@ -131,7 +131,44 @@ def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-class Shown(dict[str, Any]):
+class Noting(dict[Any, Any]):
+    """A dict that calls `_note` when an entry is taken out, and puts entries in by `__setitem__` alone: dict's own methods would
+    pass both by."""
+
+    def _note(self) -> None:
+        raise NotImplementedError
+
+    def __delitem__(self, key: Any) -> None:
+        self._note()
+        super().__delitem__(key)
+
+    def update(self, *given: Any, **named: Any) -> None:
+        for key, value in dict(*given, **named).items():
+            self[key] = value
+
+    def __ior__(self, given: Any) -> Self:  # type: ignore[override,misc]
+        self.update(given)
+        return self
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        self._note()
+        return super().pop(key, *default)
+
+    def popitem(self) -> tuple[Any, Any]:
+        self._note()
+        return super().popitem()
+
+    def clear(self) -> None:
+        self._note()
+        super().clear()
+
+
+class Shown(Noting):
     """An entry of `Optimizer.state`. What users assign is noted, for the next step or save to take in; but a stand-in
     refuses to be replaced (RuntimeError). A pickle or a copy is a plain dict."""
 
@@ -143,6 +180,9 @@ class Shown(dict[str, Any]):
     def is_of(self, param: torch.Tensor) -> bool:
         return self._param == id(param)
 
+    def _note(self) -> None:
+        self._assigned.add(self._number)
+
     def __setitem__(self, name: str, value: Any) -> None:
         had = dict.get(self, name)
         if value is had:
@@ -153,38 +193,8 @@ class Shown(dict[str, Any]):
                 f"state[...][{name!r}]: got {got} in the place of state that streams or is on a device, wanted opt.offload() and "
                 "opt.onload(), which move it, or load_state_dict(), which replaces it"
             )
-        self._assigned.add(self._number)
+        self._note()
         super().__setitem__(name, value)
-
-    def __delitem__(self, name: str) -> None:
-        self._assigned.add(self._number)
-        super().__delitem__(name)
-
-    # dict's own would not note the above.
-    def update(self, *given: Any, **named: Any) -> None:
-        for name, value in dict(*given, **named).items():
-            self[name] = value
-
-    def __ior__(self, given: Any) -> Self:  # type: ignore[override,misc]
-        self.update(given)
-        return self
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        if name not in self:
-            self[name] = default
-        return self[name]
-
-    def pop(self, name: str, *default: Any) -> Any:
-        self._assigned.add(self._number)
-        return super().pop(name, *default)
-
-    def popitem(self) -> tuple[str, Any]:
-        self._assigned.add(self._number)
-        return super().popitem()
-
-    def clear(self) -> None:
-        self._assigned.add(self._number)
-        super().clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)

@@ -12,7 +12,7 @@ from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import check_moment, expect, read_step
 from lowtide.devices.sharding import local_of
 from lowtide.engine.cores import Core
-from lowtide.engine.elsewhere import Shown, as_core
+from lowtide.engine.elsewhere import Noting, Shown, as_core
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state import spread, torch_dict
 from lowtide.state.carried import as_now, read_number
@@ -22,34 +22,18 @@ from lowtide.state.format import check_entry, residual_bits, take_codec
 from lowtide.state.groups import Groups
 
 
-class States(defaultdict[torch.Tensor, dict[str, Any]]):
+class States(Noting, defaultdict[torch.Tensor, dict[str, Any]]):
     """`Optimizer.state`. Notes that an entry was put in or taken out by others, since a step or a save last looked."""
 
     changed = True
 
-    def __delitem__(self, key: torch.Tensor) -> None:
+    def _note(self) -> None:
         self.changed = True
-        super().__delitem__(key)
 
     def __setitem__(self, key: torch.Tensor, value: dict[str, Any]) -> None:
-        self.changed = self.changed or not isinstance(value, Shown) or not value.is_of(key)
+        if not isinstance(value, Shown) or not value.is_of(key):
+            self._note()
         super().__setitem__(key, value)
-
-    def update(self, *given: Any, **named: Any) -> None:
-        self.changed = True
-        super().update(*given, **named)
-
-    def pop(self, *args: Any) -> Any:
-        self.changed = True
-        return super().pop(*args)
-
-    def popitem(self) -> tuple[torch.Tensor, dict[str, Any]]:
-        self.changed = True
-        return super().popitem()
-
-    def clear(self) -> None:
-        self.changed = True
-        super().clear()
 
 
 def plan(
