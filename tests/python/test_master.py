@@ -133,6 +133,30 @@ def test_export_fp32(seed, tmp_path):
     assert bits(join(half, residual)) == bits(weights["0.weight"])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("master", ["residual16", "residual8"])
+@pytest.mark.parametrize("memory", [None, "64MiB", "streams"])
+def test_a_run_begins_with_a_master(seed, dtype, master, memory, tmp_path):
+    """As the docstring of `split` has it: a step of zero gradients leaves the float32 weights, and other names are refused."""
+    given = {None: None, "64MiB": lowtide.Memory(host="64MiB"), "streams": lowtide.Memory(host="96KiB", disk=tmp_path)}[memory]
+    weights = torch.randn(64, 512)
+    half, residual = split(weights, dtype, master)
+    p = torch.nn.Parameter(half.clone())
+    opt = lowtide.AdamW([p], lr=1e-3, weight_decay=0, master=master, memory=given, min_quantized_numel=0)
+    opt.state[p] = {"residual": residual}
+    p.grad = torch.zeros_like(p)
+    opt.step()
+    kept = join(p.detach(), opt.state_dict()["state"][0]["residual"].view(residual.dtype))
+    assert bits(kept) == bits(join(half, residual)) and int(opt.state_dict()["state"][0]["step"]) == 1
+    opt.state[p] = {"residual": residual}
+    with refused(opt, "exp_avg"):
+        opt.step()
+    with pytest.raises(ValueError, match="other"):
+        fresh = lowtide.AdamW([p], master=master)
+        fresh.state[p] = {"other": 3}
+        fresh.step()
+
+
 def test_bytes_per_parameter(figure):
     """AdamW, dynamic8 and residual8, gradients released during backward: weights 2, state 3.03, and one gradient."""
     layers = [torch.nn.Linear(512, 512, bias=False, dtype=torch.bfloat16) for _ in range(64)]

@@ -37,8 +37,7 @@ def join(weight: Tensor, residual: Tensor | None) -> Tensor:
 
 def split(values: Tensor, dtype: torch.dtype, master: str) -> tuple[Tensor, Tensor | None]:
     """A weight of `dtype` and its residual (None for "stochastic") that are the float32 CPU tensor `values`: to begin a
-    run with `master` from float32 weights. Copy the residual into the optimizer's:
-    `optimizer.state[p]["residual"].copy_(residual)` (an entry that is assigned is not looked at)."""
+    run with `master` from float32 weights: `optimizer.state[p] = {"residual": residual}` before the first step."""
     fits = dtype in _NAMES and values.dtype == torch.float32 and values.device.type == "cpu"
     got = f"{values.dtype} on {values.device} for weights of {dtype}"
     expect(fits, "values", got, "float32 on the CPU for bfloat16 or float16")

@@ -80,8 +80,10 @@ def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, An
     return entry
 
 
-def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str) -> Entry:
-    """An entry of Lowtide's format. None: there is none among others."""
+def _read_own(
+    engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str, live: dict[str, torch.Tensor] | None = None
+) -> Entry:
+    """An entry of Lowtide's format. None: there is none among others. live: what it has to have; None: all."""
     if entry is None:
         stepped = engine.core.has_state(number) and engine.params[number].requires_grad
         expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
@@ -94,7 +96,7 @@ def _read_own(engine: Engine, number: int, entry: dict[str, Any] | None, codec: 
         expect(given == names, where, f"no {', '.join(sorted(names - given))} beside {', '.join(sorted(given))}", "all of them")
         carried = {name: read_number(entry[name], name, where) for name in names}
         entry = {name: value for name, value in entry.items() if name not in names}
-    live = engine.layout(number)
+    live = engine.layout(number) if live is None else live
     if not entry or (MOMENTUM in live and set(entry) == {"step"}):
         return Entry(read_step(entry, where) if entry else 0, {}, False)
     shape = local_of(engine.params[number]).shape
@@ -135,7 +137,7 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
         elif i in engine.assigned or not isinstance(entry, Shown) or not entry.is_of(param):
             known = {"step", *engine.layout(i), *engine.signed(i), *engine.core.carried(i)}
             given = as_core(entry)
-            taken[i] = _read_assigned(engine, i, {name: given[name] for name in given if name in known}, options[i])
+            taken[i] = _read_assigned(engine, i, {name: given[name] for name in given if name in known} or given, options[i])
             others[param] = {name: value for name, value in given.items() if name not in known}
     with KeptErrors() as kept:
         if taken:
@@ -153,11 +155,14 @@ def settle(engine: Engine, states: States) -> None:
 
 
 def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: Mapping[str, Any]) -> Entry:
+    """An entry put into `Optimizer.state`. Before the first step a residual may come alone, as of master.split: moments are zeros."""
     where, live = f"assigned state of parameter {number}", engine.layout(number)
+    if RESIDUAL in given and given.keys() <= {"step", RESIDUAL} and not engine.has_entry(number):
+        live = {name: like for name, like in live.items() if name in ("step", RESIDUAL)}
     given.setdefault("step", engine.core.step_count(number))
     own = all(isinstance(given.get(name), torch.Tensor) and given[name].dtype == live[name].dtype for name in live if name != "step")
     if own or RESIDUAL in live:
-        read = _read_own(engine, number, given, engine.core.state_codec(number), where)
+        read = _read_own(engine, number, given, engine.core.state_codec(number), where, live)
     else:
         read = _read_torch(engine, number, given, options, where)
     return _checked(engine, number, read, options, where)
@@ -215,7 +220,8 @@ def apply(
         if RESIDUAL not in entry.tensors and core.has_state(i):
             _clear_residual(core, i, live)
         if paged and entry.tensors and not entry.encode:
-            copies = {name: tensor for name, tensor in there.items() if name != "step"}
+            whole = core.read_state(i) if any(name not in entry.tensors for name in names) else {}
+            copies = {name: tensor for name, tensor in whole.items() if name != "step"}
             copies |= {name: tensor.detach().cpu().contiguous() for name, tensor in entry.tensors.items()}
             kept.call(core.write_state, i, copies)
         elif not entry.encode:
