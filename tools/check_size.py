@@ -75,8 +75,9 @@ def _imports(path: Path, known: dict[str, str]) -> Iterator[str]:
 
 
 def circles_around() -> Iterator[str]:
+    everything = tracked()
     for folder in (*AROUND, "tests"):
-        files = [path for path in tracked() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] == folder]
+        files = [path for path in everything if path.suffix == ".py" and path.relative_to(ROOT).parts[0] == folder]
         known = {}
         for path in files:
             parts = path.relative_to(ROOT).with_suffix("").parts
@@ -87,16 +88,17 @@ def circles_around() -> Iterator[str]:
 
 
 def main() -> int:
+    writes = "--write" in sys.argv[1:]
     limits: dict[str, dict[str, object]] = json.loads(LIMITS.read_text(encoding="utf-8")) if LIMITS.is_file() else {}
     now, bad = sizes(), list(circles_around())
     for name, size in now.items():
-        limit = int(str(limits.get(name, {}).get("most", size if "--write" in sys.argv[1:] else 0)))
+        limit = int(str(limits.get(name, {}).get("most", size if writes else 0)))
         print(f"{name}: {size:,} of {limit:,}")
         if size > limit:
             bad.append(f"{name}: got {size:,}, wanted {limit:,} at most: make it smaller, or raise it in tools/size_limits.json and say why there")
-        if "--write" in sys.argv[1:]:
+        if writes:
             limits.setdefault(name, {"most": 0, "why": ""})["most"] = min(limit, size + size // 200)
-    if "--write" in sys.argv[1:]:
+    if writes:
         LIMITS.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(limits[name])}" for name in now) + "\n}\n", encoding="utf-8")
     print("\n".join(bad), end="\n" if bad else "")
     return 1 if bad else 0

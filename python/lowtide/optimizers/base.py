@@ -18,7 +18,7 @@ from lowtide.optimizers import partitions
 from lowtide.optimizers.clipped import ClippingOptimizer
 from lowtide.optimizers.clipping import Queued
 from lowtide.options.hyper import check_on_host
-from lowtide.report.log import logger
+from lowtide.report.log import is_inside, logger
 
 
 class SteppingOptimizer(ClippingOptimizer):
@@ -65,7 +65,7 @@ class SteppingOptimizer(ClippingOptimizer):
         """Whether torch.distributed.checkpoint asks for this first step, of zero gradients at a rate of 0, for the state that it
         gives. Then state is given, and there is to be no step, which training would count."""
         frame = None if self.state else sys._getframe(2)
-        while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("lowtide", "torch"):
+        while frame and is_inside(frame):
             if frame.f_code.co_name == "_init_optim_state":
                 self._init_group({})
                 return True

@@ -8,6 +8,8 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from lowtide.report.fields import CoreReport
 
 logger = logging.getLogger("lowtide")
@@ -45,10 +47,15 @@ class Residency:
             self._moves = moves
 
 
+def is_inside(frame: FrameType) -> bool:
+    """Whether a function of Lowtide's or torch's runs in it."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("lowtide", "torch")
+
+
 def warn(text: str, kind: type[Warning] = UserWarning) -> None:
     """A warning at the line that called into Lowtide or torch."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("lowtide", "torch"):
+    while frame.f_back and is_inside(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, kind, stacklevel=level)
 

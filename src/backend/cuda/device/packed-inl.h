@@ -38,12 +38,12 @@ LT_FN void load_lane(u32* word, const u8* from, bool wide, int units) {
   constexpr int kOfWord = 4 / kUnit;
   if (wide) {
     if constexpr (kWords == 2) {
-      const uint2 two = *(reinterpret_cast<const uint2*>(from));
+      const uint2 two = *reinterpret_cast<const uint2*>(from);
       word[0] = two.x, word[1] = two.y;
     } else {
 #pragma unroll
       for (int i = 0; i < kWords; i += 4) {
-        const uint4 four = *(reinterpret_cast<const uint4*>(from) + i / 4);
+        const uint4 four = reinterpret_cast<const uint4*>(from)[i / 4];
         word[i] = four.x, word[i + 1] = four.y, word[i + 2] = four.z, word[i + 3] = four.w;
       }
     }
@@ -64,11 +64,11 @@ LT_FN void store_lane(const u32* word, u8* to, bool wide, int units) {
   if (wide) {
     if (units == 0) return;
     if constexpr (kWords == 2) {
-      *(reinterpret_cast<uint2*>(to)) = make_uint2(word[0], word[1]);
+      *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
     } else {
 #pragma unroll
       for (int i = 0; i < kWords; i += 4)
-        *(reinterpret_cast<uint4*>(to) + i / 4) = make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]);
+        reinterpret_cast<uint4*>(to)[i / 4] = make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]);
     }
   } else {
 #pragma unroll
