@@ -71,6 +71,32 @@ def test_assigned_values_replace_the_state() -> None:
         assert optimizer.state[params[0]]["step"] == 4
 
 
+def test_every_way_to_put_an_entry_in_counts() -> None:
+    """dict's own methods do not call each other: none may pass by what notes changes."""
+
+    def absent(optimizer: lowtide.Optimizer, param: torch.nn.Parameter, entry: dict[str, torch.Tensor]) -> None:
+        del optimizer.state[param]
+        param.grad = None
+        optimizer.step()  # which looks, and finds none
+        optimizer.state.setdefault(param, entry)
+
+    ways = {
+        "[]": lambda o, p, e: o.state.__setitem__(p, e),
+        "update": lambda o, p, e: o.state.update({p: e}),
+        "|=": lambda o, p, e: o.state.__ior__({p: e}),
+        "setdefault": absent,
+        "entry.update": lambda o, p, e: o.state[p].update(e),
+        "entry |=": lambda o, p, e: o.state[p].__ior__(e),
+    }
+    for name, put in ways.items():
+        params, optimizer = made("fp32")
+        step(params[:1], optimizer, 0)
+        values = torch.full_like(params[0], 0.5)
+        put(optimizer, params[0], {"step": torch.tensor(7), "exp_avg": values.clone(), "exp_avg_sq": values.clone()})
+        saved = optimizer.state_dict()["state"][0]
+        assert int(saved["step"]) == 7 and torch.equal(saved["exp_avg"], values), name
+
+
 def test_assigned_values_of_torch_are_encoded() -> None:
     params, optimizer = made("dynamic8")
     step(params, optimizer, 0)

@@ -146,7 +146,7 @@ class Noting(dict[Any, Any]):
         for key, value in dict(*given, **named).items():
             self[key] = value
 
-    def __ior__(self, given: Any) -> Self:  # type: ignore[override,misc]
+    def __ior__(self, given: Any) -> Self:  # type: ignore[misc]
         self.update(given)
         return self
 
