@@ -39,8 +39,8 @@ SOAK_OPTIONS = (
 # The tests of CUDA devices once more, on kernels that the executor of their PTX runs: minutes, so --soak alone has them.
 PTX_PLUGIN = "liblowtide_cuda_ptx.so"
 PTX_TESTS = (
-    "tests/python/test_cuda.py", "tests/python/test_device_steps.py", "tests/python/test_vote_devices.py",
-    "tests/python/test_accumulator_devices.py", "-k", "cuda",
+    "tests/python/devices/test_cuda.py", "tests/python/devices/test_device_steps.py", "tests/python/votes/test_vote_devices.py",
+    "tests/python/votes/test_accumulator_devices.py", "-k", "cuda",
 )  # fmt: skip
 
 

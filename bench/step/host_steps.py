@@ -4,7 +4,7 @@ copies, which a device's own engines make, and seconds beside the plan's.
 
     .venv/bin/python bench/step/host_steps.py [--elements 64e6] [--rounds 9] [--out FILE]
 
-The device is the tests' (tests/python/toy_device.cpp): torch's PrivateUse1 on memory of the CPU, without streams, whose copies the CPU
+The device is the tests' (tests/python/devices/toy_device.cpp): torch's PrivateUse1 on memory of the CPU, without streams, whose copies the CPU
 makes. They are timed by themselves in every round, for the same tensors, and taken off. Contenders take turns.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "python"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "python" / "devices"))
 
 import lowtide  # noqa: E402
 import torch  # noqa: E402

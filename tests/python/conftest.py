@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import several_devices_support
     import stand_in
 
-sys.path.insert(0, str(Path(__file__).parent))  # for support.py
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), *(str(path) for path in sorted(HERE.iterdir()) if path.is_dir())]  # for helpers, of any room
 
 _SHARE = float(os.environ.get("LOWTIDE_TEST_SHARE", "1"))  # of the cases of long tests that a run takes
 _FIGURE = "figure"  # a property of a test's report, which travels between processes

@@ -17,9 +17,9 @@ from gpu.watchdog import Result, run
 # Without NEEDED a test that finds no device is skipped. The share is of the random cases: the CPU steps them, too.
 DEVICE = {"LOWTIDE_TEST_DEVICE": "cuda", "LOWTIDE_TEST_DEVICE_NEEDED": "1", "LOWTIDE_TEST_SHARE": "0.3"}
 PYTHON_TESTS: dict[str, tuple[str, ...]] = {
-    "suite python": ("test_on_gpu.py",),
-    "suite ranks": ("test_on_gpu_ranks.py",),
-    "suite listings": ("test_readme.py", "-k", "test_example_runs or test_fragment_runs"),
+    "suite python": ("devices/test_on_gpu.py",),
+    "suite ranks": ("distributed/test_on_gpu_ranks.py",),
+    "suite listings": ("docs/test_readme.py", "-k", "test_example_runs or test_fragment_runs"),
 }
 SANITIZER_ERROR = 86  # an exit status that no test has
 # A checker makes all some ten times slower: a share of the random cases, of the tests that reach what it looks for.

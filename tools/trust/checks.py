@@ -55,7 +55,7 @@ def cpp(
 
 
 def python(*tests: str, pattern: str = PYTEST_PASSED, figure: str = "{passed} tests pass") -> Check:
-    """Tests of tests/python: `file::test`, or `file` for all of it."""
+    """Tests of tests/python: `room/file::test`, or `room/file` for all of it."""
     paths = " ".join(f"tests/python/{test}" for test in tests)
     return Check(f"{PYTEST} {paths}", pattern, figure, python=tests)
 
@@ -91,10 +91,12 @@ class Names:
             text = path.read_text(encoding="utf-8")
             for suite, name in re.findall(r"^TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", text, re.MULTILINE):
                 names.cpp |= {f"{suite}.{name}", f"{suite}.*"}
-        for path in (ROOT / "tests/python").glob("test_*.py"):
-            names.python.add(path.name)
+        tests = ROOT / "tests/python"
+        for path in tests.rglob("test_*.py"):
+            file = path.relative_to(tests).as_posix()
+            names.python.add(file)
             for name in re.findall(r"^def (test_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE):
-                names.python.add(f"{path.name}::{name}")
+                names.python.add(f"{file}::{name}")
         return names
 
     def missing(self, check: Check) -> list[str]:

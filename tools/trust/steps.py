@@ -39,7 +39,7 @@ STEPS = (
             cpp(CROSS, "NonFinite.*",
                 r"(?P<bad>\d+) steps with one bad gradient, (?P<skipped>\d+) skipped, (?P<changed>\d+) bytes changed",
                 "{bad:,} bad gradients, {skipped:,} steps skipped, {changed} bytes changed"),
-            python("test_promises.py::test_nonfinite_gradients_poison_nothing",
+            python("engine/test_promises.py::test_nonfinite_gradients_poison_nothing",
                    pattern=r"injected (?P<bad>\d+), skipped (?P<skipped>\d+), unchanged True, "
                    r"blocks poisoned (?P<poisoned>\d+)",
                    figure="PyTorch: {bad} injected, {skipped} skipped, {poisoned} blocks poisoned"),
@@ -57,7 +57,7 @@ STEPS = (
                 "{saves} checkpoints saved beside {steps} different steps, {wrong} wrong"),
             cpp(CROSS, "Concurrency.*", r"(?P<taken>\d+) steps taken, (?P<refused>\d+) refused",
                 "{taken} steps taken, {refused} refused"),
-            python("test_hard_gradients.py::test_two_threads_at_one_optimizer",
+            python("engine/test_hard_gradients.py::test_two_threads_at_one_optimizer",
                    pattern=r"steps (?P<steps>\d+), refused (?P<refused>\d+), other errors (?P<others>\d+)",
                    figure="PyTorch: {steps} steps, {refused} refused, {others} other errors"),
         ),
@@ -67,13 +67,13 @@ STEPS = (
         "The same seed gives the same bits, whatever the threads, the order of parameters, the ranks or the mesh.",
         "1 to 8 threads, shuffled parameters, rows split at random, 11 meshes of real processes.",
         (
-            python("test_promises.py::test_threads_and_order_never_change_a_bit",
+            python("engine/test_promises.py::test_threads_and_order_never_change_a_bit",
                    pattern=r"runs bit-equal (?P<equal>\d+)/(?P<all>\d+)",
                    figure="{equal} of {all} runs bit-equal"),
             cpp(CROSS, "Targets.DoNotDependOnTheOrderOfParameters:Targets.DoNotDependOnHowRowsAreSplit:"
                 "Rounding.GivesTheSameBitsWhereverStateIsAndWhoeverSteps",
                 r"(?P<differ>\d+) differ$", "order, split rows, rounding: {differ} bytes differ"),
-            python("test_distributed_meshes.py::test_any_mesh_gives_the_same_bits",
+            python("distributed/test_distributed_meshes.py::test_any_mesh_gives_the_same_bits",
                    pattern=r"(?P<meshes>\d+) meshes, \d+ parameters, (?P<bytes>\d+) bytes compared, (?P<differ>\d+) differ",
                    figure="{meshes} meshes: {differ} of {bytes:,} bytes differ"),
         ),
@@ -99,7 +99,7 @@ STEPS = (
         "T18", "Any size works: none, 0-d, one element, no multiple of a block.",
         "Sizes around blocks and rows, contiguous and strided, against the same values in one piece.",
         (
-            python("test_layouts.py", figure="{passed} shapes, types and layouts pass"),
+            python("engine/test_layouts.py", figure="{passed} shapes, types and layouts pass"),
             cpp(CROSS, "NormRules.TakeParametersOfAnySize", r"(?P<blocks>\d+) blocks, the last found",
                 "norms over {blocks:,} blocks"),
         ),
@@ -112,14 +112,14 @@ STEPS = (
             cpp(CROSS, "Strided.StepsAsAContiguousCopyDoes:Strided.RefusesParametersThatShareAddresses",
                 r"(?P<correct>\d+) correct.*, (?P<refused>\d+) refused, wrong=(?P<wrong>\d+)",
                 "{correct} correct, {refused} refused, {wrong} wrong"),
-            python("test_bad_input.py", figure="PyTorch: {passed} tests of refusals pass"),
+            python("engine/test_bad_input.py", figure="PyTorch: {passed} tests of refusals pass"),
         ),
     ),
     Promise(
         "T20", "Tied parameters step once; parameters that move, change type or memory are followed or refused.",
         "Parameters are swapped, moved and retyped between any two steps.",
         (
-            python("test_moved_parameters.py", "test_which_parameters.py", "test_rebinding.py",
+            python("engine/test_moved_parameters.py", "engine/test_which_parameters.py", "engine/test_rebinding.py",
                    figure="{passed} tests pass"),
         ),
     ),
@@ -147,7 +147,7 @@ STEPS = (
         "bitsandbytes and "
         "torchao, too. Gradients over four decades, and spikes, in every format.",
         (
-            python("test_bounded_updates.py",
+            python("optimizers/test_bounded_updates.py",
                    pattern=r"fp32: the largest update found is (?P<most_f>[\d.]+)|dynamic8: the.* is (?P<most_d>[\d.]+) lr,"
                    r"|bitsandbytes: the.* is (?P<most_b>[\d.]+)|torchao: the.* is (?P<most_t>[\d.]+)",
                    figure="largest found, in lr: fp32 {most_f}, dynamic8 {most_d}; bitsandbytes {most_b}, torchao {most_t:,}"),
@@ -162,7 +162,7 @@ STEPS = (
         (
             cpp(CROSS, "Rest.LearningRateZeroChangesNoBit:Master.StepsOfLengthZeroChangeNothing",
                 r"(?P<params>\d+) parameters, .* (?P<changed>\d+) changed", "{params:,} parameters, {changed} changed"),
-            python("test_distributed_checkpoints.py::test_asking_for_the_state_changes_nothing", pattern=COMPARED,
+            python("distributed/test_distributed_checkpoints.py::test_asking_for_the_state_changes_nothing", pattern=COMPARED,
                    figure=f"distributed checkpoints: {DIFFER}"),
         ),
     ),

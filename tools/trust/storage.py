@@ -104,7 +104,7 @@ STORAGE = (
                 "{wrong} wrong headers, {random} random files and {hostile} headers of 16 MiB refused"),
             Check("python3 tools/fuzz.py --report", r"^\w+: (?P<runs>[\d,]+) executions, (?P<crashes>\d+) crashes",
                   "coverage-guided fuzzing of {matches} parsers: {runs:,} executions, {crashes} crashes"),
-            python("test_state_dict_garbage.py", pattern=r"(?P<refused>\d+) refused, (?P<taken>\d+) taken, all finite",
+            python("state/test_state_dict_garbage.py", pattern=r"(?P<refused>\d+) refused, (?P<taken>\d+) taken, all finite",
                    figure="state dicts: {refused} refused, {taken} harmless"),
         ),
     ),
@@ -112,7 +112,7 @@ STORAGE = (
         "T11", "Nothing of ours is pickled: checkpoints hold no code, state dicts load with weights_only=True.",
         "The opcodes of a saved state dict name only tensors of torch; the checkpoint file is JSON and numbers (T10).",
         (
-            python("test_state_dict.py::test_only_plain_tensors_and_no_two_share_memory",
+            python("state/test_state_dict.py::test_only_plain_tensors_and_no_two_share_memory",
                    pattern=r"tensors (?P<tensors>\d+), overlaps (?P<overlaps>\d+)",
                    figure="{tensors} plain tensors, classes beside torch's 0, shared memory {overlaps}"),
         ),
@@ -154,10 +154,10 @@ STORAGE = (
         "files and steps "
         "say that an older checkpoint reads as it did.",
         (
-            python("test_state_dict.py::test_resumed_run_equals_the_uninterrupted_one",
-                   "test_memory.py::test_files_go_from_any_tier_to_any",
+            python("state/test_state_dict.py::test_resumed_run_equals_the_uninterrupted_one",
+                   "memory/test_memory.py::test_files_go_from_any_tier_to_any",
                    figure="{passed} resumptions bit-equal"),
-            python("test_distributed_checkpoints.py::test_a_checkpoint_goes_to_any_mesh", pattern=COMPARED,
+            python("distributed/test_distributed_checkpoints.py::test_a_checkpoint_goes_to_any_mesh", pattern=COMPARED,
                    figure=f"meshes: {DIFFER}"),
             cpp(CROSS, "GoldenResults.*",
                 r"(?P<cells>\d+) cells compared.* (?P<differ>\d+) differ, (?P<missing>\d+) missing",

@@ -17,7 +17,7 @@ from wheels.work import ROOT, Failure, Work, say
 
 INSTALL_TO_STEP_S = 10.0  # with torch present; of processor time, since other work lengthens what a clock shows
 BITS = Path(__file__).with_name("bits.py")
-GOLDEN = ROOT / "tests" / "python" / "test_golden.py"
+GOLDEN = ROOT / "tests" / "python" / "optimizers" / "test_golden.py"
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", GOLDEN)
 
 

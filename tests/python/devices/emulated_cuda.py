@@ -1,0 +1,171 @@
+"""Torch's "cuda" devices, stood in for by the CUDA runtime that is emulated on the CPU (tests/cuda): a plug-in of its own,
+with streams that are late and device memory that the host cannot touch. torch.cuda's part, its streams and its cache of
+memory, is here; what Lowtide makes of it (devices.py) is what runs on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lowtide
+import pytest
+import stand_in
+import torch
+from lowtide.devices import cuda_memory
+
+_BUILT = "liblowtide_cuda_emulated.so"
+# Functions of the runtime that tests call, of C++ (cuda_runtime.h says why).
+_FUNCTIONS = {
+    "cudaGraphDestroy": "_Z16cudaGraphDestroyP10CUgraph_st",
+    "cudaGraphExecDestroy": "_Z20cudaGraphExecDestroyP14CUgraphExec_st",
+    "cudaGraphInstantiate": "_Z20cudaGraphInstantiatePP14CUgraphExec_stP10CUgraph_sty",
+    "cudaGraphLaunch": "_Z15cudaGraphLaunchP14CUgraphExec_stP11CUstream_st",
+    "cudaStreamBeginCapture": "_Z22cudaStreamBeginCaptureP11CUstream_st21cudaStreamCaptureMode",
+    "cudaStreamEndCapture": "_Z20cudaStreamEndCaptureP11CUstream_stPP10CUgraph_st",
+    "cudaStreamSynchronize": "_Z21cudaStreamSynchronizeP11CUstream_st",
+    "lose_device": "_ZN13cuda_emulator11lose_deviceEi9cudaError",
+}
+
+
+def plugin() -> Path | None:
+    """Where it is: what LOWTIDE_CUDA_EMULATED names, or that of the tests' build in the source tree."""
+    root = Path(__file__).resolve().parents[3]
+    path = Path(os.environ.get("LOWTIDE_CUDA_EMULATED") or root / "build" / "dev" / _BUILT)
+    return path if path.is_file() else None
+
+
+def prepare(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes it the plug-in of this process; returns why that cannot be, or ""."""
+    if torch.cuda.is_available():  # and its backend may be loaded: there is one of a kind in a process
+        return "torch has a GPU: CUDA is not emulated beside it (set CUDA_VISIBLE_DEVICES= for that)"
+    path = plugin()
+    if path is None:
+        return f"no emulated CUDA: build/dev/{_BUILT} is not built (make build; needs Boost.Context)"
+    monkeypatch.setenv("LOWTIDE_CUDA_PLUGIN", str(path))
+    monkeypatch.setenv("LT_CUDA_EMULATOR_DEVICES", "2")
+    monkeypatch.setenv("LT_CUDA_EMULATOR_STRICT", "1")
+    return stand_in.missing("cuda")
+
+
+class Block:
+    """A tensor of torch's, as far as Lowtide uses one: it owns memory of the device."""
+
+    def __init__(self, cuda: EmulatedCuda, address: int, size: int) -> None:
+        self._cuda, self._address, self.nbytes = cuda, address, size
+        self._streams: set[int] = set()
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def record_stream(self, stream: int) -> None:
+        self._streams.add(stream)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._cuda.release(self._address, self._streams)
+
+
+class EmulatedCuda(stand_in.StandIn):
+    kind = "cuda"
+    roomy = lowtide.Memory(device="50%")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch, ("exact:0", "exact:1"))
+        path = plugin()
+        assert path
+        runtime = ctypes.CDLL(str(path.parent / "liblowtide_cudart_emulated.so"))
+        self._functions = {name: runtime[symbol] for name, symbol in _FUNCTIONS.items()}
+        self._functions["lose_device"].restype = None
+        self.cached: dict[int, tuple[int, int]] = {}  # what torch's allocator gave: address -> bytes, device
+        self.cache_limit = 1 << 40  # bytes that it has
+        self.unused = self.fragments = 0  # bytes that it keeps and nobody uses: whole segments, and parts of others
+        self.activations = 0  # bytes of torch's that are gone when the optimizer steps
+        self.pools: list[dict[str, Any]] = []  # segments of graphs
+        self.peak = 0  # of bytes allocated
+        self.recorded = 0  # blocks that another stream still used when they were given back
+        self.emptied = 0
+        self.legacy = False  # torch works on the legacy default stream, whose address is 0
+        self.capturing = False
+        for name in (
+            "current_stream", "get_device_properties", "mem_get_info", "memory_stats_as_nested_dict", "memory_snapshot",
+            "empty_cache", "is_current_stream_capturing",
+        ):  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "ExternalStream", lambda queue, device: queue)
+        monkeypatch.setattr(torch.cuda, "default_stream", lambda device: 0)
+        monkeypatch.setattr(cuda_memory, "_new_block", self.new_block)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+
+    def close(self) -> None:
+        gc.collect()
+        held = dict(self.cached)
+        self.cached.clear()  # what a failed test keeps alive frees it later, when there is nothing to free any more
+        cuda_memory.cache_of.cache_clear()
+        super().close()
+        assert not held, f"optimizers that are gone still hold {held}"
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        self.call("cudaStreamSynchronize", None)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """A function of the runtime, which must succeed."""
+        assert not self._functions[name](*arguments), name
+
+    # The part of torch.cuda that is used:
+
+    def current_stream(self, device: torch.device) -> SimpleNamespace:
+        queue = self.current_queue(device)
+        return SimpleNamespace(cuda_stream=0 if self.legacy else queue)
+
+    def get_device_properties(self, device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=self.limits(device.index)[1])
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return self.limits(device.index)
+
+    def memory_stats_as_nested_dict(self, device: torch.device) -> dict[str, dict[str, dict[str, int]]]:
+        used = sum(size for size, index in self.cached.values() if index == device.index)
+        self.peak = max(self.peak, used + self.activations)
+        kept = self.unused + self.fragments + sum(segment["total_size"] for segment in self.pools)
+        return {
+            "allocated_bytes": {"all": {"current": used, "peak": self.peak}},
+            "active_bytes": {"all": {"current": used}},
+            "inactive_split_bytes": {"all": {"current": self.fragments}},
+            "reserved_bytes": {"all": {"current": used + kept}},
+            "segment": {"all": {"allocated": len(self.cached) + len(self.pools), "freed": 0}},
+        }
+
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        ordinary = [
+            {"device": index, "total_size": size, "active_size": size, "segment_pool_id": (0, 0)}
+            for size, index in self.cached.values()
+        ]
+        return ordinary + self.pools
+
+    def new_block(self, size: int, device: torch.device) -> Block:
+        if sum(used for used, _ in self.cached.values()) + size > self.cache_limit:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
+        address = self.allocate(stand_in.DEVICE, size, device.index)
+        self.cached[address] = size, device.index
+        return Block(self, address, size)
+
+    def release(self, address: int, streams: set[int]) -> None:
+        if address in self.cached:  # torch keeps it for what comes next on the stream; here it is gone at once
+            for stream in {self.queues[0], *streams}:
+                self.call("cudaStreamSynchronize", ctypes.c_void_p(stream))
+            self.recorded += bool(streams)
+            self.free(address, self.cached.pop(address)[1])
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing

@@ -1,0 +1,166 @@
+"""bench/quality: its noise is that of the runs, and its results last."""
+
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
+
+from quality import run  # noqa: E402
+from quality.gaps import Noise, Row, analyse, student  # noqa: E402
+from quality.products import InFloat32  # noqa: E402
+from quality.store import Store  # noqa: E402
+from quality.variants import VARIANTS, of_rule, why_not  # noqa: E402
+
+
+def test_noise_is_that_of_the_runs(figure: Callable[[str], None]) -> None:
+    """Losses with a known scatter: the band holds about 95 of 100 means of gaps that are only noise."""
+    draw = random.Random(7)
+    plain = [variant.id for variant in of_rule("AdamW") if variant.noise]
+    inside, rounds = 0, 400
+    sigmas = []
+    for _ in range(rounds):
+        runs = [
+            {"variant": name, "seed": seed, "beta2": 0.9, "loss": seed + draw.gauss(0, 2e-3), "updates": None}
+            for name in [*plain, "dynamic8"]
+            for seed in range(3)
+        ]
+        rows, noise, _ = analyse(runs, 0.9, of_rule("AdamW"))
+        assert noise is not None
+        sigmas.append(noise.sigma)
+        inside += abs(next(row for row in rows if row.id == "dynamic8").mean) <= noise.band(range(3))
+    figure(f"{100 * inside / rounds:.1f} % of means inside; sigma {statistics.fmean(sigmas):.2f} mN of 2")
+    assert 0.92 <= inside / rounds <= 0.98  # three standard deviations of 400 draws
+    assert math.isclose(statistics.fmean(sigmas), 2, rel_tol=0.05)
+    assert math.isclose(student(9), 2.262, rel_tol=0.01) and math.isclose(student(5), 2.571, rel_tol=0.01)
+
+
+def test_float32_alone_keeps_its_own_bound(figure: Callable[[str], None]) -> None:
+    """A run that is itself in the mean of its seed is nearer to it, and seeds may have different numbers of runs. It is in the
+    scatter, too, so that the bound holds more than 95 of 100."""
+    draw = random.Random(9)
+    runs_of = {"fp32": 6, "fp32_c": 6, "fp32_d": 3}
+    inside, rounds = 0, 400
+    for _ in range(rounds):
+        runs = [
+            {"variant": name, "seed": seed, "beta2": 0.9, "loss": seed + draw.gauss(0, 2e-3), "updates": None}
+            for name, seeds in runs_of.items()
+            for seed in range(seeds)
+        ]
+        rows, noise, _ = analyse(runs, 0.9, of_rule("AdamW"))
+        assert noise is not None
+        inside += next(row for row in rows if row.id == "fp32").verdict(noise).startswith("yes")
+    figure(f"{100 * inside / rounds:.1f} % of means inside")
+    assert inside / rounds >= 0.92
+    assert noise.band(range(6), is_float32=True) < noise.band(range(6)) < noise.band(range(3))
+
+
+@pytest.mark.parametrize(
+    ("gaps", "wanted"),
+    [((1.0, -1.0, 0.5), "yes, ≤"), ((9.0, 9.5, 9.2), "worse, >"), ((30.0, -5.0, 3.0), "open, >"), ((-9.0, -9.5, -9.2), "better, >"),
+     ((1.0, math.nan, 0.0), "worse: diverged")],
+)
+def test_what_scatters_more_than_it_is_off_stays_open(gaps: tuple[float, ...], wanted: str) -> None:
+    row = Row("some", "some", gaps=dict(enumerate(gaps)))
+    assert row.verdict(Noise(sigma=2.0, freedom=9, runs={seed: 3 for seed in range(3)})).startswith(wanted)
+
+
+def products(kind: str, source: torch.Generator) -> list[list[torch.Tensor]]:
+    """Results and gradients of the same factors: torch's in bfloat16, those of InFloat32, and in float64."""
+    shapes = {"mm": ((48, 200), (200, 64)), "addmm": ((48, 64), (48, 200), (200, 64)), "bmm": ((3, 48, 200), (3, 200, 64))}
+    factors = [torch.randn(shape, generator=source).bfloat16() for shape in shapes.get(kind, ((2, 4, 96, 32),) * 3)]
+    made = []
+    for dtype, context in ((torch.bfloat16, nullcontext()), (torch.bfloat16, InFloat32()), (torch.float64, nullcontext())):
+        given = [factor.clone().to(dtype).requires_grad_() for factor in factors]
+        with context:
+            if kind in shapes:
+                result = getattr(torch, kind)(*given)
+            else:
+                result = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
+            result.backward(torch.linspace(-1, 1, result.numel()).bfloat16().to(dtype).view_as(result))
+        grads = [factor.grad for factor in given if factor.grad is not None]
+        assert len(grads) == len(given) and all(one.dtype == dtype for one in [result, *grads])
+        made.append([result.detach(), *grads])
+    return made
+
+
+@pytest.mark.parametrize("kind", ["mm", "addmm", "bmm", "attention"])
+def test_products_in_float32_are_as_near_as_those_of_bfloat16(kind: str, figure: Callable[[str], None]) -> None:
+    """Each rounds a result once: both are as far from float64, but for a rounding in some thousands that falls to another side."""
+    own, ours, exact = products(kind, torch.Generator().manual_seed(5))
+
+    def away(made: list[torch.Tensor]) -> list[float]:
+        return [float((one - true).norm() / true.norm()) for one, true in zip(made, exact, strict=True)]
+
+    far, theirs = away(ours), away(own)
+    figure(f"{kind}, result and gradients: {max(far):.2e} from float64 at most, torch's bfloat16 {max(theirs):.2e}")
+    assert all(mine <= 1.01 * other for mine, other in zip(far, theirs, strict=True)) and max(far) < 2.0**-8
+
+
+def test_results_last(tmp_path: Path) -> None:
+    store = Store(tmp_path, {"steps": 1}, {"revision": "some"})
+    assert store.make("one", lambda: {"loss": 2.0})
+    again = Store(tmp_path, {"steps": 1})
+    assert not again.make("one", lambda: pytest.fail("made twice"))
+    assert again.get("one") == {"loss": 2.0, "made": {"revision": "some"}}
+    assert Store(tmp_path, {"steps": 2}).get("one") is None
+    with pytest.raises(ZeroDivisionError):
+        store.make("two", lambda: {"loss": 1 / 0})
+    assert store.get("two") is None
+
+
+def test_every_variant_is_there_or_says_why_not(figure: Callable[[str], None]) -> None:
+    assert len({variant.id for variant in VARIANTS}) == len(VARIANTS)
+    reasons = {variant.id: why_not(variant) for variant in VARIANTS}
+    absent = {id: reason for id, reason in reasons.items() if reason is not None}
+    figure(f"{len(VARIANTS) - len(absent)} of {len(VARIANTS)} variants; absent: {absent}")
+    assert {"fp32", "dynamic8"}.isdisjoint(absent) and all(absent.values())
+
+
+def study(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[int, str]:
+    """The program's exit status and what it says, in this process, which has torch already."""
+    monkeypatch.setattr(sys, "argv", ["run.py", *options])
+    threads = torch.get_num_threads()
+    try:
+        status = run.main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+    finally:
+        torch.set_num_threads(threads)
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
+
+
+def test_the_study_runs_and_goes_on_from_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    name, known = "train-bf16_nearest-0-0.95: {", ("--known", str(one / "quality.json"))
+    quick = ("--quick", "--seeds", "1", "--beta2", "0.95", "--variants", "bf16_nearest")
+    status, said = study(capsys, monkeypatch, *quick, "--out", str(one))
+    assert status == 0 and name in said, said
+    report = json.loads((one / "quality.json").read_text())
+    assert [found["made"]["revision"] for found in report["runs"]] == [report["machine"]["revision"]]
+    status, said = study(capsys, monkeypatch, *quick, *known, "--out", str(two))
+    assert status == 0 and name not in said, said
+    assert json.loads((two / "quality.json").read_text())["runs"] == report["runs"]
+    for options, words in (
+        (known, "steps 30 in place of 600"),
+        (("--lr", "1"), "--lr without --finetune"),
+        (("--report", "--seeds", "1", "--variants", "fp32"), "--variants, --seeds with --report"),
+        (("--finetune", str(tmp_path / "no/file"), "--quick"), "a folder that is not there"),
+        (("--finetune", str(tmp_path / "file"), "--device", "cuda"), "--finetune, which runs on the CPU"),
+        (("--quick", "--text", str(tmp_path)), "got no .py file"),
+        (("--quick", "--report", "--device", "cuda", *known), "device cpu in place of cuda"),
+        *([] if torch.cuda.is_available() else [(("--device", "cuda"), "torch sees no GPU here")]),
+    ):
+        status, said = study(capsys, monkeypatch, *options, "--out", str(two))
+        assert status == 2 and words in said
