@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 /* Each takes one step of a parameter of n elements, in place, and returns when it is done. g: the gradient, not
- * written. Memory is the host's, or that of lt_bnb_use_backend(); arrays that are written do not overlap.
+ * written. Memory is the host's, or the memory that lt_bnb_use_backend() names; arrays that are written do not overlap.
  *
  * adam, ademamix: state1 and state2 are the averages of g and of g^2; ademamix has its slow average behind the fast one
  * in state1, which so has 2 n elements. The others have state1 only, and state2 (quantiles2, absmax2) is not looked at.
@@ -77,8 +77,8 @@ LT_API int lt_bnb_set_threads(int threads);
 /* Memory of paged optimizers: shared between host and device through the CUDA backend (managed memory) or the SYCL
  * backend, the first of them that can be opened, else the host's. On CUDA devices without concurrentManagedAccess,
  * whose driver moves all managed memory before each kernel, it is pinned host memory, or the host's alone where kernels
- * cannot reach that. A copy of pinned memory must not cross a multiple of 1 GiB from its begin, and a forked process has
- * none of it. The first of these calls decides; lt_bnb_place() says which.
+ * cannot reach that. A copy of pinned memory must not cross a multiple of 1 GiB from its begin, and a forked process
+ * has none of it. The first of these calls decides; lt_bnb_place() says which.
  *
  * Returns `bytes` (at least 1) bytes, all zero, aligned to a page; NULL if there is no memory. The host may touch it
  * when no device does. Free it with cfree_managed_ptr() only. */

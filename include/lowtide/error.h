@@ -12,7 +12,7 @@
 
 namespace lowtide {
 
-// The values are those of lt_status in lowtide.h (a test holds the two together); never renumber.
+// The same values as lt_status in lowtide.h (a test compares them); never renumber.
 enum class ErrorKind : int {
   kInvalidArgument = 1,  // the caller's value is wrong; nothing was changed          Python: ValueError
   kOutOfMemory = 10,     // host or device memory could not be had; nothing changed   Python: MemoryError

@@ -16,8 +16,8 @@ struct Hyper {
 #undef LT_HYPER
 };
 
-// The rule's usual defaults (those of torch.optim, and of the papers of Lion, AdEMAMix, LAMB and LARS). Throws
-// kInvalidArgument for an unknown rule.
+// The rule's usual defaults (torch.optim's; for Lion, AdEMAMix, LAMB and LARS their papers'). Throws kInvalidArgument for
+// an unknown rule.
 LT_API Hyper default_hyper(const std::string& rule);
 
 }  // namespace lowtide

@@ -75,7 +75,7 @@ typedef struct lt_tensor {
   const int64_t* strides; /* [ndim], none negative; NULL: contiguous, row-major */
 } lt_tensor;
 
-/* A parameter's gradient in one step; its sizes are those of the parameter. data NULL: there is no gradient, and the
+/* A parameter's gradient in one step, with the parameter's sizes. data NULL: there is no gradient, and the
  * parameter and its state are left alone. */
 typedef struct lt_gradient {
   const void* data;
@@ -232,7 +232,7 @@ typedef struct lt_backend_report {
 /* ---- The library: any thread, at any time -------------------------------------------------------------------------
  */
 
-/* "0.1.0"; a constant. The macros of version.h are those of the headers. */
+/* "0.1.0"; a constant. The version of the library; the macros of version.h give the version of the headers. */
 LT_API const char* lt_version(void);
 /* The name of a status, e.g. "invalid argument"; a constant. */
 LT_API const char* lt_status_name(lt_status status);

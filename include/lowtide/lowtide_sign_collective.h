@@ -58,7 +58,7 @@ typedef struct lt_sign_collective_options {
 #define LT_SIGN_COLLECTIVE_OPTIONS_INIT \
   { sizeof(lt_sign_collective_options), 0, 0, LT_SIGN_AUTO, 1, 0, 0, 1, 0, 0 }
 
-/* A rank's part of one call. Pointers are borrowed for the call and may be those of the result. "Compared": ranks that
+/* A rank's part of one call. Pointers are borrowed for the call and may point into the result. "Compared": ranks that
  * differ in it are refused before anything else is sent. */
 typedef struct lt_sign_ballot {
   int64_t struct_size;

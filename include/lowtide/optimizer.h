@@ -140,7 +140,7 @@ struct Gradient {
   const int64_t* strides = nullptr;  // in elements, 0 allowed; nullptr: contiguous
 };
 
-// A norm of gradients that may still be on its way: Optimizer::queue_clip_grad_norm.
+// A gradient norm that may still be under computation: Optimizer::queue_clip_grad_norm.
 class QueuedClip;
 
 struct StepOptions {
@@ -181,10 +181,10 @@ struct ClippedNorm {
   bool finite = true;       // false: there may be gradients that the step is not to take; its own check finds them
 };
 
-// The packed signs of all parameters: Optimizer::sign_count() of them; those of parameter i, in row-major order, begin
-// at sign_offset(i). Sign s is bit s % 8 of byte s / 8, 1 for +. Block b holds the 64 signs from 64 b on; its presence
-// is bit b % 8 of byte b / 8, and where it is 0 the block takes no part. The caller owns the memory, of any alignment,
-// for parameters on a device memory that the device can address; borrowed for the call.
+// The packed signs of all parameters, Optimizer::sign_count() of them. The signs of parameter i, in row-major order,
+// begin at sign_offset(i). Sign s is bit s % 8 of byte s / 8, 1 for +. Block b holds the 64 signs from 64 b on; its
+// presence is bit b % 8 of byte b / 8, and where it is 0 the block takes no part. The caller owns the memory; it has
+// any alignment and, for parameters on a device, an address that the device can use. Borrowed for the call.
 struct SignBuffer {
   std::byte* bits = nullptr;      // [sign_count() / 8]
   std::byte* presence = nullptr;  // [sign_count() / 512]
@@ -193,7 +193,7 @@ struct SignBuffer {
 
 // One state of one parameter, in memory of the optimizer that stays where it is as long as the optimizer. codes and
 // scales are nullptr if the state is not in host memory of its own (streamed, or on a device): use read_state. A value
-// is map[code] * scale, the scale of its block of `block` elements within the row.
+// is map[code] * scale, with one scale for each `block` elements of a row.
 struct StateView {
   const char* name = "";   // "exp_avg", "exp_avg_sq", "momentum_buffer"; a constant
   const char* codec = "";  // "fp32", "bf16", "dynamic8"; a constant

@@ -66,7 +66,7 @@ struct Vote {
   uint64_t seed = 0, step = 0;          // for kHash
   uint64_t offset = 0;                  // for kHash: index of sign 0 in the whole, of which this may be a part
   const std::byte* previous = nullptr;  // for kPrevious: laid out as a ballot; may be the result
-  Options options = {};                 // the order is that of all bits
+  Options options = {};                 // order: of ballots, result and zeros alike
 };
 
 // Finds the weighted majority. result: [packed_bytes(count)]; it may be one of the ballots, and otherwise shares no

@@ -38,7 +38,7 @@ class LT_API SignAccumulator {
   int64_t count() const;
   int added() const;  // additions since reset()
   int most() const;
-  int64_t bytes() const;  // of the counters
+  int64_t bytes() const;  // size of the counters
 
   // Writes the sign that most additions had to bits[(count + 7) / 8], as lowtide/sign.h lays them out. ties, seed and
   // step are as there, but "zero" and "previous" are refused: they need more room.

@@ -13,11 +13,11 @@
 //   4 commit    all_gather of 128 bytes: what each rank saw in round 3, so that one damaged message, or one damaged
 //               rank, cannot make some ranks apply what others do not (SignCollectiveOptions::commit).
 // A vote in two phases like the last one that was applied takes rounds 1 and 2 in one: announcements travel in front of
-// ballots, unless a ballot has `prepare`. docs/sign-collective.md says when. All ranks make collectives anew together.
+// ballots, unless a ballot has `prepare`. docs/sign-collective.md says when. All ranks make new collectives together.
 // A vote in parts (SignBallot::part, more) takes rounds 1 and 2 for each part, and rounds 3 and 4 once, after the last:
 // they cover all parts. Until the last part's call returns with SignOutcome::applied, what the parts before have
 // written is provisional. If it is not applied, or any of the calls throws, the results of all parts are void, on all
-// ranks. The bits are those of one vote on all.
+// ranks. The bits equal the result of one vote on everything.
 // One case is beyond any protocol: if a process dies or a connection breaks in the last round, the others cannot know
 // of each other. Some may have applied the step where others throw TransportError. Their step numbers then differ, and
 // the first announce after a restart refuses, naming both.
@@ -126,7 +126,7 @@ class LT_API ThreadGroup {
   // The transport of one rank, for one thread. It shares what it needs with the group, and may outlive it.
   std::shared_ptr<Transport> transport(int rank);
 
-  // For tests: a dead rank never answers again. Its own calls throw at once, those of the others time out. It dies in
+  // For tests: a dead rank never answers again. Its own calls throw at once, the others' calls time out. It dies in
   // its call number `call` (0: its first), before it hands over anything or, with `after_sending`, instead of
   // receiving.
   void kill(int rank, int64_t call, bool after_sending = false);
@@ -134,7 +134,7 @@ class LT_API ThreadGroup {
   // message at a time.
   struct Message {
     int sender, receiver;
-    int64_t call;  // of both ranks, from 0
+    int64_t call;  // number of the call on both ranks, from 0
     bool gather;   // or all_to_all
     std::byte* data;
     int64_t bytes;  // may be set lower: what was cut off arrives as zeros
@@ -158,14 +158,14 @@ struct SignCollectiveOptions {
   // The sign that wins where votes are equal: "hash" (a fair bit of seed, step and index, the same on all ranks),
   // "plus", "minus", "zero" (needs SignResult::zeros), "previous" (needs SignBallot::previous).
   std::string ties = "hash";
-  uint64_t seed = 0;    // of "hash"
+  uint64_t seed = 0;    // for "hash"
   uint32_t weight = 1;  // votes of this rank, where a ballot does not say; all votes of a call add up to less than 2^31
   // -- affect speed only
   SignAlgorithm algorithm = SignAlgorithm::kAuto;
   // The cost model of kAuto: seconds that a call takes however small, and bytes per second that a rank sends. 0: the
   // first vote measures them by calls of its own, and all ranks agree on the slowest.
   double latency_s = 0, bytes_per_s = 0;
-  int threads = 0;              // of the vote, including the caller; 0: one per core that this process may run on
+  int threads = 0;              // for the vote, the caller included; 0: one per core that this process may run on
   std::string cpu_target = "";  // "": best for this CPU
   // -- affects safety
   bool commit = true;  // false saves a latency; then one damaged message of the confirm round can have ranks disagree
@@ -176,13 +176,13 @@ constexpr int64_t sign_bits_bytes(int64_t signs) { return (signs + 7) / 8; }
 constexpr int64_t sign_presence_bytes(int64_t signs) { return (signs + 511) / 512; }
 constexpr int64_t sign_scales(int64_t signs) { return (signs + 1023) / 1024; }
 
-// A rank's part of one call. All pointers are borrowed for the call and may be those of the result. "Compared":
+// A rank's part of one call. All pointers are borrowed for the call and may point into the result. "Compared":
 // the announce round refuses ranks that differ in it.
 struct SignBallot {
   int64_t count = 0;                    // signs; compared
   const std::byte* bits = nullptr;      // [sign_bits_bytes(count)]
   const std::byte* presence = nullptr;  // [sign_presence_bytes(count)], or nullptr on all ranks: all present
-  const uint16_t* scales = nullptr;     // of a mean: bfloat16 [sign_scales(count)], finite and not negative
+  const uint16_t* scales = nullptr;     // for a mean: bfloat16 [sign_scales(count)], finite and not negative
   const std::byte* previous = nullptr;  // ties "previous": the earlier result, the same on all ranks
   DType dtype = DType::kF32;            // element type of the values behind the signs; compared
   uint64_t step = 0, digest = 0;        // compared; digest: a hash of whatever else must agree
@@ -208,7 +208,7 @@ struct SignResult {
   std::byte* bits = nullptr;      // [sign_bits_bytes(count)]; bits behind the last sign become 0
   std::byte* presence = nullptr;  // if ballots have presence: [sign_presence_bytes(count)], 1 where someone had a say
   std::byte* zeros = nullptr;     // ties "zero": as bits, 1 where votes were equal
-  uint16_t* scales = nullptr;     // of a mean: bfloat16 [sign_scales(count)]
+  uint16_t* scales = nullptr;     // for a mean: bfloat16 [sign_scales(count)]
 };
 
 // A ballot that was left out: the signs in the shard of rank `owner` were voted on without it. owner -1: all signs.
@@ -219,7 +219,7 @@ struct RejectedBallot {
 
 // How a call went; the same on all ranks, but for bytes and seconds.
 struct SignOutcome {
-  bool applied = false;                  // of a part that others follow: nothing has stopped the vote so far
+  bool applied = false;                  // for a part with more to follow: nothing has stopped the vote so far
   std::vector<int> nonfinite, failed;    // the ranks that said so, ascending; if there are any, nothing was applied
   std::vector<RejectedBallot> rejected;  // the vote was applied without these
   SignAlgorithm algorithm = SignAlgorithm::kTwoPhase;

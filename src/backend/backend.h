@@ -1,6 +1,5 @@
 // The operations of a backend, the same table for every one. Kernels see pointers and counts, never memory tiers. The
-// optimizer calls it with everything checked; an implementation checks only what it
-// alone can know (no device, no memory).
+// optimizer checks every argument first; an implementation checks only what it alone can know (no device, no memory).
 #pragma once
 
 #include <cstdint>
@@ -18,9 +17,9 @@
 
 namespace lowtide {
 
-// Where the signs of a step go instead of the step itself: those of the parameter that its update would make out of
-// zeros. first: of its signs, a multiple of kSignAlignment; bits and presence (backend/signs.h) as from packing, and
-// zeros before the step: a step of a part of the parameter sets those of the part, whichever way it is cut.
+// Where the signs of a step go in place of the step itself: the signs of the parameter that the update would make out
+// of zeros. first: number of its first sign, a multiple of kSignAlignment. bits and presence (backend/signs.h) are as
+// from packing, and zeros before the step: a step of one part of the parameter sets that part's bits alone.
 struct BallotTarget {
   std::byte* bits = nullptr;
   std::byte* presence = nullptr;
@@ -30,8 +29,7 @@ struct BallotTarget {
 
 struct StepItem;
 
-// A search for gradients that are not finite that has been queued and is not waited for. Steps that are given it do
-// nothing if it finds one.
+// A queued search for non-finite gradients that nobody waits for. Steps that are given it do nothing if it finds one.
 class Guard {
  public:
   virtual ~Guard() = default;
@@ -48,18 +46,18 @@ class RecordedStep {
   // Queues, on `stream`, what the next replay there needs: the same items, with args, scales and keys of the step that
   // it is to be. A replay without it changes nothing. Refuses what replays.h says, where that is known without a wait.
   virtual void prepare(std::span<const StepItem> items, void* stream) = 0;
-  // Whether all replays since it was last asked had been prepared. Waits for those that are queued where the last was
-  // prepared.
+  // True if every replay since the last question had been prepared. Waits for the replays queued on the stream of the
+  // last prepare().
   virtual bool all_prepared() = 0;
-  // Whether a replay has taken what was prepared last; true if nothing was. Waits likewise.
+  // True if a replay has taken the last preparation, or there was none. Waits likewise.
   virtual bool was_replayed() = 0;
 };
 
 // How weights of 16 bits are made more precise (portable/master.h).
 struct MasterWeights {
-  int kind = 0;              // of masters.def; 0: not at all
+  int kind = 0;              // a number of masters.def; 0: none
   void* residual = nullptr;  // [elements of the part], contiguous; nullptr if the kind has none
-  uint32_t key[2] = {};      // of stochastic rounding
+  uint32_t key[2] = {};      // for stochastic rounding
 };
 
 // Where a parameter lies in the whole one that it may be a shard of. Random bits go by the index of an element in the
@@ -91,13 +89,13 @@ struct StepItem {
   // Bytes from where codes, scales and the residual are read to where they are written: 0, in place, or a whole chunk
   // elsewhere.
   int64_t write_offset = 0;
-  Guard* guard = nullptr;   // of the backend's own, of this step and queue
+  Guard* guard = nullptr;   // made by this backend for this step and queue
   uint32_t stochastic = 0;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2] = {};
   ShardOrigin origin;
   MasterWeights master;  // its residual is read and written as codes are
   // Not nullptr: the parameter is neither read nor written (`param` may be nullptr), and signs are made. With args of
-  // lr = -1 and no decay they are those of what the rule would subtract.
+  // lr = -1 and no decay they are the signs of the rule's direction.
   const BallotTarget* ballot = nullptr;
 };
 
@@ -112,7 +110,7 @@ struct CodecItem {
   float* values = nullptr;
 };
 
-// Whether the item's weights are joined before its step and split after it.
+// True if the item's weights are joined before its step and split after it.
 inline bool has_master(const StepItem& item) {
   return item.master.kind && !item.ballot && item.param_dtype != DType::kF32;
 }

@@ -1,5 +1,5 @@
 // The border between the library and its plug-ins, which may be of other compilers and other C++ libraries: plain data
-// and functions. Neither exceptions nor calls of virtual functions cross it, and each side frees what it made.
+// and functions. Neither exceptions nor virtual calls cross it, and each side frees its own allocations.
 //
 // Items cross as they are, without a copy: all compilers of a platform lay structs out alike. Of the standard library
 // they hold std::span and, in Layout, std::vector, whose parts are in the same places in libstdc++ and libc++ (a
@@ -140,7 +140,7 @@ inline uint64_t digest(const Sample& sample) {
 // A plug-in shows `const Exports* lt_<backend>_plugin()`, which lives as long as the plug-in. The first two stay
 // where they are, so that plug-ins of all versions can be told apart.
 struct Exports {
-  const char* version;  // of the project, as version()
+  const char* version;  // the project's, as version()
   uint64_t (*digest)(const Sample&);
   const Table* table;
   // The runtime's version and the devices that kernels can run on, in words; returns how many there are.

@@ -16,7 +16,7 @@ namespace {
 #include "portable/portable.h"
 
 template <class R>
-constexpr int kNumber = -1;  // of rules.def
+constexpr int kNumber = -1;  // the rule's number in rules.def
 
 // {name of a hyper-parameter} in the text becomes its value, {rule} the rule's name.
 std::string filled_in(std::string_view text, const char* rule, const Hyper& h) {
@@ -78,7 +78,7 @@ RuleInfo make_rule(const char* name) {
     info.runs_for = [](const Hyper& h) { return R::runs_for(h); };
   } else {
     static_assert(
-        requires { R::kHyper; }, "a rule that users name says in kHyper what it reads");
+        requires { R::kHyper; }, "a rule that users name lists the hyper-parameters it reads in kHyper");
     info.family = kNumber<R>;
     info.runs_for = [](const Hyper&) { return true; };
     info.hyper = hyper_of<R>();
@@ -233,7 +233,7 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInp
 
 namespace {
 
-// The rules that users name: those that this library has kernels of, or those that it was built without.
+// The rules that users name: with kernels in this library, or left out of its build.
 std::vector<std::string> names_of(bool built) {
   bool has[std::size(host::kRuleNumbers)] = {};
 #define LT_RULE(number, name, Rule) has[number] = true;

@@ -25,9 +25,9 @@ struct StateFormat {
   bool operator==(const StateFormat&) const = default;
 };
 
-// Numbers that are carried from step to step beside states: those of a rule (portable/rules/hyper.h) and, of rules that
-// evaluate other weights than they train, how often these were switched since the last step, behind the rule's own. And
-// what the first of them is while they are unknown.
+// Numbers that are carried from step to step beside states: the rule's own (portable/rules/hyper.h), then, for rules
+// that evaluate other weights than they train, how often these were switched since the last step. kCarriedUnknown is
+// the first number while they are unknown.
 inline constexpr int kMaxCarriedByRule = 2, kMaxCarried = kMaxCarriedByRule + 1;
 inline constexpr double kCarriedUnknown = -1;
 inline constexpr double kMostSwitches = 0x1p52;  // a double counts to twice that
@@ -58,11 +58,11 @@ struct RuleInfo {
   void (*make_args)(const RuleInput&, void* args);  // writes args_bytes
   size_t args_bytes;                                // at most kArgsBytes
   double (*decay)(const RuleInput&, int k);         // beta of state k's average: see portable/rules/hyper.h
-  // Whether arguments are made of norms of the whole parameter (Backend::norms), and whether those need the state.
+  // True if arguments are made of norms of the whole parameter (Backend::norms), and if the norms need the state.
   bool norms = false, norms_read_state = false;
   int family = 0;  // the rule that users name
   bool (*runs_for)(const Hyper&) = nullptr;
-  // The hyper-parameters that a rule of users reads, but for those that all do.
+  // The hyper-parameters that a rule of users reads beyond the ones that all rules read.
   std::vector<RuleHyper> hyper;
   std::string (*refusal)(const Hyper&) = nullptr;  // why it cannot run with these; "": it can
   const char* too_coarse = nullptr;                // why its states cannot have 4 bits; nullptr: they can
@@ -106,7 +106,7 @@ inline const CodecInfo& codec_info(int codec) {
 // How 16-bit weights are made more precise, by number; 0 is "", not at all.
 struct MasterInfo {
   const char* name;
-  int residual_bits;  // of each weight
+  int residual_bits;  // for each weight
 };
 const std::vector<MasterInfo>& masters();
 inline const MasterInfo& master_info(int master) { return masters()[static_cast<size_t>(master)]; }
@@ -118,7 +118,7 @@ int find_rule(const std::string& name);
 int find_codec(const std::string& name);
 int find_master(const std::string& name);  // "" is 0
 
-// The format of state k of a rule, and that of an item that has a codec and a signedness.
+// The format of state k of a rule, and the format of an item with a codec and a signedness.
 inline const StateFormat& format_of(int rule, int codec, int k) {
   return codec_info(codec).format[(rule_info(rule).signed_mask >> k) & 1];
 }
@@ -137,7 +137,7 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInp
 
 // The rule that runs for one that users name: SGD without momentum has no state, Adam with amsgrad a third, ...
 int effective_rule(int rule, const Hyper& hyper);
-// Whether such a rule has no state with some hyper-parameters. With others its only state comes, and stays.
+// True if such a rule has no state with some hyper-parameters. With others its only state comes, and stays.
 bool state_comes_and_goes(int rule);
 
 }  // namespace lowtide

@@ -46,17 +46,17 @@ class Device {
   // Work that is queued from here on runs after the event, which may be of another queue.
   virtual void wait(void* queue, const Event& event) = 0;
   virtual void host_wait(const Event& event) = 0;
-  // Whether it has happened; false where that cannot be told without waiting.
+  // True if it has happened; false where only waiting could tell.
   virtual bool has_happened(const Event& event) { return !event; }
 
-  // Whether steps may be given codes and scales in pinned memory: kernels then reach it over the link.
+  // True if steps may be given codes and scales in pinned memory: kernels then reach it over the link.
   virtual bool steps_pinned() const { return false; }
-  // Whether the driver moves shared memory page by page, as it is touched, so that prefetches help and the host may
+  // True if the driver moves shared memory page by page, as it is touched, so that prefetches help and the host may
   // touch it while kernels run. Else all of it moves before each kernel, whatever that uses.
   virtual bool pages_shared() const { return true; }
-  // Whether what is queued there is recorded for later replays (a CUDA graph) instead of run.
+  // True if work queued there is recorded for later replays (a CUDA graph) instead of run.
   virtual bool is_capturing(void* /*queue*/) { return false; }
-  // Its name and its driver's version, for what is remembered of it; "": not known.
+  // Its name and its driver's version, the key of remembered measurements; "": not known.
   virtual std::string describe() const { return ""; }
   // Set once the device can do nothing more in this process: every call throws kDeviceLost, and frees do nothing.
   virtual bool is_lost() const { return false; }

@@ -30,7 +30,7 @@ class GradientReader {
                                                  float* /*norm*/, void* /*stream*/) {
     return nullptr;
   }
-  // Whether the clip is one of queue_clip's.
+  // True if the clip is one of queue_clip's.
   virtual bool has_queued(const QueuedClip& /*clip*/) const { return false; }
   // A guard for the steps of items whose gradients such a clip has measured: steps that are given it multiply
   // these by its factor and by `scale`, too. searches: it looks for what is not finite, as queue_guard does, unless the

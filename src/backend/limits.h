@@ -5,7 +5,7 @@
 
 namespace lowtide {
 
-inline constexpr int kMaxStates = 3;  // of one rule
+inline constexpr int kMaxStates = 3;  // per rule
 inline constexpr int kMaxArrays = 4;  // that are stored beside a parameter: its states, and what else goes with them
 inline constexpr int kBlockElements = 256;  // that share a scale
 inline constexpr size_t kArgsBytes = 64;    // room for any rule's Args

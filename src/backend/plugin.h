@@ -46,7 +46,7 @@ Plugin load_plugin(const std::string& path, const char* backend, const char* hin
 #include "backend/backends.def"
 #undef LT_BACKEND
 
-// Whether the process has loaded the shared library of this name.
+// True if the process has loaded the shared library of this name.
 bool is_library_loaded(const std::string& name);
 
 }  // namespace lowtide

@@ -14,7 +14,7 @@ std::unique_ptr<Backend> open_plugin(const border::Exports& plugin, const std::s
 // The runtime's version and the devices that kernels can run on, in words, into `text`; returns how many there are.
 int list_devices(const border::Exports& plugin, std::string* text);
 
-// Whether it was compiled so that data crosses the border unchanged (border::digest).
+// True if it was compiled so that data crosses the border unchanged (border::digest).
 bool reads_as_written(const border::Exports& plugin);
 
 // A guard as StepItem::guard takes it: the backend's own.

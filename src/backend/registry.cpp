@@ -45,7 +45,7 @@ Folders& folders() {
   return all;
 }
 
-// Loaded when first asked for. A failure is not remembered: what is missing may be brought.
+// Loaded when first asked for. A failure is not remembered: the user may install the missing part.
 class LoadedOnce {
  public:
   explicit LoadedOnce(Plugin (*load)()) : load_(load) {}
@@ -63,7 +63,7 @@ class LoadedOnce {
 
 struct PluginBackend {
   const char *name, *title;
-  const char* no_device;  // what to do where there is none, if its plug-in does not say that
+  const char* no_device;  // advice where there is no device, unless its plug-in gives some
   LoadedOnce plugin;
 };
 

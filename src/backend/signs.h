@@ -13,11 +13,11 @@ namespace lowtide {
 
 // Signs that share one presence bit: a block in which all values are zero has none, and so takes no part in a vote.
 inline constexpr int64_t kSignBlock = 64;
-// Where the signs of a tensor begin among those of others, so that no two share a byte of bits or presence, or a scale
-// of error feedback.
+// Alignment of a tensor's first sign among the signs of others, so that no two tensors share a byte of bits or
+// presence, or a scale of error feedback.
 inline constexpr int64_t kSignAlignment = 1024;
 
-// Signs of one call: what is computed from their number fits into 64 bits.
+// The most signs of one call: everything computed from their number fits into 64 bits.
 inline constexpr int64_t kMostSigns = int64_t{1} << 60;
 
 // Signs that share a scale of error feedback (portable/feedback.h).
@@ -26,7 +26,8 @@ inline constexpr int64_t kFeedbackSigns = 1024;
 constexpr int64_t sign_bytes(int64_t signs) { return (signs + 7) / 8; }
 constexpr int64_t presence_bytes(int64_t signs) { return sign_bytes((signs + kSignBlock - 1) / kSignBlock); }
 
-// Values and the range of the sign buffer that holds their signs. Borrowed for the call; on a device, memory that it can address.
+// Values and the range of the sign buffer that holds their signs. Borrowed for the call; on a device, memory that it
+// can address.
 struct SignItem {
   DType dtype = DType::kF32;
   int64_t first = 0, count = 0;  // values[i] belongs to sign first + i of `bits`
@@ -65,7 +66,7 @@ struct VoteItem {
   TieRule ties = TieRule::kHash;
   uint64_t seed = 0, step = 0, first_index = 0;  // kHash; first_index: of sign 0 in the whole
   const std::byte* previous = nullptr;           // kPrevious: as a ballot; may be the result
-  std::byte* result = nullptr;                   // as a ballot, and may be one; bits behind the last are 0
+  std::byte* result = nullptr;                   // laid out as a ballot, and may be one; bits behind the last are 0
   std::byte* zeros = nullptr;                    // kZero: as a ballot; 1 where votes were equal
   // [voters] or empty: presence_bytes(count) each, nullptr as the ballot. The votes of a block are the weights of those
   // with presence; ballots must be 0 where theirs has none. Without votes a sign is 0, and no tie. (Counters of an
@@ -78,7 +79,7 @@ struct VoteItem {
 // each block.
 struct CountItem {
   int64_t count = 0;
-  std::span<const std::byte* const> ballots;  // as those of a vote
+  std::span<const std::byte* const> ballots;  // as in VoteItem
   std::span<const uint32_t> weights;
   std::span<std::byte* const> planes;  // [bit_width(sum of weights)] or more, as a ballot; may be none of them
 };
@@ -87,9 +88,9 @@ struct CountItem {
 // without presence keep every bit. Computed in float32, rounded to nearest.
 struct ApplyItem {
   DType dtype = DType::kF32;
-  int64_t first = 0;  // of its signs, a multiple of kSignAlignment
+  int64_t first = 0;  // number of its first sign, a multiple of kSignAlignment
   void* param = nullptr;
-  const Layout* layout = nullptr;       // signs are those of its elements in row-major order
+  const Layout* layout = nullptr;       // one sign for each of its elements, in row-major order
   const std::byte* bits = nullptr;      // as SignItem::bits
   const std::byte* zeros = nullptr;     // or nullptr
   const std::byte* presence = nullptr;  // or nullptr: all present
@@ -121,7 +122,7 @@ void check(const SignItem& item);
 void check(const VoteItem& item);
 void check(const CountItem& item);
 void check(const ApplyItem& item);
-void check_residual_codec(int codec);  // of error feedback
+void check_residual_codec(int codec);  // for error feedback
 void check(const FeedbackItem& item);
 
 // Sum of the weights of a checked item, and voter v's weight.

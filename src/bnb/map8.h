@@ -10,14 +10,14 @@ class Map8 {
   static constexpr int kSize = 256;
 
   Map8() = default;
-  // values: [kSize], ascending and finite. second_moment: what it holds is never negative, and where it is positive it
+  // values: [kSize], ascending and finite. second_moment: the state is never negative, and where it is positive it
   // takes a positive entry if there is one.
   Map8(const float* values, bool second_moment);
 
-  // Whether these are, bit for bit, the values of the codec dynamic8.
+  // True if these are, bit for bit, the values of the codec dynamic8.
   static bool is_dynamic(const float* values, bool is_signed);
 
-  // values[0, n) = those of the codes times absmax.
+  // values[0, n) = map[code] * absmax.
   void decode(const uint8_t* codes, float absmax, int n, float* values) const;
   // The nearest entry of each value / absmax, of two that are as near the lower; saturates values at the largest float
   // and returns the absmax.

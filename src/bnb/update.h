@@ -1,4 +1,4 @@
-// One call of an optimizer's symbol, what it is in terms of the portable rules, and its steps: in memory that the host
+// One call of an optimizer's symbol, its meaning in terms of the portable rules, and its steps: in memory that the host
 // can read, or that only a device's backend reaches.
 #pragma once
 
@@ -15,7 +15,7 @@ enum class Family { adam, momentum, rmsprop, lion, adagrad, ademamix };  // as t
 // The parameters of either kind of symbol (lowtide/bnb.h), and which it was.
 struct Update {
   Family family = Family::adam;
-  DType dtype = DType::kF32;  // of g and p
+  DType dtype = DType::kF32;  // for g and p
   void* p = nullptr;
   const void* g = nullptr;
   void *state1 = nullptr, *state2 = nullptr;  // floats, or codes if `coded`
@@ -30,15 +30,15 @@ struct Update {
 
   int64_t blocks() const { return (n + kBlockElements - 1) / kBlockElements; }
   int rule() const;    // number in rules.def
-  int states() const;  // of that rule
-  // Whether state k of the rule is a second moment, which is never negative.
+  int states() const;  // number of the rule's states
+  // True if state k of the rule is a second moment, which is never negative.
   bool is_second_moment(int k) const;
   // State k of the rule: ademamix' slow average is the second half of state1.
   void* state(int k) const;
   float* absmax(int k) const;
   const float* quantiles(int k) const;
 
-  // Whether the norm of the update is limited.
+  // True if the norm of the update is limited.
   bool is_limited() const;
   // Weight decay that is added to the gradient, for the rules that do that.
   float l2() const;
@@ -53,10 +53,10 @@ void check_scales(const Update& update);
 // layout, args: outlive the item.
 bool fits_backend(const Update& update);
 StepItem item_of(const Update& update, const Layout& layout, const void* args);
-// That of a tensor of n elements as one row: bitsandbytes' blocks do not end at rows.
+// A layout of n elements as one row: bitsandbytes' blocks do not end at rows.
 Layout flat_layout(int64_t n);
 
-// The rule's Args; update_scale: multiplies what is subtracted from the parameter, but for weight decay.
+// The rule's Args; update_scale multiplies the update, but not weight decay.
 struct ArgsBytes {
   alignas(16) std::byte data[kArgsBytes];
 };

@@ -26,7 +26,7 @@ struct lt_save {
 struct lt_optimizer {
   lowtide::Optimizer optimizer;
   std::string rule;
-  std::string metadata;                  // of the last checkpoint loaded
+  std::string metadata;                  // from the last checkpoint loaded
   mutable lowtide::MemoryReport report;  // the last one: owns the texts given out
 };
 

@@ -25,8 +25,8 @@ int64_t last_cache_bytes();
 
 // NUMA nodes that own a core of the set, renumbered from 0.
 struct MemoryNodes {
-  std::vector<int> cores;    // of each: how many are in the set
-  std::vector<int> of_core;  // of each core of the machine: its node, or -1
+  std::vector<int> cores;    // for each node: cores of the set
+  std::vector<int> of_core;  // for each core of the machine: its node, or -1
 
   int of(int core) const {
     return core >= 0 && static_cast<size_t>(core) < of_core.size() ? of_core[static_cast<size_t>(core)] : -1;
@@ -36,7 +36,7 @@ struct MemoryNodes {
 // folder: as /sys/devices/system/node. One node of all cores if it cannot be read or does not name every one of them.
 MemoryNodes read_nodes(const std::string& folder, const CoreSet& cores);
 
-// Those of the cores that the process had when this was first called.
+// Nodes of the cores that the process had at the first call.
 const MemoryNodes& process_nodes();
 
 }  // namespace lowtide

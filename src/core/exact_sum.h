@@ -43,7 +43,7 @@ class ExactSum {
   void count_term();
   static void carry(uint64_t (&limbs)[kLimbs]);
 
-  uint64_t limbs_[kLimbs] = {};  // of kLimbBits each, and what is to be carried
+  uint64_t limbs_[kLimbs] = {};  // kLimbBits of the sum each; the bits above are carries
   int64_t terms_ = 0;            // since carries
   bool finite_ = true;
 };

@@ -16,7 +16,7 @@ namespace lowtide {
 
 class PieceRanges {
  public:
-  static constexpr int kMost = 256;  // ranges; further workers begin with what is left
+  static constexpr int kMost = 256;  // ranges; further workers begin with the remainders
 
   // node_cores: how many cores each node has. Allocates nothing.
   PieceRanges(int64_t pieces, int workers, std::span<const int> node_cores);

@@ -1,4 +1,4 @@
-// Threads of the library take no signals: those of the application are handled by threads of the application.
+// Threads of the library block all signals, so that the application's threads handle them.
 #pragma once
 
 #include <pthread.h>

@@ -49,7 +49,7 @@ struct Residual<f16, kBits> {
     const auto h = f16_decode(half);
     using F = decltype(h + h);
     const F difference = (as_float(bits(F(kMagic)) + residual) - F(kMagic)) * F(1 / kUnits);
-    const F small = select(difference == F(0.f), h, h + difference);  // -0 stays what it is
+    const F small = select(difference == F(0.f), h, h + difference);  // -0 stays -0
     return select(is_small(h), small, as_float(bits(h) + (residual << kUnit)));
   }
 
@@ -62,7 +62,7 @@ struct Residual<f16, kBits> {
     const U units = ((difference + U(0x80000000u)) >> kUnit) - U(0x80000000u >> kUnit);
     const U small = bits((x - h) * F(kUnits) + F(kMagic)) - bits(F(kMagic));
     const U all = select(is_small(h), small, units);
-    // Half of what is between two halves would be a tie when it is joined.
+    // The middle between two halves would be a tie when it is joined.
     const U up = select(all == U(kMost + 1u), U(u32{kMost}), all);
     residual = select(up == U(0u - kMost - 1u), U(0u - kMost), up);
     const auto is_finite = abs(h) < F(0x1p16f);  // no residual brings back what overflowed

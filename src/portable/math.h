@@ -15,7 +15,7 @@ LT_FN float as_float(u32 u) {
   __builtin_memcpy(&x, &u, 4);
   return x;
 }
-LT_FN u32 truncate(float x) { return static_cast<u32>(static_cast<int>(x)); }  // of 0 to 2^31
+LT_FN u32 truncate(float x) { return static_cast<u32>(static_cast<int>(x)); }  // for x in [0, 2^31)
 LT_FN u32 gather(const u32* table, u32 i) { return table[i]; }
 LT_FN float gather(const float* table, u32 i) { return table[i]; }
 // Look-up by the lowest bits of i, in tables that fit into registers.

@@ -22,7 +22,7 @@ LT_FN u32 norm_exponent(u32 largest) {
 LT_FN float norm_unit(u32 exponent) { return as_float(exponent << 23); }
 LT_FN float norm_inverse(u32 exponent) { return as_float((254u - exponent) << 23); }
 
-// Whether ratios of norms make sense: without norms, or where one is 0 or not finite, ratios are 1.
+// True if ratios of norms make sense: without norms, or where one is 0 or not finite, ratios are 1.
 template <class H>
 LT_HOST_FN bool has_norms(const H& h) {
   constexpr double kLargest = 0x1.fffffffffffffp1023;
@@ -35,5 +35,5 @@ LT_HOST_FN double clip_ratio(const H& h) {
   const double ratio = h.max_unorm * h.norm[0] / h.norm[1];
   return ratio < 1 ? ratio : 1;
 }
-// As float: a ratio that is larger than all floats would make 0 * inf.
+// Converts to float; a ratio beyond the largest float would make 0 * inf.
 LT_HOST_FN float finite_float(double x) { return x < 0x1.fffffep127 ? float(x) : 0x1.fffffep127f; }

@@ -20,7 +20,7 @@ LT_FN RandomKey random_key(u64 seed, u64 step, u64 parameter, u64 index_high) {
   return RandomKey{static_cast<u32>(k), static_cast<u32>(k >> 32)};
 }
 
-// Keys of parameter number n are those of the streams n * kStreamsOfParameter + k: k is the number of a state, or
+// The keys of parameter n belong to the streams n * kStreamsOfParameter + k: k is the number of a state, or
 // kWeightStream for the parameter itself.
 inline constexpr u64 kStreamsOfParameter = 16, kWeightStream = 15;
 

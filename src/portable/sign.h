@@ -140,7 +140,7 @@ LT_FN Majority<W> majority(const W* plane, int planes, u32 sum) {
 }
 
 // The same where what was counted differs between the elements of a word and is itself in planes, by `half` the number
-// of votes (rounded down) and whether it is `odd`.
+// of votes (rounded down) and true in `odd` if the number is odd.
 template <class W>
 LT_FN Majority<W> majority(const W* plane, int planes, const W* half, W odd) {
   W above = 0, equal = static_cast<W>(~W{0});
@@ -151,7 +151,7 @@ LT_FN Majority<W> majority(const W* plane, int planes, const W* half, W odd) {
   return {above, equal & ~odd};
 }
 
-// Random bits of ties: random_bits(group's low half, key of its high half) are those of the elements from 32 * group.
+// Random bits of ties: random_bits(group's low half, key of its high half) serves the elements from 32 * group.
 LT_FN RandomKey tie_key(u64 seed, u64 step, u64 group_high) {
   constexpr u64 kStream = 0x7469657300000000ull;  // apart from the keys of parameters
   return random_key(seed, step, kStream, group_high);
@@ -160,7 +160,7 @@ LT_FN u32 tie_group(u64 seed, u64 step, u64 group) {
   return random_bits(static_cast<u32>(group), tie_key(seed, step, group >> 32));
 }
 
-// As many as W has, for the elements from `index`.
+// One bit for each bit of W, for the elements from `index`.
 template <class W>
 LT_FN W tie_bits(u64 seed, u64 step, u64 index) {
   W all = 0;

@@ -65,7 +65,7 @@ void Channel::gather_records(const void* record, std::byte* all) {
   const auto gather = [&](Level level, const void* send, std::byte* receive, int64_t bytes) {
     transfer(level, &Transport::all_gather, static_cast<const std::byte*>(send), receive, bytes, &traffic_.control);
   };
-  // First the records of the node, then those of all nodes: the ranks of a node follow each other.
+  // First the node's records, then all nodes': the ranks of a node follow each other.
   if (!two_level()) return gather(Level::kInside, record, all, wire::kRecordBytes);
   std::vector<std::byte> of_node(static_cast<size_t>(inside_size() * wire::kRecordBytes));
   gather(Level::kInside, record, of_node.data(), wire::kRecordBytes);

@@ -63,7 +63,7 @@ struct SignCollective::Impl {
   SignAlgorithm choose(const SignBallot& ballot) const;
   // parts: of the vote so far, as all ranks know it; exchange: nullptr if this rank has failed.
   Agreement agree(uint32_t parts, wire::Announcement mine, Exchange* exchange);
-  // own: the caller's exchange; nullptr: that of the algorithm.
+  // own: the caller's exchange; nullptr: the algorithm's.
   SignOutcome call(const SignBallot& ballot, const SignResult& result, ResidualState* residual,
                    Exchange* own = nullptr);
 
@@ -82,13 +82,13 @@ struct SignCollective::Impl {
 void SignCollective::Impl::check(const SignBallot& ballot, const SignResult& result, const ResidualState* residual,
                                  const Pending& before) const {
   LT_REQUIRE(ballot.count >= 0 && ballot.count <= kMostSigns, "got %lld signs, wanted 0 to 2^60", ll(ballot.count));
-  LT_REQUIRE(ballot.weight >= -1, "got weight=%lld, wanted votes, or -1 for those of the collective",
+  LT_REQUIRE(ballot.weight >= -1, "got weight=%lld, wanted a number of votes, or -1 for the collective's default",
              ll(ballot.weight));
   check_weight(weight_of(ballot));
   LT_REQUIRE(ballot.first_index % static_cast<uint64_t>(kSignAlignment) == 0,
              "got signs from index %llu, wanted a multiple of %lld",
              static_cast<unsigned long long>(ballot.first_index), ll(kSignAlignment));
-  LT_REQUIRE(ballot.part == before.parts, "got part %u of a vote after %u parts; 0 begins anew", ballot.part,
+  LT_REQUIRE(ballot.part == before.parts, "got part %u of a vote after %u parts; part 0 begins a new vote", ballot.part,
              before.parts);
   LT_REQUIRE(ballot.part == 0 || ballot.step == before.step, "got a part of step %llu, wanted step %llu of the first",
              static_cast<unsigned long long>(ballot.step), static_cast<unsigned long long>(before.step));
@@ -162,7 +162,7 @@ Agreement SignCollective::Impl::agree(uint32_t parts, wire::Announcement mine, E
     seal_announcement(channel, &mine);
     return announce(channel, mine);
   } catch (const CollectiveError&) {
-    // All ranks are here. They may differ because a measurement was damaged, so the next call measures anew.
+    // All ranks are here. They may differ because a measurement was damaged, so the next call measures again.
     cost = {options.latency_s, options.bytes_per_s};
     throw;
   }

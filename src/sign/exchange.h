@@ -14,7 +14,7 @@
 
 namespace lowtide {
 
-// Memory that is kept from call to call, and holds anything. need() may move it: what it held is then lost. If it
+// Memory that is kept from call to call, with any contents. need() may move it and lose them. If it
 // throws, what there was is still there.
 class Scratch {
  public:
@@ -59,7 +59,7 @@ struct ExchangeCall {
   Scratches& scratch;
   const SignBallot& ballot;
   const SignResult& result;
-  ResidualState* residual = nullptr;  // of a mean; nullptr: a vote
+  ResidualState* residual = nullptr;  // for a mean; nullptr: a vote
   TieRule ties = TieRule::kHash;
   uint64_t seed = 0;
   uint32_t weight = 1;
@@ -73,7 +73,7 @@ class Exchange {
   virtual ~Exchange() = default;
   // Allocates all that run() needs, knowing this rank's ballot alone. Throws std::bad_alloc; communicates nothing.
   virtual void prepare() = 0;
-  // Sends this rank's ballots behind its announcement, before it knows those of the others (Agreement::with_ballots).
+  // Sends this rank's ballots behind its announcement, before the others' arrive (Agreement::with_ballots).
   // Fills records[size * wire::kRecordBytes] with the announcements of all. Of votes in two phases on one level. Throws
   // TransportError.
   virtual void send_early(const wire::Announcement& mine, std::byte* records);

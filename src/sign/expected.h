@@ -1,7 +1,7 @@
-// The next vote is expected to have parts like those of the last one that was applied. All ranks have the same
-// expectation, for all have confirmed that vote to each other; so the announcements of a part that is expected travel
-// in front of its ballots, which saves a round. A rank whose call is another sends messages of the expected size that
-// say so, and all ranks announce once more (docs/sign-collective.md).
+// The next vote is expected to have the parts of the last applied one. All ranks expect the same, since they have
+// confirmed that vote to each other; so the announcements of an expected part travel in front of its ballots, which
+// saves a round. A rank that makes another call sends messages of the expected size that say so, and all ranks
+// announce once more (docs/sign-collective.md).
 //
 // Used by the collective's thread.
 #pragma once
@@ -17,7 +17,7 @@ namespace lowtide {
 struct ExpectedPart {
   int64_t count = 0;
   bool presence = false;
-  int64_t ballot_bytes = 0;  // of a message
+  int64_t ballot_bytes = 0;  // for each message
 };
 
 class Expected {
@@ -28,7 +28,7 @@ class Expected {
   // A part of the vote under way has come to its end on all ranks. Votes of which a part is on two levels, in one
   // phase, a mean, or made late are not expected to come again.
   void note(const Agreement& agreed, const wire::Announcement& mine);
-  // The vote under way was applied on all ranks, and they know that of each other.
+  // The vote under way was applied on all ranks, and each rank knows that the others applied it.
   void take() { parts_ = usable_ ? under_way_ : std::vector<ExpectedPart>{}; }
   // A vote begins.
   void begin() { under_way_.clear(), usable_ = true; }
@@ -39,8 +39,8 @@ class Expected {
 };
 
 // Sends the announcement of a rank that has no ballot of the expected kind, and nothing behind it. Fills
-// records[size * wire::kRecordBytes] with the announcements of all ranks. The memory is that of the last vote's
-// ballots. Throws what the channel throws.
+// records[size * wire::kRecordBytes] with the announcements of all ranks. Reuses the memory of the last vote's
+// ballots. Throws the channel's errors.
 void announce_alone(Channel& channel, Scratches& scratch, const ExpectedPart& expected, const wire::Announcement& mine,
                     std::byte* records);
 

@@ -229,7 +229,7 @@ TEST(SignParts, ARankThatContradictsItselfIsToldAndTheOthersHearOfIt) {
     return collective.vote(of.ballot(r), room.memory());
   });
   EXPECT_EQ(texts[1],
-            "got part 2 of a vote after 0 parts; 0 begins anew; "
+            "got part 2 of a vote after 0 parts; part 0 begins a new vote; "
             "got a mean with more parts to follow, wanted a vote: its residual would have changed; "
             "got a part of step 6, wanted step 5 of the first; ");
   EXPECT_EQ(texts[0] + texts[2], "");

@@ -20,9 +20,9 @@ struct Agreement {
   std::vector<wire::Announcement> of;  // [size]; a damaged one is zeroed: no votes
   std::vector<wire::Reason> reasons;   // kFine or kNoAnnouncement
   std::vector<int> nonfinite, failed;  // if there are any, nothing is to be applied
-  bool with_ballots = false;           // those of all ranks came with the announcements
+  bool with_ballots = false;           // all ranks' ballots came with the announcements
 
-  // An announcement that arrived sound; all of those agree on the call.
+  // An announcement that arrived sound; all sound ones agree on the call.
   const wire::Announcement& call() const;
   // The checksum that a rank's messages refer to; 0 if its announcement was damaged.
   uint32_t announcement(int rank) const {
@@ -34,7 +34,7 @@ struct Agreement {
   uint32_t weights_checksum() const;
   bool any_late() const;
 
-  // That of a rank which knows its own announcement alone.
+  // The agreement of a rank that knows its own announcement alone.
   static Agreement of_one(const wire::Announcement& mine);
 };
 
@@ -44,8 +44,8 @@ void seal_announcement(const Channel& channel, wire::Announcement* mine);
 // Tells all ranks what this one is about to do, and checks that all do the same. Ranks that failed or hold values that
 // are not finite are named in the agreement; that is no error.
 Agreement announce(Channel& channel, const wire::Announcement& mine);
-// The same of announcements that came with ballots: records[size() * wire::kRecordBytes]. nullopt if a rank's call is
-// another than was expected: then all announce.
+// The same for announcements that came with ballots: records[size() * wire::kRecordBytes]. nullopt if a rank made
+// another call than expected: then all announce.
 std::optional<Agreement> announced_with_ballots(const Channel& channel, const wire::Announcement& mine,
                                                 const std::byte* records);
 
@@ -62,12 +62,12 @@ struct Found {
   wire::Reason suspicion = wire::Reason::kFine;
 };
 
-// Adds what a rank found in one part of a vote to what it found in the parts before, none at first. The first fault
-// stays, and an announcement that did not arrive is one.
+// Adds a rank's findings in one part of a vote to its findings in the parts before. The first fault stays; a missing
+// announcement is a fault.
 void join(Found* all, const Agreement& agreed, const Found& part);
 
-// Returns if all ranks found the same result, in all parts, and, unless the call does without the commit round, know
-// that of each other.
+// Returns if all ranks found the same result in all parts and, unless the call does without the commit round, each
+// knows that the others did.
 void confirm(Channel& channel, const Agreement& agreed, const Found& found);
 
 }  // namespace lowtide

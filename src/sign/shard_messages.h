@@ -35,7 +35,7 @@ struct ShardLayout {
   int64_t signs = 0;
   bool extra = false;  // presence or scales, which take as many bytes
   bool zeros = false;  // in results: marks of ties
-  int ranks = 1;       // of the collective
+  int ranks = 1;       // in the collective
 
   int64_t bits_bytes() const { return signs / 8; }
   int64_t extra_bytes() const { return extra ? presence_bytes(signs) : 0; }
@@ -72,7 +72,7 @@ struct Voters {
 Voters voters_of(const Agreement& agreed, const ShardLayout& layout, std::byte* messages,
                  const std::vector<wire::Reason>& reasons);
 
-// Whether the bfloat16 scales of `count` signs are finite and not negative.
+// True if the bfloat16 scales of `count` signs are finite and not negative.
 bool sound_scales(const std::byte* scales, int64_t count);
 
 // Writes the list of reasons of a result and zeros everything behind it.
@@ -89,7 +89,7 @@ struct ResultPlace {
   int owner;
   int64_t first;
 };
-// Checks the results of all shards, messages[i * layout.result_bytes()] that of places[i], and adds the ballots that
+// Checks the results of all shards, messages[i * layout.result_bytes()] for places[i], and adds the ballots that
 // the owners left out to the outcome. The checksum found covers weights, reasons and results.
 Found check_results(const Agreement& agreed, const ShardLayout& layout, const std::byte* messages,
                     const std::vector<ResultPlace>& places, int threads, SignOutcome* outcome);

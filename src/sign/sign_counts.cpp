@@ -57,7 +57,7 @@ void SignCounts::clear(void* stream) {
 }
 
 void SignCounts::add(const void* values, DType dtype, CountRoom& room, int threads, void* stream) {
-  LT_REQUIRE(added_ < most_, "got more than %d additions, wanted at most that many; call reset() to begin anew", most_);
+  LT_REQUIRE(added_ < most_, "got more than %d additions, wanted at most that many; call reset() to start over", most_);
   LT_REQUIRE(values || count_ == 0, "got no values");
   LT_REQUIRE(room.planes_ == planes_ && room.window_ >= window_bytes(count_), "got room for other counts");
   with_memory(memory_, stream, [&] {

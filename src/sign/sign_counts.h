@@ -22,7 +22,7 @@ class CountRoom {
   // For counts of up to `count` values and `most` additions. Throws as SignMemory.
   CountRoom(std::shared_ptr<Backend> backend, int64_t count, int most);
 
-  // Whether a value was not finite since the room was made, or last asked; waits for the additions.
+  // True if a value was not finite since construction or the last question; waits for the additions.
   bool take_nonfinite(void* stream);
 
  private:

@@ -1,4 +1,4 @@
-// The rules for ties by their public names: those of ties.def in small letters, without the k. Pure.
+// The rules for ties by their public names: the names of ties.def in small letters, without the k. Pure.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Two phases: every rank owns a part of the signs. It gets what it needs to decide on them, votes or averages, and
+// Two phases: every rank owns a part of the signs. It gets all ballots for them, votes or averages, and
 // sends the result to all.
 //
 // On one level a rank gets all ballots of its part. On two levels, nodes of several ranks each, rank l of a node gets
@@ -27,7 +27,7 @@ using wire::Round;
 // counts in planes (plane j holds bit j of every count), and with presence the same planes of presence.
 struct CountsLayout {
   int ranks = 0, planes = 0;
-  int64_t bits_bytes = 0, presence_bytes = 0;  // of a plane
+  int64_t bits_bytes = 0, presence_bytes = 0;  // for each plane
 
   int64_t reasons_bytes() const { return (ranks + 7) / 8 * 8; }
   int64_t bytes() const { return wire::kHeaderBytes + reasons_bytes() + planes * (bits_bytes + presence_bytes); }
@@ -299,7 +299,7 @@ class TwoPhase final : public Exchange {
 
   ExchangeCall call_;
   bool counts_votes_;                 // on two levels
-  int ranks_, nodes_, local_, node_;  // of a node; of all; this rank's place in its node; its node's
+  int ranks_, nodes_, local_, node_;  // ranks of a node; nodes; this rank's number in its node; its node's number
   int64_t first_ = 0, count_ = 0;     // the signs of this rank's part
   ShardLayout part_, shard_;
   CountsLayout counts_;

@@ -79,7 +79,7 @@ struct Announcement {
   uint32_t checksum = 0;
 };
 
-// Tells what a rank holds (kConfirm), or what it saw of the others (kCommit).
+// Reports a rank's own findings (kConfirm), or its view of the others (kCommit).
 struct Verdict {
   Prefix prefix;
   uint64_t step = 0;

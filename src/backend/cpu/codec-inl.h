@@ -31,7 +31,7 @@ struct TileRounding : Rounding {
         mix(_mm512_set1_epi32(static_cast<int>(of.k1 ^ (of.k1 >> kRandomShift1)))),
         factor0(_mm512_set1_epi32(kRandomFactor0)),
         factor1(_mm512_set1_epi32(kRandomFactor1)) {
-    // Compilers make a constant anew where it is used, from a general register; it is in memory and costs nothing
+    // Compilers rebuild a constant where it is used, from a general register; it is in memory and costs nothing
     // there.
     asm("" : "+m"(factor0), "+m"(factor1));
   }

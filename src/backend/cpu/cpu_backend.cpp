@@ -95,7 +95,7 @@ const std::byte* at(const void* base, int64_t element, int64_t element_bytes) {
   return static_cast<const std::byte*>(base) + element * element_bytes;
 }
 
-// Brings in the beginning of an array. Hardware prefetchers start anew with every page, so that many small tensors
+// Brings in the beginning of an array. Hardware prefetchers start over with every page, so that many small tensors
 // would each wait for their first lines.
 void prefetch(const void* p, int64_t bytes) {
   constexpr int64_t kAhead = 1024, kLine = 64;

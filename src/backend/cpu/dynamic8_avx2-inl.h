@@ -2,7 +2,7 @@
 // loaded one by one, which is fewer operations than taking them out of a word. (A line for each decade and two bits to
 // correct what it rounds wrong take as long: Zen 5.) Encoding: the lines of dynamic8_lines-inl.h, whose eight decades
 // fit a permutation of one vector.
-// Stochastic encoding takes the lesser of a decade's line and of that of the joint nearby.
+// Stochastic encoding takes the lesser of two lines: the decade's, and the line of the joint nearby.
 // A dynamic8 AdamW step in cache: 0.47 Gelt/s with gathers, 0.64 like this (Zen 4, to nearest); stochastic 0.9 of that.
 #if HWY_TARGET == HWY_AVX2
 
@@ -119,7 +119,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     return _mm256_sub_epi32(guess, _mm256_castps_si256(above));
   }
 
-  // Ranks as codes, below that of zero where the sign is negative; that of zero where it is 0.
+  // Ranks as codes: below zero's code where the sign is negative, zero's code where the value is 0.
   HWY_INLINE static void store(const __m256i (&rank)[8], const __m256i (&sign)[8], u8* codes) {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing works within 128-bit lanes
     const auto words = [&](int i) {

@@ -49,7 +49,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
         x[i] = _mm512_fmadd_ps(_mm512_range_ps(x[i], _mm512_setzero_ps(), kLargerMagnitude), factor,
                                _mm512_load_ps(roof.shift));
       else
-        x[i] = _mm512_max_ps(_mm512_mul_ps(x[i], factor), _mm512_load_ps(roof.lowest));  // of a NaN too
+        x[i] = _mm512_max_ps(_mm512_mul_ps(x[i], factor), _mm512_load_ps(roof.lowest));  // a NaN gives the lowest, too
     }
     for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(_mm512_castps_si512(x[i]), 23);  // picks by the lower 5 bits
     for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(_mm512_castps_si512(x[i]), pick(roof.carry, row[i]));
@@ -70,7 +70,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     const RandomShorts random = rounding.stochastic ? RandomShorts(index, rounding) : RandomShorts::one_half();
     const __m512i one = _mm512_load_si512(roof.one);
     const __m512i rank = planes.ranks(begun.word);
-    // Ranks before a joint of two decades. Saturation leaves out the one below that of 1; there is none before 0.
+    // Ranks before a joint of two decades. Saturation leaves out the rank below 1's; there is none before 0.
     __mmask64 joint;
     if constexpr (kSigned)
       joint = _mm512_mask_testn_epi8_mask(_mm512_test_epi8_mask(rank, rank), rank, _mm512_adds_epi8(rank, one));
@@ -125,7 +125,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   }
 
  private:
-  static constexpr int kLargerMagnitude = 0b1011;  // of range_ps: the other operand where one is a NaN
+  static constexpr int kLargerMagnitude = 0b1011;  // for range_ps, which gives the other operand where one is a NaN
 
   HWY_INLINE static __m512 pick(const float (&table)[32], __m512i row) {
     return _mm512_permutex2var_ps(_mm512_load_ps(table), row, _mm512_load_ps(table + 16));

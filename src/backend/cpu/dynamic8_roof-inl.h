@@ -1,4 +1,4 @@
-// How the AVX-512 encoders of dynamic8 find a rank and what is behind its point without looking a table of entries up.
+// How the AVX-512 encoders of dynamic8 find a rank and its fraction without a lookup in the table of entries.
 //
 // Decade i (0..6) of the map covers (10^(i-7), 10^(i-6)] with n = 2^i entries, of ranks n to 2 n - 1, evenly spaced:
 //   rank + 1/2 = n (8/9 + a 10^(6-i) / 0.9)
@@ -10,7 +10,7 @@
 //   p = f - 2/3 min(f, 1 - f),
 // for those ranks that are one less than a power of two.
 //
-// This is exact but for rounding: in units of 2^-16 of a rank, what is found here lies 1 to 12 above the portable
+// This is exact but for rounding: in units of 2^-16 of a rank, the result lies 1 to 12 above the portable
 // definition (computed over all floats, by a program that is not kept), because intercepts are lifted by kLift;
 // rounding of value * inverse moves that by less than 1. So only an element whose sum of p and the random bits is
 // within kUnsure of a carry can have another code; the portable code decides those, one in 70 tiles of 64. Rounding to
@@ -30,7 +30,7 @@ struct Dynamic8Roof {
   // adding `carry` to the bits of a value above that point carries into the exponent: row e + 1.
   alignas(64) u32 carry[32];
   alignas(64) float slope[32], intercept[32];
-  // Constants of all lanes: from memory they cost nothing, compilers would make them anew in general registers.
+  // Constants of all lanes: from memory they cost nothing, while compilers would rebuild them in general registers.
   alignas(64) u8 one[64], middle[64];
   alignas(64) u16 two_thirds[32], unsure[32];
   alignas(64) u32 infinity[16];
@@ -38,7 +38,7 @@ struct Dynamic8Roof {
 
   explicit Dynamic8Roof(const Dynamic8Table& map) {
     const float* entry = map.value + (kSigned ? Dynamic8::kSignedZero : 0u);
-    const int last = kSigned ? 127 : 254;  // the rank below that of 1
+    const int last = kSigned ? 127 : 254;  // the rank below 1's
     int line = kSigned ? -1 : 0;           // -1: up to the first entry; 0 to 6: decades; 7: up to 1
     for (int binade = 127 - 30; binade <= 127; ++binade) {
       const int decade = line < 0 ? 0 : line;

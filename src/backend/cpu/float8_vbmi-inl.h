@@ -29,7 +29,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
   const Float8Vbmi& t_ = float8_vbmi<kSigned>();
 
   HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
-    // As in dynamic8_vbmi-inl.h: what is transposed first comes out of the interleaves in order.
+    // As in dynamic8_vbmi-inl.h: values that are transposed first come out of the interleaves in order.
     const __m512i transpose = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i c = _mm512_permutexvar_epi32(transpose, _mm512_loadu_si512(codes));
     const __mmask64 high = _mm512_movepi8_mask(c);

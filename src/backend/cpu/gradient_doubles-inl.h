@@ -49,7 +49,7 @@ LT_FN u32 reduce_min(vu x) { return hn::GetLane(hn::MinOfLanes(kU, x.v)); }
 #endif
 
 template <class G>
-inline constexpr int kStoredBits = 23;  // of a mantissa
+inline constexpr int kStoredBits = 23;  // in a mantissa
 template <>
 inline constexpr int kStoredBits<bf16> = 7;
 template <>

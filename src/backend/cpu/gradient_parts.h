@@ -15,7 +15,7 @@ inline constexpr int kCountBits = 10, kPartBits = 51 - kCountBits + 1;
 constexpr int quantum(int top, int k) { return 2 * top - (kPartBits - 1) - kPartBits * k; }
 
 inline constexpr uint32_t kInfinity = 0x7f800000u;
-// 2^exponent as float bits; of an exponent below those of floats, the smallest of them; above, infinity.
+// 2^exponent as float bits; the smallest float for an exponent below the range, infinity above it.
 inline uint32_t power_bits(int exponent) {
   if (exponent > 127) return kInfinity;
   if (exponent >= -126) return static_cast<uint32_t>(exponent + 127) << 23;
@@ -27,7 +27,7 @@ inline int top_of(uint32_t magnitude) {
   return field ? field - 126 : 32 - __builtin_clz(magnitude) - 149;
 }
 
-// Magnitudes as float bits; smallest: of those that are not 0, less 1.
+// Magnitudes as float bits; smallest: the smallest one that is not 0, less 1.
 struct Magnitudes {
   uint32_t largest = 0, smallest = 0xffffffffu;
 };
@@ -41,7 +41,7 @@ struct Window {
 // Counts of quanta, from the largest to the smallest.
 template <int kParts>
 void add_parts(int64_t (&count)[kParts], int top, ExactSum& sum) {
-  for (int k = kParts - 1; k > 0; --k) {  // what a smaller part owes or has too much of
+  for (int k = kParts - 1; k > 0; --k) {  // carries from smaller parts to larger ones
     const int64_t carried = count[k] >> kPartBits;
     count[k] -= carried << kPartBits;
     count[k - 1] += carried;

@@ -20,7 +20,7 @@ struct GradientView {
 struct GradientSums {
   // Means something only if all elements are finite, which `largest` tells: chunks with others are left out.
   ExactSum squares;
-  // The largest magnitude as float bits: above those of infinity if there is a NaN.
+  // The largest magnitude as float bits; more than infinity's bits if there is a NaN.
   uint32_t largest = 0;
 
   void merge(const GradientSums& other) {

@@ -83,7 +83,7 @@ class ShortSums {
     }
   }
 
-  // Whether all elements were whole numbers.
+  // True if all elements were whole numbers.
   HWY_INLINE bool holds(const WordExtremes& seen) const {
     const __m512i least = _mm512_set1_epi16(static_cast<short>(smallest_word(top_ - kBits) - 1));
     return _mm512_cmplt_epu16_mask(seen.smallest, least) == 0;
@@ -114,7 +114,7 @@ class ShortSums {
   // The bits of the smallest element from which on all are multiples of 2^exponent.
   static u16 smallest_word(int exponent) {
     if constexpr (kIsBf16) return static_cast<u16>(power_bits(exponent + kStoredBits<bf16>) >> 16);
-    if (exponent <= -24) return 1;  // as all are
+    if (exponent <= -24) return 1;  // every value is one
     return static_cast<u16>((exponent + kStoredBits<f16> + 15) << kStoredBits<f16>);
   }
 

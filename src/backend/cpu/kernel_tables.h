@@ -28,8 +28,8 @@ inline constexpr int kDTypes = 3;  // float32, bfloat16, float16, numbered as DT
 inline constexpr int kPairs = kDTypes * kDTypes;
 
 struct AuxKernels {
-  ConvertKernel to_float[kDTypes], from_float[kDTypes];            // of 16-bit types
-  MasterKernel join[kDTypes][kMasters], split[kDTypes][kMasters];  // of 16-bit weights, none but the first
+  ConvertKernel to_float[kDTypes], from_float[kDTypes];            // for 16-bit types
+  MasterKernel join[kDTypes][kMasters], split[kDTypes][kMasters];  // for 16-bit weights; no entries for float32
   FiniteKernel finite[kDTypes];
   CodecKernel decode[kCodecs][2], encode[kCodecs][2];  // [codec][is signed]
 };

@@ -30,7 +30,7 @@ struct Voters {
   std::span<const std::byte* const> ballots;
   std::span<const uint32_t> weights;
   bool equal;         // weights that are not 0 are the same, and count as 1: for a majority, which needs no sums
-  uint32_t sum = 0;   // of what counts
+  uint32_t sum = 0;   // weights that count
   uint32_t bits = 0;  // that one of them has
   int planes = 0;     // that hold the sum
 };
@@ -70,7 +70,7 @@ SignKernels pick_signs(int64_t target);
 // Signs of `words` * 64 floats to as many words, and to present[w] whether one of word w's is not zero.
 using PackFloats = void (*)(const float* values, int words, bool zero_is_plus, uint64_t* bits, bool* present);
 
-// A run of a parameter that moves by signs. Sign 0 is that of element 0, the first bit of its byte; so is presence.
+// A run of a parameter that moves by signs. Element 0 has the first bit of a byte of signs and of presence.
 struct ApplyRun {
   void* param;
   int64_t n;
@@ -119,7 +119,7 @@ class BallotTile {
 
  private:
   static constexpr int kWord = static_cast<int>(kSignBlock);
-  // Word for word as the signs are: the first float is that of a sign that begins a word.
+  // Word for word as the signs are: the first float belongs to a sign that begins a word.
   alignas(64) float values_[kBallotTile + 2 * kWord];
   int64_t first_word_ = 0;
   int lead_ = 0, count_ = 0, words_ = 0;

@@ -100,7 +100,7 @@ void pack_as(const PackRun& run) {
   const bool big = run.form.big;
   const auto magnitude = E::set(static_cast<typename E::Raw>(~SignBits<T>::kMinusZero));
   auto largest = hn::Zero(E::d);
-  bool some = false;  // of the last word's values is not zero
+  bool some = false;  // the last word has a value that is not zero
   const auto pack_word = [&](const Lane* from) {
     u64 word = 0;
     auto any = hn::Zero(E::d);

@@ -62,7 +62,7 @@ LT_FN vw of_blocks(u64 blocks) {
   return vw(hn::VecFromMask(kW, hn::LoadMaskBits(kW, reinterpret_cast<const u8*>(&blocks))));
 }
 
-// Planes of a tile: those of a column beside each other.
+// Planes of a tile; a column's planes lie beside each other.
 inline constexpr int kTileBytes = 32 * 1024;
 inline constexpr int kTileVectorsHeld = kTileBytes / kColumn;
 inline constexpr int kMostPlanes = 32;
@@ -168,7 +168,7 @@ LT_FN void for_each_counted(const Voters& voters, int64_t begin, int64_t end, Ti
 
 // Numbers of votes of the blocks of a tile, in planes of one word for each kVoteCut signs.
 struct BlockVotes {
-  static constexpr int kWords = kTileBytes / 4 / static_cast<int>(kCutBytes);  // of a tile's four planes
+  static constexpr int kWords = kTileBytes / 4 / static_cast<int>(kCutBytes);  // words of a tile's four planes
   u64 plane[kWords][kMostPlanes];
   u64 some[kWords];
 };

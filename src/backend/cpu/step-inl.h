@@ -30,7 +30,7 @@ struct StepDriver {
   template <int k>
   static constexpr int kCodeBytes = kBlock* kCodeBits<Code<k>> / 8;
   template <int k>
-  static constexpr int kParts = kScales<C, kSigned<k>>;  // of a block, which share a scale each
+  static constexpr int kParts = kScales<C, kSigned<k>>;  // parts of a block; the elements of a part share a scale
   static constexpr int kMostParts = [] {
     const int most = kScales<C, true> > kScales<C, false> ? kScales<C, true> : kScales<C, false>;
     return most ? most : 1;
@@ -116,7 +116,7 @@ struct StepDriver {
     }
   }
 
-  // Which of state k's scales those of this part of the block are.
+  // Number, among state k's scales, of the first one of this part of the block.
   template <int k>
   HWY_INLINE static int part_of(int part) {
     return kParts<k> == kMostParts ? part : 0;

@@ -60,7 +60,7 @@ class Batch {
   void add(const DeviceItem& item, int64_t blocks, int64_t unit_blocks);
 
   int64_t unit_blocks_;
-  std::vector<size_t> order_;      // of add_steps, kept for its memory
+  std::vector<size_t> order_;      // scratch of add_steps, kept for its memory
   std::vector<DeviceItem> items_;  // with dims as positions in dims_ until they are written
   std::vector<int64_t> starts_, dims_;
   std::vector<Launch> launches_;

@@ -7,7 +7,7 @@ LT_FN double clip_norm(u32 largest, double root, bool is_largest, double scale) 
   return by * (is_largest || largest >= 0x7f800000u ? static_cast<double>(as_float(largest)) : root);
 }
 
-// A norm that is not finite clips nothing: a step's own check says what is wrong.
+// A norm that is not finite clips nothing: the step's own check reports the gradient.
 LT_FN kernels::Clip clip_to(double norm, const kernels::ClipTo& to) {
   constexpr double kEpsilon = 1e-6, kLargest = 0x1.fffffffffffffp1023;
   if (!(norm <= kLargest)) return {norm, to.scale, norm};
@@ -16,7 +16,7 @@ LT_FN kernels::Clip clip_to(double norm, const kernels::ClipTo& to) {
   return {norm, to.scale * clip, norm * clip};
 }
 
-// Whether a step that multiplies gradients by the factor and by `scale` need not look for those that are not finite.
+// True if a step that multiplies gradients by the factor and by `scale` need not search them for non-finite values.
 // A factor that is infinite as float32 makes NaNs of zeros.
 LT_FN bool clip_is_fine(const kernels::Clip& clip, double scale) {
   constexpr double kLargestFloat = 0x1.fffffep127;

@@ -9,13 +9,13 @@ namespace lowtide::kernels {
 struct ClipTo {
   double max_norm;
   double scale;         // that gradients are multiplied by anyway
-  uint32_t is_largest;  // the norm is the largest magnitude; else that of order 2
+  uint32_t is_largest;  // 1: the maximum norm; 0: the 2-norm
   uint32_t unused;
 };
 
 // The norm that is found, and its factor.
 struct Clip {
-  double norm;     // of gradients times the scale, before clipping
+  double norm;     // norm of the gradients times the scale, before clipping
   double factor;   // the scale, with what clips
   double clipped;  // the norm of gradients times the factor; not finite if the norm is not
 };

@@ -4,10 +4,10 @@
 // A block, and this work-item's element of it.
 struct BlockElement {
   const DeviceItem* item;
-  i64 block;    // of the parameter
-  i64 element;  // of the parameter
-  u64 index;    // of the whole of which the parameter is a shard: what random bits go by
-  u32 lane;     // of the block
+  i64 block;    // number in the parameter
+  i64 element;  // number in the parameter
+  u64 index;    // number in the whole parameter, of which this may be a shard: random bits follow it
+  u32 lane;     // number in the block
   bool inside;  // false past the end of a short block
 };
 
@@ -30,12 +30,8 @@ LT_FN BlockElement element_in(const DeviceItem* item, i64 item_block, u32 lane) 
   const i64 per_row = (item->row_length + kBlock - 1) / kBlock;
   const i64 row = block / per_row, column = block % per_row * kBlock + lane;
   const i64 index = item->first_index + row * item->row_stride + column;
-  return BlockElement{item,
-                      block,
-                      row * item->row_length + column,
-                      static_cast<u64>(index),
-                      lane,
-                      column < item->row_length};
+  return BlockElement{
+      item, block, row * item->row_length + column, static_cast<u64>(index), lane, column < item->row_length};
 }
 
 // Calls work(place) for the blocks of this group, among those of all items laid end to end in tiles of kOfTile.
@@ -90,7 +86,7 @@ LT_FN void store_code(u32 x, u4* codes, i64 i) {
   codes[i / 2].pair = static_cast<u8>((codes[i / 2].pair & (0xf0u >> shift)) | x << shift);
 }
 
-// Whether nothing may happen to the item: a search has found a gradient that is not finite.
+// True if nothing may happen to the item: a search has found a non-finite gradient.
 LT_FN bool is_stopped(const DeviceItem& item) { return item.guard && *item.guard != kNoItem; }
 
 // Where a state is read, and where it is written.

@@ -31,7 +31,7 @@ inline Target parse_target(const std::string& text) {
 }
 
 // Self: the backend. Self::with_call(doing, stream, can_be_captured, work) runs work(call) for one call on a stream;
-// can_be_captured: what is queued reads no memory of the host's, so it may be recorded for replays. A call has
+// can_be_captured: queued work reads no host memory, so it may be recorded for replays. A call has
 //   pointers                          the PointerCheck of its device
 //   tables(codec)                     the codec's tables on the device, nullptr if it has none
 //   upload(bytes, write, room)        bytes that write(host, device) makes, on their way to device(), with room for

@@ -11,7 +11,7 @@ inline constexpr int kRoundsOfScale = kBlock / kSumLanes;
 struct FeedbackLane {
   u32 half, lane;  // which of the members' two blocks, and the lane of its sum
   i64 base;        // values before the block
-  i64 count;       // of the block, 0 if there is none
+  i64 count;       // elements of the block, 0 if there is none
 };
 LT_FN i64 within(const FeedbackLane& at, int j) { return kSumLanes * j + at.lane; }
 LT_FN bool inside(const FeedbackLane& at, int j) { return within(at, j) < at.count; }

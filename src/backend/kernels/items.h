@@ -16,8 +16,8 @@ struct DeviceTensor {
   int32_t dtype;        // a DType
 };
 
-// Signs beside a parameter, from number `first`: where those of a step go instead of it (bits and presence are
-// written), or what a step by signs reads (zeros, too).
+// Signs beside a parameter, from number `first`: where a step puts its signs in place of the step (bits and presence
+// are written), or what a step by signs reads (zeros, too).
 struct DeviceSigns {
   unsigned char *bits, *presence;  // presence may be nullptr
   const unsigned char* zeros;      // or nullptr
@@ -39,7 +39,7 @@ struct DeviceItem {
   DeviceMaster master;
   int64_t row_length;
   int64_t first_block;  // codes, scales and the residual begin with its
-  int64_t blocks;       // of the item
+  int64_t blocks;       // blocks of the item
   int64_t origin;       // elements before first_block
   void* codes[kMaxStates];
   float* scales[kMaxStates];
@@ -48,7 +48,7 @@ struct DeviceItem {
   uint32_t index;       // position among the caller's items
   uint32_t stochastic;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2];
-  int64_t first_index, row_stride;  // of the ShardOrigin: of the first row's first element, and from row to row
+  int64_t first_index, row_stride;  // from ShardOrigin: index of the first row's first element; step from row to row
   int64_t write_offset;   // bytes from where codes, scales and the residual are read to where they are written
   const uint32_t* guard;  // nullptr, or nothing happens unless *guard is kNoItem
   alignas(8) unsigned char args[kArgsBytes];  // the rule's Args
@@ -69,7 +69,7 @@ struct DeviceVote {
   const unsigned char* previous;
   unsigned char *result, *zeros;
   unsigned char* result_presence;  // nullptr: all ballots are present
-  uint32_t sum;                    // of the weights
+  uint32_t sum;                    // sum of the weights
   int32_t planes, voters, ties;    // ties: a Tie; planes hold the sum, and are a CountItem's own number
 };
 
@@ -89,7 +89,7 @@ struct DeviceFeedback {
   DeviceTensor values;  // data nullptr: ballots instead
   int64_t first, count;
   float value_scale;
-  uint32_t sum;  // of the weights
+  uint32_t sum;  // sum of the weights
   int32_t voters, codec;
   void* codes;  // nullptr: no residual
   float* scales;
@@ -100,7 +100,7 @@ struct DeviceFeedback {
 // Work-items of a group: one for each element of a block.
 inline constexpr int kGroupSize = kBlockElements;
 
-// Words of 32 signs of a presence bit, and those that a sub-group packs at a time: of a presence byte.
+// Words of 32 signs under one presence bit; words that a sub-group packs at a time, under one presence byte.
 inline constexpr int kWordsOfBlock = 2, kSignWordsAtOnce = 8 * kWordsOfBlock;
 
 // Work-items that share a block of error feedback: the lanes of its sum.

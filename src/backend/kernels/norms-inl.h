@@ -12,7 +12,7 @@ LT_FN u32 max_of_members(u32 x) {
   }
   return x;
 }
-// As sum_lanes adds up: of two lanes it does not matter which is added to which.
+// Adds in the order of sum_lanes. Which of two lanes is added to the other does not matter.
 LT_FN float sum_of_members(float x) {
   for (u32 distance = kNormLanes / 2; distance > 0; distance /= 2) x = x + from_lane_xor(x, distance);
   return x;

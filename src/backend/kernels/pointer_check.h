@@ -35,7 +35,7 @@ class PointerCheck {
   explicit PointerCheck(bool any) : any_(any) {}
 
  private:
-  // Those of voters with a weight; the index is the voter's.
+  // Checks the ballots of voters with a weight; the index is the voter's.
   template <class T>
   void voters(std::span<const T* const> rows, std::span<const uint32_t> weights, const char* what) const;
 

@@ -11,10 +11,10 @@
 
 namespace lowtide::kernels {
 
-// Planes that sums of weights can reach; those above are zeros, and no kernel's that counts.
+// Planes that sums of weights can reach. Higher planes are zeros, and no counting kernel reads them.
 inline constexpr size_t kMostPlanes = 31;
 
-// As kernels take them, from items that are checked.
+// Kernel arguments made from checked items.
 DeviceSignItem device_item(const SignItem& item);
 DeviceVote device_item(const VoteItem& item);
 DeviceVote device_item(const CountItem& item);

@@ -29,7 +29,7 @@ LT_FN u32 largest_of_members(u32 x) {
 LT_FN void add_to_limbs(u32* limb, u32 x) {
   for (; x; ++limb) {
     const u32 before = atomic_add(limb, x);
-    x = before + x < before ? 1u : 0u;  // what is to be carried
+    x = before + x < before ? 1u : 0u;  // the carry
   }
 }
 

@@ -19,8 +19,8 @@ struct SumParts {
 
 // All of them.
 struct Sums {
-  int64_t limbs[kSumLimbs];  // what is to be carried included
-  uint32_t largest;          // magnitude as float bits: above those of infinity if there is a NaN
+  int64_t limbs[kSumLimbs];  // with pending carries
+  uint32_t largest;          // largest magnitude as float bits; more than infinity's bits if there is a NaN
 };
 
 }  // namespace lowtide::kernels

@@ -21,7 +21,7 @@ class UploadBuffers {
  public:
   using Buffer = typename Memory::Buffer;
   static constexpr size_t kAlways = 4;                   // buffers, however large
-  static constexpr size_t kMostBytes = size_t{4} << 20;  // of all buffers where there are more
+  static constexpr size_t kMostBytes = size_t{4} << 20;  // all buffers together, if there is more than one
   static constexpr size_t kSmallest = size_t{4} << 10;   // so of the most buffers, too: a step has one for each chunk
 
   explicit UploadBuffers(Memory memory) : memory_(std::move(memory)) {}
@@ -63,7 +63,7 @@ class UploadBuffers {
  private:
   Memory memory_;
   std::list<Buffer> buffers_;  // the least recently used first
-  size_t bytes_ = 0;           // of all
+  size_t bytes_ = 0;           // all buffers together
 };
 
 }  // namespace lowtide::kernels

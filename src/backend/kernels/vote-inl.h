@@ -1,7 +1,7 @@
 // Majorities of packed signs, and the counters that they are made of. Included in a target's namespace after
 // words-inl.h and portable/sign.h.
 
-using Rows = const u8* const*;  // of each voter; those of weight 0 are not looked at
+using Rows = const u8* const*;  // one row for each voter; a voter of weight 0 has none that is read
 
 // Counts the votes on the signs of up to 4 bytes from byte `at`, `left` bytes before the end. kPlanes: 32, of which the
 // vote has `planes`; or a few, which then are in registers. Returns how many are counted.

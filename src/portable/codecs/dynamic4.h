@@ -17,7 +17,7 @@
 // 2^-8, the lowest second moment, to 1, and none has two boundaries inside. Of signed states one is lower, and compared
 // with by itself.
 struct Dynamic4Table {
-  static constexpr int kBuckets = 32, kBits = 21;  // of a float below a bucket
+  static constexpr int kBuckets = 32, kBits = 21;  // kBits: bits of a float below a bucket
   static constexpr float kLowest = 0x1p-8f, kBelowOne = 0x1.fffffep-1f;
   alignas(64) float value[16];  // decoded value of a code, in units of the scale
   // Added to the bits of a magnitude: the rank is in the upper bits of the sum.
@@ -45,7 +45,7 @@ struct Dynamic4 {
 
   template <bool kSigned>
   LT_FN BlockScale block_scale(float absmax) {
-    constexpr float kLargest = 0x1p126f;  // what divided by less than 1 is finite
+    constexpr float kLargest = 0x1p126f;  // still finite when divided by 1/2 or more
     return absmax_scale(absmax, kSigned && absmax < kLargest ? kTop : 1.f);
   }
 
@@ -109,7 +109,7 @@ struct Dynamic4 {
     for (u32 key = first; key < first + Dynamic4Table::kBuckets; ++key) {
       u32 before = 0, carry = 0;
       for (int i = 0; i < n; ++i) {
-        const u32 last = bits(boundary[i]) - (above ? 0 : 1);  // of the rank below
+        const u32 last = bits(boundary[i]) - (above ? 0 : 1);  // last float of the rank below
         before += last < key << kBits;
         if (last >> kBits == key) carry = (1u << kBits) - 1 - (last & ((1u << kBits) - 1));
       }

@@ -96,7 +96,7 @@ struct Dynamic8 {
       const u32 zero = s ? kSignedZero : 0, ranks = 255 - zero;
       Dynamic8Table& table = t.side[s];
       for (int i = 0; i < 256; ++i) table.value[i] = as_float(map[i]);
-      u32 rank = s ? 0 : 1;  // of the first bucket's lower end
+      u32 rank = s ? 0 : 1;  // rank of the first bucket's lower end
       for (u32 key = Dynamic8Table::kFirstKey; key <= Dynamic8Table::kLastKey; ++key) {
         const u32 midpoint =
             rank < ranks ? bits((table.value[zero + rank] + table.value[zero + rank + 1]) * 0.5f) : 0x7f800000u;

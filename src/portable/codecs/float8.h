@@ -24,7 +24,7 @@ struct Float8 {
   template <bool kSigned>
   static constexpr u32 kZeroBits = (kSigned ? 127u - 6u : 127u - 14u) << 23;
 
-  // 2^(e - 1) where absmax <= 1.9375 * 2^e, e at least -100: what is smaller has codes near 0.
+  // 2^(e - 1) where absmax <= 1.9375 * 2^e, e at least -100: blocks of smaller values have codes near 0.
   template <bool kSigned>
   LT_FN BlockScale block_scale(float absmax) {
     constexpr u32 kLeast = (127u - 100u) << 23, kRoom = 0x7fffffu - 0x780000u;  // of the mantissa above 0.9375

@@ -27,7 +27,7 @@ struct AdamBase : TwoMoments {
                 float(h.lr * h.weight_decay)};
   }
 
-  // Updates the moments; returns what is to be subtracted from the parameter.
+  // Updates the moments; returns the amount to subtract from the parameter.
   template <class F>
   LT_FN F update(F g, F (&s)[2], const Args& a) {
     update_moments(g, s[0], s[1], a);

@@ -7,7 +7,7 @@
 
 struct RmspropArgs {
   float alpha, one_minus_alpha, eps, lr, l2, momentum;
-  float least;  // of s - a^2, relative to s
+  float least;  // least value of s - a^2, relative to s
 };
 
 struct RmspropBase {
@@ -19,7 +19,7 @@ struct RmspropBase {
   }
   template <class H>
   LT_HOST_FN Args args(const H& h) {
-    constexpr double kAverages = 3;  // of whose errors the difference has one: s once, a twice
+    constexpr double kAverages = 3;  // errors that the difference may have: s's once, a's twice
     return Args{float(h.alpha),    float(1 - h.alpha),        float(h.eps), float(h.lr), float(h.weight_decay),
                 float(h.momentum), float(kAverages * h.error)};
   }

@@ -9,9 +9,9 @@
 
 struct ScheduleFreeArgs {
   float beta2, one_minus_beta2;
-  float inverse_sqrt_bias, eps;  // as MomentArgs
+  float inverse_sqrt_bias, eps;  // as in MomentArgs
   float decay;
-  float from_u, from_d;  // what y loses for u and gains for d
+  float from_u, from_d;  // y loses from_u * u and gains from_d * d
   float keep, take;      // d = keep d - take u
 };
 
@@ -88,7 +88,7 @@ struct AdamWScheduleFree {
   LT_HOST_FN double decay(const H& h, int k) {
     return k == 0 ? 1 - share(h) : h.beta2;
   }
-  // To x, or from there to y. The second moment stays what it is.
+  // Moves y to x, or x to y. The second moment stays as it is.
   template <class H>
   LT_HOST_FN Args average_args(const H& h, bool evaluating) {
     const double far = (1 - h.beta1) / h.beta1;

@@ -1,4 +1,4 @@
-// The kernels (backend/kernels) ask this of their target, here SYCL: who this work-item is, and what it does with
+// The kernels' questions to their target (backend/kernels), here SYCL: who this work-item is, and what it does with
 // others. Included in lowtide::sycl_device after the portable kernels.
 
 // Tiles are single blocks: a group takes one at a time.

@@ -61,7 +61,7 @@ struct UploadMemory {
 
 using Uploads = kernels::UploadBuffers<UploadMemory>;
 
-// Bytes on their way to the device, and to what is queued until this object goes: then the buffer is free as soon as
+// Bytes on their way to the device, for work queued until this object goes: then the buffer is free as soon as
 // `last` has happened.
 class Upload {
  public:

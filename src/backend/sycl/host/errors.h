@@ -22,7 +22,7 @@ inline ErrorKind kind_of(const sycl::exception& error) {
   return ErrorKind::kInternal;
 }
 
-// Runs f(); `doing` begins the messages of what it throws.
+// Runs f(); `doing` begins the messages of its exceptions.
 template <class Fn>
 auto guarded(const char* doing, Fn&& f) -> decltype(f()) {
   try {

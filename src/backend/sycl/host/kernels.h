@@ -53,7 +53,7 @@ class Kernels {
   std::map<int, UsmBytes> tables_;
 };
 
-// Those of the process for this device of this context, built once however many backends use them; kept to its end.
+// The process's kernels for this device of this context, built once for all backends and kept to its end.
 Kernels& kernels_of(const sycl::context& context, const sycl::device& device);
 
 // Groups in which `items` work-items fit.

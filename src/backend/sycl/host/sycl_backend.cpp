@@ -219,7 +219,7 @@ std::unique_ptr<Backend> make_backend(const std::string& target, const sycl::que
   LT_REQUIRE(kind.empty() || kind == "gpu" || kind == "cpu",
              "got SYCL target '%s', wanted gpu, cpu, or none for the best", target.c_str());
   return guarded("opening a device", [&]() -> std::unique_ptr<Backend> {
-    std::vector<sycl::device> found;  // of one platform, unless there is a queue: drivers may list a GPU twice
+    std::vector<sycl::device> found;  // on one platform, unless there is a queue: drivers may list a GPU twice
     for (const sycl::device& device : find_devices()) {
       if (!(kind.empty() || kind == target_of(device))) continue;
       if (queue && device == queue->get_device()) return std::make_unique<SyclBackend>(queue->get_context(), device);

@@ -1,8 +1,8 @@
 // The SYCL backend: every rule and codec on any device whose driver takes SPIR-V. Tensors and states are USM that the
 // queue's device can address; `stream` is a sycl::queue* of order "in order", nullptr for the backend's own queue. Work
-// is queued and not waited for, except where backend.h says synchronous. One call at a time.
+// is queued, and no call waits for it except where backend.h says synchronous. One call at a time.
 //
-// Bits are those of the CPU backend where the device rounds division and square root correctly and keeps denormals; see
+// Bits equal the CPU backend's where the device rounds division and square root correctly and keeps denormals; see
 // gives_cpu_bits.
 #pragma once
 
