@@ -10,7 +10,7 @@ is released, nothing is recorded by autograd, and every machine and number of th
     direction = sign.unpack(vote, gradient.numel(), shape=gradient.shape)       # +1 and -1
 
 Packed bytes are no numbers: their sum is no vote, and their XOR is no sum. `majority` is the way to join them. Errors:
-ValueError, TypeError, NotImplementedError, naming what was given and what is wanted; MemoryError.
+ValueError, TypeError and NotImplementedError, which name the value got and the values wanted; MemoryError.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def unpack(
 
     Args:
         bits: uint8, contiguous, of ceil(n / 8) bytes.
-        n: number of signs, which is not that of bytes.
+        n: number of signs, not of bytes.
         dtype: of the result: float32 (the default), bfloat16 or float16, of torch or numpy.
         shape: of the result, of n elements; default [n].
         out: where to put it: contiguous, of n elements, no memory of the others; its dtype and shape are the result's.
@@ -103,7 +103,7 @@ def unpack(
     else:
         values = arrays.written(out, "out", packed)
         if values.numel != n or (wanted is not None and values.shape != wanted):
-            raise ValueError(f"out: got shape {values.shape}, wanted {n} elements, or those of shape={shape}")
+            raise ValueError(f"out: got shape {values.shape}, wanted {n} elements, or shape={shape}")
         if dtype is not None and _dtype_name(dtype) != values.dtype:
             raise ValueError(f"out: got {values.dtype}, wanted dtype={_dtype_name(dtype)}")
     signer, stream = _signer_of(packed.place)

@@ -1,4 +1,4 @@
-"""Errors of a disk that stop nothing: the core keeps in RAM what it could not write, and says so once it is done."""
+"""Disk errors that stop nothing: the core keeps the unwritten state in RAM, and reports that once a call is done."""
 
 from __future__ import annotations
 

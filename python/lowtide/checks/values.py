@@ -1,4 +1,4 @@
-"""Checks of single values, whose errors say what was got and what is wanted."""
+"""Checks of single values; their errors say the value got and the values wanted."""
 
 import difflib
 from collections.abc import Mapping, Sequence

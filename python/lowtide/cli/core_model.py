@@ -26,7 +26,7 @@ _ROUNDS = 40
 
 @dataclass(frozen=True)
 class Model:
-    cache_seconds: float  # of an element on one core, data in its cache
+    cache_seconds: float  # for an element on one core, data in its cache
     clock: float  # cycles a second, as the system says it; 0: it does not
     bytes: float  # that a step moves for an element
     core_rate: float  # bytes per second that one core's arithmetic could use up
@@ -34,7 +34,7 @@ class Model:
     all_rate: float  # that memory gives all threads
     threads: int
     saturating: int  # cores that use up what memory gives all threads
-    element_seconds: float  # of an element on all threads, at best
+    element_seconds: float  # for an element on all threads, at best
 
 
 def measure(

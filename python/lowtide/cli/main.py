@@ -39,7 +39,7 @@ class _Commands(TyperGroup):
         except (ValueError, TypeError, MemoryError, NotImplementedError) as error:
             status = _complain(str(error))
         except Exception as error:
-            if not hasattr(error, "format_message"):  # what click raises for arguments
+            if not hasattr(error, "format_message"):  # click's own errors, for arguments
                 raise
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "lowtide"
@@ -224,5 +224,5 @@ def _out(value: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: exits with the status. arguments: those of the process unless given."""
+    """The entry point: exits with the status. arguments: the process's unless given."""
     app(None if arguments is None else list(arguments), prog_name="lowtide")

@@ -56,7 +56,7 @@ class OnDisk:
     engine: str
     direct: bool
     seconds: float  # median
-    spread: float  # as of a line
+    spread: float  # as for a line
     moved: int  # bytes of the disk
     read_rate: float
     write_rate: float
@@ -72,9 +72,9 @@ class Bench:
     threads: int
     rounds: int
     lines: tuple[Line, ...]  # memory alone, torch if it has the rule, then Lowtide unchecked and checked
-    model: core_model.Model  # of unchecked steps
+    model: core_model.Model  # for unchecked steps
     disk: OnDisk | None
-    doubts: tuple[str, ...]  # what an idle machine would not show
+    doubts: tuple[str, ...]  # signs that the machine is not idle
 
 
 def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, momentum: float) -> Bench:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lowtide.planning.plan import Plan
 
 _size = _core.format_bytes
-_MOST_GROUPS, _MOST_TEXT = 50, 1000  # of a checkpoint, and characters of one, in a table: it is for the eye
+_MOST_GROUPS, _MOST_TEXT = 50, 1000  # groups in a table, and characters of one: tables are for the eye
 
 
 def _rate(bytes_per_second: float) -> str:

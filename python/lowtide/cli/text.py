@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_SUSPECT = re.compile(r"[^ -~\n]")  # what may not be printable
+_SUSPECT = re.compile(r"[^ -~\n]")  # possibly unprintable
 
 
 def count_of(name: str, text: str) -> int:
@@ -49,7 +49,7 @@ def printable(text: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """JSON that a terminal may show: what is not printable is escaped."""
+    """JSON that a terminal may show: unprintable characters are escaped."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return _SUSPECT.sub(lambda found: _shown(found[0], json.dumps(found[0])[1:-1]), text)
 

@@ -43,7 +43,7 @@ def clip_in_step(trainer: Any) -> None:
 
 
 def _optimizer_of(accelerator: Any, params: list[torch.Tensor]) -> Optimizer | None:
-    """The prepared optimizer that steps those of the parameters that have gradients, and no others."""
+    """The prepared optimizer that steps exactly the parameters with gradients."""
     wanted = {id(param) for param in params if param.grad is not None}
     for prepared in accelerator._optimizers:
         optimizer = prepared

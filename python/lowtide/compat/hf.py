@@ -198,7 +198,7 @@ def _warmup_steps(args: Arguments) -> int:
         return int(args.warmup_steps)
     got = f"{args.warmup_steps}, a share of all steps, without max_steps in the TrainingArguments"
     expect(args.max_steps > 0, "warmup_steps", got, "a number of steps, or max_steps: the optimizer is made before the Trainer counts")
-    return math.ceil(args.max_steps * args.warmup_steps)  # as the Trainer
+    return math.ceil(args.max_steps * args.warmup_steps)  # as in the Trainer
 
 
 def _check_effects(cls: type[Optimizer], kwargs: Mapping[str, Any], args: Arguments) -> None:

@@ -71,7 +71,7 @@ class SignAccumulator:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Gives every parameter that had a gradient the mean of its signs as `.grad`, and begins anew. NaN everywhere
+        """Gives every parameter that had a gradient the mean of its signs as `.grad`, and starts over. NaN everywhere
         if a gradient was not finite, so that whoever looks skips the step. Waits for devices."""
         bad = [room.take_nonfinite(place.queue()) for place, room in self._rooms.items()]
         for param, place, counts in zip(self._params, self._places, self._counts, strict=True):

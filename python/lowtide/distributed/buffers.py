@@ -19,11 +19,12 @@ FEEDBACK_BLOCK: int = _core.FEEDBACK_BLOCK  # signs of one scale
 _MARK = 64  # bytes before the bits: a word that says whether a value is not finite
 _DTYPES = {"bits": torch.uint8, "presence": torch.uint8, "scales": torch.int16, "zeros": torch.uint8}
 
-Items = Sequence[tuple[int, int, int]]  # of each gradient: address, elements, number of its first sign
+# For each gradient: address, elements, number of its first sign.
+Items = Sequence[tuple[int, int, int]]
 
 
 class Parts(NamedTuple):
-    """Addresses of what `SignBuffers` has, where kernels read and write it; 0 for what is not there."""
+    """Addresses of the buffers of `SignBuffers` where kernels read and write them; 0 for a buffer that is missing."""
 
     bits: int
     presence: int

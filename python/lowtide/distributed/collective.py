@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 class VoteOptions(TypedDict, total=False):
     """Keyword options of everything that votes."""
 
-    group: dist.ProcessGroup | None  # of the workers; None: all
+    group: dist.ProcessGroup | None  # the workers; None: all
     # "hash" (a fair bit of seed, step and element), "plus", "minus", "zero" (the element stays), or "previous" (the
     # last result; after a resume, or with new parameters, minus at first)
     ties: str
-    seed: int  # of "hash"; the same on all workers
+    seed: int  # for "hash"; the same on all workers
     weight: int  # votes of this worker (the size of its batch, say); 0: it does not vote
     algorithm: str  # "auto" (by size), "two_phase", "one_phase": how bits travel, never what comes out
     timeout: float | None  # seconds; None: the group's
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     rejected: dict[int, str]  # workers whose ballots did not count, and why
     algorithm: str  # "one_phase", "two_phase", or "none" for one worker
     sent_bytes: int  # by this worker, messages without the transport's own
-    seconds: dict[str, float]  # of each phase, on this worker
+    seconds: dict[str, float]  # for each phase, on this worker
 
     def joined(self, other: Outcome) -> Outcome:
         """The outcome of two parts of a vote."""
@@ -100,12 +100,12 @@ class Collective:
             group = new_group(group, timeout)
         self.ties, self.seed, self.weight, self.check_every = ties, seed, weight, check_every
         self.completed: int | None = None  # the last vote that was applied
-        self._lost_in = ""  # what broke the group
+        self._lost_in = ""  # the error that broke the group
         self.transport = Transport(group)
         if algorithm == "auto" and beside_computing:
             algorithm = "two_phase" if self.transport.size > 2 else "one_phase"
         if self.transport.moves_some:
-            algorithm = "two_phase"  # of votes on a device; and a worker that fails before it has one must go along
+            algorithm = "two_phase"  # for votes on a device; a worker that fails before it has one must go along
         self._core = _core.SignCollective(
             self.transport.rank, self.transport.size, self.transport.all_to_all, self.transport.all_gather,
             ties=ties, seed=seed, weight=weight, algorithm=algorithm, threads=torch.get_num_threads(), commit=commit,
@@ -218,11 +218,11 @@ class Collective:
         )
 
     def due(self, step: int) -> bool:
-        """Whether workers compare the values of their parameters in this vote."""
+        """True if workers compare the values of their parameters in this vote."""
         return self.check_every > 0 and step % self.check_every == 0
 
     def require_same(self, values: Mapping[str, int | float]) -> None:
-        """ValueError, on every worker, naming what is not the same on all. Integers of 63 bits, or floats."""
+        """Raises ValueError on every worker, naming each value that differs. Integers of 63 bits, or floats."""
         if len(values) > COMPARED:
             raise ValueError(f"got {len(values)} values to compare, wanted at most {COMPARED}")
         # The size is fixed, whatever there is to compare: workers that run different code must find that out, too.
@@ -256,7 +256,7 @@ class Collective:
 
 
 def check_vote_options(vote: object, where: str) -> None:
-    """TypeError for what is no `VoteOptions`."""
+    """Raises TypeError unless given a `VoteOptions`."""
     if not isinstance(vote, Mapping):
         raise TypeError(f"{where}: got {vote!r} ({type(vote).__name__}), wanted a dict such as {{'ties': 'hash'}}")
     known = list(VoteOptions.__annotations__)

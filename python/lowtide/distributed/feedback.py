@@ -22,7 +22,7 @@ class ErrorFeedbackSign(SignHook):
     second residual on the worker that averages a shard, Zheng et al., arXiv 1905.10936). For any optimizer that takes
     gradients.
 
-    residual: how what is left out is kept: "fp32" (4 bytes an element), "bf16" (2), "dynamic8" (1.02); and 2 / workers
+    residual: format of the remainder: "fp32" (4 bytes an element), "bf16" (2), "dynamic8" (1.02); and 2 / workers
     of that again. loss_scale: of the gradients, such as `scaler.get_scale`: residuals are kept without it. A pass with
     a gradient that is not finite changes no residual. If the exchange itself fails, what this pass would have sent is
     lost. `vote`: see `VoteOptions`; "ties" and "algorithm" do not matter."""
@@ -88,7 +88,7 @@ class ErrorFeedbackSign(SignHook):
                 alike={"loss_scale": digest(scale), **values},
             )  # fmt: skip
             if outcome.applied:
-                # The power of two goes into the scales, exactly: float16 may have no room for what is not scaled.
+                # The power of two goes into the scales, exactly: float16 may have no room for unscaled values.
                 assert buffers.scales is not None
                 buffers.scales.view(torch.bfloat16).mul_(2.0 ** (exponent - 1))
         if outcome.applied:
@@ -159,7 +159,7 @@ class ErrorFeedbackSign(SignHook):
         saved = state_dict["residual"]
         if differing := sorted(set(saved) ^ set(self._layout.names)):
             names = ", ".join(differing[:5])
-            raise ValueError(f"got residuals of other parameters: {names}; wanted those of the model")
+            raise ValueError(f"got residuals of other parameters: {names}; wanted the model's")
         with self._residuals.on_host(changed=True) as parts:
             pairs = []
             for name, residual in zip(self._layout.names, parts, strict=True):

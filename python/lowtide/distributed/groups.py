@@ -42,12 +42,12 @@ class Transport:
         self._gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
     def moves(self, place: Place) -> bool:
-        """Whether the group moves memory of that device without the host."""
+        """True if the group moves memory of that device without the host."""
         return not place.on_host and place.device.type in self._movers
 
     @property
     def moves_some(self) -> bool:
-        """Whether it does for any device."""
+        """True if it does for any device."""
         return bool(self._movers - {"cpu"})
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor) -> None:
@@ -127,7 +127,7 @@ def check_member(group: dist.ProcessGroup | None) -> None:
 
 
 def check_group(group: object) -> None:
-    """TypeError for what is no process group."""
+    """Raises TypeError unless given a process group."""
     if group is None or isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER:
         return
     hint = ": mesh.get_group()" if hasattr(group, "get_group") else ""
@@ -160,6 +160,6 @@ def broadcast_parameters(
     for tensor in tensors:
         if tensor.numel():
             whole = tensor.detach().contiguous()
-            dist.broadcast(whole.reshape(-1).view(torch.uint8), root, group=group)  # of any type
+            dist.broadcast(whole.reshape(-1).view(torch.uint8), root, group=group)  # bytes: any dtype will do
             if not tensor.is_contiguous():
                 tensor.detach().copy_(whole)

@@ -28,8 +28,8 @@ class Arrived(NamedTuple):
     """A bucket that waits for the others."""
 
     buffer: torch.Tensor
-    items: list[tuple[int, int, int]]  # of each gradient: address, elements, number of its first sign
-    numbers: list[int]  # of the parameters
+    items: list[tuple[int, int, int]]  # for each gradient: address, elements, number of its first sign
+    numbers: list[int]  # the parameters' numbers
     future: BucketFuture
     queue: int  # that the gradients were computed on
     same_stream: Callable[[], AbstractContextManager[object]]  # torch's for that queue, in another thread
@@ -52,7 +52,7 @@ class SignHook:
 
     Work goes on in a thread and a process group of their own; gradients are replaced when the last bucket of a backward
     pass is there. Where a parameter's signs lie depends on the order of the model's parameters alone:
-    torch may lay its buckets anew. Under `no_sync()` torch calls no hook: gradients add up, and the next pass votes on
+    torch may lay out its buckets again. Under `no_sync()` torch calls no hook: gradients add up, and the next pass votes on
     the sum.
 
     If a gradient on any worker is not finite, the gradients are NaN on all of them, so that `GradScaler`, or whoever
@@ -79,14 +79,14 @@ class SignHook:
         self._collective = Collective(**vote, own_group=True, beside_computing=self._beside_computing())
         self._collective.require_same({"the model's parameters": self._layout.digest})
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lowtide-vote")
-        self._threads = torch.get_num_threads()  # of computations, as the thread of backward() has it
+        self._threads = torch.get_num_threads()  # as in the thread of backward()
         self._arrived: list[Arrived] = []
         self.votes = 0
         self.last_outcome: Outcome | None = None
         self.last_error: BaseException | None = None
 
     def _beside_computing(self) -> bool:
-        """Whether large votes are taken while backward goes on."""
+        """True if large votes are taken while backward goes on."""
         return False
 
     def __reduce_ex__(self, protocol: object) -> Any:
@@ -99,7 +99,7 @@ class SignHook:
     def __call__(self, state: object, bucket: dist.GradBucket) -> BucketFuture:
         """The hook; `state` is not used."""
         if bucket.index() == 0:
-            self._arrived = []  # of a pass that was broken off
+            self._arrived = []  # buckets of a pass that was broken off
             self._threads = torch.get_num_threads()
         buffer = bucket.buffer()
         on_device = buffer.device.type != "cpu"
@@ -108,7 +108,7 @@ class SignHook:
         for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             number = self._numbers.get(id(param))
             if number is None:
-                raise ValueError("got a bucket with a parameter that the hook's model did not have; make the hook anew")
+                raise ValueError("got a bucket with a parameter that the hook's model did not have; make a new hook")
             numbers.append(number)
             items.append((grad.data_ptr(), grad.numel(), self._layout.offsets[number]))
         self._arrived.append(Arrived(buffer, items, numbers, future, self._place.queue(), places.stream_of(buffer)))
@@ -139,7 +139,7 @@ class SignHook:
                 bucket.future.set_exception(told)  # type: ignore[arg-type]  # says torch, and takes exceptions
             return
         for bucket in arrived:
-            with bucket.same_stream():  # whoever waits for it goes on behind what is queued there
+            with bucket.same_stream():  # whoever waits for it goes on behind the work queued there
                 bucket.future.set_result(bucket.buffer)
 
     def _values(self) -> dict[str, int]:
@@ -178,9 +178,9 @@ class SignVote(SignHook):
         self._overlap = overlap
         super().__init__(model, vote)
         self._buffers = self._collective.buffers(self._layout.count, self._place)
-        self._outcome: Outcome | None = None  # of this pass so far
+        self._outcome: Outcome | None = None  # this pass's, so far
         self._failure: BaseException | None = None
-        self._parts = 0  # of this pass's vote so far
+        self._parts = 0  # parts of this pass's vote so far
         self._waiting: list[Arrived] = []  # buckets, for more of them
         self._least = LEAST
 
@@ -199,7 +199,7 @@ class SignVote(SignHook):
         try:
             runs = self._layout.runs([number for one in arrived for number in one.numbers])
             if last and not runs:
-                runs = [(0, 0)]  # what ends the vote
+                runs = [(0, 0)]  # an empty run ends the vote
             for number, run in enumerate(runs):
                 if self._failure or (self._outcome and not self._outcome.applied):
                     return  # all workers know, and vote no more in this pass

@@ -1,6 +1,6 @@
-"""Where the signs of each parameter are among those of all.
+"""The place of each parameter's signs among all signs.
 
-The order is that of the parameters, so nothing here changes when DistributedDataParallel lays its buckets anew. Every
+Signs follow the order of the parameters, so nothing here changes when DistributedDataParallel rebuilds its buckets. Every
 parameter begins with a sign whose number is a multiple of `ALIGNMENT`: no two share a byte of bits, a byte of presence
 or a scale of error feedback.
 """

@@ -137,7 +137,7 @@ class SignOptimizer(Optimizer):
         self._agreed = True
 
     def _prepare(self) -> tuple[bool, Callable[[], object]]:
-        """Whether a gradient is not finite, and what makes this worker's ballot. Raises if it cannot vote."""
+        """True for a non-finite gradient, and the function that makes this worker's ballot. Raises if it cannot vote."""
         self._push_options()
         scale, bad = self._check_gradients()
 
@@ -179,7 +179,7 @@ class SignOptimizer(Optimizer):
             found[key] = float(values[0]) if len(set(values)) == 1 else digest(values)
         found["nonfinite"] = digest(self.engine.settings.nonfinite)
         found["what came before (add parameters and load state on all of them, or on none)"] = int(self._agreed)
-        weights = 0  # for not compared
+        weights = 0  # not compared
         if not self._agreed or self._collective.due(self._votes):
             weights = checksum_of(self.engine.known)
         found["the parameters' values (use lowtide.distributed.broadcast_parameters)"] = weights
@@ -244,7 +244,7 @@ class SignOptimizer(Optimizer):
     def resync(self, **vote: Unpack[VoteOptions]) -> int:
         """Goes on in another process group, after the one of before was lost, or with other workers: all take the
         parameters, with what a master keeps of them, and the number of votes of the worker that is furthest. Each keeps its
-        own momentum; that of a worker that is new is empty. Every worker of the group must call it.
+        own momentum; a new worker's is empty. Every worker of the group must call it.
 
         vote: `VoteOptions` that change, such as `group` (None, also if not given: all workers).
 
@@ -276,7 +276,7 @@ class SignOptimizer(Optimizer):
         return int(max(votes))
 
     def _has_buffers(self, number: int) -> bool:
-        """Whether a parameter has state that its steps have filled."""
+        """True if a parameter has state that its steps have filled."""
         if not self._core.has_state(number) or not int(self._core.step_count(number)):
             return False
         return self._core.is_paged(number) or len(self._core.state(number)) > 1
@@ -287,7 +287,7 @@ class DistributedLion(SignOptimizer):
 
         c = β1 m + (1 − β1) g        m = β2 m + (1 − β2) g        p = p − lr (majority of sign(c) + λ p)
 
-    m and g are each worker's own. State and arguments are those of `lowtide.Lion`, for every worker; `vote`: see
+    m and g are each worker's own. State and arguments as for `lowtide.Lion`, for every worker; `vote`: see
     `VoteOptions`. See `SignOptimizer` for what a step does.
     """
 

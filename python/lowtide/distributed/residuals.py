@@ -33,7 +33,7 @@ class Residual:
         return out
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """As stored, by name; live."""
+        """The stored tensors by name, live."""
         return {"codes": self.codes} | ({} if self.scales is None else {"scales": self.scales})
 
 
@@ -105,7 +105,7 @@ def _aligned(size: int) -> int:
 
 
 class ShardResidual:
-    """That of the shard that this worker averages; see `lowtide::SignResidual`."""
+    """The residual of the shard that this worker averages; see `lowtide::SignResidual`."""
 
     def __init__(self, count: int, rank: int, size: int, codec: str) -> None:
         self.core = _core.SignResidual(count, rank, size, codec)
@@ -157,7 +157,7 @@ class DeviceShardResidual:
         return self._now.nbytes + self._next.nbytes
 
     def begin_next(self, queue: int) -> tuple[int, int]:
-        """Addresses of codes and scales that the mean under way may change; they begin as those of now."""
+        """Addresses of codes and scales that the mean under way may change; they begin as copies of the present ones."""
         self._next.copy(self._now, queue)
         return self._next.addresses[0]
 

@@ -33,7 +33,7 @@ class Signum(SignOptimizer):
 
         m = β m + (1 − β) g        p = p − lr (majority of sign(m) + λ p)
 
-    m and g are each worker's own; m begins with 0. State as that of `lowtide.SGD`, for every worker; momentum: β in
+    m and g are each worker's own; m begins with 0. State as for `lowtide.SGD`, for every worker; momentum: β in
     [0, 1), 0 votes with the signs of gradients (signSGD) and has no state. `vote`: see `VoteOptions`. See
     `SignOptimizer` for what a step does.
     """
@@ -50,8 +50,8 @@ class Signum(SignOptimizer):
         vote: VoteOptions | None = None,
         **options: Unpack[Options],
     ) -> None:
-        self._micro_batches = 0  # of the vote to come
-        self._folded = 0  # of these, in the momentum already
+        self._micro_batches = 0  # for the vote to come
+        self._folded = 0  # of these, already in the momentum
         self._touched: set[int] = set()  # parameters that had a gradient in them
         self._fold_bad = False
         # The sign does not depend on the factor 1 - β, but bfloat16 and 8-bit state last longer within their range.
@@ -108,7 +108,7 @@ class Signum(SignOptimizer):
         begun = bool(self._touched)
         if begun and (late := now - self._touched):
             self._decay(late)
-        # The ballots of this one are written over those of all others.
+        # This optimizer's ballots are written over all others'.
         buffers, queue, over = self._room(), self.engine.queue(), self._touched - now
         if over:
             buffers.fetch(queue)

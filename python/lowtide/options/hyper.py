@@ -1,4 +1,4 @@
-"""Hyper-parameters: from the keys of a parameter group to those of the core. None runs once per parameter in a step."""
+"""Hyper-parameters: from the keys of a parameter group to the core's. No function here runs for each parameter in a step."""
 
 from collections.abc import Container, Mapping, Sequence
 from math import isfinite
@@ -19,7 +19,7 @@ COUNTS = ("warmup_steps",)  # whole numbers: elsewhere one below 1 is a share of
 
 def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, ...]:
     """The values of the core's hyper-parameters `keys` in a parameter group. Ranges are the core's business. ValueError or
-    TypeError for what is no such value."""
+    TypeError for any other value."""
     values: list[float] = []
     try:
         for key in keys:

@@ -115,7 +115,7 @@ def check_options(
 
 
 def warn_of_misspelt(group: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Warns of keys of a parameter group that are almost those of options. Others are for schedulers and the like."""
+    """Warns of keys of a parameter group that are almost names of options. Others are for schedulers and the like."""
     for key in group:
         if key not in known and (words := hint(key, known, likeness=0.85)):
             warn(f"{where}: got {key!r}, which is no option and changes nothing{words}")

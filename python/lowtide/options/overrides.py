@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from lowtide.checks.values import expect, hint
 
-_ATTRIBUTE = "_lowtide_overrides"  # of modules: a _Holder; of tensors: list[_Entry], plain so that it can be pickled
+_ATTRIBUTE = "_lowtide_overrides"  # modules: a _Holder; tensors: list[_Entry], plain so that it can be pickled
 
 
 class _Entry(TypedDict):
@@ -28,7 +28,7 @@ class _Entry(TypedDict):
 
 
 class _Holder:
-    """The overrides of a module's own parameters: by name, or (None) of all of them and those of its children."""
+    """The overrides of a module's own parameters by name; None: of all its parameters, its children's among them."""
 
     def __init__(self, module: torch.nn.Module, entries: Iterable[tuple[str | None, _Entry]] = ()) -> None:
         self.module = weakref.ref(module)
@@ -85,8 +85,8 @@ def override(
         lowtide.override(model, "embed.weight", lr=1e-4, weight_decay=0.0)
         lowtide.override([p for p in model.parameters() if p.ndim < 2], state="fp32")
 
-    They take the place of the group's options: those of `param_groups` stay as they are, and a scheduler that moves a
-    group's lr does not move that of an override. Of two overrides the later one counts, option by option. Optimizers
+    They take the place of the group's options: `param_groups` stays as it is, and a scheduler that moves a
+    group's lr does not move an override's. The later of two overrides counts, option by option. Optimizers
     that exist see it at their next step; state that then has another format is converted (decoded and encoded), which
     needs room for a second copy of the optimizer's state meanwhile. Overrides are no part of a `state_dict()`: a program
     that loads one makes the same overrides.
@@ -173,7 +173,7 @@ class Overridden:
         self._met = [entry for entry in self._met if entry["options"]]
 
     def passed_on(self, entries: Iterable[_Entry]) -> Overridden:
-        """Those of a parameter that takes this one's place, and has these entries itself."""
+        """The overrides of a parameter that takes this one's place, and has these entries itself."""
         heir = Overridden(self._met)
         heir.meet(entries)
         return heir

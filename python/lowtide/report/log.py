@@ -48,7 +48,7 @@ class Residency:
 
 
 def is_inside(frame: FrameType) -> bool:
-    """Whether a function of Lowtide's or torch's runs in it."""
+    """True if a function of Lowtide's or torch's runs in it."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("lowtide", "torch")
 
 

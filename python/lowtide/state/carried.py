@@ -24,12 +24,12 @@ Numbers = dict[str, float]
 
 @lru_cache(maxsize=64)
 def of_hyper(rule: str, hyper: tuple[tuple[str, float], ...], step: int) -> Numbers:
-    """Those of a rule with such hyper-parameters of the core."""
+    """The carried numbers of a rule with these hyper-parameters of the core."""
     return _core.carried_as_now(rule, dict(hyper), step)  # a loop over steps; most parameters share its arguments
 
 
 def as_now(family: Family, options: Mapping[str, Any], step: int) -> Numbers:
-    """Those of a parameter after so many steps with these options; none for most rules."""
+    """A parameter's carried numbers after so many steps with these options; none for most rules."""
     rule = family.core_rule
     return of_hyper(rule, tuple(family.hyper_of(rule, options).items()), step)
 
@@ -57,7 +57,7 @@ def _same(some: Numbers, others: Numbers) -> bool:
 
 
 def read_number(saved: Any, name: str, where: str) -> float:
-    """The number `name` of an entry. ValueError for what is none."""
+    """The number `name` of an entry. Raises ValueError for anything else."""
     where = f"{where}, {name}"
     check_tensor(saved, where)
     one = saved.numel() == 1 and not saved.is_complex()

@@ -18,20 +18,20 @@ class ParamSpec(NamedTuple):
     """A parameter as a reader sees it."""
 
     rule: str  # the optimizer's
-    shape: torch.Size  # of the whole, if it is a DTensor
-    codec: str  # of its state
+    shape: torch.Size  # the whole's, if it is a DTensor
+    codec: str  # its state's
     signed: Mapping[str, bool]  # every state that it can have, by name, and whether it takes both signs
     param: torch.Tensor  # itself, with the weights of now
     group: Mapping[str, Any]  # its group as the dict has it
 
 
 class Entry(NamedTuple):
-    """The state of one parameter in a dict. Tensors are those of the whole parameter, or of a DTensor's part."""
+    """The state of one parameter in a dict. Tensors cover the whole parameter, or a DTensor's part."""
 
     step: int
     tensors: Mapping[str, Any]
     encode: bool  # floating-point values, to be encoded; else codes and scales as the core has them
-    carried: Mapping[str, float] | None = None  # of carried.py; None: what the options give
+    carried: Mapping[str, float] | None = None  # see carried.py; None: follow from the options
 
 
 NOTHING = Entry(0, {}, False)
@@ -85,7 +85,7 @@ def check_codes(codes: Any, dtype: torch.dtype, shape: Sequence[int], where: str
     check_tensor(codes, where)
     expect(codes.dtype == dtype, where, codes.dtype, dtype)
     expect(tuple(codes.shape) == tuple(shape), where, f"shape {tuple(codes.shape)}", tuple(shape))
-    # Blocks follow memory, and which element lies where is told by the strides of then, not by those of now.
+    # Blocks follow memory: the strides at the time of saving, not the present ones, say which element lies where.
     expect(codes.is_contiguous(), where, f"strides {codes.stride()}", "a contiguous tensor")
 
 

@@ -32,13 +32,13 @@ from lowtide.engine.elsewhere import as_shown
 from lowtide.engine.groups import Format
 
 FORMAT = 1
-SPREAD = "lowtide_spread"  # True in all groups of a dict whose entries are those of spread.py
+SPREAD = "lowtide_spread"  # True in all groups of a dict whose entries come from spread.py
 SEED = "lowtide_seed"
 STAMP = ("lowtide_format", "lowtide_rule", SEED)
 FIXED = Format._fields  # belong to the live tensors; loading never changes them
-OWN_KEYS = (*STAMP, *FIXED, "rounding")  # of groups, which other libraries have no use for
+OWN_KEYS = (*STAMP, *FIXED, "rounding")  # keys of groups that other libraries have no use for
 HIDDEN_KEYS = ("params", "param_names", *STAMP)
-MODE = "train_mode"  # of Schedule-Free's groups, as the package schedulefree has it
+MODE = "train_mode"  # a key of Schedule-Free's groups, as in the package schedulefree
 SCALE = "_scale"  # after the name of a moment: its scales
 CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, where the group's "state" would say another one
 

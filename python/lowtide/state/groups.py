@@ -20,7 +20,7 @@ class Groups(NamedTuple):
 
     groups: list[dict[str, Any]]  # to become the optimizer's
     numbers: dict[Any, int]  # the parameter number of every id in the dict
-    codecs: list[str] | None  # of uint8 codes, for each parameter; None: the dict is not one of Lowtide's
+    codecs: list[str] | None  # the uint8 codes' format, for each parameter; None: the dict is not one of Lowtide's
     spread: bool = False  # the dict is one of FSDP1's parameters
     saved: Sequence[dict[str, Any]] = ()  # as they stand in the dict
     anew: bool = False  # a dict of torch.optim's is of other states than there are: its options decide, as they do there

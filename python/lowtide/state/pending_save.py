@@ -27,7 +27,7 @@ class PendingSave:
         self._handle, self.path = handle, path
 
     def done(self) -> bool:
-        """Whether the file is written, or cannot be. Does not wait."""
+        """True once the file is written, or cannot be. Does not wait."""
         return self._handle.done()
 
     def wait(self, timeout: float | None = None) -> bool:

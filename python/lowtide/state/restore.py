@@ -40,7 +40,7 @@ def plan(
     engine: Engine, entries: Mapping[int, dict[str, Any]], found: Groups, reader: Reader | None = None
 ) -> dict[int, Entry]:
     """Checks every entry, by parameter number, against the live state. Changes nothing. `found`: the groups of the same
-    dict. reader: that of its library, if it is neither Lowtide's nor torch.optim's."""
+    dict. reader: its library's, if it is neither Lowtide's nor torch.optim's."""
     made = {}
     options = engine.options_of(found.groups) if found.groups else {}
     of_group = {i: each.of for each in engine.groups for i in each.params} if reader else {}

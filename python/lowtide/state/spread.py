@@ -9,7 +9,7 @@ scales are neither. In state dicts of its parameters they are therefore spread:
 
 All have the parameter's shape, and the groups have "lowtide_spread": True. A value and its scale give back the code, so
 where a block has one scale the state comes back bit for bit. Where blocks of several scales meet in one (parameters cut
-in other places), its values are encoded anew, to nearest.
+in other places), its values are encoded again, to nearest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PIECE = 1 << 20  # elements that are worked on at a time
 
 
 def is_wanted(engine: Engine) -> bool:
-    """Whether FSDP1 has parameters of this optimizer."""
+    """True if FSDP1 has parameters of this optimizer."""
     return first_flattened(engine.params) is not None
 
 
@@ -41,7 +41,7 @@ def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     """The state of all parameters that have any, in new tensors: FSDP1 wants no empty entries. All have the same names if they have the
     same moments, as FSDP1 wants: scales where any can have them (0: this one has none), residuals likewise."""
     raw = [_local_state(engine, i) for i in range(len(engine.params))]
-    # By the options, not by what is here: another rank may have larger parts, and so other formats.
+    # By the options, not by this rank's parts: another rank may have larger parts, and so other formats.
     scaled = any(_core.code_sizes(group.format.state, True, 1, BLOCK)[2] for group in engine.groups if group.params)
     residual = any(RESIDUAL in engine.layout(i) for i in range(len(engine.params)))
     return {param: _spread(engine, i, raw[i], scaled, residual) for i, param in enumerate(engine.params) if raw[i]}

@@ -22,7 +22,7 @@ _CLASSES = {
     "adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop",
     "muon": "Muon",  # since torch 2.9
 }  # fmt: skip
-_UNCOUNTED = ("sgd", "muon")  # of classes that keep no number of steps
+_UNCOUNTED = ("sgd", "muon")  # rules whose torch classes keep no number of steps
 
 
 def class_of(rule: str, group: Mapping[str, Any]) -> str | None:

@@ -110,7 +110,7 @@ def dequantize_blockwise(
 
     Args:
         quant_state: what `quantize_blockwise` gave; or instead of it absmax, code and blocksize. An absmax of two
-            dimensions, as AdEMAMix has it, has a row for each A[i], whose blocks begin anew.
+            dimensions, as AdEMAMix has it, has a row for each A[i], and every row begins a new block.
         out: where to put the values, if not into a new tensor.
         nested: means nothing: `quant_state` knows.
 

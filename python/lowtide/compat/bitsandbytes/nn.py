@@ -17,7 +17,7 @@ class Embedding(torch.nn.Embedding):
     float32 (`lowtide.override(self, "weight", state="fp32")`), as bitsandbytes.nn.Embedding. An override that comes
     later counts more.
 
-    Args: those of `torch.nn.Embedding`.
+    Args: as `torch.nn.Embedding`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Embedding(torch.nn.Embedding):
         return made
 
     def reset_parameters(self) -> None:
-        """As at first."""
+        """Initializes the weights again."""
         torch.nn.init.xavier_uniform_(self.weight)
         self._fill_padding_idx_with_zero()
 
@@ -72,12 +72,12 @@ class StableEmbedding(Embedding):
     bitsandbytes.nn.StableEmbedding: `Embedding`, and a layer norm of what is looked up, in torch's default type, before
     positions are added, whose state stays float32, too. The result has the weight's type.
 
-    Args: those of `torch.nn.Embedding`. Attributes: norm, a `torch.nn.LayerNorm` over embedding_dim.
+    Args: as `torch.nn.Embedding`. Attributes: norm, a `torch.nn.LayerNorm` over embedding_dim.
     """
 
     def _add_layers(self, device: Any) -> None:
         self.norm = torch.nn.LayerNorm(self.embedding_dim, device=device)
-        for name in ("weight", "bias"):  # of 4096 elements and more their state would have 8 bits
+        for name in ("weight", "bias"):  # from 4096 elements on their state would have 8 bits
             override(self.norm, name, state="fp32")
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """bitsandbytes' paged memory: CPU tensors of memory that the device and the host address alike, by `cextension.lib`.
 
-No optimizer here needs them: those of `optim` page by themselves (`memory=`). They are for code that pages tensors of its own.
+No optimizer here needs them: the classes of `optim` page by themselves (`memory=`). They are for code that pages its own tensors.
 """
 
 from __future__ import annotations

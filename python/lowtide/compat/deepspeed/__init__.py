@@ -4,8 +4,8 @@
     import deepspeed.ops.xpu_packbits as packer  →  import lowtide.compat.deepspeed.xpu_packbits as packer
 
     packer.packbits(buffer, buffer.numel(), rank)
-    packer.unpackbits(packed, packed.numel(), rank)     # of all bits, or
-    packer.unpackbits(packed, buffer.numel(), rank)     # of as many elements
+    packer.unpackbits(packed, packed.numel(), rank)     # all bits, or
+    packer.unpackbits(packed, buffer.numel(), rank)     # this many elements
 
 docs/sign.md has the layout of the bytes.
 """

@@ -62,7 +62,7 @@ def unpackbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor
     """+1 and -1 for each bit, as float32 [n]. Bits of padding are -1.
 
     Args:
-        tensor: uint8, contiguous, of any place that `packbits` takes: what it gave.
+        tensor: uint8, contiguous, on any device that `packbits` takes: its result.
         input_size: its number of bytes, and n is 8 times that; or the number n of elements, of which the bytes are
             ceil(n / 8). Both fit where there is one byte and input_size is 1: then it counts bytes, as in DeepSpeed.
         rank: as in `packbits`.

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lowtide import sign
 from lowtide.checks.values import check_tensor, expect
 
-_Ties = Literal["hash", "plus", "minus"]  # those that end in bits alone
+_Ties = Literal["hash", "plus", "minus"]  # rules whose result is bits alone
 
 
 def majority(

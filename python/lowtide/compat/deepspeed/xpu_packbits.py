@@ -15,7 +15,7 @@ import lowtide.compat.deepspeed.bits as bits
 
 __all__ = ["packbits", "unpackbits"]
 
-_shapes = WeakTensorKeyDictionary()  # of what was packed, by its bits
+_shapes = WeakTensorKeyDictionary()  # shapes of packed tensors, by their bits
 
 
 def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:

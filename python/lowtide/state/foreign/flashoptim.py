@@ -109,7 +109,7 @@ def master_weight(param: torch.Tensor, errors: Any, master_bytes: int, where: st
     expect(errors.dtype == kind, where, errors.dtype, kind)
     narrow = param.detach().float()
     least = -126 if param.dtype == torch.bfloat16 else -14
-    # frexp's mantissa is in [0.5, 1), so that its exponent is one more than that of the first bit.
+    # frexp's mantissa is in [0.5, 1), so that its exponent is one more than the first bit's.
     exponent = torch.where(narrow == 0, least, (torch.frexp(narrow).exponent - 1).clamp(min=least))
     half_place = torch.ldexp(torch.ones_like(narrow), exponent - _MANTISSA_BITS[param.dtype] - 1)
     weight: torch.Tensor = narrow + errors.float() / most * half_place

@@ -9,10 +9,10 @@ from lowtide.state.foreign import bitsandbytes, flashoptim, schedulefree, torcha
 
 
 class Reader(Protocol):
-    """A module of this package. All functions raise ValueError, with what was got and what is wanted."""
+    """A module of this package. All functions raise ValueError, which says the value got and the values wanted."""
 
     def recognizes(self, state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
-        """Whether the two halves of a state_dict are of this library."""
+        """True if the two halves of a state_dict come from this library."""
 
     def read_group(self, rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
         """The options of `group` under their names here. `mine`: hyper-parameters of the optimizer's group, for those that

@@ -22,8 +22,8 @@ from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_keys
 
 _RULE = "schedulefree"
 _OPTIONS = ("lr", "betas", "eps", "weight_decay", "warmup_steps", "r", "weight_lr_power", "train_mode")
-_NUMBERS = ("weight_sum", "lr_max")  # of a group there, of each parameter here
-_OWN = ("k", *_NUMBERS, "scheduled_lr", "foreach")  # of groups, and no options here
+_NUMBERS = ("weight_sum", "lr_max")  # kept for a group there, for each parameter here
+_OWN = ("k", *_NUMBERS, "scheduled_lr", "foreach")  # keys of groups, and no options here
 
 
 def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:

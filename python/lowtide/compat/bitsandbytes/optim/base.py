@@ -28,7 +28,7 @@ _REMOVED = {
 STATES = {32: "fp32", 8: "dynamic8"}
 # Its max_unorm=0 clips nothing, while 0 is the trust ratio here: a limit that no update reaches clips nothing either.
 NO_LIMIT = torch.finfo(torch.float32).max
-_NAMES = {"adamw": "adam", "sgd": "momentum"}  # of rules that it names otherwise
+_NAMES = {"adamw": "adam", "sgd": "momentum"}  # rules that bitsandbytes names otherwise
 
 
 class Args(NamedTuple):
@@ -60,10 +60,10 @@ class BitsandbytesOptimizer(Optimizer):
     `bitsandbytes_state_dict` is bitsandbytes', and `load_state_dict` takes both."""
 
     _rule: ClassVar[str]
-    _bits: ClassVar[int | None] = None  # of a class that has always 8 or 32
+    _bits: ClassVar[int | None] = None  # for a class that always has 8 or 32
     _paged: ClassVar[bool] = False
     _signature: ClassVar[inspect.Signature]
-    _all: ClassVar[inspect.Signature]  # of the family: with the arguments that this class does not have
+    _all: ClassVar[inspect.Signature]  # the family's: with the arguments that this class does not have
     _required: ClassVar[dict[str, tuple[object, str]]] = {}  # arguments with one possible value, and why
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -107,7 +107,7 @@ class BitsandbytesOptimizer(Optimizer):
         """The format of state, from the arguments that say so, which leave `given`."""
         bits, args, least = (given.pop(key, none) for key, none in (("optim_bits", 32), ("args", None), ("min_8bit_size", 0)))
         default = self._signature.parameters.get("optim_bits")
-        if default is not None:  # that of most classes of 8 bits is 32, which has no effect
+        if default is not None:  # most 8-bit classes have 32, which has no effect
             allowed = {self._bits, default.default} if self._bits else {*STATES}
             expect(bits in allowed, f"{name}: optim_bits", repr(bits), f"one of {sorted(allowed)}")
         bits, max_unorm = self._bits or bits, given.get("max_unorm", 0.0)
@@ -151,7 +151,7 @@ class BitsandbytesOptimizer(Optimizer):
 
     @property
     def is_paged(self) -> bool:
-        """Whether state may be elsewhere than its parameter: of a Paged class, or with `memory`."""
+        """True if state may be elsewhere than its parameter: in a Paged class, or with `memory`."""
         return self._paged or self.engine.settings.memory is not None
 
     @property

@@ -69,7 +69,7 @@ class Entry(Shown):
         return self[key] if key in self else default
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Copies `value` into a view. KeyError for what is none, so that nothing is lost in silence."""
+        """Copies `value` into a view. Raises KeyError for a name without a view, so that nothing is lost in silence."""
         if super().__contains__(key) or key not in self._names():
             super().__setitem__(key, value)
             return
