@@ -136,9 +136,6 @@ missing_packages() {
   else
     echo libhwy-dev libgtest-dev libboost-context-dev libxxhash-dev nlohmann-json3-dev liburing-dev
   fi
-  if [[ ",$extras," == *,docs,* ]]; then
-    command -v doxygen >/dev/null || echo doxygen
-  fi
   [[ ",$extras," != *,arm,* ]] || command -v aarch64-linux-gnu-g++ >/dev/null || echo g++-aarch64-linux-gnu
   if [[ ",$extras," =~ ,(wheels|arm), ]]; then
     command -v qemu-aarch64 >/dev/null || echo qemu-user

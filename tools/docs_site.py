@@ -2,7 +2,7 @@
 
 On GitHub and in an editor the pages of docs/ link to files of the whole tree. Here such a file becomes a page of the
 site: documents of the root (ARCHITECTURE.md) beside those of docs/, sources (include/lowtide/sign.h) as listings under
-source/. The reference of C and C++ is made from the headers (tools/header_reference.py).
+source/. A public header's page is the header, with a heading for each type and function.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))  # this file is loaded by its path
 import check_docs  # noqa: E402
-import header_reference  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 OF_THE_SITE = ("README.md",)  # the root's README is the page of a repository; the site's home is docs/README.md
+HEADERS = "include/lowtide"
+TYPE = re.compile(r"^(?:typedef )?(?:enum class|enum|struct|class)(?: LT_API)? (\w+)(?: final)?(?: : [^{;]*)? \{", re.M)
+OTHERS = re.compile(r"^(?!namespace|extern|using|[/ *]).*?(?:#define |\b)(\w+)(?<!_H_)(?:\(| =)", re.M)
 LANGUAGES = {".h": "cpp", ".def": "cpp", ".inc": "cpp", ".cpp": "cpp", ".cu": "cpp", ".c": "c", ".py": "python"}
 
 
@@ -34,14 +36,14 @@ def page_of(path: str) -> str | None:
         return "README.md"
     if not (ROOT / path).is_file():
         return None
-    if (ROOT / path).parent == ROOT / header_reference.FOLDER and path.endswith(".h"):
+    if (ROOT / path).parent == ROOT / HEADERS and path.endswith(".h"):
         return f"headers/{Path(path).name}.md"
     return path if "/" not in path and path.endswith(".md") else f"source/{path}.md"
 
 
 def file_of(page: str) -> str:
     """The file of the tree that a page shows."""
-    for room, folder in (("source/", ""), ("headers/", header_reference.FOLDER + "/")):
+    for room, folder in (("source/", ""), ("headers/", HEADERS + "/")):
         if page.startswith(room):
             return folder + page.removeprefix(room).removesuffix(".md")
     return page if "/" not in page and not (ROOT / "docs" / page).exists() else f"docs/{page}"
@@ -54,12 +56,42 @@ def linked_from(text: str, page: str) -> set[str]:
     return {posixpath.normpath(posixpath.join(folder, one)) for one in targets if not re.match(r"[a-z]+:", one)}
 
 
+def headers() -> list[Path]:
+    """The headers that have a page: all but export.h, whose one macro is for the compiler."""
+    return [path for path in sorted((ROOT / HEADERS).glob("*.h")) if path.name != "export.h"]
+
+
+def declarations(text: str) -> Iterator[str]:
+    """The parts of a header between empty lines that are in no braces but a namespace's."""
+    part: list[str] = []
+    depth = 0
+    for line in text.splitlines():
+        code = re.sub(r"//.*|/\*.*?\*/|/\*.*|^ \*.*", "", line)
+        if not re.match(r'namespace|extern "C"|\}  // namespace', line):
+            depth += code.count("{") - code.count("}")
+        if line or depth > 0:
+            part.append(line)
+        elif part:
+            yield "\n".join(part)
+            part, depth = [], 0
+    yield "\n".join(part)
+
+
+def header_page(path: Path) -> str:
+    text = f"# lowtide/{path.name}\n"
+    for code in declarations(path.read_text(encoding="utf-8").replace("LT_API ", "")):
+        if name := TYPE.search(code) or OTHERS.search(code):
+            text += f"\n## {name[1]}\n"
+        text += f"\n```cpp\n{code}\n```\n"
+        for included in re.findall(r'#include "lowtide/(\w+\.def)"', code):
+            text += f"\n`lowtide/{included}`:\n\n```cpp\n{(path.parent / included).read_text(encoding='utf-8')}```\n"
+    return text
+
+
 def on_config(config: Any) -> Any:
     """Lists the headers in the navigation, those of C++ first."""
-    headers = sorted(
-        header_reference.headers(ROOT), key=lambda path: (path.read_text(encoding="utf-8").startswith("/*"), path.name)
-    )
-    pages = [{path.name: page_of(path.relative_to(ROOT).as_posix())} for path in headers]
+    in_order = sorted(headers(), key=lambda path: (path.read_text(encoding="utf-8").startswith("/*"), path.name))
+    pages = [{path.name: page_of(path.relative_to(ROOT).as_posix())} for path in in_order]
     list_of_headers(config["nav"])[:] = pages
     return config
 
@@ -79,9 +111,8 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
     for path in sorted(ROOT.glob("*.md")):
         if path.name not in OF_THE_SITE:
             files.append(File.generated(config, path.name, content=path.read_text(encoding="utf-8")))
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, text in header_reference.pages(ROOT, Path(scratch)).items():
-            files.append(File.generated(config, name, content=text))
+    for path in headers():
+        files.append(File.generated(config, f"headers/{path.name}.md", content=header_page(path)))
     linked = {target for page in list(files.documentation_pages()) for target in linked_from(page.content_string, page.src_uri)}
     for target in sorted(linked):
         page = page_of(target)
