@@ -18,7 +18,7 @@ test: ## build everything, then run all C++ and Python tests
 soak: ## run all cases of the long tests, with new seeds, optimized as a release (ARGS="--soak 5")
 	@python3 tools/run_tests.py --soak 1 $(ARGS)
 
-trust: ## run the checks of TRUST.md that have no result yet (ARGS="T3 T17" or ARGS=--all: again)
+trust: ## run the tests of TRUST.md that have not passed yet (ARGS="T3 T17" or ARGS=--all: again)
 	@python3 tools/run_tests.py --prepare
 	@tools/bootstrap.sh --no-package --extras fuzz
 	@$(FUZZERS)

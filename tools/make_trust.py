@@ -1,92 +1,106 @@
 #!/usr/bin/env python3
-"""Runs the checks of TRUST.md and prints their figures. Keeps each result in build/trust/results.json as soon as it is
-there: a run that is stopped goes on where it was. Wants the tests built (make trust builds them).
+"""Runs the tests that TRUST.md names and prints their figures, which build/trust/figures.md gathers. Wants the tests built (`make trust`
+builds them). What has passed is noted as soon as it has: a run that is stopped goes on where it was.
 
-    python3 tools/make_trust.py             the checks without a result, and those that failed
+    python3 tools/make_trust.py             the tests that have not passed yet
     python3 tools/make_trust.py T3 T17      those rows, again
     python3 tools/make_trust.py bugs        the bugs of others, again
     python3 tools/make_trust.py --all       all, again
-    python3 tools/make_trust.py --page      nothing; writes the page
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from trust import kept, page
-from trust.checks import PROGRAMS, ROOT, Check
-from trust.peers import BUGS
-from trust.promises import PROMISES
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "build" / "trust"
+PASSED = re.compile(r"^\[  PASSED  \] [1-9]\d* tests?|^[1-9]\d* passed|^\w+: [1-9][\d,]* executions", re.MULTILINE)
+FRAME = re.compile(r"^\[(?!  PASSED)|^Note: |^Running main|^=|%\]$|^$")  # what gtest and pytest print around figures
 
 
-def selected(rows: list[str]) -> list[Check]:
-    """The checks of these rows, each command once, with the figure of its promise; of all rows if there are none."""
-    checks = {check.command: check for row in PROMISES for check in row.checks}
-    for bug in BUGS:
-        checks.setdefault(bug.check.command, bug.check)
-    wanted = {check.command for row in PROMISES if not rows or row.number in rows for check in row.checks}
-    wanted |= {bug.check.command for bug in BUGS if not rows or "bugs" in rows}
-    return [check for command, check in checks.items() if command in wanted]
+def rows(page: str) -> list[tuple[str, str]]:
+    """Each row's number ("bugs" in the second table), and one of the commands in its last cell; in the page's order."""
+    found = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) in (3, 4) and cells[-1].startswith("`"):
+            number = cells[0] if len(cells) == 4 else "bugs"
+            found += [(number, test.strip("`").replace("\\|", "|")) for test in cells[-1].split("<br>")]
+    return found
+
+
+def command(test: str, programs: str) -> list[str]:
+    """The words that run a cell's command, from the root of the tree."""
+    first, *rest = test.split()
+    if first.startswith("lowtide_"):
+        return [f"{programs}/{first}", "--gtest_brief=1", f"--gtest_filter={rest[0]}"]
+    if not first.startswith("test_"):
+        return [first, *rest]
+    folders = {path.name: path.parent.relative_to(ROOT) for path in (ROOT / "tests/python").rglob("test_*.py")}
+    names = [f"{folders[name.partition('::')[0]]}/{name}" for name in (first, *rest)]
+    return [".venv/bin/python", "-m", "pytest", "-q", *names]
+
+
+def figures(output: str) -> list[str]:
+    """The last lines of what tests have said: of pytest, those below "figures"."""
+    said = output.partition(" figures ===")[2] or output
+    return [line for line in said.splitlines() if not FRAME.search(line)][-8:]
 
 
 def commit() -> str:
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
+    """Short; with a + if files of the tree are changed."""
+    described = ["git", "describe", "--always", "--exclude=*", "--abbrev=7", "--dirty=+"]
+    return subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def run(check: Check, programs: str, log: Path) -> kept.Result:
-    """Runs the check's command; its whole output goes to the log."""
-    start = time.monotonic()
-    command = check.command.replace(f"{PROGRAMS}/", f"{programs}/")
+def run(words: list[str], log: Path) -> tuple[bool, list[str]]:
+    """Whether at least one test ran and none failed, and its figures; the whole output goes to the log."""
     with log.open("w", encoding="utf-8") as out:
-        done = subprocess.run(command, shell=True, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False)
-    figure = check.figure_of(log.read_text(encoding="utf-8", errors="replace"))
-    passed = done.returncode == 0 and figure is not None
-    if figure is None:
-        figure = f"exit status {done.returncode}, no figure in the output"
-    return kept.Result(figure, passed, datetime.date.today().isoformat(), commit(), round(time.monotonic() - start, 1))
+        status = subprocess.run(words, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
+    output = log.read_text(encoding="utf-8", errors="replace")
+    return status == 0 and bool(PASSED.search(output)), figures(output)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", help="T1 to T28, or bugs: those alone, again")
-    parser.add_argument("--all", action="store_true", help="run again what has a result")
-    parser.add_argument("--page", action="store_true", help="run nothing")
-    parser.add_argument("--programs", default=PROGRAMS, help="the folder of the C++ tests (default: %(default)s)")
+    parser.add_argument("--all", action="store_true", help="run again what has passed")
+    parser.add_argument("--programs", default="build/dev", help="the folder of the C++ tests (default: %(default)s)")
     options = parser.parse_args()
-    known = [row.number for row in PROMISES] + ["bugs"]
+    named = rows((ROOT / "TRUST.md").read_text(encoding="utf-8"))
+    known = list(dict.fromkeys(number for number, _ in named))
     if unknown := [row for row in options.rows if row not in known]:
         parser.error(f"got rows {', '.join(unknown)}, wanted some of {', '.join(known)}")
 
-    results = kept.read()
-    everything = selected([])
-    good = set() if options.all or options.rows else {command for command, result in results.items() if result.passed}
-    todo = [] if options.page else [check for check in selected(options.rows) if check.command not in good]
-    logs = ROOT / "build/trust"
-    logs.mkdir(parents=True, exist_ok=True)
+    OUT.mkdir(parents=True, exist_ok=True)
+    kept = OUT / "passed.json"
+    passed: dict[str, list[str]] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    again = options.all or bool(options.rows)
+    todo = [test for number, test in named if (not options.rows or number in options.rows) and (again or test not in passed)]
     failed = 0
-    for number, check in enumerate(todo, 1):
-        print(f"[{number}/{len(todo)}] {check.command}", flush=True)
-        log = logs / f"{number}.log"
-        result = run(check, options.programs, log)
-        failed += not result.passed
-        verdict = "ok" if result.passed else f"FAILED (output: {log})"
-        print(f"    {verdict}, {result.seconds:.0f} s: {result.figure}", flush=True)
-        results[check.command] = result
-        kept.write(results, everything)
-    if options.page:
-        page.FILE.write_text(page.render(), encoding="utf-8")
-    waiting = sum(check.command not in results for check in everything)
-    print(f"{len(everything)} checks: {failed} failed now, {waiting} not run yet; results in {kept.FILE.relative_to(ROOT)}")
+    for number, test in enumerate(dict.fromkeys(todo), 1):
+        print(f"[{number}/{len(set(todo))}] {test}", flush=True)
+        start, log = time.monotonic(), OUT / f"{number}.log"
+        good, said = run(command(test, options.programs), log)
+        print(*(f"    {line}" for line in said), sep="\n")
+        print(f"    {'ok' if good else f'FAILED (output: {log})'}, {time.monotonic() - start:.0f} s", flush=True)
+        failed += not good
+        passed.pop(test, None)
+        if good:
+            passed[test] = [f"{datetime.date.today()}, commit {commit()}", *said]
+        kept.write_text(json.dumps(passed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    cells = [f"| {number} | `{test}` | {'<br>'.join(passed.get(test, ['not passed yet']))} |" for number, test in named]
+    (OUT / "figures.md").write_text("\n".join(["| row | tests | figures |", "|---|---|---|", *cells, ""]), encoding="utf-8")
+    waiting = len({test for _, test in named} - passed.keys())
+    print(f"{failed} failed now, {waiting} wait; all figures: {OUT.relative_to(ROOT)}/figures.md")
     return 1 if failed else 0
 
 

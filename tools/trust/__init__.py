@@ -1,1 +1,0 @@
-"""TRUST.md: promises, what tests them, and the kept results (tools/make_trust.py)."""
