@@ -122,7 +122,7 @@ class SignOptimizer(Optimizer):
                 "ones; no parameter was moved"
             )
         else:
-            self.engine.skipped_before += 1
+            self.engine.count(skipped=1)
         if self.engine.awaited:
             self._adopt_new_state()
         self._skips.look(self.engine.skipped_steps(), -1, self.engine.settings.amp_scaling)
@@ -181,7 +181,7 @@ class SignOptimizer(Optimizer):
         found["what came before (add parameters and load state on all of them, or on none)"] = int(self._agreed)
         weights = 0  # not compared
         if not self._agreed or self._collective.due(self._votes):
-            weights = checksum_of(self.engine.known)
+            weights = checksum_of(self.engine.stand_ins())
         found["the parameters' values (use lowtide.distributed.broadcast_parameters)"] = weights
         return found
 
@@ -191,12 +191,12 @@ class SignOptimizer(Optimizer):
         self.param_groups[-1]["votes"] = self._votes
         self._look_at_params()
 
-    def _rebind(self, kept: list[int], sources: list[int] | None) -> None:
-        super()._rebind(kept, sources)
+    def _rebind(self, kept: list[int], sources: list[int] | None, sizes: bool = True) -> None:
+        super()._rebind(kept, sources, sizes)
         self._look_at_params()
 
     def _look_at_params(self) -> None:
-        self._shapes = digest([(tuple(param.shape), str(param.dtype)) for param in self.engine.params])
+        self._shapes = digest([(tuple(param.shape), str(param.dtype)) for param in self.engine.tensors])
         self._agreed = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -260,7 +260,7 @@ class SignOptimizer(Optimizer):
         try:
             votes = collective.transport.gather(torch.tensor([self._votes])).flatten().tolist()
             source = votes.index(max(votes))
-            for number, param in enumerate(self.engine.params):
+            for number, param in enumerate(self.engine.tensors):
                 broadcast_parameters([param], group, source)
                 if RESIDUAL in self.engine.layout(number):
                     self._core.allocate_state(number)

@@ -104,7 +104,7 @@ class Signum(SignOptimizer):
         self.zero_grad()
 
     def _fold_in(self, micro_batches: int, scale: float) -> None:
-        now = {number for number, param in enumerate(self.engine.params) if param.grad is not None}
+        now = {number for number, param in enumerate(self.engine.tensors) if param.grad is not None}
         begun = bool(self._touched)
         if begun and (late := now - self._touched):
             self._decay(late)
@@ -124,20 +124,20 @@ class Signum(SignOptimizer):
 
     def _decay(self, numbers: set[int]) -> None:
         """m = β m of these parameters."""
-        grads = [param.grad for param in self.engine.params]
+        grads = [param.grad for param in self.engine.tensors]
         try:
-            for number, param in enumerate(self.engine.params):
+            for number, param in enumerate(self.engine.tensors):
                 param.grad = places.new_zero(param).expand_as(param) if number in numbers else None
             with self._core_momentum(lambda beta: (beta, 0.0)):
                 self._ballots(1.0)
         finally:
-            for param, grad in zip(self.engine.params, grads, strict=True):
+            for param, grad in zip(self.engine.tensors, grads, strict=True):
                 param.grad = grad
 
     def _parts(self, numbers: set[int]) -> Iterator[Tensor]:
         """The buffer of each of these parameters."""
         buffers, first = self._room(), 0
-        for number, param in enumerate(self.engine.known):
+        for number, param in enumerate(self.engine.stand_ins()):
             count = aligned(param.numel())
             if number in numbers:
                 for part, signs in ((buffers.bits, 8), (buffers.presence, 8 * BLOCK)):
@@ -159,7 +159,7 @@ class Signum(SignOptimizer):
         begun: list[int] = []
         for core_group, momentum in zip(self.engine.groups, self._momenta(), strict=True):
             for number in core_group.params:
-                if momentum and self.engine.params[number].grad is not None and not self._core.step_count(number):
+                if momentum and self.engine.tensors[number].grad is not None and not self._core.step_count(number):
                     self._core.allocate_state(number)
                     self._core.set_step_count(number, 1)
                     begun.append(number)
@@ -195,7 +195,7 @@ class Signum(SignOptimizer):
         if not self._folded:
             return super()._prepare()
         self._push_options()
-        if any(param.grad is not None for param in self.engine.params):
+        if any(param.grad is not None for param in self.engine.tensors):
             raise ValueError("got gradients beside those folded in, wanted fold() for them, too, or none")
         return self._fold_bad, lambda: self._room().fetch(self.engine.queue())  # the last fold has made the ballot
 

@@ -6,35 +6,20 @@ elements, which are never stepped. A parameter's number is the same wherever the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
-from lowtide.devices.places import Place, stand_in
-from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, Members, register
-from lowtide.memory.budgets import Memory
+from lowtide.checks.values import expect
+from lowtide.devices.places import Place
+from lowtide.devices.sharding import Recut
 from lowtide.report.fields import CoreReport
 
+RESIDUAL = "residual"  # of weights, beside the moments in a parameter's state
 _Result = TypeVar("_Result")
-
-
-class CoreAmongOthers:
-    """One of several cores, for `groups.register`."""
-
-    def __init__(self, core: _core.Optimizer, place: Place, mine: Container[int]) -> None:
-        """mine: id()s of the parameters that it steps."""
-        self._core, self._place, self._mine = core, place, mine
-        self.add_group = core.add_group
-
-    def add_param(self, group: int, param: Any, requires_grad: bool, whole: Any) -> object:
-        if id(param) in self._mine:
-            return self._core.add_param(group, param, requires_grad, whole)
-        return self._core.add_param(group, stand_in(self._place), False)
 
 
 class Cores:
@@ -45,16 +30,16 @@ class Cores:
         self,
         cores: Mapping[Place, _core.Optimizer],
         places: Sequence[Place | None],
-        groups: Sequence[CoreGroup],
+        hyper: Sequence[dict[str, float]],
         automatic: bool,
         told: Mapping[Place, str],
         steps_beside: int = 0,
     ) -> None:
-        """places: of the parameters, by number; None: no core steps them. groups: those of each core. automatic: whether a
+        """places: of the parameters, by number; None: no core steps them. hyper: what each group of theirs was told. automatic: whether a
         budget depends on what is free. told: see `Shares`. steps_beside: steps so far that the first core took no part in."""
         self._places, self._cores = list(cores), list(cores.values())
         self._owners = [self._places.index(place) if place else 0 for place in places]
-        self._hyper = [group.pushed for group in groups]
+        self._hyper = list(hyper)
         self._automatic, self._told = automatic, told
         self.steps_beside = steps_beside
 
@@ -268,24 +253,30 @@ class Cores:
 Core = _core.Optimizer | Cores
 
 
-def register_all(
-    cores: Mapping[Place, _core.Optimizer],
-    several: bool,
-    family: Family,
-    number: int,
-    group: Mapping[str, Any],
-    members: Members,
-    first: int,
-    own: Callable[[int, Place, Memory], Memory | None],
-    at: Sequence[Place | None],
-) -> list[CoreGroup]:
-    """As `groups.register`, with each of these cores; the groups have the same numbers in all. several: there are others
-    beside them. own: see `Shares.own`. at: the places of the members."""
-    made: list[CoreGroup] = []
-    for place, core in cores.items():
-        if not several:
-            return register(core, family, place, number, group, members, first)
-        mine = {id(param) for param, where in zip(members.params, at, strict=True) if where == place}
-        among = CoreAmongOthers(core, place, mine)
-        made = register(among, family, place, number, group, members, first, partial(own, number, place))
-    return made
+def carry(old: Core, source: int, new: Core, number: int, recut: Recut, kept: KeptErrors) -> None:
+    """Gives parameter `number` of `new` the state that `source` has in `old`, decoded and encoded if its format is another
+    one. ValueError if it has other states there."""
+    steps = old.step_count(source)
+    if old.has_state(source) and steps > 0:
+        had, wanted = ([name for name, _ in core.states_of(n)] for core, n in ((old, source), (new, number)))
+        expect(had == wanted, f"override of parameter {number}, which has {', '.join(had)}", "an option that makes it "
+               f"{', '.join(wanted)}", "amsgrad, centered and momentum as they were at the first step")  # fmt: skip
+        tensors = old.read_state(source)
+        if len(tensors) > 1:  # with buffers
+            new.allocate_state(number)
+            live = new.read_state(number)
+            taken = [name for name in tensors if name != "step"]
+            if old.state_codec(source) != new.state_codec(number):
+                taken = [name for name in taken if name == RESIDUAL]
+                for k, name in enumerate(had):
+                    if name not in tensors or name not in live:  # SGD's buffer: with a residual as the momentum says
+                        continue
+                    kept.call(new.import_state, number, k, recut(name, old.export_state(source, k)))
+                live = new.read_state(number)
+            same = (name for name in taken if name in live and live[name].dtype == tensors[name].dtype)
+            kept.call(new.write_state, number, {**live, **{name: recut(name, tensors[name], live[name]) for name in same}})
+    new.set_step_count(number, steps)
+    if numbers := old.carried(source):
+        new.set_carried(number, numbers)
+    if beta1 := old.evaluating_beta1(source):
+        new.mark_evaluating(number, True, beta1)

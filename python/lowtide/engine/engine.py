@@ -1,68 +1,416 @@
-"""One optimizer's core, and all that Python knows of it: parameters by number, groups, where they are, and their state."""
+"""The cores of one optimizer, and all that Python knows of its parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import ref
 
 import torch
 
 from lowtide import _core
+from lowtide.checks.kept_errors import KeptErrors
+from lowtide.checks.values import expect
+from lowtide.devices import places, sharding
 from lowtide.devices.flattened import shard_of
 from lowtide.devices.places import HOST, Place
-from lowtide.devices.sharding import local_of
+from lowtide.devices.sharding import Recut, local_of
+from lowtide.engine.cores import RESIDUAL as RESIDUAL
+from lowtide.engine.cores import Core, Cores, carry
 from lowtide.engine.elsewhere import Elsewhere, Shown, as_shown, read_only
 from lowtide.engine.family import Family
+from lowtide.engine.groups import CoreGroup, all_core_groups, core_groups, fixed_options, refused, register
+from lowtide.engine.host_steps import settle
 from lowtide.engine.mirrors import MirrorCore
-from lowtide.engine.registry import Registry, Settings
+from lowtide.engine.params import Param, examine, examine_all, wanted_places
+from lowtide.engine.shares import Shares, shares_of
+from lowtide.memory.budgets import Memory, budget_at
+from lowtide.options import overrides
+from lowtide.options.options import Options
 from lowtide.report.fields import CoreReport
 from lowtide.report.log import logger
 
-RESIDUAL = "residual"  # of weights, beside the moments in a parameter's state
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
+_ALL = 2**63 - 1
+_PARAMS, _TENSORS = itemgetter("params"), attrgetter("tensors")
+
+
+@dataclass
+class Settings:
+    """Options of the whole optimizer."""
+
+    nonfinite: str = "skip"
+    seed: int = 0
+    amp_scaling: bool = False
+    max_grad_norm: float | None = None
+    cpu_target: str = ""
+    memory: Memory | None = None
+    arithmetic: str = places.EXACT
+
+    @classmethod
+    def of(cls, options: Options) -> Settings:
+        given: Mapping[str, Any] = options
+        settings = cls(**{name: given[name] for name in cls.__annotations__ if name in given})
+        settings.seed = int(settings.seed)
+        return settings
 
 
 class Entry(Protocol):
     def __call__(self, engine: Engine, number: int, views: dict[str, torch.Tensor], /) -> Shown: ...
 
 
-class Engine(Registry):
-    """The core of an optimizer, and its state."""
+class Members(NamedTuple):
+    """A parameter group when its parameters were registered."""
 
-    def __init__(self, family: Family, settings: Settings) -> None:
-        super().__init__(family, settings)
-        self.shows_sizes = True  # of state that no view can show; and codes are read-only
-        self.entry: Entry | None = None  # makes the entries of Optimizer.state out of views; None: `Shown`
+    tensors: list[torch.Tensor]
+    memory: Memory | None  # its own budget
+    fixed: dict[str, Any]  # `fixed_options`, without overrides
+
+
+class Engine:
+    """Keeps no parameter group of the optimizer, which may replace them: methods that need their options take them as `groups`.
+
+    Other files read the fields without an underscore, and assign none. On an error of a method that replaces cores or
+    parameters nothing has changed."""
+
+    def __init__(self, family: Family, settings: Settings, entry: Entry | None = None) -> None:
+        """entry: makes the entries of Optimizer.state out of views; None: `Shown`."""
+        self.family, self.settings = family, settings
+        self.params: list[Param] = []  # by number
+        self.tensors: list[torch.Tensor] = []  # theirs
+        self.foreign: dict[int, torch.Tensor] = {}  # by number: those that cannot be stepped, being frozen or on meta
+        self.groups: list[CoreGroup] = []  # by number in the core
+        self.members: list[Members] = []  # by number of the parameter group
+        self.meshes: list[DeviceMesh] = []  # of the DTensors
+        self.core: Core  # made with the first group, when it is known where parameters are
+        self.cores: dict[Place, _core.Optimizer] = {}  # those behind it, one for each device
+        self.place: Place | None = None  # of the core; None: of several, or of none yet
+        self.on_host = True  # all of them are
+        self.captured = False  # whether a step was captured in a graph
+        self.awaited: list[int] = []  # parameters that have no entry in Optimizer.state yet, or not their whole one
         self.assigned: set[int] = set()  # parameters in whose entries something was replaced since they were shown
-        self.shows_unstepped = False  # parameters have entries before their first step
+        self._entry = entry
+        self._threads = torch.get_num_threads()
+        self._fresh = False  # some have a master, which their dtype decides, and no step was seen after which it must stay
+        self._with_state = 0  # stepped parameters, as the core last counted them; -1: look again
+        self._shares = Shares({}, {}, {})  # what each core has of the budgets
+        self._automatic = False  # whether a budget depends on what is free
+        self._steps, self._skipped = 0, 0  # counted outside of the present core
+        self._shows_sizes = True  # of state that no view can show; and codes are read-only
+        self._shows_unstepped = False  # parameters have entries before their first step
+
+    # Cores and parameters.
+
+    def add_group(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> bool:
+        """Takes in the last one of the parameter groups, whose own budget is `memory`. Returns whether cores are new: where it
+        changes what devices have of the optimizer's budget. ValueError, TypeError or NotImplementedError for a parameter or an
+        option that cannot be used; MemoryError; OSError."""
+        number, first, group = len(groups) - 1, len(self.params), groups[-1]
+        tensors = list(group["params"])
+        found = [Param(tensor, number, i, memory=memory) for i, tensor in enumerate(tensors)]
+        met = overrides.look(tensors)
+        found = [param.with_overrides(each, memory) if each else param for param, each in zip(found, met, strict=True)]
+        settled = self.cores if any(param.place for param in self.params) else ()
+        added = examine_all(found, None, settled, self.family.MAY_WAIT)
+        members = [*self.members, Members(tensors, memory, fixed_options(self.family, group))]
+        made = core_groups(self.family, number, group, memory, added, first, len(self.groups))
+        params, shares = self._settle(groups, [*self.groups, *made], [*self.params, *added], first)
+        before = self._shares.of_all
+        if any(share != before[place] for place, share in shares.of_all.items() if place in before):
+            got = "parameters on another device after a step was captured in a graph"
+            expect(not self.captured, "add_param_group", got, "them before: replays find state where it was")
+            self._rebuild(groups, params, members, [*range(first), *[-1] * len(added)])
+            return True
+        wanted = wanted_places(params) or [*self.cores][:1] or [HOST]
+        cores = {place: self.cores.get(place) or self._new_core(self._threads, place, shares) for place in wanted}
+        part = self._part(len(cores) > 1, shares)
+        try:
+            for place, core in cores.items():
+                if place not in self.cores:
+                    register(core, self.family, place, self.groups, 0, params[:first], 0, part)
+                register(core, self.family, place, made, len(self.groups), params[first:], first, part)
+        except BaseException:
+            if self.groups:  # a core cannot forget a group
+                self._rebuild(groups[:-1], self.params, self.members)
+            raise
+        self._adopt(cores, params, [*self.groups, *made], shares, members)
+        return False
+
+    def append(self, number: int, tensor: torch.Tensor) -> None:
+        """Takes in one more parameter of parameter group `number`, without overrides; no later group may have any."""
+        param = Param(tensor, number, len(self.members[number].tensors), memory=self.members[number].memory)
+        later = sum(len(each.tensors) for each in self.members[number + 1 :])
+        expect(not later, param.where, f"it after {later} parameters of later groups", "parameters in the order of the groups")
+        here, of = examine(tensor, param.where)
+        here = here.by_host() if here.by_host() in self.cores else here
+        wanted = f"{', '.join(str(place.device) for place in self.cores)} as the parameters before it, and one device"
+        expect([here] == [*self.cores], param.where, f"a tensor on {here.device}", wanted)
+        group = next(n for n, each in enumerate(self.groups) if each.of == number)  # the first has no overrides
+        try:
+            added = self.cores[here].add_param(group, tensor, tensor.requires_grad, shard_of(tensor, of))
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise refused(self.family, param, self.groups[group], error) from error
+        self.groups[group].params.append(added)
+        self.members[number].tensors.append(tensor)
+        self.params.append(param.moved(here, of).taken())
+        self.tensors.append(tensor)
+        self.meshes = sharding.meshes_of([each.sharding for each in self.params])
+        self.awaited.append(added)
+
+    def replace(
+        self, groups: Sequence[dict[str, Any]], kept: Sequence[int], sources: Sequence[int] | None, sizes: bool = True
+    ) -> None:
+        """Goes on with the tensors that are in the groups now. kept: each group's number when it was added. sources: each tensor has
+        the state, the steps and the overrides of that parameter; None: all begin anew; overrides stay in groups of as many
+        tensors. sizes: False: state that no view can show is not shown from now on. Ranks that have parts of a parameter must
+        all make the call. ValueError, TypeError, NotImplementedError, MemoryError or OSError."""
+        made: list[Param] = []
+        members: list[Members] = []
+        where: list[str] = []
+        for number, (group, old) in enumerate(zip(groups, kept, strict=True)):
+            before = self.members[old]
+            first, tensors = sum(len(each.tensors) for each in self.members[:old]), list(group["params"])
+            alike = len(tensors) == len(before.tensors)
+            for i, (tensor, met) in enumerate(zip(tensors, overrides.look(tensors), strict=True)):
+                source = sources[len(made)] if sources else first + i
+                had = self.params[source].overridden if sources or alike else None
+                heir = had.joined(met) if had else met
+                made.append(Param(tensor, number, i).with_overrides(heir, before.memory))
+                where.append(f"param_groups[{number}]['params'][{i}]")
+            members.append(Members(tensors, before.memory, fixed_options(self.family, group)))
+        distinct = len({id(param.tensor) for param in made}) == len(made)
+        expect(distinct, "param_groups", "the same tensor more than once", "each once")
+        got = "other tensors than those registered after a step was captured in a graph"
+        expect(not self.captured, "param_groups", got, "them before: replays find memory where it was")
+        now = examine_all(made, where, (), self.family.MAY_WAIT)
+        for i, source in enumerate(sources or ()):
+            got = f"a {now[i].tensor.dtype} tensor on {now[i].tensor.device} in the place of one that has taken steps"
+            wanted = "one that can be stepped, whose state stays, or a new optimizer without it"
+            expect(now[i].place is not None or not self.core.step_count(source), where[i], got, wanted)
+        self._rebuild(groups, now, members, sources or [-1] * len(now))
+        self._shows_sizes &= sizes
+
+    def follow_overrides(self, groups: Sequence[dict[str, Any]]) -> bool:
+        """Builds new cores if overrides were made or taken back that change something; whether there are any."""
+        now = []
+        for param, met in zip(self.params, overrides.look(self.tensors), strict=True):
+            overridden = param.overridden.joined(met) if param.overridden else met
+            now.append(param.with_overrides(overridden, self.members[param.group].memory) if overridden else param)
+        if all((was.override or {}) == (has.override or {}) for was, has in zip(self.params, now)) or not self.cores:
+            self.params = now
+            return False
+        got = "another one after a step was captured in a graph"
+        expect(not self.captured, "override", got, "it before: replays find state where it was")
+        self._rebuild(groups, now, self.members)
+        return True
+
+    def take_in(self, groups: Sequence[dict[str, Any]], numbers: Sequence[int]) -> None:
+        """Has new cores step foreign parameters that have a gradient now, if they have become such that they can. ValueError,
+        TypeError or NotImplementedError, naming the parameter, if not."""
+        now = list(self.params)
+        names = [name for group in groups for name in group.get("param_names", [""] * len(group["params"]))]
+        for number in numbers:
+            name = f" ({names[number]})" if names[number] else ""
+            where = f"parameter {number}{name}, which has a gradient"
+            now[number] = now[number].moved(*examine(self.tensors[number], where))
+        expect(not self.captured, f"parameter {numbers[0]}", "its first gradient after a step was captured", "it before")
+        self._rebuild(groups, now, self.members)
+
+    def follow_moves(self, groups: Sequence[dict[str, Any]]) -> bool:
+        """Builds new cores for parameters that are on other devices or of another dtype than at registration; whether there are
+        any. Only before the first step, as torch.optim follows them: state does not move by itself, and a dtype decides what
+        `master` keeps. ValueError, TypeError or NotImplementedError for one that cannot be stepped there."""
+        if self.captured or self.has_stepped():
+            return False
+        now = [
+            param.moved(*examine(param.tensor, f"parameter {i}")) if param.place else param for i, param in enumerate(self.params)
+        ]
+        now, _ = self._settle(groups, self.groups, now)
+        if all(a.place == b.place and b.tensor.dtype == b.dtype for a, b in zip(self.params, now, strict=True)):
+            return False
+        self._rebuild(groups, now, self.members)
+        return True
+
+    def follow_dtypes(self, groups: Sequence[dict[str, Any]]) -> bool:
+        """As `follow_moves`, before a step: of parameters that have another dtype, which decides what their master keeps. All of
+        them, for those without a gradient now would be too late later."""
+        if not self._fresh:
+            return False
+        self._fresh = not self.has_stepped()
+        changed = self._fresh and any(param.tensor.dtype != param.dtype for param in self.params)
+        return changed and self.follow_moves(groups)
+
+    def follow_states(self, groups: Sequence[dict[str, Any]], carry: bool) -> Callable[[], None]:
+        """Builds new cores for options of these groups that decide which states there are (amsgrad, centered, nesterov, a
+        momentum). carry: with the state that there is, else without any. Returns what goes back to the cores of before."""
+        got = "amsgrad, centered, nesterov or momentum changed after a step was captured in a graph"
+        expect(not self.captured, "param_groups", got, "them as they were: replays find state where it was")
+        before = {**vars(self)}
+        self._rebuild(groups, self.params, self.members, None if carry else [-1] * len(self.params))
+        return lambda: vars(self).update(before)
+
+    def has_stepped(self) -> bool:
+        """Whether any parameter has."""
+        return self.core.stepped_count() > 0
+
+    def _settle(
+        self, groups: Sequence[dict[str, Any]], of: Sequence[CoreGroup], params: Sequence[Param], kept: int = 0
+    ) -> tuple[list[Param], Shares]:
+        """These parameters where they are stepped, and the budgets. of: their core groups; kept: of so many it is settled.
+        NotImplementedError where the class cannot have them there."""
+        now = settle(self.family, self.settings.memory, groups, of, params, kept)
+        wanted = wanted_places(now) or [*self.cores][:1] or [HOST]
+        if len(wanted) > 1 and not self.family.SEVERAL:
+            got = " and ".join(place.name for place in wanted)
+            raise NotImplementedError(f"{self.family.name}: got parameters on {got}, wanted all of them on one device")
+        try:
+            for place in wanted:
+                self.family.check_members(place, [param.sharding for param in now])
+        except NotImplementedError as error:
+            raise self.family.error(f"parameter group {len(groups) - 1}", "", error) from error
+        return now, shares_of(self.family, self.settings.memory, of, now, wanted)
+
+    def _part(self, several: bool, shares: Shares) -> Callable[[CoreGroup, Place], Memory | None]:
+        """See `register`."""
+        return shares.own if several else lambda group, place: group.memory
+
+    def _new_core(self, threads: int, place: Place, shares: Shares) -> _core.Optimizer:
+        """A core without groups, under the budget of the optimizer at its place."""
+        settings, target = self.settings, place.target(self.settings.arithmetic)
+        place.require_backend()
+        make = partial(MirrorCore, place) if place.mirrored else _core.Optimizer
+        return make(
+            self.family.core_rule,
+            self.family.core_nonfinite(settings.nonfinite),
+            threads,
+            settings.cpu_target,
+            budget_at(shares.of_all[place], place),
+            place.kind.backend,
+            place.queue(),
+            place.reads,
+            target,
+            place.allocator(),
+            settings.seed,
+        )
+
+    def _rebuild(
+        self,
+        groups: Sequence[dict[str, Any]],
+        params: Sequence[Param],
+        members: list[Members],
+        sources: Sequence[int] | None = None,
+    ) -> None:
+        """Goes on with new cores of these parameters: when overrides change, parameters become steppable, wrappers swap tensors,
+        or an option changes which states exist. sources: the numbers that they have had, in order, whose state and steps go with
+        them; None: the same ones. Numbers of -1 begin anew."""
+        made = all_core_groups(self.family, groups, [each.memory for each in members], params)
+        now, shares = self._settle(groups, made, params)
+        wanted = wanted_places(now) or [*self.cores][:1] or [HOST]
+        cores = {place: self._new_core(self._threads, place, shares) for place in wanted}
+        for place, core in cores.items():
+            register(core, self.family, place, made, 0, now, 0, self._part(len(cores) > 1, shares))
+        old = self.core
+        old.onload()
+        with KeptErrors() as kept:
+            for number, source in enumerate(range(len(now)) if sources is None else sources):
+                if source >= 0:
+                    recut = Recut(self.params[source].sharding, now[number].sharding, f"state of parameter {number}")
+                    carry(old, source, cores[now[number].place or wanted[0]], number, recut, kept)
+            report = old.report()
+            self.count(report["steps"], report["skipped_steps"])
+            fixed = [Members(of.tensors, of.memory, fixed_options(self.family, group)) for of, group in zip(members, groups)]
+            self._adopt(cores, [param.taken() for param in now], made, shares, fixed)
+
+    def _adopt(
+        self, cores: dict[Place, _core.Optimizer], params: list[Param], groups: list[CoreGroup], shares: Shares, members: list[Members]
+    ) -> None:
+        home, several = next(iter(cores)), len(cores) > 1
+        goes_on = cores[home] is self.cores.get(home)
+        steps_beside = self.core.steps_beside if goes_on and isinstance(self.core, Cores) else 0
+        self.awaited += range(len(self.params), len(params))
+        self.params = [param if param.dtype else param.taken() for param in params]
+        self.tensors = [param.tensor for param in params]
+        self.foreign = {i: param.tensor for i, param in enumerate(params) if param.place is None}
+        self.cores, self.groups, self.members, self._with_state = cores, groups, members, -1
+        self.place, self.on_host = None if several else home, all(place.on_host for place in cores)
+        self._fresh = any(group.format.master for group in groups)
+        self.meshes = sharding.meshes_of([param.sharding for param in params])
+        self._shares, self._automatic = shares, shares.automatic()
+        hyper, owners = [group.pushed for group in groups], [param.place for param in params]
+        self.core = Cores(cores, owners, hyper, self._automatic, shares.told, steps_beside) if several else cores[home]
+
+    def are_registered(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether these groups have the parameters of now. No work per parameter but a comparison of addresses."""
+        same = map(_core.same_objects, map(_PARAMS, groups), map(_TENSORS, self.members))
+        return len(groups) == len(self.members) and all(same)
+
+    def foreign_gradients(self) -> list[int]:
+        """Numbers of foreign parameters that have a gradient now."""
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
+            if not [param for param in self.foreign.values() if param.grad is not None]:
+                return []
+            return [i for i, param in self.foreign.items() if param.grad is not None]
+
+    def options_of(self, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
+        """The options of each parameter, by number, with these parameter groups and its overrides."""
+        return {i: options for each in self.groups for options in [each.options(groups)] for i in each.params}
+
+    def stand_ins(self) -> list[torch.Tensor]:
+        """The parameters as the core of the first place has them: empty tensors for the foreign ones."""
+        home = next(iter(self.cores))
+        return [param.tensor if param.place else places.stand_in(home) for param in self.params]
+
+    def set_seed(self, seed: int) -> None:
+        if seed != self.settings.seed:
+            self.settings.seed = seed
+            self.core.set_seed(seed)
+
+    def follow_threads(self) -> None:
+        """Has the core use as many threads as torch does now."""
+        if (threads := torch.get_num_threads()) != self._threads:
+            self.core.set_threads(threads)
+            self._threads = threads
+
+    def note_capture(self, capturing: bool) -> None:
+        self.captured |= capturing
+
+    def count(self, steps: int = 0, skipped: int = 0) -> None:
+        """Adds steps, or skipped ones, that the core does not count."""
+        self._steps += steps
+        self._skipped += skipped
 
     # State.
 
     def shown(self, number: int) -> Shown:
         """The entry of a parameter in `Optimizer.state`."""
-        views, place = self._views(number), self.places[number]
-        if self.shows_sizes and place and (not place.on_host or self.has_budget()):  # else all of it is in RAM
+        views, place = self._views(number), self.params[number].place
+        if self._shows_sizes and place and (not place.on_host or self.has_budget()):  # else all of it is in RAM
             tensors = self._tensors(number, fullest=False)
             away = {name: like for name, like in tensors.items() if name not in views}
             views |= {name: Elsewhere(like, HOST.device if place.on_host else place.device, self._reader(number, name)) for name, like in away.items()}
-        if self.entry:
-            return self.entry(self, number, views)
+        if self._entry:
+            return self._entry(self, number, views)
         shown = as_shown(views)
-        return Shown(read_only(shown) if self.shows_sizes else shown, self.params[number], number, self.assigned)
+        return Shown(read_only(shown) if self._shows_sizes else shown, self.tensors[number], number, self.assigned)
 
     def has_entry(self, number: int) -> bool:
         """Whether `Optimizer.state` and state dicts have an entry of a parameter: as torch.optim's, from its first step on."""
-        asked = self.shows_unstepped and self.params[number].requires_grad and number not in self.foreign
+        asked = self._shows_unstepped and self.tensors[number].requires_grad and number not in self.foreign
         return asked or self.core.step_count(number) > 0
 
     def _reader(self, number: int, name: str) -> Callable[[], torch.Tensor]:
         """Returns copies of that tensor of a parameter's state while it is there; keeps neither alive."""
-        engine, param = ref(self), ref(self.params[number])
+        engine, param = ref(self), ref(self.tensors[number])
 
         def read() -> torch.Tensor:
             alive = engine()
-            if not alive or number >= len(alive.params) or alive.params[number] is not param():
+            if not alive or number >= len(alive.tensors) or alive.tensors[number] is not param():
                 raise RuntimeError("got state of an optimizer or a parameter that is gone, wanted Optimizer.state of now")
             found = alive.core.read_state(number).get(name)
             if found is None:
@@ -73,16 +421,16 @@ class Engine(Registry):
         return read
 
     def _views(self, number: int) -> dict[str, torch.Tensor]:
-        entry = self.core.state(number)
-        of = self.shardings[number]
+        return self._wrapped(number, self.core.state(number))
+
+    def _wrapped(self, number: int, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        of = self.params[number].sharding
         return of.wrap(entry) if of else entry
 
     def live(self, number: int) -> dict[str, torch.Tensor]:
         """The live state of a parameter, copied if it streams; empty if there is none and it has not been stepped."""
         if self.core.is_paged(number):
-            copies = self.core.read_state(number)
-            of = self.shardings[number]
-            return of.wrap(copies) if of else copies
+            return self._wrapped(number, self.core.read_state(number))
         entry = self._views(number)
         return entry if self.core.has_state(number) or int(entry["step"]) else {}
 
@@ -108,11 +456,11 @@ class Engine(Registry):
         """Tensors on "meta" like those of the state that a parameter has with the hyper-parameters of now, or, `fullest`,
         with any."""
         group = next(each for each in self.groups if each.has(number))
-        of, local = self.shardings[number], local_of(self.params[number])
+        param, local = self.params[number], local_of(self.tensors[number])
         state, least, master = group.format
         found = _core.state_layout(
             group.rule or self.family.core_rule, group.pushed, state, least, group.rounding, master, list(local.shape),
-            str(local.dtype).removeprefix("torch."), shard_of(self.params[number], of), fullest,
+            str(local.dtype).removeprefix("torch."), shard_of(param.tensor, param.sharding), fullest,
         )  # fmt: skip
         return {
             name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in found.tensors
@@ -120,7 +468,7 @@ class Engine(Registry):
 
     def wanted_bytes(self) -> int:
         """Bytes of state that the parameters which are trained now have from their first step on."""
-        trained = (i for i, param in enumerate(self.params) if param.requires_grad and i not in self.foreign)
+        trained = (i for i, param in enumerate(self.params) if param.place and param.tensor.requires_grad)
         return sum(like.nbytes for i in trained for like in self._tensors(i, fullest=False).values())
 
     # Where state is, and what has happened.
@@ -131,7 +479,7 @@ class Engine(Registry):
 
     def room(self) -> int:
         """Bytes that state may take, for the core's decisions about residency; -1: not asked for, or not known. Likewise."""
-        return self.place.room() if self.automatic and self.place else -1
+        return self.place.room() if self._automatic and self.place else -1
 
     @property
     def capturing(self) -> bool:
@@ -140,22 +488,22 @@ class Engine(Registry):
 
     def demote(self, size: int | None = None) -> int:
         """Moves state to the host until `size` bytes (None: all that can go) of device memory are free again."""
-        freed = self.core.demote(2**63 - 1 if size is None else size)
+        freed = self.core.demote(_ALL if size is None else size)
         if freed:
             logger.info("%d bytes of device memory were freed by moving state to the host", freed)
         return freed
 
-    def prefetch(self, size: int) -> int:
-        """Reads up to `size` bytes of streaming state ahead; returns the bytes of device memory taken for it."""
-        return _logged(self.core.prefetch(size, self.queue()))
-
-    def prefetch_at(self, place: Place, size: int) -> int:
-        """As `prefetch`, on one of the devices, after what torch works on there on this thread."""
-        return _logged(self.cores[place].prefetch(size, place.queue()))
+    def prefetch(self, size: int, place: Place | None = None) -> int:
+        """Reads up to `size` bytes of streaming state ahead; returns the bytes of device memory taken for it. place: on that device
+        alone, after what torch works on there on this thread."""
+        core, queue = (self.cores[place], place.queue()) if place else (self.core, self.queue())
+        taken = core.prefetch(size, queue)
+        logger.debug("%d bytes of state are read ahead", taken)
+        return taken
 
     def take_gradient(self, number: int) -> bool:
         """As `MirrorCore.take`; False for a parameter that the CPU does not step."""
-        place = self.places[number]
+        place = self.params[number].place
         core = self.cores[place] if place else None
         return isinstance(core, MirrorCore) and core.take(number)
 
@@ -169,42 +517,40 @@ class Engine(Registry):
         """Tensors whose `.grad` are the gradients, by number: the parameters, or those of the host where gradients were taken."""
         cores = [core for core in self.cores.values() if isinstance(core, MirrorCore)]
         taken = {number: holder for core in cores for number, holder in core.holders().items()}
-        return [taken.get(number, param) for number, param in enumerate(self.params)] if taken else self.params
+        return [taken.get(number, param) for number, param in enumerate(self.tensors)] if taken else self.tensors
 
     def report(self) -> CoreReport:
         """The core's report, with the steps of cores before."""
         found: CoreReport = self.core.report()
-        found["steps"] += self.steps_before
-        found["skipped_steps"] += self.skipped_before
+        found["steps"] += self._steps
+        found["skipped_steps"] += self._skipped
         return found
 
     def skipped_steps(self) -> int:
         """Steps that were skipped, as far as is known without waiting for a device."""
-        return self.skipped_before + self.core.skipped_steps()
+        return self._skipped + self.core.skipped_steps()
 
     def has_budget(self) -> bool:
         """Whether anything limits memory."""
-        own = (group.overrides.get("memory") for group in self.groups)
-        return any(memory is not None for memory in (self.settings.memory, *self.memories, *own))
+        return any(memory is not None for memory in (self.settings.memory, *(group.memory for group in self.groups)))
 
     def new_states(self) -> list[int]:
         """Parameters that have got the state they waited for, until they are `adopted`."""
-        if self.core.stepped_count() == self.with_state:
+        if self.core.stepped_count() == self._with_state:
             return []
         return [i for i in self.awaited if self.core.step_count(i) > 0]
 
     def adopted(self, numbers: Sequence[int]) -> None:
         """`Optimizer.state` has the entries of these parameters now."""
-        self.with_state = self.core.stepped_count()
+        self._with_state = self.core.stepped_count()
         came = set(numbers)
         self.awaited = [i for i in self.awaited if i not in came]
 
     def await_states(self, numbers: Iterable[int]) -> None:
         """The next step may give these parameters state, and no others."""
         self.awaited = sorted(numbers)
-        self.with_state = -1
+        self._with_state = -1
 
-
-def _logged(taken: int) -> int:
-    logger.debug("%d bytes of state are read ahead", taken)
-    return taken
+    def show_unstepped(self, shown: bool) -> None:
+        """Whether parameters have entries before their first step from now on."""
+        self._shows_unstepped = shown

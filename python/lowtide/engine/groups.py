@@ -4,17 +4,18 @@ parameters. Users and schedulers see the parameter groups alone."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import torch
-
+from lowtide import _core
 from lowtide.devices.flattened import shard_of
-from lowtide.devices.places import Place
-from lowtide.devices.sharding import Sharding
+from lowtide.devices.places import Place, stand_in
+from lowtide.devices.sharding import local_of
+from lowtide.engine.cores import Core
 from lowtide.engine.family import Family
+from lowtide.engine.params import Param
 from lowtide.memory.budgets import Budget, Memory
 from lowtide.options.options import Options
 
@@ -61,14 +62,6 @@ def are_same(options: Iterable[Any], fixed: Iterable[Any]) -> bool:
     return all(a is b or (type(a) is type(b) and type(a) in _PLAIN and a == b) for a, b in zip(options, fixed, strict=True))
 
 
-class Told(Protocol):
-    """Options are told to this: a core, or several."""
-
-    def set_rounding(self, group: int, rounding: str) -> None: ...
-
-    def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None: ...
-
-
 @dataclass
 class CoreGroup:
     """One group of the core, by its number there."""
@@ -79,13 +72,15 @@ class CoreGroup:
     pushed: dict[str, float]  # the hyper-parameters that the core has
     rounding: str  # likewise
     format: Format
+    memory: Memory | None  # its own budget
+    budget_of: int  # number of the group whose budget it shares; -1: of none
     params: list[int] = field(default_factory=list)  # numbers, ascending
 
     def has(self, number: int) -> bool:
         at = bisect_left(self.params, number)
         return at < len(self.params) and self.params[at] == number
 
-    def push(self, core: Told, number: int, hyper: dict[str, float], rounding: str) -> dict[str, float] | None:
+    def push(self, core: Core, number: int, hyper: dict[str, float], rounding: str) -> dict[str, float] | None:
         """Tells `core` what it does not have; returns the hyper-parameters that it had, None if they are the same.
 
         What the core has is unknown from before it is told until it has answered: an interrupt (Ctrl-C) between the two
@@ -115,75 +110,121 @@ class CoreGroup:
         return {**group, **self.overrides} if self.overrides else group
 
 
-@dataclass
-class Members:
-    """The parameters of one parameter group, or of a part of it, by place."""
+def core_groups(
+    family: Family, number: int, group: Mapping[str, Any], memory: Memory | None, params: Sequence[Param], first: int, at: int
+) -> list[CoreGroup]:
+    """The groups that a core has for parameter group `number`, whose budget is `memory`. params: its parameters, whose numbers
+    begin with `first`; at: the number of the first of these groups. ValueError or TypeError for options that cannot be used."""
+    made: list[CoreGroup] = []
 
-    params: Sequence[torch.Tensor] = ()
-    shardings: Sequence[Sharding | None] = ()
-    overrides: Sequence[Mapping[str, Any]] = ()
-    memory: Memory | None = None  # the group's own budget
+    def find(override: Mapping[str, Any], rule: str, own: Memory | None) -> CoreGroup:
+        budget_of = -1
+        for n, each in enumerate(made):
+            if each.rule == rule and each.overrides == override:
+                return each
+            if budget_of < 0 and each.memory == own:
+                budget_of = at + n
+        options = {**group, **override}
+        hyper, form = family.hyper_of(rule, options), Format.of(options)
+        made.append(CoreGroup(number, override, rule, hyper, options["rounding"], form, own, budget_of))
+        return made[-1]
+
+    where, rule = f"parameter group {number}", ""
+    try:
+        base = find({}, "", memory)
+        for i, param in enumerate(params, first):
+            own, options = param.override, group
+            if own:
+                where, rule = f"{param.where}: override", ""
+                family.check_override(own)
+                options = {**group, **own}
+            else:
+                where = param.where
+            rule = family.rule_for(param.tensor, options)
+            (find(own or {}, rule, param.memory) if own or rule else base).params.append(i)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise family.error(where, rule, error) from error
+    return made
 
 
-class Groups(Protocol):
-    """Groups are registered with this: a core, or the plan of one."""
-
-    def add_group(
-        self, hyper: dict[str, float], state: str, min_quantized_numel: int, memory: Budget | None, rounding: str,
-        master: str, shared: int, rule: str,
-    ) -> int: ...  # fmt: skip
-
-    def add_param(self, group: int, param: Any, requires_grad: bool, whole: Any) -> object: ...
+def all_core_groups(
+    family: Family, groups: Sequence[Mapping[str, Any]], memories: Sequence[Memory | None], params: Sequence[Param]
+) -> list[CoreGroup]:
+    """As `core_groups`, of all parameter groups. memories: their budgets."""
+    members: list[list[Param]] = [[] for _ in groups]
+    for param in params:
+        members[param.group].append(param)
+    made: list[CoreGroup] = []
+    first = 0
+    for number, (group, memory, here) in enumerate(zip(groups, memories, members, strict=True)):
+        made += core_groups(family, number, group, memory, here, first, len(made))
+        first += len(here)
+    return made
 
 
 def register(
-    core: Groups,
+    core: _core.Optimizer,
     family: Family,
     place: Place,
-    number: int,
-    group: Mapping[str, Any],
-    members: Members,
+    groups: Sequence[CoreGroup],
+    at: int,
+    params: Sequence[Param],
     first: int,
-    part: Callable[[Memory], Memory | None] = lambda memory: memory,
-) -> list[CoreGroup]:
-    """Adds parameter group `number` to `core`. Its parameters get numbers from `first` on. part: what parameters at this
-    place have of a budget; None: no budget of their own. ValueError, TypeError or NotImplementedError for what cannot be used."""
-    made: list[CoreGroup] = []
-    numbers: list[int] = []  # of these, in `core`
-    where = f"parameter group {number}"
-
-    def add(override: Mapping[str, Any], rule: str) -> int:
-        options = {**group, **override}
-        hyper = family.hyper_of(rule, options)
-        own: Memory | None = override.get("memory", members.memory)
-        same = (n for n, known in zip(numbers, made) if known.overrides.get("memory", members.memory) == own)
-        shared = next(same, -1)
-        here = part(own) if own and shared < 0 else None
-        budget = here.budget(place) if here else None
-        form = Format.of(options)
-        rounding = options["rounding"]
-        numbers.append(
-            core.add_group(hyper, form.state, form.min_quantized_numel, budget, rounding, form.master, shared, rule)
-        )
-        made.append(CoreGroup(number, override, rule, hyper, rounding, form))
-        return len(made) - 1
-
-    text, rule = where, ""
+    part: Callable[[CoreGroup, Place], Memory | None],
+) -> None:
+    """Has the core of a place take in these groups, the first of which gets number `at`, and their parameters, numbered from
+    `first` on; those of other places as tensors without elements. part: what they have of a group's own budget there.
+    ValueError, TypeError or NotImplementedError for what cannot be used; the core has some of it then."""
+    numbers = {i: number for number, group in enumerate(groups, at) for i in group.params}
+    param, group = None, None
     try:
-        family.check_members(place, members.shardings)
-        add({}, "")
-        for i, (param, of, override) in enumerate(
-            zip(members.params, members.shardings, members.overrides, strict=True)
-        ):
-            text, rule = f"{where}, parameter {i}{': override' if override else ''}", ""
-            if override:
-                family.check_override(override)
-            rule = family.rule_for(param, {**group, **override})
-            known = (n for n, one in enumerate(made) if one.rule == rule and one.overrides == override)
-            at = next(known, -1)
-            at = add(override, rule) if at < 0 else at
-            core.add_param(numbers[at], param, param.requires_grad, shard_of(param, of))
-            made[at].params.append(first + i)
+        for group in groups:
+            param = params[group.params[0] - first] if group.params and (group.overrides or group.rule) else None
+            here = part(group, place) if group.memory and group.budget_of < 0 else None
+            (state, least, master), budget = group.format, here.budget(place) if here else None
+            core.add_group(group.pushed, state, least, budget, group.rounding, master, group.budget_of, group.rule)
+        for i, param in enumerate(params, first):
+            tensor, number = param.tensor, numbers[i]
+            group = groups[number - at]
+            if param.place is place or param.place == place:
+                core.add_param(number, tensor, tensor.requires_grad, shard_of(tensor, param.sharding))
+            else:
+                core.add_param(number, stand_in(place), False)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise family.error(text, rule, error) from error
-    return made
+        raise refused(family, param, group, error) from error
+
+
+def refused(family: Family, param: Param | None, group: CoreGroup | None, error: Exception) -> Exception:
+    """The error of a core, or of planning, about a parameter (None: about the whole group), with what it is about."""
+    of, rule = group.of if group else 0, group.rule if group else ""
+    where = f"{param.where}{': override' if param.override else ''}" if param else f"parameter group {of}"
+    return family.error(where, rule, error)
+
+
+class GroupSizes(NamedTuple):
+    """A group as `_core.plan_memory` takes it."""
+
+    params: list[tuple[list[int], Any, str]]  # sizes, whole, type
+    state: str
+    min_quantized_numel: int
+    hyper: dict[str, float]
+    budget: Budget | None = None  # its own
+    rate: float = 0.0  # bytes of state stepped per second
+    budget_of: int = -1
+    rule: str = ""
+    master: str = ""
+
+
+def sizes_of(groups: Sequence[CoreGroup], params: Sequence[Param], some: Container[int] | None = None) -> list[GroupSizes]:
+    """The groups with the parameters of these numbers that are trained (None: with all), without budgets of their own."""
+    found = []
+    for group in groups:
+        here = [params[i] for i in group.params if some is None or (i in some and params[i].tensor.requires_grad)]
+        state, least, master = group.format
+        found.append(GroupSizes([size_of(param) for param in here], state, least, group.pushed, rule=group.rule, master=master))
+    return found
+
+
+def size_of(param: Param) -> tuple[list[int], Any, str]:
+    local = local_of(param.tensor)
+    return list(local.shape), shard_of(param.tensor, param.sharding), str(local.dtype).removeprefix("torch.")

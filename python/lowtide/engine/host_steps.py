@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -23,9 +24,10 @@ import torch
 from lowtide import _core
 from lowtide.devices.places import Place, has_kernels, place_of
 from lowtide.devices.sharding import local_of
-from lowtide.engine.examined import Registered
 from lowtide.engine.family import Family
-from lowtide.engine.shares import Sizes, planned, state_on_device
+from lowtide.engine.groups import CoreGroup, GroupSizes, sizes_of
+from lowtide.engine.params import Param
+from lowtide.engine.shares import state_on_device
 from lowtide.memory.budgets import Budget, Memory, path_of
 
 _LINK_BYTES = 64 << 20
@@ -64,41 +66,39 @@ def ends(streams: float, copied: float, steps: float, link: float) -> Ends:
 def settle(
     family: Family,
     memory: Memory | None,
-    groups: Sequence[Mapping[str, Any]],
-    of: Registered,
+    options: Sequence[Mapping[str, Any]],
+    groups: Sequence[CoreGroup],
+    params: Sequence[Param],
     kept: int,
     speeds: Callable[..., Speeds] | None = None,
-) -> Registered:
+) -> list[Param]:
     """The same parameters at the places where they are stepped; of the first `kept` that is known. memory: the optimizer's budget.
-    speeds: says what `speeds_of` measures."""
-    places = list(of.params.places)
-    params = [(group, param) for group, members in enumerate(of.members) for param in members]
+    options: those of the parameter groups. speeds: says what `speeds_of` measures."""
+    places = [param.place for param in params]
     undecided: dict[tuple[int, Memory, Place], list[int]] = {}
-    for i, (group, param) in enumerate(params):
-        if (found := places[i]) is None or found.device.type == "cpu":
+    for i, param in enumerate(params):
+        if (found := param.place) is None or found.device.type == "cpu":
             continue
-        raw = place_of(local_of(param), "parameter") if found.mirrored and has_kernels(found.device) else found
-        own: Memory | None = of.overridden[i].options().get("memory", of.memories[group])
-        budget = own or memory
+        raw = place_of(local_of(param.tensor), "parameter") if found.mirrored and has_kernels(found.device) else found
+        budget = param.memory or memory
         way = budget.steps_at(raw) if budget else "device"
         if way == "auto" and budget:
-            undecided.setdefault((group if own else -1, budget, raw), []).append(i)
+            undecided.setdefault((param.group if param.memory else -1, budget, raw), []).append(i)
         if i >= kept:
             places[i] = raw.by_host() if way == "host" else raw
     for (_, budget, place), numbers in undecided.items():
-        trained = [i for i in numbers if params[i][1].requires_grad]
-        loads = _loads(family, groups, of, place, [params[i] for i in trained], trained)
-        before = {i for i in trained if i < kept and of.params.places[i] == place.by_host()}
-        sizes = Sizes({id(params[i][1]) for i in trained})
-        planned(sizes, family, groups, of, place)
-        for i in _chosen(family, groups, budget, place, sizes, loads, kept, before, speeds or speeds_of):
+        trained = [i for i in numbers if params[i].tensor.requires_grad]
+        loads = _loads(family, groups, params, trained)
+        before = {i for i in trained if i < kept and params[i].place == place.by_host()}
+        sizes = sizes_of(groups, params, {*trained})
+        for i in _chosen(family, options, budget, place, sizes, loads, kept, before, speeds or speeds_of):
             places[i] = place.by_host()
     # A frozen parameter needs no core of its own.
-    stepped = {place for place, (_, param) in zip(places, params, strict=True) if place and param.requires_grad}
+    stepped = {place for place, param in zip(places, params, strict=True) if place and param.tensor.requires_grad}
     for i in range(kept, len(places)):
         if (here := places[i]) and here not in stepped and here.by_host() in stepped:
             places[i] = here.by_host()
-    return of._replace(params=of.params._replace(places=places))
+    return [param if at == param.place else replace(param, place=at) for at, param in zip(places, params, strict=True)]
 
 
 def share_of_host(
@@ -131,10 +131,10 @@ def share_of_host(
 
 def _chosen(
     family: Family,
-    groups: Sequence[Mapping[str, Any]],
+    options: Sequence[Mapping[str, Any]],
     memory: Memory,
     place: Place,
-    sizes: Sizes,
+    sizes: Sequence[GroupSizes],
     loads: Sequence[Load],
     kept: int,
     before: set[int],
@@ -157,32 +157,25 @@ def _chosen(
         room = state.resident
         larger = state.all / sum(load.state for load in loads)
         loads = [load._replace(state=math.ceil(load.state * larger)) for load in loads]
-    formats = sorted({str(group["state"]) for group in groups})
+    formats = sorted({str(group["state"]) for group in options})
     disk = "" if memory.disk is None else path_of("memory: disk", memory.disk)
-    found_speeds = speeds(place.device, family.core_rule, family.hyper_of("", groups[0]), formats, disk)
+    found_speeds = speeds(place.device, family.core_rule, family.hyper_of("", options[0]), formats, disk)
     return share_of_host(loads, room, host, found_speeds, kept, frozenset(before))
 
 
-def _loads(
-    family: Family,
-    groups: Sequence[Mapping[str, Any]],
-    of: Registered,
-    place: Place,
-    params: Sequence[tuple[int, torch.Tensor]],
-    numbers: Sequence[int],
-) -> list[Load]:
+def _loads(family: Family, groups: Sequence[CoreGroup], params: Sequence[Param], numbers: Sequence[int]) -> list[Load]:
     """In the order of numbers. Parameters of one group, shape and type are planned once."""
     bytes_of: dict[Any, int] = {}
+    group_of = {i: number for number, group in enumerate(groups) for i in group.params}
     loads = []
-    for number, (group, param) in zip(numbers, params, strict=True):
-        local = local_of(param)
-        key = group, tuple(of.overridden[number].options().items()), tuple(local.shape), local.dtype
+    for i in numbers:
+        local = local_of(params[i].tensor)
+        key = group_of[i], tuple(local.shape), local.dtype
         if key not in bytes_of:
-            sizes = Sizes({id(param)})
-            planned(sizes, family, groups, of, place)
             everything = Budget(2**62, ".", -1, 0)
-            bytes_of[key] = int(_core.plan_memory(family.core_rule, everything, sizes.groups)[0]["direct_bytes"])
-        loads.append(Load(number, bytes_of[key], local.numel() * local.element_size()))
+            found = _core.plan_memory(family.core_rule, everything, sizes_of(groups, params, {i}))[0]
+            bytes_of[key] = int(found["direct_bytes"])
+        loads.append(Load(i, bytes_of[key], local.numel() * local.element_size()))
     return loads
 
 

@@ -8,16 +8,15 @@ the shares add up to no more than `host`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lowtide import _core
 from lowtide.checks.values import with_context
 from lowtide.devices.places import Place
-from lowtide.devices.sharding import local_of
-from lowtide.engine.examined import Registered, stood_in
 from lowtide.engine.family import Family
-from lowtide.engine.groups import Members, register
+from lowtide.engine.groups import CoreGroup, GroupSizes, sizes_of
+from lowtide.engine.params import Param
 from lowtide.memory.budgets import Budget, Memory, budget_at, size_of
 
 _ENOUGH = 2**62  # bytes: no limit, but state is put together as under one
@@ -32,47 +31,15 @@ class Shares(NamedTuple):
     of_groups: Mapping[Owner, Mapping[Place, Memory]]
     told: Mapping[Place, str]  # for errors at a place that has a part of `host`: of what was given
 
-    def own(self, number: int, place: Place, memory: Memory) -> Memory | None:
-        """The part of a budget of parameter group `number` that parameters at `place` have; None: there are none."""
-        return self.of_groups.get((number, memory), {}).get(place)
+    def own(self, group: CoreGroup, place: Place) -> Memory | None:
+        """The part of a group's own budget that its parameters at `place` have; None: there are none."""
+        return self.of_groups.get((group.of, group.memory), {}).get(place)
 
     def automatic(self) -> bool:
         """Whether any of them depends on what is free."""
         owned = (part.budget(place) for parts in self.of_groups.values() for place, part in parts.items())
         every = [*owned, *(budget_at(part, place) for place, part in self.of_all.items())]
         return any(budget.automatic for budget in every if budget)
-
-
-class Sizes:
-    """Takes groups as a core does, for planning the state of some parameters that are trained."""
-
-    def __init__(self, some: Collection[int]) -> None:
-        """some: their id()s."""
-        self.groups: list[Any] = []  # as `_core.plan_memory` takes them
-        self._some = some
-
-    def add_group(
-        self, hyper: dict[str, float], state: str, min_quantized_numel: int, memory: Budget | None, rounding: str,
-        master: str, shared: int, rule: str,
-    ) -> int:  # fmt: skip
-        self.groups.append(([], state, min_quantized_numel, hyper, None, 0.0, -1, rule, master))
-        return len(self.groups) - 1
-
-    def add_param(self, group: int, param: Any, requires_grad: bool, whole: Any) -> None:
-        if requires_grad and id(param) in self._some:
-            local = local_of(param)
-            self.groups[group][0].append((list(local.shape), whole, str(local.dtype).removeprefix("torch.")))
-
-
-def planned(sizes: Sizes, family: Family, groups: Sequence[Mapping[str, Any]], of: Registered, place: Place) -> None:
-    """Has `sizes` take all groups in."""
-    first = 0
-    for number, params in enumerate(of.members):
-        these = slice(first, first + len(params))
-        own = [overridden.options() for overridden in of.overridden[these]]
-        members = Members(stood_in(params, of.params.places[these], place), of.params.shardings[these], own, None)
-        register(sizes, family, place, number, groups[number], members, first, lambda _: None)
-        first += len(params)
 
 
 class _Takes(NamedTuple):
@@ -83,16 +50,15 @@ class _Takes(NamedTuple):
 
 
 def shares_of(
-    family: Family, memory: Memory | None, groups: Sequence[Mapping[str, Any]], of: Registered, at: Sequence[Place]
+    family: Family, memory: Memory | None, groups: Sequence[CoreGroup], params: Sequence[Param], at: Sequence[Place]
 ) -> Shares:
     """The budgets of an optimizer with these parameters, whose own budget is `memory`, and which has a core at each of these
     places. Nothing is divided where there is one. ValueError or TypeError for a size that means nothing."""
     found: dict[Owner, dict[Place, set[int]]] = {_OPTIMIZER: {place: set() for place in at}}
-    params = [(number, param) for number, params in enumerate(of.members) for param in params]
-    for (number, param), place, overridden in zip(params, of.params.places, of.overridden, strict=True):
-        own: Memory | None = overridden.options().get("memory", of.memories[number])
-        if place:
-            found.setdefault((number, own) if own else _OPTIMIZER, {}).setdefault(place, set()).add(id(param))
+    for i, param in enumerate(params):
+        owner = (param.group, param.memory) if param.memory else _OPTIMIZER
+        if param.place:
+            found.setdefault(owner, {}).setdefault(param.place, set()).add(i)
 
     told: dict[Place, list[str]] = {}
 
@@ -108,7 +74,7 @@ def shares_of(
             if not owner[1]:
                 raise
             raise with_context(f"parameter group {owner[0]}", error) from error
-        takes = {place: _takes(family, own, groups, of, place, some) for place, some in there.items()}
+        takes = {place: _takes(family, own, sizes_of(groups, params, some), place) for place, some in there.items()}
         shares = _shares(host, takes, own.disk is not None)
         names = " and ".join(place.name for place in there)
         of_group = f" of parameter group {owner[0]}" if owner[1] else ""
@@ -136,17 +102,13 @@ def _shares(host: int, takes: Mapping[Place, _Takes], on_disk: bool) -> dict[Pla
     return {place: host * each.beyond // needed for place, each in takes.items()}
 
 
-def _takes(
-    family: Family, memory: Memory, groups: Sequence[Mapping[str, Any]], of: Registered, place: Place, some: set[int]
-) -> _Takes:
-    sizes = Sizes(some)
-    planned(sizes, family, groups, of, place)
+def _takes(family: Family, memory: Memory, sizes: Sequence[GroupSizes], place: Place) -> _Takes:
     budget = memory.part(place, 0).budget(place)
     if not place.on_host:
         state = state_on_device(family, sizes, budget)
         return _Takes(state.beyond, state.all)
     everything = Budget(_ENOUGH, ".", -1, budget.chunk_bytes)
-    needed = int(_core.plan_memory(family.core_rule, everything, sizes.groups)[0]["direct_bytes"])
+    needed = int(_core.plan_memory(family.core_rule, everything, sizes)[0]["direct_bytes"])
     return _Takes(max(needed - budget.ram_bytes, 0), needed)
 
 
@@ -165,13 +127,13 @@ class StateOnDevice(NamedTuple):
     problem: str  # why there is no such plan; all state may have to be beyond then
 
 
-def state_on_device(family: Family, sizes: Sizes, budget: Budget, host: int = -1) -> StateOnDevice:
-    """Plans the parameters in `sizes` under the budget of their device. host: bytes of its memory; -1: enough."""
+def state_on_device(family: Family, sizes: Sequence[GroupSizes], budget: Budget, host: int = -1) -> StateOnDevice:
+    """Plans these parameters under the budget of their device. host: bytes of its memory; -1: enough."""
 
     def plan(there: int) -> Mapping[str, Any]:
         disk = (budget.disk, budget.disk_bytes) if host >= 0 else ("", -1)
         given = Budget(host, *disk, budget.chunk_bytes, there, transfer=budget.transfer)
-        return _core.plan_memory(family.core_rule, given, sizes.groups)[0]
+        return _core.plan_memory(family.core_rule, given, sizes)[0]
 
     there = budget.device_bytes
     found = plan(_ENOUGH if budget.managed else max(there, 0))

@@ -132,14 +132,14 @@ class PrefetchInBackward(InBackward):
             each.end()
 
     def arrived(self, engine: Engine, number: int, param: torch.Tensor) -> None:
-        if (place := engine.places[number]) is None:  # it is foreign until a step
+        if (place := engine.params[number].place) is None:  # it is foreign until a step
             return
         of = self._passes.setdefault(place, _Passes())
         if not of.passes or number in of.seen:
             of.passes += 1
             of.seen.clear()
             if of.passes == of.usual:
-                here = (p for p, at in zip(engine.params, engine.places, strict=True) if at == place)
+                here = (each.tensor for each in engine.params if each.place == place)
                 of.to_come = _bytes(param) + sum(_bytes(p) for p in here if p.requires_grad and p.grad is None)
         of.seen.add(number)
         of.to_come -= _bytes(param)
@@ -153,7 +153,7 @@ class PrefetchInBackward(InBackward):
         elif self._limit is None:
             return
         if wanted > 0:
-            of.taken += engine.prefetch_at(place, wanted)
+            of.taken += engine.prefetch(wanted, place)
 
 
 @dataclass
@@ -206,7 +206,7 @@ class StepInBackward(InBackward):
             bucket.clear()
         if taken and (engine := self._of()) is not None:
             self.steps = (self.steps or 0) + 1
-            for param in engine.params:
+            for param in engine.tensors:
                 param.grad = None
 
     def arrived(self, engine: Engine, number: int, param: torch.Tensor) -> None:
@@ -223,7 +223,7 @@ class StepInBackward(InBackward):
             )
         if param.grad.requires_grad:
             raise ValueError("step_in_backward: got create_graph=True, wanted False: parameters change during backward")
-        bucket = self._buckets.setdefault(engine.places[number], _Bucket())
+        bucket = self._buckets.setdefault(engine.params[number].place, _Bucket())
         if not bucket.numbers:
             self._begin(bucket)
         self._stepped.add(number)
@@ -243,7 +243,7 @@ class StepInBackward(InBackward):
         with self._stepping, torch.no_grad():
             step(bucket.numbers)
         for number in bucket.numbers:
-            engine.params[number].grad = None
+            engine.tensors[number].grad = None
         bucket.clear()
 
 
@@ -259,7 +259,7 @@ class OffloadInBackward(InBackward):
     @property
     def under_way(self) -> bool:  # type: ignore[override]
         engine = self._of()
-        return engine is not None and engine.holders() is not engine.params
+        return engine is not None and engine.holders() is not engine.tensors
 
     def after_step(self, taken: bool) -> None:
         super().after_step(taken)

@@ -75,7 +75,7 @@ class SteppingOptimizer(ClippingOptimizer):
     def _is_part(self) -> bool:
         """Whether groups with parameters are missing."""
         here = {*map(id, self.param_groups)}
-        return any(params and id(group) not in here for group, params in zip(self._groups, self.engine.members))
+        return any(each.tensors and id(group) not in here for group, each in zip(self._groups, self.engine.members))
 
     def _step_part(self) -> None:
         """Steps the groups that a wrapper has left in `param_groups`, and no others."""
@@ -96,7 +96,7 @@ class SteppingOptimizer(ClippingOptimizer):
         engine = self.engine
         if self._partitioned:
             only = partitions.shown(engine, self.param_groups)
-        engine.captured |= capturing
+        engine.note_capture(capturing)
         scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
         agrees, failure, queued, found = bool(engine.meshes) and self._agrees(), None, None, -1
         if self._clips() and not bad:
@@ -109,7 +109,7 @@ class SteppingOptimizer(ClippingOptimizer):
         if agrees:
             bad = self._agree(scale, bad, failure)
         if bad:
-            engine.skipped_before += 1
+            engine.count(skipped=1)
         else:
             found = self._following(lambda: self._step_core(scale, bad is not None, only, queued))
         self._skips.look(engine.skipped_steps(), found, engine.settings.amp_scaling)
@@ -201,7 +201,7 @@ class SteppingOptimizer(ClippingOptimizer):
         except Exception as error:  # whatever it is: the other ranks are waiting
             failure, verdict = error, sharding.FAILED
         try:
-            verdict = sharding.agree(engine.meshes, engine.shardings, engine.params, verdict)
+            verdict = sharding.agree(engine.meshes, [param.sharding for param in engine.params], engine.tensors, verdict)
         finally:
             if failure:
                 raise failure

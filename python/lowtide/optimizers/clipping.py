@@ -108,17 +108,17 @@ def measure(
 ) -> tuple[Clip | Queued, torch.Tensor]:
     """Reads all gradients and returns what clips them, times `scale`, and their norm as float32. Shards are counted once: those
     of DTensors over their meshes, plain parameters over `group`."""
-    if group is None and (flattened := first_flattened(engine.params)) is not None:
+    if group is None and (flattened := first_flattened(engine.tensors)) is not None:
         wanted = "process_group, that of the FSDP module which shards it (or its own clip_grad_norm_)"
         raise ValueError(f"clip_grad_norm_: got parameter {flattened} of FSDP1 and no process_group, wanted {wanted}")
-    first = next((place for place in engine.places if place is not None), None)  # frozen parameters may be anywhere
+    first = next((param.place for param in engine.params if param.place is not None), None)  # frozen parameters may be anywhere
     if group is None and not engine.meshes and len(engine.cores) == 1 and not engine.on_host:
         # No other process and no other device has a part in the norm.
         ((place, core),) = engine.cores.items()
         norm = new_norm(place)
         return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue())), norm
     # A rank whose parameters are all frozen still takes part, on the device where they are.
-    device = first.device if first else local_of(engine.params[0]).device if engine.params else torch.device("cpu")
+    device = first.device if first else local_of(engine.tensors[0]).device if engine.tensors else torch.device("cpu")
     clip = _measured(engine, max_norm, norm_type, scale, group, device)
     return clip, new_norm(first).copy_(torch.tensor(clip.norm, dtype=torch.float64))
 
@@ -163,10 +163,10 @@ def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list
     if not engine.meshes:
         return [(group, None)]
     numbers = range(len(engine.params))
-    plain = [i for i in numbers if engine.shardings[i] is None]
+    plain = [i for i in numbers if engine.params[i].sharding is None]
     parts: list[tuple[_Over, list[int] | None]] = [(group, plain)]
     for mesh in engine.meshes:
-        here = [i for i in numbers if (of := engine.shardings[i]) and of.spec.mesh == mesh and _counts(of)]
+        here = [i for i in numbers if (of := engine.params[i].sharding) and of.spec.mesh == mesh and _counts(of)]
         parts.append((mesh, here))
     return parts
 
@@ -182,7 +182,7 @@ def _local_sums(engine: Engine, numbers: list[int] | None) -> Iterable[Sums]:
     if numbers is None and len(engine.cores) > 1:
         numbers = list(range(len(engine.params)))
     for place, core in engine.cores.items():
-        here = None if numbers is None else [i for i in numbers if engine.places[i] == place]
+        here = None if numbers is None else [i for i in numbers if engine.params[i].place == place]
         yield Sums(*core.gradient_sums(here, 0 if place.on_host else place.queue()))
 
 

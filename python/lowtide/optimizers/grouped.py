@@ -4,7 +4,6 @@ them, and overrides."""
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
-from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -13,12 +12,10 @@ from torch.optim.optimizer import ParamsT
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices import sharding
-from lowtide.engine.engine import Engine
+from lowtide.engine.engine import Engine, Entry, Settings
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
-from lowtide.engine.rebind import check_tensors, heirs, list_params, rebind
-from lowtide.engine.rebuild import add_group, follow_overrides
-from lowtide.engine.registry import Settings
+from lowtide.engine.rebind import check_tensors, heirs, list_params
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers import partitions
 from lowtide.optimizers.backward import InBackward, in_backward, options_of
@@ -30,7 +27,6 @@ from lowtide.state import restore
 from lowtide.state.format import stamp
 from lowtide.state.restore import States
 
-_PARAMS = itemgetter("params")
 _NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
 
 
@@ -38,6 +34,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
     """Base class of `PushingOptimizer`, which adds what the core is told before a step."""
 
     FAMILY: ClassVar[type[Family]] = Family
+    ENTRY: ClassVar[Entry | None] = None  # see `Engine`
     NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # options of groups that torch's schedulers must not find in `defaults`
     engine: Engine  # the compiled core and its parameters: internal
 
@@ -62,14 +59,14 @@ class GroupedOptimizer(torch.optim.Optimizer):
         logger.info(
             "%s on %s%s: %d parameters, %d elements, %d bytes of state%s", engine.family.name,
             ", ".join(str(place.device) for place in engine.cores) or "no device yet", rank, len(engine.params),
-            sum(sharding.local_of(param).numel() for param in engine.params), engine.wanted_bytes(), memory,
+            sum(sharding.local_of(tensor).numel() for tensor in engine.tensors), engine.wanted_bytes(), memory,
         )  # fmt: skip
 
     def _begin_engine(
         self, rule: str, hyper: Mapping[str, Any], settings: Settings, backward_options: dict[str, Any]
     ) -> None:
         """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
-        self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings)
+        self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings, self.ENTRY)
         self._overrides_seen = overrides.changes()
         self._seen: dict[int, list[Any]] = {}  # options of parameter groups, by number, that the core was told
         self._residency, self._skips = Residency(), Skips()
@@ -126,12 +123,15 @@ class GroupedOptimizer(torch.optim.Optimizer):
             param_group.update(stamp(engine.family.rule, engine.settings.seed))
             if self._in_backward:
                 self._in_backward.check(param_group["params"], where)
-            add_group(engine, self.param_groups, memory, self._show_state)
+            if engine.add_group(self.param_groups, memory):
+                self._show_state()
         except BaseException:
             self.param_groups.pop()
+            if engine.cores:
+                self._show_state()
             raise
         if self._in_backward:
-            self._in_backward.watch(engine.params[first:], first)
+            self._in_backward.watch(engine.tensors[first:], first)
         if not self._chose_master:
             self._advise_master(param_group["params"])
 
@@ -149,10 +149,10 @@ class GroupedOptimizer(torch.optim.Optimizer):
     def _follow_groups(self) -> None:
         """Follows a wrapper that has put other tensors into the groups. No work per parameter but a comparison of
         addresses."""
-        groups, members = self.param_groups, self.engine.members
+        groups = self.param_groups
         if not all(type(group.get("params")) is list for group in groups):
             list_params(groups)
-        if len(groups) != len(members) or not all(map(_core.same_objects, map(_PARAMS, groups), members)):
+        if not self.engine.are_registered(groups):
             self._follow_params()
 
     def _follow_params(self) -> None:
@@ -162,12 +162,11 @@ class GroupedOptimizer(torch.optim.Optimizer):
             for number, param in partitions.unknown(engine, groups):
                 engine.append(number, param)
             return
-        numbers = partitions.numbers_of(groups, engine.members)
+        numbers = partitions.numbers_of(groups, [each.tensors for each in engine.members])
         if numbers is not None:
             partitions.check(engine, groups)
-            engine.shows_sizes = False  # DeepSpeed takes parts of whatever it finds in `state`
             assigned = partitions.assigned(engine, self.state)
-            self._rebind(numbers, None)
+            self._rebind(numbers, None, sizes=False)  # DeepSpeed takes parts of whatever it finds in `state`
             self.state.update(assigned)
             return
         kept = self._kept_groups()
@@ -175,7 +174,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
         try:
             sources = heirs(engine, groups, kept)
         except ValueError:
-            if any(map(engine.core.step_count, range(len(engine.params)))):
+            if engine.has_stepped():
                 raise
             sources = None
         self._rebind(kept, sources)
@@ -188,28 +187,29 @@ class GroupedOptimizer(torch.optim.Optimizer):
         kept = [numbers.get(id(group), -1) for group in groups]
         if len(groups) == len(members) and (-1 in kept or len({*kept}) < len(kept)):
             return [*range(len(groups))]  # copies of groups
-        gone = [number for number, params in enumerate(members) if params and number not in kept]
+        gone = [number for number, each in enumerate(members) if each.tensors and number not in kept]
         whole = not gone and -1 not in kept and len({*kept}) == len(kept)
         expect(whole, "param_groups", f"{len(groups)} groups", f"{len(members)}: use add_param_group")
         return kept
 
-    def _rebind(self, kept: list[int], sources: list[int] | None) -> None:
-        """Goes on with the tensors that are in the groups; see `rebind`."""
+    def _rebind(self, kept: list[int], sources: list[int] | None, sizes: bool = True) -> None:
+        """Goes on with the tensors that are in the groups; see `Engine.replace`."""
         if self._in_backward:
             for number, group in enumerate(self.param_groups):
                 self._in_backward.check(group["params"], f"param_groups[{number}]['params']")
-        rebind(self.engine, self.param_groups, kept, sources)
+        self.engine.replace(self.param_groups, kept, sources, sizes)
         self._listed, self._groups = self.param_groups, [*self.param_groups]
         self._seen.clear()
-        self._partitioned = any(map(partitions.is_partition, self.engine.params))
+        self._partitioned = any(map(partitions.is_partition, self.engine.tensors))
         self._show_state()
         if self._in_backward:
-            self._in_backward.watch_anew(self.engine.params)
+            self._in_backward.watch_anew(self.engine.tensors)
 
     def _follow_overrides(self) -> None:
         """Makes the core do what overrides say that were made or taken back since the last look."""
         if self._overrides_seen != (now := overrides.changes()):
-            follow_overrides(self.engine, self.param_groups, self._show_state)
+            if self.engine.follow_overrides(self.param_groups):
+                self._show_state()
             self._overrides_seen = now
 
     def _follow_state(self) -> None:

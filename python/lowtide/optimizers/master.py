@@ -69,7 +69,7 @@ def export_fp32(
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: got {type(optimizer).__name__}, wanted one of Lowtide's")
-    numbers = {id(param): number for number, param in enumerate(optimizer.engine.params)}
+    numbers = {id(param): number for number, param in enumerate(optimizer.engine.tensors)}
     made: dict[int, Tensor] = {}
     names: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -50,13 +50,13 @@ class MatrixStep:
 
     def _directions(self, batch: Batch, scale: float, queue: int, free: int) -> dict[int, Tensor]:
         """d of this rank's parts of matrices, after the core's step of all parameters of the batch."""
-        engine, params = self._engine, self._engine.params
+        engine = self._engine
         here = {i: self._local(i) for i in batch.params if i in self._matrices}
         found = {i: torch.empty(of.shape, dtype=torch.float32, device=of.device) for i, of in here.items()}
-        addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(params))]
+        addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(engine.params))]
         try:
             engine.core.step(scale, True, queue, free, batch.params, addresses)
-            engine.steps_before -= self._steps > 0  # the core counts each batch
+            engine.count(steps=-(self._steps > 0))  # the core counts each batch
             self._steps += 1
         except Exception as error:
             if not engine.meshes:
@@ -71,7 +71,7 @@ class MatrixStep:
 
     def _local(self, number: int) -> Tensor:
         param = self._engine.params[number]
-        return param if self._engine.shardings[number] is None else local_of(param)
+        return param.tensor if param.sharding is None else local_of(param.tensor)
 
     def _orthogonal(self, number: int, direction: Tensor) -> Tensor:
         options = self._matrices[number].options(self._groups)
@@ -79,7 +79,7 @@ class MatrixStep:
 
     def _move(self, number: int, update: Tensor) -> None:
         """update: orthogonal, this rank's part."""
-        param, local, group = self._engine.params[number], self._local(number), self._matrices[number]
+        param, local, group = self._engine.tensors[number], self._local(number), self._matrices[number]
         shape, lr = param.shape, group.pushed["lr"]
         adjusted = lr * ratio(group.options(self._groups)["adjust_lr_fn"], shape[-2], shape[-1])
         # torch adds 16 bits to 16 bits with roundings that depend on where in memory an element is. For plain parameters

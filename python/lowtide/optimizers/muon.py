@@ -163,7 +163,7 @@ class Muon(Optimizer):
         """The elements that a step sends for matrices which are cut (DTensors), if all parameters that require gradients
         have some. Needs no other rank, and sends nothing."""
         engine = self.engine
-        trained = [i for i, param in enumerate(engine.params) if param.requires_grad]
+        trained = [i for i, param in enumerate(engine.tensors) if param.requires_grad]
         exchanges = [batch.exchange for batch in self._plan(trained).batches if batch.exchange]
         stages = [stage for exchange in exchanges for stage in exchange.stages if stage.group is not None]
         return Communication(
@@ -176,7 +176,7 @@ class Muon(Optimizer):
     def _agrees(self) -> bool:
         """Without agreement, a rank that has no gradient would keep the others waiting for its part of a matrix."""
         matrices = (i for group in self.engine.groups if group.rule for i in group.params)
-        return super()._agrees() or any(route_of(self.engine.shardings[i]) for i in matrices)
+        return super()._agrees() or any(route_of(self.engine.params[i].sharding) for i in matrices)
 
     def _plan(self, numbers: list[int]) -> _Plan:
         """The plan of a step of these parameters."""
@@ -184,17 +184,17 @@ class Muon(Optimizer):
         if last and last.numbers == numbers and last.of is engine.groups and last.groups == len(engine.groups):
             return last
         ours = {i: group for group in engine.groups if group.rule for i in group.params}
-        matrices = [Matrix.of(i, engine.params[i], engine.shardings[i]) for i in numbers if i in ours]
+        matrices = [Matrix.of(i, engine.tensors[i], engine.params[i].sharding) for i in numbers if i in ours]
         batches = batches_of([i for i in numbers if i not in ours], matrices, _BUCKET)
         self._planned = _Plan(numbers, engine.groups, len(engine.groups), ours, batches)
         return self._planned
 
     def _take(self, scale: float, known_finite: bool, queue: int, free: int, only: list[int] | None) -> None:
         engine = self.engine
-        here = [i for i, param in enumerate(engine.params) if param.grad is not None and (only is None or i in only)]
+        here = [i for i, param in enumerate(engine.tensors) if param.grad is not None and (only is None or i in only)]
         checked = known_finite or engine.settings.nonfinite == "propagate"
         if not checked and engine.core.check(scale, queue, False, -1, here) >= 0:
-            engine.skipped_before += 1
+            engine.count(skipped=1)
             return
         plan = self._plan(here)
         MatrixStep(engine, self.param_groups, plan.matrices).take(plan.batches, scale, queue, free)

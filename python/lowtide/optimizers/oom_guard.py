@@ -59,7 +59,7 @@ class OomGuard:
             self._relieve()
 
     def _gradients(self) -> list[torch.Tensor | None]:
-        return [param.grad for param in self._engine.params]
+        return [param.grad for param in self._engine.tensors]
 
     def _take_back(self, before: list[tuple[torch.Tensor, int] | None]) -> bool:
         """Makes gradients what they were; False if that cannot be."""
@@ -68,7 +68,7 @@ class OomGuard:
         for old, now in zip(before, self._gradients(), strict=True):
             if old is not None and (now is not old[0] or now._version != old[1]):
                 return False
-        for param, old in zip(self._engine.params, before, strict=True):
+        for param, old in zip(self._engine.tensors, before, strict=True):
             if old is None:
                 param.grad = None
         return True

@@ -8,7 +8,7 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import expect
-from lowtide.engine.registry import Settings
+from lowtide.engine.engine import Settings
 from lowtide.memory.budgets import size_of
 from lowtide.optimizers.base import SteppingOptimizer
 from lowtide.optimizers.oom_guard import OomGuard
@@ -228,9 +228,9 @@ class Optimizer(SteppingOptimizer):
         options = {
             "rule": engine.family.rule,
             "settings": replace(engine.settings),
-            "budgets": list(engine.memories),
+            "budgets": [each.memory for each in engine.members],
             "backward_options": self._backward_options,
-            "overrides": [overridden.options() for overridden in engine.overridden],
+            "overrides": [dict(param.override or {}) for param in engine.params],
             "steps": report["steps"],
             "skipped_steps": report["skipped_steps"],
         }
@@ -254,7 +254,7 @@ class Optimizer(SteppingOptimizer):
             overrides.pin(param, of_param)
         torch.optim.Optimizer.__init__(self, groups, self._cycled(state["defaults"]))
         restore.copy_in(self.engine, self.state, state["state"])
-        self.engine.steps_before, self.engine.skipped_before = options["steps"], options["skipped_steps"]
+        self.engine.count(options["steps"], options["skipped_steps"])
         self._skips = Skips(options["skipped_steps"])
         if self._in_backward and self._in_backward.steps is not None:
             self._in_backward.steps = options["steps"]
@@ -265,9 +265,9 @@ class Optimizer(SteppingOptimizer):
         for place in self.engine.cores:
             lines[1] += "" if place.on_host and not place.mirrored else f", {place.kind.backend} for {place.device}"
         lines.extend([f"memory: {settings.memory}"] if settings.memory else [])
-        for number, (group, memory) in enumerate(zip(self.param_groups, self.engine.memories, strict=True)):
+        for number, (group, of) in enumerate(zip(self.param_groups, self.engine.members, strict=True)):
             lines.append(f"Parameter Group {number}: {len(group['params'])} tensors")
-            lines.extend([f"    memory: {memory}"] if memory else [])
+            lines.extend([f"    memory: {of.memory}"] if of.memory else [])
             shown = sorted(key for key in group if key not in HIDDEN_KEYS)
             lines.extend(f"    {key}: {group[key]}" for key in shown)
         return "\n".join(lines) + "\n)"

@@ -48,7 +48,7 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:
 
 def assigned(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
     """State that was put into `states` for tensors that are not registered, as universal checkpoints of ZeRO do."""
-    known = set(map(id, engine.params))
+    known = set(map(id, engine.tensors))
     return {tensor: entry for tensor, entry in states.items() if entry and id(tensor) not in known}
 
 
@@ -58,7 +58,7 @@ def _is_flat(tensor: torch.Tensor) -> bool:
 
 def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
     """ValueError unless partitions can take the place of the parameters of this engine. Warns of overrides."""
-    stepped = any(map(engine.core.step_count, range(len(engine.params))))
+    stepped = engine.has_stepped()
     wanted = "them before the first step and load_state_dict: call deepspeed.initialize first"
     expect(not stepped, "param_groups", "partitions of ZeRO in place of parameters that have state", wanted)
     for number, group in enumerate(groups):
@@ -72,7 +72,7 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
             )  # fmt: skip
         except ValueError as error:
             raise family.error(where, family.core_rule, error) from error
-    if any(overridden.options() for overridden in engine.overridden):
+    if any(param.override for param in engine.params):
         warnings.warn(
             "lowtide.override has no effect in ZeRO's partitions, which run over the ends of parameters: give these "
             "parameters a group of their own, with the options in it",
@@ -90,7 +90,7 @@ def check_part(part: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]])
 
 def unknown(engine: Engine, groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, torch.Tensor]]:
     """Parameters in these groups that are not registered, each with the number of its group."""
-    known = set(map(id, engine.params))
+    known = set(map(id, engine.tensors))
     for number, group in enumerate(groups):
         for param in group["params"]:
             if id(param) not in known:
@@ -99,5 +99,5 @@ def unknown(engine: Engine, groups: Sequence[dict[str, Any]]) -> Iterator[tuple[
 
 def shown(engine: Engine, groups: Sequence[dict[str, Any]]) -> list[int]:
     """The numbers of the parameters that are in these groups now."""
-    numbers = {id(param): number for number, param in enumerate(engine.params)}
+    numbers = {id(param): number for number, param in enumerate(engine.tensors)}
     return [numbers[id(param)] for param in chain.from_iterable(group["params"] for group in groups)]

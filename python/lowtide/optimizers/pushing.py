@@ -7,11 +7,8 @@ from itertools import chain
 from operator import is_
 from typing import Any, TypeVar
 
-import torch
-
 from lowtide.checks.values import expect
 from lowtide.engine.groups import CoreGroup, Format, are_fixed, are_same, fixed_options
-from lowtide.engine.rebuild import follow_moves, follow_states, take_in
 from lowtide.optimizers.grouped import GroupedOptimizer
 from lowtide.options import overrides
 from lowtide.options.options import check_kinds
@@ -29,14 +26,14 @@ class PushingOptimizer(GroupedOptimizer):
         self._follow_groups()
         self._follow_state()
         groups, engine = self.param_groups, self.engine
-        if engine.fresh:  # all of them, for those without a gradient now would be too late later
-            engine.fresh = not any(map(engine.core.step_count, range(len(engine.params))))
-            if engine.fresh and [param.dtype for param in engine.params] != engine.dtypes:
-                self._follow_moves()
+        with suppress(TypeError, ValueError, NotImplementedError):
+            if engine.follow_dtypes(groups):
+                self._show_state()
         if self._overrides_seen != overrides.changes():
             self._follow_overrides()
         if engine.foreign and (numbers := engine.foreign_gradients()):
-            take_in(engine, groups, numbers, self._show_state)
+            engine.take_in(groups, numbers)
+            self._show_state()
         for number, group in enumerate(groups):
             options = [*map(group.get, chain(self.defaults, self._beside))]
             seen = self._seen.get(number)
@@ -46,10 +43,7 @@ class PushingOptimizer(GroupedOptimizer):
             self._push_group(number, group)
             if are_fixed(options):
                 self._seen[number] = options
-        threads = torch.get_num_threads()
-        if threads != engine.threads:
-            engine.core.set_threads(threads)
-            engine.threads = threads
+        engine.follow_threads()
 
     def _follow(self, takes_state: bool = True) -> None:
         """Before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless it is all replaced,
@@ -66,15 +60,17 @@ class PushingOptimizer(GroupedOptimizer):
         """Before state is read or shown, or a step is taken of some parameters: it belongs where all are now, and to their dtypes.
         Those that cannot be stepped at all are for the step to refuse: placeholders have memory by then."""
         with suppress(TypeError, ValueError, NotImplementedError):
-            follow_moves(self.engine, self.param_groups, self._show_state)
+            if self.engine.follow_moves(self.param_groups):
+                self._show_state()
 
     def _following(self, call: Callable[[], Found]) -> Found:
         """Makes a call of the core that may find parameters on other devices than before, once more where they are."""
         try:
             return call()
         except ValueError:
-            if not follow_moves(self.engine, self.param_groups, self._show_state):
+            if not self.engine.follow_moves(self.param_groups):
                 raise
+            self._show_state()
         return call()
 
     def _push_group(self, of: int, group: Mapping[str, Any]) -> None:
@@ -82,7 +78,7 @@ class PushingOptimizer(GroupedOptimizer):
         engine = self.engine
         fixed = {*Format._fields, "rounding"}
         expect(fixed <= group.keys(), f"param_groups[{of}]", f"no {sorted(fixed - group.keys())}", "them as they were")
-        was, now = engine.fixed[of], fixed_options(engine.family, group)
+        was, now = engine.members[of].fixed, fixed_options(engine.family, group)
         if changed := [key for key in was if now[key] != was[key]]:
             got, wanted = (", ".join(f"{key}={options[key]!r}" for key in changed) for options in (now, was))
             raise ValueError(f"param_groups[{of}]: got {got}, wanted {wanted}: fixed when the group is added")
@@ -99,7 +95,7 @@ class PushingOptimizer(GroupedOptimizer):
             except (TypeError, ValueError) as error:
                 if changed := engine.family.changed_states(core_group.pushed, hyper or {}):
                     if not any(map(engine.core.step_count, core_group.params)):  # as torch.optim, which has no state yet
-                        follow_states(engine, self.param_groups, carry=True)
+                        engine.follow_states(self.param_groups, carry=True)
                         self._show_state()
                         return
                     names = ", ".join(f"{key} = {group.get(key)}" for key in changed)
@@ -118,7 +114,7 @@ class PushingOptimizer(GroupedOptimizer):
         """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
         new = self.engine.new_states()
         for number in new:
-            self.state[self.engine.params[number]] = self.engine.shown(number)
+            self.state[self.engine.tensors[number]] = self.engine.shown(number)
         self.engine.adopted(new)  # only now: what interrupts this leaves them for the next look
         placed = new and (self.engine.has_budget() or not self.engine.on_host)
         if placed and logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
@@ -136,5 +132,5 @@ class PushingOptimizer(GroupedOptimizer):
         del group, skip_non_grad_params  # one budget may hold state of all groups, so that it is placed at once
         self._follow()
         self._place_states()
-        self.engine.shows_unstepped = True
+        self.engine.show_unstepped(True)
         self._show_state()

@@ -164,19 +164,13 @@ def _copy(entry: _Entry) -> _Entry:
 class Overridden:
     """The overrides that one parameter of one optimizer has seen. Once seen, an override stays in effect."""
 
-    def __init__(self, entries: Iterable[_Entry] = ()) -> None:
-        self._met: list[_Entry] = []
-        self.meet(entries)
+    def __init__(self, entries: Iterable[_Entry]) -> None:
+        self._met = list(entries)
 
-    def meet(self, entries: Iterable[_Entry]) -> None:
-        self._met += [entry for entry in entries if not any(entry is known for known in self._met)]
-        self._met = [entry for entry in self._met if entry["options"]]
-
-    def passed_on(self, entries: Iterable[_Entry]) -> Overridden:
-        """The overrides of a parameter that takes this one's place, and has these entries itself."""
-        heir = Overridden(self._met)
-        heir.meet(entries)
-        return heir
+    def joined(self, others: Overridden | None) -> Overridden:
+        """These and others, but for the overrides that were taken back. Also joins a parameter's with its replacement's."""
+        seen = {id(entry): entry for entry in (*self._met, *(others._met if others else ()))}
+        return Overridden(entry for entry in seen.values() if entry["options"])
 
     def options(self) -> dict[str, Any]:
         """The later of two counts."""
@@ -186,18 +180,19 @@ class Overridden:
         return merged
 
 
-def look(params: Sequence[torch.Tensor]) -> list[list[_Entry]]:
-    """The overrides that there are now of each of these parameters."""
+def look(params: Sequence[torch.Tensor]) -> list[Overridden | None]:
+    """The overrides that there are now of each of these parameters; None: there are none."""
     found: dict[int, list[_Entry]] = {}
     for holder in list(_holders):
         for param, entry in holder.found():
             found.setdefault(id(param), []).append(entry)
-    return [[*found.get(id(param), ()), *getattr(param, _ATTRIBUTE, ())] for param in params]
+    entries = [[*found.get(id(param), ()), *getattr(param, _ATTRIBUTE, ())] for param in params]
+    return [Overridden(each) if each else None for each in entries]
 
 
 def options_of(params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
     """The options that the present overrides give to each of these parameters."""
-    return [Overridden(entries).options() for entries in look(params)]
+    return [each.options() if each else {} for each in look(params)]
 
 
 def pin(param: torch.Tensor, options: Mapping[str, Any]) -> None:

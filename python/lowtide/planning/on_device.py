@@ -15,13 +15,12 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices.places import Place, place_on
-from lowtide.engine.examined import Examined, Registered
 from lowtide.engine.family import Family
-from lowtide.engine.groups import Members
+from lowtide.engine.groups import CoreGroup, GroupSizes, all_core_groups, sizes_of
 from lowtide.engine.host_steps import Speeds, ends, settle
-from lowtide.engine.shares import Sizes, planned, shares_of, state_on_device
+from lowtide.engine.params import Param, wanted_places
+from lowtide.engine.shares import shares_of, state_on_device
 from lowtide.memory.budgets import Memory
-from lowtide.options.overrides import Overridden
 from lowtide.planning.rates import Rates, seconds_text
 
 
@@ -87,7 +86,7 @@ def predict(
     family: Family,
     memory: Memory,
     defaults: Mapping[str, Any],
-    entries: Sequence[tuple[Mapping[str, Any], Members]],
+    entries: Sequence[tuple[Mapping[str, Any], list[Param]]],
     rates: Rates,
 ) -> DevicePlan:
     """entries: see `shapes.members_of`. ValueError or TypeError for what an optimizer would refuse, and for a budget that depends on
@@ -95,14 +94,9 @@ def predict(
     expect(0 <= number("rates: link", rates.link) < math.inf, "rates: link", rates.link, "bytes per second, or 0 for unknown")
     place = place_on(device)
     groups = [{**defaults, **options} for options, _ in entries]
-    params = [param for _, members in entries for param in members.params]
-    of = Registered(
-        [list(members.params) for _, members in entries],
-        Examined([place] * len(params), [cut for _, members in entries for cut in members.shardings]),
-        [_Own(own) for _, members in entries for own in members.overrides],
-        [members.memory for _, members in entries],
-    )
-    for budget in (memory, *of.memories, *(own.options().get("memory") for own in of.overridden)):
+    params = [replace(param, place=place) for _, members in entries for param in members]
+    memories = [options.get("memory") for options, _ in entries]
+    for budget in (memory, *memories, *(param.memory for param in params)):
         _check(budget, memory, place)
 
     def speeds(_: object, rule: str, hyper: object, formats: Sequence[str], disk: str) -> Speeds:
@@ -115,19 +109,9 @@ def predict(
             expect(rate > 0, f"rates: {name}", "0" if not rate else rate, wanted)
         return Speeds(rates.link, min(steps), min(rates.read, rates.write) if disk else math.inf)
 
-    of = settle(family, memory, groups, of, 0, speeds)
-    return _Prediction(family, memory, groups, of, rates, device).plan()
-
-
-class _Own(Overridden):
-    """The overrides of a parameter, by name."""
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._options = dict(options)
-
-    def options(self) -> dict[str, Any]:
-        return self._options
+    made = all_core_groups(family, groups, memories, params)
+    params = settle(family, memory, groups, made, params, 0, speeds)
+    return _Prediction(family, memory, made, params, rates, device).plan()
 
 
 def _check(budget: Memory | None, whole: Memory, place: Place) -> None:
@@ -145,15 +129,15 @@ def _check(budget: Memory | None, whole: Memory, place: Place) -> None:
 
 class _Prediction:
     def __init__(
-        self, family: Family, memory: Memory, groups: Sequence[Mapping[str, Any]], of: Registered, rates: Rates, device: torch.device
+        self, family: Family, memory: Memory, groups: Sequence[CoreGroup], params: Sequence[Param], rates: Rates, device: torch.device
     ) -> None:
-        self._family, self._memory, self._groups, self._of, self._rates = family, memory, groups, of, rates
-        self._device = device
-        self._params = [param for members in of.members for param in members]
+        self._family, self._memory, self._groups, self._rates, self._device = family, memory, groups, rates, device
+        self._params = params
+        self._tensors = [param.tensor for param in params]
 
     def plan(self) -> DevicePlan:
-        at = list(dict.fromkeys(place for place in self._of.params.places if place))
-        shares = shares_of(self._family, self._memory, self._groups, self._of, at)
+        at = wanted_places(self._params)
+        shares = shares_of(self._family, self._memory, self._groups, self._params, at)
         parts = [self._part(place, shares.of_all[place] or Memory()) for place in at]
         found: dict[str, Any] = {"state_bytes": sum(part["state_bytes"] for part in parts)}
         problems = [part["problem"] for part in parts if part["problem"]]
@@ -162,17 +146,15 @@ class _Prediction:
                 for name in part.keys() - {"problem", "state_bytes"}:
                     found[name] = found[name] + part[name] if name in found else part[name]
         total = DevicePlan(
-            self._family.rule, str(self._device), len(self._params), sum(param.numel() for param in self._params),
+            self._family.rule, str(self._device), len(self._params), sum(tensor.numel() for tensor in self._tensors),
             fits=not problems, problem="; ".join(problems), **found,
         )  # fmt: skip
         return total if problems or not self._rates.link else self._timed(total)
 
-    def _sizes(self, place: Place) -> tuple[list[int], Sizes]:
-        here = [i for i, at in enumerate(self._of.params.places) if at == place]
-        sizes = Sizes({id(self._params[i]) for i in here})
-        planned(sizes, self._family, self._groups, self._of, place)
-        sizes.groups = [(*group[:5], self._rates.step_of(group[1]), *group[6:]) for group in sizes.groups]
-        return here, sizes
+    def _sizes(self, place: Place) -> tuple[list[int], list[GroupSizes]]:
+        here = [i for i, param in enumerate(self._params) if param.place == place]
+        sizes = sizes_of(self._groups, self._params, {*here})
+        return here, [group._replace(rate=self._rates.step_of(group.state)) for group in sizes]
 
     def _part(self, place: Place, memory: Memory) -> dict[str, Any]:
         """The fields of the plan that parameters at one place add to."""
@@ -180,11 +162,11 @@ class _Prediction:
         budget = memory.budget(place)
         if place.mirrored:
             read, write = number("rates: read", self._rates.read), number("rates: write", self._rates.write)
-            found = _core.plan_memory(self._family.core_rule, budget, sizes.groups, read, write)[0]
-            weights = sum(self._params[i].numel() * self._params[i].element_size() for i in here)
+            found = _core.plan_memory(self._family.core_rule, budget, sizes, read, write)[0]
+            weights = sum(self._tensors[i].numel() * self._tensors[i].element_size() for i in here)
             return {
                 "state_bytes": found["state_bytes"], "problem": found["problem"], "host_params": len(here),
-                "host_elements": sum(self._params[i].numel() for i in here), "host_bytes": found["ram_bytes"],
+                "host_elements": sum(self._tensors[i].numel() for i in here), "host_bytes": found["ram_bytes"],
                 "copy_bytes": 2 * weights, "disk_bytes": found["disk_bytes"], "gradients_per_step": weights,
                 "weights_per_step": weights, "disk_per_step": found["moved_per_step"], "by_host": tuple(here),
                 "host_seconds": max(found["step_seconds"], found["disk_seconds"]),

@@ -18,7 +18,7 @@ from lowtide.options.options import check_kinds
 from lowtide.planning.on_device import DevicePlan
 from lowtide.planning.on_device import predict as predict_on
 from lowtide.planning.rates import Rates, family_of, seconds_text, step_rates
-from lowtide.planning.shapes import PlannedGroup, groups_of, members_of
+from lowtide.planning.shapes import Planned, groups_of, members_of
 
 _AVERAGES = (*BETAS, "alpha")  # how long averages are
 _MEASURED = (*_AVERAGES, "momentum", "amsgrad", "centered", "max_unorm")  # decide what a step takes
@@ -196,18 +196,12 @@ def _device(on: str | torch.device) -> torch.device:
     return device
 
 
-def _predict(family: Family, memory: Memory | None, groups: list[PlannedGroup], rates: Rates) -> Plan:
+def _predict(family: Family, memory: Memory | None, groups: Planned, rates: Rates) -> Plan:
     read, write = number("rates: read", rates.read), number("rates: write", rates.write)
-    described = [
-        (
-            group.params, group.state, group.min_quantized_numel, group.hyper, group.budget, rates.step_of(group.state),
-            group.shares, group.rule, group.master,
-        )
-        for group in groups
-    ]  # fmt: skip
+    described = [sizes._replace(rate=rates.step_of(sizes.state)) for _, sizes in groups]
     budget = memory.budget() if memory else None
     total, budgets = _core.plan_memory(family.core_rule, budget, described, read, write)
-    own = [(f"group {group.number}", group.memory) for group in groups if group.memory]
+    own = [(f"group {group.of}", group.memory) for group, sizes in groups if sizes.budget]
     names, memories = zip(("optimizer", memory), *own, strict=True)
     for found in (total, *budgets):  # nothing is behind the disk of parameters on the CPU
         for name in [name for name in found if name.startswith("behind_")]:
@@ -216,12 +210,12 @@ def _predict(family: Family, memory: Memory | None, groups: list[PlannedGroup], 
     return Plan(**total, rule=family.rule, names=names, budgets=parts, memories=memories, rates=rates)
 
 
-def _measure_for(family: Family, unrated: Plan, groups: list[PlannedGroup]) -> Rates:
+def _measure_for(family: Family, unrated: Plan, groups: Planned) -> Rates:
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
     step: dict[str, float] = {}
-    for state in sorted({group.state for group in groups if group.params}):
-        here = [group.hyper for group in groups if group.params and group.state == state]
+    for state in sorted({sizes.state for _, sizes in groups if sizes.params}):
+        here = [sizes.hyper for _, sizes in groups if sizes.params and sizes.state == state]
         # The step that takes most has the largest of each. A large parameter may refuse options of its optimizer: 4 bits,
         # of long averages. The rate is then unknown.
         most = {key: max(hyper.get(key, 0) for hyper in here) for key in here[0] if key in _MEASURED}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +16,13 @@ from lowtide.checks.values import expect
 from lowtide.devices import sharding
 from lowtide.devices.places import HOST, check_parameter
 from lowtide.engine.family import Family
-from lowtide.engine.groups import Members, register
-from lowtide.memory.budgets import Budget, Memory
+from lowtide.engine.groups import CoreGroup, GroupSizes, all_core_groups, refused, sizes_of
+from lowtide.engine.params import Param
 from lowtide.options.options import check_kinds
-from lowtide.options.overrides import options_of
+from lowtide.options.overrides import look
 
 Shape = tuple[int, ...]
-Whole = tuple[list[int], bool, list[int]]  # see Sharding.shard
+Planned = Sequence[tuple[CoreGroup, GroupSizes]]
 _WANTED = "wanted a module, tensors, groups of them (dicts with 'params') or shapes (tuples of sizes)"
 _COLUMNS = 4096  # of the matrices that a bare number of parameters is taken for
 
@@ -46,67 +45,37 @@ class ShapedParam(NamedTuple):
         return self.dtype.itemsize
 
 
-@dataclass
-class PlannedGroup:
-    """A group as a core would have it, and the parameters that it would have."""
-
-    state: str
-    min_quantized_numel: int
-    hyper: dict[str, float]
-    budget: Budget | None  # its own
-    master: str
-    shares: int  # index of the group whose budget it shares; -1: its own or the optimizer's
-    rule: str  # where it is another than that of all
-    params: list[tuple[Shape, Whole | None, str]] = field(default_factory=list)
-    number: int = -1  # of the parameter group
-    memory: Memory | None = None
-
-
-class Planned:
-    """Takes groups as a core does, and refuses what a core would, without one."""
-
-    def __init__(self, rule: str, extra: dict[str, float]) -> None:
-        """extra: hyper-parameters of all groups that the class may not have; they are checked alike."""
-        self.groups: list[PlannedGroup] = []
-        self._rule, self._extra = rule, extra
-
-    def add_group(
-        self, hyper: dict[str, float], state: str, min_quantized_numel: int, memory: Budget | None, rounding: str,
-        master: str, shared: int, rule: str,
-    ) -> int:  # fmt: skip
-        hyper = {**self._extra, **hyper}
-        _core.check_group(rule or self._rule, hyper, state, min_quantized_numel, rounding, master)
-        self.groups.append(PlannedGroup(state, min_quantized_numel, hyper, memory, master, shared, rule))
-        return len(self.groups) - 1
-
-    def add_param(self, group: int, param: Any, requires_grad: bool, whole: Whole | None) -> None:
-        local, of = sharding.local_of(param), self.groups[group]
-        shape, dtype = tuple(local.shape), str(local.dtype).removeprefix("torch.")
-        rule = of.rule or self._rule
-        _core.state_layout(rule, of.hyper, of.state, of.min_quantized_numel, "auto", of.master, shape, dtype, whole)
-        of.params.append((shape, whole, dtype))
-
-
 def groups_of(
     source: Any, defaults: Mapping[str, Any], family: Family, extra: dict[str, float], dtype: torch.dtype = torch.float32
-) -> list[PlannedGroup]:
-    """The groups that an optimizer of this family would make of `source`, in order. `defaults` give the options that a
-    group lacks; extra: see `Planned`; dtype: of bare shapes.
+) -> Planned:
+    """The groups that an optimizer of this family would make of `source`, in order, and what is planned of each. `defaults` give
+    the options that a group lacks; extra: hyper-parameters of all groups that the class may not have, which are checked alike;
+    dtype: of bare shapes.
 
     Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state.
     Raises ValueError, TypeError or NotImplementedError for what an optimizer would refuse, wherever the tensors are.
     """
-    planned = Planned(family.core_rule, extra)
-    for number, (options, members) in enumerate(members_of(source, dtype)):
-        first = len(planned.groups)
-        made = register(planned, family, HOST, number, {**defaults, **options}, members, 0)
-        for group, core_group in zip(planned.groups[first:], made, strict=True):
-            own = core_group.overrides.get("memory", members.memory)
-            group.number, group.memory = number, own if group.budget else None
-    return planned.groups
+    entries = members_of(source, dtype)
+    options = [{**defaults, **given} for given, _ in entries]
+    params = [param for _, members in entries for param in members]
+    made = all_core_groups(family, options, [given.get("memory") for given, _ in entries], params)
+    found = []
+    for group, sizes in zip(made, sizes_of(made, params), strict=True):
+        param = params[group.params[0]] if group.params and (group.overrides or group.rule) else None
+        rule, hyper = group.rule or family.core_rule, {**extra, **group.pushed}
+        try:
+            own = group.memory.budget() if group.memory and group.budget_of < 0 else None
+            _core.check_group(rule, hyper, sizes.state, sizes.min_quantized_numel, group.rounding, sizes.master)
+            for i, (shape, whole, kind) in zip(group.params, sizes.params, strict=True):
+                param = params[i]
+                _core.state_layout(rule, hyper, sizes.state, sizes.min_quantized_numel, "auto", sizes.master, shape, kind, whole)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise refused(family, param, group, error) from error
+        found.append((group, sizes._replace(hyper=hyper, budget=own, budget_of=group.budget_of)))
+    return found
 
 
-def members_of(source: Any, dtype: torch.dtype = torch.float32) -> list[tuple[Mapping[str, Any], Members]]:
+def members_of(source: Any, dtype: torch.dtype = torch.float32) -> list[tuple[Mapping[str, Any], list[Param]]]:
     """The parameter groups: the options of each, and its parameters that are not frozen. dtype: of bare shapes. Raises as
     `groups_of`."""
     if isinstance(source, torch.nn.Module):
@@ -120,7 +89,7 @@ def members_of(source: Any, dtype: torch.dtype = torch.float32) -> list[tuple[Ma
     return [(entry, _members(entry, number, seen, dtype)) for number, entry in enumerate(entries)]
 
 
-def _members(entry: Any, number: int, seen: set[int], dtype: torch.dtype) -> Members:
+def _members(entry: Any, number: int, seen: set[int], dtype: torch.dtype) -> list[Param]:
     """The parameters of one group that are not frozen."""
     where = f"parameter group {number}"
     if not isinstance(entry, Mapping) or "params" not in entry:
@@ -130,7 +99,6 @@ def _members(entry: Any, number: int, seen: set[int], dtype: torch.dtype) -> Mem
     if isinstance(given, torch.nn.Module):
         given = given.parameters()
     params: list[Any] = []
-    shardings = []
     for place, member in enumerate([given] if isinstance(given, torch.Tensor) else given):
         here = f"{where}, parameter {place}"
         if isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str):
@@ -143,9 +111,9 @@ def _members(entry: Any, number: int, seen: set[int], dtype: torch.dtype) -> Mem
             check_parameter(sharding.local_of(member), here, anywhere=True)
         else:
             member = ShapedParam(_shape(member, here), dtype)
-        params.append(member)
-        shardings.append(sharding.sharding_of(member, here))
-    return Members(params, shardings, options_of(params), entry.get("memory"))
+        params.append(Param(member, number, place, HOST, sharding.sharding_of(member, here), memory=entry.get("memory")))
+    met = look([param.tensor for param in params])
+    return [param.with_overrides(each, entry.get("memory")) if each else param for param, each in zip(params, met, strict=True)]
 
 
 def _shape(value: Any, where: str) -> Shape:

@@ -12,7 +12,6 @@ from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.engine.elsewhere import as_shown
 from lowtide.engine.engine import RESIDUAL, Engine
-from lowtide.engine.rebuild import follow_states
 from lowtide.state import restore
 from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.foreign.readers import READERS
@@ -61,14 +60,14 @@ def load(
             expect(key in found.numbers, "state", f"an entry {key!r}", "only ids that stand in param_groups")
             expect(isinstance(entry, dict), f"state[{key!r}]", type(entry).__name__, "a dict")
             entries[found.numbers[key]] = entry
-        back = follow_states(engine, found.groups, carry=False) if found.anew else None
+        back = engine.follow_states(found.groups, carry=False) if found.anew else None
         try:
             plan = restore.plan(engine, entries, found, reader)
         except BaseException:
             if back:
                 back()
             raise
-    engine.shows_unstepped = False  # what was asked for has been given
+    engine.show_unstepped(False)  # what was asked for has been given
     with KeptErrors() as kept:
         restore.apply(engine, states, plan, kept)
         restore.settle(engine, states)
@@ -78,7 +77,7 @@ def load(
 def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
     """The entries that a state_dict has, by parameter, as the core has their state: views, but copies of what streams or has not
     taken a step. None before the first step, as torch.optim's."""
-    core, params = engine.core, engine.params
+    core, params = engine.core, engine.tensors
     if not any(map(engine.has_entry, range(len(params)))):
         return {}
     saved: dict[torch.Tensor, dict[str, Any]] = {}

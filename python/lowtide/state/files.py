@@ -110,7 +110,7 @@ def read_metadata(text: str, where: str) -> Any:
 def _shards(engine: Engine) -> dict[str, Any]:
     if not engine.meshes:
         return {}
-    return {_SHARDS: [of.describe() if of else None for of in engine.shardings]}
+    return {_SHARDS: [param.sharding.describe() if param.sharding else None for param in engine.params]}
 
 
 def _check_shards(engine: Engine, saved: Any, name: str) -> None:

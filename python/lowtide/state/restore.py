@@ -51,13 +51,13 @@ def plan(
         elif found.codecs is not None:
             entry = _read_own(engine, i, entries.get(i) if entries else {}, found.codecs[i], where)
         elif reader:
-            param, codec = engine.params[i], engine.core.state_codec(i)
+            param, codec = engine.tensors[i], engine.core.state_codec(i)
             shape = local_of(param).shape
             spec = ParamSpec(engine.family.rule, param.shape, codec, engine.signed(i), param, found.saved[of_group[i]])
             entry = reader.read_entry(spec, entries.get(i, {}), where)
             if entry.tensors:  # other libraries have no residuals
                 live = {name: like for name, like in engine.layout(i).items() if name != RESIDUAL}
-                tensors = _local(engine, i, entry.tensors, live, where) if engine.shardings[i] else entry.tensors
+                tensors = _local(engine, i, entry.tensors, live, where) if engine.params[i].sharding else entry.tensors
                 if entry.encode:
                     check_values(tensors, [name for name in live if name in spec.signed], shape, where)
                 else:
@@ -85,7 +85,7 @@ def _read_own(
 ) -> Entry:
     """An entry of Lowtide's format. None: there is none among others. live: what it has to have; None: all."""
     if entry is None:
-        stepped = engine.core.has_state(number) and engine.params[number].requires_grad
+        stepped = engine.core.has_state(number) and engine.tensors[number].requires_grad
         expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
     if not entry:
         return NOTHING
@@ -99,7 +99,7 @@ def _read_own(
     live = engine.layout(number) if live is None else live
     if not entry or (MOMENTUM in live and set(entry) == {"step"}):
         return Entry(read_step(entry, where) if entry else 0, {}, False)
-    shape = local_of(engine.params[number]).shape
+    shape = local_of(engine.tensors[number]).shape
     entry = _local(engine, number, entry, live, where)
     if RESIDUAL in live and isinstance(entry.get(RESIDUAL), torch.Tensor):
         entry[RESIDUAL] = residual_bits(entry[RESIDUAL], live[RESIDUAL].dtype)
@@ -115,7 +115,7 @@ def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mappi
     entry = _local(engine, number, raw, live, where)
     signed = engine.signed(number)
     names = [name for name in live if name in signed]
-    shape = local_of(engine.params[number]).shape
+    shape = local_of(engine.tensors[number]).shape
     return torch_dict.read_entry(entry, names, shape, engine.family.rule, options, where)
 
 
@@ -129,7 +129,7 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
     options = engine.options_of(groups)
     taken: dict[int, Entry] = {}
     others: dict[torch.Tensor, dict[str, Any]] = {}  # what wrappers keep beside
-    for i, param in enumerate(engine.params):
+    for i, param in enumerate(engine.tensors):
         entry = whole.get(param)
         if not entry:
             if engine.has_entry(i):
@@ -172,7 +172,7 @@ def _local(
     engine: Engine, number: int, tensors: Mapping[str, Any], live: Mapping[str, torch.Tensor], where: str
 ) -> dict[str, Any]:
     """This rank's parts of what a DTensor has."""
-    of = engine.shardings[number]
+    of = engine.params[number].sharding
     if not of:
         return dict(tensors)
     return {
@@ -190,8 +190,8 @@ def copy_in(engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]]
 
 def shown_states(engine: Engine) -> States:
     """All state as users see it: what has taken a step has an entry."""
-    states = States(dict, {param: engine.shown(i) for i, param in enumerate(engine.params) if engine.has_entry(i)})
-    engine.awaited = [i for i, param in enumerate(engine.params) if param not in states]
+    states = States(dict, {param: engine.shown(i) for i, param in enumerate(engine.tensors) if engine.has_entry(i)})
+    engine.await_states(i for i, param in enumerate(engine.tensors) if param not in states)
     settle(engine, states)
     return states
 
@@ -213,7 +213,7 @@ def apply(
         names = [name for name in names if name in live or (paged and (not there or name in there))]
         for k, name in enumerate(names):
             if name not in entry.tensors:
-                kept.call(core.import_state, i, k, torch.zeros(local_of(engine.params[i]).shape))
+                kept.call(core.import_state, i, k, torch.zeros(local_of(engine.tensors[i]).shape))
             elif entry.encode:
                 values = entry.tensors[name].detach().to("cpu", torch.float32).contiguous()
                 kept.call(core.import_state, i, k, values)
@@ -233,9 +233,9 @@ def apply(
         elif entry.carried is not None:
             core.set_carried(i, dict(entry.carried))
         if engine.has_entry(i):
-            states[engine.params[i]] = engine.shown(i)
+            states[engine.tensors[i]] = engine.shown(i)
         else:
-            states.pop(engine.params[i], None)
+            states.pop(engine.tensors[i], None)
     waiting = {i for i in entries if not engine.has_entry(i)}
     engine.await_states({*engine.awaited, *waiting} - (entries.keys() - waiting))
 

@@ -34,7 +34,7 @@ _PIECE = 1 << 20  # elements that are worked on at a time
 
 def is_wanted(engine: Engine) -> bool:
     """True if FSDP1 has parameters of this optimizer."""
-    return first_flattened(engine.params) is not None
+    return first_flattened(engine.tensors) is not None
 
 
 def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
@@ -44,7 +44,7 @@ def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     # By the options, not by this rank's parts: another rank may have larger parts, and so other formats.
     scaled = any(_core.code_sizes(group.format.state, True, 1, BLOCK)[2] for group in engine.groups if group.params)
     residual = any(RESIDUAL in engine.layout(i) for i in range(len(engine.params)))
-    return {param: _spread(engine, i, raw[i], scaled, residual) for i, param in enumerate(engine.params) if raw[i]}
+    return {param: _spread(engine, i, raw[i], scaled, residual) for i, param in enumerate(engine.tensors) if raw[i]}
 
 
 def _local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
@@ -57,7 +57,7 @@ def _local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
 def _spread(
     engine: Engine, number: int, raw: Mapping[str, torch.Tensor], scaled: bool, residual: bool
 ) -> dict[str, torch.Tensor]:
-    of, shape = engine.shardings[number], local_of(engine.params[number]).shape
+    of, shape = engine.params[number].sharding, local_of(engine.tensors[number]).shape
     length = rows_of(shape)[1]
     entry: dict[str, torch.Tensor] = {}
     for k, (name, _) in enumerate(engine.core.states_of(number)):
@@ -79,11 +79,11 @@ def _spread(
 
 def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, where: str) -> Entry:
     """An entry of such a dict, checked, as the core has it. ValueError if it does not fit."""
-    shape = local_of(engine.params[number]).shape
+    shape = local_of(engine.tensors[number]).shape
     live, signs = engine.layout(number), engine.signed(number)
     names = [name for name in signs if name in live]
     if not entry:
-        stepped = engine.core.has_state(number) and engine.params[number].requires_grad and shape.numel()
+        stepped = engine.core.has_state(number) and engine.tensors[number].requires_grad and shape.numel()
         expect(not stepped or entry is not None, where, "no entry", "one (empty for a frozen parameter)")
         return NOTHING
     step = read_step(entry, where)
@@ -94,7 +94,7 @@ def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, whe
     floats: dict[str, torch.Tensor] = {}
     for name in entry.keys() - {"step"}:
         value = entry[name]
-        if of := engine.shardings[number]:
+        if of := engine.params[number].sharding:
             value = of.unwrap("", value, torch.empty(shape, device="meta"), where)
         check_floats(value, f"{where}, {name}", shape)
         check_moment(value, f"{where}, {name}", engine.settings.nonfinite, not signs.get(name, name == RESIDUAL))

@@ -67,7 +67,7 @@ def check_group(engine: Engine, of: int, mine: dict[str, Any], group: dict[str, 
 def _check_muon(engine: Engine, number: int, mine: dict[str, Any], where: str) -> None:
     """Raises ValueError unless torch.optim.Muon can have the parameters and options of this group."""
     parts = [each for each in engine.groups if each.of == number and each.params]
-    others = [i for each in parts for i in each.params if not each.rule or engine.params[i].ndim != 2]
+    others = [i for each in parts for i in each.params if not each.rule or engine.tensors[i].ndim != 2]
     alone = "matrices alone (use_muon=True): torch.optim.Muon steps no others"
     expect(not others, where, f"parameters {others[:8]} that AdamW steps, or stacks of matrices", alone)
     maximize = any(each.options({number: mine})["maximize"] for each in parts)
@@ -154,7 +154,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, A
 
 def _entry(engine: Engine, number: int, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """One parameter's; empty if torch would have none."""
-    core, of, rule = engine.core, engine.shardings[number], engine.family.rule
+    core, of, rule = engine.core, engine.params[number].sharding, engine.family.rule
     steps = core.step_count(number)
     if core.has_state(number) and steps > 0:
         live = core.state(number)
@@ -165,7 +165,7 @@ def _entry(engine: Engine, number: int, group: Mapping[str, Any]) -> dict[str, t
             if core.is_paged(number) or name in live
         }
     elif rule == "adagrad" and number not in engine.foreign:  # torch's has state from the start
-        shape = local_of(engine.params[number]).shape
+        shape = local_of(engine.tensors[number]).shape
         entry = {"sum": torch.full(shape, float(group["initial_accumulator_value"]))}
     else:
         return {}

@@ -63,7 +63,7 @@ def lost_beside_the_cpu(cuda: EmulatedCuda, folder: Path) -> None:
     second.step()
     cuda.synchronize()
     second.synchronize()
-    by_host = [i for i, place in enumerate(second.engine.places) if place.mirrored]
+    by_host = [i for i, param in enumerate(second.engine.params) if param.place.mirrored]
     assert 0 < len(by_host) < len(here)
     weights = [bits(there[i]) for i in by_host]
     cuda.call("lose_device", 0, 700)

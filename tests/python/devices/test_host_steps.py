@@ -59,8 +59,8 @@ def test_bits_of_cpu_parameters(device: StandIn, way: str, tmp_path: Path, seed:
             twins.compare_state(first, second)
             assert twins.differing == 0, (rule, codec)
             compared += twins.compared
-            by_host += sum(place.mirrored for place in second.engine.places)
-            by_device += sum(not place.mirrored for place in second.engine.places)
+            by_host += sum(param.place.mirrored for param in second.engine.params)
+            by_device += sum(not param.place.mirrored for param in second.engine.params)
             on_disk += second.report()["disk_bytes"] > 0
             cases += 1
     figure(f"{cases} rules x formats: {compared} bytes alike; stepped by the CPU {by_host}, the device {by_device}; on disk {on_disk}")
@@ -100,7 +100,7 @@ def test_random_plans(device: StandIn, tmp_path: Path, seed: int, share: float, 
         third = make(rule, there[:cut], state=codec, memory=memory())
         third.add_param_group({"params": there[cut:]})
         third.load(tmp_path / "file")
-        split.update({tuple(any(p.mirrored is way for p in opt.engine.places) for way in (True, False)) for opt in (second, third)})
+        split.update({tuple(any(p.place.mirrored is way for p in opt.engine.params) for way in (True, False)) for opt in (second, third)})
         twins.step(first, third)
         twins.compare_state(first, third)
         assert twins.differing == 0, (rule, codec, shapes)
@@ -190,7 +190,7 @@ def test_every_wait_matters(
         there = cuda.parameters(began)
         late = LateCopies(monkeypatch, dropped)
         second = lowtide.AdamW(there, lr=0.01, state="fp32", memory=memory)
-        assert second.engine.places[-1].mirrored
+        assert second.engine.params[-1].place.mirrored
         for each in gradients:
             late.finish(len(late.queued))  # what comes after a step on the device's stream finds its weights there
             for param, grad in zip(there, each, strict=True):

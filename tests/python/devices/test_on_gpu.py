@@ -103,7 +103,7 @@ def test_state_in_all_tiers_has_the_bits_of_the_cpu(way: str, tmp_path: Path, fi
     take_steps(params, optimizer, range(STEPS))
     report = optimizer.report()
     assert differing(params, on_cpu()) == 0
-    by_host = sum(place.mirrored for place in optimizer.engine.places)
+    by_host = sum(param.place.mirrored for param in optimizer.engine.params)
     assert REHEARSED or ((by_host > 0) == (way != "disk to device") and (way == "host") == (by_host == len(params)))
     assert not way.startswith("disk") or report["disk_bytes"] > 0
     where = {name: report[name] for name in ("device_bytes", "allocated_bytes", "disk_bytes")}

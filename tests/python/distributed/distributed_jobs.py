@@ -226,7 +226,7 @@ def shapes_alone_and_sharded(layout: Layout, codec: str) -> list[dict[str, dict[
     for each in (Layout("plain"), layout):
         net, opt = build(each, "adamw", codec)
         train(net, opt, range(1))
-        for number, param in enumerate(opt.engine.params):
+        for number, param in enumerate(opt.engine.tensors):
             local = opt._core.state(number)
             assert all(local[name].shape[1:] == whole.shape[1:] for name, whole in as_core(opt.state[param]).items())
         found.append(

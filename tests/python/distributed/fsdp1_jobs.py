@@ -70,7 +70,7 @@ def train(case: Case, net: torch.nn.Module, opt: torch.optim.Optimizer, steps: r
 def local_bits(net: torch.nn.Module, opt: Any) -> dict[str, bytes]:
     """This rank's part of weights and state."""
     found = {}
-    for number, param in enumerate(opt.engine.params):
+    for number, param in enumerate(opt.engine.tensors):
         found[f"{number}"] = bits(param)
         found |= {f"{number}.{name}": bits(value) for name, value in opt.state[param].items()}
     return found
@@ -131,7 +131,7 @@ def round_trip(case: Case, kind: str) -> tuple[dict[str, bytes], dict[str, bytes
     assert before[0] == before[1], [name for name in before[0] if before[0][name] != before[1][name]]
     for pair in ((net, opt), (other_net, other)):
         train(case, *pair, range(3, 6))
-    empty = sum(param.numel() == 0 for param in opt.engine.params)
+    empty = sum(param.numel() == 0 for param in opt.engine.tensors)
     return local_bits(net, opt), local_bits(other_net, other), empty
 
 
@@ -173,7 +173,7 @@ def as_whole(case: Case, sharded: bool) -> dict[str, bytes]:
         return found | {f"{name}.{key}": bits(value) for name, entry in state.items() for key, value in entry.items()}
     names = dict(enumerate(name for name, _ in net.named_parameters()))
     for number, entry in opt.state_dict()["state"].items():
-        param = opt.engine.params[number]
+        param = opt.engine.tensors[number]
         for k, (key, _) in enumerate(opt.engine.core.states_of(number)):
             found[f"{names[number]}.{key}"] = bits(opt.engine.core.export_state(number, k))
             if f"{key}_scale" in entry:
@@ -198,7 +198,7 @@ def into_plain(case: Case) -> tuple[dict[str, bytes], dict[str, bytes]]:
         wanted |= {f"{name}.{key}": bits(gathered["state"][name][key]) for key in ("exp_avg", "exp_avg_sq", "step")}
         for k, (key, _) in enumerate(other.engine.core.states_of(number)):
             found[f"{name}.{key}"] = bits(other.engine.core.export_state(number, k))
-        found[f"{name}.step"] = bits(other.state[other.engine.params[number]]["step"])
+        found[f"{name}.step"] = bits(other.state[other.engine.tensors[number]]["step"])
     return wanted, found
 
 

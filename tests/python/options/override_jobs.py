@@ -26,7 +26,7 @@ def _train(model: torch.nn.Module, opt: torch.optim.Optimizer, steps: int) -> No
 
 
 def _codecs(model: torch.nn.Module, opt: Any) -> dict[str, str]:
-    numbers = {id(param): i for i, param in enumerate(opt.engine.params)}
+    numbers = {id(param): i for i, param in enumerate(opt.engine.tensors)}
     return {name: opt._core.state_codec(numbers[id(param)]) for name, param in model.named_parameters()}
 
 

@@ -25,7 +25,7 @@ def train(module, opt, steps=3):
 
 def formats(opt, module):
     names = {id(p): name for name, p in module.named_parameters()}
-    return {names[id(p)]: opt._core.state_codec(i) for i, p in enumerate(opt.engine.params)}
+    return {names[id(p)]: opt._core.state_codec(i) for i, p in enumerate(opt.engine.tensors)}
 
 
 WHEN = ["before the optimizer", "before the first step", "after steps"]
@@ -94,7 +94,7 @@ def test_late_overrides_lose_nothing(seed, figure):
     train(module, opt)
     weight = module[1].weight
     before = state_bits(opt)
-    index = next(i for i, p in enumerate(opt.engine.params) if p is weight)
+    index = next(i for i, p in enumerate(opt.engine.tensors) if p is weight)
     values = [opt._core.export_state(index, k) for k in range(2)]
     taken = lowtide.override(weight, state="fp32")
     opt.state_dict()  # looks

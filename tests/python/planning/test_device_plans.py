@@ -60,7 +60,7 @@ def test_random_plans(
             device.synchronize()
         assert plan.fits, (plan, rule, codec, shapes, memory)
         report = optimizer.report()
-        by_host = tuple(i for i, place in enumerate(optimizer.engine.places) if place.mirrored)
+        by_host = tuple(i for i, param in enumerate(optimizer.engine.params) if param.place.mirrored)
         assert plan.by_host == by_host, (rule, codec, shapes, memory)
         names = ("state_bytes", "device_bytes", "allocated_bytes", "disk_bytes", "moved_per_step", "disk_moved_per_step")
         got = {name: report[name] for name in names}

@@ -104,7 +104,7 @@ def test_sizes_of_state_on_a_device(name: str, stepped: bool, device: Any, seed:
         device.give_gradients(there, here)
         opt.step()
         device.synchronize()
-    check(opt, opt.engine.places[0].device, figure)
+    check(opt, opt.engine.params[0].place.device, figure)
     gc.collect()  # of the errors that were raised, whose frames have the optimizer
 
 

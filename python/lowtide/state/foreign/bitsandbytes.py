@@ -153,7 +153,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]], nested: bool) 
     """See `Optimizer.bitsandbytes_state_dict`."""
     rule, core = engine.family.rule, engine.core
     expect(rule in MOMENTS, "bitsandbytes_state_dict", repr(rule), f"one of {sorted(MOMENTS)}: it has no other")
-    plain = not any(engine.shardings)
+    plain = not any(param.sharding for param in engine.params)
     expect(plain, "bitsandbytes_state_dict", "DTensor parameters", "plain ones: it has no other")
     groups: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}
@@ -197,7 +197,7 @@ def part_of(engine: Engine, number: int, live: Mapping[str, torch.Tensor], k: in
     signed = engine.signed(number)
     names = MOMENTS[engine.family.rule][k - 1]
     coded = engine.core.state_codec(number) == "dynamic8"
-    rows, length = rows_of(engine.params[number].shape)
+    rows, length = rows_of(engine.tensors[number].shape)
     aligned = rows == 1 or length % blockwise.BLOCK == 0
     positive = not signed[names[0]]
     book = blockwise.dynamic_map(not positive)

@@ -59,6 +59,7 @@ class BitsandbytesOptimizer(Optimizer):
     all is done that it has queued on a device. `state_dict` is Lowtide's, which resumes bit for bit;
     `bitsandbytes_state_dict` is bitsandbytes', and `load_state_dict` takes both."""
 
+    ENTRY = Entry
     _rule: ClassVar[str]
     _bits: ClassVar[int | None] = None  # for a class that always has 8 or 32
     _paged: ClassVar[bool] = False
@@ -123,10 +124,6 @@ class BitsandbytesOptimizer(Optimizer):
         else:
             expect(not max_unorm, f"{name}: max_unorm", max_unorm, "0: LAMB and LARS have it")
         return {"state": STATES[bits], "min_quantized_numel": least}
-
-    def _begin_engine(self, *args: Any, **kwargs: Any) -> None:
-        super()._begin_engine(*args, **kwargs)
-        self.engine.entry = Entry
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As `Optimizer.step`, then, with `synchronous`, `Optimizer.synchronize` (not while a step is recorded)."""

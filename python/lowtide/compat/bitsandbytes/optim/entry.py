@@ -33,13 +33,13 @@ class Entry(Shown):
     """
 
     def __init__(self, engine: Engine, number: int, views: dict[str, Tensor]) -> None:
-        super().__init__(read_only(as_shown(views)), engine.params[number], number, engine.assigned)
+        super().__init__(read_only(as_shown(views)), engine.tensors[number], number, engine.assigned)
         self._engine = engine
 
     def _names(self) -> list[str]:
         """bitsandbytes' names of what there is. Of a DTensor there are none: it has no other than whole ones."""
         engine, number = self._engine, self._number
-        if engine.shardings[number] or not engine.core.has_state(number):
+        if engine.params[number].sharding or not engine.core.has_state(number):
             return []
         live = engine.signed(number).keys() if self._streams() else as_core(dict(self)).keys()
         states = [k for k, parts in enumerate(MOMENTS.get(engine.family.rule, ()), 1) if set(parts) <= live]

@@ -1,0 +1,86 @@
+"""One record for each parameter of an optimizer: whether it can be stepped, where it is, how it is cut, and its own options."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lowtide.checks.values import expect
+from lowtide.devices import places, sharding
+from lowtide.devices.places import Place
+from lowtide.devices.sharding import Sharding, local_of
+from lowtide.memory.budgets import Memory
+from lowtide.options.overrides import Overridden
+
+
+@dataclass(slots=True)
+class Param:
+    """A parameter as an optimizer has it, or will have it. Who changes one makes another: one of a plan that is refused then
+    leaves nothing behind."""
+
+    tensor: Any  # torch.Tensor; in plans also what stands for one
+    group: int  # number of its parameter group
+    index: int  # number in there
+    place: Place | None = None  # where it is stepped; None: it is foreign, and cannot be stepped
+    sharding: Sharding | None = None  # of a DTensor
+    overridden: Overridden | None = None  # the overrides that it has met, if any
+    override: Mapping[str, Any] | None = None  # the options that they give
+    memory: Memory | None = None  # its own budget, of an override or of its group; None: the optimizer's
+    dtype: torch.dtype | None = None  # when a core took it in
+
+    @property
+    def where(self) -> str:
+        """For errors."""
+        return f"parameter group {self.group}, parameter {self.index}"
+
+    def moved(self, place: Place | None, sharding: Sharding | None) -> Param:
+        return replace(self, place=place, sharding=sharding)
+
+    def taken(self) -> Param:
+        """The same as a core takes it in now."""
+        return replace(self, dtype=self.tensor.dtype)
+
+    def with_overrides(self, overridden: Overridden | None, of_group: Memory | None) -> Param:
+        """The same under these overrides. of_group: the budget of its group."""
+        override = overridden.options() if overridden else {}
+        return replace(self, overridden=overridden, override=override, memory=override.get("memory", of_group))
+
+
+def examine(param: torch.Tensor, where: str) -> tuple[Place, Sharding | None]:
+    """Where a parameter is, and how it is cut. ValueError, TypeError or NotImplementedError for one that cannot be stepped."""
+    local = local_of(param)
+    places.check_parameter(local, where)
+    if places.may_stand_aside(param):
+        shared = any(size > 1 and stride == 0 for size, stride in zip(local.shape, local.stride(), strict=True))
+        expect(not shared, where, f"strides {local.stride()}", "a tensor whose elements have an address each")
+        expect(local.numel() == 0 or local.data_ptr() != 0, where, "a tensor without memory", "one with memory")
+    return places.place_of(local, where), sharding.sharding_of(param, where)
+
+
+def examine_all(params: Sequence[Param], where: Sequence[str] | None, of_others: Collection[Place], may_wait: bool) -> list[Param]:
+    """The same where they are, and cut as they are. where: each one's name for errors, if it is another than its own;
+    of_others: where those beside them are; may_wait: parameters that train may be on meta until a step. ValueError,
+    TypeError or NotImplementedError for one that cannot be stepped, unless it may stand aside."""
+    now = list(params)
+    known = {*of_others}
+    aside = [places.may_stand_aside(param.tensor) and (may_wait or not param.tensor.requires_grad) for param in params]
+    # Those that are stepped say at which places there is a core. A frozen one alone needs none.
+    for i in sorted(range(len(params)), key=aside.__getitem__):
+        try:
+            here, of = examine(params[i].tensor, where[i] if where else params[i].where)
+        except (TypeError, ValueError, NotImplementedError):
+            if not aside[i]:
+                raise
+            continue
+        if not aside[i] or not known or here in known or here.by_host() in known:
+            now[i] = params[i].moved(here, of)
+            known.add(here)
+    return now
+
+
+def wanted_places(params: Sequence[Param]) -> list[Place]:
+    """The places at which parameters are stepped, that of the first one first."""
+    return [*dict.fromkeys(param.place for param in params if param.place)]
