@@ -94,7 +94,7 @@ class SignOptimizer(Optimizer):
         vote cannot bear. Parameters are then as before the step. If the vote itself failed, state has taken the
         gradient in."""
         loss: float | None = None
-        if self._gives_state():
+        if not self.state and self._gives_state():
             return loss
         votes, alike, bad = self._votes, None, False
         buffers, fill, failure = SignBuffers(0, self._collective.ties), None, None

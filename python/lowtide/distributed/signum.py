@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from lowtide.distributed.buffers import BLOCK
 from lowtide.distributed.collective import VoteOptions
 from lowtide.distributed.layout import aligned
 from lowtide.distributed.optimizers import SignOptimizer, VotingFamily
-from lowtide.engine.groups import CoreGroup
+from lowtide.engine.cores import Core
 from lowtide.options.options import Options
 
 
@@ -26,6 +26,12 @@ class SignumFamily(VotingFamily):
 
     def overridable(self) -> list[str]:
         return [name for name in super().overridable() if name not in ("momentum", "dampening", "nesterov")]
+
+    def momentum_began(self, core: Core, params: Sequence[int]) -> None:
+        for number in params:
+            if steps := int(core.step_count(number)):  # it has a momentum of 0 now
+                core.allocate_state(number)
+                core.set_step_count(number, steps)
 
 
 class Signum(SignOptimizer):
@@ -164,15 +170,6 @@ class Signum(SignOptimizer):
                     self._core.set_step_count(number, 1)
                     begun.append(number)
         return begun
-
-    def _note_momentum(self, core_group: CoreGroup, old: Mapping[str, float]) -> None:
-        super()._note_momentum(core_group, old)
-        if old.get("momentum") or not core_group.pushed["momentum"]:
-            return
-        for index in core_group.params:
-            if steps := int(self._core.step_count(index)):  # without momentum: now it has one, of 0
-                self._core.allocate_state(index)
-                self._core.set_step_count(index, steps)
 
     def _momenta(self) -> list[float]:
         """The momentum of each group of the core."""

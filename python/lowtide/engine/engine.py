@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import ref
 
 import torch
@@ -22,14 +23,14 @@ from lowtide.engine.cores import RESIDUAL as RESIDUAL
 from lowtide.engine.cores import Core, Cores, carry
 from lowtide.engine.elsewhere import Elsewhere, Shown, as_shown, read_only
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, all_core_groups, core_groups, fixed_options, refused, register
+from lowtide.engine.groups import CoreGroup, Format, all_core_groups, are_fixed, are_same, core_groups, fixed_options, refused, register
 from lowtide.engine.host_steps import settle
 from lowtide.engine.mirrors import MirrorCore
 from lowtide.engine.params import Param, examine, examine_all, wanted_places
 from lowtide.engine.shares import Shares, shares_of
 from lowtide.memory.budgets import Memory, budget_at
 from lowtide.options import overrides
-from lowtide.options.options import Options
+from lowtide.options.options import Options, check_kinds
 from lowtide.report.fields import CoreReport
 from lowtide.report.log import logger
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
 _ALL = 2**63 - 1
-_PARAMS, _TENSORS = itemgetter("params"), attrgetter("tensors")
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -97,6 +98,10 @@ class Engine:
         self.assigned: set[int] = set()  # parameters in whose entries something was replaced since they were shown
         self._entry = entry
         self._threads = torch.get_num_threads()
+        self.may_capture = False  # some are on a device, whose queue may be recorded
+        self.renewed = False  # cores are new, and `Optimizer.state` has views of those before
+        self._told: dict[int, list[Any]] = {}  # options of parameter groups, by number, that the core has
+        self._overrides = overrides.changes()  # when they were last looked for
         self._fresh = False  # some have a master, which their dtype decides, and no step was seen after which it must stay
         self._with_state = 0  # stepped parameters, as the core last counted them; -1: look again
         self._shares = Shares({}, {}, {})  # what each core has of the budgets
@@ -107,9 +112,9 @@ class Engine:
 
     # Cores and parameters.
 
-    def add_group(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> bool:
-        """Takes in the last one of the parameter groups, whose own budget is `memory`. Returns whether cores are new: where it
-        changes what devices have of the optimizer's budget. ValueError, TypeError or NotImplementedError for a parameter or an
+    def add_group(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
+        """Takes in the last one of the parameter groups, whose own budget is `memory`. Cores are new where it changes what devices
+        have of the optimizer's budget. ValueError, TypeError or NotImplementedError for a parameter or an
         option that cannot be used; MemoryError; OSError."""
         number, first, group = len(groups) - 1, len(self.params), groups[-1]
         tensors = list(group["params"])
@@ -126,7 +131,7 @@ class Engine:
             got = "parameters on another device after a step was captured in a graph"
             expect(not self.captured, "add_param_group", got, "them before: replays find state where it was")
             self._rebuild(groups, params, members, [*range(first), *[-1] * len(added)])
-            return True
+            return
         wanted = wanted_places(params) or [*self.cores][:1] or [HOST]
         cores = {place: self.cores.get(place) or self._new_core(self._threads, place, shares) for place in wanted}
         part = self._part(len(cores) > 1, shares)
@@ -140,7 +145,6 @@ class Engine:
                 self._rebuild(groups[:-1], self.params, self.members)
             raise
         self._adopt(cores, params, [*self.groups, *made], shares, members)
-        return False
 
     def append(self, number: int, tensor: torch.Tensor) -> None:
         """Takes in one more parameter of parameter group `number`, without overrides; no later group may have any."""
@@ -196,21 +200,83 @@ class Engine:
         self._rebuild(groups, now, members, sources or [-1] * len(now))
         self._shows_sizes &= sizes
 
-    def follow_overrides(self, groups: Sequence[dict[str, Any]]) -> bool:
-        """Builds new cores if overrides were made or taken back that change something; whether there are any."""
+    def follow(self, groups: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
+        """Tells the core what has changed since the last step: overrides, moves, first gradients of foreign parameters, the
+        number of threads, and options, which have the names `keys`. ValueError, TypeError, NotImplementedError, MemoryError or
+        OSError for what cannot be followed."""
+        if self._fresh:  # a dtype decides what a master keeps; for parameters without a gradient now a later step is too late
+            self._fresh = not self.has_stepped()
+            if self._fresh and any(param.tensor.dtype != param.dtype for param in self.params):
+                with suppress(TypeError, ValueError, NotImplementedError):
+                    self.follow_moves(groups)
+        self.follow_overrides(groups)
+        if self.foreign and (numbers := self._foreign_gradients()):
+            self._take_in(groups, numbers)
+        names = [*keys]
+        for number, group in enumerate(groups):
+            options = [*map(group.get, names)]
+            told = self._told.get(number)
+            if told and len(told) == len(options) and (all(map(is_, options, told)) or are_same(options, told)):
+                continue
+            self._told.pop(number, None)
+            self._push(number, groups)
+            if are_fixed(options):
+                self._told[number] = options
+        if (threads := torch.get_num_threads()) != self._threads:
+            self.core.set_threads(threads)
+            self._threads = threads
+
+    def _push(self, of: int, groups: Sequence[dict[str, Any]]) -> None:
+        """Tells the core what has changed in parameter group `of`."""
+        group, family = groups[of], self.family
+        needed = {*Format._fields, "rounding"}
+        expect(needed <= group.keys(), f"param_groups[{of}]", f"no {sorted(needed - group.keys())}", "them as they were")
+        was, now = self.members[of].fixed, fixed_options(family, group)
+        if changed := [key for key in was if now[key] != was[key]]:
+            got, wanted = (", ".join(f"{key}={options[key]!r}" for key in changed) for options in (now, was))
+            raise ValueError(f"param_groups[{of}]: got {got}, wanted {wanted}: fixed when the group is added")
+        for number, core_group in enumerate(self.groups):
+            if core_group.of != of:
+                continue
+            hyper = None
+            try:
+                options = core_group.options(groups)
+                if (rounding := options["rounding"]) != core_group.rounding:
+                    check_kinds({"rounding": rounding}, f"parameter group {of}")
+                hyper = family.hyper_of(core_group.rule, options)
+                before = core_group.push(self.core, number, hyper, rounding)
+            except (TypeError, ValueError) as error:
+                if changed := family.changed_states(core_group.pushed, hyper or {}):
+                    if not any(map(self.core.step_count, core_group.params)):  # as torch.optim, which has no state yet
+                        self.follow_states(groups, carry=True)
+                        return
+                    names = ", ".join(f"{key} = {group.get(key)}" for key in changed)
+                    wanted = "it as it was in the first step: it decides which states there are"
+                    raise ValueError(f"parameter group {of}: {family.name}: got {names}, wanted {wanted}") from error
+                raise family.error(f"parameter group {of}", core_group.rule, error) from error
+            # SGD's state comes with its momentum: the step after a change from or to 0 may allocate it.
+            if before is not None and bool(before.get("momentum")) != bool(hyper.get("momentum")):
+                self.await_states({*self.awaited, *core_group.params})
+                if not before.get("momentum"):
+                    family.momentum_began(self.core, core_group.params)
+
+    def follow_overrides(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Builds new cores if overrides were made or taken back that change something."""
+        if self._overrides == (changes := overrides.changes()):
+            return
         now = []
         for param, met in zip(self.params, overrides.look(self.tensors), strict=True):
             overridden = param.overridden.joined(met) if param.overridden else met
             now.append(param.with_overrides(overridden, self.members[param.group].memory) if overridden else param)
-        if all((was.override or {}) == (has.override or {}) for was, has in zip(self.params, now)) or not self.cores:
+        if any((was.override or {}) != (has.override or {}) for was, has in zip(self.params, now)) and self.cores:
+            got = "another one after a step was captured in a graph"
+            expect(not self.captured, "override", got, "it before: replays find state where it was")
+            self._rebuild(groups, now, self.members)
+        else:
             self.params = now
-            return False
-        got = "another one after a step was captured in a graph"
-        expect(not self.captured, "override", got, "it before: replays find state where it was")
-        self._rebuild(groups, now, self.members)
-        return True
+        self._overrides = changes
 
-    def take_in(self, groups: Sequence[dict[str, Any]], numbers: Sequence[int]) -> None:
+    def _take_in(self, groups: Sequence[dict[str, Any]], numbers: Sequence[int]) -> None:
         """Has new cores step foreign parameters that have a gradient now, if they have become such that they can. ValueError,
         TypeError or NotImplementedError, naming the parameter, if not."""
         now = list(self.params)
@@ -237,14 +303,14 @@ class Engine:
         self._rebuild(groups, now, self.members)
         return True
 
-    def follow_dtypes(self, groups: Sequence[dict[str, Any]]) -> bool:
-        """As `follow_moves`, before a step: of parameters that have another dtype, which decides what their master keeps. All of
-        them, for those without a gradient now would be too late later."""
-        if not self._fresh:
-            return False
-        self._fresh = not self.has_stepped()
-        changed = self._fresh and any(param.tensor.dtype != param.dtype for param in self.params)
-        return changed and self.follow_moves(groups)
+    def moving(self, groups: Sequence[dict[str, Any]], call: Callable[[], Found]) -> Found:
+        """Makes a call of the core that may find parameters on other devices than before, once more where they are."""
+        try:
+            return call()
+        except ValueError:
+            if not self.follow_moves(groups):
+                raise
+        return call()
 
     def follow_states(self, groups: Sequence[dict[str, Any]], carry: bool) -> Callable[[], None]:
         """Builds new cores for options of these groups that decide which states there are (amsgrad, centered, nesterov, a
@@ -326,6 +392,8 @@ class Engine:
             self.count(report["steps"], report["skipped_steps"])
             fixed = [Members(of.tensors, of.memory, fixed_options(self.family, group)) for of, group in zip(members, groups)]
             self._adopt(cores, [param.taken() for param in now], made, shares, fixed)
+            self._told.clear()
+            self.renewed = True
 
     def _adopt(
         self, cores: dict[Place, _core.Optimizer], params: list[Param], groups: list[CoreGroup], shares: Shares, members: list[Members]
@@ -339,6 +407,7 @@ class Engine:
         self.foreign = {i: param.tensor for i, param in enumerate(params) if param.place is None}
         self.cores, self.groups, self.members, self._with_state = cores, groups, members, -1
         self.place, self.on_host = None if several else home, all(place.on_host for place in cores)
+        self.may_capture = any(place.device.type != "cpu" for place in cores)
         self._fresh = any(group.format.master for group in groups)
         self.meshes = sharding.meshes_of([param.sharding for param in params])
         self._shares, self._automatic = shares, shares.automatic()
@@ -347,10 +416,15 @@ class Engine:
 
     def are_registered(self, groups: Sequence[Mapping[str, Any]]) -> bool:
         """Whether these groups have the parameters of now. No work per parameter but a comparison of addresses."""
-        same = map(_core.same_objects, map(_PARAMS, groups), map(_TENSORS, self.members))
-        return len(groups) == len(self.members) and all(same)
+        if len(groups) != len(self.members):
+            return False
+        for group, of in zip(groups, self.members):
+            params = group.get("params")
+            if type(params) is not list or not _core.same_objects(params, of.tensors):
+                return False
+        return True
 
-    def foreign_gradients(self) -> list[int]:
+    def _foreign_gradients(self) -> list[int]:
         """Numbers of foreign parameters that have a gradient now."""
         with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
             if not [param for param in self.foreign.values() if param.grad is not None]:
@@ -371,14 +445,9 @@ class Engine:
             self.settings.seed = seed
             self.core.set_seed(seed)
 
-    def follow_threads(self) -> None:
-        """Has the core use as many threads as torch does now."""
-        if (threads := torch.get_num_threads()) != self._threads:
-            self.core.set_threads(threads)
-            self._threads = threads
-
-    def note_capture(self, capturing: bool) -> None:
-        self.captured |= capturing
+    def note_capture(self) -> None:
+        """A step is captured in a graph."""
+        self.captured = True
 
     def count(self, steps: int = 0, skipped: int = 0) -> None:
         """Adds steps, or skipped ones, that the core does not count."""
@@ -550,6 +619,11 @@ class Engine:
         """The next step may give these parameters state, and no others."""
         self.awaited = sorted(numbers)
         self._with_state = -1
+
+    def showed(self) -> None:
+        """`Optimizer.state` has all entries as they are."""
+        self.assigned.clear()
+        self.renewed = False
 
     def show_unstepped(self, shown: bool) -> None:
         """Whether parameters have entries before their first step from now on."""

@@ -10,6 +10,7 @@ import torch
 from lowtide.checks.values import with_context
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding
+from lowtide.engine.cores import Core
 from lowtide.options.hyper import group_key, hyper_keys, hyper_values
 from lowtide.options.options import IGNORED, WHOLE_OPTIMIZER, Options, check_options
 
@@ -56,6 +57,9 @@ class Family:
 
     def check_members(self, place: Place, shardings: Sequence[Sharding | None]) -> None:
         """Raises NotImplementedError for parameters that this class cannot step."""
+
+    def momentum_began(self, core: Core, params: Sequence[int]) -> None:
+        """The core was told a momentum for these parameters, which had none."""
 
     def core_nonfinite(self, nonfinite: str) -> str:
         """The core's treatment of non-finite gradients, where users chose `nonfinite`."""

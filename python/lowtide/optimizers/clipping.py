@@ -7,7 +7,7 @@ Sums of squares are exact, so that the norm is the same bits however tensors are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -68,39 +68,98 @@ class Sums(NamedTuple):
         return Sums([a + b for a, b in zip(self.squares, squares, strict=True)], max(self.largest, largest))
 
 
-def gradients_of(params: list[torch.Tensor]) -> _core.MeasuredGradients:
-    """Those of now, for a Request. To be called before they are measured, so that what changes them meanwhile is noticed."""
-    with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
-        return _core.MeasuredGradients(params)
+class Clipper:
+    """The clipping of one optimizer: what `clip_grad_norm_` asks of the next step, and `max_grad_norm`."""
 
+    def __init__(self, engine: Engine, waits: bool) -> None:
+        """waits: steps cannot take a clip that is still on its way."""
+        self._engine, self._waits = engine, waits
+        self.norm: torch.Tensor | None = None  # that was found last
+        self.clip: Clip | Queued | None = None  # for the next step
+        self._measured: _core.MeasuredGradients | None = None  # the gradients that it was made for; keeps none of them alive
 
-class Request:
-    """A clip that waits for the next step, and the gradients that it was made for. Keeps none of them alive."""
+    @property
+    def wanted(self) -> bool:
+        """Whether the next step may clip."""
+        return self.clip is not None or self._engine.settings.max_grad_norm is not None
 
-    def __init__(self, clip: Clip | Queued, measured: _core.MeasuredGradients) -> None:
+    def require(self, where: str, partitioned: bool) -> None:
+        """ValueError, naming `where`, if gradients are not whole."""
+        got, wanted = "partitions of DeepSpeed's ZeRO", "its gradient_clipping: see docs/deepspeed.md"
+        expect(not partitioned, where, got, wanted)
+
+    @staticmethod
+    def checked(max_norm: float, norm_type: float | str) -> tuple[float, float]:
+        """The arguments of `clip_grad_norm_` as floats. ValueError."""
+        expect(not isinstance(max_norm, bool), "clip_grad_norm_: max_norm", max_norm, "a number")
+        limit = number("clip_grad_norm_: max_norm", max_norm)
+        kind = math.inf if norm_type == "inf" else number("clip_grad_norm_: norm_type", norm_type)
+        expect(limit >= 0, "clip_grad_norm_: max_norm", max_norm, "0 or more")
+        wanted = "2 or 'inf': torch.nn.utils.clip_grad_norm_ has others"
+        expect(kind in (2.0, math.inf), "clip_grad_norm_: norm_type", repr(norm_type), wanted)
+        return limit, kind
+
+    def ask(
+        self, groups: Sequence[dict[str, Any]], limit: float, kind: float, finite: bool, process_group: ProcessGroup | None
+    ) -> torch.Tensor:
+        """See `Optimizer.clip_grad_norm_`. finite: RuntimeError for a norm that is not."""
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
+            measured = _core.MeasuredGradients(self._engine.holders())  # before: what changes them meanwhile is noticed
+        clip = self._measure(groups, limit, kind, 1.0, process_group)
+        if finite:
+            known = clip.wait() if isinstance(clip, Queued) else clip
+            norm = float(torch.tensor(known.norm, dtype=torch.float32))  # as it is returned
+            if not math.isfinite(norm):
+                raise RuntimeError(
+                    f"clip_grad_norm_: got a norm of {norm} of order {kind} of gradients, wanted a finite one; "
+                    "error_if_nonfinite=False leaves it to the step"
+                )
         self.clip, self._measured = clip, measured
+        assert self.norm is not None
+        return self.norm
 
-    def stands(self, params: list[torch.Tensor]) -> bool:
-        """Whether the gradients are those of then; False if all of those have given way to others. ValueError if they have
-        changed since, or some of them are there no more."""
+    def _measure(
+        self, groups: Sequence[dict[str, Any]], limit: float, kind: float, scale: float, group: ProcessGroup | None
+    ) -> Clip | Queued:
+        clip, self.norm = self._engine.moving(groups, lambda: measure(self._engine, limit, kind, scale, group))
+        return clip
+
+    def drop(self) -> None:
+        """The next step does what it does without `clip_grad_norm_`."""
+        self.clip = self._measured = None
+
+    def clipped(
+        self, groups: Sequence[dict[str, Any]], scale: float, bad: bool | None, only: list[int] | None, partitioned: bool
+    ) -> tuple[float, bool | None, _core.QueuedClip | None]:
+        """The factor of the gradients with what clips them, and whether one is known not to be finite (None: unknown); what
+        clips them besides, on a device."""
+        limit = self._engine.settings.max_grad_norm
+        if self.clip is not None and self._stands():
+            clip = self.clip.times(scale)
+        elif limit is not None:
+            self.require("max_grad_norm", partitioned)
+            apart = "groups that are stepped one after another", "clip_grad_norm_ before the first of them"
+            expect(only is None, "max_grad_norm", *apart)
+            clip = self._measure(groups, limit, 2.0, scale, None)
+        else:
+            return scale, bad, None
+        if isinstance(clip, Queued):
+            if not self._waits:
+                return clip.scale, bad, clip.clip
+            clip = clip.wait()
+        return clip.factor, False if clip.finite else bad, None
+
+    def _stands(self) -> bool:
+        """Whether the gradients are those that were measured; False if all of those have given way to others. ValueError if they
+        have changed since, or some of them are there no more."""
+        assert self._measured is not None
         with torch._C.DisableTorchFunctionSubclass():
-            found = self._measured.among(params)
+            found = self._measured.among(self._engine.holders())
         if found in ("same", "replaced"):
             return found == "same"
         got = "gradients that were changed in place" if found == "changed" else "other gradients for some of the parameters"
         advice = "call it last before step(), once for each step, or the optimizer's zero_grad() to drop it"
         raise ValueError(f"step: got {got} after clip_grad_norm_, wanted those that it has measured: {advice}")
-
-
-def checked_norm(max_norm: float, norm_type: float | str, where: str) -> tuple[float, float]:
-    """Both as floats. ValueError."""
-    expect(not isinstance(max_norm, bool), f"{where}: max_norm", max_norm, "a number")
-    limit = number(f"{where}: max_norm", max_norm)
-    kind = math.inf if norm_type == "inf" else number(f"{where}: norm_type", norm_type)
-    expect(limit >= 0, f"{where}: max_norm", max_norm, "0 or more")
-    wanted = "2 or 'inf': torch.nn.utils.clip_grad_norm_ has others"
-    expect(kind in (2.0, math.inf), f"{where}: norm_type", repr(norm_type), wanted)
-    return limit, kind
 
 
 def measure(

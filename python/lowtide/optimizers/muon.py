@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
+from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices.pieces import route_of
 from lowtide.devices.places import Place, require_kernels
@@ -137,6 +138,7 @@ class Muon(Optimizer):
     """
 
     FAMILY = MuonFamily
+    WAITS_FOR_CLIPS = True
     NOT_CYCLED = ("betas",)  # torch's schedulers would cycle them, and leave `momentum` alone
     _planned: _Plan | None = None
 
@@ -189,12 +191,16 @@ class Muon(Optimizer):
         self._planned = _Plan(numbers, engine.groups, len(engine.groups), ours, batches)
         return self._planned
 
-    def _take(self, scale: float, known_finite: bool, queue: int, free: int, only: list[int] | None) -> None:
+    def _step_core(
+        self, scale: float, known_finite: bool, only: list[int] | None, clip: _core.QueuedClip | None = None
+    ) -> int:
         engine = self.engine
+        queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         here = [i for i, param in enumerate(engine.tensors) if param.grad is not None and (only is None or i in only)]
         checked = known_finite or engine.settings.nonfinite == "propagate"
         if not checked and engine.core.check(scale, queue, False, -1, here) >= 0:
             engine.count(skipped=1)
-            return
+            return -1
         plan = self._plan(here)
         MatrixStep(engine, self.param_groups, plan.matrices).take(plan.batches, scale, queue, free)
+        return -1

@@ -1,29 +1,57 @@
-"""The class that all Lowtide optimizers share: `torch.optim.Optimizer` semantics over the compiled core."""
+"""The class that all Lowtide optimizers share: `torch.optim.Optimizer` semantics over the compiled core.
 
+Parameters are numbered by their place over all groups, here, in the core and in `state_dict()`. Python decides nothing
+about the mathematics: it reads the groups' options, makes one call per step and hands out views of the state.
+"""
+
+from __future__ import annotations
+
+import logging
 import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal, overload
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
+from torch.optim.optimizer import ParamsT
 
 from lowtide import _core
+from lowtide._core import QueuedClip
 from lowtide.checks.values import expect
-from lowtide.engine.engine import Settings
-from lowtide.memory.budgets import size_of
-from lowtide.optimizers.base import SteppingOptimizer
+from lowtide.devices import sharding
+from lowtide.engine.cores import Cores
+from lowtide.engine.engine import Engine, Entry, Settings
+from lowtide.engine.family import Family
+from lowtide.engine.groups import group_defaults
+from lowtide.memory.budgets import Memory, size_of
+from lowtide.optimizers import partitions, rebinding
+from lowtide.optimizers.backward import InBackward, StepInBackward, in_backward, options_of
+from lowtide.optimizers.clipping import Clipper, Queued
 from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.options import overrides
+from lowtide.options.hyper import check_on_host
+from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options, warn_of_misspelt
 from lowtide.report.fields import Report
-from lowtide.report.log import Skips
+from lowtide.report.log import Residency, Skips, is_inside, logger, warn
 from lowtide.state import dicts, files, restore, spread, torch_dict
 from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.foreign import bitsandbytes
-from lowtide.state.format import HIDDEN_KEYS, SEED, SPREAD
+from lowtide.state.format import HIDDEN_KEYS, SEED, SPREAD, stamp
 from lowtide.state.pending_save import PendingSave
 from lowtide.state.restore import States
 
+if TYPE_CHECKING:
+    from types import FrameType
 
-class Optimizer(SteppingOptimizer):
+    from torch.distributed import ProcessGroup
+
+_NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
+
+
+class Optimizer(torch.optim.Optimizer):
     """Base class; use `AdamW`, `Lion`, `SGD` or another of docs/rules.md.
 
     Parameters: tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements share
@@ -39,6 +67,462 @@ class Optimizer(SteppingOptimizer):
     Removing entries from `state`, or putting {} there, starts those parameters afresh. The next step or save takes in what else
     is assigned: tensors of those names, types and shapes, or torch.optim's values, which are encoded; ValueError for others.
     """
+
+    FAMILY: ClassVar[type[Family]] = Family
+    ENTRY: ClassVar[Entry | None] = None  # see `Engine`
+    NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # options of groups that torch's schedulers must not find in `defaults`
+    WAITS_FOR_CLIPS: ClassVar[bool] = False  # steps cannot take a clip that is still on its way on a device
+    engine: Engine  # the compiled core and its parameters: internal
+
+    def __init__(self, params: ParamsT, rule: str, hyper: Mapping[str, Any], options: Options) -> None:
+        """hyper: the rule's hyper-parameters, and maybe the rest of the locals() of a constructor."""
+        hyper = {key: value for key, value in hyper.items() if key not in _NO_HYPER}
+        check_options(options, type(self).__name__, list(hyper))
+        settings = Settings.of(options)
+        self._chose_master = "master" in options
+        self._begin(rule, hyper, settings, options_of(options))
+        super().__init__(params, self._cycled({**group_defaults(hyper, options), **stamp(rule, settings.seed)}))
+        if logger.isEnabledFor(logging.INFO):
+            self._introduce()
+
+    def _begin(self, rule: str, hyper: Mapping[str, Any], settings: Settings, backward_options: dict[str, Any]) -> None:
+        """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
+        self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings, self.ENTRY)
+        self._residency, self._skips = Residency(), Skips()
+        self._partitioned = False  # whether ZeRO shows one partition of a group after another
+        self._clipper = Clipper(self.engine, self.WAITS_FOR_CLIPS)
+        self._backward_options = backward_options
+        self._in_backward: InBackward | None = in_backward(self.engine, backward_options, self._step_gradients)
+        if settings.amp_scaling:
+            self._step_supports_amp_scaling = True
+
+    def _cycled(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        """`defaults` without those that schedulers must not find; groups get these all the same."""
+        self._beside = {name: defaults.pop(name) for name in self.NOT_CYCLED}
+        return defaults
+
+    def _introduce(self) -> None:
+        """Logs what there is to step."""
+        engine = self.engine
+        dist = torch.distributed
+        rank = f", rank {dist.get_rank()}" if dist.is_available() and dist.is_initialized() else ""
+        in_ram = engine.on_host and not engine.has_budget()
+        memory = f", under {engine.settings.memory}" if engine.settings.memory else " in RAM" if in_ram else ""
+        logger.info(
+            "%s on %s%s: %d parameters, %d elements, %d bytes of state%s", engine.family.name,
+            ", ".join(str(place.device) for place in engine.cores) or "no device yet", rank, len(engine.params),
+            sum(sharding.local_of(tensor).numel() for tensor in engine.tensors), engine.wanted_bytes(), memory,
+        )  # fmt: skip
+
+    @property
+    def _core(self) -> _core.Optimizer:
+        """The core of a class that steps parameters on one device alone."""
+        core = self.engine.core
+        assert isinstance(core, _core.Optimizer)
+        return core
+
+    # Parameter groups.
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group as torch does. On an error the optimizer is as it was.
+
+        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError;
+        NotImplementedError for parameters on a device that this installation cannot step.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
+        if self.param_groups:
+            self._follow_state()
+        where = f"parameter group {len(self.param_groups)}"
+        expect("params" in param_group, where, f"keys {sorted(map(str, param_group))}", "'params' among them")
+        check_kinds(param_group, where)
+        self._chose_master |= "master" in param_group
+        warn_of_misspelt(param_group, ("params", "memory", *self.defaults, *self._beside), where)
+        for name in WHOLE_OPTIMIZER:
+            if name in param_group:
+                raise ValueError(f"{where}: got {name!r}, wanted it among the options of the whole optimizer")
+        if not isinstance(param_group["params"], (torch.Tensor, set)):
+            param_group["params"] = list(param_group["params"])
+            bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
+            expect(len(bare) == len(param_group["params"]), where, "the same parameter more than once", "each once")
+        memory: Memory | None = param_group.get("memory")
+        if "memory" in param_group:  # not a value that a state_dict should carry; the caller's dict keeps it
+            param_group = {key: value for key, value in param_group.items() if key != "memory"}
+        for name, value in self._beside.items():
+            param_group.setdefault(name, value)
+        super().add_param_group(param_group)
+        self._listed, self._groups = self.param_groups, [*self.param_groups]
+        engine = self.engine
+        first = len(engine.params)
+        try:
+            param_group.update(stamp(engine.family.rule, engine.settings.seed))
+            if self._in_backward:
+                self._in_backward.check(param_group["params"], where)
+            engine.add_group(self.param_groups, memory)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        finally:
+            if engine.renewed:
+                self._show_state()
+        if self._in_backward:
+            self._in_backward.watch(engine.tensors[first:], first)
+        if not self._chose_master:
+            self._advise_master(param_group["params"])
+
+    def _advise_master(self, params: list[torch.Tensor]) -> None:
+        kinds = {param.dtype for param in params if param.requires_grad} & {torch.bfloat16, torch.float16}
+        if kinds:
+            kind = "bfloat16" if torch.bfloat16 in kinds else "float16"
+            self._chose_master = True  # once is enough
+            warn(
+                f"{type(self).__name__}: got {kind} weights without master=: they round to nearest, so that updates below half of their "
+                'last bit are lost, most of them at the learning rates of fine-tuning. Pass master="residual16" (2 bytes a '
+                'parameter; float32 precision), master="stochastic" (no bytes), or master=None to keep this'
+            )
+
+    def _follow_groups(self) -> None:
+        """Follows a wrapper that has put other tensors into the groups. No work per parameter but a comparison of
+        addresses."""
+        if not self.engine.are_registered(self.param_groups):
+            self._follow_params()
+
+    def _follow_params(self) -> None:
+        engine, groups = self.engine, self.param_groups
+        rebinding.check_tensors(groups)
+        if engine.are_registered(groups):
+            return
+        if self._partitioned and partitions.are_all(groups):
+            for number, param in partitions.unknown(engine, groups):
+                engine.append(number, param)
+            return
+        numbers = partitions.numbers_of(groups, [each.tensors for each in engine.members])
+        if numbers is not None:
+            partitions.check(engine, groups)
+            assigned = partitions.assigned(engine, self.state)
+            self._rebind(numbers, None, sizes=False)  # DeepSpeed takes parts of whatever it finds in `state`
+            self.state.update(assigned)
+            return
+        kept = rebinding.kept_groups(engine, groups, self._groups)
+        self._follow_state()
+        self._rebind(kept, rebinding.heirs(engine, groups, kept))
+
+    def _rebind(self, kept: list[int], sources: list[int] | None, sizes: bool = True) -> None:
+        """Goes on with the tensors that are in the groups; see `Engine.replace`."""
+        if self._in_backward:
+            for number, group in enumerate(self.param_groups):
+                self._in_backward.check(group["params"], f"param_groups[{number}]['params']")
+        self.engine.replace(self.param_groups, kept, sources, sizes)
+        self._listed, self._groups = self.param_groups, [*self.param_groups]
+        self._partitioned = any(map(partitions.is_partition, self.engine.tensors))
+        self._show_state()
+        if self._in_backward:
+            self._in_backward.watch_anew(self.engine.tensors)
+
+    def _push_options(self) -> None:
+        """Tells the core what has changed since the last step."""
+        self._follow_groups()
+        self._follow_state()
+        try:
+            self._tell_options()
+        finally:
+            if self.engine.renewed:
+                self._show_state()
+
+    def _tell_options(self) -> None:
+        self.engine.follow(self.param_groups, chain(self.defaults, self._beside))
+
+    def _follow(self, takes_state: bool = True) -> None:
+        """Before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless it is all replaced,
+        what was put into `state`. Parameters that cannot be stepped at all are for the step to refuse: placeholders have memory
+        by then."""
+        self._follow_groups()
+        if takes_state:
+            self._follow_state()
+        elif type(self.state) is not States:
+            self.state = States(dict, self.state)
+        self.engine.follow_overrides(self.param_groups)
+        with suppress(TypeError, ValueError, NotImplementedError):
+            self.engine.follow_moves(self.param_groups)
+        if self.engine.renewed:
+            self._show_state()
+
+    def _follow_state(self) -> None:
+        """Does with state what was done to `state`."""
+        if type(self.state) is not States or self.state.changed or self.engine.assigned:
+            self.state = restore.follow(self.engine, self.param_groups, self.state)
+
+    def _show_state(self) -> None:
+        self.state = restore.shown_states(self.engine)
+
+    def _adopt_new_state(self) -> None:
+        """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
+        engine = self.engine
+        if engine.renewed:
+            self._show_state()
+        new = engine.new_states()
+        for number in new:
+            self.state[engine.tensors[number]] = engine.shown(number)
+        engine.adopted(new)  # only now: what interrupts this leaves them for the next look
+        placed = new and (engine.has_budget() or not engine.on_host)
+        if placed and logger.isEnabledFor(logging.INFO) and not engine.capturing:
+            self._residency.place(engine.core.report())
+
+    def _place_states(self) -> None:
+        """Gives state that waits for the first step its place; raises as `state_dict`."""
+        if not self.engine.on_host or self.engine.has_budget():
+            self.engine.core.place_states()
+            self._adopt_new_state()
+
+    def _init_group(self, group: Mapping[str, Any], skip_non_grad_params: bool = True) -> None:
+        """Megatron-core's way to ask for state before a checkpoint is read: gives every parameter, also those of other
+        groups and without gradients, the state that it has after its first step. Raises as `state_dict`."""
+        del group, skip_non_grad_params  # one budget may hold state of all groups, so that it is placed at once
+        self._follow()
+        self._place_states()
+        self.engine.show_unstepped(True)
+        self._show_state()
+
+    # Steps.
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step over every parameter that has a gradient; returns the closure's loss, if there is a closure.
+
+        Raises ValueError when a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape),
+        a parameter was moved (but before the first step), re-typed (with `master`) or resized, or, with
+        nonfinite="raise", a gradient is not finite. Nothing has changed then. With DTensor parameters every rank of
+        their meshes must make the call: unless nonfinite is "propagate", they agree on whether to step.
+        """
+        loss = None
+        if not self.state and self._gives_state():
+            return None
+        if self._in_backward:
+            self._in_backward.before_step(closure)
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self.engine.on_host:
+            self._log_moves()
+        taken = False
+        try:
+            if len(self.param_groups) < len(self._listed) and self._is_part():
+                self._step_part()
+            else:
+                self._step_gradients()
+            taken = True
+        finally:
+            if self._in_backward:
+                self._in_backward.after_step(taken)
+        return loss
+
+    def _gives_state(self) -> bool:
+        """Whether torch.distributed.checkpoint asks for this first step, of zero gradients at a rate of 0, for the state that it
+        gives. Then state is given, and there is to be no step, which training would count."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame and is_inside(frame):
+            if frame.f_code.co_name == "_init_optim_state":
+                self._init_group({})
+                return True
+            frame = frame.f_back
+        return False
+
+    def _is_part(self) -> bool:
+        """Whether groups with parameters are missing."""
+        here = {*map(id, self.param_groups)}
+        return any(each.tensors and id(group) not in here for group, each in zip(self._groups, self.engine.members))
+
+    def _step_part(self) -> None:
+        """Steps the groups that a wrapper has left in `param_groups`, and no others."""
+        part, self.param_groups = self.param_groups, self._listed
+        try:
+            partitions.check_part(part, self.param_groups)
+            self._follow_groups()
+            self._step_gradients(partitions.shown(self.engine, part))
+        finally:
+            self.param_groups = part
+
+    def _step_gradients(self, only: list[int] | None = None) -> None:
+        """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""
+        engine = self.engine
+        capturing = engine.may_capture and engine.capturing
+        if capturing:
+            self._check_capture()
+        self._push_options()
+        if self._partitioned:
+            only = partitions.shown(engine, self.param_groups)
+        if capturing:
+            engine.note_capture()
+        scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
+        agrees, failure, queued, found = bool(engine.meshes) and self._agrees(), None, None, -1
+        if not bad:
+            try:
+                scale, bad, queued = self._clipper.clipped(self.param_groups, scale, bad, only, self._partitioned)
+            except Exception as error:  # whatever it is: other ranks may be waiting
+                if not agrees:
+                    raise
+                failure = error
+        if agrees:
+            bad = self._agree(scale, bad, failure)
+        if bad:
+            engine.count(skipped=1)
+        else:
+            try:
+                found = self._step_core(scale, bad is not None, only, queued)
+            except ValueError:
+                if not engine.follow_moves(self.param_groups):
+                    raise
+                found = self._step_core(scale, bad is not None, only, queued)
+        self._skips.look(engine.skipped_steps(), found, engine.settings.amp_scaling)
+        if only is None:  # else other groups of the same gradients may follow
+            self._clipper.drop()
+        if engine.awaited:
+            self._adopt_new_state()
+
+    def _step_core(
+        self, scale: float, known_finite: bool, only: list[int] | None, clip: QueuedClip | None = None
+    ) -> int:
+        """The number of a parameter whose gradient is not finite; -1: none, or not known yet."""
+        engine = self.engine
+        queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
+        if clip is None:
+            return engine.core.step(scale, known_finite, queue, free, only)
+        if len(engine.cores) == 1:
+            (core,) = engine.cores.values()
+            return core.step(scale, known_finite, queue, free, only, clip=clip)
+        known = Queued(clip, scale).wait()  # parameters have moved apart since it was queued
+        return engine.core.step(known.factor, known_finite or known.finite, queue, free, only)
+    def _log_moves(self) -> None:
+        """Logs what has become of the state. The core commits the last step for that, as the next one would."""
+        if logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
+            self._residency.look(self.engine.core.report())
+
+    def _check_capture(self) -> None:
+        """ValueError for a step that would ask the device something while a graph is captured, which spoils the
+        capture."""
+        settings, cores = self.engine.settings, self.engine.core
+        if isinstance(cores, Cores):
+            got, advice = f"parameters on {cores.names()} while a graph is captured", "make an optimizer for each device"
+            raise ValueError(f"step: got {got}, wanted one device: {advice}, or step without a graph")
+        if any(place.mirrored for place in self.engine.cores):
+            raise ValueError("step: got parameters that the CPU steps while a graph is captured, wanted Memory(step='device')")
+        if settings.amp_scaling or (self.engine.meshes and self._agrees()):
+            raise ValueError(
+                "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "
+                "wanted neither: they have the host decide on every step"
+            )
+        if self._clipper.wanted:
+            raise ValueError("step: got gradients to clip while a graph is captured, wanted none: see docs/devices.md")
+        for core_group in self.engine.groups:
+            options = core_group.options(self.param_groups)
+            check_on_host(self.engine.family.keys, options, f"parameter group {core_group.of}")
+
+    def prepare_replay(self) -> None:
+        """To be called before each replay of a graph (`torch.cuda.CUDAGraph`) that a step was captured in, on the
+        stream of the replay: counts a step, and gives the replay its number and the options as they are now.
+
+        Before the capture take a step without it. All state must be on the device then
+        (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
+        (zero_grad(set_to_none=False)). Gradients that are not finite do to a replay what they do to a step. Raises
+        ValueError if no step has been captured or memory has moved, for a second call without a replay between, for a
+        replay that was not prepared (it has changed nothing), after clip_grad_norm_ or with max_grad_norm, and, with
+        nonfinite="raise", for the replay before if a gradient of it was not finite. With nonfinite="propagate" this does not
+        wait for the last replay; what is wrong with it may then be raised by a later call."""
+        if self._clipper.wanted:
+            raise ValueError("prepare_replay: got gradients to clip, wanted none: a captured step does not clip")
+        self._push_options()
+        self.engine.core.prepare_replay(1.0, self.engine.queue())
+
+    def _scaling(self) -> tuple[float, bool | None]:
+        """The factor of the gradients, and whether one is known not to be finite (None: unknown)."""
+        if not self.engine.settings.amp_scaling or (found := getattr(self, "found_inf", None)) is None:
+            return 1.0, None
+        bad = float(found) > 0
+        if bad or (loss_scale := getattr(self, "grad_scale", None)) is None:
+            return 1.0, bad
+        return 1.0 / float(loss_scale), bad
+
+    def _agrees(self) -> bool:
+        """Whether ranks with DTensor parameters agree on a step beforehand."""
+        return self.engine.settings.nonfinite != "propagate"
+
+    def _agree(self, scale: float, bad: bool | None, failure: Exception | None = None) -> bool:
+        """Whether a gradient is not finite on any rank. If one rank cannot step, for `failure` or another reason, all of them
+        raise."""
+        engine, verdict = self.engine, sharding.OK
+        try:
+            if failure:
+                raise failure
+            if engine.moving(self.param_groups, lambda: engine.core.check(scale, engine.queue())) >= 0 if bad is None else bad:
+                verdict = sharding.NONFINITE
+        except Exception as error:  # whatever it is: the other ranks are waiting
+            failure, verdict = error, sharding.FAILED
+        try:
+            verdict = sharding.agree(engine.meshes, [param.sharding for param in engine.params], engine.tensors, verdict)
+        finally:
+            if failure:
+                raise failure
+        if verdict == sharding.FAILED:
+            raise ValueError("another rank refused this step, and says why; nothing was changed")
+        return verdict == sharding.NONFINITE
+
+    # Clipping.
+
+    @property
+    def last_grad_norm(self) -> torch.Tensor | None:
+        """The norm that `clip_grad_norm_` or, with max_grad_norm, the last step has found: float32, without dimensions."""
+        return self._clipper.norm
+
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float | str = 2.0,
+        error_if_nonfinite: bool = False,
+        *,
+        process_group: ProcessGroup | None = None,
+    ) -> torch.Tensor:
+        """In place of `torch.nn.utils.clip_grad_norm_` of all parameters, last before `step()`:
+
+            norm = opt.clip_grad_norm_(1.0)
+            opt.step()
+
+        Reads the gradients once and writes nothing: the step multiplies them by min(1, max_norm / (norm + 1e-6)) as it reads
+        them, and does not check them once more. `.grad` is not clipped. Returns the norm before clipping, as float32 without
+        dimensions on the device of the first parameter.
+
+        norm_type: 2, or "inf" for the largest magnitude. process_group: over which plain parameters are sharded (FSDP1), each
+        element on one of its ranks; DTensors know their meshes. Every rank of these must make the call.
+
+        The norm is exact before it is rounded to float32: the same bits for all threads, instruction sets, devices and ways to
+        shard. One that float32 cannot hold is returned as inf, and clips as it is. On one CUDA device nothing waits: the norm
+        is a tensor there, as torch's. Otherwise the call waits for what is queued on devices, and the step that follows waits for
+        nothing.
+
+        A step without this call before it clips nothing, and so does one for which all gradients have been replaced since
+        (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or some of them
+        replaced, until this is called again or `opt.zero_grad()`. It does not see what torch's version counters miss: writes
+        through `.grad.data` or NumPy, GradScaler's unscaling, collectives such as all_reduce. If the norm is not finite,
+        nothing is clipped: the step's own check says what becomes of it (`nonfinite`).
+
+        Raises RuntimeError with error_if_nonfinite for such a norm; ValueError for gradients that a step would refuse, and
+        with step_in_backward. A copy or pickle of the optimizer does not keep the call: make it again there."""
+        limit, kind = Clipper.checked(max_norm, norm_type)
+        in_backward = isinstance(self._in_backward, StepInBackward)
+        expect(not in_backward, "clip_grad_norm_", "step_in_backward", StepInBackward.NO_NORM)
+        self._clipper.require("clip_grad_norm_", self._partitioned)
+        expect(not self.engine.capturing, "clip_grad_norm_", "a graph that is captured", "none: see docs/devices.md")
+        self._clipper.drop()
+        self._push_options()
+        return self._clipper.ask(self.param_groups, limit, kind, error_if_nonfinite, process_group)
+
+    # State.
 
     def offload(self) -> None:
         """Moves all state out of RAM to the disk of `memory`, or from a device to pinned host memory, to make room
@@ -162,7 +646,7 @@ class Optimizer(SteppingOptimizer):
         except (TypeError, ValueError, NotImplementedError):  # placeholders, until a step is taken
             pass
         super().zero_grad(set_to_none)
-        self._clip_request = None
+        self._clipper.drop()
         self.engine.drop_gradients()
 
     @overload
@@ -245,7 +729,7 @@ class Optimizer(SteppingOptimizer):
         options = state["options"]
         settings: Settings = replace(options["settings"])  # copies: copy.copy hands over the original's
         self._chose_master = True
-        self._begin_engine(options["rule"], state["defaults"], settings, options["backward_options"])
+        self._begin(options["rule"], state["defaults"], settings, options["backward_options"])
         groups = [
             {**group, "memory": memory} for group, memory in zip(state["param_groups"], options["budgets"], strict=True)
         ]

@@ -74,7 +74,9 @@ class AdamWScheduleFree(Optimizer):
 
     def _set_mode(self, training: bool) -> None:
         self._push_options()
-        self._following(lambda: self.engine.core.set_evaluating(not training, 0 if self.engine.on_host else self.engine.queue()))
+        engine = self.engine
+        queue = 0 if engine.on_host else engine.queue()
+        engine.moving(self.param_groups, lambda: engine.core.set_evaluating(not training, queue))
         for group in self.param_groups:
             group[MODE] = training
 
@@ -124,9 +126,7 @@ class AdamWScheduleFree(Optimizer):
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """A dict says which weights the model's, saved with it, are."""
         super()._take_groups(groups)
-        for number, group in enumerate(groups):  # the core notes β1 for the way back, which must be that of the dict
-            self._seen.pop(number, None)
-            self._push_group(number, group)
+        self._tell_options()  # the core notes β1 for the way back, which must be that of the dict
         self._mark_modes()
 
     def __getstate__(self) -> dict[str, Any]:

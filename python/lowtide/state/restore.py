@@ -151,7 +151,7 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
 def settle(engine: Engine, states: States) -> None:
     """Whatever was assigned is taken in, or replaced."""
     states.changed = False
-    engine.assigned.clear()
+    engine.showed()
 
 
 def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: Mapping[str, Any]) -> Entry:

@@ -10,7 +10,7 @@ from collections import Counter
 import lowtide
 import pytest
 import torch
-from lowtide.optimizers import clipped
+from lowtide.optimizers import clipping
 
 from support import bits, snapshot
 
@@ -88,7 +88,7 @@ def test_norm_is_the_exact_one_rounded_once(dtype, target, figure):
         for order in (params, params[::-1]):
             opt = lowtide.SGD(order, lr=0.1, cpu_target=target)
             opt.clip_grad_norm_(1.0)
-            norms.add(opt._clip_request.clip.norm)
+            norms.add(opt._clipper.clip.norm)
     torch.set_num_threads(threads)
     wanted = exact_norm(dtype)
     figure(f"{target}: {norms}, exact {wanted!r}")
@@ -186,7 +186,7 @@ def test_a_request_lapses_with_its_gradients(figure):
     opt.step()  # the same gradients once more, and no request: it was for one step
     never.step()
     figure(f"unclipped after two lapses; then {apart:g} apart by the one clipped step")
-    assert apart > 0 and opt._clip_request is None
+    assert apart > 0 and opt._clipper.clip is None
 
 
 @pytest.mark.parametrize("how", ["in place", "one replaced", "one gone"])
@@ -213,14 +213,14 @@ def test_a_change_while_the_norm_is_measured_is_noticed(monkeypatch):
     ours = leaves()
     opt = lowtide.AdamW(ours)
     give_gradients(ours, 3.0, 1)
-    measure = clipped.measure
+    measure = clipping.measure
 
     def and_then(*arguments):
         found = measure(*arguments)
         ours[2].grad.mul_(2)
         return found
 
-    monkeypatch.setattr(clipped, "measure", and_then)
+    monkeypatch.setattr(clipping, "measure", and_then)
     opt.clip_grad_norm_(0.5)
     with pytest.raises(ValueError, match="gradients that were changed in place after clip_grad_norm_"):
         opt.step()
@@ -274,7 +274,7 @@ def test_a_norm_that_is_not_finite_leaves_the_answer_to_the_step(bad, policy):
     ours[1].grad[77] = bad
     with pytest.raises(RuntimeError, match="clip_grad_norm_: got a norm of"):
         opt.clip_grad_norm_(0.5, error_if_nonfinite=True)
-    assert opt._clip_request is None
+    assert opt._clipper.clip is None
     norm = opt.clip_grad_norm_(0.5)
     assert math.isnan(norm) if math.isnan(bad) else math.isinf(norm)
     before = [bits(p) for p in ours]
@@ -334,7 +334,7 @@ def test_a_request_keeps_no_gradient_alive():
     seen = [weakref.ref(param.grad) for param in ours]
     for param in ours:
         param.grad = None
-    assert opt._clip_request is not None and not any(grad() is not None for grad in seen)
+    assert opt._clipper.clip is not None and not any(grad() is not None for grad in seen)
 
 
 def test_magnitudes_that_a_step_would_refuse_are_checked():

@@ -14,27 +14,48 @@ from lowtide.engine.engine import Engine
 _ADVICE = "use add_param_group, or build a new optimizer and load the state_dict"
 
 
-def list_params(groups: Sequence[dict[str, Any]]) -> None:
-    """Makes lists of other collections of parameters, which torch makes of those that an optimizer is built with."""
+def check_tensors(groups: Sequence[dict[str, Any]]) -> None:
+    """Makes lists of other collections of parameters, as torch does when an optimizer is built. ValueError or TypeError for what are
+    none."""
     for number, group in enumerate(groups):
         where, params = f"param_groups[{number}]", group.get("params")
         expect("params" in group, where, f"keys {sorted(map(str, group))}", "'params' among them")
         if not isinstance(params, Iterable) or isinstance(params, (str, set)):
             raise TypeError(f"{where}['params']: got {type(params).__name__}, wanted a list of tensors")
-        group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
-
-
-def check_tensors(groups: Sequence[dict[str, Any]]) -> None:
-    for number, group in enumerate(groups):
+        if type(params) is not list:
+            group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
         for i, param in enumerate(group["params"]):
             if not isinstance(param, torch.Tensor):
-                raise TypeError(f"param_groups[{number}]['params'][{i}]: got {type(param).__name__}, wanted a tensor")
+                raise TypeError(f"{where}['params'][{i}]: got {type(param).__name__}, wanted a tensor")
 
 
-def heirs(engine: Engine, groups: Sequence[dict[str, Any]], kept: Sequence[int]) -> list[int]:
+def kept_groups(engine: Engine, groups: Sequence[dict[str, Any]], added: Sequence[dict[str, Any]]) -> list[int]:
+    """The number that each parameter group had when it was added. added: the groups of then. ValueError unless there are as many,
+    or only groups without parameters are missing."""
+    members = engine.members
+    numbers = {id(group): number for number, group in enumerate(added)}
+    kept = [numbers.get(id(group), -1) for group in groups]
+    if len(groups) == len(members) and (-1 in kept or len({*kept}) < len(kept)):
+        return [*range(len(groups))]  # copies of groups
+    gone = [number for number, each in enumerate(members) if each.tensors and number not in kept]
+    whole = not gone and -1 not in kept and len({*kept}) == len(kept)
+    expect(whole, "param_groups", f"{len(groups)} groups", f"{len(members)}: use add_param_group")
+    return kept
+
+
+def heirs(engine: Engine, groups: Sequence[dict[str, Any]], kept: Sequence[int]) -> list[int] | None:
     """The number of the parameter that each tensor in the groups, in order, stands for: the one that it is, else the one
-    whose place it has. kept: each group's number when it was added. ValueError if there are other numbers of tensors,
-    or one of another shape."""
+    whose place it has. kept: each group's number when it was added. None where no step was taken and there are other numbers of
+    tensors, or one of another shape: all begin anew. ValueError after a step."""
+    try:
+        return _heirs(engine, groups, kept)
+    except ValueError:
+        if engine.has_stepped():
+            raise
+        return None
+
+
+def _heirs(engine: Engine, groups: Sequence[dict[str, Any]], kept: Sequence[int]) -> list[int]:
     known = {id(tensor): number for number, tensor in enumerate(engine.tensors)}
     first = [sum(len(each.tensors) for each in engine.members[:number]) for number in kept]
     found: list[int] = []
