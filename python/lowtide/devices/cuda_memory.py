@@ -13,6 +13,9 @@ from lowtide.report.log import logger
 OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 
 
+_OLD = 16  # steps
+
+
 class Cache:
     """The cache of one device, shared by all optimizers there."""
 
@@ -25,6 +28,9 @@ class Cache:
         self._others = 0  # the most bytes that were not Lowtide's, as the peak has shown them
         self._segments: tuple[int, int] | None = None  # of the cache, when _pools was counted
         self._pools = 0
+        self._driver = -1  # bytes that the driver had free, so many steps ago, when the cache had so much
+        self._age = 0
+        self._kept: tuple[int, ...] | None = None
 
     # A source of device memory, as the core takes it.
 
@@ -63,6 +69,7 @@ class Cache:
 
     def free(self) -> int:
         """Now."""
+        self._kept = None
         return self._beside(self._stats(), 0)
 
     def room(self) -> int:
@@ -89,15 +96,25 @@ class Cache:
         """Free bytes beside `needed` ones, or beside those in use now if they are more."""
         if capturing(self._device):  # what a graph records must not depend on it
             return -1
-        try:
-            free, _ = torch.cuda.mem_get_info(self._device)
-        except RuntimeError:  # the device is lost: the step will say so
-            return -1
-        if stats is None:
-            return int(free)
+        free = self._free_of_driver(stats)
+        if stats is None or free < 0:
+            return free
         # A fragment is a free part of a segment that is in use: it serves small tensors, not chunks of state.
         in_use = _bytes(stats, "active") + _bytes(stats, "inactive_split")
-        return max(int(free) + _bytes(stats, "reserved") - self._unused_pools(stats) - max(in_use, needed), 0)
+        return max(free + _bytes(stats, "reserved") - self._unused_pools(stats) - max(in_use, needed), 0)
+
+    def _free_of_driver(self, stats: dict[str, Any] | None) -> int:
+        """-1: not known. Where many processes share a device, the driver takes milliseconds for the answer: a step has that of
+        a step before, while the cache takes nothing and gives nothing back. What others take it sees when that is old."""
+        kept = None if stats is None else (*_segments_of(stats), _bytes(stats, "reserved"))
+        self._age += 1
+        if kept is None or kept != self._kept or self._age >= _OLD:
+            try:
+                free, _ = torch.cuda.mem_get_info(self._device)
+            except RuntimeError:  # the device is lost: the step will say so
+                return -1
+            self._driver, self._kept, self._age = int(free), kept, 0
+        return self._driver
 
     def _stats(self) -> dict[str, Any] | None:
         """None: torch has allocated nothing yet, or has an allocator of the user's, without figures. (memory_reserved()
@@ -110,8 +127,7 @@ class Cache:
     def _unused_pools(self, stats: dict[str, Any]) -> int:
         """Bytes of segments that belong to graphs or to pools of the user's, and are idle: nothing else may have them. To
         look takes long, and only where the cache has other segments there is something to see."""
-        segments = stats["segment"]["all"]
-        if (now := (segments["allocated"], segments["freed"])) != self._segments:
+        if (now := _segments_of(stats)) != self._segments:
             self._segments = now
             self._pools = sum(
                 segment["total_size"]
@@ -137,12 +153,20 @@ def _segments() -> list[dict[str, Any]]:
         return []
 
 
+def _segments_of(stats: dict[str, Any]) -> tuple[int, int]:
+    """Taken from the driver so far, and given back."""
+    segments = stats["segment"]["all"]
+    return segments["allocated"], segments["freed"]
+
+
 def _bytes(stats: dict[str, Any], kind: str, when: str = "current") -> int:
     return int(stats[f"{kind}_bytes"]["all"][when])
 
 
 def capturing(device: torch.device) -> bool:
     """Whether torch's queue is being recorded."""
+    if torch.cuda.current_device() == device.index:
+        return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
 

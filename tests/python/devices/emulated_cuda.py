@@ -101,6 +101,7 @@ class EmulatedCuda(stand_in.StandIn):
         monkeypatch.setattr(torch.cuda, "ExternalStream", lambda queue, device: queue)
         monkeypatch.setattr(torch.cuda, "default_stream", lambda device: 0)
         monkeypatch.setattr(cuda_memory, "_new_block", self.new_block)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
     def close(self) -> None:

@@ -23,10 +23,10 @@ class Torch:
         self.allocated = self.peak = self.split = self.waiting = 0
         self.reserved = 0  # in ordinary segments
         self.pools: list[dict[str, Any]] = []
-        self.segments = self.snapshots = 0
+        self.segments = self.snapshots = self.asked = self.beside = 0
         self.capturing = False
         stand_ins = {
-            "mem_get_info": lambda _: (80 * GIB - self.kept(), 80 * GIB),
+            "mem_get_info": self.mem_get_info,
             "memory_stats_as_nested_dict": lambda _: self.stats(),
             "memory_snapshot": self.snapshot,
             "ExternalStream": lambda queue, device: ("stream", queue, device),
@@ -41,6 +41,10 @@ class Torch:
 
     def kept(self) -> int:
         return self.reserved + sum(pool["total_size"] for pool in self.pools)
+
+    def mem_get_info(self, _: torch.device) -> tuple[int, int]:
+        self.asked += 1
+        return 80 * GIB - self.kept() - self.beside, 80 * GIB
 
     def stats(self) -> dict[str, Any]:
         self.peak = max(self.peak, self.allocated)
@@ -199,6 +203,26 @@ def test_other_allocators_have_fewer_figures(cuda: Torch, monkeypatch: pytest.Mo
     cuda.segments = 1
     cache.allocate(10 * GIB)
     assert cache.free() == cache.room() == 50 * GIB
+
+
+def test_steps_ask_the_driver_where_something_may_have_changed(cuda: Torch, figure: Callable[[str], None]) -> None:
+    cache = cuda_memory.Cache(DEVICE)
+    assert step(cuda, cache, 10 * GIB) == 70 * GIB
+    for _ in range(cuda_memory._OLD - 1):
+        assert step(cuda, cache, 10 * GIB) == 70 * GIB
+    assert cuda.asked == 1
+    cuda.reserved -= GIB  # given back to the driver, and taken by somebody else
+    cuda.beside = GIB
+    assert step(cuda, cache, 9 * GIB) == 69 * GIB and cuda.asked == 2
+    cuda.segments += 1
+    cuda.beside += GIB
+    assert step(cuda, cache, 9 * GIB) == 68 * GIB and cuda.asked == 3
+    cuda.beside += GIB
+    rooms = [step(cuda, cache, 9 * GIB) for _ in range(cuda_memory._OLD)]
+    assert rooms == [68 * GIB] * (cuda_memory._OLD - 1) + [67 * GIB] and cuda.asked == 4
+    cuda.beside += GIB
+    assert cache.free() == 76 * GIB and step(cuda, cache, 9 * GIB) == 66 * GIB, "who asks for now is told of now"
+    figure(f"the driver is asked every {cuda_memory._OLD} steps")
 
 
 def test_blocks_are_never_filled() -> None:
