@@ -6,8 +6,9 @@
 
 The folder holds: source.tar.gz (the last commit), revision, sources (their hash), prebuilt.tar.xz (the module for that
 Python, the plug-in for --architectures, the tests of devices), and wheels as far as --with asks for them. Name with
---with only what the GPU machine lacks; plug-ins to compare with the package's go into its folder variants. Needs the packages that tools/bootstrap.sh --system-only installs, nvcc, pip, nanobind in
-this Python, and a Python of the GPU machine's version with its headers (no packages).
+--with only what the GPU machine lacks; plug-ins to compare with the package's go into its folder variants. Needs the
+packages that tools/bootstrap.sh --system-only installs, nvcc, pip, nanobind in this Python, and a Python of the GPU
+machine's version with its headers (no packages).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ MOST_BYTES = 48 << 20  # with this tree beside it, 64 MiB are not exceeded
 
 # Requirements for pip. "tests": all that the package and its tests need, and torch does not bring.
 WHEELS = {
-    "tests": ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "sortedcontainers", "rich",
-              "markdown-it-py", "mdurl", "typer", "click", "shellingham", "typing_extensions", "annotated-doc", "numpy"),
+    "tests": ("pytest", "pytest-xdist", "execnet", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",
+              "sortedcontainers", "rich", "markdown-it-py", "mdurl", "typer", "click", "shellingham", "typing_extensions", "annotated-doc", "numpy"),
     "bitsandbytes": ("bitsandbytes==0.50.2",),
     "torchao": ("torchao==0.18.*",),
     "flashoptim": ("flashoptim==0.1.4",),

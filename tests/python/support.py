@@ -49,8 +49,8 @@ def random_gradients(params: Sequence[torch.Tensor]) -> None:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """The tensor's elements in row-major order, as bytes."""
-    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    """The elements of a tensor on any device in row-major order, as bytes."""
+    flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 

@@ -46,7 +46,7 @@ QUEUE = (
     Step("synccheck", 8),
     Step("racecheck", 20),
     Step("suite ranks", 15),
-    Step("suite listings", 30),
+    Step("suite listings", 45),
     Step("resident.bandwidth", 14),
     Step("resident.peers_7b", 46),
     Step("paged.bitsandbytes_8bit", 28),

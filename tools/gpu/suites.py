@@ -19,7 +19,8 @@ DEVICE = {"LOWTIDE_TEST_DEVICE": "cuda", "LOWTIDE_TEST_DEVICE_NEEDED": "1", "LOW
 PYTHON_TESTS: dict[str, tuple[str, ...]] = {
     "suite python": ("devices/test_on_gpu.py",),
     "suite ranks": ("distributed/test_on_gpu_ranks.py",),
-    "suite listings": ("docs/test_readme.py", "-k", "test_example_runs or test_fragment_runs"),
+    # Each is a process that imports torch: one after another they take 200 s.
+    "suite listings": ("docs/test_readme.py", "-n8", "--dist=load", "-k", "test_example_runs or test_fragment_runs"),
 }
 SANITIZER_ERROR = 86  # an exit status that no test has
 # A checker makes all some ten times slower: a share of the random cases, of the tests that reach what it looks for.
