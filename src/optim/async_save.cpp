@@ -144,7 +144,7 @@ AsyncSave::Next AsyncSave::next(size_t& part, Copy& copy) {
 }
 
 void AsyncSave::end(std::exception_ptr failure) noexcept {
-  writer_.close();  // what failed leaves nothing behind by the time that this is known
+  writer_.close();  // a failed save has removed its files by the time that the failure is known
   const std::lock_guard lock(mutex_);
   failure_ = std::move(failure);
   copies_.clear();

@@ -49,11 +49,11 @@ class AsyncSave {
   // -- Any thread
 
   bool done() const;
-  // Whether it was done within so many seconds (below 0: for good). Throws what made the save fail.
+  // True if it was done within so many seconds (below 0: no limit). Throws the error that made the save fail.
   bool wait(double seconds);
   // A failure that wait() has not thrown yet is thrown, once; nothing is waited for.
   void raise_unraised();
-  // Whether nobody has to hear of it any more.
+  // True once nobody is left to be told of changes.
   bool is_over() const;
   const std::string& path() const { return writer_.path(); }
   // Bytes of state that steps have copied so far, and the most that were kept at a time.
@@ -86,7 +86,7 @@ class AsyncSave {
   checkpoint::Writer writer_;
   const SavedParts parts_;
 
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // guards the members below
   // Always notify_all(): glibc before 2.41 can lose what notify_one() says (bug 25847).
   std::condition_variable changed_;
   std::vector<bool> taken_;  // by part: read or copied, or about to be

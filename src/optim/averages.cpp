@@ -29,7 +29,7 @@ class Reached {
     else
       here_.resize(static_cast<size_t>(bytes));
   }
-  ~Reached() {  // whatever was thrown: what is queued still uses the memory
+  ~Reached() {  // also after an exception: queued work still uses the memory
     try {
       wait();
     } catch (...) {  // a device that is lost uses nothing
@@ -199,7 +199,7 @@ void Optimizer::set_evaluating(bool evaluating, void* stream) {
   }
   const Impl::StateCall call(*impl_);
   if (impl_->on_device) impl_->on_device->synchronize();  // steps may have been on another stream
-  std::optional<StateChange> change;                      // of residuals; other state stays, also beside a save
+  std::optional<StateChange> change;                      // for residuals; other state stays, also beside a save
   for (size_t i = 0; i < table.params.size(); ++i) {
     Parameter& param = table.params[i];
     if (!moves(param)) continue;
@@ -209,7 +209,7 @@ void Optimizer::set_evaluating(bool evaluating, void* stream) {
       Move(table, static_cast<int64_t>(i), evaluating, stream).take();
     } else {
       param.note_moved(evaluating, table.group_of(param).hyper.beta1);
-      note_switch(param);  // as on shards that are not empty
+      note_switch(param);  // as shards with elements do
     }
   }
   if (change) change->check_written();

@@ -23,7 +23,7 @@ struct Backends {
   Backend& at_params;                  // one of the two: it steps
   Device* device;                      // nullptr: the parameters are in host memory
   int threads = 1;
-  DeviceAllocator allocator;  // of device memory, which belongs to a framework then; empty: the device's own
+  DeviceAllocator allocator;  // a framework's device memory; empty: the device's own
 };
 
 }  // namespace lowtide

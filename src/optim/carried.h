@@ -19,9 +19,9 @@ extern const double kNoMuProduct;
 // How many a rule has, by its number.
 inline int carried_count(int rule) { return static_cast<int>(rule_info(rule).carried_names.size()); }
 
-// Those of a parameter one step later, with these hyper-parameters.
+// A parameter's carried numbers one step later, with these hyper-parameters.
 Carried next_carried(const Parameter& param, const Hyper& hyper);
-// Those that such hyper-parameters give a rule in so many steps.
+// The carried numbers of a rule after so many steps with these hyper-parameters.
 Carried carried_as_now(int rule, const Hyper& hyper, int64_t steps);
 
 // Their names for a parameter, constants, and they themselves: as many as there are names.

@@ -26,7 +26,7 @@ struct CheckpointState {
 
 struct CheckpointParam {
   std::string name;            // "0", "1", ... or what the caller names it; unique
-  std::vector<int64_t> sizes;  // of the parameter
+  std::vector<int64_t> sizes;  // the parameter's
   int group = 0;
   int64_t steps = 0;
   std::string codec;                    // "dynamic8"; blocks of `block` within rows of dim 0
@@ -40,7 +40,7 @@ struct Checkpoint {
   std::vector<CheckpointParam> params;
 };
 
-// Moves bytes [offset, offset + bytes) of a state's codes or scales. Throws what it likes.
+// Moves bytes [offset, offset + bytes) of a state's codes or scales. May throw anything.
 struct StatePart {
   size_t param;
   size_t state;

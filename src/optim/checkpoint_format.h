@@ -1,4 +1,4 @@
-// The parts of a checkpoint file (docs/checkpoint-format.md), for its writer and its reader: what is where, and which
+// The parts of a checkpoint file (docs/checkpoint-format.md), for its writer and its reader: where each lies, and which
 // values are valid. Both sides check by the same functions, so nothing is written that would not be read.
 #pragma once
 
@@ -14,12 +14,12 @@
 namespace lowtide::checkpoint {
 
 constexpr uint32_t kVersion = 1;
-constexpr int64_t kAlignment = 4096;  // of the data in the file
+constexpr int64_t kAlignment = 4096;  // for data in the file
 constexpr int64_t kPrefixBytes = 64;
-constexpr int64_t kPieceBytes = int64_t{4} << 20;  // as written
+constexpr int64_t kPieceBytes = int64_t{4} << 20;  // size of a written piece
 constexpr int64_t kSmallestPiece = 4096, kLargestPiece = int64_t{16} << 20;
 constexpr int64_t kMostHeaderBytes = 100'000'000;
-constexpr int64_t kMostBytes = int64_t{1} << 60;  // of data and of the file: sums of a few never overflow
+constexpr int64_t kMostBytes = int64_t{1} << 60;  // limit of data and file: sums of a few never overflow
 constexpr size_t kMostNameBytes = 4096, kMostSizes = 64, kMostStates = 64;
 
 // prefix | header | zeros up to a multiple of kAlignment | data | table of piece checksums | root
@@ -32,7 +32,7 @@ struct Prefix {
   int64_t file_bytes() const { return table_offset() + table_bytes() + 8; }
 };
 std::string encode(const Prefix& prefix);      // kPrefixBytes
-Prefix decode_prefix(std::string_view bytes);  // throws kInvalidArgument; what it returns is consistent in itself
+Prefix decode_prefix(std::string_view bytes);  // throws kInvalidArgument; the result is consistent in itself
 
 // One array of the data: all codes or all scales of a state. It is cut into pieces from its start.
 struct Array {
@@ -89,12 +89,12 @@ class Writer {
   // Bytes [at, at + bytes) of the arrays()[array].
   void write(size_t array, int64_t at, const std::byte* from, int64_t bytes);
   void commit();
-  // Gives up what is not committed: nothing is left behind.
+  // Discards an uncommitted file: nothing is left behind.
   void close() noexcept;
 
  private:
   class Replacement;
-  struct Part {                // of a piece, written by itself
+  struct Part {                // part of a piece, written by itself
     int64_t piece, at, bytes;  // at: in the data
     uint64_t checksum;
   };
@@ -104,7 +104,7 @@ class Writer {
   Env& env_;
   const std::string path_;
   const std::vector<Array> arrays_;
-  std::vector<int64_t> first_piece_;  // of each array
+  std::vector<int64_t> first_piece_;  // for each array
   Prefix prefix_;
   std::string head_;
   std::vector<uint64_t> table_;

@@ -21,11 +21,11 @@ struct JsonValue {
 
   Type type = Type::kNull;
   bool boolean = false;
-  bool negative = false;  // of an integer; then `number` is its magnitude
+  bool negative = false;  // for an integer, whose magnitude is `number`
   uint64_t number = 0;
   std::string text = {};
-  std::vector<JsonValue> items = {};   // of an array or object
-  std::vector<std::string> keys = {};  // of an object, one for each item, sorted
+  std::vector<JsonValue> items = {};   // for an array or object
+  std::vector<std::string> keys = {};  // for an object, one for each item, sorted
 
   const char* type_name() const {
     constexpr const char* kNames[] = {"null", "boolean", "number", "number", "string", "array", "object"};
@@ -212,7 +212,7 @@ class Decoder {
   JsonValue root_;
   std::vector<JsonValue> open_;                                // containers, outermost first
   std::array<std::optional<std::string>, kDeepest + 2> keys_;  // the last of the open object of each depth
-  int events_ = 0;                                             // of the open parameter
+  int events_ = 0;                                             // in the open parameter
   int64_t next_ = 0;                                           // end of the last array
 };
 

@@ -83,7 +83,7 @@ struct CheckpointFile::File {
 
 namespace {
 
-// Calls fn; what it throws says of which file it is.
+// Calls fn; adds the file's name to its errors.
 template <class Fn>
 void naming(const std::string& path, Fn&& fn) {
   try {
@@ -124,7 +124,7 @@ void CheckpointFile::for_each_piece(const StateWriter* write) const {
                    ll(bytes), ll(offset), contents_.params[array.part.param].states[array.part.state].name.c_str(),
                    contents_.params[array.part.param].name.c_str());
       });
-      if (write) (*write)(array.part, at, piece.get(), bytes);  // what it throws is its own
+      if (write) (*write)(array.part, at, piece.get(), bytes);  // its errors pass unchanged
     }
   }
 }

@@ -27,7 +27,7 @@ bool only(std::string_view text, std::string_view of) {
   return !text.empty() && text.find_first_not_of(of) == text.npos;
 }
 
-// Whether temporary_name() gives such names to files that are to be called `name`.
+// True if temporary_name() gives such names to files that are to be called `name`.
 bool is_temporary_of(std::string_view candidate, std::string_view name) {
   const std::string_view mark(kMark);
   if (!candidate.starts_with(name) || !candidate.substr(name.size()).starts_with(mark)) return false;

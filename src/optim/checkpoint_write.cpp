@@ -20,10 +20,11 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// The rename would put a file in the place of whatever has the name: /dev/null, for the whole system, if root saves there.
+// The rename would put a file in the place of whatever has the name: /dev/null, for the whole system, if root saves
+// there.
 void refuse_special(Env& env, const std::string& path) {
   unsigned mode = 0;
-  if (env.mode_of(path.c_str(), &mode) != 0 || S_ISREG(mode)) return;  // absent: creating the file says what is wrong
+  if (env.mode_of(path.c_str(), &mode) != 0 || S_ISREG(mode)) return;  // absent: creating the file reports errors
   if (S_ISDIR(mode)) fail_io(EISDIR, "could not replace '%s'", path.c_str());
   const char* const kind = S_ISFIFO(mode) ? "a pipe" : S_ISSOCK(mode) ? "a socket" : "a device";
   fail(ErrorKind::kInvalidArgument, "'%s' is %s; wanted a new name or a regular file's, which the checkpoint replaces",

@@ -124,7 +124,7 @@ std::shared_ptr<QueuedClip> DeviceSteps::take_clip(StepOptions& options) const {
   return nullptr;
 }
 
-// Budgets under automatic residency share what is free.
+// Budgets under automatic residency share the free memory.
 void DeviceSteps::announce(const StepOptions& options) {
   int64_t automatic = 0;
   for (const std::unique_ptr<Residence>& residence : table_.residences) automatic += residence->automatic();
@@ -169,7 +169,7 @@ void DeviceSteps::begin_pending(const StepPlan& plan, std::shared_ptr<Guard> gua
 
 void DeviceSteps::resolve() {
   if (!pending_) return;
-  if (device_.is_lost()) {  // what that step may have changed is refused
+  if (device_.is_lost()) {  // state that the step may have changed is refused
     pending_.reset();
     return;
   }

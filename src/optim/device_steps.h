@@ -45,7 +45,7 @@ class DeviceSteps {
     };
     std::shared_ptr<Guard> guard;
     Device::Event queued;         // all of the step
-    std::vector<int64_t> params;  // of the items that the guard counts
+    std::vector<int64_t> params;  // parameters of the items that the guard counts
     std::vector<Before> before;   // to go back to
     int64_t steps = 0;
     bool raises = false, replayed = false;

@@ -9,7 +9,7 @@
 
 namespace lowtide {
 
-// One read of the gradients that are there; on a device behind what is queued on `stream`, and waited for. Throws
+// One read of the gradients; on a device it runs behind the work queued on `stream`, and the call waits. Throws
 // kInvalidArgument for gradients that a step would refuse.
 cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, void* stream);
 
@@ -21,7 +21,7 @@ kernels::ClipTo clip_request(double max_norm, double norm_type, double factor);
 
 // The norm, not finite if a gradient is not; the factor with which a step makes max_norm of a norm that is larger, as
 // torch has it; and whether it then need not look for gradients that are not finite. A norm that is not finite clips
-// nothing: the step's own check says what is wrong.
+// nothing: the step's own check reports the gradient.
 kernels::Clip clip_of(const cpu::GradientSums& sums, const kernels::ClipTo& to);
 
 // The same options without a clip: waits for it, and has its factor in grad_scale.

@@ -1,7 +1,7 @@
 // One file for several optimizers that have the parameters of one between them, each those on its device.
 //
-// All of them have the same groups, and as many parameters with the same numbers: each has those of the others as
-// tensors without elements. The file is that of one optimizer with all of them, bit for bit, and is loaded by either.
+// All have the same groups, and the same parameters by number: each has the others' parameters as tensors without
+// elements. The file equals, bit for bit, the file of one optimizer with all parameters, and either loads it.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// All state to a file and back: that of one optimizer, or of several that share their parameters' numbers.
+// All state to a file and back: of one optimizer, or of several that share their parameters' numbers.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -89,8 +89,8 @@ size_t float_bytes(const CheckpointParam& param, const StatePart& part) {
   return param.codec == "fp32" ? sizeof(float) : param.codec == "bf16" ? 2 : 0;
 }
 
-// Refuses floats that would spread through weights in silence, as a state dict's are refused: those that are not finite, and
-// those below 0 where a scale or a state without sign stands. Pieces hold whole floats.
+// Refuses floats that would spread through weights in silence, as a state dict's are refused: those that are not
+// finite, and numbers below 0 in a scale or a state without sign. Pieces hold whole floats.
 void check_floats(const Checkpoint& saved, const StatePart& part, const std::byte* from, int64_t bytes) {
   const CheckpointParam& param = saved.params[part.param];
   const CheckpointState& state = param.states[part.state];
@@ -115,7 +115,7 @@ void clear_state(ParamTable& table, int64_t param, int k) {
   });
 }
 
-// The file's state is in place: so are its counts, and no parameter without state there keeps what it had.
+// The file's state is in place: so are its counts, and parameters without state in the file lose theirs.
 void commit(const Tables& tables, const Checkpoint& saved) {
   for (size_t i = 0; i < tables.params(); ++i) {
     Parameter& param = tables.at(i);

@@ -62,7 +62,7 @@ Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
   return Layout::make(whole.sizes, {});
 }
 
-// Whether a shard's elements of a row are in several places of the whole's.
+// True if a shard's elements of a row are in several places of the whole's row.
 bool row_is_scattered(std::span<const int64_t> shard, const WholeParam& whole) {
   for (size_t d = 2; d < shard.size(); ++d)
     if (shard[d] != whole.sizes[d]) return true;
@@ -217,7 +217,7 @@ uint32_t ParamSpec::make_args(const GroupSpec& group, const StepTerms& step, std
   in.norm[0] = step.norm[0], in.norm[1] = step.norm[1];
   std::copy_n(step.carried.of, kMaxCarried, in.carried);
   const uint32_t stochastic = stochastic_states(rule, codec, group.rounding, in);
-  if (stochastic) in.error *= 2;  // of a whole step, not half of one
+  if (stochastic) in.error *= 2;  // up to a whole step between codes, not half of one
   rule_info(rule).make_args(in, args);
   return stochastic;
 }

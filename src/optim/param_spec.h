@@ -23,7 +23,7 @@ inline constexpr int64_t kMostElements = int64_t{1} << 52;
 // The options of a group, checked, names as numbers of the catalog.
 struct GroupSpec {
   Hyper hyper;
-  int rule = 0;  // as users name it
+  int rule = 0;  // the rule that users name
   int codec = 0, master = 0;
   RoundingMode rounding = RoundingMode::kAuto;
   int64_t min_quantized_numel = 0;
@@ -53,19 +53,19 @@ struct Carried {
 struct StepTerms {
   int64_t t = 1;           // its number for the parameter, from 1
   bool first = false;      // the state holds nothing yet
-  bool direction = false;  // out of zeros, the arguments make what is to be subtracted: no lr, no decay, no parameter
+  bool direction = false;  // arguments for the direction alone: lr = -1, no decay, a parameter of zeros
   Carried carried;         // before the step
-  double norm[2] = {};     // of the whole parameter; 0: not known, or the rule needs none
+  double norm[2] = {};     // norms of the whole parameter; 0: not known, or the rule needs none
 };
 
 // A parameter, without its memory and its strides.
 struct ParamSpec {
   int family = 0;  // the rule as users name it
   int rule = 0;    // the one that steps: SGD without momentum steps as sgd_plain. Follows the group's hyper-parameters
-  int codec = 0;   // of its states, which may be another than the group's: see make_spec
-  int master = 0;  // of masters.def; weights of float32 have none
+  int codec = 0;   // for its states; may differ from the group's: see make_spec
+  int master = 0;  // a number of masters.def; float32 weights have none
   std::vector<int64_t> sizes;
-  Layout shape;  // of contiguous memory of these sizes
+  Layout shape;  // contiguous, of these sizes
   ShardOrigin origin;
 
   // The arrays stored beside the parameter: the states of a rule, then the residual of its weights, if they have one.
@@ -82,7 +82,7 @@ struct ParamSpec {
 
   // The rule with all the states that the parameter can have: SGD's momentum may come later.
   int fullest_rule() const { return states(rule) < states(family) ? family : rule; }
-  // Whether norms of whole parameters, if the rule needs any, are computed from arrays.
+  // True if norms of whole parameters, where the rule needs any, are computed from arrays.
   bool norms_read_arrays() const;
 
   // Writes the rule's arguments of a step, kArgsBytes at most. Returns which states are rounded stochastically: bit k.

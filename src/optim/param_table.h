@@ -49,15 +49,15 @@ struct ParamTable {
       if (residence->may_be_offloaded()) residence->onload(on.threads);
   }
 
-  // Whether the memory of two parameters may overlap: of all of them, or of the `stepped` alone.
+  // True if the memory of two parameters may overlap: among all of them, or among the `stepped` alone.
   bool overlap() { return overlap_ ? *overlap_ : *(overlap_ = find_overlap()); }
   bool overlap(std::span<const int64_t> stepped) const;
 
-  Env& env;  // of all files and all state memory
+  Env& env;  // for all files and all state memory
   Backends on;
-  int rule;  // of groups that name no other
+  int rule;  // for groups that name no other
   NonFinite nonfinite;
-  uint64_t seed;                                       // of stochastic rounding
+  uint64_t seed;                                       // for stochastic rounding
   std::vector<std::unique_ptr<Residence>> residences;  // the first is that of groups without a budget of their own
   std::vector<GroupSpec> groups;
   bool needs_norms = false;  // a rule of theirs needs norms of whole parameters before each step
@@ -76,7 +76,7 @@ struct ParamTable {
   bool find_overlap() const;
 
   void* opened_on_;              // a framework's queue, until a step says another
-  std::optional<bool> overlap_;  // of all parameters, where they are now
+  std::optional<bool> overlap_;  // for all parameters at their present addresses
 };
 
 }  // namespace lowtide

@@ -1,4 +1,4 @@
-// A parameter as the optimizer keeps it: what it is (ParamSpec), where it is, and its state.
+// A parameter as the optimizer keeps it: its description (ParamSpec), its address, and its state.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,9 @@ struct Parameter : ParamSpec {
   Layout layout;               // its own, strided
   int state_rule = 0;          // whose states are allocated; SGD keeps its buffer while momentum is 0
   void* data = nullptr;
-  Layout grad_layout;                 // of the last strided gradient
-  std::vector<int64_t> grad_strides;  // for which grad_layout was made; empty: there was none
-  std::vector<Progress> progress;     // of each piece, where paged
+  Layout grad_layout;                 // the last strided gradient's
+  std::vector<int64_t> grad_strides;  // strides that grad_layout was made from; empty: there was none
+  std::vector<Progress> progress;     // for each piece, where paged
   double evaluating_beta1 = 0;        // by which the weights moved to those to evaluate
   void* codes[kMaxArrays] = {};
   float* scales[kMaxArrays] = {};
@@ -58,7 +58,7 @@ struct Parameter : ParamSpec {
     evaluating = to_evaluate;
     evaluating_beta1 = to_evaluate ? by_beta1 : 0;
   }
-  int64_t state_bytes() const { return has_state ? bytes(state_rule) : 0; }  // of what is allocated
+  int64_t state_bytes() const { return has_state ? bytes(state_rule) : 0; }  // allocated now
   void set_uninitialized(bool now) {
     uninitialized = now;
     for (Progress& piece : progress) piece.uninitialized = now;

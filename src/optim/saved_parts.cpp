@@ -46,7 +46,7 @@ void SavedParts::add_direct(const Tables& tables, const checkpoint::Writer& file
 void SavedParts::add_chunks(const Tables& tables, const checkpoint::Writer& file) {
   constexpr size_t kKinds = 2;  // codes, scales
   std::vector<size_t> of_param(tables.params(), 0);
-  std::vector<size_t> numbers;  // of the arrays, by parameter, state and kind
+  std::vector<size_t> numbers;  // the arrays' numbers by parameter, state and kind
   for (size_t i = 0, k = 0; i < tables.params(); ++i) {
     of_param[i] = numbers.size();
     numbers.resize(numbers.size() + kMaxArrays * kKinds, kNone);

@@ -15,10 +15,10 @@ namespace lowtide {
 
 struct SavedPart {
   struct Range {
-    size_t array;             // of the file
+    size_t array;             // number in the file
     int64_t at, from, bytes;  // in the array; in the part
   };
-  Store* store = nullptr;  // of the chunk; or nullptr: at `memory`
+  Store* store = nullptr;  // the chunk's; nullptr: at `memory`
   size_t chunk = 0;
   const std::byte* memory = nullptr;
   int64_t bytes = 0;

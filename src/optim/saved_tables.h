@@ -34,7 +34,7 @@ class Tables {
 CheckpointParam describe(const Parameter& param, int of_rule);
 // The state as it is now. Throws kInvalidArgument for state that is replaced in part.
 Checkpoint describe(const Tables& tables, const std::string& metadata);
-// The file has one count for each parameter: what goes on here after a save is what is loaded from it.
+// The file has one count for each parameter: training goes on from the same counts after a save and after a load.
 void count_as_saved(const Tables& tables);
 
 }  // namespace lowtide

@@ -93,7 +93,7 @@ void StepPlan::gather() {
              "cannot be: %s",
              table_.on.device ? "on a device, make them one parameter"
                               : "give them a budget of their own that holds their state");
-  // Items behind those of this step were made before a change, or for signs: a longer step makes them anew.
+  // Items behind this step's were made before a change, or for signs: a longer step makes them again.
   if (!known) std::fill(buffers_.params.begin() + static_cast<ptrdiff_t>(made), buffers_.params.end(), -1);
   if (moves) buffers_.made_at = table_.changes;
 }

@@ -1,5 +1,5 @@
-// One step, from its gradients to the last kernel: what is stepped, with which arguments. A plan lives on the stack of
-// its step and nothing of it outlives the step but the memory of its lists, which the next one takes over.
+// One step, from its gradients to the last kernel: the parameters stepped and their arguments. A plan lives on the
+// stack of its step and nothing of it outlives the step but the memory of its lists, which the next one takes over.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct StepArgs {
     return t == step && carried == carried_before(param, step) && group == param.group && first == begins &&
            codec == param.codec && rule == param.rule && direction == makes_direction && !own;
   }
-  // Pieces that are steps behind have those of the hyper-parameters of now.
+  // Pieces that are steps behind have the arguments of the present hyper-parameters.
   static Carried carried_before(const Parameter& param, int64_t step) {
     return step == param.steps + 1 ? param.carried : Carried{};
   }
@@ -43,12 +43,12 @@ struct StepBuffers {
   std::vector<StepItem> items, direct, batch;
   std::vector<int64_t> params, empty, wanted, direct_params;
   std::vector<const StepItem*> streamed;  // by parameter
-  std::vector<Progress*> stepped;         // of the pieces of `batch`
+  std::vector<Progress*> stepped;         // progress of the pieces of `batch`
   std::vector<BallotTarget> targets;
   std::vector<ParamNorms> norms;
   std::deque<StepArgs> args;
   // ParamTable::changes when the items were made: while that stands still, an item of the same parameter differs from
-  // that of the last step by gradient and arguments alone. 0: make them anew.
+  // the last step's by gradient and arguments alone. 0: make them again.
   uint64_t made_at = 0;
 };
 
@@ -77,7 +77,7 @@ class StepPlan {
   const std::vector<int64_t>& empty() const { return buffers_.empty; }
   void set_guard(Guard* guard);
 
-  // Whether this step looks at its gradients, and the first item with one that is not finite; -1: there is none.
+  // True if this step looks at its gradients; and the first item with a non-finite one; -1: there is none.
   bool searches() const { return table_.nonfinite != NonFinite::kPropagate && !options_.assume_finite; }
   int64_t first_bad() const {
     return searches() ? backend_.first_nonfinite(items_, table_.on.threads, options_.stream) : -1;
@@ -110,7 +110,7 @@ class StepPlan {
   bool is_direction(const StepItem& item, const Parameter& param) const {
     return !ballots_ && item.param_layout == &param.shape;
   }
-  // Whether a step of this parameter needs its store.
+  // True if a step of this parameter needs its store.
   static bool streams(const Parameter& param) { return param.paged && param.arrays(param.rule) > 0; }
 
   void make_targets();
@@ -152,7 +152,7 @@ class StepPlan {
   const Ballots* ballots_;
   std::span<StepItem> items_;
   size_t args_used_ = 0;
-  const StepArgs* args_ = nullptr;  // those of the last item
+  const StepArgs* args_ = nullptr;  // the last item's
   bool ordered_ = false;            // parameters share memory: they are stepped one after another
 };
 

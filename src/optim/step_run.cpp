@@ -1,4 +1,4 @@
-// Taking a planned step: what is directly addressable in one call, then what streams, chunk by chunk.
+// Taking a planned step: addressable state in one call, then streamed state chunk by chunk.
 #include <algorithm>
 #include <exception>
 
@@ -45,7 +45,7 @@ StepResult StepPlan::take(bool guarded) {
   return found;
 }
 
-// Zeroes what signs or directions are written to: out of zeros, their arguments make what is to be subtracted.
+// Zeroes the memory that signs or directions are written to: from zeros, a step leaves the amount to subtract.
 void StepPlan::clear_targets() const {
   if (ballots_) {
     const int64_t count = sign_offset(table_, table_.params.size());
