@@ -86,8 +86,8 @@ using GivenMemory = std::optional<std::tuple<int64_t, std::string, int64_t, int6
 
 inline std::optional<Memory> memory_from(const GivenMemory& given) {
   if (!given) return std::nullopt;
-  const auto& [ram, disk, disk_bytes, chunk, device, managed, path, automatic] = *given;
-  return Memory{ram, disk, disk_bytes, chunk, device, managed, path, automatic};
+  const auto& [host, disk, disk_limit, chunk, device, managed, transfer, automatic] = *given;
+  return Memory{host, disk, disk_limit, chunk, device, managed, transfer, automatic};
 }
 
 // A shard: sizes of the whole, whether the cut is not between rows, and where the shard begins.

@@ -21,26 +21,27 @@ using namespace nb::literals;
 namespace lowtide::python {
 namespace {
 
-FieldDict budget_dict(const BudgetPlan& plan) {
+FieldDict forecast_dict(const Forecast& found) {
   FieldDict out;
-  out["params"] = plan.params;
-  out["elements"] = plan.elements;
-  out["state_bytes"] = plan.state_bytes;
-  out["fits"] = plan.fits;
-  out["problem"] = plan.problem;
-  out["ram_bytes"] = plan.ram_bytes();
-  out["direct_bytes"] = plan.direct_bytes;
-  out["resident_bytes"] = plan.resident_bytes;
-  out["slot_bytes"] = plan.slot_bytes;
-  out["disk_bytes"] = plan.disk_bytes;
-  out["chunks"] = plan.chunks;
-  out["moved_per_step"] = plan.moved_per_step;
-  out["step_seconds"] = plan.step_seconds;
-  out["disk_seconds"] = plan.disk_seconds;
-  out["seconds"] = plan.seconds;
-  out["behind_slot_bytes"] = plan.behind_slot_bytes;
-  out["behind_bytes"] = plan.behind_bytes;
-  out["behind_moved_per_step"] = plan.behind_moved_per_step;
+  out["params"] = found.params;
+  out["elements"] = found.elements;
+  out["state_bytes"] = found.state_bytes;
+  out["fits"] = found.fits;
+  out["problem"] = found.problem;
+  out["device_bytes"] = found.device_bytes;
+  out["host_bytes"] = found.host_bytes;
+  out["disk_bytes"] = found.disk_bytes;
+  out["direct_bytes"] = found.direct_bytes;
+  out["resident_bytes"] = found.resident_bytes;
+  out["streamed_bytes"] = found.streamed_bytes;
+  out["slot_bytes"] = found.slot_bytes;
+  out["chunks"] = found.chunks;
+  out["moved_per_step"] = found.moved_per_step;
+  out["disk_moved_per_step"] = found.disk_moved_per_step;
+  out["step_seconds"] = found.step_seconds;
+  out["link_seconds"] = found.link_seconds;
+  out["disk_seconds"] = found.disk_seconds;
+  out["seconds"] = found.seconds;
   return out;
 }
 
@@ -51,10 +52,10 @@ using Param = std::tuple<std::vector<int64_t>, GivenWhole, std::string>;
 using Group =
     std::tuple<std::vector<Param>, std::string, int64_t, HyperDict, GivenMemory, double, int, std::string, std::string>;
 
-std::pair<FieldDict, std::vector<FieldDict>> plan_memory_dicts(const std::string& rule, const GivenMemory& memory,
-                                                               const std::vector<Group>& groups, double read_rate,
-                                                               double write_rate) {
-  PlanRequest request{{.rule = rule, .memory = memory_from(memory).value_or(Memory{})}, {}, read_rate, write_rate};
+std::pair<FieldDict, std::vector<FieldDict>> forecast_dicts(const std::string& rule, const GivenMemory& memory,
+                                                            const std::vector<Group>& groups, double read_rate,
+                                                            double write_rate) {
+  ForecastRequest request{{.rule = rule, .memory = memory_from(memory).value_or(Memory{})}, {}, read_rate, write_rate};
   for (const auto& [params, state, min_quantized_numel, hyper, own, step_rate, budget_of, of_group, master] : groups) {
     const Hyper defaults = default_hyper(of_group.empty() ? rule : of_group);
     GroupOptions options{.hyper = hyper_from(defaults, hyper),
@@ -68,10 +69,10 @@ std::pair<FieldDict, std::vector<FieldDict>> plan_memory_dicts(const std::string
     for (const auto& [sizes, whole, dtype] : params)
       group.params.push_back({sizes, whole_from(whole), dtype_named(dtype)});
   }
-  const MemoryPlan plan = released([&] { return plan_memory(request); });
+  const Forecasts found = released([&] { return forecast(request); });
   std::vector<FieldDict> budgets;
-  for (const BudgetPlan& budget : plan.budgets) budgets.push_back(budget_dict(budget));
-  return {budget_dict(plan.total), budgets};
+  for (const Forecast& budget : found.budgets) budgets.push_back(forecast_dict(budget));
+  return {forecast_dict(found.total), budgets};
 }
 
 double step_rate(const std::string& rule, const std::string& state, const HyperDict& hyper, int threads,
@@ -106,11 +107,11 @@ FieldDict disk_rates(const std::string& directory, int64_t bytes, double seconds
 
 void bind_planning(nb::module_& m) {
   m.def(
-      "plan_memory", &plan_memory_dicts, "rule"_a, "memory"_a.none(), "groups"_a, "read_rate"_a = 0.0,
+      "forecast", &forecast_dicts, "rule"_a, "memory"_a.none(), "groups"_a, "read_rate"_a = 0.0,
       "write_rate"_a = 0.0,
       R"(groups: (params, state, min_quantized_numel, hyper-parameters that are not the defaults, own budget, bytes of state
 stepped per second, group whose budget it shares or -1, rule or "", master or ""). params: (sizes, whole, element type).
-Returns the fields of `lowtide.planning.plan.BudgetPlan` in all and for each budget: the optimizer's, then each group's.)");
+Returns the fields of `lowtide.Forecast` in all and for each budget: the optimizer's, then each group's.)");
   m.def("measure_step_rate", &step_rate, "rule"_a, "state"_a, "hyper"_a = HyperDict(nb::dict()), "threads"_a = 0,
         "elements"_a = 0, "seconds"_a = 0.5,
         "Bytes of state per second; 0 for a rule without state. Releases the GIL.");

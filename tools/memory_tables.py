@@ -119,7 +119,7 @@ def spread(model: Model, size: int, ram: int) -> str:
     for host, disk in ((ram * 3 // 4, None), (ram // 2, tempfile.gettempdir())):
         memory = lowtide.Memory(device=room, host=f"{host} GB", disk=disk)
         found = lowtide.plan([tuple(shape) for shape in shapes], memory=memory, on="cuda", dtype=torch.bfloat16, rates=RATES)
-        assert isinstance(found, lowtide.DevicePlan)
+        assert isinstance(found, lowtide.DeviceForecast)
         copies = found.copy_bytes if disk else 0
         if found.fits and found.host_bytes + copies <= ram * 1e9:
             break
@@ -140,7 +140,7 @@ def by_ram(model: Model) -> Iterator[list[str]]:
 def page() -> str:
     plans = {model: plan(model, "--betas", BETAS)["plans"] for model in MODELS}
     lion = {model: plan(model, "--rule", "lion")["plans"]["dynamic8"] for model in MODELS}
-    paged = {model: plan(model, "--ram", RAM, "--disk", SCRATCH)["plans"] for model in MODELS}
+    paged = {model: plan(model, "--host", RAM, "--disk", SCRATCH)["plans"] for model in MODELS}
     count = {model: plans[model]["fp32"]["elements"] for model in MODELS}
     names = [model.name.replace(" ", "\u00a0") for model in MODELS]
 
@@ -223,14 +223,14 @@ def page() -> str:
         *table(["AdamW, GB", *names], [
             [f"{form}: {what}", *(gb(paged[model][form][key]) for model in MODELS)]
             for form in ("dynamic8", "fp32")
-            for what, key in (("in RAM", "ram_bytes"), ("on disk", "disk_bytes"), ("moved per step", "moved_per_step"))
+            for what, key in (("in RAM", "host_bytes"), ("on disk", "disk_bytes"), ("moved per step", "moved_per_step"))
         ]),
         "A step takes at least as long as the disk needs for what moves: [Disk and paging](memory.md).",
         "",
         "## Your own model",
         "",
         "```sh",
-        "lowtide plan --hf-config config.json --ram 16GiB --disk /tmp",
+        "lowtide plan --hf-config config.json --host 16GiB --disk /tmp",
         "```",
         "",
         "[The command line](command-line.md) also takes shapes from a file, and measures seconds per step.",

@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
     const int64_t budget = std::atol(argv[4]), chunk = std::atol(argv[5]), rounds = std::atol(argv[6]);
     lowtide::Optimizer optimizer({.rule = "adamw",
                                   .nonfinite = lowtide::NonFinite::kPropagate,
-                                  .memory = {.ram_bytes = budget, .disk = argv[1], .chunk_bytes = chunk}});
+                                  .memory = {.host = budget, .disk = argv[1], .chunk = chunk}});
     lowtide::GroupOptions group;
     group.hyper = lowtide::default_hyper("adamw");
     group.state = argv[2];

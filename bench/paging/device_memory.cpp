@@ -138,7 +138,7 @@ int main(int argc, char** argv) {
   if (argc != 6) return std::fprintf(stderr, "device_memory TARGET STATE DEVICE_BYTES MANAGED STEPS\n"), 2;
   try {
     Memory memory;
-    memory.device_bytes = std::atoll(argv[3]);
+    memory.device = std::atoll(argv[3]);
     memory.managed = std::atoi(argv[4]) != 0;
     const std::string target = argv[1];
     run({target == "best" ? "" : target, argv[2], memory, std::atoi(argv[5])});

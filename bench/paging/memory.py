@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--programs", type=Path, default=None, help="folder of compiled programs (default: CMake's)")
     parser.add_argument("--out", type=Path, default=programs.OUT)
     args = parser.parse_args()
-    budget = lowtide.Memory(host=args.budget).budget().ram_bytes
+    budget = lowtide.Memory(host=args.budget).budget().host
     program = programs.linked("device_memory", args.programs, beside_plugin=True)
     rows: dict[str, dict[str, Any]] = {}
     for state in args.states.split(","):

@@ -37,7 +37,7 @@ class Explicit final : public Contender {
   Explicit(paging::Tensors& tensors, const std::string& disk, const std::string& state, int64_t budget, int64_t chunk)
       : optimizer_({.rule = "adamw",
                     .nonfinite = lowtide::NonFinite::kPropagate,
-                    .memory = {.ram_bytes = budget, .disk = disk, .chunk_bytes = chunk}}),
+                    .memory = {.host = budget, .disk = disk, .chunk = chunk}}),
         gradient_{tensors.grad.data()} {
     lowtide::GroupOptions group;
     group.hyper = lowtide::default_hyper("adamw");

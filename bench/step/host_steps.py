@@ -82,7 +82,7 @@ def main() -> None:
             moved = sum(3 * param.numel() * param.element_size() for param in here)
             rates = lowtide.Rates(step=resident.report()["state_bytes"] / seconds["resident"], link=moved / seconds["copies"])
             plan = lowtide.plan(there, state=state, memory=lowtide.Memory(step="host"), on="privateuseone", rates=rates)
-            assert isinstance(plan, lowtide.DevicePlan)
+            assert isinstance(plan, lowtide.DeviceForecast)
             row = {
                 "dtype": str(dtype), "state": state, "elements": count * each, "ms": {name: 1e3 * value for name, value in seconds.items()},
                 "cpu_ratio": statistics.median(cpu), "planned_ms": 1e3 * plan.seconds, "planned_ratio": plan.seconds / seconds["host"],

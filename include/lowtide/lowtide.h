@@ -87,26 +87,25 @@ typedef struct lt_gradient {
 
 /* A budget: where state may live. No bit of any result depends on it.
  *
- * For parameters in host memory, state that does not fit into ram_bytes lives in a scratch file and streams through RAM
- * in every step. For parameters on a device, state that does not fit into device_bytes lives in pinned host memory
- * (ram_bytes) and streams through the device, and what has no room there either in a scratch file, which comes through
- * pinned memory: give device_bytes and ram_bytes with it, and transfer "copy" or NULL. A step with state there returns
- * when that has been written. */
+ * State lives in the nearest tier that has room: on the device (for parameters there), in host memory, in a scratch
+ * file. What is not where its parameters are streams there in every step. For parameters on a device, host memory for
+ * state is pinned, and what is in the file comes through it; a step then returns when that has been written. A disk
+ * needs `host` and, for parameters on a device, transfer "copy" or NULL. */
 typedef struct lt_memory_options {
   int64_t struct_size;
-  int64_t ram_bytes; /* host memory for state, buffers included; -1: no limit */
+  int64_t host; /* bytes of host memory, buffers included; -1: no limit */
   /* Directory of a scratch file that has no name and leaves nothing behind; NULL: no disk. The call checks that it is a
    * directory; the first step (or load) that needs room there checks the room. */
   const char* disk;
-  int64_t disk_bytes;  /* limit of the scratch file; -1: none */
-  int64_t chunk_bytes; /* unit of moving, a multiple of 4096; 0: chosen from the budget */
+  int64_t disk_limit; /* bytes of the scratch file; -1: no limit */
+  int64_t chunk;      /* unit of moving in bytes, a multiple of 4096; 0: chosen from the budget */
   /* The rest is for parameters on a device and must keep its defaults for parameters in host memory. */
-  int64_t device_bytes; /* device memory for state, buffers included; -1: 7/8 of the memory that is free when state is
+  int64_t device;       /* bytes of device memory, buffers included; -1: 7/8 of the memory that is free when state is
                            placed (of all memory, if the driver does not tell) */
   int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0 */
   const char* transfer; /* how state that does not fit reaches the device: "copy", "zero_copy", "hybrid"; NULL: the
                            fastest that the device can do, measured once and remembered (docs/devices.md) */
-  int64_t automatic; /* 1, with device_bytes -1: state that a step brings begins on the device as far as it fits; state
+  int64_t automatic; /* 1, with device -1: state that a step brings begins on the device as far as it fits; state
                         loaded before any step begins in host memory and comes once steps have shown what else is there.
                         It goes to the host when memory gets short; 0 */
 } lt_memory_options;

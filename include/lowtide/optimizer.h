@@ -26,7 +26,7 @@
 #include "lowtide/error.h"
 #include "lowtide/export.h"
 #include "lowtide/hyper.h"
-#include "lowtide/memory_report.h"
+#include "lowtide/memory.h"
 #include "lowtide/tensor.h"
 #include "lowtide/version.h"
 
@@ -39,33 +39,6 @@ enum class NonFinite : int32_t {
   kRaise = 1,  // as kSkip, but throws Error(kInvalidArgument) naming the parameter
   // No check, which saves one read of the gradients. Values spread, with quantized state through blocks.
   kPropagate = 2,
-};
-
-// A budget: where state may live. Only state that does not fit moves, and no bit of any result depends on it.
-//
-// For parameters in host memory, state that does not fit into `ram_bytes` lives in a scratch file and streams through
-// RAM in every step. For parameters on a device, state that does not fit into `device_bytes` lives in pinned host
-// memory (`ram_bytes`) and streams through the device. What has no room there either is in the scratch file and comes
-// through pinned memory; a step then returns when that has been written. It needs device_bytes (or 7/8 of what is free)
-// and ram_bytes, and transfer "copy" or "".
-struct Memory {
-  int64_t ram_bytes = -1;   // host memory for state, buffers included; -1: no limit
-  std::string disk = "";    // directory of a scratch file that has no name and leaves nothing behind; "": no disk
-  int64_t disk_bytes = -1;  // limit of the scratch file; -1: none
-  int64_t chunk_bytes = 0;  // unit of moving, a multiple of 4096; 0: chosen from the budget
-  // The rest is for parameters on a device and must keep its defaults for parameters in host memory.
-  int64_t device_bytes = -1;  // device memory for state, buffers included; must hold a few chunks if not 0. -1: 7/8 of
-                              // the memory that is free when state is placed (of all, if the driver does not tell)
-  bool managed = false;       // all state in managed (shared) memory, which the driver migrates; never more of it than
-                              // device_bytes, or than the device has free
-  // How state that does not fit reaches the device: "copy" (through slots in its memory), "zero_copy" (kernels reach
-  // into pinned host memory), "hybrid" (copied in, written by kernels), or "": the fastest that the device can do,
-  // which is measured once for each kind of machine and remembered (docs/devices.md).
-  std::string transfer = "";
-  // In place of device_bytes: state that a step brings begins on the device as far as it fits beside what else there
-  // is. State that is there before any step begins in host memory, and as much as fits moves once steps have shown the
-  // rest. When memory gets short, state moves to the host. See Optimizer::demote and StepOptions::free_bytes.
-  bool automatic = false;
 };
 
 // A source of device memory in place of the driver: a framework's cache. allocate returns `bytes`, aligned to 256

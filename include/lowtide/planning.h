@@ -1,5 +1,5 @@
-// Plans a run before it: bytes of RAM and disk, bytes moved and seconds per step. Also measures the rates of this
-// machine that the seconds are computed from. plan_memory() allocates no state and touches no disk.
+// Forecasts of a run: bytes in each tier, bytes moved and seconds per step. Also measures the rates of this machine that
+// the seconds are computed from. forecast() allocates no state and touches no disk.
 //
 // Threads: any, at any time; measurements disturb each other. All arguments and results are values. Errors: Error, as
 // each function says, and std::bad_alloc.
@@ -26,53 +26,49 @@ struct PlannedGroup {
   double step_rate = 0;  // bytes of this group's state stepped per second; 0: unknown
 };
 
-struct PlanRequest {
-  // Rule and memory are read. Budgets with device_bytes or managed memory are those of parameters on a device: what the
-  // plan calls RAM is the device's memory, what it calls disk is the host's, and the rates are those of the link, which
-  // carries both ways at once. What
-  // is behind that, in a scratch file, is `behind_bytes`.
-  OptimizerOptions options;
+struct ForecastRequest {
+  OptimizerOptions options;  // rule and memory are read. A budget with `device` or managed memory is one of a device
   std::vector<PlannedGroup> groups;
-  double read_rate = 0, write_rate = 0;  // of the disk, bytes per second; 0: unknown
+  // Bytes per second; 0: unknown. Of the disk, and of a device's link, which carries as many each way at once.
+  double read_rate = 0, write_rate = 0, link_rate = 0;
 };
 
-// The plan of one budget, or of all together. Bytes are as Optimizer::report() has them after a first step in which
+// The memory that one budget will take, or all together. Bytes are as Optimizer::report() has them after a first step in which
 // every parameter had a gradient. If the state does not fit, all fields below `problem` are 0.
-struct BudgetPlan {
+struct Forecast {
   int64_t params = 0;       // parameters with state
   int64_t elements = 0;     // their elements
   int64_t state_bytes = 0;  // codes + scales
   bool fits = true;
   std::string problem = "";    // why not: what was given, and how much is needed
-  int64_t direct_bytes = 0;    // RAM of directly addressable state, alignment included
-  int64_t resident_bytes = 0;  // RAM of chunks that stay
-  int64_t slot_bytes = 0;      // RAM of all slots that the other chunks stream through
-  int64_t disk_bytes = 0;
+  int64_t device_bytes = 0;    // device memory, slots included; managed memory, too
+  int64_t host_bytes = 0;      // host memory, alignment and slots included
+  int64_t disk_bytes = 0;      // of the scratch file
+  int64_t direct_bytes = 0;    // directly addressable state, of host_bytes
+  int64_t resident_bytes = 0;  // chunks that stay where they are stepped
+  int64_t streamed_bytes = 0;  // the other chunks
+  int64_t slot_bytes = 0;      // all slots that these stream through where they are stepped
   int64_t chunks = 0;
-  int64_t moved_per_step = 0;  // read and written; an upper bound where rules with norms share a budget with others
-  // Seconds of a step: of stepping, of the disk, and of both, a lower bound that assumes full overlap and leaves out
-  // checksums, the first read and the last write. Each is 0 if a rate that it depends on is unknown.
-  double step_seconds = 0, disk_seconds = 0, seconds = 0;
-  // A disk behind a device takes these: host memory of the slots through which chunks come from there (in
-  // disk_bytes, too), bytes of the scratch file, and those read and written in a step. If there are any, `seconds` are
-  // unknown.
-  int64_t behind_slot_bytes = 0, behind_bytes = 0, behind_moved_per_step = 0;
-
-  int64_t ram_bytes() const { return direct_bytes + resident_bytes + slot_bytes; }
+  // Read and written: from wherever chunks are stepped, and of the disk. An upper bound where rules with norms share a
+  // budget with others.
+  int64_t moved_per_step = 0, disk_moved_per_step = 0;
+  // Seconds of a step: of stepping, of the link, of the disk, and of all three, a lower bound that assumes full overlap
+  // and leaves out checksums, the first read and the last write. Each is 0 if a rate that it depends on is unknown.
+  double step_seconds = 0, link_seconds = 0, disk_seconds = 0, seconds = 0;
 };
 
-struct MemoryPlan {
-  std::vector<BudgetPlan> budgets;  // [0]: the budget of groups without their own; then each group's own, in order
-  BudgetPlan total;                 // fits if all do; `problem` is the first problem
+struct Forecasts {
+  std::vector<Forecast> budgets;  // [0]: the budget of groups without their own; then each group's own, in order
+  Forecast total;                 // fits if all do; `problem` is the first problem
 
   // Throws kInvalidArgument with `problem` unless everything fits.
   LT_API void require_fit() const;
 };
 
-// Plans with the code that the optimizer decides with. Pure. Throws kInvalidArgument for everything that an Optimizer
+// Decides with the code that the optimizer decides with. Pure. Throws kInvalidArgument for everything that an Optimizer
 // would refuse whatever its budgets (an unknown rule or state, negative sizes), for rates that are no numbers and for
-// more than 2^52 elements. A budget that is too small is no error here: see MemoryPlan.
-LT_API MemoryPlan plan_memory(const PlanRequest& request);
+// more than 2^52 elements. A budget that is too small is no error here: see Forecasts.
+LT_API Forecasts forecast(const ForecastRequest& request);
 
 struct StepMeasurement {
   std::string rule = "adamw", state = "dynamic8";

@@ -47,10 +47,14 @@ std::string text(const char* given) { return given ? given : ""; }
 
 lowtide::Memory memory_from(const lt_memory_options* options) {
   const lt_memory_options given = struct_from(options, lt_memory_options LT_MEMORY_OPTIONS_INIT);
-  return {given.ram_bytes,      text(given.disk),
-          given.disk_bytes,     given.chunk_bytes,
-          given.device_bytes,   flag(given.managed, "managed"),
-          text(given.transfer), flag(given.automatic, "automatic")};
+  return {given.host,
+          text(given.disk),
+          given.disk_limit,
+          given.chunk,
+          given.device,
+          flag(given.managed, "managed"),
+          text(given.transfer),
+          flag(given.automatic, "automatic")};
 }
 
 lowtide::StepOptions step_options_from(const lt_step_options* options) {

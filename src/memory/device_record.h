@@ -7,7 +7,6 @@
 #include "backend/device.h"
 #include "core/buffer.h"
 #include "memory/filed_chunk.h"
-#include "memory/tier_plan.h"
 
 namespace lowtide {
 

@@ -20,7 +20,7 @@ DeviceStore::DeviceStore(Env& env, Device& device, DeviceStoreOptions options)
       env_(env),
       device_(device),
       options_(std::move(options)),
-      transfer_(options_.transfer),
+      transfer_(find_transfer_mode(options_.memory.transfer)),
       ring_(device, chunks_),
       queues_(device, chunks_, slots_, ring_) {}
 
@@ -35,24 +35,26 @@ DeviceStore::~DeviceStore() {
 void DeviceStore::add(std::span<const ShapedParam> params) {
   onload();
   catch_up();
-  LT_REQUIRE(options_.budget.chunk <= kLargestDeviceChunk, "got chunk_bytes=%lld, wanted %lld at most on a device",
-             ll(options_.budget.chunk), ll(kLargestDeviceChunk));
+  LT_REQUIRE(options_.memory.chunk <= kLargestDeviceChunk, "got chunk=%lld bytes, wanted %lld at most on a device",
+             ll(options_.memory.chunk), ll(kLargestDeviceChunk));
   choose_first_budget();
   StorePlan planned = plan(params);
-  if (options_.managed) check_managed(planned.plan.total_bytes);
+  if (options_.memory.managed) check_managed(planned.plan.tiers[0].resident_bytes);
 
   // Everything that can fail comes before the first change. The slots' room first: a step takes it again.
   const size_t before = chunks_.size();
   Index places = index_of(planned.added, before);
-  const FilePlaces file = make_places(planned);
+  const std::vector<Tier>& tiers = planned.plan.tier;
+  const FilePlaces file = places_of(chunks_, planned.chunk_bytes, tiers);
+  make_places(file);
   slots_.clear();
   forget_stage();
   pager_.forget();
   Moves moved(before);
   for (size_t i = 0; i < before; ++i)
-    if (planned.tier(i) != chunks_[i].tier()) moved[i] = copy_to(i, planned.tier(i));
+    if (tiers[i] != chunks_[i].tier()) moved[i] = copy_to(i, tiers[i]);
   std::vector<DeviceRecord> added = make_zeros(planned, file);
-  Pager pager(planned.plan, transfer());
+  Pager pager(planned.plan.tiers[0], transfer());
   pieces_.reserve(pieces_.size() + places.size());
   chunks_.reserve(before + added.size());
   host_writes_.resize(before + added.size());
@@ -61,7 +63,7 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
   pieces_.merge(places);
   for (DeviceRecord& record : added) chunks_.push_back(std::move(record));
   pager_ = std::move(pager);
-  fit_ring(planned.host.slots);
+  fit_ring(planned.plan.tiers[1].slots);
 }
 
 void DeviceStore::pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) {
@@ -99,10 +101,10 @@ void DeviceStore::end_step(const std::vector<int64_t>& wanted) {
     give_slots_back();
     host_writes_.end(queues_.record_all());
     const std::vector<int64_t>* const next = order_.next_after(wanted, true);
-    if (options_.automatic) follow_residency();
+    if (options_.memory.automatic) follow_residency();
     queued_ = Queued::kWork;
     if (!next || slots_.size() < pager_.slots() || ring_.slots() > 0) return;
-    pager_.expect(queues_, chunks_of(*next, chunks_.size()));
+    pager_.expect(queues_, due_chunks(*next));
     pager_.prefetch(queues_);
   } catch (...) {  // the next step queues it again, or says what is wrong
     break_off();
@@ -124,7 +126,7 @@ void DeviceStore::follow(void* queue) {
 
 MemoryReport DeviceStore::report() const {
   MemoryReport report;
-  const Plan& plan = pager_.plan();
+  const TierPlan& plan = pager_.plan();
   report.chunks = static_cast<int64_t>(chunks_.size());
   for (const DeviceRecord& record : chunks_)
     (record.kind == MemoryKind::kShared   ? report.managed_bytes
@@ -140,7 +142,7 @@ MemoryReport DeviceStore::report() const {
   report.waited_seconds = ring_.traffic().waited_seconds;
   for (const DeviceBytes& slot : slots_) report.device_bytes += slot.bytes();
   for (const Returning& slot : returning_) report.device_bytes += slot.memory.bytes();
-  report.moved_per_step = plan.read_bytes + plan.written_bytes;
+  report.moved_per_step = 2 * plan.streamed_bytes;
   report.read_bytes = queues_.read_bytes();
   report.written_bytes = queues_.written_bytes();
   report.promotions = promotions_;

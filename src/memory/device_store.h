@@ -26,7 +26,7 @@
 #include "memory/disk_ring.h"
 #include "memory/residency.h"
 #include "memory/store.h"
-#include "memory/store_plan.h"
+#include "memory/plan.h"
 #include "memory/transfer_mode.h"
 
 namespace lowtide {
@@ -61,19 +61,15 @@ class HostWrites {
 };
 
 struct DeviceStoreOptions {
-  Budget budget;  // device == -1: 7/8 of what is free when parameters are added (of all, where that is not known)
-  bool managed = false;
-  bool automatic = false;  // instead of budget.device: see Residency
-  // How chunks that do not fit are stepped; nothing: as choose_transfer_mode says when it first matters.
-  std::optional<TransferMode> transfer = TransferMode::kCopy;
+  Memory memory;  // automatic: see Residency
+  // How chunks that do not fit are stepped, where memory.transfer does not say; asked when it first matters. Empty: by
+  // copies.
   std::function<TransferMode()> choose_transfer_mode = {};
   // Device memory comes from an allocator that hands out what the caller's queue may still use.
   bool shared_allocator = false;
   // Keeps memory that is freed next from being handed out before what is queued on this queue has happened. If it
   // returns false, or without it, such memory is freed when that has happened.
   std::function<bool(void* memory, void* queue)> note_use = {};
-  // A directory for what fits into neither; "": none. Then transfer is kCopy, and managed and automatic are false.
-  std::string disk = "";
 };
 
 class DeviceStore final : public Store {
@@ -82,8 +78,6 @@ class DeviceStore final : public Store {
   ~DeviceStore() override;
 
   void add(std::span<const ShapedParam> params) override;
-  void check_written() override;
-  void forget_unwritten() override { unwritten_ = nullptr; }
   void synchronize() override;
   void peek(size_t chunk, std::byte* to) override;
 
@@ -117,7 +111,7 @@ class DeviceStore final : public Store {
 
   // -- Recorded steps
   // Whether all state is in device memory and stays there.
-  bool stays() const { return !options_.managed && !offloaded_ && pager_.plan().streamed.empty(); }
+  bool stays() const { return !options_.memory.managed && !offloaded_ && pager_.plan().streamed.empty(); }
   // The pieces of all chunks where they are, without a step. Only while stays().
   void visit_in_place(const Work& work) const;
   // The steps that follow are queued there, and do not come through step().
@@ -144,6 +138,7 @@ class DeviceStore final : public Store {
   using Moves = std::vector<std::optional<Move>>;  // by chunk; nothing: it stays
 
   size_t chunks() const override { return chunks_.size(); }
+  bool is_kept(size_t chunk) const override { return chunks_[chunk].kept_data(); }
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
   const std::byte* host_memory(std::byte*) const override { return nullptr; }  // it may be the device's
   void settle() override;
@@ -166,29 +161,27 @@ class DeviceStore final : public Store {
   // device_store_moves.cpp: where chunks are.
   void choose_first_budget();
   StorePlan plan(std::span<const ShapedParam> params);
-  StoreOptions limits() const;
+  StoreOptions options() const;
   int64_t device_budget() const;
   void check_managed(int64_t bytes);
   std::vector<DeviceRecord> make_zeros(StorePlan& planned, const FilePlaces& places);
   DeviceRecord make_zero(const Chunk& chunk, Tier tier, size_t number, int64_t file_offset);
   Move copy_to(size_t chunk, Tier to);
   void adopt(Moves moves) noexcept;
-  int ring_of(const Plan& plan) const;
+  int ring_of(const TierPlan& plan) const;
   void move_to(const StorePlan& planned);
+  int64_t bytes_of_all() const { return pager_.plan().resident_bytes + pager_.plan().streamed_bytes; }
   std::vector<Tier> offloaded_tiers() const;
   Residency::Seen seen() const;
   void follow_residency();
 
   // device_store_disk.cpp
   FilePlaces places_for(const std::vector<Tier>& tiers) const;
-  FilePlaces make_places(const StorePlan& planned);
   void make_places(const FilePlaces& places);
   void fit_ring(int slots) noexcept;
-  std::vector<bool> due_chunks(const std::vector<int64_t>& wanted) const;
   void begin_ring(const std::vector<bool>& wanted, int threads);
   void read_record(size_t chunk, std::byte* to);
   void write_record(size_t chunk, const std::byte* from);
-  int64_t kept_bytes() const;
 
   // device_store_slots.cpp
   void take_slots(void* stream);
@@ -201,12 +194,11 @@ class DeviceStore final : public Store {
   Device& device_;
   DeviceStoreOptions options_;
   std::optional<TransferMode> transfer_;  // nothing: not chosen yet
-  std::optional<int64_t> budget_;         // in place of options_.budget.device
+  std::optional<int64_t> budget_;         // in place of options_.memory.device
   std::vector<DeviceRecord> chunks_;
   bool offloaded_ = false;             // chunks that the plan keeps on the device are elsewhere until onload()
   std::unique_ptr<ScratchFile> file_;  // nullptr: nothing has been on disk
   DiskRing ring_;
-  std::exception_ptr unwritten_;    // the first change by visit() or copy() that could not be written
   std::vector<DeviceBytes> slots_;  // the plan's, and behind them those that prefetch() has borrowed
   std::deque<Returning> returning_;
   DeviceQueues queues_;

@@ -10,27 +10,15 @@ namespace lowtide {
 // Counts only the chunks that there are.
 FilePlaces DeviceStore::places_for(const std::vector<Tier>& tiers) const {
   std::vector<int64_t> bytes;
-  std::vector<bool> to_disk;
-  for (size_t i = 0; i < chunks_.size(); ++i) {
-    bytes.push_back(chunks_[i].chunk.bytes);
-    to_disk.push_back(tiers[i] == Tier::kDisk);
-  }
-  return places_of(chunks_, bytes, to_disk);
-}
-
-FilePlaces DeviceStore::make_places(const StorePlan& planned) {
-  std::vector<bool> to_disk;
-  for (size_t i = 0; i < planned.chunk_bytes.size(); ++i) to_disk.push_back(planned.tier(i) == Tier::kDisk);
-  FilePlaces places = places_of(chunks_, planned.chunk_bytes, to_disk);
-  make_places(places);
-  return places;
+  for (const DeviceRecord& record : chunks_) bytes.push_back(record.chunk.bytes);
+  return places_of(chunks_, bytes, tiers);
 }
 
 // A place says nothing of where the chunk is.
 void DeviceStore::make_places(const FilePlaces& places) {
   if (places.bytes == 0) return;
-  places.check(options_.budget.disk);
-  places.fit(file_, env_, options_.disk);
+  places.check(options_.memory.disk_limit);
+  places.fit(file_, env_, options_.memory.disk);
   for (size_t i = 0; i < chunks_.size(); ++i) chunks_[i].file_offset = places.offsets[i];
 }
 
@@ -40,14 +28,6 @@ void DeviceStore::fit_ring(int slots) noexcept {
   for (const DeviceRecord& record : chunks_)
     if (record.tier() == Tier::kDisk) largest = std::max(largest, record.chunk.bytes);
   ring_.resize(file_.get(), largest > 0 ? std::max(slots, 1) : 0, largest);
-}
-
-// Chunks that could not be written are due whatever is wanted.
-std::vector<bool> DeviceStore::due_chunks(const std::vector<int64_t>& wanted) const {
-  std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
-  for (size_t i = 0; i < chunks.size(); ++i)
-    if (chunks_[i].kept_data()) chunks[i] = true;
-  return chunks;
 }
 
 void DeviceStore::begin_ring(const std::vector<bool>& wanted, int threads) {
@@ -76,22 +56,10 @@ void DeviceStore::write_record(size_t chunk, const std::byte* from) {
   try {
     record.write(*file_, chunk, from);
   } catch (...) {
-    if (!unwritten_) unwritten_ = std::current_exception();
+    note_unwritten();
     record.kept_change = std::exchange(stage_memory_, Buffer());
     stage_.forget();
   }
-}
-
-void DeviceStore::check_written() {
-  stage_.write_back();
-  raise_kept(std::exchange(unwritten_, nullptr), "change", kept_bytes());
-}
-
-int64_t DeviceStore::kept_bytes() const {
-  int64_t bytes = 0;
-  for (const DeviceRecord& record : chunks_)
-    if (record.kept_data()) bytes += record.chunk.bytes;
-  return bytes;
 }
 
 }  // namespace lowtide

@@ -11,9 +11,10 @@ namespace lowtide {
 
 // Where nobody has said how much, an eighth is left for activations and gradients that are not there yet.
 int64_t DeviceStore::device_budget() const {
-  if (budget_) return options_.budget.device < 0 ? *budget_ : std::min(*budget_, options_.budget.device);
-  if (options_.automatic) return 0;
-  if (options_.budget.device >= 0) return options_.budget.device;
+  const int64_t given = options_.memory.device;
+  if (budget_) return given < 0 ? *budget_ : std::min(*budget_, given);
+  if (options_.memory.automatic) return 0;
+  if (given >= 0) return given;
   const Device::Limits limits = device_.limits();
   if (limits.free >= 0) return report().device_bytes + limits.free / 8 * 7;
   return limits.total < 0 ? -1 : limits.total / 8 * 7;
@@ -21,28 +22,30 @@ int64_t DeviceStore::device_budget() const {
 
 // Where a step brings state: what else the device has to hold, activations and gradients, is known by then.
 void DeviceStore::choose_first_budget() {
-  if (!options_.automatic || !room_) return;
+  if (!options_.memory.automatic || !room_) return;
   if (const std::optional<int64_t> budget = Residency::before_new_state(seen())) budget_ = budget;
 }
 
-StoreOptions DeviceStore::limits() const {
-  StoreOptions out{options_.budget, options_.disk, true};
-  out.budget.device = options_.managed ? -1 : device_budget();
-  out.in_place = transfer() == TransferMode::kZeroCopy;
-  out.at_least_slots = !options_.managed && (options_.automatic || budget_);
-  out.device_limit = options_.budget.device;
+StoreOptions DeviceStore::options() const {
+  StoreOptions out{options_.memory, true, transfer() == TransferMode::kZeroCopy};
+  if (options_.memory.managed)
+    out.memory.device = -1;
+  else if (options_.memory.automatic || budget_)
+    out.device_now = device_budget();
+  else
+    out.memory.device = device_budget();
   return out;
 }
 
 StorePlan DeviceStore::plan(std::span<const ShapedParam> params) {
   std::vector<int64_t> sizes;
   for (const DeviceRecord& record : chunks_) sizes.push_back(record.chunk.bytes);
-  StorePlan planned = plan_store(limits(), sizes, params);
-  if (transfer_ || planned.plan.streamed.empty()) return planned;
+  StorePlan planned = plan_store(options(), sizes, params);
+  if (transfer_ || planned.plan.tiers[0].streamed.empty()) return planned;
   const bool measures = device_.steps_pinned() && options_.choose_transfer_mode;
   if (measures) device_.host_wait(device_.record(queue_));  // what runs there now is not to be measured, too
   transfer_ = measures ? options_.choose_transfer_mode() : TransferMode::kCopy;
-  return *transfer_ == TransferMode::kZeroCopy ? plan_store(limits(), std::move(sizes), params) : planned;
+  return *transfer_ == TransferMode::kZeroCopy ? plan_store(options(), std::move(sizes), params) : planned;
 }
 
 // The new chunks of a plan, with states that decode to zero. Under `automatic` what was to go to the device begins on
@@ -50,18 +53,18 @@ StorePlan DeviceStore::plan(std::span<const ShapedParam> params) {
 std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, const FilePlaces& places) {
   std::vector<DeviceRecord> added;
   const size_t before = chunks_.size();
-  const auto first = planned.plan.resident.begin() + static_cast<ptrdiff_t>(before);
-  const bool fills =
-      !options_.managed && std::find(first, planned.plan.resident.end(), true) != planned.plan.resident.end();
+  const std::vector<Tier>& tiers = planned.plan.tier;
+  const auto first = tiers.begin() + static_cast<ptrdiff_t>(before);
+  const bool fills = !options_.memory.managed && std::find(first, tiers.end(), Tier::kDevice) != tiers.end();
   bool is_full = false;
   try {
     for (const Chunk& chunk : planned.added) {
       const size_t number = before + added.size();
-      const Tier tier = is_full ? Tier::kHost : planned.tier(number);
+      const Tier tier = is_full ? Tier::kHost : tiers[number];
       try {
         added.push_back(make_zero(chunk, tier, number, places.offsets[number]));
       } catch (const Error& error) {
-        if (error.kind() != ErrorKind::kOutOfMemory || !options_.automatic || tier != Tier::kDevice) throw;
+        if (error.kind() != ErrorKind::kOutOfMemory || !options_.memory.automatic || tier != Tier::kDevice) throw;
         is_full = true;
         added.push_back(make_zero(chunk, Tier::kHost, number, -1));
       }
@@ -75,15 +78,16 @@ std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, const File
     throw;
   }
   if (is_full) {
-    std::vector<bool> resident = planned.plan.resident;
+    TierPlan& plan = planned.plan.tiers[0];
+    std::vector<bool> resident = plan.resident;
     for (size_t i = 0; i < added.size(); ++i) resident[before + i] = added[i].kind == MemoryKind::kDevice;
-    planned.plan = plan_keeping(std::move(resident), planned.chunk_bytes, ring_of(planned.plan));
+    plan = plan_keeping(std::move(resident), planned.chunk_bytes, ring_of(plan));
   }
   return added;
 }
 
 DeviceRecord DeviceStore::make_zero(const Chunk& chunk, Tier tier, size_t number, int64_t file_offset) {
-  const MemoryKind kind = options_.managed        ? MemoryKind::kShared
+  const MemoryKind kind = options_.memory.managed ? MemoryKind::kShared
                           : tier == Tier::kDevice ? MemoryKind::kDevice
                                                   : MemoryKind::kPinned;
   DeviceRecord record{{chunk, file_offset}, kind};
@@ -149,7 +153,7 @@ void DeviceStore::check_managed(int64_t bytes) {
     if (held == 0) managed_room_ = limits.free;
     most = std::max<int64_t>(std::min(managed_room_, limits.free + held) - Residency::margin(limits.total), 0);
   }
-  if (options_.budget.device >= 0) most = most < 0 ? options_.budget.device : std::min(most, options_.budget.device);
+  if (const int64_t given = options_.memory.device; given >= 0) most = most < 0 ? given : std::min(most, given);
   LT_REQUIRE(most < 0 || bytes <= most,
              "%s of state do not fit in %s of device memory, and managed memory must not exceed it; give less managed "
              "state, or a budget without managed memory, which moves only what does not fit",
@@ -157,21 +161,21 @@ void DeviceStore::check_managed(int64_t bytes) {
 }
 
 // The slots of this plan, or of one that must stream more.
-int DeviceStore::ring_of(const Plan& plan) const {
+int DeviceStore::ring_of(const TierPlan& plan) const {
   return transfer() == TransferMode::kZeroCopy ? 0 : plan.slots > 0 ? plan.slots : kOverlappingSlots;
 }
 
 // Chunks that go away from the device come first, all or none; then the others come, as far as there is memory.
 void DeviceStore::move_to(const StorePlan& planned) {
   catch_up();
-  const Plan& plan = planned.plan;
-  make_places(planned);
+  const TierPlan& plan = planned.plan.tiers[0];
+  make_places(places_for(planned.plan.tier));
   std::vector<int64_t> bytes;
   for (const DeviceRecord& record : chunks_) bytes.push_back(record.chunk.bytes);
   const int slots = ring_of(plan);
   const auto copies_of = [&](bool nearer, Moves& moves) {
     for (size_t i = 0; i < moves.size(); ++i)
-      if (const Tier to = planned.tier(i), from = chunks_[i].tier(); to != from && (to < from) == nearer)
+      if (const Tier to = planned.plan.tier[i], from = chunks_[i].tier(); to != from && (to < from) == nearer)
         moves[i] = copy_to(i, to);
   };
   // Whether something has moved.
@@ -186,7 +190,7 @@ void DeviceStore::move_to(const StorePlan& planned) {
     adopt(std::move(moves));
     forget_stage();
     pager_ = std::move(pager);
-    fit_ring(planned.host.slots);
+    fit_ring(planned.plan.tiers[1].slots);
     return moved;
   };
   Moves down(chunks_.size()), up(chunks_.size());
@@ -204,7 +208,7 @@ void DeviceStore::move_to(const StorePlan& planned) {
     if (short_of.kind() != ErrorKind::kOutOfMemory) error = std::current_exception();
   }
   promotions_ += commit(up);
-  const Plan& now = pager_.plan();
+  const TierPlan& now = pager_.plan();
   if (static_cast<int>(slots_.size()) != now.slots || (now.slots > 0 && slots_[0].bytes() != now.slot_bytes))
     slots_.clear();
   if (error) std::rethrow_exception(error);
@@ -214,11 +218,11 @@ void DeviceStore::set_device_budget(int64_t bytes) {
   LT_REQUIRE(bytes >= 0, "got a budget of %lld bytes of device memory, wanted 0 or more", ll(bytes));
   onload();
   const std::optional<int64_t> before = std::exchange(budget_, bytes);
-  if (options_.managed || chunks_.empty()) return;
+  if (options_.memory.managed || chunks_.empty()) return;
   try {
     const StorePlan now = plan({});
-    bool moves = now.plan.slots != pager_.plan().slots;
-    for (size_t i = 0; i < chunks_.size(); ++i) moves |= now.tier(i) != chunks_[i].tier();
+    bool moves = now.plan.tiers[0].slots != pager_.plan().slots;
+    for (size_t i = 0; i < chunks_.size(); ++i) moves |= now.plan.tier[i] != chunks_[i].tier();
     if (moves) move_to(now);
   } catch (...) {
     budget_ = before;
@@ -227,7 +231,7 @@ void DeviceStore::set_device_budget(int64_t bytes) {
 }
 
 int64_t DeviceStore::demote(int64_t bytes) {
-  if (bytes <= 0 || options_.managed || chunks_.empty() || offloaded_) return 0;
+  if (bytes <= 0 || options_.memory.managed || chunks_.empty() || offloaded_) return 0;
   const int64_t before = report().device_bytes;
   residency_.disturbed();
   catch_up();
@@ -239,7 +243,7 @@ int64_t DeviceStore::demote(int64_t bytes) {
 Residency::Seen DeviceStore::seen() const {
   const Device::Limits limits = device_.limits();
   const int64_t held = report().device_bytes;
-  Residency::Seen seen{limits.free, limits.total, held, pager_.plan().total_bytes};
+  Residency::Seen seen{limits.free, limits.total, held, bytes_of_all()};
   if (room_.value_or(-1) >= 0)
     seen.free = std::max<int64_t>(*room_ - held, 0);
   else if (seen.free < 0 && limits.total >= 0)
@@ -259,7 +263,7 @@ void DeviceStore::follow_residency() {
 
 // Host memory first, as far as it has room beside what is there and its slots.
 std::vector<Tier> DeviceStore::offloaded_tiers() const {
-  const int64_t limit = options_.budget.host;
+  const int64_t limit = options_.memory.host;
   int64_t room = limit < 0 ? INT64_MAX : limit - static_cast<int64_t>(ring_.slots()) * ring_.slot_bytes();
   for (const DeviceRecord& record : chunks_)
     if (record.tier() == Tier::kHost) room -= record.chunk.bytes;
@@ -267,7 +271,7 @@ std::vector<Tier> DeviceStore::offloaded_tiers() const {
   for (const DeviceRecord& record : chunks_) {
     Tier tier = record.tier();
     if (tier == Tier::kDevice) {
-      tier = options_.disk.empty() || record.chunk.bytes <= room ? Tier::kHost : Tier::kDisk;
+      tier = options_.memory.disk.empty() || record.chunk.bytes <= room ? Tier::kHost : Tier::kDisk;
       if (tier == Tier::kHost) room -= record.chunk.bytes;
     }
     tiers.push_back(tier);
@@ -277,15 +281,15 @@ std::vector<Tier> DeviceStore::offloaded_tiers() const {
 
 void DeviceStore::check_offload() const {
   if (offloaded_) return;
-  if (!options_.disk.empty()) return places_for(offloaded_tiers()).check(options_.budget.disk);
-  const Plan& plan = pager_.plan();
-  LT_REQUIRE(options_.budget.host < 0 || plan.total_bytes <= options_.budget.host,
+  if (!options_.memory.disk.empty()) return places_for(offloaded_tiers()).check(options_.memory.disk_limit);
+  const int64_t needed = bytes_of_all();
+  LT_REQUIRE(options_.memory.host < 0 || needed <= options_.memory.host,
              "got a host memory budget of %lld bytes, wanted at least %lld to put all state there",
-             ll(options_.budget.host), ll(plan.total_bytes));
+             ll(options_.memory.host), ll(needed));
 }
 
 void DeviceStore::offload() {
-  if (offloaded_ || options_.managed || chunks_.empty()) return;
+  if (offloaded_ || options_.memory.managed || chunks_.empty()) return;
   check_offload();
   catch_up();
   const std::vector<Tier> to = offloaded_tiers();

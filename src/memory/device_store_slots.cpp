@@ -26,12 +26,12 @@ void DeviceStore::take_slots(void* stream) {
 
 // Whether state has left the device.
 bool DeviceStore::demote_for_slots(int64_t bytes) {
-  const Plan& plan = pager_.plan();
+  const TierPlan& plan = pager_.plan();
   const int64_t before = plan.resident_bytes;
   if (before == 0) return false;
   residency_.disturbed();
   try {
-    set_device_budget(std::max<int64_t>(plan.ram_bytes - bytes, 0));
+    set_device_budget(std::max<int64_t>(plan.bytes - bytes, 0));
   } catch (const Error& error) {  // host memory is short, too
     if (error.kind() == ErrorKind::kDeviceLost) throw;
   }

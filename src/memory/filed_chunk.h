@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "memory/checksum.h"
-#include "memory/chunk.h"
+#include "memory/plan.h"
 #include "memory/scratch_file.h"
 
 namespace lowtide {
@@ -44,16 +44,16 @@ struct FilePlaces {
 };
 
 // Chunks that there are keep the place that they have. Those that go to the disk and have none get one behind them.
-// bytes, to_disk: of the chunks that there are, and of new ones behind them.
+// bytes, tiers: of the chunks that there are, and of new ones behind them.
 template <class Record>
 FilePlaces places_of(const std::vector<Record>& chunks, const std::vector<int64_t>& bytes,
-                     const std::vector<bool>& to_disk) {
+                     const std::vector<Tier>& tiers) {
   FilePlaces out{std::vector<int64_t>(bytes.size(), -1)};
   for (size_t i = 0; i < chunks.size(); ++i)
     if (out.offsets[i] = chunks[i].file_offset; out.offsets[i] >= 0)
       out.bytes = std::max(out.bytes, out.offsets[i] + chunks[i].chunk.bytes);
   for (size_t i = 0; i < bytes.size(); ++i)
-    if (out.offsets[i] < 0 && to_disk[i]) out.offsets[i] = std::exchange(out.bytes, out.bytes + bytes[i]);
+    if (out.offsets[i] < 0 && tiers[i] == Tier::kDisk) out.offsets[i] = std::exchange(out.bytes, out.bytes + bytes[i]);
   return out;
 }
 

@@ -19,7 +19,7 @@ std::vector<int> wanted_of(const std::vector<int>& chunks, const std::vector<boo
 
 }  // namespace
 
-Pager::Pager(Plan plan, TransferMode transfer) : plan_(std::move(plan)), transfer_(transfer) {
+Pager::Pager(TierPlan plan, TransferMode transfer) : plan_(std::move(plan)), transfer_(transfer) {
   const bool has_slots = transfer != TransferMode::kZeroCopy;
   LT_REQUIRE(plan_.slots >= (plan_.streamed.empty() || !has_slots ? 0 : 1),
              "got a plan of %d slots for %zu streamed chunks", plan_.slots, plan_.streamed.size());

@@ -40,8 +40,8 @@ class Pager {
  public:
   // Throws kInvalidArgument if the plan has streamed chunks and no slot for them, or does not say of each chunk either
   // that it is resident or that it is streamed.
-  explicit Pager(Plan plan, TransferMode transfer = TransferMode::kCopy);
-  const Plan& plan() const { return plan_; }
+  explicit Pager(TierPlan plan, TransferMode transfer = TransferMode::kCopy);
+  const TierPlan& plan() const { return plan_; }
 
   // Queues the work of one step: every chunk that is wanted (empty: all of them) once, in order within each set;
   // resident chunks spread evenly among the streamed ones, so that transfers go on beneath them. Slots are free again
@@ -76,7 +76,7 @@ class Pager {
   void queue_step(Queues& queues);
   void load(Queues& queues, size_t k);
 
-  Plan plan_;
+  TierPlan plan_;
   TransferMode transfer_;
   std::vector<int> in_place_;              // the chunks that are stepped where they are, in the order of the step
   std::vector<int> streamed_;              // the others

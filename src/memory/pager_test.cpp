@@ -24,26 +24,14 @@ using fake::FakeQueuesOptions;
 using Bytes = std::vector<uint8_t>;
 
 struct Case {
-  Plan plan;
+  TierPlan plan;
   std::vector<int64_t> chunk_bytes;
   int chunks() const { return static_cast<int>(chunk_bytes.size()); }
 };
 
 Case make_case(std::vector<int64_t> chunk_bytes, std::vector<bool> resident, int slots) {
-  Case c{{}, std::move(chunk_bytes)};
-  Plan& plan = c.plan;
-  plan.resident = std::move(resident);
-  for (size_t i = 0; i < c.chunk_bytes.size(); ++i) {
-    plan.total_bytes += c.chunk_bytes[i];
-    (plan.resident[i] ? plan.resident_bytes : plan.streamed_bytes) += c.chunk_bytes[i];
-    if (plan.resident[i]) continue;
-    plan.streamed.push_back(static_cast<int>(i));
-    plan.slot_bytes = std::max(plan.slot_bytes, c.chunk_bytes[i]);
-  }
-  plan.slots = plan.streamed.empty() ? 0 : slots;
-  plan.ram_bytes = plan.resident_bytes + plan.slots * plan.slot_bytes;
-  plan.read_bytes = plan.written_bytes = plan.streamed_bytes;
-  return c;
+  TierPlan plan = plan_keeping(std::move(resident), chunk_bytes, slots);
+  return {std::move(plan), std::move(chunk_bytes)};
 }
 
 Case random_case(testing::Rng& rng, int chunks, int slots, double resident) {
@@ -144,7 +132,7 @@ TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
         queues.drain();
         ASSERT_EQ(contents(queues, c), expected) << chunks << " chunks, " << slots << " slots, seed " << options.seed;
         ASSERT_EQ(races(queues), 0u) << first_race(queues);
-        ASSERT_LE(queues.near_peak(), c.plan.ram_bytes + options.more_slots * c.plan.slot_bytes);
+        ASSERT_LE(queues.near_peak(), c.plan.bytes + options.more_slots * c.plan.slot_bytes);
       }
   std::printf(
       "%d seeded schedules of 3 transfer modes, %lld steps, %lld of them with the next one's first reads ahead, %lld "
@@ -158,9 +146,9 @@ TEST(Pager, NearMemoryIsWhatThePlanSays) {
   int plans = 0;
   for (; plans < 200; ++plans) {
     const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.4);
-    EXPECT_EQ(run(c, {}, 2)->near_peak(), c.plan.ram_bytes);
+    EXPECT_EQ(run(c, {}, 2)->near_peak(), c.plan.bytes);
     FakeQueuesOptions tight;
-    tight.near_capacity = c.plan.ram_bytes - 1;
+    tight.near_capacity = c.plan.bytes - 1;
     try {
       run(c, tight, 1);
       ADD_FAILURE() << "ran in a byte less than the plan's";
@@ -168,7 +156,7 @@ TEST(Pager, NearMemoryIsWhatThePlanSays) {
       EXPECT_EQ(e.kind(), ErrorKind::kOutOfMemory) << e.what();
     }
   }
-  std::printf("%d plans: peak of near memory = ram_bytes, and a byte less is refused\n", plans);
+  std::printf("%d plans: peak of near memory = bytes, and a byte less is refused\n", plans);
 }
 
 TEST(Pager, EveryWaitIsNeededOrANoOp) {
@@ -453,7 +441,7 @@ TEST(Pager, GoingOnAfterAFailureWithoutDrainingIsARace) {
 TEST(Pager, RefusesPlansThatDoNotHoldTogether) {
   const Case good = make_case({8, 8, 8}, {false, true, false}, 2);
   const auto refused = [&](auto&& change) {
-    Plan plan = good.plan;
+    TierPlan plan = good.plan;
     change(plan);
     try {
       Pager pager(plan);
@@ -462,14 +450,14 @@ TEST(Pager, RefusesPlansThatDoNotHoldTogether) {
     }
     return false;
   };
-  EXPECT_FALSE(refused([](Plan&) {}));
-  EXPECT_TRUE(refused([](Plan& p) { p.slots = 0; }));
-  EXPECT_TRUE(refused([](Plan& p) { p.slots = -1; }));
-  EXPECT_TRUE(refused([](Plan& p) { p.streamed = {2, 0}; }));
-  EXPECT_TRUE(refused([](Plan& p) { p.streamed = {0}; }));
-  EXPECT_TRUE(refused([](Plan& p) { p.streamed = {0, 1, 2}; }));
-  EXPECT_TRUE(refused([](Plan& p) { p.streamed = {0, 2, 3}; }));
-  EXPECT_FALSE(refused([](Plan& p) { p = Plan{}; }));
+  EXPECT_FALSE(refused([](TierPlan&) {}));
+  EXPECT_TRUE(refused([](TierPlan& p) { p.slots = 0; }));
+  EXPECT_TRUE(refused([](TierPlan& p) { p.slots = -1; }));
+  EXPECT_TRUE(refused([](TierPlan& p) { p.streamed = {2, 0}; }));
+  EXPECT_TRUE(refused([](TierPlan& p) { p.streamed = {0}; }));
+  EXPECT_TRUE(refused([](TierPlan& p) { p.streamed = {0, 1, 2}; }));
+  EXPECT_TRUE(refused([](TierPlan& p) { p.streamed = {0, 2, 3}; }));
+  EXPECT_FALSE(refused([](TierPlan& p) { p = TierPlan{}; }));
 }
 
 }  // namespace

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <map>
 #include <numeric>
-#include <optional>
-#include <span>
 #include <utility>
 
 #include "core/buffer.h"
@@ -17,6 +15,9 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 56;  // in total; slots * slot_bytes cannot overflow
 constexpr int kMostSlots = 64;
+constexpr int kSlots = 4;  // of a store's rings
+constexpr int64_t kSmallestChunk = 64 << 10;
+constexpr int64_t kMostChunks = int64_t{1} << 22;  // a gigabyte of bookkeeping
 // Bounds of the search for the resident set: milliseconds for sizes as they occur, 8 MiB of memory at the worst.
 constexpr int64_t kMostUnits = int64_t{1} << 20;  // of one subset sum
 constexpr int64_t kMostWork = int64_t{1} << 24;   // units * sizes of one subset sum
@@ -100,15 +101,29 @@ std::optional<Choice> choose(std::span<const SizeClass> classes, int64_t slots, 
 
 std::string exact(int64_t bytes) { return format("%lld bytes (%s)", ll(bytes), format_bytes(bytes).c_str()); }
 
-int64_t checked_total(const PlanInput& input) {
-  LT_REQUIRE(input.ram_budget >= -1 && input.disk_budget >= -1,
-             "got budgets of %lld bytes of RAM and %lld bytes of disk; give 0 or more, or -1 for no limit",
-             ll(input.ram_budget), ll(input.disk_budget));
+const char* name_of(Tier tier) {
+  return tier == Tier::kDevice ? "device memory" : tier == Tier::kHost ? "host memory" : "disk";
+}
+
+std::string budget_text(const TierLimit& limit) {
+  const std::string whole = exact(limit.bytes);
+  return limit.taken == 0 ? whole : whole + ", of which other state has " + exact(limit.taken);
+}
+
+int64_t sum_of(const std::vector<int64_t>& chunks) { return std::accumulate(chunks.begin(), chunks.end(), int64_t{0}); }
+
+void check(const PlanInput& input) {
+  for (const TierLimit& limit : input.tiers) {
+    LT_REQUIRE(limit.bytes >= -1 && limit.taken >= 0,
+               "got a budget of %lld bytes of %s; give 0 or more, or -1 for no limit", ll(limit.bytes),
+               name_of(limit.tier));
+    for (const double rate : {limit.read_rate, limit.write_rate, input.step_rate})
+      LT_REQUIRE(std::isfinite(rate) && rate >= 0, "got a rate of %g bytes/s; give 0 (unknown) or a finite one", rate);
+  }
   LT_REQUIRE(input.max_slots >= 0 && input.max_slots <= kMostSlots, "got max_slots=%d; give 0 to %d", input.max_slots,
              kMostSlots);
-  for (const double rate : {input.read_rate, input.write_rate, input.step_rate}) {
-    LT_REQUIRE(std::isfinite(rate) && rate >= 0, "got a rate of %g bytes/s; give 0 (unknown) or a finite one", rate);
-  }
+  LT_REQUIRE(input.max_slots > 0 || input.tiers.size() <= 2,
+             "got chunks to step where they wait, and %zu tiers; those on a third cannot be", input.tiers.size());
   LT_REQUIRE(input.chunk_bytes.size() <= size_t{1} << 30, "got %zu chunks; 2^30 are the most",
              input.chunk_bytes.size());
   int64_t total = 0;
@@ -119,114 +134,198 @@ int64_t checked_total(const PlanInput& input) {
     LT_REQUIRE(bytes <= kMostBytes - total, "got more than %s of state in all", exact(kMostBytes).c_str());
     total += bytes;
   }
-  return total;
 }
 
 void predict_seconds(const PlanInput& input, Plan& plan) {
-  const bool disk_known = input.read_rate > 0 && input.write_rate > 0;
-  if (input.step_rate > 0) plan.step_seconds = static_cast<double>(plan.total_bytes) / input.step_rate;
-  const double read = disk_known ? static_cast<double>(plan.read_bytes) / input.read_rate : 0;
-  const double write = disk_known ? static_cast<double>(plan.written_bytes) / input.write_rate : 0;
-  plan.disk_seconds = input.both_ways ? std::max(read, write) : read + write;
-  if (input.step_rate == 0 || (plan.slots > 0 && !disk_known)) return;
-  plan.seconds = std::max(plan.step_seconds, plan.disk_seconds);
-  if (plan.slots == 1) plan.seconds = plan.step_seconds + read + write;
-  if (plan.slots > 1)
-    plan.seconds = std::max(plan.seconds, (read + static_cast<double>(plan.streamed_bytes) / input.step_rate + write) /
-                                              static_cast<double>(plan.slots));
+  bool known = input.step_rate > 0;
+  if (known) plan.step_seconds = static_cast<double>(sum_of(input.chunk_bytes)) / input.step_rate;
+  double seconds = plan.step_seconds;
+  for (size_t i = 0; i + 1 < input.tiers.size(); ++i) {
+    const TierPlan& here = plan.tiers[i];
+    const TierLimit& behind = input.tiers[i + 1];
+    const auto bytes = static_cast<double>(here.streamed_bytes);
+    if (bytes == 0) continue;
+    if (behind.read_rate == 0 || behind.write_rate == 0) {
+      known = false;
+      continue;
+    }
+    const double read = bytes / behind.read_rate, write = bytes / behind.write_rate;
+    const bool both_ways = input.tiers[i].tier == Tier::kDevice;
+    const double moving = both_ways ? std::max(read, write) : read + write;
+    (both_ways ? plan.link_seconds : plan.disk_seconds) = moving;
+    seconds = std::max(seconds, moving);
+    if (here.slots == 1) seconds = std::max(seconds, plan.step_seconds + read + write);
+    if (here.slots > 1 && known)
+      seconds = std::max(seconds, (read + bytes / input.step_rate + write) / static_cast<double>(here.slots));
+  }
+  if (known) plan.seconds = seconds;
 }
 
-// streamed: the fewest bytes that there can be.
-void check_far(const PlanInput& input, int64_t total, int64_t streamed) {
-  LT_REQUIRE(input.disk_budget < 0 || streamed <= input.disk_budget,
-             "%s of state do not fit in the %s budget of %s, and the %s budget is %s; give at least %lld bytes of %s, "
-             "or more %s",
-             exact(total).c_str(), input.near, exact(input.ram_budget).c_str(), input.far,
-             exact(input.disk_budget).c_str(), ll(streamed), input.far, input.near);
+// The plans of some tiers, or why there are none.
+struct Division {
+  std::vector<TierPlan> tiers = {};
+  std::string problem = {};
+};
+
+Division divide(std::span<const TierLimit> tiers, const std::vector<int64_t>& chunk_bytes, const PlanInput& input);
+
+// Keeps what `choice` says of each class in the first of these tiers, beside so many slots, and the others behind it.
+Division keep(std::span<const TierLimit> tiers, const std::vector<int64_t>& chunk_bytes, const PlanInput& input,
+              std::span<const SizeClass> classes, const Choice& choice, int slots) {
+  std::map<int64_t, int64_t> left;  // still to be kept
+  for (size_t i = 0; i < classes.size(); ++i) left[classes[i].bytes] = choice.keep[i];
+  std::vector<bool> resident;
+  for (const int64_t bytes : chunk_bytes) resident.push_back(bytes == 0 || left[bytes]-- > 0);
+  TierPlan here = plan_keeping(std::move(resident), chunk_bytes, slots);
+  const TierLimit &limit = tiers[0], &behind = tiers[1];
+  if (tiers.size() == 2 && behind.bytes >= 0 && here.streamed_bytes > behind.bytes)
+    return {{},
+            format("%s of state do not fit in the %s budget of %s, and the %s budget is %s; give at least %lld bytes of "
+                   "%s, or more %s",
+                   exact(sum_of(chunk_bytes)).c_str(), name_of(limit.tier), budget_text(limit).c_str(), name_of(behind.tier),
+                   exact(behind.bytes).c_str(), ll(here.streamed_bytes), name_of(behind.tier), name_of(limit.tier))};
+  std::vector<int64_t> left_over = chunk_bytes;
+  for (size_t i = 0; i < left_over.size(); ++i)
+    if (here.resident[i]) left_over[i] = 0;
+  Division rest = divide(tiers.subspan(1), left_over, input);
+  rest.tiers.insert(rest.tiers.begin(), std::move(here));
+  return rest;
 }
 
-// The ring and the resident set beside it, for state that does not fit.
-std::pair<int, Choice> divide(const PlanInput& input, std::span<const SizeClass> classes, int64_t total) {
+// These tiers, for chunks that are not nearer; others count as empty.
+Division divide(std::span<const TierLimit> tiers, const std::vector<int64_t>& chunk_bytes, const PlanInput& input) {
+  const TierLimit& limit = tiers[0];
+  const int64_t total = sum_of(chunk_bytes), room = std::max<int64_t>(limit.bytes - limit.taken, 0);
+  if (total == 0 || limit.bytes < 0 || total <= room) {
+    const std::vector<bool> all(chunk_bytes.size(), true);
+    Division out{{plan_keeping(all, chunk_bytes, 0)}};
+    out.tiers.resize(tiers.size(), plan_keeping(all, std::vector<int64_t>(all.size(), 0), 0));
+    return out;
+  }
+  const char* const name = name_of(limit.tier);
+  if (tiers.size() == 1)
+    return {{},
+            format("state takes %s, the %s budget is %s and there is no disk for the rest; give at least %lld bytes of "
+                   "%s, or a directory on disk",
+                   exact(total).c_str(), name, budget_text(limit).c_str(),
+                   ll(std::max(total, input.whole_bytes) + limit.taken), name)};
+  std::map<int64_t, int64_t> count;
+  for (const int64_t bytes : chunk_bytes)
+    if (bytes > 0) ++count[bytes];
+  std::vector<SizeClass> classes;
+  for (const auto& [bytes, n] : count) classes.push_back({bytes, n});
+  if (input.max_slots == 0) return keep(tiers, chunk_bytes, input, classes, fill(classes, room), 0);
   const int64_t largest = classes.back().bytes;
-  LT_REQUIRE(input.has_disk,
-             "state takes %s, the RAM budget is %s and there is no disk for the rest; give at least %lld bytes of RAM, "
-             "or a directory on disk",
-             exact(total).c_str(), exact(input.ram_budget).c_str(), ll(std::max(total, input.whole_bytes)));
-  if (input.max_slots == 0) {
-    Choice choice = fill(classes, input.ram_budget);
-    check_far(input, total, total - choice.bytes);
-    return {0, std::move(choice)};
+  if (room < largest)
+    return {{},
+            format("the %s budget is %s, and the largest chunk of state must be in %s while it is stepped; give at "
+                   "least %lld bytes of %s, or make chunks smaller (Memory's chunk)",
+                   name, budget_text(limit).c_str(), name, ll(largest + limit.taken), name)};
+  const auto beside = [&](int slots) -> std::optional<Division> {
+    const std::optional<Choice> choice = choose(classes, slots, room);
+    if (!choice) return std::nullopt;
+    return keep(tiers, chunk_bytes, input, classes, *choice, slots);
+  };
+  // With fewer slots here more chunks stay, and less has to fit behind. The last try says what is missing.
+  Division best{{}, "no ring was tried"};
+  int slots = std::min(input.max_slots, kOverlappingSlots) + 1;
+  while (!best.problem.empty() && --slots >= 1)
+    if (std::optional<Division> found = beside(slots)) best = *std::move(found);
+  if (!best.problem.empty() || slots < kOverlappingSlots) return best;
+  const int64_t base = best.tiers[0].streamed_bytes;
+  while (++slots <= input.max_slots) {
+    std::optional<Division> found = beside(slots);
+    if (!found || !found->problem.empty() || found->tiers[0].streamed_bytes > base + base / 16) break;
+    if (const int behind = found->tiers[1].slots; behind > 0 && behind < kOverlappingSlots) break;
+    best = *std::move(found);
   }
-  LT_REQUIRE(input.ram_budget >= largest,
-             "the %s budget is %s, and the largest chunk of state must be in %s while it is stepped; give at least "
-             "%lld bytes of %s, or make chunks smaller (chunk_bytes; in Python, Memory's chunk)",
-             input.near, exact(input.ram_budget).c_str(), input.near, ll(largest), input.near);
-  const auto streamed = [&](const Choice& choice) { return total - choice.bytes; };
-  int slots = 0;
-  Choice best;
-  int64_t least = total;  // bytes on disk, of any ring
-  for (int n = std::min(input.max_slots, kOverlappingSlots); n >= 1 && slots == 0; --n) {
-    std::optional<Choice> choice = choose(classes, n, input.ram_budget);
-    if (!choice) continue;
-    least = std::min(least, streamed(*choice));
-    if (input.disk_budget >= 0 && streamed(*choice) > input.disk_budget) continue;
-    slots = n;
-    best = *std::move(choice);
-  }
-  if (slots == 0) check_far(input, total, least);
-  if (slots < kOverlappingSlots) return {slots, std::move(best)};
-  const int64_t base = streamed(best);
-  for (int n = kOverlappingSlots + 1; n <= input.max_slots; ++n) {
-    std::optional<Choice> choice = choose(classes, n, input.ram_budget);
-    if (!choice || streamed(*choice) > base + base / 16) break;
-    if (input.disk_budget >= 0 && streamed(*choice) > input.disk_budget) break;
-    slots = n;
-    best = *std::move(choice);
-  }
-  return {slots, std::move(best)};
+  return best;
+}
+
+std::vector<TierLimit> tiers_of(const StoreOptions& options, const StoreRates& rates) {
+  const Memory& memory = options.memory;
+  std::vector<TierLimit> tiers;
+  if (options.on_device) tiers.push_back({Tier::kDevice, options.device_now.value_or(memory.device)});
+  tiers.push_back({Tier::kHost, memory.host, options.taken, rates.link, rates.link});
+  if (!memory.disk.empty()) tiers.push_back({Tier::kDisk, memory.disk_limit, 0, rates.read, rates.write});
+  return tiers;
+}
+
+// Large enough for the disk to run at its rate, small enough that the ring leaves most of the budget to residents.
+int64_t chunk_bytes_for(const StoreOptions& options, int64_t total) {
+  if (options.memory.chunk > 0) return options.memory.chunk;
+  StoreOptions given = options;
+  given.device_now.reset();
+  std::vector<TierLimit> tiers = tiers_of(given, {});
+  if (tiers.size() > 1) tiers.pop_back();  // the last has no slots, all others must leave room
+  int64_t budget = options.device_now ? total : INT64_MAX;
+  for (const TierLimit& limit : tiers)
+    if (limit.bytes >= 0) budget = std::min(budget, std::max<int64_t>(limit.bytes - limit.taken, 0));
+  if (budget == INT64_MAX) return kLargestChunk;
+  const int64_t share = std::min(budget, total) / (4 * kSlots) / kPageBytes * kPageBytes;
+  return std::clamp(share, kSmallestChunk, kLargestChunk);
 }
 
 }  // namespace
 
-Plan plan_keeping(std::vector<bool> resident, const std::vector<int64_t>& chunk_bytes, int slots) {
-  Plan plan;
+TierPlan plan_keeping(std::vector<bool> resident, const std::vector<int64_t>& chunk_bytes, int slots) {
+  TierPlan plan;
   plan.resident = std::move(resident);
   for (size_t i = 0; i < chunk_bytes.size(); ++i) {
-    plan.total_bytes += chunk_bytes[i];
+    (plan.resident[i] ? plan.resident_bytes : plan.streamed_bytes) += chunk_bytes[i];
     if (plan.resident[i]) continue;
     plan.streamed.push_back(static_cast<int>(i));
-    plan.streamed_bytes += chunk_bytes[i];
     if (slots > 0) plan.slot_bytes = std::max(plan.slot_bytes, chunk_bytes[i]);
   }
   plan.slots = plan.streamed.empty() ? 0 : slots;
-  plan.resident_bytes = plan.total_bytes - plan.streamed_bytes;
-  plan.ram_bytes = plan.resident_bytes + plan.slots * plan.slot_bytes;
-  plan.read_bytes = plan.written_bytes = plan.streamed_bytes;
+  plan.bytes = plan.resident_bytes + plan.slots * plan.slot_bytes;
   return plan;
 }
 
 Plan make_plan(const PlanInput& input) {
+  check(input);
+  Division found = divide(input.tiers, input.chunk_bytes, input);
+  LT_REQUIRE(found.problem.empty(), "%s", found.problem.c_str());
   Plan plan;
-  plan.total_bytes = checked_total(input);
-  plan.resident.assign(input.chunk_bytes.size(), true);
-  plan.resident_bytes = plan.ram_bytes = plan.total_bytes;
-  if (input.ram_budget >= 0 && plan.total_bytes > input.ram_budget) {
-    std::map<int64_t, int64_t> count;
-    for (const int64_t bytes : input.chunk_bytes)
-      if (bytes > 0) ++count[bytes];
-    std::vector<SizeClass> classes;
-    for (const auto& [bytes, n] : count) classes.push_back({bytes, n});
-    auto [slots, choice] = divide(input, classes, plan.total_bytes);
-    for (size_t i = 0; i < classes.size(); ++i) count[classes[i].bytes] = choice.keep[i];  // still to be placed
-    for (size_t i = 0; i < input.chunk_bytes.size(); ++i) {
-      const int64_t bytes = input.chunk_bytes[i];
-      if (bytes == 0 || count[bytes]-- > 0) continue;
-      plan.resident[i] = false;
-    }
-    plan = plan_keeping(std::move(plan.resident), input.chunk_bytes, slots);
-  }
+  plan.tiers = std::move(found.tiers);
+  plan.tier.assign(input.chunk_bytes.size(), input.tiers[0].tier);
+  for (size_t t = 0; t + 1 < plan.tiers.size(); ++t)
+    for (const int chunk : plan.tiers[t].streamed) plan.tier[static_cast<size_t>(chunk)] = input.tiers[t + 1].tier;
   predict_seconds(input, plan);
   return plan;
+}
+
+StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, std::span<const ShapedParam> params,
+                     const StoreRates& rates) {
+  const int64_t known = sum_of(before);
+  int64_t total = known;
+  for (const ShapedParam& p : params)
+    for (int k = 0; k < p.shape.states; ++k) total += p.shape.format[k].code_bytes(p.shape.rows * p.shape.row_length);
+  const int64_t chunk_bytes = chunk_bytes_for(options, total);
+  LT_REQUIRE(total / chunk_bytes <= kMostChunks,
+             "got %lld bytes of state in chunks of %lld bytes, more than 2^22 of them; make chunks larger (Memory's "
+             "chunk, of at least %lld) or give more memory",
+             ll(total), ll(chunk_bytes), ll((total / kMostChunks + kPageBytes) / kPageBytes * kPageBytes));
+  StorePlan out{cut_chunks(params, chunk_bytes), std::move(before), {}};
+  for (const Chunk& chunk : out.added) out.chunk_bytes.push_back(chunk.bytes);
+  PlanInput input{out.chunk_bytes, tiers_of(options, rates)};
+  input.max_slots = options.in_place ? 0 : kSlots;
+  input.step_rate = rates.step;
+  if (options.device_now && !options.in_place && !out.chunk_bytes.empty()) {
+    int64_t slots = kOverlappingSlots * *std::max_element(out.chunk_bytes.begin(), out.chunk_bytes.end());
+    if (options.memory.device >= 0) slots = std::min(slots, options.memory.device);
+    input.tiers[0].bytes = std::max(input.tiers[0].bytes, slots);
+  }
+  const TierLimit& only = input.tiers.front();
+  if (input.tiers.size() == 1 && only.bytes >= 0 && sum_of(out.chunk_bytes) > only.bytes - only.taken) {
+    // Chunks follow the budget, and so does what is added to fill their pages: this is of the one to ask for.
+    StoreOptions whole = options;
+    whole.memory.host = total + options.taken;
+    input.whole_bytes = known;
+    for (const Chunk& chunk : cut_chunks(params, chunk_bytes_for(whole, total))) input.whole_bytes += chunk.bytes;
+  }
+  out.plan = make_plan(input);
+  return out;
 }
 
 }  // namespace lowtide

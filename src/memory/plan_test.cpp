@@ -22,10 +22,20 @@ constexpr int64_t kPage = 4096;
 
 int64_t sum(const std::vector<int64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 
+// Chunks that are stepped in host memory and wait on disk.
+PlanInput input_of(std::vector<int64_t> sizes, int64_t host, int64_t disk = -1) {
+  return {std::move(sizes), {{Tier::kHost, host}, {Tier::kDisk, disk}}};
+}
+
+// Chunks that are stepped on a device, and wait in host memory or on disk.
+PlanInput three_tiers(std::vector<int64_t> sizes, int64_t device, int64_t host, int64_t disk) {
+  return {std::move(sizes), {{Tier::kDevice, device}, {Tier::kHost, host}, {Tier::kDisk, disk}}};
+}
+
 // Does all work at once, counts it, and keeps the clock that the queues and the one disk would have shown.
 class Recorder : public Queues {
  public:
-  Recorder(const PlanInput& input, const Plan& plan)
+  Recorder(const PlanInput& input, const TierPlan& plan)
       : input_(input), plan_(plan), steps(input.chunk_bytes.size(), 0), holds_(static_cast<size_t>(plan.slots), -1) {}
 
   void read(int chunk, int slot) override {
@@ -36,7 +46,7 @@ class Recorder : public Queues {
     ++in_use_;
     peak_bytes = std::max(peak_bytes, plan_.resident_bytes + in_use_ * plan_.slot_bytes);
     bytes_read += size(chunk);
-    use_disk(Queue::kIn, chunk, input_.read_rate);
+    use_disk(Queue::kIn, chunk, input_.tiers.back().read_rate);
   }
   void step(int chunk, int slot) override {
     EXPECT_EQ(slot == -1, plan_.resident.at(static_cast<size_t>(chunk)));
@@ -53,7 +63,7 @@ class Recorder : public Queues {
     held = -1;
     --in_use_;
     bytes_written += size(chunk);
-    use_disk(Queue::kOut, chunk, input_.write_rate);
+    use_disk(Queue::kOut, chunk, input_.tiers.back().write_rate);
   }
   Event record(Queue queue) override {
     events_.push_back(at(queue));
@@ -74,7 +84,7 @@ class Recorder : public Queues {
   }
 
   const PlanInput& input_;
-  const Plan& plan_;
+  const TierPlan& plan_;
 
  public:
   std::vector<int> steps;  // of each chunk
@@ -87,48 +97,75 @@ class Recorder : public Queues {
   double clocks_[3] = {0, 0, 0}, disk_ = 0;
 };
 
+// The most resident bytes of any set beside a ring of `slots`; -1 if there is none.
+int64_t most_resident(const std::vector<int64_t>& sizes, int slots, int64_t budget) {
+  int64_t best = -1;
+  for (unsigned set = 0; set + 1 < 1u << sizes.size(); ++set) {
+    int64_t resident = 0, largest = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (set >> i & 1) {
+        resident += sizes[i];
+      } else {
+        largest = std::max(largest, sizes[i]);
+      }
+    }
+    if (resident + slots * largest <= budget) best = std::max(best, resident);
+  }
+  return best;
+}
+
 // Everything that is true of any plan, and of the steps of a pager that follows it.
-void expect_sound(const PlanInput& input, const Plan& plan) {
+void expect_sound(const PlanInput& input, const Plan& tiers) {
   constexpr int kSteps = 2;
   const size_t n = input.chunk_bytes.size();
-  ASSERT_EQ(plan.resident.size(), n);
-  std::vector<int> placed(plan.resident.begin(), plan.resident.end());
-  int64_t resident = 0, largest = 0;
-  for (size_t i = 0; i < n; ++i) resident += plan.resident[i] ? input.chunk_bytes[i] : 0;
-  for (const int chunk : plan.streamed) {
-    ++placed.at(static_cast<size_t>(chunk));
-    largest = std::max(largest, input.chunk_bytes[static_cast<size_t>(chunk)]);
+  ASSERT_EQ(tiers.tiers.size(), input.tiers.size());
+  ASSERT_EQ(tiers.tier.size(), n);
+  std::vector<int64_t> sizes = input.chunk_bytes;  // of chunks that are not nearer
+  std::vector<Tier> where(n, input.tiers[0].tier);
+  for (size_t t = 0; t < input.tiers.size(); ++t) {
+    const TierPlan& here = tiers.tiers[t];
+    const int64_t limit = input.tiers[t].bytes, total = sum(sizes);
+    ASSERT_EQ(here.resident.size(), n);
+    std::vector<int> streamed;
+    std::vector<int64_t> behind = sizes;
+    int64_t largest = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (here.resident[i]) {
+        behind[i] = 0;
+        continue;
+      }
+      streamed.push_back(static_cast<int>(i));
+      largest = std::max(largest, sizes[i]);
+      where[i] = input.tiers.at(t + 1).tier;
+    }
+    const int64_t resident = total - sum(behind);
+    EXPECT_EQ(here.streamed, streamed) << "a chunk lost or doubled";
+    EXPECT_EQ(here.resident_bytes, resident);
+    EXPECT_EQ(here.streamed_bytes, total - resident);
+    EXPECT_EQ(here.slot_bytes, largest);
+    EXPECT_EQ(here.bytes, resident + here.slots * here.slot_bytes);
+    EXPECT_EQ(here.slots == 0, streamed.empty());
+    EXPECT_TRUE(limit < 0 || here.bytes <= limit);
+    if (here.slots > 0) {
+      EXPECT_LE(here.slots, input.max_slots);
+      EXPECT_LT(static_cast<size_t>(here.slots), streamed.size());
+      EXPECT_GT(total, limit);
+      if (n <= 8) {
+        EXPECT_EQ(resident, most_resident(sizes, here.slots, limit));
+      }
+    }
+    sizes = behind;
   }
-  EXPECT_EQ(placed, std::vector<int>(n, 1)) << "a chunk lost or doubled";
-  EXPECT_TRUE(std::is_sorted(plan.streamed.begin(), plan.streamed.end()));
-  const int64_t total = sum(input.chunk_bytes);
-  EXPECT_EQ(plan.total_bytes, total);
-  EXPECT_EQ(plan.resident_bytes, resident);
-  EXPECT_EQ(plan.streamed_bytes, total - resident);
-  EXPECT_EQ(plan.read_bytes, plan.streamed_bytes);
-  EXPECT_EQ(plan.written_bytes, plan.streamed_bytes);
-  EXPECT_EQ(plan.slot_bytes, largest);
-  EXPECT_EQ(plan.ram_bytes, resident + plan.slots * plan.slot_bytes);
-  EXPECT_EQ(plan.slots == 0, plan.streamed.empty());
-  if (plan.slots > 0) {
-    EXPECT_LE(plan.slots, input.max_slots);
-    EXPECT_LT(static_cast<size_t>(plan.slots), plan.streamed.size());
-    EXPECT_TRUE(input.has_disk);
-    EXPECT_GT(total, input.ram_budget);
-  }
-  if (input.ram_budget >= 0) {
-    EXPECT_LE(plan.ram_bytes, input.ram_budget);
-  }
-  if (input.disk_budget >= 0) {
-    EXPECT_LE(plan.streamed_bytes, input.disk_budget);
-  }
+  EXPECT_EQ(tiers.tier, where);
+  const TierPlan& plan = tiers.tiers[0];
+  const int64_t total = sum(input.chunk_bytes), resident = plan.resident_bytes;
 
   Recorder queues(input, plan);
   Pager pager(plan);
   for (int s = 0; s < kSteps; ++s) pager.step(queues);
   EXPECT_EQ(queues.steps, std::vector<int>(n, kSteps)) << "a chunk not stepped once a step";
   EXPECT_EQ(queues.bytes_read + queues.bytes_written, kSteps * 2 * (total - resident));
-  EXPECT_EQ(queues.peak_bytes, n == 0 ? 0 : plan.ram_bytes);
+  EXPECT_EQ(queues.peak_bytes, n == 0 ? 0 : plan.bytes);
 }
 
 enum class Sizes { kEqual, kEqualButLast, kFew, kAny, kCount };
@@ -158,49 +195,62 @@ bool plan_or_repair(PlanInput& input, Plan* plan) {
       throw;
     }
     const int64_t needed = std::stoll(what.substr(at + 9));
-    int64_t& budget = what.compare(unit, 13, " bytes of RAM") == 0 ? input.ram_budget : input.disk_budget;
+    const char* const names[] = {" bytes of device memory", " bytes of host memory", " bytes of disk"};
+    int64_t* found = nullptr;
+    for (TierLimit& limit : input.tiers)
+      if (what.substr(unit).starts_with(names[static_cast<size_t>(limit.tier)])) found = &limit.bytes;
+    if (!found) throw;
+    int64_t& budget = *found;
     EXPECT_LT(budget, needed) << what;
     EXPECT_NE(what.find(std::to_string(budget) + " bytes ("), std::string::npos) << what;  // says what was got
-    budget = needed - 1;
-    EXPECT_THROW(make_plan(input), Error) << "one byte less is enough: " << what;
+    if (input.tiers.size() < 3) {  // else other rings could do with less
+      budget = needed - 1;
+      EXPECT_THROW(make_plan(input), Error) << "one byte less is enough: " << what;
+    }
     budget = needed;
-    plan_or_repair(input, plan);  // enough RAM may still be too little disk
+    plan_or_repair(input, plan);  // what is enough in one tier may still be too little in the next
     return false;
   }
 }
 
 TEST(Plan, IsSoundWhateverTheSizesAndBudgets) {
   Rng rng = seeded("random plans", 20263);
-  int plans = 0, resident = 0, mixed = 0, repaired = 0, empty = 0, rings[7] = {};
+  int plans = 0, resident = 0, mixed = 0, repaired = 0, empty = 0, on_third = 0, rings[7] = {};
   for (; plans < 20000; ++plans) {
-    PlanInput input;
     const Sizes kind = static_cast<Sizes>(rng.below(static_cast<int64_t>(Sizes::kCount)));
     const int64_t n = rng.chance(0.1) ? rng.below(3) : rng.below(rng.chance(0.2) ? 150 : 40);
-    input.chunk_bytes = random_sizes(rng, kind, n);
-    const int64_t total = sum(input.chunk_bytes);
-    input.ram_budget = rng.chance(0.05) ? -1 : rng.chance(0.1) ? total - rng.below(2) : rng.below(total + 2);
-    input.ram_budget = std::max<int64_t>(input.ram_budget, -1);
-    input.has_disk = !rng.chance(0.1);
-    if (rng.chance(0.3)) input.disk_budget = rng.below(total + 1);
+    std::vector<int64_t> sizes = random_sizes(rng, kind, n);
+    const int64_t total = sum(sizes);
+    const int64_t host = rng.chance(0.05) ? -1 : rng.chance(0.1) ? total - rng.below(2) : rng.below(total + 2);
+    PlanInput input = input_of(std::move(sizes), std::max<int64_t>(host, -1));
+    if (rng.chance(0.1))
+      input.tiers.pop_back();
+    else if (rng.chance(0.3))
+      input.tiers.back().bytes = rng.below(total + 1);
+    if (input.tiers.size() == 2 && rng.chance(0.2))
+      input.tiers.insert(input.tiers.begin(), {Tier::kDevice, rng.chance(0.1) ? -1 : rng.below(total + 2)});
     input.max_slots = static_cast<int>(rng.between(1, 6));
     Plan plan;
     if (!plan_or_repair(input, &plan)) ++repaired;
     expect_sound(input, plan);
     if (HasFailure()) {
-      FAIL() << "plan " << plans << " of this seed, budget " << input.ram_budget << " of " << total;
+      FAIL() << "plan " << plans << " of this seed, budget " << input.tiers[0].bytes << " of " << total;
     }
-    ++rings[plan.slots];
+    const int slots = plan.tiers[0].slots;
+    ++rings[slots];
     if (input.chunk_bytes.empty()) ++empty;
-    if (plan.slots == 0) ++resident;
-    if (plan.slots > 0 && plan.resident_bytes > 0) ++mixed;
+    if (slots == 0) ++resident;
+    if (slots > 0 && plan.tiers[0].resident_bytes > 0) ++mixed;
+    if (input.tiers.size() == 3 && plan.tiers[1].slots > 0) ++on_third;
   }
   std::printf(
       "%d plans, each two steps: chunks lost or doubled 0, bytes above a budget 0, bytes moved = 2 * (total - "
       "resident)\n  all resident %d (no chunks %d), some resident %d, refused and made with the bytes asked for %d\n"
-      "  rings of 1..6 slots: %d %d %d %d %d %d\n",
-      plans, resident, empty, mixed, repaired, rings[1], rings[2], rings[3], rings[4], rings[5], rings[6]);
+      "  on a third tier, too, %d; rings of 1..6 slots: %d %d %d %d %d %d\n",
+      plans, resident, empty, mixed, repaired, on_third, rings[1], rings[2], rings[3], rings[4], rings[5], rings[6]);
   for (int slots = 0; slots <= 6; ++slots) EXPECT_GT(rings[slots], 20) << slots << " slots";
   EXPECT_GT(mixed, 5000);
+  EXPECT_GT(on_third, 500);
   EXPECT_GT(repaired, 1000);
   EXPECT_GT(empty, 100);
 }
@@ -215,8 +265,7 @@ TEST(Plan, KeepsTheLargestMultipleOfEqualChunksAtEveryBudget) {
         for (int64_t budget = 0; budget <= (n + 1) * chunk; budget += chunk / 4) {
           for (const int64_t ram : {budget - 1, budget, budget + 1}) {
             if (ram < 0) continue;
-            PlanInput input{.chunk_bytes = std::vector<int64_t>(static_cast<size_t>(n), chunk), .ram_budget = ram};
-            input.has_disk = true;
+            PlanInput input = input_of(std::vector<int64_t>(static_cast<size_t>(n), chunk), ram);
             input.max_slots = max_slots;
             const int64_t fit = ram / chunk;
             ++plans;
@@ -224,8 +273,9 @@ TEST(Plan, KeepsTheLargestMultipleOfEqualChunksAtEveryBudget) {
               EXPECT_THROW(make_plan(input), Error);
               continue;
             }
-            const Plan plan = make_plan(input);
-            expect_sound(input, plan);
+            const Plan tiers = make_plan(input);
+            expect_sound(input, tiers);
+            const TierPlan& plan = tiers.tiers[0];
             if (fit >= n) {
               EXPECT_EQ(plan.resident_bytes, n * chunk);
             } else {
@@ -236,7 +286,7 @@ TEST(Plan, KeepsTheLargestMultipleOfEqualChunksAtEveryBudget) {
                 EXPECT_LE(16 * chunk, plan.streamed_bytes - chunk);
               }
             }
-            EXPECT_LE(plan.streamed_bytes, before) << "more RAM, more traffic";
+            EXPECT_LE(plan.streamed_bytes, before) << "more memory, more traffic";
             before = plan.streamed_bytes;
             if (HasFailure()) FAIL() << n << " chunks of " << chunk << ", budget " << ram << ", " << max_slots;
           }
@@ -250,43 +300,26 @@ TEST(Plan, KeepsTheLargestMultipleOfEqualChunksAtEveryBudget) {
   EXPECT_GT(fourth, 100);
 }
 
-// The most resident bytes of any set beside a ring of `slots`; -1 if there is none.
-int64_t most_resident(const std::vector<int64_t>& sizes, int slots, int64_t budget) {
-  int64_t best = -1;
-  for (unsigned set = 0; set + 1 < 1u << sizes.size(); ++set) {
-    int64_t resident = 0, largest = 0;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      if (set >> i & 1) {
-        resident += sizes[i];
-      } else {
-        largest = std::max(largest, sizes[i]);
-      }
-    }
-    if (resident + slots * largest <= budget) best = std::max(best, resident);
-  }
-  return best;
-}
-
 TEST(Plan, KeepsAsMuchAsAnySetOfChunksOfMixedSizes) {
   Rng rng = seeded("exhaustive search over resident sets", 20264);
   int plans = 0, shrunk = 0;
   while (plans < 2000) {
-    PlanInput input;
+    PlanInput input = input_of({}, 0);
     input.chunk_bytes = random_sizes(rng, rng.chance(0.5) ? Sizes::kAny : Sizes::kFew, rng.between(2, 9));
     std::erase(input.chunk_bytes, 0);
     if (rng.chance(0.3)) input.chunk_bytes.push_back(rng.between(100, 400) * kPage);  // one that stands out
     const int64_t total = sum(input.chunk_bytes);
     if (total == 0) continue;
-    input.ram_budget = rng.below(total);
-    input.has_disk = true;
+    const int64_t budget = input.tiers[0].bytes = rng.below(total);
     input.max_slots = static_cast<int>(rng.between(1, 4));
     const int64_t largest = *std::max_element(input.chunk_bytes.begin(), input.chunk_bytes.end());
-    if (input.ram_budget < largest) continue;
-    const Plan plan = make_plan(input);
-    expect_sound(input, plan);
-    EXPECT_EQ(plan.resident_bytes, most_resident(input.chunk_bytes, plan.slots, input.ram_budget));
+    if (budget < largest) continue;
+    const Plan tiers = make_plan(input);
+    expect_sound(input, tiers);
+    const TierPlan& plan = tiers.tiers[0];
+    EXPECT_EQ(plan.resident_bytes, most_resident(input.chunk_bytes, plan.slots, budget));
     for (int more = plan.slots + 1; more <= std::min(input.max_slots, 3); ++more) {
-      EXPECT_EQ(most_resident(input.chunk_bytes, more, input.ram_budget), -1) << "the budget holds a better ring";
+      EXPECT_EQ(most_resident(input.chunk_bytes, more, budget), -1) << "the budget holds a better ring";
     }
     if (HasFailure()) FAIL() << "plan " << plans << " of this seed";
     ++plans;
@@ -327,31 +360,28 @@ int64_t lru_traffic(const std::vector<int64_t>& sizes, int64_t capacity) {
 TEST(Plan, MovesLessThanLeastRecentlyUsedInTheSameBytes) {
   Rng rng = seeded("plans against least recently used", 20265);
   constexpr int64_t kChunk = int64_t{16} << 20;
-  std::printf("GiB moved per step, 64 chunks of 16 MiB:\n  %-10s %6s %6s\n", "RAM", "plan", "LRU");
+  std::printf("GiB moved per step, 64 chunks of 16 MiB:\n  %-10s %6s %6s\n", "host", "plan", "LRU");
   for (const int64_t fit : {1, 2, 3, 8, 16, 32, 48, 60, 63, 64}) {
-    PlanInput input{.chunk_bytes = std::vector<int64_t>(64, kChunk), .ram_budget = fit * kChunk};
-    input.has_disk = true;
-    const Plan plan = make_plan(input);
-    const int64_t lru = lru_traffic(input.chunk_bytes, input.ram_budget);
+    const PlanInput input = input_of(std::vector<int64_t>(64, kChunk), fit * kChunk);
+    const TierPlan plan = make_plan(input).tiers[0];
+    const int64_t lru = lru_traffic(input.chunk_bytes, fit * kChunk);
     std::printf("  %2lld chunks  %6.2f %6.2f\n", static_cast<long long>(fit),
-                static_cast<double>(plan.read_bytes + plan.written_bytes) / (1 << 30),
+                static_cast<double>(2 * plan.streamed_bytes) / (1 << 30),
                 static_cast<double>(lru) / (1 << 30));
     EXPECT_EQ(lru, fit == 64 ? 0 : 2 * 64 * kChunk);
-    EXPECT_EQ(plan.read_bytes, fit == 64 ? 0 : (64 - fit + plan.slots) * kChunk);
+    EXPECT_EQ(plan.streamed_bytes, fit == 64 ? 0 : (64 - fit + plan.slots) * kChunk);
   }
   double moved = 0, lru_moved = 0;
   int plans = 0;
   while (plans < 1000) {
-    PlanInput input;
-    input.chunk_bytes = random_sizes(rng, Sizes::kAny, rng.between(20, 60));
+    PlanInput input = input_of(random_sizes(rng, Sizes::kAny, rng.between(20, 60)), 0);
     const int64_t total = sum(input.chunk_bytes);
-    input.ram_budget = rng.between(total / 10, total - 1);
-    input.has_disk = true;
+    input.tiers[0].bytes = rng.between(total / 10, total - 1);
     Plan plan;
     plan_or_repair(input, &plan);
-    const int64_t lru = lru_traffic(input.chunk_bytes, input.ram_budget);
-    EXPECT_LE(plan.read_bytes + plan.written_bytes, lru);
-    moved += static_cast<double>(plan.read_bytes + plan.written_bytes) / static_cast<double>(total);
+    const int64_t lru = lru_traffic(input.chunk_bytes, input.tiers[0].bytes);
+    EXPECT_LE(2 * plan.tiers[0].streamed_bytes, lru);
+    moved += static_cast<double>(2 * plan.tiers[0].streamed_bytes) / static_cast<double>(total);
     lru_moved += static_cast<double>(lru) / static_cast<double>(total);
     ++plans;
   }
@@ -362,15 +392,14 @@ TEST(Plan, MovesLessThanLeastRecentlyUsedInTheSameBytes) {
 
 TEST(Plan, HoldsAtTheEdges) {
   const auto plan_of = [](std::vector<int64_t> sizes, int64_t ram) {
-    PlanInput input{.chunk_bytes = std::move(sizes), .ram_budget = ram};
-    input.has_disk = true;
-    Plan plan = make_plan(input);
+    const PlanInput input = input_of(std::move(sizes), ram);
+    const Plan plan = make_plan(input);
     expect_sound(input, plan);
-    return plan;
+    return plan.tiers[0];
   };
   EXPECT_EQ(plan_of({}, 0).slots, 0);
-  EXPECT_EQ(plan_of({}, -1).ram_bytes, 0);
-  EXPECT_EQ(plan_of({0, 0, 0}, 0).ram_bytes, 0);  // nothing to hold, nothing to move
+  EXPECT_EQ(plan_of({}, -1).bytes, 0);
+  EXPECT_EQ(plan_of({0, 0, 0}, 0).bytes, 0);  // nothing to hold, nothing to move
   EXPECT_EQ(plan_of({kPage}, kPage).slots, 0);
   EXPECT_THROW(plan_of({kPage}, kPage - 1), Error);  // one chunk cannot be streamed through less than itself
   EXPECT_EQ(plan_of({kPage, kPage}, kPage).slots, 1);
@@ -389,26 +418,25 @@ TEST(Plan, HoldsAtTheEdges) {
 }
 
 TEST(Plan, RefusesValuesOutOfRange) {
-  const auto valid = [] {
-    PlanInput input{.chunk_bytes = {kPage, 2 * kPage, kPage}, .ram_budget = 2 * kPage};
-    input.has_disk = true;
-    return input;
-  };
+  const auto valid = [] { return input_of({kPage, 2 * kPage, kPage}, 2 * kPage); };
   EXPECT_NO_THROW(make_plan(valid()));
-  std::vector<PlanInput> wrong(13, valid());
+  std::vector<PlanInput> wrong(16, valid());
   wrong[0].chunk_bytes[1] = -kPage;
   wrong[1].chunk_bytes[1] = kPage + 1;
-  wrong[2].ram_budget = -2;
-  wrong[3].disk_budget = -2;
+  wrong[2].tiers[0].bytes = -2;
+  wrong[3].tiers[1].bytes = -2;
   wrong[4].max_slots = -1;
   wrong[5].max_slots = 65;
-  wrong[6].read_rate = -1;
-  wrong[7].write_rate = std::nan("");
+  wrong[6].tiers[1].read_rate = -1;
+  wrong[7].tiers[1].write_rate = std::nan("");
   wrong[8].step_rate = std::numeric_limits<double>::infinity();
   wrong[9].chunk_bytes = {int64_t{1} << 56, kPage};
   wrong[10].chunk_bytes.assign(4, int64_t{1} << 62);  // whose sum overflows
-  wrong[11].has_disk = false;
-  wrong[12].disk_budget = 0;
+  wrong[11].tiers.pop_back();
+  wrong[12].tiers[1].bytes = 0;
+  wrong[13].tiers[0].taken = -1;
+  wrong[14].tiers.insert(wrong[14].tiers.begin(), {Tier::kDevice, -2});
+  wrong[15].tiers.insert(wrong[15].tiers.begin(), {Tier::kDevice, 2 * kPage}), wrong[15].max_slots = 0;
   for (size_t i = 0; i < wrong.size(); ++i) {
     try {
       make_plan(wrong[i]);
@@ -425,29 +453,27 @@ TEST(Plan, WithoutARingTheBudgetIsForResidentsAlone) {
   Rng rng = seeded("plans without a ring", 20267);
   int plans = 0, exact = 0;
   for (; plans < 2000; ++plans) {
-    PlanInput input;
+    PlanInput input = input_of({}, 0);
     for (int64_t n = rng.between(1, 10); n > 0; --n) input.chunk_bytes.push_back(rng.between(0, 6) * kPage);
-    input.ram_budget = plans % 10 == 0 ? 0 : rng.between(0, sum(input.chunk_bytes));
-    input.has_disk = true;
+    const int64_t budget = input.tiers[0].bytes = plans % 10 == 0 ? 0 : rng.between(0, sum(input.chunk_bytes));
     input.max_slots = 0;
-    const Plan plan = make_plan(input);
+    const TierPlan plan = make_plan(input).tiers[0];
     EXPECT_EQ(plan.slots, 0);
-    EXPECT_EQ(plan.ram_bytes, plan.resident_bytes);
-    EXPECT_LE(plan.ram_bytes, input.ram_budget);
-    EXPECT_EQ(plan.resident_bytes + plan.streamed_bytes, plan.total_bytes);
-    EXPECT_EQ(plan.read_bytes, plan.streamed_bytes);
+    EXPECT_EQ(plan.bytes, plan.resident_bytes);
+    EXPECT_LE(plan.bytes, budget);
+    EXPECT_EQ(plan.resident_bytes + plan.streamed_bytes, sum(input.chunk_bytes));
     int64_t best = 0;
     for (unsigned set = 0; set < 1u << input.chunk_bytes.size(); ++set) {
       int64_t bytes = 0;
       for (size_t i = 0; i < input.chunk_bytes.size(); ++i) bytes += set >> i & 1 ? input.chunk_bytes[i] : 0;
-      if (bytes <= input.ram_budget) best = std::max(best, bytes);
+      if (bytes <= budget) best = std::max(best, bytes);
     }
     EXPECT_EQ(plan.resident_bytes, best);
     exact += plan.resident_bytes == best;
-    input.disk_budget = plan.streamed_bytes;
+    input.tiers[1].bytes = plan.streamed_bytes;
     EXPECT_NO_THROW(make_plan(input));
     if (plan.streamed_bytes == 0) continue;
-    --input.disk_budget;
+    --input.tiers[1].bytes;
     EXPECT_THROW(make_plan(input), Error);
   }
   std::printf("%d plans without a ring, %d of them with as much as any set of chunks\n", plans, exact);
@@ -459,32 +485,33 @@ TEST(Plan, PredictsTheSecondsOfAStep) {
   int plans = 0, disk_bound = 0;
   double worst = 0;
   for (; plans < 1000; ++plans) {
-    PlanInput input;
     const int64_t chunk = rng.between(1, 64) * kPage, n = rng.between(5, 400);
-    input.chunk_bytes.assign(static_cast<size_t>(n), chunk);
-    input.ram_budget = chunk * rng.between(1, n - 1);
-    input.has_disk = true;
-    input.read_rate = 1e9 * (0.5 + rng.uniform());
-    input.write_rate = 1e9 * (0.5 + rng.uniform());
+    PlanInput input = input_of(std::vector<int64_t>(static_cast<size_t>(n), chunk), chunk * rng.between(1, n - 1));
+    TierLimit& disk = input.tiers[1];
+    disk.read_rate = 1e9 * (0.5 + rng.uniform());
+    disk.write_rate = 1e9 * (0.5 + rng.uniform());
     input.step_rate = 1e9 * (0.2 + 2 * rng.uniform());
     const Plan plan = make_plan(input);
-    Recorder queues(input, plan);
-    Pager(plan).step(queues);
+    const TierPlan& host = plan.tiers[0];
+    Recorder queues(input, host);
+    Pager(host).step(queues);
     const double size = static_cast<double>(chunk);
-    const double one = size / input.read_rate + size / input.write_rate + size / input.step_rate;
-    EXPECT_NEAR(queues.clock(), plan.seconds, one) << plan.slots << " slots of " << n << " chunks";
-    if (plan.slots > 1) {
+    const double one = size / disk.read_rate + size / disk.write_rate + size / input.step_rate;
+    EXPECT_NEAR(queues.clock(), plan.seconds, one) << host.slots << " slots of " << n << " chunks";
+    if (host.slots > 1) {
       EXPECT_GE(queues.clock(), plan.seconds * (1 - 1e-9));
-      if (plan.seconds > static_cast<double>(plan.total_bytes) / input.step_rate) ++disk_bound;
+      if (plan.seconds > static_cast<double>(n * chunk) / input.step_rate) ++disk_bound;
     }
     worst = std::max(worst, std::abs(queues.clock() - plan.seconds) / one);
 
     EXPECT_GT(plan.seconds, 0);
-    for (double PlanInput::*rate : {&PlanInput::read_rate, &PlanInput::write_rate, &PlanInput::step_rate}) {
+    for (const int which : {0, 1, 2}) {
       PlanInput unknown = input;
-      unknown.*rate = 0;
+      (which == 0   ? unknown.tiers[1].read_rate
+       : which == 1 ? unknown.tiers[1].write_rate
+                    : unknown.step_rate) = 0;
       EXPECT_EQ(make_plan(unknown).seconds, 0);
-      unknown.ram_budget = -1;  // no disk in use
+      unknown.tiers[0].bytes = -1;  // no disk in use
       EXPECT_EQ(make_plan(unknown).seconds == 0, unknown.step_rate == 0);
     }
   }
@@ -504,16 +531,16 @@ TEST(Plan, FillsALargeBudgetAlmostWhole) {
   int plans = 0;
   for (; plans < 12; ++plans) {
     const int kind = plans % 3;  // 0: any sizes, 1: a tenth of them is not full, 2: full or one page less
-    PlanInput input;
+    PlanInput input = input_of({}, 0);
     for (int i = 0; i < 30000; ++i) {
       const int64_t other = kind == 2 ? kFull - kPage : rng.between(1, 4096) * kPage;
       input.chunk_bytes.push_back(rng.chance(kind == 0 ? 0 : kind == 1 ? 0.9 : 0.5) ? kFull : other);
     }
-    input.ram_budget = static_cast<int64_t>(static_cast<double>(sum(input.chunk_bytes)) * (0.05 + 0.9 * rng.uniform()));
-    input.has_disk = true;
+    input.tiers[0].bytes =
+        static_cast<int64_t>(static_cast<double>(sum(input.chunk_bytes)) * (0.05 + 0.9 * rng.uniform()));
     const Plan plan = make_plan(input);
     expect_sound(input, plan);
-    worst[kind] = std::max(worst[kind], input.ram_budget - plan.ram_bytes);
+    worst[kind] = std::max(worst[kind], input.tiers[0].bytes - plan.tiers[0].bytes);
   }
   std::printf(
       "%d plans of 30000 chunks: at most %lld and %lld bytes of the budget unused; %lld where sums leave gaps\n", plans,
@@ -521,6 +548,57 @@ TEST(Plan, FillsALargeBudgetAlmostWhole) {
   EXPECT_LT(worst[0], kPage);
   EXPECT_LT(worst[1], kPage);
   EXPECT_LT(worst[2], kFull);
+}
+
+TEST(Plan, IsThePlanOfTwoTiersWhereHostMemorySuffices) {
+  const std::vector<int64_t> sizes(20, 4 * kPage);
+  PlanInput two = three_tiers(sizes, 40 * kPage, -1, 0);
+  two.tiers.pop_back();
+  const Plan plan = make_plan(two);
+  const Plan three = make_plan(three_tiers(sizes, 40 * kPage, plan.tiers[0].streamed_bytes, 0));
+  EXPECT_EQ(three.tiers[0].resident, plan.tiers[0].resident);
+  EXPECT_EQ(three.tiers[0].slots, plan.tiers[0].slots);
+  EXPECT_EQ(three.tier, plan.tier);
+  EXPECT_EQ(three.tiers[1].streamed_bytes, 0);
+}
+
+// Three slots on the device leave nine chunks behind it. Host memory holds three beside the smallest ring, and the disk
+// five: there is room for eight.
+TEST(Plan, TakesSlotsOfTheDeviceWhereWhatIsBehindItDoesNotFit) {
+  const std::vector<int64_t> sizes(12, kPage);
+  const PlanInput input = three_tiers(sizes, 6 * kPage, 4 * kPage, 5 * kPage);
+  const Plan plan = make_plan(input);
+  expect_sound(input, plan);
+  EXPECT_EQ(plan.tiers[0].slots, 2);
+  EXPECT_EQ(plan.tiers[1].slots, 1);
+  EXPECT_EQ(plan.tiers[1].streamed_bytes, 5 * kPage);
+}
+
+// Four slots on the device and two in host memory hold it, too, but those two do not overlap.
+TEST(Plan, PrefersThreeSlotsInHostMemoryToAFourthOnTheDevice) {
+  const std::vector<int64_t> sizes(120, kPage);
+  const PlanInput input = three_tiers(sizes, 10 * kPage, 12 * kPage, 104 * kPage);
+  const Plan plan = make_plan(input);
+  expect_sound(input, plan);
+  EXPECT_EQ(plan.tiers[0].slots, 3);
+  EXPECT_EQ(plan.tiers[1].slots, 3);
+}
+
+// The seconds of what moves over the link, both ways at once, and of the disk, in turns; the longest is the step's.
+TEST(Plan, PredictsEachLinkAndTheLongestOfAll) {
+  PlanInput input = three_tiers(std::vector<int64_t>(120, kPage), 10 * kPage, 12 * kPage, -1);
+  input.step_rate = 1e9;
+  input.tiers[1].read_rate = 2e8, input.tiers[1].write_rate = 1e8;
+  input.tiers[2].read_rate = 4e7, input.tiers[2].write_rate = 2e7;
+  const Plan plan = make_plan(input);
+  const auto link = static_cast<double>(plan.tiers[0].streamed_bytes);
+  const auto disk = static_cast<double>(plan.tiers[1].streamed_bytes);
+  EXPECT_DOUBLE_EQ(plan.link_seconds, link / 1e8);
+  EXPECT_DOUBLE_EQ(plan.disk_seconds, disk / 4e7 + disk / 2e7);
+  EXPECT_DOUBLE_EQ(plan.seconds, plan.disk_seconds);
+  input.tiers[2].read_rate = 0;
+  EXPECT_EQ(make_plan(input).disk_seconds, 0);
+  EXPECT_EQ(make_plan(input).seconds, 0);
 }
 
 }  // namespace

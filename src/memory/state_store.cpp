@@ -21,7 +21,7 @@ void StateStore::add(std::span<const ShapedParam> params) {
   for (const ChunkRecord& record : chunks_) sizes.push_back(record.chunk.bytes);
   StorePlan planned = plan_store(options_, std::move(sizes), params);
   std::vector<Chunk>& cut = planned.added;
-  const Plan& plan = planned.plan;
+  const TierPlan& plan = planned.plan.tiers.front();
 
   // Everything that can fail comes before the first change.
   std::vector<ChunkRecord> added(cut.size());
@@ -35,13 +35,11 @@ void StateStore::add(std::span<const ShapedParam> params) {
   }
   std::vector<Buffer> slots(static_cast<size_t>(plan.slots));
   for (Buffer& slot : slots) slot = Buffer(env_, static_cast<size_t>(plan.slot_bytes));
-  std::vector<bool> to_disk = plan.resident;
-  to_disk.flip();
-  const FilePlaces file = places_of(chunks_, planned.chunk_bytes, to_disk);
+  const FilePlaces file = places_of(chunks_, planned.chunk_bytes, planned.plan.tier);
   // The plan counts what streams; places of chunks that have become resident since are still in the file.
   if (plan.slots > 0) {
-    file.check(options_.budget.disk);
-    file.fit(file_, env_, options_.disk);
+    file.check(options_.memory.disk_limit);
+    file.fit(file_, env_, options_.memory.disk);
   }
 
   // Memory for the bookkeeping, too.
@@ -82,15 +80,6 @@ void StateStore::add(std::span<const ShapedParam> params) {
   pager_ = std::move(pager);
 }
 
-// Chunks that could not be written are due whatever is wanted.
-std::vector<bool> StateStore::due_chunks(const std::vector<int64_t>& wanted) const {
-  std::vector<bool> chunks = chunks_of(wanted, chunks_.size());
-  if (!chunks.empty())
-    for (size_t i = 0; i < chunks_.size(); ++i)
-      if (!pager_.plan().resident[i] && chunks_[i].memory.data()) chunks[i] = true;
-  return chunks;
-}
-
 void StateStore::pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void*) {
   if (!queues_) return;
   stage_.write_back();
@@ -115,12 +104,7 @@ void StateStore::pass(const Work& work, bool changes, int threads, const std::ve
     failure = queues_->finish();
     pager_.forget();
   }
-  raise_kept(failure, "step", report().kept_bytes);
-}
-
-void StateStore::check_written() {
-  stage_.write_back();
-  raise_kept(std::exchange(unwritten_, nullptr), "change", report().kept_bytes);
+  raise_kept(failure, "step", kept_bytes());
 }
 
 // If it cannot be written, it stays in RAM; see check_written().
@@ -128,7 +112,7 @@ void StateStore::write_staged(size_t chunk, const std::byte* from) {
   try {
     chunks_[chunk].write(*file_, chunk, from);
   } catch (...) {
-    if (!unwritten_) unwritten_ = std::current_exception();
+    note_unwritten();
     chunks_[chunk].memory = std::exchange(slots_[0], Buffer());
     stage_.forget();
   }
@@ -170,16 +154,13 @@ std::vector<const Buffer*> StateStore::shrink() {
 
 MemoryReport StateStore::report() const {
   MemoryReport report;
-  const Plan& plan = pager_.plan();
+  const TierPlan& plan = pager_.plan();
   report.chunks = static_cast<int64_t>(chunks_.size());
-  for (size_t i = 0; i < chunks_.size(); ++i) {
-    if (!plan.resident[i] && !chunks_[i].memory.data()) continue;
-    report.allocated_bytes += chunks_[i].chunk.bytes;
-    if (!plan.resident[i]) report.kept_bytes += chunks_[i].chunk.bytes;
-  }
+  report.kept_bytes = kept_bytes();
+  report.allocated_bytes = plan.resident_bytes + report.kept_bytes;
   for (const Buffer& slot : slots_) report.allocated_bytes += static_cast<int64_t>(slot.bytes());
   report.disk_bytes = file_ ? file_->bytes() : 0;
-  report.moved_per_step = plan.read_bytes + plan.written_bytes;
+  report.moved_per_step = 2 * plan.streamed_bytes;
   report.read_bytes = traffic_.read_bytes;
   report.written_bytes = traffic_.written_bytes;
   report.disk_moved_per_step = report.moved_per_step;

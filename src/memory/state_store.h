@@ -12,7 +12,7 @@
 
 #include "memory/file_queues.h"
 #include "memory/store.h"
-#include "memory/store_plan.h"
+#include "memory/plan.h"
 
 namespace lowtide {
 
@@ -21,9 +21,6 @@ class StateStore final : public Store {
   StateStore(Env& env, StoreOptions options);
 
   void add(std::span<const ShapedParam> params) override;
-  void check_written() override;
-  void forget_unwritten() override { unwritten_ = nullptr; }
-
   void peek(size_t chunk, std::byte* to) override;
 
   // The memory of chunks in RAM; the slots' is freed first (they are allocated again when they are used).
@@ -33,12 +30,12 @@ class StateStore final : public Store {
 
  private:
   size_t chunks() const override { return chunks_.size(); }
+  bool is_kept(size_t chunk) const override { return !pager_.plan().resident[chunk] && chunks_[chunk].memory.data(); }
   const Chunk& chunk_at(size_t chunk) const override { return chunks_[chunk].chunk; }
   const std::byte* host_memory(std::byte* memory) const override { return memory; }
   void settle() override { stage_.write_back(); }
   void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) override;
   std::byte* bring(size_t chunk) override;
-  std::vector<bool> due_chunks(const std::vector<int64_t>& wanted) const;
   void write_staged(size_t chunk, const std::byte* from);
   void drop_prefetched();
 
@@ -49,7 +46,6 @@ class StateStore final : public Store {
   std::vector<Buffer> slots_;  // between steps, the first is the stage's memory
   std::unique_ptr<FileQueues> queues_;
   Traffic traffic_;
-  std::exception_ptr unwritten_;  // the first change by visit() or copy() that could not be written
 };
 
 }  // namespace lowtide

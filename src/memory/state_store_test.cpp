@@ -33,7 +33,7 @@ StateShape shape(int64_t rows, int64_t row_length) { return {rows, row_length, 2
 class Counted {
  public:
   explicit Counted(Env& env, const std::string& directory, int64_t ram = 5 * 16384)
-      : store_(env, {{.host = ram, .chunk = 16384}, directory}) {
+      : store_(env, {{.host = ram, .disk = directory, .chunk = 16384}}) {
     add({{0, shape(1, 30000)}, {1, shape(7, 1000)}, {2, shape(1, 1)}, {3, shape(40, 256)}});
   }
 
@@ -186,7 +186,7 @@ TEST(StateStore, AddingThatFailsChangesNothing) {
 
 TEST(StateStore, OnlyWantedChunksMove) {
   const testing::TemporaryDirectory directory;
-  StateStore store(system_env(), {{.host = 3 * 16384, .chunk = 16384}, directory.path()});
+  StateStore store(system_env(), {{.host = 3 * 16384, .disk = directory.path(), .chunk = 16384}});
   const ShapedParam params[] = {{0, shape(1, 100000)}, {1, shape(1, 100000)}};
   store.add(params);
   constexpr int64_t kChunk = 16384, kRing = 3;
@@ -228,7 +228,7 @@ class UnorderedEnv : public Env {
 TEST(StateStore, WhatIsReadAheadWaitsForEachWrite) {
   const testing::TemporaryDirectory directory;
   UnorderedEnv env;
-  StateStore store(env, {{.host = 5 * 16384, .chunk = 16384}, directory.path()});
+  StateStore store(env, {{.host = 5 * 16384, .disk = directory.path(), .chunk = 16384}});
   store.add(std::vector<ShapedParam>{{0, shape(1, 100000)}, {1, shape(1, 100000)}});
   constexpr int kSteps = 60;
   int64_t wrong = 0, compared = 0;

@@ -39,14 +39,26 @@ Store::Index Store::index_of(std::span<const Chunk> chunks, size_t before) const
   return places;
 }
 
-std::vector<bool> Store::chunks_of(const std::vector<int64_t>& wanted, size_t chunks) const {
+std::vector<bool> Store::due_chunks(const std::vector<int64_t>& wanted) const {
   std::vector<bool> out;
   if (wanted.empty()) return out;
-  out.assign(chunks, false);
+  for (size_t i = 0; i < chunks(); ++i) out.push_back(is_kept(i));
   for (const int64_t param : wanted)
     if (const auto found = pieces_.find(param); found != pieces_.end())
       for (const Place& place : found->second) out[place.chunk] = true;
   return out;
+}
+
+int64_t Store::kept_bytes() const {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < chunks(); ++i)
+    if (is_kept(i)) bytes += chunk_at(i).bytes;
+  return bytes;
+}
+
+void Store::check_written() {
+  stage_.write_back();
+  raise_kept(std::exchange(unwritten_, nullptr), "change", kept_bytes());
 }
 
 void Store::watch(Told told) {

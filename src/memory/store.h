@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "lowtide/memory_report.h"
+#include "lowtide/memory.h"
 #include "memory/chunk.h"
 #include "memory/pager.h"
 #include "memory/staged_chunk.h"
@@ -101,9 +101,9 @@ class Store {
   void copy(const Part& part, int64_t offset, int64_t bytes, std::byte* to, const std::byte* from);
   // Call this after changes: the last of them are still to be written. Throws KeptInMemory, once, if chunks that
   // visit() or copy() changed could not be written: the next step tries again.
-  virtual void check_written() = 0;
+  void check_written();
   // Failures of earlier changes are not reported any more.
-  virtual void forget_unwritten() {}
+  void forget_unwritten() { unwritten_ = nullptr; }
 
   // Waits for what steps have queued.
   virtual void synchronize() {}
@@ -122,11 +122,19 @@ class Store {
   // The index of new parameters in `chunks`, which come behind the `before` chunks of the store. Throws
   // kInvalidArgument for a parameter that the store has.
   Index index_of(std::span<const Chunk> chunks, size_t before) const;
-  // By chunk, whether it holds some of the `wanted` parameters; empty if `wanted` is.
-  std::vector<bool> chunks_of(const std::vector<int64_t>& wanted, size_t chunks) const;
+  // By chunk, whether it holds some of the `wanted` parameters, or is kept, which is due whatever is wanted; empty if
+  // `wanted` is.
+  std::vector<bool> due_chunks(const std::vector<int64_t>& wanted) const;
+  int64_t kept_bytes() const;
+  // A change by visit() or copy() could not be written, which the caller is handling.
+  void note_unwritten() {
+    if (!unwritten_) unwritten_ = std::current_exception();
+  }
 
   virtual void pass(const Work& work, bool changes, int threads, const std::vector<int64_t>& wanted, void* stream) = 0;
   virtual size_t chunks() const = 0;
+  // Whether the chunk belongs on the disk, and is in host memory because it could not be written.
+  virtual bool is_kept(size_t chunk) const = 0;
   virtual const Chunk& chunk_at(size_t chunk) const = 0;
   // The bytes of a chunk that is to be stepped at `memory`, if the host has them there.
   virtual const std::byte* host_memory(std::byte* memory) const = 0;
@@ -139,9 +147,10 @@ class Store {
 
   Told told_;
   Index pieces_;
-  Pager pager_{Plan{}};
+  Pager pager_{TierPlan{}};
   StepOrder order_;
   StagedChunk stage_;
+  std::exception_ptr unwritten_;  // the first since it was asked for
 };
 
 }  // namespace lowtide

@@ -154,7 +154,7 @@ TEST(Averages, HaveTheSameBitsEverywhere) {
           for (const bool paged : {false, true}) {
             Config config = config_of(state, master);
             config.target = target, config.threads = paged ? 2 : 1;
-            if (paged) config.memory = {.ram_bytes = 32 << 10, .disk = folder.path(), .chunk_bytes = 4096};
+            if (paged) config.memory = {.host = 32 << 10, .disk = folder.path(), .chunk = 4096};
             Trained run(config, dtype, 5);
             run.optimizer.set_evaluating(true);
             std::vector<std::byte> got = run.everything();
@@ -184,7 +184,7 @@ TEST(Averages, SurviveADiskThatFails) {
       FaultyEnv env;
       OptimizerOptions options;
       options.rule = config.rule;
-      options.memory = {.ram_bytes = 32 << 10, .disk = folder.path(), .chunk_bytes = 4096};
+      options.memory = {.host = 32 << 10, .disk = folder.path(), .chunk = 4096};
       Trained other(config, dtype, 0);
       other.optimizer = OptimizerEnv::make(options, env);
       other.optimizer.add_group(
@@ -215,7 +215,7 @@ TEST(Averages, OfManySlicesHaveTheSameBits) {
   std::vector<std::byte> wanted;
   for (const bool paged : {false, true}) {
     Config config = config_of("dynamic8", "residual16");
-    if (paged) config.memory = {.ram_bytes = 128 << 10, .disk = folder.path(), .chunk_bytes = 16 << 10};
+    if (paged) config.memory = {.host = 128 << 10, .disk = folder.path(), .chunk = 16 << 10};
     Rng rng(5);
     Tensor param(DType::kBF16, {kRows, kLength}), grad(DType::kF32, {kRows, kLength});
     param.randomize(rng), grad.randomize(rng);

@@ -164,7 +164,7 @@ TEST(Hyper, LongAveragesOfParametersWithout4BitsAreFine) {
     const auto planned = [&](std::vector<int64_t> of) {
       PlannedGroup with = group;
       with.params.push_back({std::move(of)});
-      return plan_memory({.options = {.rule = "adam"}, .groups = {with}}).total.elements;
+      return forecast({.options = {.rule = "adam"}, .groups = {with}}).total.elements;
     };
     EXPECT_GT(planned(sizes), 0);
     EXPECT_NE(message_of(ErrorKind::kInvalidArgument, [&] { planned({kElements}); }).find("0.9 at most"),

@@ -62,7 +62,7 @@ TEST(Directions, AreWhatAStepWouldSubtract) {
         OptimizerOptions options;
         options.rule = rule;
         Optimizer twin(options);
-        if (paged) options.memory = {.ram_bytes = 32 << 10, .disk = folder.path(), .chunk_bytes = 4096};
+        if (paged) options.memory = {.host = 32 << 10, .disk = folder.path(), .chunk = 4096};
         Optimizer optimizer(options);
         GroupOptions group{.hyper = default_hyper(rule), .state = state, .min_quantized_numel = 100};
         group.hyper.momentum = 0.9, group.hyper.lr = 0.25, group.hyper.weight_decay = 0.5;
@@ -152,7 +152,7 @@ TEST(Directions, GoBesideStepsOfOthers) {
 TEST(Directions, GroupsShareBudgetsAndHaveRules) {
   const TemporaryDirectory folder;
   Optimizer optimizer(OptimizerOptions{});
-  const Memory own{.ram_bytes = 64 << 10, .disk = folder.path(), .chunk_bytes = 4096};
+  const Memory own{.host = 64 << 10, .disk = folder.path(), .chunk = 4096};
   EXPECT_EQ(optimizer.add_group({.hyper = default_hyper("adamw"), .memory = own}), 0);
   EXPECT_EQ(optimizer.add_group({.hyper = default_hyper("lion"), .budget_of = 0, .rule = "lion"}), 1);
   const auto refusal = [&](const GroupOptions& group) {

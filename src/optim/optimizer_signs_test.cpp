@@ -238,8 +238,8 @@ TEST(OptimizerSigns, OnADeviceThatRunsLate) {
     Config config;
     config.rule = "lion", config.hyper = default_hyper("lion");
     OptimizerOptions options;
-    options.rule = "lion", options.memory.device_bytes = device_bytes;
-    if (device_bytes >= 0) options.memory.chunk_bytes = 4096;
+    options.rule = "lion", options.memory.device = device_bytes;
+    if (device_bytes >= 0) options.memory.chunk = 4096;
     auto fake = std::make_unique<fake::FakeBackend>(fake::FakeBackendOptions{.seed = 5});
     Device& device = *fake;
     Optimizer there = OptimizerEnv::make(options, system_env(), std::move(fake)), here = make_optimizer(config);

@@ -93,11 +93,11 @@ std::string optimizer_says(const Case& c, std::vector<StateView>* views = nullpt
   });
 }
 
-MemoryPlan plan_of(const Case& c) {
-  PlanRequest request;
+Forecasts plan_of(const Case& c) {
+  ForecastRequest request;
   request.options.rule = c.rule;
   request.groups.push_back({c.group, {{c.sizes, c.whole, c.dtype}}});
-  return plan_memory(request);
+  return forecast(request);
 }
 
 template <class Fn>
@@ -170,9 +170,9 @@ TEST(ParamSpec, SaysWhatTheOptimizerHas) {
 
 TEST(ParamSpec, BudgetsAreRefusedAlike) {
   const auto differ = [](const std::vector<GroupOptions>& groups) {
-    PlanRequest request;
+    ForecastRequest request;
     for (const GroupOptions& group : groups) request.groups.push_back({group, {}});
-    const std::string planned = refusal_of([&] { plan_memory(request); });
+    const std::string planned = refusal_of([&] { forecast(request); });
     const std::string made = refusal_of([&] {
       Optimizer optimizer(OptimizerOptions{});
       for (const GroupOptions& group : groups) optimizer.add_group(group);
@@ -180,13 +180,13 @@ TEST(ParamSpec, BudgetsAreRefusedAlike) {
     EXPECT_EQ(planned, made);
     return made;
   };
-  const Memory own{.ram_bytes = 1 << 20};
+  const Memory own{.host = 1 << 20};
   EXPECT_EQ(differ({{.memory = own}, {.budget_of = 0}}), "");
   EXPECT_NE(differ({{.budget_of = 0}}).find("got budget_of=0 in group 0, wanted an earlier group"), std::string::npos);
   EXPECT_NE(differ({{}, {.budget_of = -2}}), "");
   EXPECT_NE(differ({{}, {.memory = own, .budget_of = 0}}).find("got a budget and budget_of=0"), std::string::npos);
-  EXPECT_NE(differ({{.memory = Memory{.ram_bytes = -5}}}), "");
-  EXPECT_NE(differ({{.memory = Memory{.ram_bytes = 1 << 20, .chunk_bytes = 5}}}), "");
+  EXPECT_NE(differ({{.memory = Memory{.host = -5}}}), "");
+  EXPECT_NE(differ({{.memory = Memory{.host = 1 << 20, .chunk = 5}}}), "");
 }
 
 }  // namespace

@@ -38,62 +38,62 @@ struct Members {
   }
 };
 
-bool is_on_device(const Memory& memory) { return memory.device_bytes >= 0 || memory.managed; }
+bool is_on_device(const Memory& memory) { return memory.device >= 0 || memory.managed; }
 
 // All at once for a store, or where a limit holds them; one by one without a limit.
-void predict_bytes(const Memory& memory, const Members& members, const StoreRates& rates, BudgetPlan& out) {
+void forecast_bytes(const Memory& memory, const Members& members, const StoreRates& rates, Forecast& out) {
   Placement placement = placement_of(memory, 0, members.shaped);
   if (is_on_device(memory)) {
     placement.direct = false;
-    placement.store = {budget_of(memory), memory.disk, true};
-    if (memory.managed) placement.store.budget.device = -1;
+    placement.store.on_device = true;
+    if (memory.managed) placement.store.memory.device = -1;
     placement.store.in_place = find_transfer_mode(memory.transfer) == TransferMode::kZeroCopy;
   }
-  Plan plan;
   if (placement.direct) {
     ArenaSizes arena;
-    if (memory.ram_bytes >= 0) arena.reserve(static_cast<size_t>(placement.record_bytes));
+    if (memory.host >= 0) arena.reserve(static_cast<size_t>(placement.record_bytes));
     for (const ShapedParam& param : members.shaped) arena.allocate(static_cast<size_t>(record_bytes(param.shape)));
-    out.direct_bytes = arena.allocated_bytes();
-    PlanInput input;
-    input.chunk_bytes = {round_up(out.state_bytes, kPageBytes)};
-    input.step_rate = rates.step;
-    plan = make_plan(input);
-  } else {
-    StorePlan store = plan_store(placement.store, {}, placement.shaped, rates);
-    plan = std::move(store.plan);
-    out.resident_bytes = plan.resident_bytes;
-    out.slot_bytes = plan.slots * plan.slot_bytes;
-    out.behind_slot_bytes = store.host.slots * store.host.slot_bytes;
-    out.behind_bytes = store.host.streamed_bytes;
-    out.behind_moved_per_step = store.host.read_bytes + store.host.written_bytes;
-    out.disk_bytes = plan.streamed_bytes - out.behind_bytes + out.behind_slot_bytes;
-    out.chunks = static_cast<int64_t>(store.chunk_bytes.size());
-    out.moved_per_step = plan.read_bytes + plan.written_bytes;
-    if (members.read_twice) {
-      out.moved_per_step += plan.read_bytes;
-      const double again = rates.read > 0 ? static_cast<double>(plan.read_bytes) / rates.read : 0;
-      if (plan.disk_seconds > 0) plan.disk_seconds += again;
-      if (plan.seconds > 0) plan.seconds += again;
-      out.behind_moved_per_step += store.host.read_bytes;
-    }
-    if (out.behind_bytes > 0) plan.seconds = 0;
+    out.direct_bytes = out.host_bytes = arena.allocated_bytes();
+    if (rates.step > 0) out.step_seconds = out.seconds = static_cast<double>(out.state_bytes) / rates.step;
+    return;
   }
-  out.step_seconds = plan.step_seconds;
-  out.disk_seconds = plan.disk_seconds;
+  const StorePlan store = plan_store(placement.store, {}, placement.shaped, rates);
+  const Plan& plan = store.plan;
+  const TierPlan& nearest = plan.tiers.front();
+  out.resident_bytes = nearest.resident_bytes;
+  out.streamed_bytes = nearest.streamed_bytes;
+  out.slot_bytes = nearest.slots * nearest.slot_bytes;
+  out.chunks = static_cast<int64_t>(store.chunk_bytes.size());
+  out.step_seconds = plan.step_seconds, out.link_seconds = plan.link_seconds, out.disk_seconds = plan.disk_seconds;
   out.seconds = plan.seconds;
+  const int passes = members.read_twice ? 3 : 2;
+  out.moved_per_step = passes * nearest.streamed_bytes;
+  auto tier = plan.tiers.begin();
+  if (is_on_device(memory)) out.device_bytes = (tier++)->bytes;
+  out.host_bytes = tier->bytes;
+  out.disk_bytes = tier->streamed_bytes;
+  out.disk_moved_per_step = passes * out.disk_bytes;
+  if (!members.read_twice) return;
+  const auto read_again = [&](double& seconds, int64_t bytes, double rate) {
+    if (seconds <= 0) return;
+    const double again = static_cast<double>(bytes) / rate;
+    seconds += again;
+    if (out.seconds > 0) out.seconds += again;
+  };
+  read_again(out.link_seconds, nearest.streamed_bytes, rates.link);
+  read_again(out.disk_seconds, out.disk_bytes, rates.read);
 }
 
-BudgetPlan predict(const Memory& memory, const Members& members, const PlanRequest& request) {
-  BudgetPlan out;
+Forecast forecast_budget(const Memory& memory, const Members& members, const ForecastRequest& request) {
+  Forecast out;
   out.params = members.params;
   out.elements = members.elements;
   out.state_bytes = members.state_bytes;
   const bool known = members.known && members.seconds > 0;
-  const StoreRates rates{request.read_rate, request.write_rate,
+  const StoreRates rates{request.link_rate, request.read_rate, request.write_rate,
                          known ? static_cast<double>(out.state_bytes) / members.seconds : 0};
   try {
-    predict_bytes(memory, members, rates, out);
+    forecast_bytes(memory, members, rates, out);
   } catch (const Error& error) {  // everything but the budget has been checked
     if (error.kind() != ErrorKind::kInvalidArgument) throw;
     out.fits = false;
@@ -102,44 +102,46 @@ BudgetPlan predict(const Memory& memory, const Members& members, const PlanReque
   return out;
 }
 
-BudgetPlan sum(const std::vector<BudgetPlan>& budgets) {
-  BudgetPlan total;
-  const auto add = [&](int64_t BudgetPlan::*field) {
-    for (const BudgetPlan& budget : budgets) total.*field += budget.*field;
+Forecast sum(const std::vector<Forecast>& budgets) {
+  Forecast total;
+  const auto add = [&](int64_t Forecast::*field) {
+    for (const Forecast& budget : budgets) total.*field += budget.*field;
   };
-  for (const auto field : {&BudgetPlan::params, &BudgetPlan::elements, &BudgetPlan::state_bytes}) add(field);
-  for (const BudgetPlan& budget : budgets) {
+  for (const auto field : {&Forecast::params, &Forecast::elements, &Forecast::state_bytes}) add(field);
+  for (const Forecast& budget : budgets) {
     if (total.fits) total.problem = budget.problem;
     total.fits = total.fits && budget.fits;
   }
   if (!total.fits) return total;
   for (const auto field :
-       {&BudgetPlan::direct_bytes, &BudgetPlan::resident_bytes, &BudgetPlan::slot_bytes, &BudgetPlan::disk_bytes,
-        &BudgetPlan::chunks, &BudgetPlan::moved_per_step, &BudgetPlan::behind_slot_bytes, &BudgetPlan::behind_bytes,
-        &BudgetPlan::behind_moved_per_step})
+       {&Forecast::device_bytes, &Forecast::host_bytes, &Forecast::disk_bytes, &Forecast::direct_bytes,
+        &Forecast::resident_bytes, &Forecast::streamed_bytes, &Forecast::slot_bytes, &Forecast::chunks,
+        &Forecast::moved_per_step, &Forecast::disk_moved_per_step})
     add(field);
   // Known if those of all budgets are that have bytes to step or to move.
-  const auto add_seconds = [&](double BudgetPlan::*seconds, int64_t BudgetPlan::*bytes) {
-    for (const BudgetPlan& budget : budgets)
+  const auto add_seconds = [&](double Forecast::*seconds, int64_t Forecast::*bytes) {
+    for (const Forecast& budget : budgets)
       if (budget.*seconds <= 0 && budget.*bytes != 0) return;
-    for (const BudgetPlan& budget : budgets) total.*seconds += budget.*seconds;
+    for (const Forecast& budget : budgets) total.*seconds += budget.*seconds;
   };
-  add_seconds(&BudgetPlan::step_seconds, &BudgetPlan::state_bytes);
-  add_seconds(&BudgetPlan::disk_seconds, &BudgetPlan::moved_per_step);
-  add_seconds(&BudgetPlan::seconds, &BudgetPlan::state_bytes);
+  add_seconds(&Forecast::step_seconds, &Forecast::state_bytes);
+  add_seconds(&Forecast::link_seconds, &Forecast::moved_per_step);
+  add_seconds(&Forecast::disk_seconds, &Forecast::disk_moved_per_step);
+  add_seconds(&Forecast::seconds, &Forecast::state_bytes);
   return total;
 }
 
 }  // namespace
 
-void MemoryPlan::require_fit() const {
+void Forecasts::require_fit() const {
   if (!total.fits) fail(ErrorKind::kInvalidArgument, "%s", total.problem.c_str());
 }
 
-MemoryPlan plan_memory(const PlanRequest& request) {
+Forecasts forecast(const ForecastRequest& request) {
   const int rule = find_rule(request.options.rule);
   check_rate("read_rate", request.read_rate);
   check_rate("write_rate", request.write_rate);
+  check_rate("link_rate", request.link_rate);
   check_memory(request.options.memory);
   std::vector<Memory> memories = {request.options.memory};
   std::vector<Members> members(1);
@@ -160,12 +162,12 @@ MemoryPlan plan_memory(const PlanRequest& request) {
       elements += spec.shape.numel;
       // Under a limit, state comes with the first step, and there is nothing to step here.
       const Memory& memory = memories[group.budget];
-      if (spec.shape.numel > 0 || (memory.ram_bytes < 0 && !is_on_device(memory)))
+      if (spec.shape.numel > 0 || (memory.host < 0 && !is_on_device(memory)))
         members[group.budget].add(spec, planned.step_rate);
     }
   }
-  MemoryPlan out;
-  for (size_t i = 0; i < memories.size(); ++i) out.budgets.push_back(predict(memories[i], members[i], request));
+  Forecasts out;
+  for (size_t i = 0; i < memories.size(); ++i) out.budgets.push_back(forecast_budget(memories[i], members[i], request));
   out.total = sum(out.budgets);
   return out;
 }

@@ -1,4 +1,4 @@
-// Claim: what plan_memory() says before a run is, to the byte, what report() says after its first step.
+// Claim: what forecast() says before a run is, to the byte, what report() says after its first step.
 #include "lowtide/planning.h"
 
 #include "backend/catalog.h"
@@ -45,18 +45,18 @@ std::vector<int64_t> planned_sizes(Rng& rng) {
 Budget random_budget(Rng& rng, const std::string& disk) {
   if (rng.chance(0.2)) return {};
   Budget memory;
-  memory.ram_bytes = int64_t{1} << rng.between(10, 24);
-  memory.ram_bytes += rng.below(memory.ram_bytes);
+  memory.host = int64_t{1} << rng.between(10, 24);
+  memory.host += rng.below(memory.host);
   if (rng.chance(0.85)) memory.disk = disk;
-  if (rng.chance(0.2)) memory.disk_bytes = rng.below(8 << 20);
-  if (rng.chance(0.4)) memory.chunk_bytes = 4096 * rng.between(1, 64);
+  if (rng.chance(0.2)) memory.disk_limit = rng.below(8 << 20);
+  if (rng.chance(0.4)) memory.chunk = 4096 * rng.between(1, 64);
   return memory;
 }
 
 bool has_norms(const std::string& rule) { return rule_info(find_rule(rule)).norms; }
 
-PlanRequest random_request(Rng& rng, const std::string& disk) {
-  PlanRequest request;
+ForecastRequest random_request(Rng& rng, const std::string& disk) {
+  ForecastRequest request;
   const auto rules = rule_names();
   const auto codecs = codec_names();
   request.options.rule = rules[static_cast<size_t>(rng.below(static_cast<int64_t>(rules.size())))];
@@ -91,7 +91,7 @@ PlanRequest random_request(Rng& rng, const std::string& disk) {
 }
 
 // The report after a step of an optimizer of this kind. Parameters and gradients all lie in one piece of memory each.
-MemoryReport report_of(const PlanRequest& request) {
+MemoryReport report_of(const ForecastRequest& request) {
   Optimizer optimizer(request.options);
   std::vector<Tensor> params;
   for (const PlannedGroup& group : request.groups)
@@ -116,8 +116,8 @@ TEST(Planning, BytesAreThoseOfTheReport) {
   int64_t fits = 0, refused = 0, on_disk = 0, params = 0, most_off = 0, state = 0;
   for (int i = 0; i < kCases; ++i) {
     SCOPED_TRACE(i);
-    const PlanRequest request = random_request(rng, directory.path());
-    const MemoryPlan plan = plan_memory(request);
+    const ForecastRequest request = random_request(rng, directory.path());
+    const Forecasts plan = forecast(request);
     if (!plan.total.fits) {
       ++refused;
       const auto planned = error_of([&] { plan.require_fit(); });
@@ -134,17 +134,17 @@ TEST(Planning, BytesAreThoseOfTheReport) {
     }
     ++fits;
     const MemoryReport report = report_of(request);
-    const BudgetPlan& total = plan.total;
+    const Forecast& total = plan.total;
     const int64_t off[] = {total.params - report.params,
                            total.elements - report.elements,
                            total.state_bytes - report.state_bytes,
-                           total.ram_bytes() - report.allocated_bytes,
+                           total.host_bytes - report.allocated_bytes,
                            total.disk_bytes - report.disk_bytes,
                            total.chunks - report.chunks,
                            total.moved_per_step - report.moved_per_step};
     for (const int64_t n : off) most_off = std::max(most_off, std::abs(n));
     EXPECT_EQ(total.moved_per_step, report.read_bytes + report.written_bytes);  // of one step
-    for (const BudgetPlan& budget : plan.budgets) EXPECT_TRUE(budget.fits);
+    for (const Forecast& budget : plan.budgets) EXPECT_TRUE(budget.fits);
     on_disk += total.disk_bytes > 0;
     params += total.params;
     state += total.state_bytes;
@@ -163,7 +163,7 @@ TEST(Planning, BytesAreThoseOfTheReport) {
 }
 
 // The report after a step on a device that runs late.
-MemoryReport report_on_device(const PlanRequest& request, uint64_t seed) {
+MemoryReport report_on_device(const ForecastRequest& request, uint64_t seed) {
   auto fake = std::make_unique<fake::FakeBackend>(fake::FakeBackendOptions{.seed = seed, .steps_pinned = true});
   Device& device = *fake;
   Optimizer optimizer = OptimizerEnv::make(request.options, system_env(), std::move(fake));
@@ -192,7 +192,7 @@ TEST(Planning, BytesOnADeviceAreThoseOfTheReport) {
   int64_t streams = 0, on_disk = 0, refused = 0, most_off = 0, moved = 0;
   for (int i = 0; i < kCases; ++i) {
     SCOPED_TRACE(i);
-    PlanRequest request = random_request(rng, "");
+    ForecastRequest request = random_request(rng, "");
     for (PlannedGroup& group : request.groups) {
       group.options.memory.reset(), group.options.budget_of = -1;
       std::erase_if(group.params, [](const PlannedParam& param) {
@@ -200,17 +200,17 @@ TEST(Planning, BytesOnADeviceAreThoseOfTheReport) {
       });
     }
     Budget memory;
-    memory.device_bytes = int64_t{1} << rng.between(12, 22);
-    memory.device_bytes += rng.below(memory.device_bytes);
-    if (rng.chance(0.5)) memory.ram_bytes = int64_t{1} << rng.between(14, 22);
-    if (rng.chance(0.5)) memory.chunk_bytes = 4096 * rng.between(1, 16);
+    memory.device = int64_t{1} << rng.between(12, 22);
+    memory.device += rng.below(memory.device);
+    if (rng.chance(0.5)) memory.host = int64_t{1} << rng.between(14, 22);
+    if (rng.chance(0.5)) memory.chunk = 4096 * rng.between(1, 16);
     memory.transfer = rng.chance(0.3) ? "zero_copy" : "copy";
-    if (memory.ram_bytes >= 0 && memory.transfer == "copy" && rng.chance(0.7)) {
+    if (memory.host >= 0 && memory.transfer == "copy" && rng.chance(0.7)) {
       memory.disk = directory.path();
-      if (rng.chance(0.2)) memory.disk_bytes = int64_t{1} << rng.between(14, 23);
+      if (rng.chance(0.2)) memory.disk_limit = int64_t{1} << rng.between(14, 23);
     }
     request.options.memory = memory;
-    const BudgetPlan plan = plan_memory(request).total;
+    const Forecast plan = forecast(request).total;
     const auto seed = static_cast<uint64_t>(i);
     if (!plan.fits) {
       ++refused;
@@ -220,12 +220,12 @@ TEST(Planning, BytesOnADeviceAreThoseOfTheReport) {
       continue;
     }
     const MemoryReport report = report_on_device(request, seed);
-    for (const int64_t off : {plan.state_bytes - report.state_bytes, plan.ram_bytes() - report.device_bytes,
-                              plan.disk_bytes - report.allocated_bytes, plan.chunks - report.chunks,
-                              plan.moved_per_step - report.moved_per_step, plan.behind_bytes - report.disk_bytes,
-                              plan.behind_moved_per_step - report.disk_moved_per_step})
+    for (const int64_t off : {plan.state_bytes - report.state_bytes, plan.device_bytes - report.device_bytes,
+                              plan.host_bytes - report.allocated_bytes, plan.chunks - report.chunks,
+                              plan.moved_per_step - report.moved_per_step, plan.disk_bytes - report.disk_bytes,
+                              plan.disk_moved_per_step - report.disk_moved_per_step})
       most_off = std::max(most_off, std::abs(off));
-    streams += plan.moved_per_step > 0, moved += plan.moved_per_step, on_disk += plan.behind_bytes > 0;
+    streams += plan.moved_per_step > 0, moved += plan.moved_per_step, on_disk += plan.disk_bytes > 0;
   }
   EXPECT_EQ(most_off, 0);
   EXPECT_GT(streams, kCases / 5);
@@ -241,53 +241,53 @@ TEST(Planning, BytesOnADeviceAreThoseOfTheReport) {
 
 // The bytes that a refusal asks for are enough, and one page less is not.
 TEST(Planning, ARefusalSaysHowMuchIsNeeded) {
-  PlanRequest request;
+  ForecastRequest request;
   PlannedGroup& group = request.groups.emplace_back();
   group.params = {PlannedParam{{1000, 1000}}, PlannedParam{{64}}};
-  request.options.memory.ram_bytes = 1 << 20;
-  const std::string problem = plan_memory(request).total.problem;
+  request.options.memory.host = 1 << 20;
+  const std::string problem = forecast(request).total.problem;
   const size_t at = problem.find("at least ");
   ASSERT_NE(at, std::string::npos) << problem;
   const int64_t needed = std::stoll(problem.substr(at + 9));
-  request.options.memory.ram_bytes = needed;
-  EXPECT_TRUE(plan_memory(request).total.fits);
-  EXPECT_LE(plan_memory(request).total.ram_bytes(), needed);
+  request.options.memory.host = needed;
+  EXPECT_TRUE(forecast(request).total.fits);
+  EXPECT_LE(forecast(request).total.host_bytes, needed);
   std::printf("1 MiB for %lld bytes of state: \"%s\"; with exactly that it fits\n",
-              static_cast<long long>(plan_memory(request).total.state_bytes), problem.c_str());
+              static_cast<long long>(forecast(request).total.state_bytes), problem.c_str());
 }
 
 // Sizes of models that no test could allocate.
 TEST(Planning, LargeModelsTakeNoMemory) {
-  PlanRequest request;
+  ForecastRequest request;
   PlannedGroup& group = request.groups.emplace_back();
   group.params.assign(1000, PlannedParam{{32768, 32768}});
-  request.options.memory.ram_bytes = int64_t{64} << 30;
+  request.options.memory.host = int64_t{64} << 30;
   request.options.memory.disk = "/nowhere";
-  const BudgetPlan total = plan_memory(request).total;
+  const Forecast total = forecast(request).total;
   EXPECT_EQ(total.elements, int64_t{1000} << 30);
   EXPECT_TRUE(total.fits);
-  EXPECT_LE(total.ram_bytes(), int64_t{64} << 30);
-  EXPECT_NEAR(static_cast<double>(total.ram_bytes() + total.disk_bytes), static_cast<double>(total.state_bytes), 8e9);
+  EXPECT_LE(total.host_bytes, int64_t{64} << 30);
+  EXPECT_NEAR(static_cast<double>(total.host_bytes + total.disk_bytes), static_cast<double>(total.state_bytes), 8e9);
   std::printf("1000 Gi elements: %lld bytes of state, %lld chunks\n", static_cast<long long>(total.state_bytes),
               static_cast<long long>(total.chunks));
 }
 
 TEST(Planning, SecondsFollowTheRates) {
-  PlanRequest request;
+  ForecastRequest request;
   PlannedGroup& group = request.groups.emplace_back();
   group.params.assign(8, PlannedParam{{4096, 4096}});
-  EXPECT_EQ(plan_memory(request).total.seconds, 0);  // unknown
+  EXPECT_EQ(forecast(request).total.seconds, 0);  // unknown
   group.step_rate = 1e9;
-  BudgetPlan total = plan_memory(request).total;
+  Forecast total = forecast(request).total;
   const double step = static_cast<double>(total.state_bytes) / 1e9;
   EXPECT_NEAR(total.seconds, step, step * 1e-4);
   EXPECT_EQ(total.disk_seconds, 0);
   request.options.memory = {64 << 20, "/nowhere", -1, 0};
-  EXPECT_EQ(plan_memory(request).total.seconds, 0);  // the disk's rates are unknown
-  EXPECT_NEAR(plan_memory(request).total.step_seconds, step, step * 0.02);
+  EXPECT_EQ(forecast(request).total.seconds, 0);  // the disk's rates are unknown
+  EXPECT_NEAR(forecast(request).total.step_seconds, step, step * 0.02);
   request.read_rate = 2e9;
   request.write_rate = 1e9;
-  total = plan_memory(request).total;
+  total = forecast(request).total;
   const double disk = static_cast<double>(total.disk_bytes) * (1 / 2e9 + 1 / 1e9);
   EXPECT_NEAR(total.disk_seconds, disk, disk * 1e-9);
   EXPECT_EQ(total.seconds, std::max(total.step_seconds, total.disk_seconds));
@@ -297,7 +297,7 @@ TEST(Planning, SecondsFollowTheRates) {
   other.options.state = "fp32";
   other.step_rate = 4e9;
   request.groups.push_back(other);
-  total = plan_memory(request).total;
+  total = forecast(request).total;
   const double both = step + 8.0 * 8 * 4096 * 4096 / 4e9;
   EXPECT_NEAR(total.seconds, both, both * 1e-4);
   std::printf("seconds: step %.3f, disk %.3f, two formats %.3f\n", step, disk, total.seconds);
@@ -305,37 +305,38 @@ TEST(Planning, SecondsFollowTheRates) {
 
 TEST(Planning, BadRequestsAreRefused) {
   const auto refuses = [](const std::string& part, const auto& change) {
-    PlanRequest request;
+    ForecastRequest request;
     request.groups.emplace_back().params = {PlannedParam{{8, 8}}};
     change(request);
-    expect_error([&] { plan_memory(request); }, ErrorKind::kInvalidArgument, part);
+    expect_error([&] { forecast(request); }, ErrorKind::kInvalidArgument, part);
   };
   const double nan = std::numeric_limits<double>::quiet_NaN();
   int cases = 0;
   const auto with = [&](const std::string& part, const auto& change) { ++cases, refuses(part, change); };
-  with("adamw", [](PlanRequest& r) { r.options.rule = "adamax"; });
-  with("dynamic8", [](PlanRequest& r) { r.groups[0].options.state = "int3"; });
-  with("min_quantized_numel=-1", [](PlanRequest& r) { r.groups[0].options.min_quantized_numel = -1; });
-  with("momentum", [&](PlanRequest& r) { r.groups[0].options.hyper.momentum = nan; });
-  with("size of -4", [](PlanRequest& r) { r.groups[0].params[0].sizes = {-4}; });
-  with("2^62", [](PlanRequest& r) { r.groups[0].params[0].sizes = {int64_t{1} << 40, int64_t{1} << 40}; });
-  with("2^52", [](PlanRequest& r) { r.groups[0].params[0].sizes = {int64_t{1} << 61}; });
-  with("2^52", [](PlanRequest& r) { r.groups[0].params.assign(2, PlannedParam{{int64_t{1} << 52}}); });
-  with("step_rate=nan", [&](PlanRequest& r) { r.groups[0].step_rate = nan; });
-  with("read_rate=-1", [](PlanRequest& r) { r.read_rate = -1; });
-  with("write_rate=inf", [](PlanRequest& r) { r.write_rate = std::numeric_limits<double>::infinity(); });
-  with("ram_bytes=-2", [](PlanRequest& r) { r.options.memory.ram_bytes = -2; });
-  with("chunk_bytes=5", [](PlanRequest& r) { r.groups[0].options.memory = Budget{1 << 20, "", -1, 5}; });
-  with("without a limit for RAM", [](PlanRequest& r) { r.options.memory.disk = "/nowhere"; });
+  with("adamw", [](ForecastRequest& r) { r.options.rule = "adamax"; });
+  with("dynamic8", [](ForecastRequest& r) { r.groups[0].options.state = "int3"; });
+  with("min_quantized_numel=-1", [](ForecastRequest& r) { r.groups[0].options.min_quantized_numel = -1; });
+  with("momentum", [&](ForecastRequest& r) { r.groups[0].options.hyper.momentum = nan; });
+  with("size of -4", [](ForecastRequest& r) { r.groups[0].params[0].sizes = {-4}; });
+  with("2^62", [](ForecastRequest& r) { r.groups[0].params[0].sizes = {int64_t{1} << 40, int64_t{1} << 40}; });
+  with("2^52", [](ForecastRequest& r) { r.groups[0].params[0].sizes = {int64_t{1} << 61}; });
+  with("2^52", [](ForecastRequest& r) { r.groups[0].params.assign(2, PlannedParam{{int64_t{1} << 52}}); });
+  with("step_rate=nan", [&](ForecastRequest& r) { r.groups[0].step_rate = nan; });
+  with("read_rate=-1", [](ForecastRequest& r) { r.read_rate = -1; });
+  with("write_rate=inf", [](ForecastRequest& r) { r.write_rate = std::numeric_limits<double>::infinity(); });
+  with("host=-2", [](ForecastRequest& r) { r.options.memory.host = -2; });
+  with("link_rate=-1", [](ForecastRequest& r) { r.link_rate = -1; });
+  with("chunk=5", [](ForecastRequest& r) { r.groups[0].options.memory = Budget{1 << 20, "", -1, 5}; });
+  with("without `host`", [](ForecastRequest& r) { r.options.memory.disk = "/nowhere"; });
   // Not wrong in itself, but more than fits: told apart from the above.
-  PlanRequest small;
+  ForecastRequest small;
   small.groups.emplace_back().params = {PlannedParam{{int64_t{1} << 20, int64_t{1} << 20}}};
   small.options.memory = {1 << 20, "/nowhere", -1, 4096};
-  EXPECT_FALSE(plan_memory(small).total.fits);
-  EXPECT_NE(plan_memory(small).total.problem.find("chunks"), std::string::npos);
-  const MemoryPlan empty = plan_memory(PlanRequest());
+  EXPECT_FALSE(forecast(small).total.fits);
+  EXPECT_NE(forecast(small).total.problem.find("chunks"), std::string::npos);
+  const Forecasts empty = forecast(ForecastRequest());
   EXPECT_TRUE(empty.total.fits);
-  EXPECT_EQ(empty.total.ram_bytes(), 0);
+  EXPECT_EQ(empty.total.host_bytes, 0);
   std::printf("bad requests refused: %d of %d\n", cases, cases);
 }
 

@@ -16,7 +16,7 @@
 #include "core/sizes.h"
 #include "lowtide/planning.h"
 #include "memory/scratch_file.h"
-#include "memory/store_plan.h"
+#include "memory/plan.h"
 
 namespace lowtide {
 namespace {

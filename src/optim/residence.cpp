@@ -11,19 +11,19 @@ namespace lowtide {
 
 void check_memory(const Memory& memory) {
   const std::pair<const char*, int64_t> limits[] = {
-      {"device_bytes", memory.device_bytes}, {"ram_bytes", memory.ram_bytes}, {"disk_bytes", memory.disk_bytes}};
+      {"device", memory.device}, {"host", memory.host}, {"disk_limit", memory.disk_limit}};
   for (const auto& [name, bytes] : limits)
     LT_REQUIRE(bytes >= -1, "got %s=%lld, wanted 0 or more, or -1 for no limit", name, ll(bytes));
-  LT_REQUIRE(memory.chunk_bytes >= 0 && memory.chunk_bytes % kPageBytes == 0 && memory.chunk_bytes <= int64_t{1} << 40,
-             "got chunk_bytes=%lld, wanted a multiple of %lld, or 0 to have it chosen", ll(memory.chunk_bytes),
-             ll(kPageBytes));
-  LT_REQUIRE(!memory.automatic || (memory.device_bytes < 0 && !memory.managed),
-             "got automatic with device_bytes=%lld and managed=%d, wanted it instead of them", ll(memory.device_bytes),
+  LT_REQUIRE(memory.chunk >= 0 && memory.chunk % kPageBytes == 0 && memory.chunk <= int64_t{1} << 40,
+             "got chunk=%lld, wanted a multiple of %lld, or 0 to have it chosen", ll(memory.chunk), ll(kPageBytes));
+  LT_REQUIRE(!memory.automatic || (memory.device < 0 && !memory.managed),
+             "got automatic with device=%lld and managed=%d, wanted it instead of them", ll(memory.device),
              memory.managed);
   LT_REQUIRE(!find_transfer_mode(memory.transfer) || !memory.managed,
              "got transfer='%s' for managed memory, which the driver migrates, wanted ''", memory.transfer.c_str());
-  LT_REQUIRE(memory.disk.empty() || memory.ram_bytes >= 0,
-             "got a disk ('%s') without a limit for RAM: all state would stay in RAM", memory.disk.c_str());
+  LT_REQUIRE(memory.disk.empty() || memory.host >= 0,
+             "got a disk ('%s') without `host`, a limit for host memory: all state would stay there",
+             memory.disk.c_str());
 }
 
 Residence::Residence(Env& env, const Memory& memory, Backend& backend, const DeviceAllocator& allocator)
@@ -39,24 +39,19 @@ Residence::Residence(Env& env, const Memory& memory, Backend& backend, const Dev
             (!memory.managed && !memory.automatic &&
              find_transfer_mode(memory.transfer).value_or(TransferMode::kCopy) == TransferMode::kCopy),
         "got a disk ('%s') with managed=%d, automatic=%d and transfer='%s' for parameters on a device, wanted it "
-        "with device_bytes and ram_bytes, and transfer 'copy' or ''",
+        "with device and host, and transfer 'copy' or ''",
         memory.disk.c_str(), memory.managed, memory.automatic, memory.transfer.c_str());
   } else {
     LT_REQUIRE(
-        memory.device_bytes < 0 && !memory.managed && !memory.automatic && memory.transfer.empty(),
-        "got device_bytes=%lld, managed=%d, automatic=%d and transfer='%s' for parameters in host memory, wanted "
-        "ram_bytes alone",
-        ll(memory.device_bytes), memory.managed, memory.automatic, memory.transfer.c_str());
+        memory.device < 0 && !memory.managed && !memory.automatic && memory.transfer.empty(),
+        "got device=%lld, managed=%d, automatic=%d and transfer='%s' for parameters in host memory, wanted host alone",
+        ll(memory.device), memory.managed, memory.automatic, memory.transfer.c_str());
   }
   if (memory.disk.empty()) return;
   std::error_code error;  // without a working directory: as it is given, which will be refused
   if (std::filesystem::path whole = std::filesystem::absolute(memory.disk, error); !error)
     memory_.disk = whole.string();
   check_scratch_directory(env, memory_.disk);  // now, not when the first step needs it
-}
-
-Budget budget_of(const Memory& memory) {
-  return {memory.device_bytes, memory.ram_bytes, memory.disk_bytes, memory.chunk_bytes};
 }
 
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params) {
@@ -66,21 +61,17 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Shap
     out.shaped.push_back(param);
     out.record_bytes += record_bytes(param.shape);
   }
-  const int64_t left = memory.ram_bytes - taken;
-  out.direct = memory.ram_bytes < 0 || round_up(out.record_bytes, kPageBytes) <= left;
-  out.store = {budget_of(memory), memory.disk};
-  out.store.budget.host = left;
+  out.direct = memory.host < 0 || round_up(out.record_bytes, kPageBytes) <= memory.host - taken;
+  out.store = {.memory = memory, .taken = taken};
   return out;
 }
 
 void Residence::add_to_store(const Placement& placement) {
   // One store, however often it refuses: its queues live as long as the device.
   if (device_ && !on_device_) {
-    DeviceStoreOptions options{budget_of(memory_), memory_.managed, memory_.automatic};
-    options.transfer = find_transfer_mode(memory_.transfer);
+    DeviceStoreOptions options{memory_};
+    if (!memory_.disk.empty()) options.memory.transfer = transfer_mode_name(TransferMode::kCopy);
     options.choose_transfer_mode = [this] { return fastest_transfer_mode(env_, backend_); };
-    options.disk = memory_.disk;
-    if (!memory_.disk.empty()) options.transfer = TransferMode::kCopy;
     options.shared_allocator = allocator_.allocate != nullptr;
     if (allocator_.note_use)
       options.note_use = [from = allocator_](void* memory, void* queue) {
@@ -143,8 +134,8 @@ void Residence::check_offload() {
   LT_REQUIRE(!memory_.disk.empty(), "got state in RAM and no disk to put it on, wanted a memory budget with a disk");
   int64_t needed = in_ram_ ? in_ram_->report().disk_bytes : 0;
   for (const Buffer* buffer : buffers) needed += static_cast<int64_t>(buffer->bytes());
-  LT_REQUIRE(memory_.disk_bytes < 0 || needed <= memory_.disk_bytes,
-             "got a disk budget of %lld bytes, wanted at least %lld to put all state there", ll(memory_.disk_bytes),
+  LT_REQUIRE(memory_.disk_limit < 0 || needed <= memory_.disk_limit,
+             "got a disk budget of %lld bytes, wanted at least %lld to put all state there", ll(memory_.disk_limit),
              ll(needed));
 }
 

@@ -16,8 +16,6 @@ namespace lowtide {
 // Throws kInvalidArgument on a bad value.
 void check_memory(const Memory& memory);
 
-Budget budget_of(const Memory& memory);
-
 // Residence::place decides this before it does it.
 struct Placement {
   std::vector<ShapedParam> shaped;  // the parameters whose rule has state
@@ -25,7 +23,7 @@ struct Placement {
   bool direct = false;              // they are: there is no limit, or what is left of it holds all of them
   StoreOptions store;               // otherwise, of the store that takes them
 };
-// taken: bytes of the budget that other parameters have.
+// taken: bytes of the budget that directly addressable state of other parameters has.
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params);
 
 class Residence {
@@ -35,7 +33,7 @@ class Residence {
   Residence(Env& env, const Memory& memory, Backend& backend, const DeviceAllocator& allocator = {});
 
   // Whether state is placed for all parameters together: with a budget to divide, or chunks to cut.
-  bool waits() const { return device_ || memory_.ram_bytes >= 0; }
+  bool waits() const { return device_ || memory_.host >= 0; }
   // Gives all of `params` their state: directly addressable if they are in host memory and what is left of the budget
   // holds all of them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo; then none has changed.
   void place(std::span<Parameter* const> params, std::span<const int64_t> numbers);

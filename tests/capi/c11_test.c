@@ -86,7 +86,7 @@ int lt_test_c11(const char* target) {
   CHECK(lt_optimizer_save_async(optimizer, "/c", NULL, -2, &save) == LT_INVALID_ARGUMENT && save == NULL);
   CHECK(lt_optimizer_save_async(optimizer, "/c", NULL, 0, NULL) == LT_INVALID_ARGUMENT);
   CHECK(lt_save_wait(NULL, 0, &done) == LT_INVALID_ARGUMENT);
-  memory.ram_bytes = -2;
+  memory.host = -2;
   group_options.memory = &memory;
   CHECK(lt_optimizer_add_group(optimizer, &group_options, &group) == LT_INVALID_ARGUMENT && lt_last_os_error() == 0);
   group_options.memory = NULL;

@@ -387,9 +387,9 @@ TEST_F(CApi, StateUnderABudget) {
   const lt_tensor on_disk = {p.data(), LT_F32, 1, sizes, nullptr}, in_ram = {q.data(), LT_F32, 1, sizes, nullptr};
   const lt_gradient gradient = {g.data(), LT_F32, nullptr};
   lt_memory_options memory = LT_MEMORY_OPTIONS_INIT;
-  memory.ram_bytes = 4 * 8192;
+  memory.host = 4 * 8192;
   memory.disk = directory.path().c_str();
-  memory.chunk_bytes = 8192;
+  memory.chunk = 8192;
   lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
   Handle a, b, c;
   options.memory = &memory;
@@ -411,7 +411,7 @@ TEST_F(CApi, StateUnderABudget) {
   EXPECT_EQ(p, q);
   lt_memory_report disk = LT_MEMORY_REPORT_INIT;
   ASSERT_EQ(lt_optimizer_report(a.optimizer, &disk), LT_OK);
-  EXPECT_GT(disk.disk_bytes, 0);
+  EXPECT_GT(disk.disk_limit, 0);
   EXPECT_EQ(disk.read_bytes + disk.written_bytes, 3 * disk.moved_per_step);
   EXPECT_EQ(disk.kept_bytes, 0);
   lt_memory_report old = LT_MEMORY_REPORT_INIT;  // from a caller who knows only the first field
@@ -459,8 +459,8 @@ TEST_F(CApi, StateUnderABudget) {
   disk.struct_size = 0;
   expect_refused(lt_optimizer_report(b.optimizer, &disk), "struct_size=0");
   EXPECT_EQ(lt_last_os_error(), 0);
-  memory.chunk_bytes = 100;
-  expect_refused(lt_optimizer_create(&options, &options_target_.optimizer), "got chunk_bytes=100");
+  memory.chunk = 100;
+  expect_refused(lt_optimizer_create(&options, &options_target_.optimizer), "got chunk=100");
   memory.struct_size = 3;
   expect_refused(lt_optimizer_create(&options, &options_target_.optimizer), "struct_size=3");
 }

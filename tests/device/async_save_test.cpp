@@ -15,9 +15,9 @@ TEST(DeviceAsyncSave, FilesAreThoseOfTheHost) {
   DeviceAsyncSaves saves;
   saves.device = TestDevice::get().name.c_str();
   saves.make = [&](Rng& own, lowtide::Memory& memory) -> std::unique_ptr<Backend> {
-    memory.chunk_bytes = own.between(1, 4) * 4096;
+    memory.chunk = own.between(1, 4) * 4096;
     memory.managed = own.chance(0.2);
-    if (!memory.managed && own.chance(0.85)) memory.device_bytes = own.between(5, 30) * 4096;
+    if (!memory.managed && own.chance(0.85)) memory.device = own.between(5, 30) * 4096;
     std::unique_ptr<Backend> backend = TestDevice::get().open();
     if (++number % 2) return backend;
     return std::make_unique<DelayedDevice>(std::move(backend), own.next());

@@ -135,8 +135,8 @@ TEST(DeviceMasters, FilesAndBudgetsChangeNoBit) {
       setup.hyper.lr = 0.01;
       setup.master = master_info(master).name;
       lowtide::Memory memory;
-      memory.device_bytes = 6 * 4096;
-      memory.chunk_bytes = 4096;
+      memory.device = 6 * 4096;
+      memory.chunk = 4096;
       Twins twins(rng, setup, memory, TestDevice::get().open());
       for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) twins.add(dtype, {7, rng.between(300, 1500)});
       for (int step = 0; step < 2; ++step) twins.step();

@@ -28,11 +28,11 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
   // A share's state, too, is many chunks.
   const int64_t chunk = std::clamp<int64_t>(state / 40 / page, 1, 64) * page;
   lowtide::Memory half, least, managed, automatic, zero_copy, hybrid, disk;
-  half.device_bytes = state / 2 / page * page, half.chunk_bytes = chunk;
-  least.device_bytes = 5 * chunk, least.chunk_bytes = chunk;
+  half.device = state / 2 / page * page, half.chunk = chunk;
+  least.device = 5 * chunk, least.chunk = chunk;
   managed.managed = true, automatic.automatic = true;
   zero_copy = hybrid = half, zero_copy.transfer = "zero_copy", hybrid.transfer = "hybrid";
-  disk = least, disk.ram_bytes = 4 * chunk, disk.disk = directory.path();
+  disk = least, disk.host = 4 * chunk, disk.disk = directory.path();
   const bool reaches = TestDevice::get().backend->device()->steps_pinned();
   struct Tier {
     const char* name;
@@ -63,7 +63,7 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
     counts.compare(cells, got, wanted, name);
     const MemoryReport report = got.optimizer().report();
     streamed += report.moved_per_step, from_disk += report.disk_moved_per_step;
-    above += memory.device_bytes >= 0 && report.device_bytes > memory.device_bytes;
+    above += memory.device >= 0 && report.device_bytes > memory.device;
   }
   EXPECT_EQ(counts.correct + counts.refused, counts.cells);
   EXPECT_EQ(above, 0) << "tiers that above more device memory than their budget";

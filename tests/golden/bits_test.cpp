@@ -128,7 +128,7 @@ void check_everywhere(GoldenList& list, const Cells& cells, int64_t some_bytes) 
       ++taken;
     }
     EXPECT_GT(taken, 0) << place.name;
-    EXPECT_EQ(place.ram_bytes >= 0, on_disk > 0) << "control: budgets have to send state to the disk";
+    EXPECT_EQ(place.host >= 0, on_disk > 0) << "control: budgets have to send state to the disk";
     list.check(table, place.name, taken == std::ssize(rules));
   }
 }

@@ -1,5 +1,5 @@
 // Claim: docs/bytes.md says what every optimizer takes in every state format, with every kind of master weights, in RAM
-// and on disk; plan_memory() says the same before a run, and the optimizer's report after a step.
+// and on disk; forecast() says the same before a run, and the optimizer's report after a step.
 // LOWTIDE_GOLDEN=write writes the page anew (golden.h).
 #include <gtest/gtest.h>
 
@@ -31,12 +31,12 @@ struct Comparison {
   std::optional<Bytes> of(const OptimizerOptions& options, const GroupOptions& group, const std::string& name) {
     ++cells;
     std::optional<Bytes> planned, measured;
-    PlanRequest request;
+    ForecastRequest request;
     request.options = options;
     request.groups.push_back({group, {{{kRows, kColumns}, {}, DType::kBF16}}});
     try {
-      const BudgetPlan plan = plan_memory(request).total;
-      if (plan.fits) planned = {plan.params, plan.state_bytes, plan.ram_bytes(), plan.disk_bytes, plan.moved_per_step};
+      const Forecast plan = forecast(request).total;
+      if (plan.fits) planned = {plan.params, plan.state_bytes, plan.host_bytes, plan.disk_bytes, plan.moved_per_step};
     } catch (const Error&) {
     }
     try {
@@ -98,7 +98,7 @@ TEST(GoldenBytes, PageIsWhatIsPlannedAndMeasured) {
   };
   std::ostringstream page;
   page << "# Bytes per parameter\n\n"
-          "The test `GoldenBytes` makes this page and checks it: the bytes are those that `plan_memory` predicts and "
+          "The test `GoldenBytes` makes this page and checks it: the bytes are those that `forecast` predicts and "
           "that the "
           "optimizer reports\nafter a step of a bfloat16 parameter of "
        << kRows << " x " << kColumns
@@ -125,16 +125,15 @@ TEST(GoldenBytes, PageIsWhatIsPlannedAndMeasured) {
     page << "| " << master << " | " << per_parameter(adds) << " |\n";
   }
 
-  page << "\n## RAM, disk and traffic under a budget\n\nRAM / disk / moved per step, with `ram_bytes` of half a byte "
-          "per "
+  page << "\n## RAM, disk and traffic under a budget\n\nRAM / disk / moved per step, with `host` of half a byte per "
           "parameter, and a disk. State that fits into the budget stays in RAM.\n\n";
   OptimizerOptions options;
-  options.memory.ram_bytes = kCount / 2, options.memory.disk = directory.path();
+  options.memory.host = kCount / 2, options.memory.disk = directory.path();
   page << table([&](const GoldenRule& rule, const std::string& format) -> std::string {
     const std::optional<Bytes> bytes =
         compare.of(options, group_of(rule, format), rule.name + " " + format + " budget");
     if (!bytes) return "-";
-    EXPECT_LE(bytes->ram, options.memory.ram_bytes);
+    EXPECT_LE(bytes->ram, options.memory.host);
     return per_parameter(bytes->ram, 2) + " / " + per_parameter(bytes->disk, 2) + " / " +
            per_parameter(bytes->moved, 2);
   });

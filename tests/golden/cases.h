@@ -71,7 +71,7 @@ inline bool has_norms(const GoldenRule& rule) { return rule.rule == "lamb" || ru
 struct GoldenPlace {
   std::string name, cpu_target;
   int threads;
-  int64_t ram_bytes, chunk_bytes;  // -1: no budget, else a disk behind it
+  int64_t host, chunk;  // -1: no budget, else a disk behind it
 };
 
 inline std::vector<GoldenPlace> golden_places(int64_t some_bytes) {
@@ -86,8 +86,8 @@ inline std::vector<GoldenPlace> golden_places(int64_t some_bytes) {
 inline OptimizerOptions options_at(const GoldenPlace& place, const std::string& disk) {
   OptimizerOptions options;
   options.cpu_target = place.cpu_target, options.threads = place.threads;
-  options.memory.ram_bytes = place.ram_bytes, options.memory.chunk_bytes = place.chunk_bytes;
-  if (place.ram_bytes >= 0) options.memory.disk = disk;
+  options.memory.host = place.host, options.memory.chunk = place.chunk;
+  if (place.host >= 0) options.memory.disk = disk;
   return options;
 }
 

@@ -90,7 +90,7 @@ TEST(LargeTensor, IndicesGoBeyond32BitsOnDisk) {
   const auto free = static_cast<int64_t>(std::filesystem::space(directory.file("")).available);
   if (free < int64_t{6} << 30)
     GTEST_SKIP() << "needs 6 GiB of free disk in " << directory.file("") << ", there are " << free;
-  two_steps({.ram_bytes = int64_t{16} << 20, .disk = directory.file("")}, "a file");
+  two_steps({.host = int64_t{16} << 20, .disk = directory.file("")}, "a file");
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ class Borrower {
     auto backend = std::make_unique<fake::FakeBackend>(options);
     fake_ = backend.get();
     lowtide::Memory memory;
-    memory.chunk_bytes = 4096, memory.device_bytes = kBudget;
+    memory.chunk = 4096, memory.device = kBudget;
     optimizer_.emplace(
         OptimizerEnv::make({.rule = "adamw", .threads = 1, .memory = memory}, system_env(), std::move(backend)));
     queue_ = fake_->make_queue();

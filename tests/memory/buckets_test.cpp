@@ -58,7 +58,7 @@ TEST(Buckets, OnADeviceStateIsReadAsOftenAsItIsWritten) {
       Config setup;
       setup.state = "fp32", setup.hyper = default_hyper("adamw");
       lowtide::Memory memory;
-      memory.device_bytes = kBudget, memory.transfer = transfer;
+      memory.device = kBudget, memory.transfer = transfer;
       Twins twins(rng, setup, memory, std::move(backend));
       for (int i = 0; i < kParams; ++i) twins.add(DType::kBF16, {kElements});
       twins.on_device().place_states();
@@ -88,7 +88,7 @@ TEST(Buckets, OnDiskStateIsReadAsOftenAsItIsWritten) {
     Config setup;
     setup.state = "fp32", setup.hyper = default_hyper("adamw");
     Optimizer in_ram = make_optimizer(setup);
-    setup.memory.ram_bytes = kBudget, setup.memory.disk = directory.path();
+    setup.memory.host = kBudget, setup.memory.disk = directory.path();
     Optimizer on_disk = make_optimizer(setup);
     std::vector<Tensor> params, twins, grads;
     for (int i = 0; i < kParams; ++i) {

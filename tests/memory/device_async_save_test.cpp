@@ -17,12 +17,12 @@ TEST(AsyncSaveOnAFakeDevice, FilesAreThoseOfTheHost) {
   saves.device = "fake";
   const TemporaryDirectory scratch;
   saves.make = [&](Rng& own, lowtide::Memory& memory) {
-    memory.chunk_bytes = own.between(1, 4) * 4096;
+    memory.chunk = own.between(1, 4) * 4096;
     memory.managed = own.chance(0.15);
-    if (!memory.managed && own.chance(0.85)) memory.device_bytes = own.between(1, 30) * 4096;
+    if (!memory.managed && own.chance(0.85)) memory.device = own.between(1, 30) * 4096;
     memory.transfer = memory.managed ? "" : pick(own, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
     if (memory.transfer == "copy" && own.chance(0.5))
-      memory.disk = scratch.path(), memory.ram_bytes = own.between(4, 20) * 4096;
+      memory.disk = scratch.path(), memory.host = own.between(4, 20) * 4096;
     fake::FakeBackendOptions options{own.next()};
     options.steps_pinned = true;
     options.guards = own.chance(0.5);
@@ -43,10 +43,10 @@ TEST(AsyncSaveOnAFakeDevice, ALostDeviceLeavesTheOldOrTheNew) {
     const TemporaryDirectory files;
     const std::string wanted = files.file("sync"), got = files.file("async");
     lowtide::Memory memory;
-    memory.chunk_bytes = 4096;
-    memory.device_bytes = rng.between(4, 30) * 4096;
+    memory.chunk = 4096;
+    memory.device = rng.between(4, 30) * 4096;
     const TemporaryDirectory scratch;
-    if (rng.chance(0.5)) memory.disk = scratch.path(), memory.ram_bytes = rng.between(4, 20) * 4096;
+    if (rng.chance(0.5)) memory.disk = scratch.path(), memory.host = rng.between(4, 20) * 4096;
     auto made = std::make_unique<fake::FakeBackend>(fake::FakeBackendOptions{rng.next()});
     fake::FakeBackend& backend = *made;
     Twins twins(rng, random_setup(rng), memory, std::move(made));

@@ -69,10 +69,10 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
     ThreeTiers one;
     one.setup = random_setup(rng);
     const int64_t chunk = rng.between(1, 4) * kPageBytes;
-    one.memory.chunk_bytes = chunk;
-    one.memory.device_bytes = rng.between(1, 10) * chunk;
-    one.memory.ram_bytes = rng.between(1, 10) * chunk;
-    if (rng.chance(0.2)) one.memory.disk_bytes = rng.between(0, 60) * chunk;
+    one.memory.chunk = chunk;
+    one.memory.device = rng.between(1, 10) * chunk;
+    one.memory.host = rng.between(1, 10) * chunk;
+    if (rng.chance(0.2)) one.memory.disk_limit = rng.between(0, 60) * chunk;
     fake::FakeBackendOptions options;
     options.steps_pinned = true;
     options.guards = rng.chance(0.5);
@@ -94,15 +94,15 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
         twins.step(some ? 0.5 : 1);
         if (ahead) twins.on_device().synchronize();  // which gives back what was borrowed
         const MemoryReport report = twins.on_device().report();
-        above += report.device_bytes > one.memory.device_bytes && !replanned;
-        above += report.allocated_bytes > one.memory.ram_bytes && !replanned;
+        above += report.device_bytes > one.memory.device && !replanned;
+        above += report.allocated_bytes > one.memory.host && !replanned;
         if (rng.chance(0.2)) {
           EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
         }
         if (rng.chance(0.1)) {
           twins.on_device().offload();
           EXPECT_EQ(twins.on_device().report().device_bytes, 0);
-          EXPECT_LE(twins.on_device().report().allocated_bytes, one.memory.ram_bytes);
+          EXPECT_LE(twins.on_device().report().allocated_bytes, one.memory.host);
           ++offloaded;
           if (rng.chance(0.5)) twins.on_device().onload();
         }
@@ -140,9 +140,9 @@ TEST(DeviceDisk, EachLinkCarriesWhatIsPlanned) {
   for (int trial = 0; trial < trials; ++trial) {
     ThreeTiers one;
     one.setup = adamw("fp32");
-    one.memory.chunk_bytes = kPageBytes;
-    one.memory.device_bytes = rng.between(1, 20) * kPageBytes;
-    one.memory.ram_bytes = rng.between(1, 20) * kPageBytes;
+    one.memory.chunk = kPageBytes;
+    one.memory.device = rng.between(1, 20) * kPageBytes;
+    one.memory.host = rng.between(1, 20) * kPageBytes;
     one.begin(rng);
     for (int64_t n = rng.between(1, 4); n > 0; --n) one.twins->add(DType::kF32, {rng.between(1, 20), 500});
     constexpr int kSteps = 3;
@@ -173,9 +173,9 @@ TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
       Rng own(seed);
       ThreeTiers one;
       one.setup = adamw();
-      one.memory.chunk_bytes = kPageBytes;
-      one.memory.device_bytes = (1 + trial % 3) * kPageBytes;
-      one.memory.ram_bytes = (1 + trial % 4) * kPageBytes;
+      one.memory.chunk = kPageBytes;
+      one.memory.device = (1 + trial % 3) * kPageBytes;
+      one.memory.host = (1 + trial % 4) * kPageBytes;
       fake::FakeBackendOptions options;
       options.drop_host_wait = drop;
       one.begin(own, options);
@@ -219,9 +219,9 @@ TEST(DeviceDisk, ADiskThatRefusesWritesLosesNothing) {
         ThreeTiers one;
         one.setup = adamw();
         if (guards) one.setup.nonfinite = NonFinite::kSkip;
-        one.memory.chunk_bytes = kPageBytes;
-        one.memory.device_bytes = 3 * kPageBytes;
-        one.memory.ram_bytes = (2 + n % 4) * kPageBytes;
+        one.memory.chunk = kPageBytes;
+        one.memory.device = 3 * kPageBytes;
+        one.memory.host = (2 + n % 4) * kPageBytes;
         fake::FakeBackendOptions options;
         options.guards = guards;
         one.begin(rng, options);
@@ -275,9 +275,9 @@ TEST(DeviceDisk, AnyCallMayFail) {
         Rng rng(9100 + static_cast<uint64_t>(n));
         ThreeTiers one;
         one.setup = adamw();
-        one.memory.chunk_bytes = kPageBytes;
-        one.memory.device_bytes = (n % 2 ? 3 : 5) * kPageBytes;
-        one.memory.ram_bytes = (n % 3 ? 4 : 2) * kPageBytes;
+        one.memory.chunk = kPageBytes;
+        one.memory.device = (n % 2 ? 3 : 5) * kPageBytes;
+        one.memory.host = (n % 3 ? 4 : 2) * kPageBytes;
         one.begin(rng);
         Twins& twins = *one.twins;
         twins.add(DType::kF32, {5, 900});
@@ -348,9 +348,9 @@ TEST(DeviceDisk, AFailureIsToldOfOnce) {
     Rng rng(9300 + static_cast<uint64_t>(n));
     ThreeTiers one;
     one.setup = adamw();
-    one.memory.chunk_bytes = kPageBytes;
-    one.memory.device_bytes = 3 * kPageBytes;
-    one.memory.ram_bytes = 3 * kPageBytes;
+    one.memory.chunk = kPageBytes;
+    one.memory.device = 3 * kPageBytes;
+    one.memory.host = 3 * kPageBytes;
     one.begin(rng);
     Twins& twins = *one.twins;
     twins.add(DType::kF32, {5, 900});
@@ -386,9 +386,9 @@ TEST(DeviceDisk, AReadThatFailsStopsTheStepHalfWay) {
   for (int64_t n = 1; n <= 8; ++n) {
     ThreeTiers one;
     one.setup = adamw();
-    one.memory.chunk_bytes = kPageBytes;
-    one.memory.device_bytes = 3 * kPageBytes;
-    one.memory.ram_bytes = 3 * kPageBytes;
+    one.memory.chunk = kPageBytes;
+    one.memory.device = 3 * kPageBytes;
+    one.memory.host = 3 * kPageBytes;
     one.begin(rng);
     Twins& twins = *one.twins;
     for (int i = 0; i < 6; ++i) twins.add(DType::kF32, {1024});
@@ -417,18 +417,18 @@ TEST(DeviceDisk, BudgetsThatContradictAreRefused) {
   };
   const auto with = [](auto&& change) {
     lowtide::Memory memory;
-    memory.chunk_bytes = 2 * kPageBytes, memory.device_bytes = 6 * kPageBytes, memory.ram_bytes = 6 * kPageBytes;
+    memory.chunk = 2 * kPageBytes, memory.device = 6 * kPageBytes, memory.host = 6 * kPageBytes;
     change(memory);
     return memory;
   };
   const Bad all[] = {
-      {with([](auto& m) { m.automatic = true, m.device_bytes = -1; }), "automatic=1"},
+      {with([](auto& m) { m.automatic = true, m.device = -1; }), "automatic=1"},
       {with([](auto& m) { m.managed = true; }), "managed=1"},
       {with([](auto& m) { m.transfer = "hybrid"; }), "transfer='hybrid'"},
-      {with([](auto& m) { m.ram_bytes = -1; }), "without a limit for RAM"},
-      {with([](auto& m) { m.ram_bytes = kPageBytes; }), "at least 8192 bytes of host memory"},
-      {with([](auto& m) { m.device_bytes = kPageBytes; }), "at least 8192 bytes of device memory"},
-      {with([](auto& m) { m.disk_bytes = kPageBytes; }), "bytes of disk"},
+      {with([](auto& m) { m.host = -1; }), "without `host`"},
+      {with([](auto& m) { m.host = kPageBytes; }), "at least 8192 bytes of host memory"},
+      {with([](auto& m) { m.device = kPageBytes; }), "at least 8192 bytes of device memory"},
+      {with([](auto& m) { m.disk_limit = kPageBytes; }), "bytes of disk"},
   };
   int refused = 0;
   for (const Bad& bad : all) {

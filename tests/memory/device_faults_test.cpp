@@ -32,7 +32,7 @@ Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::
   setup.rule = "adamw", setup.state = "bf16", setup.hyper = default_hyper("adamw");
   setup.nonfinite = NonFinite::kPropagate;  // no look at the gradients, which waits
   lowtide::Memory memory;
-  memory.chunk_bytes = 4096, memory.device_bytes = device_bytes, memory.transfer = on_transfer;
+  memory.chunk = 4096, memory.device = device_bytes, memory.transfer = on_transfer;
   fake::FakeBackendOptions options{rng.next()};
   options.steps_pinned = true;
   auto backend = std::make_unique<fake::FakeBackend>(options);

@@ -33,9 +33,9 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
   for (int trial = 0; trial < 400; ++trial) {
     const Config setup = random_setup(rng);
     lowtide::Memory memory;
-    memory.chunk_bytes = rng.between(1, 4) * 4096;
+    memory.chunk = rng.between(1, 4) * 4096;
     memory.managed = rng.chance(0.15);
-    if (!memory.managed && rng.chance(0.85)) memory.device_bytes = rng.between(1, 30) * 4096;
+    if (!memory.managed && rng.chance(0.85)) memory.device = rng.between(1, 30) * 4096;
     memory.transfer = memory.managed ? "" : pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
     auto backend = fake_backend(rng, -1, rng.chance(0.5));
     FakeBackend& fake = *backend;
@@ -52,7 +52,7 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
         twins.step(some ? 0.5 : 1);
         if (more > 0) twins.on_device().synchronize();  // which gives back what was borrowed
         const MemoryReport report = twins.on_device().report();
-        above += memory.device_bytes >= 0 && report.device_bytes > memory.device_bytes;
+        above += memory.device >= 0 && report.device_bytes > memory.device;
         if (rng.chance(0.2)) {
           EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
         }
@@ -96,23 +96,23 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
       static_cast<long long>(above));
 }
 
-// On the virtual clock, of steps that come one after the other: what plan_memory() predicts.
+// On the virtual clock, of steps that come one after the other: what forecast() predicts.
 TEST(Device, StepsTakeAsLongAsPredicted) {
   Rng rng = seeded("seconds on the fake device", 78);
   double least = 1e9, most = 0;
   int64_t cases = 0, by_link = 0, by_slots = 0;
   while (cases < 60) {
-    PlanRequest request;
+    ForecastRequest request;
     request.options.rule = "adamw";
-    request.options.memory.chunk_bytes = 4096;
-    request.options.memory.device_bytes = rng.between(2, 40) * 4096;
+    request.options.memory.chunk = 4096;
+    request.options.memory.device = rng.between(2, 40) * 4096;
     request.options.memory.transfer = "copy";
     PlannedGroup& group = request.groups.emplace_back();
     group.options.state = "fp32";
     for (int64_t n = rng.between(2, 5); n > 0; --n) group.params.push_back({{rng.between(10, 40), 512}});
-    request.read_rate = request.write_rate = 1e9;
+    request.link_rate = 1e9;
     group.step_rate = std::exp2(static_cast<double>(rng.between(-3, 3))) * 1e9;
-    const BudgetPlan plan = plan_memory(request).total;
+    const Forecast plan = forecast(request).total;
     if (!plan.fits || plan.moved_per_step == 0 || plan.slot_bytes < 2 * 4096) continue;
 
     fake::FakeBackendOptions options{rng.next()};
@@ -136,7 +136,7 @@ TEST(Device, StepsTakeAsLongAsPredicted) {
     const double ratio = (now() - begun) / (kSteps * plan.seconds);
     EXPECT_EQ(twins.differing(), 0);
     EXPECT_GT(ratio, 0.85);
-    EXPECT_LT(ratio, 1.15) << plan.seconds << " step " << plan.step_seconds << " link " << plan.disk_seconds
+    EXPECT_LT(ratio, 1.15) << plan.seconds << " step " << plan.step_seconds << " link " << plan.link_seconds
                            << " slots " << plan.slot_bytes / 4096;
     least = std::min(least, ratio), most = std::max(most, ratio);
     by_link += plan.disk_seconds > plan.step_seconds, by_slots += plan.slot_bytes == 2 * 4096;
@@ -158,8 +158,8 @@ TEST(Device, EveryDroppedWaitIsCaught) {
     setup.nonfinite = trial % 2 ? NonFinite::kPropagate : NonFinite::kSkip;
     const uint64_t seed = rng.next();
     lowtide::Memory memory;
-    memory.chunk_bytes = 4096;
-    memory.device_bytes = (1 + trial % 6) * 4096;
+    memory.chunk = 4096;
+    memory.device = (1 + trial % 6) * 4096;
     memory.transfer = std::vector<std::string>{"copy", "hybrid", "zero_copy"}[static_cast<size_t>(trial / 6 % 3)];
     const bool borrows = trial >= 18;
     int64_t waits = 1;
@@ -204,10 +204,10 @@ TEST(Device, BudgetsThatCannotBeAreRefused) {
     const char* says;
   };
   lowtide::Memory small, host, managed, both;
-  small.device_bytes = 4096, small.chunk_bytes = 8192;
-  host.device_bytes = 16384, host.chunk_bytes = 4096, host.ram_bytes = 8192;
-  managed.managed = true, managed.device_bytes = 16384;
-  both.disk = "/tmp", both.ram_bytes = 0, both.automatic = true;
+  small.device = 4096, small.chunk = 8192;
+  host.device = 16384, host.chunk = 4096, host.host = 8192;
+  managed.managed = true, managed.device = 16384;
+  both.disk = "/tmp", both.host = 0, both.automatic = true;
   int refused = 0;
   for (const Case& one : {Case{small, "at least 8192 bytes of device memory"}, Case{host, "bytes of host memory"},
                           Case{managed, "managed memory must not exceed"}, Case{both, "got a disk"}}) {
@@ -242,7 +242,7 @@ TEST(Device, WithoutABudgetWhatFitsStays) {
     auto backend = std::make_unique<FakeBackend>(fake::FakeBackendOptions{rng.next(), -1, has.device, has.host});
     FakeBackend& fake = *backend;
     lowtide::Memory memory;
-    memory.chunk_bytes = 8 << 10;
+    memory.chunk = 8 << 10;
     Twins twins(rng, setup, memory, std::move(backend));
     for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {10, 1000});
     const int64_t used = fake.used();
@@ -313,7 +313,7 @@ TEST(Device, ManagedMemoryIsNeverMoreThanIsFree) {
     FakeBackend& fake = *backend;
     lowtide::Memory memory;
     memory.managed = true;
-    memory.chunk_bytes = 4096;
+    memory.chunk = 4096;
     Twins twins(rng, setup, memory, std::move(backend));
     const DeviceBytes ballast(fake, MemoryKind::kDevice, 500 << 10);
     const int64_t room = fake.limits().free - Residency::margin(1 << 20);
@@ -345,7 +345,7 @@ TEST(Device, WithoutABudgetOrAWordOfWhatIsFree) {
   auto backend = std::make_unique<FakeBackend>(
       fake::FakeBackendOptions{rng.next(), -1, int64_t{1} << 30, int64_t{1} << 30, kTotal});
   lowtide::Memory memory;
-  memory.chunk_bytes = 8 << 10;
+  memory.chunk = 8 << 10;
   Twins twins(rng, setup, memory, std::move(backend));
   int64_t most = 0, moved = 0;
   for (int i = 0; i < 10; ++i) {

@@ -25,8 +25,8 @@ std::unique_ptr<FakeBackend> guarding(Rng& rng) {
 
 lowtide::Memory random_memory(Rng& rng) {
   lowtide::Memory memory;
-  memory.chunk_bytes = rng.between(1, 3) * 4096;
-  if (rng.chance(0.75)) memory.device_bytes = rng.between(3, 12) * memory.chunk_bytes;
+  memory.chunk = rng.between(1, 3) * 4096;
+  if (rng.chance(0.75)) memory.device = rng.between(3, 12) * memory.chunk;
   memory.transfer = pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
   return memory;
 }

@@ -21,7 +21,7 @@ TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
   for (int trial = 0; trial < 100; ++trial) {
     const int64_t limit = rng.between(20, 80) * kPageBytes;
     StateStore store(system_env(),
-                     {{.host = rng.between(4, 20) * kPageBytes, .disk = limit, .chunk = kPageBytes}, disk.path()});
+                     {{.host = rng.between(4, 20) * kPageBytes, .disk = disk.path(), .disk_limit = limit, .chunk = kPageBytes}});
     for (int64_t param = 0; param < 8; ++param) {
       // Chunks of one block each where the block is large: of several sizes, so that the best set to keep changes.
       const ShapedParam added{
@@ -47,6 +47,48 @@ TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
   EXPECT_EQ(above + changed, 0);
   std::printf("%d additions: above the limit %d; refused by the plan %d, for places in the file %d, changed by it %d\n",
               adds, above, refused_by_plan, refused_by_file, changed);
+}
+
+// State that fitted stays directly addressable; parameters that are added have what it has left. A refusal names the
+// budget that was given, and what it asks for suffices for both.
+TEST(Limits, ARefusalBesideOtherStateNamesTheBudgetThatWasGiven) {
+  const TemporaryDirectory disk;
+  Rng rng(1);
+  const auto step_of = [&](int64_t host, int64_t first, int64_t added, const std::string& directory) {
+    OptimizerOptions options;
+    options.memory.host = host, options.memory.disk = directory;
+    Optimizer optimizer(options);
+    GroupOptions group;
+    group.state = "fp32";
+    std::vector<Tensor> params;
+    std::vector<Gradient> gradients;
+    for (const int64_t elements : {first, added}) {
+      params.emplace_back(DType::kF32, std::vector<int64_t>{elements}).randomize(rng);
+      optimizer.add_param(optimizer.add_group(group), params.back().view());
+      gradients.push_back(params.back().gradient());
+      optimizer.step(gradients);
+    }
+    return optimizer.report();
+  };
+  // 8 bytes of state an element: 8 KiB of 1 MiB are left, and no chunk is as small.
+  const int64_t budget = 1 << 20, first = (budget - 8192) / 8;
+  for (const std::string& directory : {disk.path(), std::string()}) {
+    const auto refusal = error_of([&] { step_of(budget, first, 100000, directory); });
+    ASSERT_TRUE(refusal);
+    const std::string what = refusal->what();
+    EXPECT_NE(what.find("the host memory budget is 1048576 bytes (1.00 MiB), of which other state has 1040384 bytes"),
+              std::string::npos)
+        << what;
+    const size_t at = what.find("at least ");
+    ASSERT_NE(at, std::string::npos) << what;
+    const int64_t wanted = std::stoll(what.substr(at + 9));
+    if (!directory.empty()) {
+      EXPECT_TRUE(error_of([&] { step_of(wanted - 1, first, 100000, directory); })) << what;
+    }
+    const MemoryReport report = step_of(wanted, first, 100000, directory);
+    EXPECT_LE(report.allocated_bytes, wanted);
+    EXPECT_EQ(report.disk_bytes > 0, !directory.empty());
+  }
 }
 
 TEST(Limits, OffloadMovesNothingIfABudgetCannotTakeIt) {

@@ -33,7 +33,7 @@ TEST(LinkTraffic, TheCallersQueueNeverWaitsForWriteBack) {
         if (source != Source::kDriver) allocator = {&cache, Cache::allocate, Cache::free};
         if (source == Source::kCacheOfStreams) allocator.note_use = Cache::note_use;
         lowtide::Memory memory;
-        memory.chunk_bytes = kChunk, memory.device_bytes = kBudget, memory.transfer = transfer;
+        memory.chunk = kChunk, memory.device = kBudget, memory.transfer = transfer;
         Config setup;
         setup.state = "fp32", setup.hyper = default_hyper("adamw");
         Twins twins(rng, setup, memory, std::move(backend), allocator);

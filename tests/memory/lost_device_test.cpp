@@ -55,12 +55,12 @@ TEST(LostDevice, HostMemoryStaysReadable) {
     Config setup = random_setup(rng, false);
     setup.nonfinite = rng.chance(0.5) ? NonFinite::kSkip : NonFinite::kPropagate;
     lowtide::Memory memory;
-    memory.chunk_bytes = 4096;
+    memory.chunk = 4096;
     memory.transfer = pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
     memory.automatic = rng.chance(0.5);
-    if (!memory.automatic) memory.device_bytes = rng.between(3, 12) * 4096;
+    if (!memory.automatic) memory.device = rng.between(3, 12) * 4096;
     if (!memory.automatic && memory.transfer == "copy" && rng.chance(0.7))
-      memory.disk = directory.path(), memory.ram_bytes = rng.between(3, 12) * 4096;
+      memory.disk = directory.path(), memory.host = rng.between(3, 12) * 4096;
     fake::FakeBackendOptions options{rng.next()};
     options.steps_pinned = true;
     options.guards = rng.chance(0.5);

@@ -68,7 +68,7 @@ TEST(RecordedSteps, FiftyReplaysAreFiftySteps) {
     Config setup = random_setup(rng, false);
     setup.nonfinite = trial % 2 ? NonFinite::kPropagate : NonFinite::kSkip;
     lowtide::Memory memory;
-    memory.chunk_bytes = 4096;
+    memory.chunk = 4096;
     Recorder recorder(rng, setup, memory);
     Twins& twins = *recorder.twins;
     for (int64_t n = rng.between(1, 5); n > 0; --n)
@@ -170,7 +170,7 @@ TEST(RecordedSteps, WhatCannotBeRecordedIsRefused) {
   Config setup;
   setup.hyper = default_hyper("adamw");
   lowtide::Memory paged, managed;
-  paged.chunk_bytes = 4096, paged.device_bytes = 3 * 4096;
+  paged.chunk = 4096, paged.device = 3 * 4096;
   managed.managed = true;
   int refused = 0;
   const auto says = [&](const lowtide::Memory& memory, bool guards, bool placed, const char* wanted) {

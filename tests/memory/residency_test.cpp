@@ -36,7 +36,7 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
     FakeBackend& fake = *backend;
     lowtide::Memory memory;
     memory.automatic = true;
-    memory.chunk_bytes = rng.between(1, 3) * 4096;
+    memory.chunk = rng.between(1, 3) * 4096;
     memory.transfer = kTransferModes[static_cast<size_t>(trial % 3)];
     Config setup = random_setup(rng);
     if (trial % 4 < 2) setup.rule = "adamw", setup.state = "dynamic8", setup.hyper = default_hyper("adamw");
@@ -83,7 +83,7 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
     auto backend = std::make_unique<FakeBackend>(options);
     lowtide::Memory memory;
     memory.automatic = true;
-    memory.chunk_bytes = 64 << 10;
+    memory.chunk = 64 << 10;
     memory.transfer = transfer;
     Config setup;
     setup.state = "fp32", setup.hyper = default_hyper("adamw");
@@ -146,7 +146,7 @@ TEST(AutomaticResidency, NewStatePinsWhatDoesNotFit) {
       FakeBackend& fake = *backend;
       lowtide::Memory memory;
       memory.automatic = true;
-      memory.chunk_bytes = chunk;
+      memory.chunk = chunk;
       memory.transfer = transfer;
       Config setup;
       setup.state = "fp32", setup.hyper = default_hyper("adamw");
@@ -179,7 +179,7 @@ TEST(AutomaticResidency, NewStateGoesToTheHostWhereTheDeviceIsFullAfterAll) {
   FakeBackend& fake = *backend;
   lowtide::Memory memory;
   memory.automatic = true;
-  memory.chunk_bytes = 64 << 10;
+  memory.chunk = 64 << 10;
   Config setup;
   setup.state = "fp32", setup.hyper = default_hyper("adamw");
   Twins twins(rng, setup, memory, std::move(backend));
@@ -205,9 +205,9 @@ TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
       auto backend = std::make_unique<FakeBackend>(options);
       FakeBackend& fake = *backend;
       lowtide::Memory memory;
-      memory.chunk_bytes = 32 << 10, memory.transfer = transfer;
+      memory.chunk = 32 << 10, memory.transfer = transfer;
       const bool resident = left != 40 << 10;
-      memory.device_bytes = (resident ? 20 : 3) * memory.chunk_bytes;
+      memory.device = (resident ? 20 : 3) * memory.chunk;
       Config setup;
       setup.state = "fp32", setup.hyper = default_hyper("adamw");
       Twins twins(rng, setup, memory, std::move(backend));
@@ -235,11 +235,11 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
     FakeBackend& fake = *backend;
     Cache cache{fake};
     lowtide::Memory memory;
-    memory.chunk_bytes = 4096;
+    memory.chunk = 4096;
     if (trial % 2)
       memory.automatic = true;
     else
-      memory.device_bytes = 8 * 4096;
+      memory.device = 8 * 4096;
     memory.transfer = kTransferModes[static_cast<size_t>(trial / 2 % 3)];
     DeviceAllocator allocator{&cache, Cache::allocate, Cache::free};
     if (trial % 3) allocator.note_use = Cache::note_use;
@@ -292,7 +292,7 @@ TEST(FrameworkAllocator, StateComesBackBehindTheQueueOfItsStep) {
     FakeBackend& fake = *backend;
     Cache cache{fake};
     lowtide::Memory memory;
-    memory.chunk_bytes = 4096;
+    memory.chunk = 4096;
     DeviceAllocator allocator{&cache, Cache::allocate, Cache::free};
     Config setup;
     setup.hyper = default_hyper("adamw");
@@ -330,7 +330,7 @@ TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
     options.threads = 1;
     options.allocator = {&cache, Cache::allocate, Cache::free};
     options.stream = fake.make_queue();
-    options.memory.chunk_bytes = 4096;
+    options.memory.chunk = 4096;
     if (trial % 4 > 1) cache.fills_on = options.stream;
     Optimizer optimizer = OptimizerEnv::make(options, system_env(), std::move(backend));
     const DeviceBytes param(fake, MemoryKind::kDevice, 8000);
@@ -356,7 +356,7 @@ TEST(AutomaticResidency, BucketsOfOneIterationAreOneStep) {
   options.device_bytes = 64 << 20;
   lowtide::Memory memory;
   memory.automatic = true;
-  memory.chunk_bytes = 64 << 10;
+  memory.chunk = 64 << 10;
   Config setup;
   setup.state = "fp32", setup.hyper = default_hyper("adamw");
   Twins twins(rng, setup, memory, std::make_unique<FakeBackend>(options));
@@ -390,7 +390,7 @@ TEST(AutomaticResidency, StateThatComesBackIsNotCountedAsFreeToo) {
   auto backend = std::make_unique<FakeBackend>(options);
   FakeBackend& fake = *backend;
   lowtide::Memory memory;
-  memory.chunk_bytes = 4096;
+  memory.chunk = 4096;
   memory.automatic = true;
   Config setup;
   setup.hyper = default_hyper("adamw");

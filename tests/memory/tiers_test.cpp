@@ -106,7 +106,7 @@ TEST(Tiers, DiskAndRamGiveTheSameBits) {
       const int64_t before = b.report().read_bytes + b.report().written_bytes;
       run(b, on_disk, seed, 0, kSteps);
       const MemoryReport report = b.report();
-      EXPECT_LE(report.allocated_bytes, memory.ram_bytes) << rule << " " << codec;
+      EXPECT_LE(report.allocated_bytes, memory.host) << rule << " " << codec;
       const auto x = everything(a, in_ram), y = everything(b, on_disk);
       ASSERT_EQ(x.size(), y.size());
       int64_t bad = 0;
@@ -152,10 +152,10 @@ TEST(Tiers, OnlyWhatDoesNotFitMoves) {
     const int64_t moved = (report.read_bytes + report.written_bytes) / 3;
     EXPECT_EQ(moved, report.moved_per_step);
     EXPECT_EQ(moved * 3, report.read_bytes + report.written_bytes);
-    EXPECT_LE(report.allocated_bytes, options.memory.ram_bytes);
+    EXPECT_LE(report.allocated_bytes, options.memory.host);
     // The least: twice what the budget does not keep beside the ring (a chunk more where sizes do not divide).
     const int64_t ring = moved ? 3 * chunk : 0;
-    const int64_t least = 2 * std::max<int64_t>(0, total - (options.memory.ram_bytes - ring));
+    const int64_t least = 2 * std::max<int64_t>(0, total - (options.memory.host - ring));
     if (least > 0) worst = std::max(worst, double(moved) / double(least + 2 * chunk));
     std::printf("budget for %3.0f %%: %lld bytes a step move, at least %lld\n", share * 100,
                 static_cast<long long>(moved), static_cast<long long>(least));
@@ -218,7 +218,7 @@ TEST(Tiers, BudgetsThatCannotBeKeptAreRefused) {
         Memory{1 << 20, directory.path(), -1, 100}}) {
     try {
       attempt(memory);
-      ADD_FAILURE() << "not refused: " << memory.ram_bytes << " " << memory.disk;
+      ADD_FAILURE() << "not refused: " << memory.host << " " << memory.disk;
     } catch (const Error& error) {
       std::printf("refused: %s\n", error.what());
     }

@@ -43,7 +43,7 @@ TEST(Wear, WrittenBytesAreWhatTheFileTakes) {
       OptimizerOptions options;
       options.rule = rule;
       options.threads = 1;
-      options.memory = {.ram_bytes = kRam, .disk = directory.file(""), .chunk_bytes = kChunk};
+      options.memory = {.host = kRam, .disk = directory.file(""), .chunk = kChunk};
       Optimizer optimizer = OptimizerEnv::make(options, env);
       GroupOptions group;
       group.hyper = default_hyper(rule), group.state = state;

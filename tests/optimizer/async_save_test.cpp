@@ -85,9 +85,9 @@ enum class Tier { kRam, kRamChunks, kDisk };
 Config random_config(Rng& rng, Tier tier, const std::string& disk) {
   Config setup = random_setup(rng);
   setup.threads = static_cast<int>(rng.between(1, 2));
-  if (tier != Tier::kRam) setup.memory = {.ram_bytes = rng.between(12, 40) * kPage, .disk = disk};
-  if (tier == Tier::kRamChunks) setup.memory.ram_bytes = rng.between(40, 400) * kPage;
-  if (tier != Tier::kRam) setup.memory.chunk_bytes = rng.between(1, 3) * kPage;
+  if (tier != Tier::kRam) setup.memory = {.host = rng.between(12, 40) * kPage, .disk = disk};
+  if (tier == Tier::kRamChunks) setup.memory.host = rng.between(40, 400) * kPage;
+  if (tier != Tier::kRam) setup.memory.chunk = rng.between(1, 3) * kPage;
   return setup;
 }
 
@@ -177,7 +177,7 @@ TEST(AsyncSave, CopiesStayWithinTheirLimit) {
       Config setup;
       setup.state = "fp32";
       const int64_t chunk = int64_t{5} << 20;
-      if (on_disk) setup.memory = {.ram_bytes = int64_t{24} << 20, .disk = disk.path(), .chunk_bytes = chunk};
+      if (on_disk) setup.memory = {.host = int64_t{24} << 20, .disk = disk.path(), .chunk = chunk};
       Pair pair(env, rng, setup);
       pair.add(DType::kF32, {3000, 1001});
       pair.add(DType::kF32, {700'001});

@@ -140,7 +140,7 @@ TEST(Master, ResultsDependOnNothingElse) {
       const DType dtype = rng.chance(0.5) ? DType::kBF16 : DType::kF16;
       const std::vector<float> start = start_values(rng);
       std::vector<Options> ways = {{.threads = 2},
-                                   {.memory = {.ram_bytes = 16384, .disk = scratch, .chunk_bytes = 4096}}};
+                                   {.memory = {.host = 16384, .disk = scratch, .chunk = 4096}}};
       for (const std::string& target : cpu_targets()) ways.push_back({.target = target});
       std::vector<std::vector<float>> grads;
       for (int t = 0; t < 4; ++t) grads.push_back(gradient(rng));
@@ -158,7 +158,7 @@ TEST(Master, ResultsDependOnNothingElse) {
                                                      static_cast<int64_t>(wanted.weights.size())) +
                             (wanted.residual() != got.residual());
         EXPECT_EQ(bad, 0) << master << " " << way.target << " threads " << way.threads << " budget "
-                          << way.memory.ram_bytes;
+                          << way.memory.host;
         differing += bad, ++comparisons;
       }
     }

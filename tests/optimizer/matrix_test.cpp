@@ -33,19 +33,19 @@ TEST(Matrix, EveryCellIsCorrectOrRefusedByName) {
   const std::vector<std::string> targets = cpu_targets();
   for (const std::string& target : targets)
     for (const Memory& memory : {Memory{}, half, least}) {
-      if (memory.ram_bytes >= 0 && target != targets.front() && target != plainest) continue;
+      if (memory.host >= 0 && target != targets.front() && target != plainest) continue;
       MatrixRun got(cells, make(target, 2, memory));
       got.run();
-      const std::string where = target + " ram_bytes=" + std::to_string(memory.ram_bytes);
+      const std::string where = target + " host=" + std::to_string(memory.host);
       counts.compare(cells, got, wanted, where);
       const MemoryReport report = got.optimizer().report();
-      EXPECT_TRUE(memory.ram_bytes < 0 || report.allocated_bytes <= memory.ram_bytes) << where;
+      EXPECT_TRUE(memory.host < 0 || report.allocated_bytes <= memory.host) << where;
       streamed += report.disk_bytes, ++places;
     }
   Memory limited, managed, automatic, transfer;
-  limited.device_bytes = 1 << 20, managed.managed = true, automatic.automatic = true, transfer.transfer = "zero_copy";
+  limited.device = 1 << 20, managed.managed = true, automatic.automatic = true, transfer.transfer = "zero_copy";
   for (const auto& [memory, word] :
-       {std::pair(limited, "device_bytes=1048576"), std::pair(managed, "managed=1"),
+       {std::pair(limited, "device=1048576"), std::pair(managed, "managed=1"),
         std::pair(automatic, "automatic=1"), std::pair(transfer, "transfer='zero_copy'")}) {
     counts.refuse(cells, word, [&, &of = memory] { make("", 1, of); });
     ++places;

@@ -146,7 +146,7 @@ TEST(Rounding, GivesTheSameBitsWhereverStateIsAndWhoeverSteps) {
       same({state, rounding, "", 0, 2});
       for (const int64_t chunk : {4096, 16384})
         same({state, rounding, "", 0, 2,
-              Memory{.ram_bytes = 96 << 10, .disk = folder.path(), .disk_bytes = -1, .chunk_bytes = chunk}});
+              Memory{.host = 96 << 10, .disk = folder.path(), .disk_limit = -1, .chunk = chunk}});
       same({state, rounding}, 5);  // saved and loaded on the way
       // Controls: another seed, and nearest rounding, are other bits.
       EXPECT_GT(differing(after_steps({state, rounding, "", 1}), wanted), 100) << state;

@@ -40,7 +40,7 @@ struct Run {
   static Config config(const std::string& disk) {
     Config config;
     config.threads = 2;
-    if (!disk.empty()) config.memory = {.ram_bytes = 65536, .disk = disk, .chunk_bytes = 16384};
+    if (!disk.empty()) config.memory = {.host = 65536, .disk = disk, .chunk = 16384};
     return config;
   }
   void step(int number) {

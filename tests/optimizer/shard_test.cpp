@@ -66,7 +66,7 @@ TEST(Shard, RowsSideBySideAreTheWhole) {
       std::vector<int64_t> offsets(sizes.size());
       offsets[0] = first;
       Memory memory;
-      if (r == 1) memory = {.ram_bytes = 32 << 10, .disk = folder.path(), .chunk_bytes = 4096};
+      if (r == 1) memory = {.host = 32 << 10, .disk = folder.path(), .chunk = 4096};
       Optimizer& rank = many.emplace_back(OptimizerOptions{.rule = "adamw", .memory = memory});
       rank.add_param(rank.add_group(quantized(state)), rows_of(cut, sizes, first, rows), true,
                      WholeParam{sizes, false, offsets});

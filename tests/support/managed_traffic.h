@@ -68,7 +68,7 @@ Traffic run_traffic(const TrafficCase& c, const lowtide::Memory& memory, fake::F
 inline Traffic managed_traffic(const TrafficCase& c, uint64_t seed) {
   fake::ManagedPages pages(c.page_bytes, c.device_bytes);
   lowtide::Memory memory;
-  memory.managed = true, memory.chunk_bytes = c.page_bytes;
+  memory.managed = true, memory.chunk = c.page_bytes;
   fake::FakeBackendOptions of{seed};
   of.managed = &pages;
   int64_t in = 0, outward = 0;
@@ -84,7 +84,7 @@ inline Traffic managed_traffic(const TrafficCase& c, uint64_t seed) {
 // Chunks: a budget of device_bytes, slots included.
 inline Traffic streamed_traffic(const TrafficCase& c, uint64_t seed) {
   lowtide::Memory memory;
-  memory.device_bytes = c.device_bytes, memory.chunk_bytes = c.page_bytes, memory.transfer = "copy";
+  memory.device = c.device_bytes, memory.chunk = c.page_bytes, memory.transfer = "copy";
   int64_t in = 0, outward = 0, most = 0;
   Traffic out = run_traffic(c, memory, {seed}, [&](Optimizer& optimizer, Traffic& traffic) {
     const MemoryReport report = optimizer.report();

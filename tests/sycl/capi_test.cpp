@@ -76,9 +76,9 @@ TEST(SyclCApi, StepsOnADeviceWithTheBitsOfTheCpu) {
         void* const there = opened.copy_of(param, kind);
         void* const grad_there = opened.copy_of(param, kind);
         lt_memory_options memory = LT_MEMORY_OPTIONS_INIT;
-        memory.chunk_bytes = 4096;
-        if (budget == 1 || budget == 3) memory.device_bytes = 5 * 4096;
-        if (budget == 3) memory.ram_bytes = 3 * 4096, memory.disk = directory.path().c_str();
+        memory.chunk = 4096;
+        if (budget == 1 || budget == 3) memory.device = 5 * 4096;
+        if (budget == 3) memory.host = 3 * 4096, memory.disk = directory.path().c_str();
         memory.managed = budget == 2;
         lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
         Handle host(state, options);
@@ -116,8 +116,8 @@ TEST(SyclCApi, StepsOnADeviceWithTheBitsOfTheCpu) {
         lt_memory_report report = LT_MEMORY_REPORT_INIT;
         ASSERT_EQ(lt_optimizer_report(device.optimizer, &report), LT_OK);
         EXPECT_GT(report.device_bytes + report.managed_bytes, 0);
-        if (memory.device_bytes >= 0) {
-          EXPECT_LE(report.device_bytes, memory.device_bytes);
+        if (memory.device >= 0) {
+          EXPECT_LE(report.device_bytes, memory.device);
         }
         on_disk += report.disk_bytes > 0 && report.disk_read_bytes == report.disk_written_bytes;
         streamed += report.moved_per_step > 0;

@@ -13,8 +13,8 @@ import torch
 
 from lowtide import _core
 from lowtide.memory.budgets import Memory, path_of
-from lowtide.planning.on_device import DevicePlan
-from lowtide.planning.plan import Plan
+from lowtide.planning.on_device import DeviceForecast
+from lowtide.planning.plan import Forecasts
 from lowtide.planning.plan import plan as predict
 from lowtide.planning.rates import Rates, family_of, measure_rates
 from lowtide.planning.shapes import Shape
@@ -59,7 +59,7 @@ def memory_rate() -> float:
     return moved / min(seconds_of(add) for _ in range(10))
 
 
-AnyPlan: TypeAlias = Plan | DevicePlan
+AnyForecast: TypeAlias = Forecasts | DeviceForecast
 
 
 class Where(NamedTuple):
@@ -74,14 +74,14 @@ class Where(NamedTuple):
 class Formats:
     """Plans of one model with every state format."""
 
-    plans: dict[str, AnyPlan]
+    plans: dict[str, AnyForecast]
     state: str
     memory: Memory | None
     rates: Rates
     free_on_disk: int  # -1: no directory was given
 
     @property
-    def chosen(self) -> AnyPlan:
+    def chosen(self) -> AnyForecast:
         return self.plans[self.state]
 
 
@@ -94,16 +94,14 @@ def plan_formats(
         if value not in (None, False) and name not in known:
             raise ValueError(f"--{name.replace('_', '-')}: got {value}, wanted none: {rule} has no such option")
     free = -1
-    if memory is not None:
-        directory = memory.budget().disk
-        if directory:
-            free = _core.disk_info(directory)["free_bytes"]
+    if memory is not None and memory.disk:
+        free = _core.disk_info(path_of("memory: disk", memory.disk))["free_bytes"]
     more: dict[str, Any] = {**hyper, "on": on.device, "dtype": on.dtype}
     # First with any rates: bad arguments show before anything is measured.
     predict(model, rule, state, memory, rates=Rates(1, 1, 1, link=1), **more)
     rates = measure_rates(memory.disk if memory else None, rule, **hyper) if measure else Rates()
     rates = dataclasses.replace(rates, link=on.link)
-    plans: dict[str, AnyPlan] = {}
+    plans: dict[str, AnyForecast] = {}
     for each in _core.codec_names():
         try:
             plan = predict(model, rule, each, memory, rates=rates, **more)
@@ -114,7 +112,7 @@ def plan_formats(
         if plan.fits and 0 <= free < plan.disk_bytes:
             problem = (
                 f"{memory.disk if memory else ''} has {free} bytes free ({_core.format_bytes(free)}); give a directory "
-                f"with at least {plan.disk_bytes} bytes, or more RAM"
+                f"with at least {plan.disk_bytes} bytes, or more host memory"
             )
             plan = dataclasses.replace(plan, fits=False, problem=problem)
         plans[each] = plan

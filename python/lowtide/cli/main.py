@@ -104,8 +104,8 @@ def plan(
     ] = None,
     rule: PlannedRule = "adamw",
     state: State = "dynamic8",
-    ram: Annotated[
-        str | None, typer.Option(help="RAM for state, e.g. 8GiB or 50%; without: no limit.", metavar="SIZE")
+    host: Annotated[
+        str | None, typer.Option(help="Host memory for state, e.g. 8GiB or 50%; without: no limit.", metavar="SIZE")
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Memory of the device for state, e.g. 8GiB: parameters are there.", metavar="SIZE")
@@ -146,10 +146,10 @@ def plan(
         raise ValueError(f"--device: got {device!r}, wanted bytes such as 8GiB: the device need not be here")
     if device is not None and (disk is not None or step == "auto") and not (measure and link is not None):
         raise ValueError("got --device with --disk or --step auto, wanted --link and --measure too: who steps what depends on rates")
-    for name, size in (("--ram", ram), ("--disk-limit", disk_limit), ("--device", device), ("--link", link)):
+    for name, size in (("--host", host), ("--disk-limit", disk_limit), ("--device", device), ("--link", link)):
         text.check_unit(name, size)
-    if disk is not None and ram is None:
-        raise ValueError("got --disk without --ram, wanted --ram SIZE too: without it all state stays in RAM")
+    if disk is not None and host is None:
+        raise ValueError("got --disk without --host, wanted --host SIZE too: without it all state stays in host memory")
 
     import torch
 
@@ -163,10 +163,10 @@ def plan(
         assumed = f"{count:,} parameters are taken for matrices of 4096 by 4096 and a rest of rows of 4096"
     else:
         model = shapes.of_hf_config(hf_config) if hf_config else shapes.of_file(str(shapes_file))
-    limited = any(value is not None for value in (ram, disk, disk_limit, chunk, device))
+    limited = any(value is not None for value in (host, disk, disk_limit, chunk, device))
     # As bytes, 0 may mean that no state is on the device.
     there = None if device is None else size_of("--device", device)
-    memory = Memory(device=there, host=ram, disk=disk, disk_limit=disk_limit, chunk=chunk, step=step) if limited else None
+    memory = Memory(device=there, host=host, disk=disk, disk_limit=disk_limit, chunk=chunk, step=step) if limited else None
     rate = 0.0 if link is None else float(size_of("--link", link))
     where = commands.Where("cpu" if device is None else on, getattr(torch, dtype), rate)
     hyper = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "betas": pair,

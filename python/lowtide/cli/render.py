@@ -11,13 +11,13 @@ from rich.text import Text
 from lowtide import _core
 from lowtide.cli.text import printable
 from lowtide.memory.budgets import size_of
-from lowtide.planning.on_device import DevicePlan
+from lowtide.planning.on_device import DeviceForecast
 from lowtide.planning.rates import seconds_text
 
 if TYPE_CHECKING:
     from lowtide.cli.commands import Formats
     from lowtide.cli.quick_bench import Bench
-    from lowtide.planning.plan import Plan
+    from lowtide.planning.plan import Forecasts
 
 _size = _core.format_bytes
 _MOST_GROUPS, _MOST_TEXT = 50, 1000  # groups in a table, and characters of one: tables are for the eye
@@ -69,34 +69,34 @@ def machine(found: dict[str, Any]) -> None:
         _row(table, f"AdamW {state}", f"{_rate(rate)} of state stepped")
     if disk := found["disk"]:
         way = f"{disk['engine']}, {'past the page cache' if disk['direct'] else 'through the page cache'}"
-        _row(table, "tiers", "RAM, disk")
+        _row(table, "tiers", "host memory, disk")
         _row(table, "disk", f"{disk['directory']}: {_size(disk['free_bytes'])} free; {way}")
         _row(table, "disk rate", f"{_rate(disk['read_rate'])} read, {_rate(disk['write_rate'])} written")
     else:
-        _row(table, "tiers", "RAM (and a disk: see --disk DIR)")
+        _row(table, "tiers", "host memory (and a disk: see --disk DIR)")
     _show(table)
 
 
 def formats(found: Formats, assumed: str) -> None:
     chosen = found.chosen
     head = f"{chosen.rule}, {chosen.params:,} tensors, {chosen.elements:,} elements"
-    ram = found.memory.host if found.memory else None
-    limits = ["no limit of RAM" if ram is None else f"{_size(size_of('--ram', ram))} of RAM"]
+    host = found.memory.host if found.memory else None
+    limits = ["no limit of host memory" if host is None else f"{_size(size_of('--host', host))} of host memory"]
     if found.memory and found.memory.device is not None:
         limits.insert(0, f"{_size(int(found.memory.device))} of the device for state")
     if found.free_on_disk >= 0 and found.memory:
         limits.append(f"{found.memory.disk} with {_size(found.free_on_disk)} free")
     given = f"given: {', '.join(limits)}\n"
-    there = isinstance(chosen, DevicePlan)
-    where = ["device", "RAM", "disk", "link/step"] if there else ["RAM", "disk", "moved/step"]
+    there = isinstance(chosen, DeviceForecast)
+    where = ["device", "host", "disk", "link/step"] if there else ["host", "disk", "moved/step"]
     table = _table("  state", "B/param", *([] if there else ["state"]), *where, "s/step", "fits")
     for state, plan in found.plans.items():
         per = f"{plan.state_bytes / plan.elements:.2f}" if plan.elements else "-"
         seconds = f"{plan.seconds:.3g}" if plan.seconds > 0 else "-"
-        if isinstance(plan, DevicePlan):
+        if isinstance(plan, DeviceForecast):
             cells = [_size(plan.device_bytes), _size(plan.host_bytes), _size(plan.disk_bytes), _size(plan.link_per_step), seconds]
         else:
-            cells = [_size(plan.ram_bytes), _size(plan.disk_bytes), _size(plan.moved_per_step), seconds]
+            cells = [_size(plan.host_bytes), _size(plan.disk_bytes), _size(plan.moved_per_step), seconds]
         cells = cells if plan.fits else ["-"] * len(cells)
         if not there:
             cells.insert(0, _size(plan.state_bytes))
@@ -113,7 +113,7 @@ def _verdict(found: Formats) -> list[str]:
             formats = " or ".join(f"--state {name}" for name in fitting)
             advice.append(f"A smaller state format fits: {formats} (docs/formats.md has what each loses).")
         return advice
-    if isinstance(chosen, DevicePlan):
+    if isinstance(chosen, DeviceForecast):
         return [f"* {found.state} fits: {_who(chosen)}", *_ends(chosen)]
     verdict = [f"* {found.state} fits: {_where(chosen)}"]
     if not found.rates.step:
@@ -122,7 +122,7 @@ def _verdict(found: Formats) -> list[str]:
     return [*verdict, f"A step: computing {seconds_text(chosen.step_seconds)}{disk}."]
 
 
-def _who(plan: DevicePlan) -> str:
+def _who(plan: DeviceForecast) -> str:
     """Who steps what."""
     if not plan.host_params:
         streams = f", {_size(plan.streamed_per_step)} stream in a step" if plan.streamed_per_step else ""
@@ -132,7 +132,7 @@ def _who(plan: DevicePlan) -> str:
     return f"the CPU steps {plan.host_params:,} of {plan.params:,} tensors, {share:.1%} of the elements; {copies}."
 
 
-def _ends(plan: DevicePlan) -> list[str]:
+def _ends(plan: DeviceForecast) -> list[str]:
     if not plan.link_per_step:
         return []
     if plan.seconds <= 0:
@@ -141,11 +141,11 @@ def _ends(plan: DevicePlan) -> list[str]:
     return [f"A step, at least: the link {seconds_text(plan.device_seconds)}{cpu}; the device's own kernels are not counted."]
 
 
-def _where(plan: Plan) -> str:
+def _where(plan: Forecasts) -> str:
     if not plan.chunks:
-        return f"all {_size(plan.ram_bytes)} in RAM, nothing moves."
+        return f"all {_size(plan.host_bytes)} in host memory, nothing moves."
     return (
-        f"{_size(plan.resident_bytes)} stay in RAM, {_size(plan.disk_bytes)} stream from the disk through buffers of "
+        f"{_size(plan.resident_bytes)} stay in host memory, {_size(plan.disk_bytes)} stream from the disk through buffers of "
         f"{_size(plan.slot_bytes)}, in {plan.chunks:,} chunks."
     )
 

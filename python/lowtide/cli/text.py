@@ -31,7 +31,7 @@ def numbers_of(name: str, text: str) -> tuple[float, ...]:
 
 
 def check_unit(name: str, text: str | None) -> None:
-    """ValueError, naming `name`, for a number of bytes without a unit that is too small to be meant, as in "--ram 16"."""
+    """ValueError, naming `name`, for a number of bytes without a unit that is too small to be meant, as in "--host 16"."""
     if text is not None and text.strip().isdecimal() and 0 < int(text) < 1 << 20:
         raise ValueError(f"{name}: got {text!r}, which is that many bytes; did you mean {text.strip()}GiB?")
 

@@ -202,7 +202,7 @@ def refused(family: Family, param: Param | None, group: CoreGroup | None, error:
 
 
 class GroupSizes(NamedTuple):
-    """A group as `_core.plan_memory` takes it."""
+    """A group as `_core.forecast` takes it."""
 
     params: list[tuple[list[int], Any, str]]  # sizes, whole, type
     state: str

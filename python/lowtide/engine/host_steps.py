@@ -29,6 +29,7 @@ from lowtide.engine.groups import CoreGroup, GroupSizes, sizes_of
 from lowtide.engine.params import Param
 from lowtide.engine.shares import state_on_device
 from lowtide.memory.budgets import Budget, Memory, path_of
+from lowtide.memory.forecast import forecast
 
 _LINK_BYTES = 64 << 20
 
@@ -141,8 +142,8 @@ def _chosen(
     speeds: Callable[..., Speeds],
 ) -> set[int]:
     budget = memory.part(place, memory.host).budget(place)
-    host = budget.ram_bytes if budget.ram_bytes >= 0 else 2**62
-    room = budget.device_bytes
+    host = budget.host if budget.host >= 0 else 2**62
+    room = budget.device
     if room < 0:  # what the device has beside weights and gradients; state may have to give way to the host, all of it
         free = place.room()
         gradients = sum(load.weights for load in loads)
@@ -150,12 +151,12 @@ def _chosen(
         if sum(load.state for load in loads) > host:
             room = 0
 
-    state = state_on_device(family, sizes, budget._replace(device_bytes=room))
-    if not state.problem and not state.beyond:
+    state = state_on_device(family, sizes, budget._replace(device=room))
+    if not state.problem and not state.streamed_bytes:
         return before
     if not state.problem:  # chunks are larger than the state in them, and some of the room is for what passes through
-        room = state.resident
-        larger = state.all / sum(load.state for load in loads)
+        room = state.resident_bytes
+        larger = (room + state.streamed_bytes) / sum(load.state for load in loads)
         loads = [load._replace(state=math.ceil(load.state * larger)) for load in loads]
     formats = sorted({str(group["state"]) for group in options})
     disk = "" if memory.disk is None else path_of("memory: disk", memory.disk)
@@ -172,9 +173,8 @@ def _loads(family: Family, groups: Sequence[CoreGroup], params: Sequence[Param],
         local = local_of(params[i].tensor)
         key = group_of[i], tuple(local.shape), local.dtype
         if key not in bytes_of:
-            everything = Budget(2**62, ".", -1, 0)
-            found = _core.plan_memory(family.core_rule, everything, sizes_of(groups, params, {i}))[0]
-            bytes_of[key] = int(found["direct_bytes"])
+            sizes = sizes_of(groups, params, {i})
+            bytes_of[key] = forecast(family.core_rule, Budget(2**62), sizes)[0].direct_bytes
         loads.append(Load(i, bytes_of[key], local.numel() * local.element_size()))
     return loads
 

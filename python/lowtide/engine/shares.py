@@ -1,7 +1,7 @@
 """Each device's part of a budget whose parameters are on several.
 
-`host` is one amount for all of them. Each device first has what its parameters' state takes beyond `device`, as planning
-says; what is left goes to the devices by the bytes of their state. Where `host` is too small for all, the CPU, whose state
+`host` is one amount for all of them. Each device first has what its parameters' state takes beyond `device` (the CPU all
+that it takes), as forecast; what is left goes to the devices by the bytes of their state. Where `host` is too small for all, the CPU, whose state
 alone can go to `disk`, comes last; without a disk all get too little alike, and the first step refuses. Whatever happens,
 the shares add up to no more than `host`.
 """
@@ -9,15 +9,16 @@ the shares add up to no more than `host`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
-from lowtide import _core
 from lowtide.checks.values import with_context
 from lowtide.devices.places import Place
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, GroupSizes, sizes_of
 from lowtide.engine.params import Param
 from lowtide.memory.budgets import Budget, Memory, budget_at, size_of
+from lowtide.memory.forecast import Forecast, forecast
 
 _ENOUGH = 2**62  # bytes: no limit, but state is put together as under one
 Owner = tuple[int, Memory | None]  # a parameter group and the budget that it brings, or `_OPTIMIZER`
@@ -103,49 +104,29 @@ def _shares(host: int, takes: Mapping[Place, _Takes], on_disk: bool) -> dict[Pla
 
 
 def _takes(family: Family, memory: Memory, sizes: Sequence[GroupSizes], place: Place) -> _Takes:
-    budget = memory.part(place, 0).budget(place)
     if not place.on_host:
-        state = state_on_device(family, sizes, budget)
-        return _Takes(state.beyond, state.all)
-    everything = Budget(_ENOUGH, ".", -1, budget.chunk_bytes)
-    needed = int(_core.plan_memory(family.core_rule, everything, sizes)[0]["direct_bytes"])
-    return _Takes(max(needed - budget.ram_bytes, 0), needed)
+        state = state_on_device(family, sizes, memory.part(place, 0).budget(place))
+        return _Takes(state.streamed_bytes, state.resident_bytes + state.streamed_bytes)
+    needed = forecast(family.core_rule, Budget(_ENOUGH), sizes)[0].direct_bytes
+    return _Takes(needed, needed)
 
 
-class StateOnDevice(NamedTuple):
-    """Bytes of the state of a device's parameters, which is in chunks."""
+def state_on_device(family: Family, sizes: Sequence[GroupSizes], budget: Budget, host: int = -1) -> Forecast:
+    """Forecasts these parameters under the budget of their device; where that does not fit, all state is taken to stream.
+    host: bytes of its memory; -1: enough."""
 
-    all: int
-    codes: int  # and scales: less than that
-    near: int  # on the device, with the buffers that the others stream through
-    resident: int  # of that, the state that stays
-    beyond: int  # in host memory, and on a disk
-    moved: int  # in a step, both ways
-    host: int  # host memory, with the buffers that come between it and a disk
-    disk: int
-    disk_moved: int  # in a step, read and written
-    problem: str  # why there is no such plan; all state may have to be beyond then
+    def found(there: int) -> Forecast:
+        given = Budget(host, chunk=budget.chunk, device=there, transfer=budget.transfer)
+        if host >= 0:
+            given = given._replace(disk=budget.disk, disk_limit=budget.disk_limit)
+        return forecast(family.core_rule, given, sizes)[0]
 
-
-def state_on_device(family: Family, sizes: Sequence[GroupSizes], budget: Budget, host: int = -1) -> StateOnDevice:
-    """Plans these parameters under the budget of their device. host: bytes of its memory; -1: enough."""
-
-    def plan(there: int) -> Mapping[str, Any]:
-        disk = (budget.disk, budget.disk_bytes) if host >= 0 else ("", -1)
-        given = Budget(host, *disk, budget.chunk_bytes, there, transfer=budget.transfer)
-        return _core.plan_memory(family.core_rule, given, sizes)[0]
-
-    there = budget.device_bytes
-    found = plan(_ENOUGH if budget.managed else max(there, 0))
-    if found["fits"] and (there >= 0 or budget.managed):
-        resident, in_host, buffers, on_disk = (
-            int(found[name]) for name in ("resident_bytes", "disk_bytes", "behind_slot_bytes", "behind_bytes")
-        )
-        beyond = in_host - buffers + on_disk
-        return StateOnDevice(
-            resident + beyond, found["state_bytes"], found["ram_bytes"], resident, beyond, found["moved_per_step"], in_host, on_disk,
-            found["behind_moved_per_step"], "",
-        )  # fmt: skip
-    everything = plan(_ENOUGH)  # nothing is beyond
-    all_of_it = int(everything["resident_bytes"])
-    return StateOnDevice(all_of_it, int(everything["state_bytes"]), 0, 0, all_of_it, 0, all_of_it, 0, 0, str(found["problem"]))
+    there = budget.device
+    here = found(_ENOUGH if budget.managed else max(there, 0))
+    if here.fits and (there >= 0 or budget.managed):
+        return here
+    everything = found(_ENOUGH)
+    state = everything.resident_bytes
+    return replace(
+        everything, fits=here.fits, problem=here.problem, device_bytes=0, host_bytes=state, resident_bytes=0, streamed_bytes=state
+    )

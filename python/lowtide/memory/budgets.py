@@ -12,13 +12,13 @@ from lowtide.devices.places import HOST, Place, has_kernels
 
 
 class Budget(NamedTuple):
-    """The budget as the core takes it; -1: no limit."""
+    """A `Memory` as the core takes it: in bytes; -1: no limit."""
 
-    ram_bytes: int
-    disk: str
-    disk_bytes: int
-    chunk_bytes: int
-    device_bytes: int = -1  # of a device; RAM is ram_bytes
+    host: int
+    disk: str = ""  # a directory
+    disk_limit: int = -1
+    chunk: int = 0  # 0: chosen from the budget
+    device: int = -1
     managed: bool = False
     transfer: str = ""
     automatic: bool = False
@@ -34,17 +34,15 @@ class Memory:
     device.
 
     For parameters on several devices, `host` is one amount for all of them, and each device has a share of it
-    (docs/devices.md); `managed` and `transfer` are not for those on the CPU, and the rest holds for each device by
-    itself.
+    (docs/devices.md); `device`, `managed` and `transfer` are not for those on the CPU, and the rest holds for each device
+    by itself.
 
     Attributes:
-        device: bytes on the parameters' device, streaming buffers included. For CPU parameters that is RAM: `device`
-            and `host` add up. "auto": state begins on the device as far as it fits beside torch's peak, the rest in
-            host memory, and moves as memory gets short or free; for CPU parameters as if not given. Not given: "auto"
-            on CUDA; on other devices 7/8 of the memory that is free at the first step (of all of it where the driver
-            does not tell what is free).
-        host: bytes of host memory, streaming buffers included. Neither given: no limit, all state of CPU parameters
-            stays in RAM.
+        device: bytes of memory of the parameters' device, streaming buffers included. "auto": state begins on the device
+            as far as it fits beside torch's peak, the rest in host memory, and moves as memory gets short or free; for
+            CPU parameters as if not given. Not given: "auto" on CUDA; on other devices 7/8 of the memory that is free at
+            the first step (of all of it where the driver does not tell what is free).
+        host: bytes of host memory, streaming buffers included. Not given: no limit.
         disk: a directory, best on a local SSD, for a scratch file without a name: nothing is left behind, whatever
             happens to the process. One process at a time. None: no disk, and state that does not fit is refused.
             `step` says who steps the parameters whose state is there.
@@ -114,6 +112,9 @@ class Memory:
         if not isinstance(self.managed, bool):
             raise TypeError(f"memory: managed: got {self.managed!r} ({type(self.managed).__name__}), wanted a bool")
         elsewhere = "it for those on a device only"
+        of_host = place.on_host and not place.mirrored
+        wanted = "host=BYTES: they have no other memory"
+        expect(not of_host or self.device in (None, "auto"), "memory", f"device={self.device!r} for parameters on cpu", wanted)
         expect(not (self.managed and place.on_host), "memory", "managed for parameters on cpu", elsewhere)
         if self.transfer is not None and not isinstance(self.transfer, str):
             raise TypeError(f"memory: transfer: got {self.transfer!r} ({type(self.transfer).__name__}), wanted a str or None")
@@ -127,12 +128,10 @@ class Memory:
         if not place.on_host and on_disk:
             expect(not auto, "memory", "device='auto' with a disk and step='device'", "device=BYTES, or step='auto'")
             automatic = False
-        limits = {"device": None if auto or place.mirrored else self.device, "host": self.host}
-        here = limits.pop("device") if not place.on_host else None
-        device = -1 if here is None else size_of("device", here, place)
-        ram = [size_of(name, limit) for name, limit in limits.items() if limit is not None]
-        if self.disk is not None and not ram:
-            raise ValueError("memory: got disk without host, wanted host=BYTES too: without it all state stays in RAM")
+        device = -1 if place.on_host or auto or self.device is None else size_of("device", self.device, place)
+        host = -1 if self.host is None else size_of("host", self.host)
+        if self.disk is not None and self.host is None:
+            raise ValueError("memory: got disk without host, wanted host=BYTES too: without it all state stays in host memory")
         if self.disk is None and self.disk_limit is not None:
             raise ValueError("memory: got disk_limit without disk, wanted disk=DIRECTORY too")
         chunk = 0 if self.chunk is None else size_of("chunk", self.chunk)
@@ -144,16 +143,14 @@ class Memory:
         limit = -1 if self.disk_limit is None else size_of("disk_limit", self.disk_limit)
         if not on_disk:  # what is there the CPU steps (`engine.host_steps`)
             disk, limit = "", -1
-        total = sum(ram) if ram else -1
-        expect(total < 2**63, "memory", f"{total} bytes as device + host", "less than 2^63")
-        return Budget(total, disk, limit, chunk, device, self.managed, self.transfer or "", automatic)
+        return Budget(host, disk, limit, chunk, device, self.managed, self.transfer or "", automatic)
 
     def part(self, place: Place, host: int | str | None) -> Memory:
         """The budget of those parameters at `place`, where others are elsewhere. host: their share of it in bytes."""
         if place.mirrored:
             return replace(self, device=None, host=host, managed=False, transfer=None, step="host")
         if place.on_host:
-            return replace(self, host=host, managed=False, transfer=None)
+            return replace(self, device=None, host=host, managed=False, transfer=None)
         if self.step == "device":
             return replace(self, host=host)
         return replace(self, host=host, disk=None, disk_limit=None, step="device")

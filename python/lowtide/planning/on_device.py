@@ -21,11 +21,12 @@ from lowtide.engine.host_steps import Speeds, ends, settle
 from lowtide.engine.params import Param, wanted_places
 from lowtide.engine.shares import shares_of, state_on_device
 from lowtide.memory.budgets import Memory
+from lowtide.memory.forecast import forecast
 from lowtide.planning.rates import Rates, seconds_text
 
 
 @dataclass(frozen=True)
-class DevicePlan:
+class DeviceForecast:
     """Parameters on a device. Bytes are those of `Optimizer.report()` after a first step in which every parameter had a gradient;
     where the state does not fit, those below `problem` are 0. `str()` is a table to read."""
 
@@ -88,7 +89,7 @@ def predict(
     defaults: Mapping[str, Any],
     entries: Sequence[tuple[Mapping[str, Any], list[Param]]],
     rates: Rates,
-) -> DevicePlan:
+) -> DeviceForecast:
     """entries: see `shapes.members_of`. ValueError or TypeError for what an optimizer would refuse, and for a budget that depends on
     what is free when it runs."""
     expect(0 <= number("rates: link", rates.link) < math.inf, "rates: link", rates.link, "bytes per second, or 0 for unknown")
@@ -135,7 +136,7 @@ class _Prediction:
         self._params = params
         self._tensors = [param.tensor for param in params]
 
-    def plan(self) -> DevicePlan:
+    def plan(self) -> DeviceForecast:
         at = wanted_places(self._params)
         shares = shares_of(self._family, self._memory, self._groups, self._params, at)
         parts = [self._part(place, shares.of_all[place] or Memory()) for place in at]
@@ -145,7 +146,7 @@ class _Prediction:
             for part in parts:
                 for name in part.keys() - {"problem", "state_bytes"}:
                     found[name] = found[name] + part[name] if name in found else part[name]
-        total = DevicePlan(
+        total = DeviceForecast(
             self._family.rule, str(self._device), len(self._params), sum(tensor.numel() for tensor in self._tensors),
             fits=not problems, problem="; ".join(problems), **found,
         )  # fmt: skip
@@ -157,28 +158,29 @@ class _Prediction:
         return here, [group._replace(rate=self._rates.step_of(group.state)) for group in sizes]
 
     def _part(self, place: Place, memory: Memory) -> dict[str, Any]:
-        """The fields of the plan that parameters at one place add to."""
+        """The fields of the forecast that parameters at one place add to."""
         here, sizes = self._sizes(place)
         budget = memory.budget(place)
         if place.mirrored:
             read, write = number("rates: read", self._rates.read), number("rates: write", self._rates.write)
-            found = _core.plan_memory(self._family.core_rule, budget, sizes, read, write)[0]
+            found = forecast(self._family.core_rule, budget, sizes, read, write)[0]
             weights = sum(self._tensors[i].numel() * self._tensors[i].element_size() for i in here)
             return {
-                "state_bytes": found["state_bytes"], "problem": found["problem"], "host_params": len(here),
-                "host_elements": sum(self._tensors[i].numel() for i in here), "host_bytes": found["ram_bytes"],
-                "copy_bytes": 2 * weights, "disk_bytes": found["disk_bytes"], "gradients_per_step": weights,
-                "weights_per_step": weights, "disk_per_step": found["moved_per_step"], "by_host": tuple(here),
-                "host_seconds": max(found["step_seconds"], found["disk_seconds"]),
+                "state_bytes": found.state_bytes, "problem": found.problem, "host_params": len(here),
+                "host_elements": sum(self._tensors[i].numel() for i in here), "host_bytes": found.host_bytes,
+                "copy_bytes": 2 * weights, "disk_bytes": found.disk_bytes, "gradients_per_step": weights,
+                "weights_per_step": weights, "disk_per_step": found.moved_per_step, "by_host": tuple(here),
+                "host_seconds": max(found.step_seconds, found.disk_seconds),
             }  # fmt: skip
-        state = state_on_device(self._family, sizes, budget, budget.ram_bytes)
+        state = state_on_device(self._family, sizes, budget, budget.host)
         problem = state.problem and f"{place.device}: {state.problem}"
         return {
-            "state_bytes": state.codes, "problem": problem, "device_bytes": state.near, "host_bytes": state.host,
-            "streamed_per_step": state.moved, "disk_bytes": state.disk, "disk_per_step": state.disk_moved,
+            "state_bytes": state.state_bytes, "problem": problem, "device_bytes": state.device_bytes,
+            "host_bytes": state.host_bytes, "streamed_per_step": state.moved_per_step, "disk_bytes": state.disk_bytes,
+            "disk_per_step": state.disk_moved_per_step,
         }  # fmt: skip
 
-    def _timed(self, total: DevicePlan) -> DevicePlan:
+    def _timed(self, total: DeviceForecast) -> DeviceForecast:
         steps = total.host_seconds
         device, host = ends(total.streamed_per_step / 2, total.weights_per_step, steps, self._rates.link)
         if not total.host_params:

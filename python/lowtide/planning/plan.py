@@ -1,9 +1,9 @@
-"""Predicts a run: bytes of RAM and disk, bytes moved and seconds per step."""
+"""Predicts a run: bytes of host memory and disk, bytes moved and seconds per step."""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, overload
 
 import torch
@@ -13,9 +13,10 @@ from lowtide.checks.values import expect, number
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
 from lowtide.memory.budgets import Memory
+from lowtide.memory.forecast import Forecast, forecast
 from lowtide.options.hyper import BETAS, hyper_values
 from lowtide.options.options import check_kinds
-from lowtide.planning.on_device import DevicePlan
+from lowtide.planning.on_device import DeviceForecast
 from lowtide.planning.on_device import predict as predict_on
 from lowtide.planning.rates import Rates, family_of, seconds_text, step_rates
 from lowtide.planning.shapes import Planned, groups_of, members_of
@@ -25,34 +26,12 @@ _MEASURED = (*_AVERAGES, "momentum", "amsgrad", "centered", "max_unorm")  # deci
 
 
 @dataclass(frozen=True)
-class BudgetPlan:
-    """One budget, or all. Bytes are those of `Optimizer.report()` after a first step in which every parameter had a
-    gradient; where the state does not fit, those below `problem` are 0."""
-
-    params: int  # with state
-    elements: int
-    state_bytes: int  # codes + scales
-    fits: bool
-    problem: str  # why it does not fit: what was given and how much is needed
-    ram_bytes: int  # direct + resident + slots
-    direct_bytes: int  # directly addressable
-    resident_bytes: int  # chunks that stay in RAM while others stream
-    slot_bytes: int  # buffers that the others stream through
-    disk_bytes: int
-    chunks: int
-    moved_per_step: int  # read and written
-    step_seconds: float  # stepping; 0: a rate is unknown, here and below
-    disk_seconds: float
-    seconds: float  # of a step: a lower bound where state streams, if stepping and the disk overlap fully
-
-
-@dataclass(frozen=True)
-class Plan(BudgetPlan):
+class Forecasts(Forecast):
     """The sum over all budgets, and what it is made of. `str()` is a table to read."""
 
     rule: str = ""
     names: tuple[str, ...] = ()  # "optimizer" (of groups without their own budget), "group 1", ...
-    budgets: tuple[BudgetPlan, ...] = ()
+    budgets: tuple[Forecast, ...] = ()
     memories: tuple[Memory | None, ...] = ()  # of each budget
     rates: Rates = field(default_factory=Rates)
 
@@ -74,14 +53,14 @@ class Plan(BudgetPlan):
 
 
 _LABELS = (
-    "state", "RAM", "  of a limit of", "  directly addressable", "  resident chunks", "  streaming buffers",
+    "state", "host memory", "  of a limit of", "  directly addressable", "  resident chunks", "  streaming buffers",
     "disk", "chunks", "moved a step", "seconds a step", "  stepping", "  disk",
 )  # fmt: skip
 
 
-def _column(budget: BudgetPlan, memory: Memory | None, limit: str = "none") -> tuple[str, ...]:
-    if memory and (ram := memory.budget().ram_bytes) >= 0:
-        limit = _core.format_bytes(ram)
+def _column(budget: Forecast, memory: Memory | None, limit: str = "none") -> tuple[str, ...]:
+    if memory and (host := memory.budget().host) >= 0:
+        limit = _core.format_bytes(host)
 
     def size(number: int) -> str:
         return _core.format_bytes(number) if budget.fits else "-"
@@ -90,7 +69,7 @@ def _column(budget: BudgetPlan, memory: Memory | None, limit: str = "none") -> t
         return seconds_text(seconds) if budget.fits else "-"
 
     return (
-        _core.format_bytes(budget.state_bytes), size(budget.ram_bytes),
+        _core.format_bytes(budget.state_bytes), size(budget.host_bytes),
         limit,
         size(budget.direct_bytes), size(budget.resident_bytes), size(budget.slot_bytes),
         size(budget.disk_bytes), str(budget.chunks) if budget.fits else "-", size(budget.moved_per_step),
@@ -105,7 +84,7 @@ def plan(
     rates: Rates | Literal["measure"] | None = ..., momentum: float | None = ..., amsgrad: bool = ..., centered: bool = ...,
     master: str | None = ..., max_unorm: float = ..., betas: tuple[float, ...] | None = ..., alpha: float | None = ...,
     on: Literal["cpu"] = ..., dtype: torch.dtype = ...,
-) -> Plan: ...  # fmt: skip
+) -> Forecasts: ...  # fmt: skip
 
 
 @overload
@@ -114,7 +93,7 @@ def plan(
     rates: Rates | Literal["measure"] | None = ..., momentum: float | None = ..., amsgrad: bool = ..., centered: bool = ...,
     master: str | None = ..., max_unorm: float = ..., betas: tuple[float, ...] | None = ..., alpha: float | None = ...,
     *, on: str | torch.device, dtype: torch.dtype = ...,
-) -> Plan | DevicePlan: ...  # fmt: skip
+) -> Forecasts | DeviceForecast: ...  # fmt: skip
 
 
 def plan(
@@ -133,7 +112,7 @@ def plan(
     alpha: float | None = None,
     on: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-) -> Plan | DevicePlan:
+) -> Forecasts | DeviceForecast:
     """Predicts what an optimizer will take, with the code that it decides with. Allocates no state, touches no disk.
 
     Args:
@@ -156,8 +135,8 @@ def plan(
             CPU may take some (Memory(step="auto"), or a disk); state streams as with transfer="copy".
         dtype: of the parameters where shapes are given.
 
-    Returns a Plan or, for parameters on a device, a DevicePlan, whether it fits or not. Raises ValueError or TypeError for what an optimizer would refuse whatever
-    its budgets, for rates that are no numbers and for more than 2^52 elements; with rates="measure" also OSError.
+    Returns Forecasts or, for parameters on a device, a DeviceForecast, whether it fits or not. Raises ValueError or TypeError for
+    what an optimizer would refuse whatever its budgets, for rates that are no numbers and for more than 2^52 elements; with rates="measure" also OSError.
     """
     given = {"state": state, "memory": memory, "min_quantized_numel": min_quantized_numel, "master": master}
     check_kinds(given, "plan")
@@ -196,21 +175,17 @@ def _device(on: str | torch.device) -> torch.device:
     return device
 
 
-def _predict(family: Family, memory: Memory | None, groups: Planned, rates: Rates) -> Plan:
+def _predict(family: Family, memory: Memory | None, groups: Planned, rates: Rates) -> Forecasts:
     read, write = number("rates: read", rates.read), number("rates: write", rates.write)
     described = [sizes._replace(rate=rates.step_of(sizes.state)) for _, sizes in groups]
     budget = memory.budget() if memory else None
-    total, budgets = _core.plan_memory(family.core_rule, budget, described, read, write)
+    total, budgets = forecast(family.core_rule, budget, described, read, write)
     own = [(f"group {group.of}", group.memory) for group, sizes in groups if sizes.budget]
     names, memories = zip(("optimizer", memory), *own, strict=True)
-    for found in (total, *budgets):  # nothing is behind the disk of parameters on the CPU
-        for name in [name for name in found if name.startswith("behind_")]:
-            del found[name]
-    parts = tuple(BudgetPlan(**budget) for budget in budgets)
-    return Plan(**total, rule=family.rule, names=names, budgets=parts, memories=memories, rates=rates)
+    return Forecasts(**asdict(total), rule=family.rule, names=names, budgets=budgets, memories=memories, rates=rates)
 
 
-def _measure_for(family: Family, unrated: Plan, groups: Planned) -> Rates:
+def _measure_for(family: Family, unrated: Forecasts, groups: Planned) -> Rates:
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
     step: dict[str, float] = {}

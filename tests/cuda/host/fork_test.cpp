@@ -156,8 +156,8 @@ TEST_F(CudaForks, StateIsTheParents) {
   constexpr int64_t kNumel = 400000;
   OptimizerOptions options;
   options.backend = "cuda";
-  options.memory.chunk_bytes = 32 << 10;
-  options.memory.device_bytes = 256 << 10;
+  options.memory.chunk = 32 << 10;
+  options.memory.device = 256 << 10;
   void* param = nullptr;
   void* grad = nullptr;
   ASSERT_EQ(cudaMalloc(&param, kNumel * 4), cudaSuccess);

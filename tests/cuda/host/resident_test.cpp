@@ -65,9 +65,9 @@ TEST_F(CudaResident, StepsAreAFewLaunchesAndWaitForNothing) {
       OptimizerOptions options;
       options.backend = "cuda";
       options.nonfinite = nonfinite;
-      options.memory.chunk_bytes = 32 << 10;
+      options.memory.chunk = 32 << 10;
       options.memory.automatic = automatic;
-      if (!automatic) options.memory.device_bytes = 64 << 20;
+      if (!automatic) options.memory.device = 64 << 20;
       Optimizer optimizer(options);
       Parameters params(optimizer, 50);
       const auto stepped = [&] {
@@ -106,7 +106,7 @@ TEST_F(CudaResident, ClippedStepsWaitForNothing) {
     OptimizerOptions options;
     options.backend = "cuda";
     options.nonfinite = nonfinite;
-    options.memory.device_bytes = 64 << 20;
+    options.memory.device = 64 << 20;
     Optimizer optimizer(options);
     Parameters params(optimizer, 50);
     StepOptions step;
@@ -144,7 +144,7 @@ TEST_F(CudaResident, RecordedStepsDoNotClip) {
   restart({});
   OptimizerOptions options;
   options.backend = "cuda";
-  options.memory.device_bytes = 64 << 20;
+  options.memory.device = 64 << 20;
   Optimizer optimizer(options);
   Parameters params(optimizer, 10);
   StepOptions on;
@@ -182,7 +182,7 @@ TEST_F(CudaResident, PreparingAReplayDoesNotWaitForTheLast) {
       OptimizerOptions options;
       options.backend = "cuda";
       options.nonfinite = nonfinite;
-      options.memory.device_bytes = 64 << 20;
+      options.memory.device = 64 << 20;
       Optimizer optimizer(options);
       Parameters params(optimizer, 10);
       StepOptions on;

@@ -43,7 +43,7 @@ def run(monkeypatch):
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_plan_shows_every_format_and_marks_the_chosen_one(run, tmp_path, columns):
-    text = run("plan", "--params", "1e6", "--state", "bf16", "--ram", "2MiB", "--disk", tmp_path, columns=columns)
+    text = run("plan", "--params", "1e6", "--state", "bf16", "--host", "2MiB", "--disk", tmp_path, columns=columns)
     rows = [line for line in text.splitlines() if line.startswith(("* ", "  ")) and line.split()[-1] in ("yes", "no")]
     assert [row[:2] + row[2:].split()[0] for row in rows] == [
         f"{'*' if codec == 'bf16' else ' '} {codec}" for codec in _core.codec_names()
@@ -64,7 +64,7 @@ def test_plan_leaves_out_formats_that_the_averages_are_too_long_for(run):
 
 
 def test_plan_agrees_with_the_library(run, tmp_path):
-    found = run("plan", "--params", "1000003", "--ram", "1MiB", "--disk", tmp_path, "--json")
+    found = run("plan", "--params", "1000003", "--host", "1MiB", "--disk", tmp_path, "--json")
     shapes = [(244, 4096), (579,)]
     memory = lowtide.Memory(host="1MiB", disk=tmp_path)
     assert found["fits"] and set(found["plans"]) == set(CODECS + FOUR_BITS)
@@ -84,20 +84,20 @@ def test_plan_of_a_device(run, tmp_path, monkeypatch):
     assert found["plans"]["dynamic8"] == {key: value for key, value in asdict(plan).items() if key not in ("by_host", "rule")}
     fast = lowtide.Rates(dict.fromkeys(CODECS + FOUR_BITS, 1e9), 1e9, 1e9)
     monkeypatch.setattr("lowtide.cli.commands.measure_rates", lambda *of, **more: fast)
-    text = run(*there, "--ram", "512MiB", "--disk", tmp_path, "--link", "25GB", "--measure")
+    text = run(*there, "--host", "512MiB", "--disk", tmp_path, "--link", "25GB", "--measure")
     assert "the CPU steps" in text and "the CPU and its disk" in text
-    assert "device memory budget" in run(*there, "--ram", "512MiB", status=1)
+    assert "device memory budget" in run(*there, "--host", "512MiB", status=1)
 
 
 def test_plan_that_does_not_fit_has_status_1(run, tmp_path, monkeypatch):
-    text = run("plan", "--params", "1e6", "--ram", "1MiB", status=1)
-    assert "dynamic8 does not fit" in text and "at least" in text and "--state" not in text
-    assert "fits: --state dynamic4" in run("plan", "--params", "1e6", "--ram", "1200KiB", status=1)
+    text = run("plan", "--params", "1e6", "--host", "1MiB", status=1)
+    assert "dynamic8 does not fit" in text and "at least" in " ".join(text.split()) and "--state" not in text
+    assert "fits: --state dynamic4" in run("plan", "--params", "1e6", "--host", "1200KiB", status=1)
     disk = ("--disk", tmp_path, "--disk-limit", "4KiB")
-    found = run("plan", "--params", "1e6", "--ram", "1MiB", *disk, "--json", status=1)
+    found = run("plan", "--params", "1e6", "--host", "1MiB", *disk, "--json", status=1)
     assert not found["fits"] and "disk" in found["plans"]["dynamic8"]["problem"]
     monkeypatch.setattr(_core, "disk_info", lambda _: {"free_bytes": 1 << 20})
-    full = run("plan", "--params", "1e7", "--ram", "1MiB", "--disk", tmp_path, "--json", status=1)
+    full = run("plan", "--params", "1e7", "--host", "1MiB", "--disk", tmp_path, "--json", status=1)
     assert "1048576 bytes free" in full["plans"]["dynamic8"]["problem"]
 
 
@@ -120,7 +120,7 @@ def test_plan_of_shapes_and_configs(run, tmp_path):
 def test_plan_measures_when_asked_to(run, tmp_path, monkeypatch):
     fast = lowtide.Rates(dict.fromkeys(CODECS + FOUR_BITS, 1e9), 1e9, 1e9)
     monkeypatch.setattr("lowtide.cli.commands.measure_rates", lambda *_, **__: fast)
-    arguments = ("plan", "--params", "1e6", "--ram", "1MiB", "--disk", tmp_path, "--measure")
+    arguments = ("plan", "--params", "1e6", "--host", "1MiB", "--disk", tmp_path, "--measure")
     assert "A step: computing" in run(*arguments)
     found = run(*arguments, "--json")
     assert found["rates"]["read"] == 1e9 and found["plans"]["dynamic8"]["seconds"] > 0
@@ -295,20 +295,20 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "parameters, wanted": ["plan", "--params", "9e18"],
         "adamax": [*plan, "--rule", "adamax"],
         "int3": [*plan, "--state", "int3"],
-        "mean 16GiB": [*plan, "--ram", "16"],
-        "mean 5GiB": [*plan, "--ram", "1GiB", "--disk", tmp_path, "--disk-limit", "5"],
-        "2GB ?": [*plan, "--ram", "2GB ?"],
-        'host: got ""': [*plan, "--ram", ""],
-        "empty path": [*plan, "--ram", "1GiB", "--disk", ""],
+        "mean 16GiB": [*plan, "--host", "16"],
+        "mean 5GiB": [*plan, "--host", "1GiB", "--disk", tmp_path, "--disk-limit", "5"],
+        "2GB ?": [*plan, "--host", "2GB ?"],
+        'host: got ""': [*plan, "--host", ""],
+        "empty path": [*plan, "--host", "1GiB", "--disk", ""],
         "got ''": ["plan", "--params", ""],
         "digits": ["plan", "--shapes", tmp_path / "digits.json"],
-        "200%": [*plan, "--ram", "200%"],
-        "4096": [*plan, "--ram", "1GiB", "--chunk", "5"],
-        "--disk without --ram": [*plan, "--disk", tmp_path],
-        "missing": [*plan, "--ram", "1GiB", "--disk", tmp_path / "missing"],
-        "file": [*plan, "--ram", "1GiB", "--disk", tmp_path / "file"],
-        "link": [*plan, "--ram", "1GiB", "--disk", tmp_path / "link"],
-        "/proc": [*plan, "--ram", "1GiB", "--disk", "/proc"],
+        "200%": [*plan, "--host", "200%"],
+        "4096": [*plan, "--host", "1GiB", "--chunk", "5"],
+        "--disk without --host": [*plan, "--disk", tmp_path],
+        "missing": [*plan, "--host", "1GiB", "--disk", tmp_path / "missing"],
+        "file": [*plan, "--host", "1GiB", "--disk", tmp_path / "file"],
+        "link": [*plan, "--host", "1GiB", "--disk", tmp_path / "link"],
+        "/proc": [*plan, "--host", "1GiB", "--disk", "/proc"],
         "got momentum=nan": [*plan, "--rule", "sgd", "--momentum", "nan"],
         "adamw has no such option": [*plan, "--momentum", "0.9"],
         "--max-unorm": [*plan, "--max-unorm", "1"],
@@ -359,7 +359,7 @@ def test_module_runs_as_a_program(tmp_path):
         command = [sys.executable, "-m", "lowtide", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
 
-    done = call("plan", "--params", "1e6", "--ram", "1MiB")
+    done = call("plan", "--params", "1e6", "--host", "1MiB")
     assert done.returncode == 1 and "does not fit" in done.stdout and done.stderr == ""
     done = call("plan", "--params", "x")
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1

@@ -176,7 +176,7 @@ def planned(layout: Layout, state: str, disk: str | None) -> tuple[dict[str, int
         param.grad = torch.zeros_like(param)
     opt.step()
     report = opt.report()
-    got = {"state": plan.state_bytes, "ram": plan.ram_bytes, "disk": plan.disk_bytes, "moved": plan.moved_per_step}
+    got = {"state": plan.state_bytes, "ram": plan.host_bytes, "disk": plan.disk_bytes, "moved": plan.moved_per_step}
     wanted = {"state": report["state_bytes"], "ram": report["allocated_bytes"], "disk": report["disk_bytes"],
               "moved": report["moved_per_step"]}  # fmt: skip
     return got, wanted

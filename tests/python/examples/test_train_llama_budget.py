@@ -173,8 +173,8 @@ def test_errors_of_budgets_say_what_to_do(tmp_path: Path, text: Path, figure: Fi
     refused("multiple of 4096", ram_budget="4MiB", disk=str(tmp_path), chunk="100")
     refused("has no effect: torch,lowtide:ram have no", ram_budget="4MiB", optimizers=("torch", "lowtide:ram"))
     # The library knows how much is needed. Nothing has been trained when it says so.
-    refused(r"give at least \d+ bytes of RAM, or a directory", ram_budget="64KiB")
-    refused(r"give at least \d+ bytes of RAM", ram_budget="4KiB", disk=str(tmp_path))
+    refused(r"give at least \d+ bytes of host memory, or a directory", ram_budget="64KiB")
+    refused(r"give at least \d+ bytes of host memory", ram_budget="4KiB", disk=str(tmp_path))
     assert not (tmp_path / "out" / "torch").exists()
     figure(f"{len(messages)} refused, among them: {messages[-1]}")
 

@@ -172,8 +172,8 @@ def test_too_small_a_budget_names_what_it_takes(tmp_path: Path) -> None:
 def test_sizes() -> None:
     assert _core.parse_bytes("2GiB") == 2 << 30
     assert _core.format_bytes(3 << 29) == "1.50 GiB"
-    assert lowtide.Memory(device="1MiB", host=4096).budget().ram_bytes == (1 << 20) + 4096
-    assert lowtide.Memory(host="50%").budget().ram_bytes > 0
+    assert lowtide.Memory(host="1MiB").budget().host == 1 << 20
+    assert lowtide.Memory(host="50%").budget().host > 0
 
 
 @pytest.mark.parametrize("source", ["ram", "disk"])

@@ -323,7 +323,7 @@ def test_plans_of_budgets_are_exact(rule, tmp_path, seed, figure):
         opt.step()
         report = opt.report()
         found = (report["state_bytes"], report["allocated_bytes"], report["disk_bytes"], report["moved_per_step"])
-        assert found == (planned.state_bytes, planned.ram_bytes, planned.disk_bytes, planned.moved_per_step)
+        assert found == (planned.state_bytes, planned.host_bytes, planned.disk_bytes, planned.moved_per_step)
         assert report["allocated_bytes"] <= 32 * 1024 and report["disk_bytes"] > 0
         assert [budget.params for budget in planned.budgets if budget.params] == [12]
         compared += len(found)

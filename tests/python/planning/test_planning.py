@@ -27,7 +27,7 @@ def compare(plan, report):
         "params": plan.params,
         "elements": plan.elements,
         "state_bytes": plan.state_bytes,
-        "allocated_bytes": plan.ram_bytes,
+        "allocated_bytes": plan.host_bytes,
         "disk_bytes": plan.disk_bytes,
         "chunks": plan.chunks,
         "moved_per_step": plan.moved_per_step,
@@ -188,7 +188,7 @@ def test_a_large_model_is_not_materialized(figure):
 
 def test_what_does_not_fit_says_how_much_is_needed():
     plan = lowtide.plan([(1000, 1000)], memory=lowtide.Memory(host="1MiB"))
-    assert not plan.fits and plan.ram_bytes == 0 and plan.state_bytes > MIB
+    assert not plan.fits and plan.host_bytes == 0 and plan.state_bytes > MIB
     needed = int(plan.problem.split("at least ")[1].split()[0])
     assert lowtide.plan([(1000, 1000)], memory=lowtide.Memory(host=needed)).fits
     with pytest.raises(ValueError) as real:
@@ -311,7 +311,7 @@ def test_a_parameter_twice_is_refused():
 def test_nothing_is_a_plan_too():
     for empty in ([], [(0, 5)], [(0,)], torch.nn.Identity()):
         plan = lowtide.plan(empty, memory=lowtide.Memory(host=0))
-        assert plan.fits and plan.ram_bytes == plan.state_bytes == plan.params == 0
+        assert plan.fits and plan.host_bytes == plan.state_bytes == plan.params == 0
         there = lowtide.plan(empty, memory=lowtide.Memory(device=0), on="cuda", rates=lowtide.Rates(link=1e9))
         assert there.fits and there.host_bytes == there.state_bytes == there.seconds == 0 and str(there)
 

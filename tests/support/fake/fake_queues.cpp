@@ -8,12 +8,12 @@
 
 namespace lowtide::fake {
 
-FakeQueues::FakeQueues(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeQueuesOptions& options)
+FakeQueues::FakeQueues(const TierPlan& plan, std::vector<int64_t> chunk_bytes, const FakeQueuesOptions& options)
     : chunk_bytes_(std::move(chunk_bytes)), options_(options), device_(options.seed) {
   device_.add_stream("in", options.read_rate);  // in the order of Queue
   device_.add_stream("step", options.step_rate);
   device_.add_stream("out", options.write_rate);
-  const int64_t near = plan.ram_bytes + options.more_slots * plan.slot_bytes;
+  const int64_t near = plan.bytes + options.more_slots * plan.slot_bytes;
   near_ = device_.add_memory("near", options.near_capacity < 0 ? near : options.near_capacity);
   far_ = device_.add_memory("far", std::accumulate(chunk_bytes_.begin(), chunk_bytes_.end(), int64_t{0}));
   step_over_ = device_.new_event();

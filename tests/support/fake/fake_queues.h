@@ -30,7 +30,7 @@ class FakeQueues : public Queues {
   };
 
   // Throws kOutOfMemory if slots and resident chunks exceed the near memory.
-  FakeQueues(const Plan& plan, std::vector<int64_t> chunk_bytes, const FakeQueuesOptions& options);
+  FakeQueues(const TierPlan& plan, std::vector<int64_t> chunk_bytes, const FakeQueuesOptions& options);
 
   // To be called before each Pager::step. `number` goes into the bytes.
   void begin_step(int64_t number);
