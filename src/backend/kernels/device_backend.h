@@ -168,11 +168,13 @@ class DeviceBackend : public Backend, public GradientReader {
     for (size_t i = 0; i < items.size(); ++i) call.pointers(items[i], i);
   }
 
-  // Lays out items of which kernels read the gradients alone.
+  // Items of which kernels read the gradients alone: checks them, and lays them out.
   template <class Call>
-  void add_gradients(Call& call, std::span<const StepItem> items) {
+  static void check_gradients(Call& call, std::span<const StepItem> items) {
     LT_REQUIRE(items.size() < kNoItem, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
     for (size_t i = 0; i < items.size(); ++i) call.pointers.gradient(items[i], i);
+  }
+  void add_gradients(std::span<const StepItem> items) {
     steps_.clear();
     steps_.begin_launch(0, 0);
     for (size_t i = 0; i < items.size(); ++i) steps_.add(items[i], static_cast<int64_t>(i));
@@ -182,7 +184,8 @@ class DeviceBackend : public Backend, public GradientReader {
   // device; `host`: memory for as many bytes, which the device can write.
   template <class Call, class Then>
   void sum_gradients(Call& call, std::span<const StepItem> items, Then&& then) {
-    add_gradients(call, items);
+    check_gradients(call, items);
+    add_gradients(items);
     const Batch::Launch& part = steps_.launches()[0];
     static_assert(sizeof(SumParts) % alignof(Sums) == 0);
     const auto sum = call.sums(part.units);

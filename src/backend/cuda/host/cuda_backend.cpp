@@ -10,6 +10,7 @@
 #include "backend/cuda/host/cuda_device.h"
 #include "backend/cuda/host/guards.h"
 #include "backend/cuda/host/recorded_step.h"
+#include "backend/cuda/host/search_table.h"
 #include "backend/cuda/host/uploads.h"
 #include "backend/kernels/device_backend.h"
 
@@ -27,8 +28,10 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
         fast_(fast),
         events_(std::make_shared<Events>(info_)),
         answers_(std::make_shared<Answers>(info_)),
+        clips_(std::make_shared<Answers>(info_)),
         device_(info_, events_),
         uploads_(UploadMemory{info_}),
+        searched_(info_),
         side_(Scope(info_, "making a stream")) {}
 
   const char* name() const override { return "cuda"; }
@@ -39,13 +42,12 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   void step(std::span<const StepItem> items, int, bool ordered, void* stream) override {
     with_call("step", stream, false, [&](Call& call) {
       const std::vector<const void*> tables = add_steps(call, items, ordered);
-      {
-        const Upload there = upload(call, steps_);
-        if (const CudaClippedGuard* const guard = clips(items)) scale_items(call, there.device(), *guard);
-        queue_steps(call.scope, steps_, there.device(), tables, fast_, nullptr, call.queue);
-      }
+      Upload there = upload(call, steps_);
+      if (const CudaClippedGuard* const guard = clips(items)) scale_items(call, there.device(), *guard);
+      queue_steps(call.scope, steps_, there.device(), tables, fast_, nullptr, call.queue);
       // Until then the step reads the answers of its guards.
-      for_each_answer(items, [&](Answer& answer) { note_use(call, answer); });
+      const Device::Event done = there.end(call.scope);
+      for_each_answer(items, [&](Answer& answer) { note_use(call, answer, done); });
     });
   }
 
@@ -57,19 +59,26 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     std::shared_ptr<Guard> queued;
     with_call("looking for gradients that are not finite", stream, true, [&](Call& call) {
       const Scope& scope = call.scope;
-      add_gradients(call, items);
-      if (scope.is_capturing(call.queue.stream)) {
+      const cudaStream_t on = call.queue.stream;
+      check_gradients(call, items);
+      if (scope.is_capturing(on)) {
+        add_gradients(items);
         auto guard = std::make_shared<CudaRecordedGuard>(scope, Answers::make(scope), events_, steps_, side_.get());
         search(call, guard->items(), guard->answer(), cuda_kernels::first_nonfinite);
         queued = guard;
         return;
       }
-      auto guard = std::make_shared<CudaGuard>(info_, answers_, answers_->take());
-      {
-        const Upload there = upload(call, steps_);
-        search(call, there.device(), guard->answer(), cuda_kernels::first_nonfinite);
+      if (searched_.holds(items)) {
+        searched_.wait(scope, on);
+      } else {
+        add_gradients(items);
+        searched_.put(scope, uploads_, events_, on, items, steps_);
       }
-      send_to_host(call, guard->answer());
+      auto guard = std::make_shared<CudaGuard>(info_, answers_, answers_->take());
+      search(call, searched_.launch(), searched_.items(), searched_.starts(), guard->answer(),
+             cuda_kernels::first_nonfinite);
+      searched_.note_use(send_to_host(call, guard->answer()));
+      guard->answer().searched = true;
       queued = guard;
     });
     return queued;
@@ -80,7 +89,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     std::shared_ptr<CudaClip> queued;
     with_call("reading gradients for their norm", stream, false, [&](Call& call) {
       call.pointers.one(norm, "the norm", 0);
-      auto clip = std::make_shared<CudaClip>(info_, answers_, answers_->take());
+      auto clip = std::make_shared<CudaClip>(info_, clips_, clips_->take());
       sum_gradients(call, items, [&](const kernels::Sums* sums, std::byte*) {
         clip->answer().open = call.queue.stream;
         call.scope.check(cuda_kernels::clip(sums, to, clip->answer().clip(), norm, call.queue));
@@ -100,7 +109,8 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
       // The clip may be of another stream.
       call.scope.check(cudaStreamWaitEvent(call.queue.stream, Events::handle(guard->clip().answer().found), 0));
       if (searches) {
-        add_gradients(call, items);
+        check_gradients(call, items);
+        add_gradients(items);
         {
           const Upload there = upload(call, steps_);
           scale_items(call, there.device(), *guard);
@@ -109,6 +119,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
         }
         note_use(call, guard->clip().answer());
         send_to_host(call, guard->answer());
+        guard->answer().searched = true;
       }
       queued = std::move(guard);
     });
@@ -199,34 +210,40 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     return all;
   }
 
-  // Queues the search of the batch, which is at `device`, by kernel(items, starts, count, units, word, queue).
+  // Queues a search by kernel(items, starts, count, units, word, queue).
   template <class Kernel>
-  void search(Call& call, const std::byte* device, Answer& answer, Kernel&& kernel) {
+  void search(Call& call, const kernels::Batch::Launch& part, const kernels::DeviceItem* items, const int64_t* starts,
+              Answer& answer, Kernel&& kernel) {
     constexpr int64_t kBytes = sizeof(uint32_t);
     answer.open = call.queue.stream;
-    call.fill(kBytes)(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, kBytes);
+    const bool is_clear = std::exchange(answer.searched, false) && *answer.copy() == kernels::kNoItem;
+    if (!is_clear) call.fill(kBytes)(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, kBytes);
+    if (part.units) call.scope.check(kernel(items, starts, part.count, part.units, answer.word(), call.queue));
+  }
+  // The same of the batch, which is at `device`.
+  template <class Kernel>
+  void search(Call& call, const std::byte* device, Answer& answer, Kernel&& kernel) {
     const kernels::Batch::Launch& part = steps_.launches()[0];
-    if (part.units)
-      call.scope.check(kernel(steps_.items(device, part), steps_.starts(device, part), part.count, part.units,
-                              answer.word(), call.queue));
+    search(call, part, steps_.items(device, part), steps_.starts(device, part), answer, kernel);
   }
 
   // Copies it on a stream of its own: between what finds it and the step that follows, the copy would keep the device
-  // idle.
-  void send_to_host(Call& call, Answer& answer, size_t bytes = sizeof(uint32_t)) {
-    call.scope.check(
-        cudaStreamWaitEvent(side_.get(), Events::handle(events_->record(call.scope, call.queue.stream)), 0));
+  // idle. Returns what is behind all that finds it.
+  Device::Event send_to_host(Call& call, Answer& answer, size_t bytes = sizeof(uint32_t)) {
+    Device::Event written = events_->record(call.scope, call.queue.stream);
+    call.scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(written), 0));
     answer.open = side_.get();
     answer.copy_to_host(call.scope, side_.get(), bytes);
     answer.found = events_->record(call.scope, side_.get());
     answer.open.reset();
+    return written;
   }
 
-  // Steps on several streams may read one clip.
-  void note_use(Call& call, Answer& answer) {
+  // done: behind what reads the answer, where that is known. Steps on several streams may read one clip.
+  void note_use(Call& call, Answer& answer, const Device::Event& done = nullptr) {
     const cudaStream_t stream = call.queue.stream;
     if (answer.used) call.scope.check(cudaStreamWaitEvent(stream, Events::handle(answer.used), 0));
-    answer.used = events_->record(call.scope, stream);
+    answer.used = done && !answer.used ? done : events_->record(call.scope, stream);
   }
 
   // The guard that clips these items, which a step takes together; nullptr if none does.
@@ -267,9 +284,10 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   const DeviceInfo info_;
   const bool fast_;
   std::shared_ptr<Events> events_;
-  std::shared_ptr<Answers> answers_;
+  std::shared_ptr<Answers> answers_, clips_;  // of searches, which are clear once they found nothing; of clips
   CudaDevice device_;
   Uploads uploads_;
+  SearchTable searched_;
   OwnStream side_;  // for what is waited for at once, and for answers on their way to the host
   std::map<int, DeviceMemory> tables_;
 };

@@ -26,6 +26,7 @@ struct Answer {
   Device::Event found;               // behind the copy to the host
   Device::Event used;                // behind all steps that read the device's
   std::optional<cudaStream_t> open;  // of work that writes it, until `found` is behind that
+  bool searched = false;             // the device's is what a search has found, and so, behind `found`, is the copy
 
   uint32_t* word() const { return reinterpret_cast<uint32_t*>(device.data()); }
   uint32_t* copy() const { return reinterpret_cast<uint32_t*>(host.data()); }

@@ -55,9 +55,18 @@ class Upload {
     write(buffer_.host.data(), device_);
     if (bytes) scope.check(cudaMemcpyAsync(device_, buffer_.host.data(), bytes, cudaMemcpyHostToDevice, stream));
   }
-  ~Upload() { buffer_.used = events_->record_at_end(stream_); }
+  ~Upload() {
+    if (!ended_) buffer_.used = events_->record_at_end(stream_);
+  }
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
+
+  // In place of the destructor's: nothing that is queued later uses the bytes. Returns the event behind what does.
+  const Device::Event& end(const Scope& scope) {
+    buffer_.used = events_->record(scope, stream_);
+    ended_ = true;
+    return buffer_.used;
+  }
 
   std::byte* device() const { return device_; }
   std::byte* host() const { return buffer_.host.data(); }
@@ -71,6 +80,7 @@ class Upload {
   std::byte* device_;
   const std::shared_ptr<Events>& events_;
   cudaStream_t stream_;
+  bool ended_ = false;
 };
 
 }  // namespace lowtide::cuda_host

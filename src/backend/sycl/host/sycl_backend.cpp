@@ -130,7 +130,8 @@ class SyclBackend final : public kernels::DeviceBackend<SyclBackend> {
   int64_t first_nonfinite(std::span<const StepItem> items, int, void* stream) override {
     uint32_t first = kNone;
     with_call("first_nonfinite", stream, false, [&](Call& call) {
-      add_gradients(call, items);
+      check_gradients(call, items);
+      add_gradients(items);
       const kernels::Batch::Launch& part = steps_.launches()[0];
       if (part.units == 0) return;
       const auto kernel = call.first_nonfinite(part);

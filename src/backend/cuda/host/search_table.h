@@ -1,0 +1,94 @@
+// The items of a search for gradients that are not finite, which stay on the device: usually the next search is of the
+// same, and nothing has to go there.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/host/events.h"
+#include "backend/cuda/host/memory.h"
+#include "backend/cuda/host/uploads.h"
+#include "backend/kernels/batch.h"
+
+namespace lowtide::cuda_host {
+
+class SearchTable {
+ public:
+  explicit SearchTable(const DeviceInfo& info) : info_(info) {}
+  // Waits for what still reads it.
+  ~SearchTable() {
+    if (used_) quietly(info_, [&] { return cudaEventSynchronize(Events::handle(used_)); });
+  }
+  SearchTable(const SearchTable&) = delete;
+  SearchTable& operator=(const SearchTable&) = delete;
+
+  // Whether a search of these items finds them there: of what it reads nothing is another.
+  bool holds(std::span<const StepItem> items) const {
+    if (items.size() != sought_.size()) return false;
+    for (size_t i = 0; i < items.size(); ++i)
+      if (!items[i].grad_layout->contiguous || !(sought_[i] == Sought(items[i]))) return false;
+    return !items.empty();
+  }
+
+  // Puts the batch there, of one launch over these items. Queues that on the stream.
+  void put(const Scope& scope, Uploads& uploads, const std::shared_ptr<Events>& events, cudaStream_t stream,
+           std::span<const StepItem> items, kernels::Batch& batch) {
+    sought_.clear();
+    std::vector<Sought> next(items.begin(), items.end());
+    const size_t bytes = batch.bytes();
+    if (bytes > bytes_) {
+      Events::wait(scope, used_);
+      bytes_ = 0;
+      memory_ = DeviceMemory(scope, bytes);
+      bytes_ = bytes;
+    }
+    launch_ = batch.launches()[0];
+    starts_ = batch.starts(memory_.data(), launch_);
+    const auto write = [&](std::byte* host, std::byte* device) { batch.write(host, device); };
+    wait(scope, stream);
+    const Upload there(scope, uploads, events, stream, bytes, write, memory_.data());
+    sought_ = std::move(next);
+  }
+
+  // Before a search is queued on the stream: after whatever was queued on another one.
+  void wait(const Scope& scope, cudaStream_t stream) const {
+    if (used_) scope.check(cudaStreamWaitEvent(stream, Events::handle(used_), 0));
+  }
+  // Behind the search.
+  void note_use(Device::Event event) { used_ = std::move(event); }
+
+  const kernels::Batch::Launch& launch() const { return launch_; }
+  const kernels::DeviceItem* items() const { return reinterpret_cast<const kernels::DeviceItem*>(memory_.data()); }
+  const int64_t* starts() const { return starts_; }
+
+ private:
+  // All that a search reads of an item whose gradient is contiguous.
+  struct Sought {
+    explicit Sought(const StepItem& item)
+        : grad(item.grad),
+          row_length(item.param_layout->row_length),
+          elements(item.param_layout->numel),
+          first_block(item.first_block),
+          blocks(item.blocks),
+          scale(item.grad_scale),
+          dtype(item.grad_dtype) {}
+    bool operator==(const Sought&) const = default;
+
+    const void* grad;
+    int64_t row_length, elements, first_block, blocks;
+    float scale;
+    DType dtype;
+  };
+
+  const DeviceInfo& info_;
+  DeviceMemory memory_;
+  size_t bytes_ = 0;
+  std::vector<Sought> sought_;
+  kernels::Batch::Launch launch_{};
+  const int64_t* starts_ = nullptr;
+  Device::Event used_;  // behind the last search
+};
+
+}  // namespace lowtide::cuda_host
