@@ -99,7 +99,7 @@ void DeviceStore::queue_step(const Work& work, bool changes, int threads, const 
 void DeviceStore::end_step(const std::vector<int64_t>& wanted) {
   try {
     give_slots_back();
-    host_writes_.end(queues_.record_all());
+    if (!pager_.plan().streamed.empty()) host_writes_.end(queues_.record_all());
     const std::vector<int64_t>* const next = order_.next_after(wanted, true);
     if (options_.memory.automatic) follow_residency();
     queued_ = Queued::kWork;

@@ -40,13 +40,19 @@ Store::Index Store::index_of(std::span<const Chunk> chunks, size_t before) const
 }
 
 std::vector<bool> Store::due_chunks(const std::vector<int64_t>& wanted) const {
-  std::vector<bool> out;
-  if (wanted.empty()) return out;
-  for (size_t i = 0; i < chunks(); ++i) out.push_back(is_kept(i));
-  for (const int64_t param : wanted)
-    if (const auto found = pieces_.find(param); found != pieces_.end())
-      for (const Place& place : found->second) out[place.chunk] = true;
-  return out;
+  if (wanted.empty()) return {};
+  if (wanted != last_wanted_ || pieces_.size() != last_size_ || last_chunks_.size() != chunks()) {
+    last_chunks_.assign(chunks(), false);
+    for (const int64_t param : wanted)
+      if (const auto found = pieces_.find(param); found != pieces_.end())
+        for (const Place& place : found->second) last_chunks_[place.chunk] = true;
+    last_wanted_ = wanted;
+    last_size_ = pieces_.size();
+  }
+  std::vector<bool> due = last_chunks_;
+  for (size_t i = 0; i < due.size(); ++i)
+    if (is_kept(i)) due[i] = true;
+  return due;
 }
 
 int64_t Store::kept_bytes() const {

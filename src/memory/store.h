@@ -151,6 +151,11 @@ class Store {
   StepOrder order_;
   StagedChunk stage_;
   std::exception_ptr unwritten_;  // the first since it was asked for
+
+ private:
+  mutable std::vector<int64_t> last_wanted_;  // by due_chunks, which mostly wants the same again
+  mutable std::vector<bool> last_chunks_;
+  mutable size_t last_size_ = 0;  // size of pieces_, which only grow
 };
 
 }  // namespace lowtide

@@ -159,10 +159,12 @@ void DeviceSteps::begin_pending(const StepPlan& plan, std::shared_ptr<Guard> gua
   step.steps = table_.steps;
   step.raises = table_.nonfinite == NonFinite::kRaise;
   step.replayed = replayed;
+  step.before.reserve(plan.params().size() + plan.empty().size());
   for (const std::span<const int64_t> numbers : {plan.params(), std::span<const int64_t>(plan.empty())})
     for (const int64_t number : numbers) {
       const Parameter& param = table_.params[static_cast<size_t>(number)];
-      step.before.push_back({number, param.steps, param.carried, param.uninitialized, param.progress});
+      step.before.push_back({number, param.steps, param.carried, param.uninitialized, param.progress.size()});
+      step.progress.insert(step.progress.end(), param.progress.begin(), param.progress.end());
     }
   pending_ = std::move(step);
 }
@@ -185,12 +187,14 @@ void DeviceSteps::resolve() {
   std::erase_if(old_guards_, [&](const auto& old) { return device_.has_happened(old.first); });
   if (!step.replayed) old_guards_.emplace_back(step.queued, std::move(step.guard));
   if (bad < 0) return;
-  for (Pending::Before& before : step.before) {
+  auto progress = step.progress.begin();
+  for (const Pending::Before& before : step.before) {
     Parameter& param = table_.params[static_cast<size_t>(before.param)];
     param.steps = before.steps;
     param.carried = before.carried;
     param.uninitialized = before.uninitialized;
-    param.progress = std::move(before.progress);
+    param.progress.assign(progress, progress + static_cast<ptrdiff_t>(before.pieces));
+    progress += static_cast<ptrdiff_t>(before.pieces);
   }
   table_.steps = step.steps;
   if (step.raises)

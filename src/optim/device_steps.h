@@ -41,12 +41,13 @@ class DeviceSteps {
       int64_t param, steps;
       Carried carried;
       bool uninitialized;
-      std::vector<Progress> progress;
+      size_t pieces;  // as many of Pending::progress, which follow those of the one before
     };
     std::shared_ptr<Guard> guard;
     Device::Event queued;         // all of the step
     std::vector<int64_t> params;  // parameters of the items that the guard counts
     std::vector<Before> before;   // to go back to
+    std::vector<Progress> progress;
     int64_t steps = 0;
     bool raises = false, replayed = false;
   };

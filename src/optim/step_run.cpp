@@ -35,7 +35,7 @@ StepResult StepPlan::take(bool guarded) {
       count(params());
     } else {
       split();
-      backend_.step(buffers_.direct, threads, false, stream);
+      if (!buffers_.direct.empty()) backend_.step(buffers_.direct, threads, false, stream);
       count(buffers_.direct_params);
     }
   }

@@ -90,8 +90,9 @@ void Batch::add_steps(std::span<const StepItem> items, bool ordered) {
   };
   order_.resize(items.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
-  if (!ordered)
-    std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return kernel_of(a) < kernel_of(b); });
+  const auto before = [&](size_t a, size_t b) { return kernel_of(a) < kernel_of(b); };
+  if (!ordered && !std::is_sorted(order_.begin(), order_.end(), before))
+    std::stable_sort(order_.begin(), order_.end(), before);
   for (size_t n = 0; n < order_.size(); ++n) {
     const auto kernel = kernel_of(order_[n]);
     if (ordered || n == 0 || kernel_of(order_[n - 1]) != kernel) {

@@ -211,13 +211,16 @@ bool CudaDevice::is_lost() const { return lost(info_.ordinal) || is_forked(); }
 
 cudaStream_t CudaDevice::queue_of(const Scope& scope, void* queue) const {
   const auto stream = static_cast<cudaStream_t>(queue);
-  if (!stream || std::any_of(queues_.begin(), queues_.end(), [&](const OwnStream& own) { return own.get() == stream; }))
+  if (!stream || stream == known_queue_ ||
+      std::any_of(queues_.begin(), queues_.end(), [&](const OwnStream& own) { return own.get() == stream; }))
     return stream;
-  int ordinal = info_.ordinal;
+  int ordinal = -1;
   scope.check(find_device(stream, ordinal));
+  if (ordinal < 0) return stream;
   LT_REQUIRE(ordinal == info_.ordinal,
              "got a stream of CUDA device %d, wanted one of device %d, where the optimizer and its state are", ordinal,
              info_.ordinal);
+  known_queue_ = stream;
   return stream;
 }
 

@@ -69,6 +69,9 @@ class CudaDevice final : public Device {
   Blocks blocks_;
   int64_t managed_bytes_ = 0;
   std::deque<OwnStream> queues_;
+  // The caller's that was found to be this device's last, usually that of all calls. Once destroyed, its handle may be
+  // another device's stream: CUDA refuses work of this device there.
+  mutable cudaStream_t known_queue_ = nullptr;
 };
 
 // Which memory kernels can be given: the device's own, managed, and pinned where the device reaches it.
