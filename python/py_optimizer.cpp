@@ -35,6 +35,7 @@ PyOptimizer::PyOptimizer(const std::string& rule, const std::string& nonfinite, 
                                                       .device = target,
                                                       .stream = stream,
                                                       .allocator = {},
+                                                      .trusts_memory = device != "cpu",  // torch has said so
                                                       .seed = seed},
                                      allocator)),
       core_(shared_->optimizer),

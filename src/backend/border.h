@@ -108,6 +108,7 @@ struct Table {
   Call<void, Device, Text> device_describe;
   Call<bool, Device> device_is_lost;
   Call<void, Device, const Device::Allocator&> device_use_allocator;
+  Call<void, Device> device_trust_memory;
 };
 
 // One of each that holds parts of the standard library.

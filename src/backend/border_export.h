@@ -171,6 +171,7 @@ inline constexpr Table kTable = [] {
   };
   table.device_is_lost = Exported<&Device::is_lost>{};
   table.device_use_allocator = Exported<&Device::use_allocator>{};
+  table.device_trust_memory = Exported<&Device::trust_memory>{};
   return table;
 }();
 

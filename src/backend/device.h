@@ -69,6 +69,8 @@ class Device {
     void (*free)(void* context, void* memory) = nullptr;
   };
   virtual void use_allocator(const Allocator& allocator);
+  // From now on the memory that its backend is given is taken to be the device's, and nobody asks.
+  virtual void trust_memory() {}
 };
 
 struct FreeOnDevice {

@@ -155,6 +155,7 @@ class PluginDevice final : public Device {
   }
   bool is_lost() const override { return call(table_.device_is_lost, device_); }
   void use_allocator(const Allocator& allocator) override { call(table_.device_use_allocator, device_, allocator); }
+  void trust_memory() override { call(table_.device_trust_memory, device_); }
 
  private:
   static Handle<Event>* handle_of(void* event) { return static_cast<Handle<Event>*>(event); }

@@ -25,6 +25,7 @@ Backends::Backends(const OptimizerOptions& options, std::unique_ptr<Backend> giv
       at_params(elsewhere ? *elsewhere : *host),
       device(at_params.device()) {
   set_threads(options.threads);
+  if (options.trusts_memory && device) device->trust_memory();
   const DeviceAllocator& from = options.allocator;
   if (!from.allocate && !from.free && !from.note_use) return;
   LT_REQUIRE(from.allocate && from.free, "got an allocator without allocate or free, wanted both, or none at all");

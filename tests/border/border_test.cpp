@@ -209,6 +209,8 @@ void check_device(Device& device) {
   CHECK(device.describe() == LT_ECHO_TEXT);
   device.use_allocator({there, [](void* context, int64_t bytes) -> void* { return bytes == 5 ? context : nullptr; }});
   CHECK(seen->items == there);
+  device.trust_memory();
+  CHECK(seen->call == std::string("trust_memory"));
 }
 
 int run(const char* path) {

@@ -100,6 +100,7 @@ struct EchoDevice final : Device {
   bool is_capturing(void* queue) override { return queue == this; }
   std::string describe() const override { return LT_ECHO_TEXT; }
   void use_allocator(const Allocator& allocator) override { seen.items = allocator.allocate(allocator.context, 5); }
+  void trust_memory() override { seen.call = "trust_memory"; }
 };
 
 struct EchoBackend final : Backend, Counted {

@@ -31,7 +31,7 @@ class PointerCheck {
 
  protected:
   virtual void check(const void* data, const char* what, size_t index) const = 0;
-  // any: the device can address all memory of the process, so there is nothing to check.
+  // any: the device can address all memory of the process, or the caller knows what it hands over: nothing to check.
   explicit PointerCheck(bool any) : any_(any) {}
 
  private:

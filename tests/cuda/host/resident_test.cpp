@@ -100,6 +100,28 @@ TEST_F(CudaResident, StepsAreAFewLaunchesAndWaitForNothing) {
     }
 }
 
+// Only those who do not know their memory have CUDA asked for it, each time.
+TEST_F(CudaResident, MemoryThatTheCallerKnowsIsNotAskedFor) {
+  for (const bool trusts : {false, true}) {
+    restart({});
+    OptimizerOptions options;
+    options.backend = "cuda";
+    options.trusts_memory = trusts;
+    Optimizer optimizer(options);
+    Parameters params(optimizer, 10);
+    optimizer.step(params.grads);
+    for (int step = 0; step < 2; ++step) {
+      cuda_emulator::fail("cudaPointerGetAttributes", {.error = cudaErrorNotSupported});
+      if (trusts)
+        optimizer.step(params.grads);
+      else
+        message_of(ErrorKind::kUnsupported, [&] { optimizer.step(params.grads); });
+      cuda_emulator::forget_failures();
+    }
+    EXPECT_EQ(optimizer.report().steps, trusts ? 3 : 1);
+  }
+}
+
 // Searches keep their table from call to call: whatever changes, on whatever stream, each finds what is in the
 // gradients that it was given.
 TEST_F(CudaResident, SearchesFindWhatIsInTheirOwnGradients) {

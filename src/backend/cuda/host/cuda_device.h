@@ -42,11 +42,13 @@ class CudaDevice final : public Device {
   std::string describe() const override;
   bool is_lost() const override;
   void use_allocator(const Allocator& allocator) override { allocator_ = allocator; }
+  void trust_memory() override { trusts_memory_ = true; }
 
   // Throws kInvalidArgument for a stream of another device, where the runtime can tell.
   cudaStream_t queue_of(const Scope& scope, void* queue) const;
   // Whether kernels can be given this memory, which was allocated here.
   bool owns(const void* data) const;
+  bool trusts_memory() const { return trusts_memory_; }
 
  private:
   struct Block {
@@ -68,6 +70,7 @@ class CudaDevice final : public Device {
   Allocator allocator_;
   Blocks blocks_;
   int64_t managed_bytes_ = 0;
+  bool trusts_memory_ = false;
   std::deque<OwnStream> queues_;
   // The caller's that was found to be this device's last, usually that of all calls. Once destroyed, its handle may be
   // another device's stream: CUDA refuses work of this device there.
@@ -75,12 +78,13 @@ class CudaDevice final : public Device {
 };
 
 // Which memory kernels can be given: the device's own, managed, and pinned where the device reaches it.
-// Lives for one call, within a Scope: what it has found out is forgotten with it.
+// Lives for one call, within a Scope: what it has found out is forgotten with it, for by the next call the memory may
+// have been freed, and its addresses be another kind's.
 class PointerCheck final : public kernels::PointerCheck {
  public:
   // device: whose memory is known without asking CUDA. Both outlive this object.
   PointerCheck(const DeviceInfo& info, const CudaDevice& device)
-      : kernels::PointerCheck(false), info_(info), device_(device) {}
+      : kernels::PointerCheck(device.trusts_memory()), info_(info), device_(device) {}
 
  private:
   void check(const void* data, const char* what, size_t index) const override {
