@@ -41,6 +41,8 @@ def calls(gpu: Gpu, rows: Rows) -> None:
     for label, series in found.items():
         rows.add(f"{len(params)} tensors of {sum(map(torch.numel, params)) / 1e6:.0f} M parameters: {label}, call",
                  series.median("call") * 1e6, "us", "call" if label == OWN else None, **series.data())  # fmt: skip
+    alone = in_turns(gpu, {OWN: steps[OWN]}, seconds=2, rounds=60, idle=True)[OWN]  # the processor's caches have its data
+    rows.add(f"{len(params)} tensors: {OWN}, alone, call", alone.median("call") * 1e6, "us", **alone.data())
     rows.attempt(f"{len(params)} tensors: {OWN}, calls of CUDA", lambda: profile(gpu, rows, own))
 
 
@@ -52,9 +54,16 @@ def profile(gpu: Gpu, rows: Rows, optimizer: Any) -> None:
     optimizer.step()
     gpu.cuda.synchronize()
     with torch.profiler.profile(activities=[activities.CPU, activities.CUDA]) as profiled:
-        optimizer.step()
-        gpu.cuda.synchronize()
-    found = {event.key: (event.count, event.self_cpu_time_total) for event in profiled.key_averages() if event.key.startswith("cu")}
+        with torch.profiler.record_function(OWN):
+            optimizer.step()
+        gpu.cuda.synchronize()  # the profiler makes this call, too, at its end
+    events = [event for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CPU]
+    span = next(event.time_range for event in events if event.name == OWN)
+    found: dict[str, tuple[int, float]] = {}
+    for event in events:
+        if event.name.startswith("cu") and span.start <= event.time_range.start <= span.end:
+            count, us = found.get(event.name, (0, 0.0))
+            found[event.name] = count + 1, us + event.time_range.elapsed_us()
     told = ", ".join(f"{count} {name} ({us:.0f} us)" for name, (count, us) in sorted(found.items(), key=lambda one: -one[1][1]))
     rows.add(f"{OWN}, calls of CUDA in a step: {told}", sum(count for count, _ in found.values()), "", names=found)
 

@@ -100,6 +100,34 @@ TEST_F(CudaResident, StepsAreAFewLaunchesAndWaitForNothing) {
     }
 }
 
+// A step of many tensors costs calls of CUDA's as one of few: none is about one of them.
+TEST_F(CudaResident, CallsOfCudaAreAsManyForAnyNumberOfParameters) {
+  constexpr int64_t kMost = 64;  // two of three ask for the context, and set and reset the mode of captures
+  std::set<int64_t> all;
+  for (const int count : {6, 40, 120}) {
+    restart({});
+    OptimizerOptions options;
+    options.backend = "cuda";
+    options.trusts_memory = true;
+    options.memory.device_bytes = 64 << 20;
+    Optimizer optimizer(options);
+    Parameters params(optimizer, count);
+    for (int warm = 0; warm < 4; ++warm) {
+      optimizer.step(params.grads);
+      cuda_emulator::run_all();
+    }
+    const auto before = cuda_emulator::counters();
+    optimizer.step(params.grads);
+    const auto after = cuda_emulator::counters();
+    all.insert(after.calls - before.calls);
+    EXPECT_EQ(after.copies - before.copies, 2) << "the table of the step, and the verdict";
+    cuda_emulator::run_all();
+    std::printf("%d parameters: %lld calls of CUDA\n", count, static_cast<long long>(after.calls - before.calls));
+  }
+  EXPECT_EQ(all.size(), 1u);
+  EXPECT_LE(*all.rbegin(), kMost);
+}
+
 // Only those who do not know their memory have CUDA asked for it, each time.
 TEST_F(CudaResident, MemoryThatTheCallerKnowsIsNotAskedFor) {
   for (const bool trusts : {false, true}) {
