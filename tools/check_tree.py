@@ -15,6 +15,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -214,32 +215,14 @@ def _private_names(tree: ast.Module) -> Iterator[str]:
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> Iterator[str]:
-    """One line for each group of files that reach each other."""
-    found: set[str] = set()
-    for start in sorted(graph):
-        if start in found:
-            continue
-        path = _way_back(graph, start)
-        if path:
-            found.update(path)
-            yield f"{start}: a circle: {' -> '.join([*path, start])}"
-
-
-def _way_back(graph: Mapping[str, Iterable[str]], start: str) -> list[str]:
-    """The files on a shortest way from `start` to itself; none if there is no way."""
-    came_from: dict[str, str] = {}
-    waiting = [start]
-    for here in waiting:
-        for there in graph.get(here, ()):
-            if there == start:
-                way = [here]
-                while way[-1] != start:
-                    way.append(came_from[way[-1]])
-                return way[::-1]
-            if there not in came_from:
-                came_from[there] = here
-                waiting.append(there)
-    return []
+    """A line for the first group of files that reach each other; none if there is none."""
+    try:
+        TopologicalSorter({start: sorted(set(graph[start])) for start in sorted(graph)}).prepare()
+    except CycleError as error:
+        way = error.args[1][:0:-1]  # from who includes to who is included
+        first = way.index(min(way))
+        way = [*way[first:], *way[:first]]
+        yield f"{way[0]}: a circle: {' -> '.join([*way, way[0]])}"
 
 
 def main(root: Path = ROOT) -> int:
