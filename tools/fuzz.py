@@ -24,11 +24,12 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "docs/benchmarks/fuzz.json"
-CORPORA = ROOT / "tests/fuzz/corpus"  # one file for each parser: an input in base64 a line
+CORPORA = ROOT / "tests/fuzz/corpus"  # one file for each parser: inputs in base64, with white space between
 WORK = ROOT / "build/fuzz"
 LONGEST = {"checkpoint_header": 512, "checkpoint_file": 1200, "votes": 400, "foreign": 400}  # bytes of an input
 # No stack for each allocation, and little memory that waits to be used again: several times as many executions.
@@ -57,14 +58,16 @@ def pack(name: str, programs: Path, most: int = 45_000) -> None:
     least.mkdir(parents=True, exist_ok=True)
     for path in least.iterdir():
         path.unlink()
-    subprocess.run([*command(name, programs), "-merge=1", str(least), str(whole)], check=True, capture_output=True)
-    lines: list[str] = []
+    merge = [*command(name, programs), "-set_cover_merge=1", str(least), str(whole)]
+    subprocess.run(merge, check=True, capture_output=True)
+    inputs: list[str] = []
     for path in sorted(least.iterdir(), key=lambda path: (path.stat().st_size, path.name)):
-        line = base64.b64encode(path.read_bytes()).decode()
-        if sum(map(len, lines)) + len(lines) + len(line) < most:
-            lines.append(line)
-    (CORPORA / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="ascii")
-    print(f"{name}: {len(lines)} inputs")
+        text = base64.b64encode(path.read_bytes()).decode()
+        if sum(map(len, inputs)) + len(inputs) + len(text) < most:
+            inputs.append(text)
+    lines = textwrap.fill(" ".join(inputs), 120, break_long_words=False, break_on_hyphens=False)
+    (CORPORA / f"{name}.txt").write_text(lines + "\n", encoding="ascii")
+    print(f"{name}: {len(inputs)} inputs")
 
 
 def run_piece(name: str, programs: Path, executions: int) -> dict[str, int]:
