@@ -30,7 +30,7 @@ C_FUNCTION = re.compile(r"^LT_API\b", re.M)
 
 def tracked() -> list[Path]:
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
-    return [path for name in listed.decode().split("\0") if name and (path := ROOT / name).is_file()]
+    return [path for name in listed.decode().split("\0") if name and (path := ROOT / name).is_file() and not path.is_symlink()]
 
 
 def sizes() -> dict[str, int]:
