@@ -37,7 +37,7 @@ def shard_of(param: torch.Tensor, of: Sharding | None) -> Shard | None:
     A part of a FlatParameter is a part of the vector that all ranks have of it; blocks begin with the part."""
     if of:
         return of.shard
-    if not is_flattened(param):
+    if not getattr(param, _MARK, False):
         return None
     if param not in _known:
         _known[param] = None

@@ -162,6 +162,15 @@ class Place(NamedTuple):
     def allocator(self) -> Allocator | None:
         return self.kind.allocator(self.device)
 
+    def core_arguments(self, arithmetic: str) -> tuple[str, int, str, str, Allocator | None]:
+        """The backend, the queue, what `.device` says, the target and the allocator, as a core takes them. Raises as
+        `require_backend` and `target`."""
+        if self.device.type == "cpu" and arithmetic == EXACT:
+            return "cpu", 0, self.reads, "", None
+        target = self.target(arithmetic)
+        self.require_backend()
+        return self.kind.backend, self.queue(), self.reads, target, self.allocator()
+
     def target(self, arithmetic: str) -> str:
         """The device, as its backend names it. ValueError for an arithmetic that it does not have."""
         if arithmetic not in self.kind.arithmetics:
@@ -181,6 +190,7 @@ class Place(NamedTuple):
 
 
 HOST = Place(torch.device("cpu"), "cpu")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def require_kernels(place: Place, name: str) -> None:
@@ -236,6 +246,12 @@ def check_parameter(param: torch.Tensor, where: str, anywhere: bool = False) -> 
     advice = ": convert the module with .float() before its parameters are handed over" if param.is_floating_point() else ""
     wanted = f"one of {', '.join(map(str, PARAMETER_DTYPES))}{advice}"
     expect(param.dtype in PARAMETER_DTYPES, where, param.dtype, wanted)
+
+
+def is_plain(param: torch.Tensor) -> bool:
+    """Whether a parameter is one of the many that need no closer look: trained, dense, of no special kind, on the CPU."""
+    plain = type(param) in _PLAIN and param.requires_grad and param.dtype in PARAMETER_DTYPES
+    return plain and param.layout == torch.strided and not param.is_nested and device_of(param).type == "cpu"
 
 
 def may_stand_aside(param: torch.Tensor) -> bool:

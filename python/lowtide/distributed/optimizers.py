@@ -12,13 +12,13 @@ from typing_extensions import Unpack
 
 from lowtide.checks.values import expect
 from lowtide.devices.places import HOST, Place, require_kernels
-from lowtide.devices.sharding import Sharding
 from lowtide.distributed.buffers import SignBuffers
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.groups import broadcast_parameters
 from lowtide.distributed.layout import checksum_of, digest
 from lowtide.engine.engine import RESIDUAL
 from lowtide.engine.family import Family
+from lowtide.engine.params import Param
 from lowtide.optimizers.backward import OPTIONS
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.options.options import Options, check_options
@@ -36,9 +36,9 @@ class VotingFamily(Family):
     def core_nonfinite(self, nonfinite: str) -> str:
         return "skip" if nonfinite == "raise" else nonfinite
 
-    def check_members(self, place: Place, shardings: Sequence[Sharding | None]) -> None:
+    def check_members(self, place: Place, params: Sequence[Param]) -> None:
         require_kernels(place, self.name)
-        if any(shardings):
+        if any(param.sharding for param in params):
             raise NotImplementedError("got a DTensor, wanted plain tensors: see ShardVote for shards")
 
 

@@ -17,7 +17,6 @@ from lowtide.distributed.buffers import BLOCK
 from lowtide.distributed.collective import VoteOptions
 from lowtide.distributed.layout import aligned
 from lowtide.distributed.optimizers import SignOptimizer, VotingFamily
-from lowtide.engine.cores import Core
 from lowtide.options.options import Options
 
 
@@ -27,8 +26,9 @@ class SignumFamily(VotingFamily):
     def overridable(self) -> list[str]:
         return [name for name in super().overridable() if name not in ("momentum", "dampening", "nesterov")]
 
-    def momentum_began(self, core: Core, params: Sequence[int]) -> None:
+    def momentum_began(self, core_of: Callable[[int], Any], params: Sequence[int]) -> None:
         for number in params:
+            core = core_of(number)
             if steps := int(core.step_count(number)):  # it has a momentum of 0 now
                 core.allocate_state(number)
                 core.set_step_count(number, steps)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
-
 from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Recut
+from lowtide.engine.params import Param
 from lowtide.report.fields import CoreReport
 
 RESIDUAL = "residual"  # of weights, beside the moments in a parameter's state
@@ -29,22 +28,20 @@ class Cores:
     def __init__(
         self,
         cores: Mapping[Place, _core.Optimizer],
-        places: Sequence[Place | None],
+        params: Sequence[Param],
         hyper: Sequence[dict[str, float]],
         automatic: bool,
         told: Mapping[Place, str],
         steps_beside: int = 0,
     ) -> None:
-        """places: of the parameters, by number; None: no core steps them. hyper: what each group of theirs was told. automatic: whether a
-        budget depends on what is free. told: see `Shares`. steps_beside: steps so far that the first core took no part in."""
+        """hyper: what each group of theirs was told. automatic: whether a budget depends on what is free. told: see `Shares`.
+        steps_beside: steps so far that the first core took no part in."""
         self._places, self._cores = list(cores), list(cores.values())
-        self._owners = [self._places.index(place) if place else 0 for place in places]
+        self._owners = [self._places.index(param.place) if param.place else 0 for param in params]
+        self._params = params
         self._hyper = list(hyper)
         self._automatic, self._told = automatic, told
         self.steps_beside = steps_beside
-
-    def _of(self, param: int) -> _core.Optimizer:
-        return self._cores[self._owners[param]]
 
     def _room(self, place: Place) -> int:
         return place.room() if self._automatic else -1
@@ -55,22 +52,26 @@ class Cores:
         asked = range(len(self._cores)) if only is None else sorted({self._owners[number] for number in only})
         return [(self._places[owner], self._cores[owner]) for owner in asked]
 
-    def _told_of(self, place: Place, call: Callable[..., _Result], *arguments: Any) -> _Result:
-        """The result of the call. The core at `place` knows its share of a budget alone: its errors get what was given."""
+    def _told_of(self, place: Place, call: Callable[..., _Result], *arguments: Any, unplaced: bool = False) -> _Result:
+        """The result of the call. The core at `place` knows its share of a budget alone: its errors get what was given. unplaced:
+        a budget refuses the call only while state has no place yet."""
         try:
             return call(*arguments)
         except ValueError as error:
-            if "budget" not in str(error) or place not in self._told:
+            if place not in self._told or (unplaced and not self._waits(place)):
                 raise
             raise ValueError(f"{error} ({self._told[place]})") from error
 
-    # All parameters.
+    def _waits(self, place: Place) -> bool:
+        """Whether a parameter there is trained and has no state yet."""
+        core, params = self._cores[self._places.index(place)], enumerate(self._params)
+        return any(param.place == place and param.tensor.requires_grad and not core.has_state(i) for i, param in params)
 
     def check(self, grad_scale: float = 1.0, stream: int = 0, assume_finite: bool = False, free_bytes: int = -1,
               only: Sequence[int] | None = None) -> int:  # fmt: skip
         """As `_core.Optimizer.check`. Every core that would step is asked, so that none does where another would refuse."""
         found = [
-            self._told_of(place, core.check, grad_scale, place.queue(), assume_finite, self._room(place), only)
+            self._told_of(place, core.check, grad_scale, place.queue(), assume_finite, self._room(place), only, unplaced=True)
             for place, core in self._asked(only)
         ]
         return min((number for number in found if number >= 0), default=-1)
@@ -196,64 +197,11 @@ class Cores:
         for core in self._cores:
             call(core)
 
-    # One parameter.
-
-    def has_state(self, param: int) -> bool:
-        return self._of(param).has_state(param)
-
-    def allocate_state(self, param: int) -> None:
-        self._of(param).allocate_state(param)
-
-    def states_of(self, param: int) -> list[tuple[str, bool]]:
-        return self._of(param).states_of(param)
-
-    def state_codec(self, param: int) -> str:
-        return self._of(param).state_codec(param)
-
-    def state(self, param: int) -> dict[str, torch.Tensor]:
-        return self._of(param).state(param)
-
-    def is_paged(self, param: int) -> bool:
-        return self._of(param).is_paged(param)
-
-    def read_state(self, param: int) -> dict[str, torch.Tensor]:
-        return self._of(param).read_state(param)
-
-    def write_state(self, param: int, tensors: dict[str, torch.Tensor]) -> None:
-        self._of(param).write_state(param, tensors)
-
-    def export_state(self, param: int, k: int) -> torch.Tensor:
-        return self._of(param).export_state(param, k)
-
-    def import_state(self, param: int, k: int, value: torch.Tensor) -> None:
-        self._of(param).import_state(param, k, value)
-
-    def carried(self, param: int) -> dict[str, float]:
-        return self._of(param).carried(param)
-
-    def set_carried(self, param: int, numbers: dict[str, float]) -> None:
-        self._of(param).set_carried(param, numbers)
-
-    def evaluating(self, param: int) -> bool:
-        return self._of(param).evaluating(param)
-
-    def evaluating_beta1(self, param: int) -> float:
-        return self._of(param).evaluating_beta1(param)
-
-    def mark_evaluating(self, param: int, evaluating: bool, beta1: float = 0) -> None:
-        self._of(param).mark_evaluating(param, evaluating, beta1)
-
-    def step_count(self, param: int) -> int:
-        return self._of(param).step_count(param)
-
-    def set_step_count(self, param: int, step: int) -> None:
-        self._of(param).set_step_count(param, step)
-
 
 Core = _core.Optimizer | Cores
 
 
-def carry(old: Core, source: int, new: Core, number: int, recut: Recut, kept: KeptErrors) -> None:
+def carry(old: _core.Optimizer, source: int, new: _core.Optimizer, number: int, recut: Recut, kept: KeptErrors) -> None:
     """Gives parameter `number` of `new` the state that `source` has in `old`, decoded and encoded if its format is another
     one. ValueError if it has other states there."""
     steps = old.step_count(source)

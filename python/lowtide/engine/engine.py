@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import is_
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import ref
 
@@ -27,7 +27,7 @@ from lowtide.engine.groups import CoreGroup, Format, all_core_groups, are_fixed,
 from lowtide.engine.host_steps import settle
 from lowtide.engine.mirrors import MirrorCore
 from lowtide.engine.params import Param, examine, examine_all, wanted_places
-from lowtide.engine.shares import Shares, shares_of
+from lowtide.engine.shares import UNLIMITED, Shares, shares_of
 from lowtide.memory.budgets import Memory, budget_at
 from lowtide.options import overrides
 from lowtide.options.options import Options, check_kinds
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
 _ALL = 2**63 - 1
 Found = TypeVar("Found")
+_MASTER, _MEMORY, _TENSOR = map(attrgetter, ("format.master", "memory", "tensor"))
 
 
 @dataclass
@@ -104,8 +105,7 @@ class Engine:
         self._overrides = overrides.changes()  # when they were last looked for
         self._fresh = False  # some have a master, which their dtype decides, and no step was seen after which it must stay
         self._with_state = 0  # stepped parameters, as the core last counted them; -1: look again
-        self._shares = Shares({}, {}, {})  # what each core has of the budgets
-        self._automatic = False  # whether a budget depends on what is free
+        self._shares = Shares({}, {}, {}, False)  # what each core has of the budgets
         self._steps, self._skipped = 0, 0  # counted outside of the present core
         self._shows_sizes = True  # of state that no view can show; and codes are read-only
         self._shows_unstepped = False  # parameters have entries before their first step
@@ -118,26 +118,31 @@ class Engine:
         option that cannot be used; MemoryError; OSError."""
         number, first, group = len(groups) - 1, len(self.params), groups[-1]
         tensors = list(group["params"])
-        found = [Param(tensor, number, i, memory=memory) for i, tensor in enumerate(tensors)]
-        met = overrides.look(tensors)
-        found = [param.with_overrides(each, memory) if each else param for param, each in zip(found, met, strict=True)]
-        settled = self.cores if any(param.place for param in self.params) else ()
-        added = examine_all(found, None, settled, self.family.MAY_WAIT)
+        added, plain = [], True
+        for i, (tensor, met) in enumerate(zip(tensors, overrides.look(tensors), strict=True)):
+            here = places.is_plain(tensor)
+            param = Param(tensor, number, i, HOST if here else None, memory=memory, dtype=tensor.dtype)
+            added.append(param.with_overrides(met, memory) if met else param)
+            plain &= here
+        if not plain:
+            settled = self.cores if wanted_places(self.params) else ()
+            added = examine_all(added, None, settled, self.family.MAY_WAIT)
         members = [*self.members, Members(tensors, memory, fixed_options(self.family, group))]
         made = core_groups(self.family, number, group, memory, added, first, len(self.groups))
         params, shares = self._settle(groups, [*self.groups, *made], [*self.params, *added], first)
         before = self._shares.of_all
-        if any(share != before[place] for place, share in shares.of_all.items() if place in before):
+        if before and any(share != before[place] for place, share in shares.of_all.items() if place in before):
             got = "parameters on another device after a step was captured in a graph"
             expect(not self.captured, "add_param_group", got, "them before: replays find state where it was")
             self._rebuild(groups, params, members, [*range(first), *[-1] * len(added)])
             return
-        wanted = wanted_places(params) or [*self.cores][:1] or [HOST]
-        cores = {place: self.cores.get(place) or self._new_core(self._threads, place, shares) for place in wanted}
-        part = self._part(len(cores) > 1, shares)
+        cores = {}
+        for place in wanted_places(params) or [*self.cores][:1] or [HOST]:
+            cores[place] = self.cores.get(place) or self._new_core(place, shares)
+        part = shares.own if len(cores) > 1 else None
         try:
             for place, core in cores.items():
-                if place not in self.cores:
+                if self.groups and place not in self.cores:
                     register(core, self.family, place, self.groups, 0, params[:first], 0, part)
                 register(core, self.family, place, made, len(self.groups), params[first:], first, part)
         except BaseException:
@@ -148,7 +153,7 @@ class Engine:
 
     def append(self, number: int, tensor: torch.Tensor) -> None:
         """Takes in one more parameter of parameter group `number`, without overrides; no later group may have any."""
-        param = Param(tensor, number, len(self.members[number].tensors), memory=self.members[number].memory)
+        param = Param(tensor, number, len(self.members[number].tensors), memory=self.members[number].memory, dtype=tensor.dtype)
         later = sum(len(each.tensors) for each in self.members[number + 1 :])
         expect(not later, param.where, f"it after {later} parameters of later groups", "parameters in the order of the groups")
         here, of = examine(tensor, param.where)
@@ -159,10 +164,10 @@ class Engine:
         try:
             added = self.cores[here].add_param(group, tensor, tensor.requires_grad, shard_of(tensor, of))
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise refused(self.family, param, self.groups[group], error) from error
+            raise refused(self.family, number, param, self.groups[group].rule, error) from error
         self.groups[group].params.append(added)
         self.members[number].tensors.append(tensor)
-        self.params.append(param.moved(here, of).taken())
+        self.params.append(param.moved(here, of))
         self.tensors.append(tensor)
         self.meshes = sharding.meshes_of([each.sharding for each in self.params])
         self.awaited.append(added)
@@ -196,7 +201,7 @@ class Engine:
         for i, source in enumerate(sources or ()):
             got = f"a {now[i].tensor.dtype} tensor on {now[i].tensor.device} in the place of one that has taken steps"
             wanted = "one that can be stepped, whose state stays, or a new optimizer without it"
-            expect(now[i].place is not None or not self.core.step_count(source), where[i], got, wanted)
+            expect(now[i].place is not None or not self.core_of(source).step_count(source), where[i], got, wanted)
         self._rebuild(groups, now, members, sources or [-1] * len(now))
         self._shows_sizes &= sizes
 
@@ -209,7 +214,8 @@ class Engine:
             if self._fresh and any(param.tensor.dtype != param.dtype for param in self.params):
                 with suppress(TypeError, ValueError, NotImplementedError):
                     self.follow_moves(groups)
-        self.follow_overrides(groups)
+        if self._overrides != overrides.changes():
+            self.follow_overrides(groups)
         if self.foreign and (numbers := self._foreign_gradients()):
             self._take_in(groups, numbers)
         names = [*keys]
@@ -247,7 +253,7 @@ class Engine:
                 before = core_group.push(self.core, number, hyper, rounding)
             except (TypeError, ValueError) as error:
                 if changed := family.changed_states(core_group.pushed, hyper or {}):
-                    if not any(map(self.core.step_count, core_group.params)):  # as torch.optim, which has no state yet
+                    if not any(self.core_of(i).step_count(i) for i in core_group.params):  # as torch.optim, which has no state yet
                         self.follow_states(groups, carry=True)
                         return
                     names = ", ".join(f"{key} = {group.get(key)}" for key in changed)
@@ -258,7 +264,7 @@ class Engine:
             if before is not None and bool(before.get("momentum")) != bool(hyper.get("momentum")):
                 self.await_states({*self.awaited, *core_group.params})
                 if not before.get("momentum"):
-                    family.momentum_began(self.core, core_group.params)
+                    family.momentum_began(self.core_of, core_group.params)
 
     def follow_overrides(self, groups: Sequence[dict[str, Any]]) -> None:
         """Builds new cores if overrides were made or taken back that change something."""
@@ -330,38 +336,39 @@ class Engine:
     ) -> tuple[list[Param], Shares]:
         """These parameters where they are stepped, and the budgets. of: their core groups; kept: of so many it is settled.
         NotImplementedError where the class cannot have them there."""
-        now = settle(self.family, self.settings.memory, groups, of, params, kept)
-        wanted = wanted_places(now) or [*self.cores][:1] or [HOST]
+        now, wanted, shares = params, wanted_places(params) or [*self.cores][:1] or [HOST], UNLIMITED
+        plain = wanted == [HOST] and not self.settings.memory and not any(map(_MEMORY, of))
+        if not plain:
+            now = settle(self.family, self.settings.memory, groups, of, params, kept)
+            wanted = wanted_places(now) or wanted[:1]
         if len(wanted) > 1 and not self.family.SEVERAL:
             got = " and ".join(place.name for place in wanted)
             raise NotImplementedError(f"{self.family.name}: got parameters on {got}, wanted all of them on one device")
         try:
             for place in wanted:
-                self.family.check_members(place, [param.sharding for param in now])
+                self.family.check_members(place, now)
         except NotImplementedError as error:
             raise self.family.error(f"parameter group {len(groups) - 1}", "", error) from error
-        return now, shares_of(self.family, self.settings.memory, of, now, wanted)
+        if not plain:
+            shares = shares_of(self.family, self.settings.memory, of, now, wanted)
+        return [*now], shares
 
-    def _part(self, several: bool, shares: Shares) -> Callable[[CoreGroup, Place], Memory | None]:
-        """See `register`."""
-        return shares.own if several else lambda group, place: group.memory
-
-    def _new_core(self, threads: int, place: Place, shares: Shares) -> _core.Optimizer:
+    def _new_core(self, place: Place, shares: Shares) -> _core.Optimizer:
         """A core without groups, under the budget of the optimizer at its place."""
-        settings, target = self.settings, place.target(self.settings.arithmetic)
-        place.require_backend()
+        settings = self.settings
+        backend, queue, reads, target, allocator = place.core_arguments(settings.arithmetic)
         make = partial(MirrorCore, place) if place.mirrored else _core.Optimizer
         return make(
             self.family.core_rule,
             self.family.core_nonfinite(settings.nonfinite),
-            threads,
+            self._threads,
             settings.cpu_target,
             budget_at(shares.of_all[place], place),
-            place.kind.backend,
-            place.queue(),
-            place.reads,
+            backend,
+            queue,
+            reads,
             target,
-            place.allocator(),
+            allocator,
             settings.seed,
         )
 
@@ -378,16 +385,16 @@ class Engine:
         made = all_core_groups(self.family, groups, [each.memory for each in members], params)
         now, shares = self._settle(groups, made, params)
         wanted = wanted_places(now) or [*self.cores][:1] or [HOST]
-        cores = {place: self._new_core(self._threads, place, shares) for place in wanted}
+        cores = {place: self._new_core(place, shares) for place in wanted}
         for place, core in cores.items():
-            register(core, self.family, place, made, 0, now, 0, self._part(len(cores) > 1, shares))
+            register(core, self.family, place, made, 0, now, 0, shares.own if len(cores) > 1 else None)
         old = self.core
         old.onload()
         with KeptErrors() as kept:
             for number, source in enumerate(range(len(now)) if sources is None else sources):
                 if source >= 0:
                     recut = Recut(self.params[source].sharding, now[number].sharding, f"state of parameter {number}")
-                    carry(old, source, cores[now[number].place or wanted[0]], number, recut, kept)
+                    carry(self.core_of(source), source, cores[now[number].place or wanted[0]], number, recut, kept)
             report = old.report()
             self.count(report["steps"], report["skipped_steps"])
             fixed = [Members(of.tensors, of.memory, fixed_options(self.family, group)) for of, group in zip(members, groups)]
@@ -402,17 +409,28 @@ class Engine:
         goes_on = cores[home] is self.cores.get(home)
         steps_beside = self.core.steps_beside if goes_on and isinstance(self.core, Cores) else 0
         self.awaited += range(len(self.params), len(params))
-        self.params = [param if param.dtype else param.taken() for param in params]
-        self.tensors = [param.tensor for param in params]
-        self.foreign = {i: param.tensor for i, param in enumerate(params) if param.place is None}
+        self.params, self.tensors = params, [*map(_TENSOR, params)]
+        self.foreign, cut = {}, []
+        for i, param in enumerate(params):
+            if param.place is None:
+                self.foreign[i] = param.tensor
+            if param.sharding:
+                cut.append(param.sharding)
+        self.meshes = sharding.meshes_of(cut) if cut else []
         self.cores, self.groups, self.members, self._with_state = cores, groups, members, -1
-        self.place, self.on_host = None if several else home, all(place.on_host for place in cores)
-        self.may_capture = any(place.device.type != "cpu" for place in cores)
-        self._fresh = any(group.format.master for group in groups)
-        self.meshes = sharding.meshes_of([param.sharding for param in params])
-        self._shares, self._automatic = shares, shares.automatic()
-        hyper, owners = [group.pushed for group in groups], [param.place for param in params]
-        self.core = Cores(cores, owners, hyper, self._automatic, shares.told, steps_beside) if several else cores[home]
+        plain = [*cores] == [HOST]
+        self.place, self.on_host = None if several else home, plain or all(place.on_host for place in cores)
+        self.may_capture = not plain and any(place.device.type != "cpu" for place in cores)
+        self._fresh = any(map(_MASTER, groups))
+        self._shares = shares
+        self.core = cores[home]
+        if several:
+            hyper = [group.pushed for group in groups]
+            self.core = Cores(cores, params, hyper, shares.automatic, shares.told, steps_beside)
+
+    def core_of(self, number: int) -> _core.Optimizer:
+        """The core that a parameter is asked about: it has the parameters of the other cores as tensors without elements."""
+        return self.cores[self.params[number].place or next(iter(self.cores))]
 
     def are_registered(self, groups: Sequence[Mapping[str, Any]]) -> bool:
         """Whether these groups have the parameters of now. No work per parameter but a comparison of addresses."""
@@ -471,7 +489,7 @@ class Engine:
     def has_entry(self, number: int) -> bool:
         """Whether `Optimizer.state` and state dicts have an entry of a parameter: as torch.optim's, from its first step on."""
         asked = self._shows_unstepped and self.tensors[number].requires_grad and number not in self.foreign
-        return asked or self.core.step_count(number) > 0
+        return asked or self.core_of(number).step_count(number) > 0
 
     def _reader(self, number: int, name: str) -> Callable[[], torch.Tensor]:
         """Returns copies of that tensor of a parameter's state while it is there; keeps neither alive."""
@@ -481,7 +499,7 @@ class Engine:
             alive = engine()
             if not alive or number >= len(alive.tensors) or alive.tensors[number] is not param():
                 raise RuntimeError("got state of an optimizer or a parameter that is gone, wanted Optimizer.state of now")
-            found = alive.core.read_state(number).get(name)
+            found = alive.core_of(number).read_state(number).get(name)
             if found is None:
                 wanted = "a step, or state_dict(), before"
                 raise RuntimeError(f"got {name!r} of parameter {number}, which has no state yet, wanted {wanted}")
@@ -490,7 +508,7 @@ class Engine:
         return read
 
     def _views(self, number: int) -> dict[str, torch.Tensor]:
-        return self._wrapped(number, self.core.state(number))
+        return self._wrapped(number, self.core_of(number).state(number))
 
     def _wrapped(self, number: int, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         of = self.params[number].sharding
@@ -498,18 +516,18 @@ class Engine:
 
     def live(self, number: int) -> dict[str, torch.Tensor]:
         """The live state of a parameter, copied if it streams; empty if there is none and it has not been stepped."""
-        if self.core.is_paged(number):
-            return self._wrapped(number, self.core.read_state(number))
+        if self.core_of(number).is_paged(number):
+            return self._wrapped(number, self.core_of(number).read_state(number))
         entry = self._views(number)
-        return entry if self.core.has_state(number) or int(entry["step"]) else {}
+        return entry if self.core_of(number).has_state(number) or int(entry["step"]) else {}
 
     def signed(self, number: int) -> dict[str, bool]:
         """Every state that the parameter can have, and whether it takes both signs."""
-        return dict(self.core.states_of(number))
+        return dict(self.core_of(number).states_of(number))
 
     def layout(self, number: int) -> dict[str, torch.Tensor]:
         """Tensors like those of the state that a parameter has or, having none, can be given, whatever its momentum."""
-        core = self.core
+        core = self.core_of(number)
         live = core.state(number)
         if core.has_state(number) and len(live) > 1:
             return live
@@ -548,7 +566,7 @@ class Engine:
 
     def room(self) -> int:
         """Bytes that state may take, for the core's decisions about residency; -1: not asked for, or not known. Likewise."""
-        return self.place.room() if self._automatic and self.place else -1
+        return self.place.room() if self._shares.automatic and self.place else -1
 
     @property
     def capturing(self) -> bool:
@@ -607,7 +625,7 @@ class Engine:
         """Parameters that have got the state they waited for, until they are `adopted`."""
         if self.core.stepped_count() == self._with_state:
             return []
-        return [i for i in self.awaited if self.core.step_count(i) > 0]
+        return [i for i in self.awaited if self.core_of(i).step_count(i) > 0]
 
     def adopted(self, numbers: Sequence[int]) -> None:
         """`Optimizer.state` has the entries of these parameters now."""

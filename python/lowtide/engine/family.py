@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from lowtide.checks.values import with_context
 from lowtide.devices.places import Place
-from lowtide.devices.sharding import Sharding
-from lowtide.engine.cores import Core
+from lowtide.engine.params import Param
 from lowtide.options.hyper import group_key, hyper_keys, hyper_values
 from lowtide.options.options import IGNORED, WHOLE_OPTIMIZER, Options, check_options
 
@@ -55,10 +54,10 @@ class Family:
         """Names of all hyper-parameters in a parameter group."""
         return list(dict.fromkeys([*map(group_key, self.keys), *self.overridable()]))
 
-    def check_members(self, place: Place, shardings: Sequence[Sharding | None]) -> None:
+    def check_members(self, place: Place, params: Sequence[Param]) -> None:
         """Raises NotImplementedError for parameters that this class cannot step."""
 
-    def momentum_began(self, core: Core, params: Sequence[int]) -> None:
+    def momentum_began(self, core_of: Callable[[int], Any], params: Sequence[int]) -> None:
         """The core was told a momentum for these parameters, which had none."""
 
     def core_nonfinite(self, nonfinite: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -129,21 +130,18 @@ def core_groups(
         made.append(CoreGroup(number, override, rule, hyper, options["rounding"], form, own, budget_of))
         return made[-1]
 
-    where, rule = f"parameter group {number}", ""
+    param, rule = None, ""
     try:
         base = find({}, "", memory)
         for i, param in enumerate(params, first):
-            own, options = param.override, group
+            own, options, rule = param.override, group, ""
             if own:
-                where, rule = f"{param.where}: override", ""
                 family.check_override(own)
                 options = {**group, **own}
-            else:
-                where = param.where
             rule = family.rule_for(param.tensor, options)
             (find(own or {}, rule, param.memory) if own or rule else base).params.append(i)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise family.error(where, rule, error) from error
+        raise refused(family, number, param, rule, error) from error
     return made
 
 
@@ -170,17 +168,20 @@ def register(
     at: int,
     params: Sequence[Param],
     first: int,
-    part: Callable[[CoreGroup, Place], Memory | None],
+    part: Callable[[CoreGroup, Place], Memory | None] | None,
 ) -> None:
     """Has the core of a place take in these groups, the first of which gets number `at`, and their parameters, numbered from
-    `first` on; those of other places as tensors without elements. part: what they have of a group's own budget there.
-    ValueError, TypeError or NotImplementedError for what cannot be used; the core has some of it then."""
-    numbers = {i: number for number, group in enumerate(groups, at) for i in group.params}
-    param, group = None, None
+    `first` on; those of other places as tensors without elements. part: what they have of a group's own budget there;
+    None: all. ValueError, TypeError or NotImplementedError for what cannot be used; the core has some of it then."""
+    numbers: dict[int, int] = {}
+    for number, group in enumerate(groups, at):
+        numbers.update(zip(group.params, repeat(number)))
+    param, group = None, groups[0]
     try:
         for group in groups:
             param = params[group.params[0] - first] if group.params and (group.overrides or group.rule) else None
-            here = part(group, place) if group.memory and group.budget_of < 0 else None
+            here = group.memory if group.budget_of < 0 else None
+            here = part(group, place) if here and part else here
             (state, least, master), budget = group.format, here.budget(place) if here else None
             core.add_group(group.pushed, state, least, budget, group.rounding, master, group.budget_of, group.rule)
         for i, param in enumerate(params, first):
@@ -191,13 +192,12 @@ def register(
             else:
                 core.add_param(number, stand_in(place), False)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise refused(family, param, group, error) from error
+        raise refused(family, group.of, param, group.rule, error) from error
 
 
-def refused(family: Family, param: Param | None, group: CoreGroup | None, error: Exception) -> Exception:
-    """The error of a core, or of planning, about a parameter (None: about the whole group), with what it is about."""
-    of, rule = group.of if group else 0, group.rule if group else ""
-    where = f"{param.where}{': override' if param.override else ''}" if param else f"parameter group {of}"
+def refused(family: Family, number: int, param: Param | None, rule: str, error: Exception) -> Exception:
+    """The error about a parameter of that rule (None: about parameter group `number`), with what it is about."""
+    where = f"{param.where}{': override' if param.override else ''}" if param else f"parameter group {number}"
     return family.error(where, rule, error)
 
 

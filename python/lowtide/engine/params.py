@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.memory.budgets import Memory
 from lowtide.options.overrides import Overridden
+
+_PLACE = attrgetter("place")
 
 
 @dataclass(slots=True)
@@ -83,4 +86,4 @@ def examine_all(params: Sequence[Param], where: Sequence[str] | None, of_others:
 
 def wanted_places(params: Sequence[Param]) -> list[Place]:
     """The places at which parameters are stepped, that of the first one first."""
-    return [*dict.fromkeys(param.place for param in params if param.place)]
+    return [*dict.fromkeys(filter(None, map(_PLACE, params)))]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lowtide.checks.values import with_context
-from lowtide.devices.places import Place
+from lowtide.devices.places import HOST, Place
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, GroupSizes, sizes_of
 from lowtide.engine.params import Param
@@ -31,16 +31,14 @@ class Shares(NamedTuple):
     of_all: Mapping[Place, Memory | None]  # of groups without their own
     of_groups: Mapping[Owner, Mapping[Place, Memory]]
     told: Mapping[Place, str]  # for errors at a place that has a part of `host`: of what was given
+    automatic: bool  # whether any of them depends on what is free
 
     def own(self, group: CoreGroup, place: Place) -> Memory | None:
         """The part of a group's own budget that its parameters at `place` have; None: there are none."""
         return self.of_groups.get((group.of, group.memory), {}).get(place)
 
-    def automatic(self) -> bool:
-        """Whether any of them depends on what is free."""
-        owned = (part.budget(place) for parts in self.of_groups.values() for place, part in parts.items())
-        every = [*owned, *(budget_at(part, place) for place, part in self.of_all.items())]
-        return any(budget.automatic for budget in every if budget)
+
+UNLIMITED = Shares({HOST: None}, {}, {}, False)  # of the CPU alone
 
 
 class _Takes(NamedTuple):
@@ -88,7 +86,10 @@ def shares_of(
     if memory:
         everywhere.update(divided(memory, _OPTIMIZER))
     of_groups = {owner: divided(owner[1], owner) for owner in found if owner[1]}
-    return Shares(everywhere, of_groups, {place: "; ".join(each) for place, each in told.items()})
+    owned = [part.budget(place) for parts in of_groups.values() for place, part in parts.items()]
+    every = [*owned, *(budget_at(part, place) for place, part in everywhere.items())]
+    automatic = any(budget.automatic for budget in every if budget)
+    return Shares(everywhere, of_groups, {place: "; ".join(each) for place, each in told.items()}, automatic)
 
 
 def _shares(host: int, takes: Mapping[Place, _Takes], on_disk: bool) -> dict[Place, int]:

@@ -158,7 +158,7 @@ class Memory:
 
 def budget_at(memory: Memory | None, place: Place) -> Budget | None:
     """The budget that an optimizer with this `memory` gives its core; None: no limit."""
-    if memory is None and not place.kind.automatic:
+    if memory is None and (place is HOST or not place.kind.automatic):
         return None
     return (memory or Memory()).budget(place)
 

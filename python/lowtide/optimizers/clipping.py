@@ -126,7 +126,7 @@ class Clipper:
 
     def drop(self) -> None:
         """The next step does what it does without `clip_grad_norm_`."""
-        self.clip = self._measured = None
+        self.clip = None
 
     def clipped(
         self, groups: Sequence[dict[str, Any]], scale: float, bad: bool | None, only: list[int] | None, partitioned: bool

@@ -90,7 +90,7 @@ def export_fp32(
 
 
 def _residual(engine: Engine, number: int) -> Tensor | None:
-    core = engine.core
+    core = engine.core_of(number)
     if not core.has_state(number):
         return None
     live = core.read_state(number) if core.is_paged(number) else core.state(number)

@@ -16,9 +16,9 @@ from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices.pieces import route_of
 from lowtide.devices.places import Place, require_kernels
-from lowtide.devices.sharding import Sharding
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup
+from lowtide.engine.params import Param
 from lowtide.optimizers.batches import Batch, Matrix, batches_of
 from lowtide.optimizers.matrix_step import MatrixStep
 from lowtide.optimizers.optimizer import Optimizer
@@ -72,7 +72,7 @@ class MuonFamily(Family):
     def overridable(self) -> list[str]:
         return self.given
 
-    def check_members(self, place: Place, shardings: Sequence[Sharding | None]) -> None:
+    def check_members(self, place: Place, params: Sequence[Param]) -> None:
         require_kernels(place, self.name)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+_DTYPE, _TRAINED = attrgetter("dtype"), attrgetter("requires_grad")
 _NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
 
 
@@ -77,10 +79,12 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, params: ParamsT, rule: str, hyper: Mapping[str, Any], options: Options) -> None:
         """hyper: the rule's hyper-parameters, and maybe the rest of the locals() of a constructor."""
         hyper = {key: value for key, value in hyper.items() if key not in _NO_HYPER}
-        check_options(options, type(self).__name__, list(hyper))
-        settings = Settings.of(options)
+        settings, in_backward = Settings(), {}
+        if options:
+            check_options(options, type(self).__name__, list(hyper))
+            settings, in_backward = Settings.of(options), options_of(options)
         self._chose_master = "master" in options
-        self._begin(rule, hyper, settings, options_of(options))
+        self._begin(rule, hyper, settings, in_backward)
         super().__init__(params, self._cycled({**group_defaults(hyper, options), **stamp(rule, settings.seed)}))
         if logger.isEnabledFor(logging.INFO):
             self._introduce()
@@ -92,13 +96,17 @@ class Optimizer(torch.optim.Optimizer):
         self._partitioned = False  # whether ZeRO shows one partition of a group after another
         self._clipper = Clipper(self.engine, self.WAITS_FOR_CLIPS)
         self._backward_options = backward_options
-        self._in_backward: InBackward | None = in_backward(self.engine, backward_options, self._step_gradients)
+        self._in_backward: InBackward | None = None
+        if backward_options:
+            self._in_backward = in_backward(self.engine, backward_options, self._step_gradients)
         if settings.amp_scaling:
             self._step_supports_amp_scaling = True
 
     def _cycled(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """`defaults` without those that schedulers must not find; groups get these all the same."""
-        self._beside = {name: defaults.pop(name) for name in self.NOT_CYCLED}
+        self._beside = {}
+        for name in self.NOT_CYCLED:
+            self._beside[name] = defaults.pop(name)
         return defaults
 
     def _introduce(self) -> None:
@@ -171,7 +179,7 @@ class Optimizer(torch.optim.Optimizer):
             self._advise_master(param_group["params"])
 
     def _advise_master(self, params: list[torch.Tensor]) -> None:
-        kinds = {param.dtype for param in params if param.requires_grad} & {torch.bfloat16, torch.float16}
+        kinds = {*map(_DTYPE, filter(_TRAINED, params))} & {torch.bfloat16, torch.float16}
         if kinds:
             kind = "bfloat16" if torch.bfloat16 in kinds else "float16"
             self._chose_master = True  # once is enough
@@ -221,7 +229,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _push_options(self) -> None:
         """Tells the core what has changed since the last step."""
-        self._follow_groups()
+        if not self.engine.are_registered(self.param_groups):
+            self._follow_params()
         self._follow_state()
         try:
             self._tell_options()
@@ -381,7 +390,7 @@ class Optimizer(torch.optim.Optimizer):
                 found = self._step_core(scale, bad is not None, only, queued)
         self._skips.look(engine.skipped_steps(), found, engine.settings.amp_scaling)
         if only is None:  # else other groups of the same gradients may follow
-            self._clipper.drop()
+            self._clipper.clip = None
         if engine.awaited:
             self._adopt_new_state()
 

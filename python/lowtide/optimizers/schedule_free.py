@@ -110,7 +110,7 @@ class AdamWScheduleFree(Optimizer):
         for each in self.engine.groups:
             options = each.options(self.param_groups)
             beta1 = 0.0 if options.get(MODE, True) else self.engine.family.hyper_of(each.rule, options)["beta1"]
-            moved = {i: self.engine.core.evaluating_beta1(i) for i in each.params}
+            moved = {i: self.engine.core_of(i).evaluating_beta1(i) for i in each.params}
             mixed = [i for i, by in moved.items() if bool(by) != bool(beta1)]
             expect(not mixed, "state_dict", f"parameters {mixed[:8]} that eval() or train() has moved, and others that it has not",
                    "all of them: call it again")  # fmt: skip
@@ -144,4 +144,4 @@ class AdamWScheduleFree(Optimizer):
         """Tells the core the modes of the parameter groups from `first` on."""
         for each in self.engine.groups:
             for number in each.params if each.of >= first else ():
-                self.engine.core.mark_evaluating(number, not self.param_groups[each.of].get(MODE, True))
+                self.engine.core_of(number).mark_evaluating(number, not self.param_groups[each.of].get(MODE, True))

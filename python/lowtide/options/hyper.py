@@ -24,7 +24,7 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
     try:
         for key in keys:
             if key in BETAS:
-                betas, count = group["betas"], sum(beta in keys for beta in BETAS)
+                betas, count = group["betas"], len({*BETAS} & {*keys})
                 if not isinstance(betas, (tuple, list)) or len(betas) != count:
                     raise TypeError(f"betas: got {betas!r}, wanted a tuple of {count} numbers")
                 place = BETAS.index(key)
@@ -48,7 +48,7 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
 
 def hyper_keys(rule: str, given: Container[str]) -> tuple[str, ...]:
     """The core's hyper-parameters that the rule reads and `given`, a group's options, sets."""
-    return tuple(each.name for each in _core.hyper_parameters(rule) if group_key(each.name) in given)
+    return tuple([each.name for each in _core.hyper_parameters(rule) if group_key(each.name) in given])
 
 
 def group_key(key: str) -> str:

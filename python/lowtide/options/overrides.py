@@ -186,8 +186,11 @@ def look(params: Sequence[torch.Tensor]) -> list[Overridden | None]:
     for holder in list(_holders):
         for param, entry in holder.found():
             found.setdefault(id(param), []).append(entry)
-    entries = [[*found.get(id(param), ()), *getattr(param, _ATTRIBUTE, ())] for param in params]
-    return [Overridden(each) if each else None for each in entries]
+    met: list[Overridden | None] = []
+    for param in params:
+        entries = [*found.get(id(param), ()), *getattr(param, _ATTRIBUTE, ())]
+        met.append(Overridden(entries) if entries else None)
+    return met
 
 
 def options_of(params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:

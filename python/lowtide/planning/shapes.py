@@ -70,7 +70,7 @@ def groups_of(
                 param = params[i]
                 _core.state_layout(rule, hyper, sizes.state, sizes.min_quantized_numel, "auto", sizes.master, shape, kind, whole)
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise refused(family, param, group, error) from error
+            raise refused(family, group.of, param, group.rule, error) from error
         found.append((group, sizes._replace(hyper=hyper, budget=own, budget_of=group.budget_of)))
     return found
 

@@ -37,10 +37,11 @@ def as_now(family: Family, options: Mapping[str, Any], step: int) -> Numbers:
 def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, Numbers]:
     """Those of the parameters, by number, whose options of now would have given others, with their overrides or without: who
     reads them may have none."""
-    core, found = engine.core, dict[int, Numbers]()
+    found = dict[int, Numbers]()
     for each in engine.groups:
         options = [each.options(groups), groups[each.of]]
         for i in each.params:
+            core = engine.core_of(i)
             if not (numbers := core.carried(i)):
                 break  # the rule of a group has some, or none
             if PRODUCT not in numbers:  # torch.distributed.checkpoint reads into what a fresh optimizer has

@@ -77,14 +77,14 @@ def load(
 def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
     """The entries that a state_dict has, by parameter, as the core has their state: views, but copies of what streams or has not
     taken a step. None before the first step, as torch.optim's."""
-    core, params = engine.core, engine.tensors
+    params = engine.tensors
     if not any(map(engine.has_entry, range(len(params)))):
         return {}
     saved: dict[torch.Tensor, dict[str, Any]] = {}
     for i, param in enumerate(params):
         if engine.has_entry(i) or (param.requires_grad and i not in engine.foreign):
             entry: dict[str, Any] = as_shown(engine.live(i))
-            saved[param] = entry if core.step_count(i) else {name: value.clone() for name, value in entry.items()}
+            saved[param] = entry if engine.core_of(i).step_count(i) else {name: value.clone() for name, value in entry.items()}
     for param, entry in saved.items():
         if RESIDUAL in entry:
             entry[RESIDUAL] = residual_bits(entry[RESIDUAL], param.dtype)
@@ -92,7 +92,7 @@ def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torc
         told = eight_bits(str(groups[core_group.of]["state"]))
         for i in core_group.params:
             entry = saved.get(params[i], {})
-            if any(name.endswith("_scale") for name in entry) and eight_bits(codec := core.state_codec(i)) != told:
+            if any(name.endswith("_scale") for name in entry) and eight_bits(codec := engine.core_of(i).state_codec(i)) != told:
                 entry[CODEC] = codec
     for i, numbers in own_numbers(engine, groups).items():
         if params[i] in saved:

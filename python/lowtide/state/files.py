@@ -84,13 +84,13 @@ def load(
     got = f"{len(own)} entries" if isinstance(own, dict) else repr(own)[:80]
     each = isinstance(own, dict) and len(own) <= number
     expect(each, f"{name}, {_CARRIED}", got, f"a dict of one for each of {number} parameters at most")
-    names = [tuple(engine.core.carried(i)) for i in range(number)]
+    names = [tuple(engine.core_of(i).carried(i)) for i in range(number)]
     given = {i: checked(own[str(i)], names[i], f"{name}, {_CARRIED}") for i in range(number) if names[i] and str(i) in own}
     with KeptErrors() as kept:
         kept.call(engine.core.load, name)
         for i, of_param in engine.options_of(new_groups).items():
-            if names[i] and (steps := engine.core.step_count(i)):
-                engine.core.set_carried(i, given.get(i) or as_now(engine.family, of_param, steps))
+            if names[i] and (steps := engine.core_of(i).step_count(i)):
+                engine.core_of(i).set_carried(i, given.get(i) or as_now(engine.family, of_param, steps))
         taken(new_groups)
 
 

@@ -82,7 +82,8 @@ def read_groups(
                 options = core_group.options({n: groups[-1]})
                 check_kinds({"rounding": options["rounding"]}, where)
                 hyper, (state, least, master) = engine.family.hyper_of(core_group.rule, options), core_group.format
-                rule, codecs = core_group.rule or engine.family.core_rule, [*map(engine.core.state_codec, core_group.params)]
+                rule = core_group.rule or engine.family.core_rule
+                codecs = [engine.core_of(i).state_codec(i) for i in core_group.params]
                 common = (rule, hyper, state, least, options["rounding"], master)
                 try:
                     _core.check_group(*common, core_group.pushed, codecs)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import check_moment, expect, read_step
 from lowtide.devices.sharding import local_of
-from lowtide.engine.cores import Core
 from lowtide.engine.elsewhere import Noting, Shown, as_core
 from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
 from lowtide.state import spread, torch_dict
@@ -51,7 +51,7 @@ def plan(
         elif found.codecs is not None:
             entry = _read_own(engine, i, entries.get(i) if entries else {}, found.codecs[i], where)
         elif reader:
-            param, codec = engine.tensors[i], engine.core.state_codec(i)
+            param, codec = engine.tensors[i], engine.core_of(i).state_codec(i)
             shape = local_of(param).shape
             spec = ParamSpec(engine.family.rule, param.shape, codec, engine.signed(i), param, found.saved[of_group[i]])
             entry = reader.read_entry(spec, entries.get(i, {}), where)
@@ -75,7 +75,7 @@ def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, An
     for name, tensor in entry.tensors.items():
         positive = not signed.get(name, False)  # scales are, too
         check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
-    if entry.step and entry.carried is None and options is not None and engine.core.carried(number):
+    if entry.step and entry.carried is None and options is not None and engine.core_of(number).carried(number):
         return entry._replace(carried=as_now(engine.family, options, entry.step))
     return entry
 
@@ -85,13 +85,13 @@ def _read_own(
 ) -> Entry:
     """An entry of Lowtide's format. None: there is none among others. live: what it has to have; None: all."""
     if entry is None:
-        stepped = engine.core.has_state(number) and engine.tensors[number].requires_grad
+        stepped = engine.core_of(number).has_state(number) and engine.tensors[number].requires_grad
         expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
     if not entry:
         return NOTHING
     entry, codec = take_codec(as_core(entry), codec, where)
     carried = None
-    names = engine.core.carried(number).keys()
+    names = engine.core_of(number).carried(number).keys()
     if given := names & entry.keys():
         expect(given == names, where, f"no {', '.join(sorted(names - given))} beside {', '.join(sorted(given))}", "all of them")
         carried = {name: read_number(entry[name], name, where) for name in names}
@@ -103,7 +103,7 @@ def _read_own(
     entry = _local(engine, number, entry, live, where)
     if RESIDUAL in live and isinstance(entry.get(RESIDUAL), torch.Tensor):
         entry[RESIDUAL] = residual_bits(entry[RESIDUAL], live[RESIDUAL].dtype)
-    tensors = check_entry(entry, live, shape, codec, engine.core.state_codec(number), where)
+    tensors = check_entry(entry, live, shape, codec, engine.core_of(number).state_codec(number), where)
     return Entry(read_step(entry, where), tensors, False, carried)
 
 
@@ -135,7 +135,7 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
             if engine.has_entry(i):
                 taken[i] = NOTHING
         elif i in engine.assigned or not isinstance(entry, Shown) or not entry.is_of(param):
-            known = {"step", *engine.layout(i), *engine.signed(i), *engine.core.carried(i)}
+            known = {"step", *engine.layout(i), *engine.signed(i), *engine.core_of(i).carried(i)}
             given = as_core(entry)
             taken[i] = _read_assigned(engine, i, {name: given[name] for name in given if name in known} or given, options[i])
             others[param] = {name: value for name, value in given.items() if name not in known}
@@ -159,10 +159,10 @@ def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: 
     where, live = f"assigned state of parameter {number}", engine.layout(number)
     if RESIDUAL in given and given.keys() <= {"step", RESIDUAL} and not engine.has_entry(number):
         live = {name: like for name, like in live.items() if name in ("step", RESIDUAL)}
-    given.setdefault("step", engine.core.step_count(number))
+    given.setdefault("step", engine.core_of(number).step_count(number))
     own = all(isinstance(given.get(name), torch.Tensor) and given[name].dtype == live[name].dtype for name in live if name != "step")
     if own or RESIDUAL in live:
-        read = _read_own(engine, number, given, engine.core.state_codec(number), where, live)
+        read = _read_own(engine, number, given, engine.core_of(number).state_codec(number), where, live)
     else:
         read = _read_torch(engine, number, given, options, where)
     return _checked(engine, number, read, options, where)
@@ -183,7 +183,7 @@ def _local(
 
 def copy_in(engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], entries: list[dict[str, torch.Tensor]]) -> None:
     """Puts copies of another optimizer's live state, by parameter number, into one with the same parameters."""
-    codecs = [engine.core.state_codec(i) for i in range(len(engine.params))]
+    codecs = [engine.core_of(i).state_codec(i) for i in range(len(engine.params))]
     with KeptErrors() as kept:
         apply(engine, states, plan(engine, dict(enumerate(entries)), Groups([], {}, codecs)), kept)
 
@@ -201,12 +201,12 @@ def apply(
 ) -> None:
     """Carries a checked plan out, by parameter number: zeroes state (no tensors), copies tensors into it, or encodes
     floats into it. All allocation comes first, so that a MemoryError finds the state as it was."""
-    core = engine.core
-    core.onload()
+    engine.core.onload()
     for i, entry in entries.items():
         if entry.tensors:
-            core.allocate_state(i)
+            engine.core_of(i).allocate_state(i)
     for i, entry in entries.items():
+        core = engine.core_of(i)
         live, paged = core.state(i), core.is_paged(i)
         names = [name for name, _ in core.states_of(i)]
         there = core.read_state(i) if paged and MOMENTUM in names and MOMENTUM not in entry.tensors else {}
@@ -240,7 +240,7 @@ def apply(
     engine.await_states({*engine.awaited, *waiting} - (entries.keys() - waiting))
 
 
-def _clear_residual(core: Core, number: int, live: dict[str, torch.Tensor]) -> None:
+def _clear_residual(core: _core.Optimizer, number: int, live: dict[str, torch.Tensor]) -> None:
     """Makes the weights of a parameter what they are without residual, if it has one."""
     if RESIDUAL in live:
         live[RESIDUAL].zero_()

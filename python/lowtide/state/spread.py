@@ -48,7 +48,7 @@ def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
 
 
 def _local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    core = engine.core
+    core = engine.core_of(number)
     if not core.has_state(number) and not core.step_count(number):
         return {}
     return core.read_state(number) if core.is_paged(number) else core.state(number)
@@ -60,10 +60,10 @@ def _spread(
     of, shape = engine.params[number].sharding, local_of(engine.tensors[number]).shape
     length = rows_of(shape)[1]
     entry: dict[str, torch.Tensor] = {}
-    for k, (name, _) in enumerate(engine.core.states_of(number)):
+    for k, (name, _) in enumerate(engine.core_of(number).states_of(number)):
         if name not in raw:
             continue
-        entry[name] = engine.core.export_state(number, k)
+        entry[name] = engine.core_of(number).export_state(number, k)
         scales = raw.get(f"{name}{SCALE}")
         if scales is not None and length:
             run = _run(length, scales.shape[1])
@@ -83,7 +83,7 @@ def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, whe
     live, signs = engine.layout(number), engine.signed(number)
     names = [name for name in signs if name in live]
     if not entry:
-        stepped = engine.core.has_state(number) and engine.tensors[number].requires_grad and shape.numel()
+        stepped = engine.core_of(number).has_state(number) and engine.tensors[number].requires_grad and shape.numel()
         expect(not stepped or entry is not None, where, "no entry", "one (empty for a frozen parameter)")
         return NOTHING
     step = read_step(entry, where)
@@ -103,7 +103,7 @@ def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, whe
     for name in names:
         if f"{name}{SCALE}" in live:
             scales = floats.get(f"{name}{SCALE}", torch.zeros_like(floats[name]))
-            codes, of_blocks = _codes(engine.core.state_codec(number), signs[name], floats[name], scales)
+            codes, of_blocks = _codes(engine.core_of(number).state_codec(number), signs[name], floats[name], scales)
             tensors[name] = codes.reshape(live[name].shape)
             tensors[f"{name}{SCALE}"] = of_blocks
         else:

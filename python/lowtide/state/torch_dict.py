@@ -145,7 +145,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, A
         for i in numbers:
             if entry := _entry(engine, i, group):
                 if cls == "NAdam":
-                    entry[PRODUCT] = torch.tensor(engine.core.carried(i)[PRODUCT])
+                    entry[PRODUCT] = torch.tensor(engine.core_of(i).carried(i)[PRODUCT])
                 if cls == "Muon":
                     entry["momentum_buffer"] *= _rest(own[i])
                 state[i] = entry
@@ -154,7 +154,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, A
 
 def _entry(engine: Engine, number: int, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """One parameter's; empty if torch would have none."""
-    core, of, rule = engine.core, engine.params[number].sharding, engine.family.rule
+    core, of, rule = engine.core_of(number), engine.params[number].sharding, engine.family.rule
     steps = core.step_count(number)
     if core.has_state(number) and steps > 0:
         live = core.state(number)

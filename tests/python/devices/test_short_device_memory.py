@@ -48,11 +48,11 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
 
 
 def watched(opt: lowtide.Optimizer, monkeypatch: pytest.MonkeyPatch, name: str, give: int) -> list[Any]:
-    """The last arguments that the method of opt's engine gets from now on: sizes; it returns `give`."""
+    """The first arguments that the method of opt's engine gets from now on: sizes; it returns `give`."""
     asked: list[Any] = []
 
     def method(*args: Any) -> int:
-        asked.append(args[-1] if args else None)
+        asked.append(args[0] if args else None)
         return give
 
     monkeypatch.setattr(opt.engine, name, method)
@@ -69,7 +69,7 @@ def test_reading_ahead(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, fi
     monkeypatch.setattr(backward, "_ASK_AFTER", 4096)
     params = [parameter(1024) for _ in range(6)]  # gradients of 4096 bytes
     opt = lowtide.AdamW(params, prefetch_in_backward=True)
-    asked = watched(opt, monkeypatch, "prefetch_at", 1000)
+    asked = watched(opt, monkeypatch, "prefetch", 1000)
     run(params)
     assert asked == [], "how many passes a step has is not known yet"
     opt.step()
@@ -99,7 +99,7 @@ def test_reading_ahead_with_accumulation(
     monkeypatch.setattr(backward, "_ASK_AFTER", 0)
     params = [parameter(64) for _ in range(3)]
     opt = lowtide.AdamW(params, prefetch_in_backward="1000B")
-    asked = watched(opt, monkeypatch, "prefetch_at", 400)
+    asked = watched(opt, monkeypatch, "prefetch", 400)
     passes = []
     for step, micro_batches in enumerate((3, 3, 2, 2)):
         for i in range(micro_batches):
@@ -120,7 +120,7 @@ def test_reading_ahead_takes_no_unknown_memory(elsewhere: Elsewhere, monkeypatch
     for limit, wanted in ((True, []), ("64KiB", [65536])):
         params = [parameter(64)]
         opt = lowtide.AdamW(params, prefetch_in_backward=limit)
-        asked = watched(opt, monkeypatch, "prefetch_at", 0)
+        asked = watched(opt, monkeypatch, "prefetch", 0)
         for _ in range(2):
             run(params)
             opt.step()

@@ -151,7 +151,7 @@ def _read_state(
 
 def write(engine: Engine, param_groups: Sequence[dict[str, Any]], nested: bool) -> dict[str, Any]:
     """See `Optimizer.bitsandbytes_state_dict`."""
-    rule, core = engine.family.rule, engine.core
+    rule = engine.family.rule
     expect(rule in MOMENTS, "bitsandbytes_state_dict", repr(rule), f"one of {sorted(MOMENTS)}: it has no other")
     plain = not any(param.sharding for param in engine.params)
     expect(plain, "bitsandbytes_state_dict", "DTensor parameters", "plain ones: it has no other")
@@ -162,6 +162,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]], nested: bool) 
         numbers = list(range(start, start + len(group["params"])))
         groups.append({**_write_group(rule, group, engine.family.keys), "params": numbers})
         for i in numbers:
+            core = engine.core_of(i)
             if core.has_state(i) and core.step_count(i) > 0:
                 tensors = _write_entry(engine, i)
                 state[i] = {"step": core.step_count(i), **({NESTED: tensors} if nested else tensors)}
@@ -182,7 +183,7 @@ def _write_group(rule: str, group: dict[str, Any], keys: tuple[str, ...]) -> dic
 
 
 def _write_entry(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    live = engine.core.read_state(number)
+    live = engine.core_of(number).read_state(number)
     names = [name for name in engine.signed(number) if name in live]
     wanted = [name for part in MOMENTS[engine.family.rule] for name in part]
     expect(sorted(names) == sorted(wanted), f"bitsandbytes_state_dict: parameter {number}", names, wanted)
@@ -196,7 +197,7 @@ def part_of(engine: Engine, number: int, live: Mapping[str, torch.Tensor], k: in
     blocks that run flat over the tensor; everything else becomes float32."""
     signed = engine.signed(number)
     names = MOMENTS[engine.family.rule][k - 1]
-    coded = engine.core.state_codec(number) == "dynamic8"
+    coded = engine.core_of(number).state_codec(number) == "dynamic8"
     rows, length = rows_of(engine.tensors[number].shape)
     aligned = rows == 1 or length % blockwise.BLOCK == 0
     positive = not signed[names[0]]
@@ -207,7 +208,7 @@ def part_of(engine: Engine, number: int, live: Mapping[str, torch.Tensor], k: in
             tensors.append((live[name].contiguous(), live[f"{name}_scale"].reshape(-1).contiguous()))
             continue
         plain = live[name].dtype == torch.float32
-        values = live[name] if plain else engine.core.export_state(number, list(signed).index(name))
+        values = live[name] if plain else engine.core_of(number).export_state(number, list(signed).index(name))
         tensors.append(blockwise.encode(values, book, blockwise.BLOCK, positive) if coded else (values,))
     joined = [torch.stack(each) if len(names) == 2 else each[0] for each in zip(*tensors, strict=True)]
     return {f"state{k}": joined[0], **({f"qmap{k}": book, f"absmax{k}": joined[1]} if coded else {})}

@@ -39,11 +39,11 @@ class Entry(Shown):
     def _names(self) -> list[str]:
         """bitsandbytes' names of what there is. Of a DTensor there are none: it has no other than whole ones."""
         engine, number = self._engine, self._number
-        if engine.params[number].sharding or not engine.core.has_state(number):
+        if engine.params[number].sharding or not engine.core_of(number).has_state(number):
             return []
         live = engine.signed(number).keys() if self._streams() else as_core(dict(self)).keys()
         states = [k for k, parts in enumerate(MOMENTS.get(engine.family.rule, ()), 1) if set(parts) <= live]
-        coded = engine.core.state_codec(number) == "dynamic8"
+        coded = engine.core_of(number).state_codec(number) == "dynamic8"
         return [f"{part}{k}" for k in states for part in (_PARTS if coded else _PARTS[:1])]
 
     def __missing__(self, key: str) -> Tensor:
@@ -52,7 +52,7 @@ class Entry(Shown):
         if key not in self._names():
             raise KeyError(key)
         streams = self._streams()
-        live = self._engine.core.read_state(self._number) if streams else as_core(dict(self))
+        live = self._engine.core_of(self._number).read_state(self._number) if streams else as_core(dict(self))
         found = part_of(self._engine, self._number, live, int(key[-1]))[key]
         if streams:
             return found.as_subclass(ReadCopy)
@@ -60,7 +60,7 @@ class Entry(Shown):
         return found if found.untyped_storage().data_ptr() in memory else found.as_subclass(ReadCopy)
 
     def _streams(self) -> bool:
-        return self._engine.core.is_paged(self._number)
+        return self._engine.core_of(self._number).is_paged(self._number)
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or key in self._names()
