@@ -411,7 +411,7 @@ TEST_F(CApi, StateUnderABudget) {
   EXPECT_EQ(p, q);
   lt_memory_report disk = LT_MEMORY_REPORT_INIT;
   ASSERT_EQ(lt_optimizer_report(a.optimizer, &disk), LT_OK);
-  EXPECT_GT(disk.disk_limit, 0);
+  EXPECT_GT(disk.disk_bytes, 0);
   EXPECT_EQ(disk.read_bytes + disk.written_bytes, 3 * disk.moved_per_step);
   EXPECT_EQ(disk.kept_bytes, 0);
   lt_memory_report old = LT_MEMORY_REPORT_INIT;  // from a caller who knows only the first field

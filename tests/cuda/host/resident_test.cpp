@@ -109,7 +109,7 @@ TEST_F(CudaResident, CallsOfCudaAreAsManyForAnyNumberOfParameters) {
     OptimizerOptions options;
     options.backend = "cuda";
     options.trusts_memory = true;
-    options.memory.device_bytes = 64 << 20;
+    options.memory.device = 64 << 20;
     Optimizer optimizer(options);
     Parameters params(optimizer, count);
     for (int warm = 0; warm < 4; ++warm) {
