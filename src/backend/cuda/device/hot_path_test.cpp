@@ -80,6 +80,7 @@ void step_counted(const StepCase& start, size_t shift, Tally& tally, Lie lie = L
                         launch.count,
                         launch.units,
                         of_codec.get(),
+                        nullptr,
                         nullptr};
   hot_pairs = wide_pairs = 0;
   ASSERT_EQ(queue_kernel(counted_kernel<R, C>, a.tiles, cuda_kernels::kWarps, {nullptr, 2}, a), cudaSuccess);

@@ -9,7 +9,10 @@ inline constexpr bool kIsFast = false;
 
 // Rules that divide a first moment by the square root of a second one: operands must be in range for Real.
 template <class R>
-inline constexpr bool kDivides = std::is_base_of_v<AdamBase, R>;
+inline constexpr bool kDivides = std::is_base_of_v<AdamBase, R> || std::is_base_of_v<Lamb, R>;
+// Whether its steps may be approximate in fast files.
+template <class R>
+inline constexpr bool kHasFast = std::is_base_of_v<AdamBase, R>;
 
 // Whether states of this kind may be rounded to nearest, and stochastically.
 template <class C, bool kSigned>
@@ -28,18 +31,27 @@ LT_FN float at_least_a_code(float second_moment) {
   return as_float(u > least ? u : least);
 }
 
-// Rules whose steps are never -0 where LaneBlocks takes them: Real's move does without the addition that would turn it.
-// With a step size of 2^-27, quotients of 2^-121 or more make steps of 2^-148 or more; Lion's are multiples of lr.
+// Rules but LAMB whose steps are never -0 where LaneBlocks takes them: Real's move does without the addition that would
+// turn it. With a step size of 2^-27, quotients of 2^-121 or more make steps of 2^-148 or more; Lion's are multiples of
+// lr.
 template <class R>
-using Float = std::conditional_t<kDivides<R> || std::is_same_v<R, Lion>, Real, float>;
+using Float =
+    std::conditional_t<kDivides<R> || std::is_same_v<R, Lion>, Real<std::is_base_of_v<Lamb, R>>, float>;
 LT_FN float value_of(float x) { return x; }
-LT_FN float value_of(Real x) { return x.x; }
+template <bool kHasZero>
+LT_FN float value_of(Real<kHasZero> x) {
+  return x.x;
+}
+// LAMB multiplies a first moment before it divides it, by 2^10 at most.
+template <class R>
+inline constexpr float kMostMoment = std::is_base_of_v<Lamb, R> ? 0x1p50f : 0x1p60f;
 
-template <class R, class C>
+// kStates: as many as are read and written.
+template <class R, class C, int kStates = R::kStates>
 struct LaneBlocks {
   using Codec = LaneCodec<C>;
   using Shared = typename Codec::Shared;
-  static constexpr int K = R::kStates;
+  static constexpr int K = kStates;
   template <int k>
   struct State {
     static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
@@ -49,7 +61,7 @@ struct LaneBlocks {
     using Codes = typename Codec::template Codes<kSigned>;
     // The largest magnitude that is in range, and the least but 0. Others are left to the slow path. See Real and
     // LaneCodec.
-    static constexpr float kMost = kSigned ? (C::kScaled ? 0x1p22f : 0x1p60f) : 0x1p24f;
+    static constexpr float kMost = kSigned ? (C::kScaled ? 0x1p22f : kMostMoment<R>) : 0x1p24f;
     static constexpr float kLeast = kSigned ? 0x1p-96f : 0x1p-100f;
   };
   template <int... k>
@@ -67,16 +79,23 @@ struct LaneBlocks {
 
   // Whether all of an item's blocks may take this path.
   LT_FN bool takes(const DeviceItem& item, const typename R::Args& args) {
-    bool yes = item.param.dim_count == 0 && item.grad.dim_count == 0;
+    bool yes = item.param.dim_count == 0 && item.grad.dim_count == 0 && has_range(args);
     // A lane's neighbours share their random bits, and a block its keys.
     if (item.stochastic || (item.master.kind && residual_bits(item.master.kind) == 0))
       yes = yes && ((item.first_index | item.row_stride) & (kBlock - 1)) == 0;
     each<K>([&](auto k) {
       if constexpr (!kHasNearest<C, State<k>::kSigned>) yes = yes && ((item.stochastic >> k) & 1) != 0;
     });
+    return yes;
+  }
+  // Whether arguments are such that Real may be used where states are in range.
+  LT_FN bool has_range(const typename R::Args& args) {
+    bool yes = true;
     if constexpr (kDivides<R>)
       yes = yes && args.eps >= 0x1p-60f && args.eps <= 0x1p10f && args.inverse_sqrt_bias >= 0.f &&
-            args.inverse_sqrt_bias <= 0x1p12f && args.step_size >= 0x1p-27f;
+            args.inverse_sqrt_bias <= 0x1p12f;
+    if constexpr (kHasFast<R>) yes = yes && args.step_size >= 0x1p-27f;
+    if constexpr (std::is_base_of_v<Lamb, R>) yes = yes && args.inverse_bias >= 1.f && args.inverse_bias <= 0x1p10f;
     if constexpr (std::is_same_v<R, Lion>) yes = yes && args.lr >= 0x1p-100f;
     return yes;
   }

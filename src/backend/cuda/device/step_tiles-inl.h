@@ -8,6 +8,7 @@ struct StepArguments {
   i64 count, tiles;
   const void* tables;
   const cuda_kernels::ReplayState* replay;
+  const DeviceNorms* norms;  // beside the items, of a rule that has them
 };
 
 // Whether this is the replay of a recorded step for which nothing has been prepared.
