@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from llama import memory, paged
-from llama.errors import ExampleError, require_packages
-from llama.files import write_json
+from llama.common import ExampleError, require_packages, write_json
 
 PACKAGES = ("torch", "numpy", "transformers")
 BASELINE = "AdamW"

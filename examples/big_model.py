@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llama.errors import ExampleError, require_packages
-from llama.files import write_json
+from llama.common import ExampleError, require_packages, write_json
 from llama.memory import cpu_name, peak_bytes
 
 PACKAGES = ("torch", "numpy", "transformers")
@@ -176,19 +175,12 @@ def train(shape: Shape, args: argparse.Namespace, run: Run) -> None:
 
 
 def group_memory() -> tuple[int, int]:
-    """The limit of this process's control group and the most that it has held, in bytes; 0 for what is not known."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines() if Path("/proc/self/cgroup").exists() else ():
-        _, controllers, name = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root = Path("/sys/fs/cgroup") / controllers / name.lstrip("/")
-        found = []
-        for file in ("memory.limit_in_bytes", "memory.max_usage_in_bytes") if controllers else ("memory.max", "memory.peak"):
-            text = (root / file).read_text().strip() if (root / file).is_file() else "0"
-            found.append(int(text) if text.isdigit() and int(text) < 1 << 60 else 0)
-        if any(found):
-            return found[0], found[1]
-    return 0, 0
+    """The limit of this process's control group (version 2) and the most that it has held, in bytes; 0 for what is not known."""
+    groups = Path("/proc/self/cgroup")
+    name = next((line[3:] for line in groups.read_text().splitlines() if line.startswith("0::")), "") if groups.exists() else ""
+    files = [Path("/sys/fs/cgroup") / name.lstrip("/") / file for file in ("memory.max", "memory.peak")]
+    limit, most = (file.read_text().strip() if file.is_file() else "0" for file in files)
+    return int(limit) if limit.isdigit() else 0, int(most)
 
 
 def show(run: Run) -> None:

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from llama.adapters import PACKAGES, add_arguments, config_of, with_adapters
+from llama.common import ExampleError, require_packages, write_json
 from llama.config import Config
-from llama.errors import ExampleError, require_packages
-from llama.files import write_json
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ExampleError("wanted --budget and --disk together, and an even number of --steps")
         require_packages(PACKAGES)
         import lowtide
-        from llama.data import load_corpus
-        from llama.tokens import prepare
+        from llama.text import load_corpus, prepare
 
         lowtide.hf.optimizer(args.optim)
         memory = lowtide.Memory(host=args.budget, disk=args.disk) if args.budget else None

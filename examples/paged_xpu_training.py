@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from llama import paged
+from llama.common import ExampleError, require_packages, write_json
 from llama.config import Config
-from llama.data import load_corpus
-from llama.errors import ExampleError, require_packages
-from llama.files import write_json
+from llama.text import Corpus, Record, limited, load_corpus, render_alpaca
 
 PACKAGES = ("torch", "numpy", "transformers", "tokenizers")
 DATA = Path(__file__).resolve().parent / "data" / "instructions.json"
@@ -85,6 +84,19 @@ class Task:
         return getattr(bnb.optim, CLASSES[name])(model.parameters(), lr=self.args.lr, **options)
 
 
+def downloaded(name: str) -> Corpus:
+    """Rows in Alpaca's form of a data set that the package `datasets` knows."""
+    require_packages(["datasets"])
+    import datasets
+
+    try:
+        rows = list(datasets.load_dataset(name, split="train"))
+    except Exception as error:  # the library raises many unrelated types for "no network" and "no such data set"
+        raise ExampleError(f"--dataset {name}: {type(error).__name__}: {error}; give a local file") from error
+    records = [Record(f"{name}#{place}", render_alpaca(row, f"--dataset {name}, row {place}")) for place, row in enumerate(rows)]
+    return limited(name, records, Config.max_data_bytes)
+
+
 def tokenizer_of(args: argparse.Namespace, corpus: Any) -> Any:
     """That of the model, or one made from the text."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -94,7 +106,7 @@ def tokenizer_of(args: argparse.Namespace, corpus: Any) -> Any:
         if found.pad_token is None:
             found.pad_token = found.eos_token
         return found
-    from llama.tokens import END_OF_TEXT, prepare
+    from llama.text import END_OF_TEXT, prepare
 
     prepare(Config(out=args.out, data=str(DATA), vocab=512, batch=1, context=16), corpus)
     file = Path(args.out) / "data" / "tokenizer.json"
@@ -104,8 +116,7 @@ def tokenizer_of(args: argparse.Namespace, corpus: Any) -> Any:
 def task_of(args: argparse.Namespace, device: str) -> Task:
     """Reads and encodes the text."""
     is_file = Path(args.dataset).suffix in (".json", ".jsonl", ".txt") or Path(args.dataset).exists()
-    source = {"data": args.dataset} if is_file else {"hf_dataset": args.dataset}
-    corpus = load_corpus(Config(batch=1, context=16, **source))
+    corpus = load_corpus(Config(data=args.dataset)) if is_file else downloaded(args.dataset)
     tokenizer = tokenizer_of(args, corpus)
     rows = []
     for record in corpus.records:

@@ -20,9 +20,8 @@ from typing import Any
 
 from llama import memory
 from llama.adapters import PACKAGES, add_arguments, config_of, with_adapters
+from llama.common import ExampleError, require_packages, write_json
 from llama.config import Config
-from llama.errors import ExampleError, require_packages
-from llama.files import write_json
 
 RANK = 64  # of the adapters
 
@@ -63,9 +62,8 @@ def quantized_model(config: Config, vocab: int) -> Any:
 def train(config: Config, budget: str | None, disk: str) -> Run:
     """Trains in this process; `budget`: for Lowtide's optimizer, None: torch's."""
     import torch
-    from llama.data import load_corpus
     from llama.model import next_token_loss
-    from llama.tokens import Batches, prepare
+    from llama.text import Batches, load_corpus, prepare
 
     import lowtide
     from lowtide.compat.bitsandbytes.optim import PagedAdamW8bit  # was: from bitsandbytes.optim import PagedAdamW8bit

@@ -19,8 +19,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from llama.common import ExampleError, require_packages
 from llama.config import Config
-from llama.errors import ExampleError, require_packages
 from llama.paged import BACKENDS, check_device
 
 PACKAGES = ("torch", "numpy", "transformers")

@@ -5,7 +5,7 @@
     .venv/bin/python examples/train_ddp_sign.py --rate none --steps 50  # without root: no limit, processes on localhost
 
 All methods start from the same weights and see the same text in the same order. Time is that of training steps, without
-validation. Results go to ``out/ddp_sign``: a table, ``report.json`` and ``loss.png``.
+validation. Results go to `out/ddp_sign`: a table, and `report.json` with the losses over steps and seconds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import statistics
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from llama.common import ExampleError, require_packages, write_json
 from llama.config import Config
-from llama.errors import ExampleError, require_packages
-from llama.files import write_json
+from llama.memory import cpu_name
 
-PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "matplotlib", "rich", "lowtide")
+PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "lowtide")
 
 
 def settings(args: argparse.Namespace) -> Config:
@@ -45,7 +46,7 @@ def train(config: Config, method: str, workers: int, rate: str | None, folder: P
 
     request, answer = folder / f"{method}.request.json", folder / f"{method}.json"
     answer.unlink(missing_ok=True)
-    write_json(request, {"config": config.to_json(), "method": method, "answer": str(answer.resolve())})
+    write_json(request, {"config": asdict(config), "method": method, "answer": str(answer.resolve())})
     root = Path(__file__).resolve().parent
     env = {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")])),
@@ -105,37 +106,25 @@ def report(runs: dict[str, Any], config: Config, workers: int, rate: str | None)
         rows[name] = {
             "title": run["title"],
             "validation_loss": run["validation"][-1][2],
-            "to_first": run["validation"][-1][2] / base["validation"][-1][2] - 1,
             "step_ms": 1e3 * statistics.median(run["history"]["seconds"]),
             "seconds_to_target": needed,
             "speed_up": (seconds_to(base, target) or 0) / needed if needed else None,
             "sent_bytes_per_step": statistics.median(sent) if sent else None,
             "state_bytes": run["state_bytes"],
         }
-    from llama.report import environment
-
-    return {
-        "config": config.to_json(), "workers": workers, "rate": rate, "parameters": base["parameters"],
-        "target": target, "rows": rows, "runs": runs, "environment": environment(),
-    }  # fmt: skip
+    return {"config": asdict(config), "workers": workers, "rate": rate, "parameters": base["parameters"], "target": target,
+            "cpu": cpu_name(), "rows": rows, "runs": runs}  # fmt: skip
 
 
-def print_table(found: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    limit = found["rate"] or "no limit"
-    table = Table(title=f"{found['parameters'] / 1e6:.1f} M parameters, {found['workers']} workers, {limit}")
-    for title in ("", "validation loss", "to the first", "ms a step", f"s to {found['target']:.3f}", "times faster", "MB sent a step"):
-        table.add_column(title, justify="left" if not title else "right")
+def show(found: dict[str, Any]) -> None:
+    print(f"{found['parameters'] / 1e6:.1f} M parameters, {found['workers']} workers, {found['rate'] or 'no limit'}")
+    columns = ("validation loss", "ms a step", f"s to {found['target']:.3f}", "times faster", "MB sent a step")
+    print(f"{'':30s}" + "".join(f"{column:>17s}" for column in columns))
     for row in found["rows"].values():
         needed, faster, sent = row["seconds_to_target"], row["speed_up"], row["sent_bytes_per_step"]
-        table.add_row(
-            row["title"], f"{row['validation_loss']:.4f}", f"{100 * row['to_first']:+.2f} %", f"{row['step_ms']:.0f}",
-            f"{needed:.1f}" if needed is not None else "not reached", f"{faster:.1f}" if faster else "",
-            f"{sent / 1e6:.2f}" if sent else "not counted",
-        )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+        cells = (f"{row['validation_loss']:.4f}", f"{row['step_ms']:.0f}", f"{needed:.1f}" if needed is not None else "not reached",
+                 f"{faster:.1f}" if faster else "", f"{sent / 1e6:.2f}" if sent else "not counted")  # fmt: skip
+        print(f"{row['title']:30s}" + "".join(f"{cell:>17s}" for cell in cells))
 
 
 def main() -> int:
@@ -162,8 +151,7 @@ def main() -> int:
         require_packages(PACKAGES)
         from cluster.methods import METHODS
         from cluster.network import Network
-        from llama.data import load_corpus
-        from llama.tokens import prepare
+        from llama.text import load_corpus, prepare
 
         rate = None if args.rate == "none" else args.rate
         names = args.methods.split(",")
@@ -180,13 +168,10 @@ def main() -> int:
         for name in names:
             print(f"{METHODS[name].title}: {config.steps} steps ...", flush=True)
             runs[name] = train(config, name, args.workers, rate, args.out)
-        from cluster.plots import draw
-
         found = report(runs, config, args.workers, rate)
         write_json(args.out / "report.json", found)
-        draw(found, args.out / "loss.png")
-        print_table(found)
-        print(f"written: {args.out / 'report.json'}, {args.out / 'loss.png'}")
+        show(found)
+        print(f"written: {args.out / 'report.json'}")
     except ExampleError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -4,146 +4,323 @@
     python examples/train_llama.py                          # about a minute and a half on two cores
     python examples/train_llama.py --data my_notes.txt      # your own text, folder, or Alpaca JSON
     python examples/train_llama.py --resume                 # after Ctrl-C
-    python examples/train_llama.py --optimizers torch,lowtide:ram,lowtide --ram-budget 2MiB --disk .   # state on disk
+    python examples/train_llama.py --optimizers torch,lowtide,paged --ram-budget 2MiB --disk .   # the third with state on disk
 
-Both runs start from the same weights and see the same text in the same order. Results go to ``out/train``: a table on
-the terminal, ``report.json``, ``loss.png`` and ``memory.png``, one folder per optimizer with its checkpoint.
+All runs start from the same weights and see the same text in the same order. Results go to `out/train`: a table on the
+terminal, `report.json`, `loss.png`, and one folder for each optimizer with its checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
+import signal
+import statistics
 import sys
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from llama import memory
+from llama.common import ExampleError, require_packages, write_json
 from llama.config import Config
-from llama.errors import ExampleError, Interrupted, require_packages
-from llama.files import write_json
-from llama.optimizers import check_optimizers, is_limited
-from llama.progress import Waiting
-from llama.report import make_report, print_table
 
-PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "matplotlib", "rich", "tqdm")
+PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "matplotlib", "lowtide")
+HELP = {
+    "out": "folder for everything that is written",
+    "optimizers": "comma-separated: torch, lowtide, paged (Lowtide within --ram-budget), the last two also as lowtide:STATE; "
+    "the first is what others are compared with",
+    "state": "state format of Lowtide",
+    "ram_budget": "RAM that the state of `paged` may take, such as 4MiB; the rest goes to --disk",
+    "disk": "directory for state beyond --ram-budget, best on a local SSD",
+    "data": "text file, folder of text or code, or .json/.jsonl in Alpaca's form (None: Python's standard library)",
+    "max_data_bytes": "use at most this much text",
+    "warmup": "steps of linear warm-up",
+    "final_lr": "learning rate at the end, as a share of the highest",
+    "weight_decay": "of matrices; vectors have none",
+    "clip": "largest gradient norm",
+    "batch": "windows a step",
+    "context": "tokens a window",
+    "ffn": "feed-forward width (0: 8/3 of the width)",
+    "vocab": "size of the tokenizer",
+    "dtype": "of the weights: fp32 or bf16",
+    "threads": "of torch (0: its own choice)",
+    "eval_every": "steps between validations (0: ten over the run)",
+    "eval_windows": "windows of text in a validation",
+    "checkpoint_every": "steps between checkpoints (0: only at the end)",
+    "resume": "continue each optimizer from its checkpoint, bit for bit",
+    "stop_after": "stop at this step as Ctrl-C would (0: run to the end)",
+}
 
 
-def run(config: Config) -> dict[str, Any]:
-    """Do the whole job and return the report, which is also in ``report.json``."""
-    require_packages(PACKAGES)
-    check_optimizers(config)
-    start = time.perf_counter()
-    if config.resume and not any((config.run_dir(label) / "checkpoint.pt").exists() for label in config.optimizers):
+def parse_label(label: str, config: Config) -> tuple[str, str]:
+    """Name and state format. Raises ExampleError for what is none."""
+    name, _, state = label.partition(":")
+    if name not in ("torch", "lowtide", "paged") or (name == "torch" and state):
+        raise ExampleError(f"--optimizers: got {label!r}, wanted torch, lowtide, paged, lowtide:STATE or paged:STATE")
+    return name, state or config.state
+
+
+def check(config: Config) -> list[str]:
+    """The labels. Refuses what cannot be, before text is read and torch is imported."""
+    labels = config.optimizers.split(",")
+    choices = [parse_label(label, config) for label in labels]
+    if len(set(labels)) != len(labels):
+        raise ExampleError(f"--optimizers: got {config.optimizers}, wanted each once")
+    from lowtide import _core
+
+    for name, state in choices:
+        if name != "torch" and state not in _core.codec_names():
+            raise ExampleError(f"no state format {state!r}; known are {', '.join(_core.codec_names())}")
+    if config.ram_budget is not None:
+        try:
+            _core.parse_bytes(config.ram_budget)
+        except ValueError as error:
+            raise ExampleError(f"--ram-budget: {error}") from error
+    if config.disk is not None and not Path(config.disk).is_dir():
+        raise ExampleError(f"--disk {config.disk}: no such directory; make it, best on a local SSD, or name another")
+    if (config.ram_budget is not None) != any(name == "paged" for name, _ in choices):
+        raise ExampleError("--ram-budget and an optimizer `paged` go together: got only one of the two")
+    if config.resume and not any((config.folder(label) / "checkpoint.pt").exists() for label in labels):
         raise ExampleError(f"--resume: no checkpoint in {config.out}; leave --resume out to start a new run")
-    # Each import stands where it is needed: what they find wrong is said before the next one takes its seconds.
-    with Waiting("reading text", config.quiet):
-        from llama.data import load_corpus
+    return labels
 
-        corpus = load_corpus(config)
-    with Waiting(f"making tokens of {corpus.size / 1e6:.1f} MB", config.quiet):
-        from llama.tokens import prepare
 
-        tokens = prepare(config, corpus)
-    seconds = {"data": time.perf_counter() - start}
-    _say(config, f"text: {tokens.info['source']}, {tokens.info['bytes'] / 1e6:.1f} MB, vocabulary {tokens.vocab}:\n"
-                 f"  {tokens.info['tokens']['train']:,} tokens for training, "
-                 f"{tokens.info['tokens']['validation']:,} for validation")  # fmt: skip
-    runs: dict[str, Any] = {}
-    # Those under a budget first: one that is too small shows in the first step, not after the others have trained.
-    for label in sorted(config.optimizers, key=lambda label: not is_limited(label, config)):
-        begin = time.perf_counter()
-        if config.isolate:
-            from llama.worker import train_isolated
+def make_optimizer(label: str, config: Config, groups: list[dict[str, Any]]) -> Any:
+    """AdamW of either library with the same hyper-parameters."""
+    import torch
 
-            runs[label] = train_isolated(config, label)
+    import lowtide
+
+    name, state = parse_label(label, config)
+    settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": 1e-8}
+    if name == "torch":
+        return torch.optim.AdamW(groups, **settings)
+    budget = lowtide.Memory(host=config.ram_budget, disk=config.disk) if name == "paged" else None
+    return lowtide.AdamW(groups, state=state, memory=budget, **settings)
+
+
+class Run:
+    """A training: what a checkpoint holds, and steps."""
+
+    def __init__(self, label: str, config: Config) -> None:
+        import torch
+        from llama import text
+        from llama.model import build_model, parameter_groups
+
+        self.label, self.config = label, config
+        tokens = text.load(config)
+        torch.set_num_threads(config.threads or torch.get_num_threads())
+        self.model = build_model(config, tokens.vocab)
+        self.optimizer = make_optimizer(label, config, parameter_groups(self.model, config.weight_decay))
+        self.batches = text.Batches(tokens.train, config.batch, config.context, config.seed)
+        self.windows = text.validation_windows(tokens.validation, config.context, config.eval_windows)
+        format_of_run = {"optimizer": parse_label(label, config)[0] == "torch" or parse_label(label, config)[1]}
+        self.identity = {**config.identity(), **format_of_run, "text": tokens.sha256}
+        self.path = config.folder(label) / "checkpoint.pt"
+        self.done = 0
+        self.history: dict[str, list[Any]] = {name: [] for name in ("loss", "step_ms", "optimizer_ms", "validation")}
+
+    def save(self) -> None:
+        """The optimizer's own file first, under a new name, then checkpoint.pt, which names it, in one rename: whenever the process
+        dies, checkpoint.pt and its file are of the same moment."""
+        import torch
+
+        folder, temporary = self.path.parent, self.path.with_suffix(".tmp")
+        folder.mkdir(parents=True, exist_ok=True)
+        state: Any
+        if hasattr(self.optimizer, "save"):  # streams state from wherever it is; state_dict() would copy all of it into RAM
+            state = f"optimizer-{self.done}-{time.time_ns()}.lowtide"
+            self.optimizer.save(folder / state)
         else:
-            from llama.loop import train
+            state = self.optimizer.state_dict()
+        torch.save({"identity": self.identity, "step": self.done, "model": self.model.state_dict(), "optimizer": state,
+                    "history": self.history}, temporary)  # fmt: skip
+        os.replace(temporary, self.path)
+        for old in folder.glob("optimizer-*.lowtide"):
+            if old.name != state:
+                old.unlink()
 
-            runs[label] = train(config, label, tokens)
-        seconds[label] = time.perf_counter() - begin
-    begin = time.perf_counter()
-    seconds["total"] = begin - start
-    runs = {label: runs[label] for label in config.optimizers}
-    data = {key: value for key, value in tokens.info.items() if not key.endswith("sha256")}
-    report = make_report(config, data, runs, seconds)
-    out = Path(config.out)
-    with Waiting("drawing", config.quiet):
-        from llama import plots
+    def restore(self) -> None:
+        import torch
 
-        pictures = plots.draw(report, out)
-    write_json(out / "report.json", report)
-    if not config.quiet:
-        print_table(report)
-        print(f"written: {', '.join(str(path) for path in (out / 'report.json', *pictures))}; "
-              f"{time.perf_counter() - start:.0f} s in all")  # fmt: skip
+        kept = torch.load(self.path, weights_only=True)
+        if changed := [name for name, value in self.identity.items() if kept["identity"].get(name) != value]:
+            lines = "".join(f"\n  {name}: {kept['identity'].get(name)} there, {self.identity[name]} now" for name in changed)
+            raise ExampleError(f"{self.path} belongs to a run with other settings:{lines}\n  repeat them, or choose another --out")
+        self.model.load_state_dict(kept["model"])
+        if isinstance(kept["optimizer"], str):
+            self.optimizer.load(self.path.parent / kept["optimizer"])
+        else:
+            self.optimizer.load_state_dict(kept["optimizer"])
+        self.done, self.history = kept["step"], kept["history"]
+
+    def step(self) -> None:
+        import torch
+        from llama.model import learning_rate_factor, next_token_loss
+
+        start = time.perf_counter()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * learning_rate_factor(self.config, self.done)
+        loss = next_token_loss(self.model, self.batches[self.done])
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+            raise ExampleError(f"{self.label}: loss or gradient is not finite at step {self.done + 1} (loss {loss.item()}, norm "
+                               f"{norm.item()}); try a lower --lr")  # fmt: skip
+        before = time.perf_counter()
+        self.optimizer.step()
+        after = time.perf_counter()
+        self.optimizer.zero_grad()
+        for name, value in (("loss", loss.item()), ("optimizer_ms", 1e3 * (after - before)), ("step_ms", 1e3 * (after - start))):
+            self.history[name].append(value)
+        self.done += 1
+
+    def validate(self) -> None:
+        from llama.model import validation_loss
+
+        self.history["validation"].append([self.done, validation_loss(self.model, self.windows, self.config.batch)])
+
+
+def train(config: Config, label: str) -> dict[str, Any] | None:
+    """Trains with one optimizer, from its checkpoint if `resume` is set and there is one. None: stopped before the end."""
+    import torch
+    from llama.model import weights_sha256
+    from transformers import LlamaForCausalLM  # noqa: F401  before memory is measured: libraries are no part of a training
+
+    torch.use_deterministic_algorithms(True)
+    stopped: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: stopped.append(number))
+    try:
+        memory.reset_peak()
+        run = Run(label, config)
+        if config.resume and run.path.exists():
+            run.restore()
+        if not run.done:
+            run.validate()  # where all runs start from
+        spoke = 0.0
+        while run.done < config.steps:
+            run.step()
+            if run.done % config.eval_interval == 0 or run.done == config.steps:
+                run.validate()
+            if time.monotonic() > spoke + 1 or run.done == config.steps:
+                spoke = time.monotonic()
+                print(f"{label}: step {run.done}/{config.steps}, loss {run.history['loss'][-1]:.3f}", flush=True)
+            stops = bool(stopped) or run.done == config.stop_after
+            if stops or (config.checkpoint_every and run.done % config.checkpoint_every == 0) or run.done == config.steps:
+                run.save()
+            if stops and run.done < config.steps:
+                return None
+        peak = memory.peak_bytes()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        torch.use_deterministic_algorithms(False)
+    report = run.optimizer.report() if hasattr(run.optimizer, "report") else {}
+    tensors = [value for state in run.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    return {
+        "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+        "train_loss": statistics.fmean(run.history["loss"][-max(1, min(50, config.steps // 4)) :]),
+        "validation_loss": run.history["validation"][-1][1],
+        "state_bytes": report.get("state_bytes", sum(tensor.nbytes for tensor in tensors)),
+        "state_on_disk_bytes": report.get("disk_bytes", 0),
+        "peak_bytes": peak,
+        "step_ms": statistics.median(run.history["step_ms"]),
+        "optimizer_ms": statistics.median(run.history["optimizer_ms"]),
+        "weights": weights_sha256(run.model),
+        "history": run.history,
+    }
+
+
+def same_bits(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a["weights"] == b["weights"] and all(a["history"][name] == b["history"][name] for name in ("loss", "validation"))
+
+
+def show(runs: dict[str, dict[str, Any]]) -> None:
+    """A table, and in words what is the same."""
+    columns = ("train loss", "validation", "state, MiB", "on disk", "peak, MiB", "ms a step", "in step()")
+    print(f"\n{'':16s}" + "".join(f"{column:>12s}" for column in columns))
+    for label, run in runs.items():
+        cells = (f"{run['train_loss']:.4f}", f"{run['validation_loss']:.4f}", f"{run['state_bytes'] / 2**20:.2f}",
+                 f"{run['state_on_disk_bytes'] / 2**20:.2f}", f"{run['peak_bytes'] / 2**20:.0f}", f"{run['step_ms']:.1f}",
+                 f"{run['optimizer_ms']:.2f}")  # fmt: skip
+        print(f"{label:16s}" + "".join(f"{cell:>12s}" for cell in cells))
+    labels = list(runs)
+    for place, label in enumerate(labels):
+        if twin := next((other for other in labels[:place] if same_bits(runs[label], runs[other])), None):
+            print(f"{label}: the same bits as {twin}: {len(runs[label]['history']['loss'])} losses and all weights")
+
+
+def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")  # draws to files; no display is needed or touched
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for (label, run), style in zip(runs.items(), ("-", "--", "-.", ":") * len(runs), strict=False):
+        [line] = axis.plot(range(1, len(run["history"]["loss"]) + 1), run["history"]["loss"], style, alpha=0.6, label=f"{label}, training")
+        axis.plot(*zip(*run["history"]["validation"], strict=True), "o", color=line.get_color(), mfc="none", label=f"{label}, validation")
+    axis.set_xlabel("step")
+    axis.set_ylabel("loss (nats per token)")
+    axis.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def run(config: Config) -> dict[str, Any] | None:
+    """Does the whole job and returns the report, which is also in `report.json`; None: stopped."""
+    require_packages(PACKAGES)
+    labels = check(config)
+    from llama import text
+
+    corpus = text.load_corpus(config)
+    print(f"text: {corpus.source}, {corpus.size / 1e6:.1f} MB; making tokens", flush=True)
+    tokens = text.prepare(config, corpus)
+    runs: dict[str, Any] = {}
+    for label in labels:
+        print(f"{label}: importing torch and transformers", flush=True)
+        # A process of its own: peak memory then belongs to that run alone. Ctrl-C is the child's to answer.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            found = memory.alone(train, config, label)
+        except (ValueError, OSError) as error:  # the library's refusals say what to do
+            raise ExampleError(f"{label}: {error}") from error
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if found is None:
+            print(f"stopped; checkpoint saved in {config.folder(label)}; continue with the same command and --resume", file=sys.stderr)
+            return None
+        runs[label] = found
+    report = {"config": asdict(config), "source": tokens.source, "cpu": memory.cpu_name(), "runs": runs}
+    write_json(Path(config.out) / "report.json", report)
+    draw(runs, Path(config.out) / "loss.png")
+    show(runs)
+    print(f"written: {config.out}/report.json, {config.out}/loss.png")
     return report
 
 
 def parse(arguments: list[str] | None = None) -> Config:
-    """Turn the command line into settings; every option has the name of its field in ``Config``."""
-    default = {field.name: field.default for field in fields(Config)}
+    """Turns the command line into settings; every option has the name of its field in Config."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], epilog="Ctrl-C saves a checkpoint.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
-
-    def add(name: str, text: str, **more: Any) -> None:
-        value = default[name]
-        kind = {} if "action" in more or "type" in more else {"type": str if value is None else type(value)}
-        parser.add_argument("--" + name.replace("_", "-"), default=value, help=text, **kind, **more)
-
-    add("out", "folder for everything the job writes")
-    add("optimizers", "comma-separated: torch, torch:fused, lowtide, lowtide:STATE, either with :ram to stay in RAM "
-        "beside a run with --ram-budget; the first is the reference",
-        type=lambda text: tuple(part.strip() for part in text.split(",") if part.strip()))  # fmt: skip
-    add("state", "state format of lowtide")
-    add("ram_budget", "RAM that lowtide's state may take, such as 4MiB; the rest goes to --disk")
-    add("disk", "directory for state beyond --ram-budget, best on a local SSD")
-    add("chunk", "unit in which state moves, such as 1MiB (None: the library chooses)")
-    add("data", "text file, folder of text or code, or .json/.jsonl in Alpaca's form (None: Python's standard library)")
-    add("hf_dataset", "name of a Hugging Face data set (needs the datasets package and a network)")
-    add("hf_config", "its configuration")
-    add("hf_split", "its split")
-    add("text_column", "its column with the text")
-    add("max_data_bytes", "use at most this much text")
-    for name, text in (
-        ("steps", "training steps"), ("seed", "seed of weights and data order"), ("lr", "highest learning rate"),
-        ("warmup", "steps of linear warm-up"), ("final_lr", "learning rate at the end, as a share of the highest"),
-        ("weight_decay", "of matrices; vectors have none"), ("beta1", "AdamW"), ("beta2", "AdamW"), ("eps", "AdamW"),
-        ("clip", "largest gradient norm"), ("batch", "windows per step"), ("context", "tokens per window"),
-        ("width", "of the model"), ("layers", "of the model"), ("heads", "of attention"),
-        ("ffn", "feed-forward width (0: 8/3 of the width)"), ("vocab", "size of the tokenizer"),
-    ):  # fmt: skip
-        add(name, text)
-    add("dtype", "type of the weights", choices=("fp32", "bf16"))
-    add("threads", "threads of torch (0: its own choice)")
-    add("eval_every", "steps between validations (0: ten over the run)")
-    add("eval_windows", "windows of text in a validation")
-    add("checkpoint_every", "steps between checkpoints (0: only at the end)")
-    add("resume", "continue each optimizer from its checkpoint, bit for bit", action="store_true")
-    add("stop_after", "stop at this step as Ctrl-C would (0: run to the end)")
-    add("quiet", "print nothing but errors", action="store_true")
+    for field in fields(Config):
+        kind: dict[str, Any] = {"action": "store_true"} if field.type == "bool" else {"type": str if field.default is None else type(field.default)}
+        parser.add_argument("--" + field.name.replace("_", "-"), default=field.default, help=HELP.get(field.name, " "), **kind)
     return Config(**vars(parser.parse_args(arguments)))
 
 
-def _say(config: Config, line: str) -> None:
-    if not config.quiet:
-        print(line, flush=True)
-
-
 def main() -> int:
-    """Entry point; 0 done, 2 an error the user can mend, 128 + signal when interrupted."""
+    """Entry point; 0 done, 2 an error the user can mend, 130 when interrupted."""
     try:
-        run(parse())
-    except ExampleError as error:
+        return 0 if run(parse()) else 130
+    except (ExampleError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        return stop.exit_code
     except KeyboardInterrupt:
         print("stopped before training began; nothing to save", file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":

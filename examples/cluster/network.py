@@ -10,11 +10,13 @@ after an error.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 INTERFACE = "lt0"
 # A burst of 256 KiB is what a real network card's queue holds; at most 100 ms of traffic wait behind it.
@@ -103,6 +105,15 @@ class Network:
             ["ip", "netns", "exec", self._spaces[rank], *command],
             env={**os.environ, **rendezvous, **env}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
+
+
+def answers(started: Sequence[subprocess.Popen[str]], seconds: float) -> list[Any]:
+    """The last line that each worker printed, read as JSON. Raises NetworkError with the errors of one that failed."""
+    outputs = [process.communicate(timeout=seconds) for process in started]
+    for rank, process in enumerate(started):
+        if process.returncode:
+            raise NetworkError(f"worker {rank} of {len(started)}: exit {process.returncode}\n{outputs[rank][1][-3000:]}")
+    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
 
 
 def bytes_sent() -> int | None:

@@ -14,12 +14,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from llama import tokens as tokens_of
+from llama import text
+from llama.common import write_json
 from llama.config import Config
-from llama.files import write_json
-from llama.loop import learning_rate_factor
-from llama.model import build_model, next_token_loss, validation_loss, weights_sha256
-from llama.tokens import Batches, validation_windows
+from llama.model import build_model, learning_rate_factor, next_token_loss, validation_loss, weights_sha256
 
 from .methods import METHODS
 from .network import bytes_sent
@@ -32,13 +30,13 @@ def main(request: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, workers = dist.get_rank(), dist.get_world_size()
-    tokens = tokens_of.load(config)
+    tokens = text.load(config)
     model = build_model(config, tokens.vocab)  # the seed makes it the same everywhere
     wrapped, optimizer = method.build(model, config.lr, config.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(config, step))
     # A batch is that of all workers together: which of them sees a window does not depend on how many there are.
-    batches = Batches(tokens.train, config.batch * workers, config.context, config.seed)
-    windows = validation_windows(tokens.validation, config.context, config.eval_windows)
+    batches = text.Batches(tokens.train, config.batch * workers, config.context, config.seed)
+    windows = text.validation_windows(tokens.validation, config.context, config.eval_windows)
     history: dict[str, list[float]] = {"loss": [], "seconds": [], "sent": []}
     validation: list[tuple[int, float, float]] = []  # step, seconds of training, loss
 

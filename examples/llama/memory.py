@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TypeVar
 
-from .errors import ExampleError
+from .common import ExampleError
 
 Result = TypeVar("Result")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import torch
 from torch import nn
@@ -40,6 +41,14 @@ def build_model(config: Config, vocab: int) -> nn.Module:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
     return model.train()
+
+
+def learning_rate_factor(config: Config, step: int) -> float:
+    """Linear warm-up, then a cosine down to `final_lr` times the learning rate."""
+    if step < config.warmup:
+        return (step + 1) / config.warmup
+    progress = min(1.0, (step - config.warmup) / max(1, config.steps - config.warmup))
+    return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import memory
 from .config import Config
-from .errors import ExampleError
+from .common import ExampleError
 
 if TYPE_CHECKING:  # only what trains imports it: it takes seconds
     import torch

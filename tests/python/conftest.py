@@ -31,7 +31,7 @@ SLOW = (
     "test_readme", "test_gpu_check", "test_muon_sharded", "test_deepspeed", "test_train_llama", "test_vote_devices", "test_device_steps",
     "test_vote_hooks", "test_train_ddp_sign", "test_memory_incidents", "test_fsdp1", "test_distributed_checkpoints", "test_loss_parity",
     "test_votes", "test_planning", "test_light_start", "test_vote_state", "test_cli", "test_site", "test_device_meshes",
-    "test_vote_feedback", "test_train_llama_budget", "test_types", "test_memory", "test_promises", "test_cuda", "test_cuda_incidents",
+    "test_vote_feedback", "test_types", "test_memory", "test_promises", "test_cuda", "test_cuda_incidents",
 )  # fmt: skip
 
 

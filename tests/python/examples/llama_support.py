@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-for _package in ("torch", "transformers", "tokenizers", "matplotlib", "rich"):
+for _package in ("torch", "transformers", "tokenizers", "matplotlib"):
     pytest.importorskip(_package)
 
 from llama.config import Config  # noqa: E402
@@ -29,8 +29,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(out: Path, source: Path | str | None, **more: Any) -> Config:
     """Twenty steps of a model with a few matrices large enough for quantized state."""
     settings: dict[str, Any] = {
-        "optimizers": ("torch",), "steps": 20, "warmup": 4, "batch": 4, "context": 32, "width": 64, "layers": 1,
-        "heads": 2, "vocab": 384, "eval_windows": 8, "eval_every": 5, "checkpoint_every": 6, "quiet": True,
-        "isolate": False,
+        "optimizers": "torch", "steps": 20, "warmup": 4, "batch": 4, "context": 32, "width": 64, "layers": 1,
+        "heads": 2, "vocab": 384, "eval_windows": 8, "eval_every": 5, "checkpoint_every": 6,
     }  # fmt: skip
     return Config(out=str(out), data=None if source is None else str(source), **{**settings, **more})

@@ -23,9 +23,8 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("lowtide", reason="the lowtide package is not installed", exc_type=ImportError)
 
 from llama.config import Config  # noqa: E402
-from llama.data import load_corpus  # noqa: E402
-from llama.loop import train  # noqa: E402
-from llama.tokens import Tokens, prepare  # noqa: E402
+from llama.text import load_corpus, prepare  # noqa: E402
+from train_llama import train  # noqa: E402
 
 SEEDS = (0, 1, 2)
 # Thousandths of a nat. Final validation losses of the fp32 runs (3.802, 3.806, 3.851) scatter with a standard deviation
@@ -45,28 +44,29 @@ STEPS, STEPS_OF_SHARE = 400, 250
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory, share: float) -> tuple[Config, Tokens]:
+def job(tmp_path_factory: pytest.TempPathFactory, share: float) -> Config:
     """Settings of a run of about eight seconds, and its text."""
     steps = STEPS if share == 1 else STEPS_OF_SHARE
     config = Config(
         out=str(tmp_path_factory.mktemp("parity")), max_data_bytes=3 << 20, vocab=512, width=96, layers=2, heads=3,
         context=64, batch=8, steps=steps, warmup=20, lr=1.5e-3, eval_every=steps, eval_windows=256, checkpoint_every=0,
-        threads=1, quiet=True,
+        threads=1,
     )  # fmt: skip
-    return config, prepare(config, load_corpus(config))
+    prepare(config, load_corpus(config))
+    return config
 
 
-def final_loss(job: tuple[Config, Tokens], label: str, seed: int, factor: float = 1.0) -> float:
+def final_loss(job: Config, label: str, seed: int, factor: float = 1.0) -> float:
     """Validation loss at the end of one run."""
-    config, tokens = job
-    result = train(replace(config, seed=seed, lr=config.lr * factor), label, tokens)
+    result = train(replace(job, seed=seed, lr=job.lr * factor), label)
+    assert result is not None
     first, last = result["history"]["validation"][0][1], result["validation_loss"]
     assert last < first - 2, "the run must have learned something for its loss to say anything"
     return last
 
 
 def test_dynamic8_reaches_the_loss_of_fp32(
-    job: tuple[Config, Tokens], share: float, figure: Callable[[str], None]
+    job: Config, share: float, figure: Callable[[str], None]
 ) -> None:
     """The mean is judged where all seeds run, and so is the control."""
     seeds = SEEDS[: max(1, round(share * len(SEEDS)))]

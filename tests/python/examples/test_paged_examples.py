@@ -19,7 +19,7 @@ sys.path.append(str(ROOT / "examples"))
 import benchmark_paged_memory  # noqa: E402
 import paged_xpu_training  # noqa: E402
 from llama import memory, paged  # noqa: E402
-from llama.errors import ExampleError  # noqa: E402
+from llama.common import ExampleError  # noqa: E402
 
 ALONE = memory.alone
 Figure = Callable[[str], None]

@@ -38,7 +38,6 @@ def test_methods_train_and_are_compared(tmp_path: Path, text: Path, share: float
     print(f"{len(ends)} methods: start {starts}, end {ends}, of {report['parameters']} parameters")
     assert len(starts) == 1, "all start from the same weights"
     assert all(end < next(iter(starts)) for end in ends), "and learn"
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert "DistributedLion" in done.stdout and "validation loss" in done.stdout.replace("\n", " ")
 
 

@@ -1,9 +1,8 @@
-"""The training example: same bits after resuming, a whole report, pictures, and errors that say what to do."""
+"""The training example: the same bits after resuming and under any budget, a whole report, and errors that say what to do."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -12,143 +11,115 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llama_support import EXAMPLES, text, tiny  # noqa: F401, I001 - text is a fixture; puts the example on the path
 
+import numpy as np
 import torch
 import train_llama
-from llama import checkpoint, data, optimizers
-from llama.errors import ExampleError, Interrupted, require_packages
-from llama.progress import Progress, Waiting
+from llama import memory
+from llama import text as texts
+from llama.common import ExampleError, require_packages
+from llama.config import Config
 
 from imported import run_and_list
 
-try:
-    import lowtide  # noqa: F401
-
-    HAVE_LOWTIDE = True
-except ImportError:
-    HAVE_LOWTIDE = False
-needs_lowtide = pytest.mark.skipif(not HAVE_LOWTIDE, reason="the lowtide package is not installed")
 Figure = Callable[[str], None]
-EACH = [pytest.param("lowtide", marks=needs_lowtide), "torch"]
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trains here, where torch is imported."""
+    monkeypatch.setattr(memory, "alone", lambda function, *arguments: function(*arguments))
 
 
 @pytest.mark.share
-@pytest.mark.parametrize("label", EACH)
-def test_resume_gives_the_same_bits(tmp_path: Path, text: Path, label: str, figure: Figure) -> None:
-    whole = train_llama.run(tiny(tmp_path / "whole", text, optimizers=(label,)))["runs"][label]
-    broken = tiny(tmp_path / "broken", text, optimizers=(label,))
+@pytest.mark.parametrize(("label", "budgets"), [("torch", (None, None, None)), ("lowtide", (None, "64KiB", "96KiB"))])
+@pytest.mark.usefixtures("one_process")
+def test_resume_gives_the_same_bits(
+    tmp_path: Path, text: Path, label: str, budgets: tuple[str | None, ...], capsys: pytest.CaptureFixture[str], figure: Figure
+) -> None:
+    """Also where each session has another budget: the folder of its checkpoint goes from one label to the next."""
+    whole = train_llama.run(tiny(tmp_path / "whole", text, optimizers=label))["runs"][label]
+    folder = tmp_path / "broken"
+
+    def session(number: int, **more: Any) -> dict[str, Any] | None:
+        budget = budgets[number]
+        name = "paged" if budget else label
+        for other in ("paged", "lowtide"):
+            if other != name and (folder / other).exists():
+                (folder / other).rename(folder / name)
+        limits = {"ram_budget": budget, "disk": str(tmp_path)} if budget else {}
+        report = train_llama.run(tiny(folder, text, optimizers=name, resume=number > 0, **limits, **more))
+        return report and report["runs"][name]
+
     # 9 is no multiple of the checkpoint interval, and 9..14 crosses an ordinary checkpoint: both kinds are resumed.
-    with pytest.raises(Interrupted, match="step 9 of 20.*--resume"):
-        train_llama.run(replace(broken, stop_after=9))
-    with pytest.raises(Interrupted, match="step 14 of 20"):
-        train_llama.run(replace(broken, stop_after=14, resume=True))
-    resumed = train_llama.run(replace(broken, resume=True))["runs"][label]
-    for name in ("loss", "grad_norm", "lr", "validation"):
-        assert resumed["history"][name] == whole["history"][name], name
-    for name in ("final_weights_sha256", "batches_sha256", "initial_weights_sha256"):
-        assert resumed[name] == whole[name], name
-    assert [s["until_step"] for s in resumed["sessions"]] == [9, 14, 20]
-    assert resumed["rss_peak"] == max(s["rss_peak"] for s in resumed["sessions"])
-    assert whole["final_weights_sha256"] != whole["initial_weights_sha256"]
-    figure(f"{label}: 20 losses and the final weights {whole['final_weights_sha256'][:12]} equal after two resumptions")
-
-    # Resuming a finished run trains no more and reports the same.
-    again = train_llama.run(replace(broken, resume=True))["runs"][label]
-    assert again["final_weights_sha256"] == whole["final_weights_sha256"]
-    assert [s["until_step"] for s in again["sessions"]] == [9, 14, 20]
+    assert session(0, stop_after=9) is None and "--resume" in capsys.readouterr().err
+    assert session(1, stop_after=14) is None
+    resumed = session(2)
+    assert resumed is not None and train_llama.same_bits(whole, resumed)
+    assert len(list(folder.glob("*/optimizer-*.lowtide"))) == (label != "torch")
+    again = session(2)  # resuming a finished run trains no more and reports the same
+    assert again is not None and again["history"] == resumed["history"]
+    figure(f"{label}, budgets {budgets}: 20 losses and the final weights {whole['weights'][:12]} equal after two resumptions")
 
 
-@needs_lowtide
-def test_report_of_both_optimizers_in_processes_of_their_own(tmp_path: Path, text: Path, figure: Figure) -> None:
-    config = tiny(tmp_path, text, optimizers=("torch", "lowtide"), isolate=True, width=128)
+def test_report_of_processes_of_their_own(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], figure: Figure) -> None:
+    # About 0.7 M parameters, and as many bytes of state for each of two averages in 8 bits, of which 512 KiB hold a part.
+    config = tiny(tmp_path, text, optimizers="torch,lowtide,paged", ram_budget="512KiB", disk=str(tmp_path), steps=8,
+                  width=192, heads=6, vocab=512)  # fmt: skip
     report = train_llama.run(config)
-    assert json.loads((tmp_path / "report.json").read_text()) == report
-    row = report["comparison"]["lowtide"]
-    assert row["same_start"] and row["same_batches"]
-    ours, theirs = report["runs"]["lowtide"], report["runs"]["torch"]
-    # Two bytes per value in matrices plus scales, against eight; norms keep four-byte states.
-    assert ours["optimizer_bytes_per_parameter"] < 2.3 < 8 <= theirs["optimizer_bytes_per_parameter"] < 8.1
-    # The optimizer reports the bytes that its checkpoint holds, but for a few bytes of counters per parameter.
-    assert math.isclose(ours["optimizer_bytes"], ours["optimizer_bytes_in_checkpoint"], rel_tol=0.02)
-    assert abs(row["validation_loss_difference"]) < 0.05
-    figure(f"bytes per parameter {theirs['optimizer_bytes_per_parameter']:.3f} torch, "
-           f"{ours['optimizer_bytes_per_parameter']:.3f} lowtide; validation difference "
-           f"{row['validation_loss_difference']:+.4f}")  # fmt: skip
-
-
-def test_report_and_pictures(tmp_path: Path, text: Path, figure: Figure) -> None:
-    config = tiny(tmp_path, text, optimizers=("torch", "torch:fused"))
-    report = json.loads(json.dumps(train_llama.run(config)))
     assert report == json.loads((tmp_path / "report.json").read_text())
-    assert {"config", "environment", "data", "seconds", "runs", "comparison"} <= report.keys()
-    assert torch.__version__.startswith(report["environment"]["packages"]["torch"])
-    run = report["runs"]["torch"]
-    for name in ("loss", "grad_norm", "lr", "step_ms", "optimizer_ms", "rss", "rss_growth", "seconds", "state_ram",
-                 "state_disk", "moved", "waited_ms"):  # fmt: skip
-        assert len(run["history"][name]) == 20, name
-    assert [step for step, _ in run["history"]["validation"]] == [0, 5, 10, 15, 20]
-    assert run["history"]["loss"][-1] < run["history"]["loss"][0] - 0.3
-    assert run["rss_peak"] >= max(run["history"]["rss"]) > 0
-    # Two fp32 moments and a four-byte step counter per tensor.
-    assert 8 * run["parameters"] < run["optimizer_bytes"] < 8 * run["parameters"] + 4096
-    assert run["state_ram_bytes"] == run["optimizer_bytes"]
-    assert len(run["sessions"]) == 1 and report["comparison"]["torch:fused"]["same_conditions"]
-    assert report["comparison"]["torch:fused"]["same_batches"] and report["comparison"]["torch:fused"]["same_start"]
-    for name in ("loss.png", "memory.png"):
-        picture = (tmp_path / name).read_bytes()
-        assert picture.startswith(b"\x89PNG\r\n") and len(picture) > 20_000
-        figure(f"{name}: {len(picture)} bytes")
-    assert not list(tmp_path.rglob("*.tmp"))
+    theirs, ours, paged = report["runs"].values()
+    starts = {run["history"]["validation"][0][1] for run in (theirs, ours, paged)}
+    assert len(starts) == 1 and theirs["history"]["loss"][0] == ours["history"]["loss"][0], "the same weights and text"
+    assert theirs["validation_loss"] < starts.pop() - 0.1
+    # Two bytes per value in matrices plus scales, against eight; norms keep four-byte states. torch counts a step in each tensor.
+    count = theirs["parameters"]
+    assert ours["state_bytes"] < 2.3 * count < 8 * count <= theirs["state_bytes"] < 8 * count + 4096
+    assert abs(ours["validation_loss"] - theirs["validation_loss"]) < 0.05
+    assert not train_llama.same_bits(theirs, ours) and train_llama.same_bits(ours, paged)
+    assert paged["state_on_disk_bytes"] > 0 == ours["state_on_disk_bytes"] and paged["state_bytes"] == ours["state_bytes"]
+    states = [next((tmp_path / label).glob("optimizer-*.lowtide")).read_bytes() for label in ("lowtide", "paged")]
+    assert states[0] == states[1]
+    assert "paged: the same bits as lowtide: 8 losses and all weights" in capsys.readouterr().out
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
+    figure(f"bytes per parameter {theirs['state_bytes'] / count:.3f} torch, {ours['state_bytes'] / count:.3f} lowtide")
 
 
-def test_bad_checkpoints_are_refused(tmp_path: Path, text: Path, figure: Figure) -> None:
-    config = tiny(tmp_path, text, steps=4, checkpoint_every=0)
-    train_llama.run(config)
-    path = tmp_path / "torch" / "checkpoint.pt"
-    good = path.read_bytes()
-    cuts = [0, 1, 100, len(good) // 2, len(good) - 1]
-    for size in cuts:
-        path.write_bytes(good[:size])
-        with pytest.raises(ExampleError, match=r"checkpoint\.pt is truncated or not.*delete it"):
-            train_llama.run(replace(config, resume=True))
-    flips = range(len(good) // 20, len(good), len(good) // 10)
-    refused = 0
-    for place in flips:
-        path.write_bytes(good[:place] + bytes([good[place] ^ 0x10]) + good[place + 1 :])
-        try:
-            train_llama.run(replace(config, resume=True))
-        except ExampleError as error:
-            assert "checkpoint.pt" in str(error) and "delete it" in str(error)
-            refused += 1
-        else:  # padding between records carries nothing; everything that was loaded must be what was saved
-            content = checkpoint.load(path, torch.load(path, weights_only=True)["identity"])
-            path.write_bytes(good)
-            whole = torch.load(path, weights_only=True)
-            assert all(torch.equal(content["model"][k], whole["model"][k]) for k in whole["model"])
-    assert refused >= 8
-    figure(f"{len(cuts)} truncated refused; {refused} of {len(flips)} flipped bits refused, the others in padding")
+@pytest.mark.usefixtures("one_process")
+def test_a_crash_between_the_two_files_leaves_the_checkpoint_before(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure
+) -> None:
+    config = tiny(tmp_path, text, optimizers="lowtide")
+    assert train_llama.run(replace(config, stop_after=9)) is None
+    folder = tmp_path / "lowtide"
+    before = {path.name: path.read_bytes() for path in folder.glob("*")}
 
-    torch.save({"weights": torch.zeros(3)}, path)
-    with pytest.raises(ExampleError, match="not written by this example"):
-        train_llama.run(replace(config, resume=True))
-    torch.save({"format": checkpoint.FORMAT, "trap": Path("x")}, path)
-    with pytest.raises(ExampleError, match="objects other than tensors"):
-        train_llama.run(replace(config, resume=True))
-    path.write_bytes(good)
+    def crash(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    # A new run over the same folder dies when its optimizer's file is there and checkpoint.pt still the old one.
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", crash)
+        with pytest.raises(KeyboardInterrupt):
+            train_llama.run(replace(config, stop_after=9, seed=1))
+    after = {path.name: path.read_bytes() for path in folder.glob("*")}
+    assert len(after) == len(before) + 1 and before.items() <= after.items()
+    assert train_llama.run(replace(config, resume=True)) is not None
     with pytest.raises(ExampleError, match=r"other settings:\n  lr: 0.002 there, 0.1 now"):
         train_llama.run(replace(config, resume=True, lr=0.1))
-    path.unlink()
-    with pytest.raises(ExampleError, match="no checkpoint in"):
+    next(folder.glob("optimizer-*.lowtide")).unlink()
+    with pytest.raises(ExampleError, match=r"optimizer-20-"):
         train_llama.run(replace(config, resume=True))
+    figure(f"{len(before)} files of the old checkpoint untouched by a crash after {len(after) - len(before)} new one")
 
 
-def test_errors_say_what_to_do(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ExampleError, match="no such file or folder"):
-        train_llama.run(tiny(tmp_path, tmp_path / "absent"))
+@pytest.mark.usefixtures("one_process")
+def test_errors_say_what_to_do(tmp_path: Path, text: Path) -> None:
     small = tmp_path / "small.txt"
     small.write_text("short\n" * 20)
     with pytest.raises(ExampleError, match=r"small\.txt: .*give more text"):
@@ -158,21 +129,33 @@ def test_errors_say_what_to_do(tmp_path: Path, text: Path, monkeypatch: pytest.M
     (tmp_path / "binary").write_bytes(b"\0\1")
     with pytest.raises(ExampleError, match="not a text file"):
         train_llama.run(tiny(tmp_path, tmp_path / "binary"))
-    with pytest.raises(ExampleError, match="no optimizer 'sgd'; known are torch"):
-        train_llama.run(tiny(tmp_path, text, optimizers=("sgd",)))
     with pytest.raises(ExampleError, match="pip install no_such_package_here"):
         require_packages(["json", "no_such_package_here"])
-    with pytest.raises(ExampleError, match="exclude each other"):
-        tiny(tmp_path, text, hf_dataset="name")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    monkeypatch.setattr(optimizers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ExampleError, match="pip install datasets"):
-        data.load_corpus(tiny(tmp_path, None, hf_dataset="name"))
-    with pytest.raises(ExampleError, match=r"lowtide\n  install with: pip install \."):
-        optimizers.check_optimizers(tiny(tmp_path, text, optimizers=("lowtide",)))
     with pytest.raises(ExampleError, match="not finite at step .* lower --lr"):
-        monkeypatch.undo()
         train_llama.run(tiny(tmp_path, text, lr=1e30, warmup=0))
+    with pytest.raises(ExampleError, match=r"paged: .*give at least \d+ bytes of RAM, or a directory"):
+        train_llama.run(tiny(tmp_path, text, optimizers="paged", ram_budget="64KiB"))
+
+
+MISTAKES = {
+    "no state format 'foo'; known are fp32": ["--optimizers", "lowtide:foo"],
+    "got 'adam', wanted torch": ["--optimizers", "torch,adam"],
+    "wanted each once": ["--optimizers", "torch,torch"],
+    "no such file or folder": ["--data", "absent"],
+    "no unit": ["--optimizers", "paged", "--ram-budget", "4MiX"],
+    "no such directory": ["--optimizers", "paged", "--ram-budget", "4MiB", "--disk", "absent"],
+    "go together": ["--ram-budget", "4MiB"],
+    "wanted a multiple of 16": ["--width", "9"],
+    "no checkpoint in": ["--resume"],
+}
+
+
+def test_mistakes_are_refused_before_torch_is_imported(tmp_path: Path, figure: Figure) -> None:
+    for words, arguments in MISTAKES.items():
+        done, modules = run_and_list(str(EXAMPLES / "train_llama.py"), *arguments, cwd=tmp_path)
+        assert done.returncode == 2 and words in done.stderr, done.stderr[-500:]
+        assert "llama.config" in modules and not modules & {"torch", "numpy", "tokenizers", "transformers", "matplotlib"}
+    figure(f"{len(MISTAKES)} mistakes refused without torch")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
@@ -181,14 +164,14 @@ def test_ctrl_c_saves_a_checkpoint(tmp_path: Path, text: Path, figure: Figure) -
                  "heads": 2, "vocab": 384, "eval-windows": 8, "out": tmp_path, "data": text, "checkpoint-every": 5}  # fmt: skip
     command = [sys.executable, str(EXAMPLES / "train_llama.py")]
     command += [f"--{name}={value}" for name, value in arguments.items()]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     path = tmp_path / "torch" / "checkpoint.pt"
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not path.exists() and time.monotonic() < deadline:
             assert job.poll() is None, job.communicate()
             time.sleep(0.05)
-        job.send_signal(signal.SIGINT)
+        os.killpg(job.pid, signal.SIGINT)  # as a terminal does
         _, errors = job.communicate(timeout=60)
     finally:
         job.kill()
@@ -196,46 +179,46 @@ def test_ctrl_c_saves_a_checkpoint(tmp_path: Path, text: Path, figure: Figure) -
     assert "checkpoint saved in" in errors and "--resume" in errors and "Traceback" not in errors
     content = torch.load(path, weights_only=True)
     assert content["step"] == len(content["history"]["loss"]) >= 5
-    figure(f"stopped by SIGINT: {errors.strip()}")
+    figure(f"stopped by SIGINT after step {content['step']}")
 
 
-MISTAKES = {
-    "no state format 'foo'; known are fp32": ["--optimizers", "lowtide:foo"],
-    "no optimizer 'adam'": ["--optimizers", "torch,adam"],
-    "too small: at most 6 tokens": ["--data", "small.txt"],
-    "no such file or folder": ["--data", "absent"],
-    "no unit": ["--ram-budget", "4MiX"],
-    "no such directory": ["--ram-budget", "4MiB", "--disk", "absent"],
-    "--width must be a multiple": ["--width", "9"],
-    "no checkpoint in": ["--resume"],
-}
+def test_alpaca_json(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Add {a} and {b} {{braces}}.", "input": "now" if a % 2 else "", "output": f"It is {a + b}."}
+            for a in range(20) for b in range(20)]  # fmt: skip
+    as_json, as_lines = tmp_path / "alpaca.json", tmp_path / "alpaca.jsonl"
+    as_json.write_text(json.dumps(rows))
+    as_lines.write_text("\n".join(map(json.dumps, rows)))
+    corpora = [texts.load_corpus(tiny(tmp_path, path)) for path in (as_json, as_lines)]
+    assert [len(corpus.records) for corpus in corpora] == [400, 400]
+    assert {r.text for r in corpora[0].records} == {r.text for r in corpora[1].records}
+    sample = {r.name: r.text for r in corpora[0].records}
+    assert sample["alpaca.json#23"] == "### Instruction:\nAdd 1 and 3 {braces}.\n\n### Input:\nnow\n\n### Response:\nIt is 4."
+    assert sample["alpaca.json#0"] == "### Instruction:\nAdd 0 and 0 {braces}.\n\n### Response:\nIt is 0."
+    for content, words in (('[{"instruction": "x"}]', "row 0: expected texts"), ('{"instruction": ', "not valid JSON"), ("{}", "a list")):
+        as_json.write_text(content)
+        with pytest.raises(ExampleError, match=words):
+            texts.load_corpus(tiny(tmp_path, as_json))
 
 
-def test_mistakes_are_refused_before_torch_is_imported(tmp_path: Path, figure: Figure) -> None:
-    (tmp_path / "small.txt").write_text("short")
-    for words, arguments in MISTAKES.items():
-        done, modules = run_and_list(str(EXAMPLES / "train_llama.py"), *arguments, cwd=tmp_path)
-        assert done.returncode == 2 and words in done.stderr, done.stderr[-500:]
-        assert "llama.config" in modules and not modules & {"torch", "numpy", "tokenizers", "transformers", "matplotlib"}
-    figure(f"{len(MISTAKES)} mistakes refused without torch")
+def test_sources_are_deterministic_and_parts_disjoint(tmp_path: Path, figure: Figure) -> None:
+    first, second = (texts.load_corpus(Config(max_data_bytes=1 << 20)) for _ in range(2))
+    assert first == second and 0.5 * (1 << 20) < first.size <= 1 << 20
+    assert not any("site-packages" in record.name or "test" in record.name.split("/") for record in first.records)
+    train, validation = texts.split(first.records)
+    assert not {r.name for r in train} & {r.name for r in validation} and len(train) + len(validation) == len(first.records)
+    one = tmp_path / "one.txt"
+    one.write_text("".join(f"line {i}\n" for i in range(5000)))
+    cut = sorted(texts.load_corpus(tiny(tmp_path, one)).records, key=lambda record: int(record.name.partition("#")[2]))
+    assert len(cut) > 3 and "".join(record.text for record in cut) == one.read_text()
+    figure(f"standard library: {len(train)} files train, {len(validation)} validate, no file in both")
 
 
-def test_a_wait_says_every_second_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with Waiting("reading", quiet=False):
-        time.sleep(2.5)
-    said = capsys.readouterr().out
-    assert said.startswith("reading ") and said.count(".") >= 2 and said.endswith(" s\n")
-    with Waiting("reading", quiet=True):
-        pass
-    with pytest.raises(ZeroDivisionError), Waiting("dividing", quiet=False):
-        _ = 1 / 0
-    assert capsys.readouterr().out == "dividing stopped\n"
-
-
-def test_a_run_in_a_file_speaks_during_long_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress("torch", total=3, done=0, quiet=False)
-    progress.step(1, 7.0, None)
-    time.sleep(2.5)  # a step, a validation or a save
-    progress.close()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "torch: step 1/3, loss 7.000" and lines[1:] and set(lines[1:]) == {"torch: step 1/3, ..."}
+def test_batches_depend_on_seed_and_number_only() -> None:
+    ids = np.arange(1001, dtype=np.uint16)
+    one, two, other = (texts.Batches(ids, 4, 10, seed) for seed in (1, 1, 2))
+    forward = [one[k] for k in range(60)]
+    assert all(torch.equal(two[k], forward[k]) for k in reversed(range(60)))
+    assert not torch.equal(other[0], forward[0])
+    # 100 windows, 25 batches: one epoch shows every window once.
+    starts = sorted(int(row[0]) for batch in forward[:25] for row in batch)
+    assert starts == list(range(0, 1000, 10))
