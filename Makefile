@@ -33,8 +33,8 @@ bench: ## measure a step against other optimizers (ARGS="..." goes to the script
 	@tools/bootstrap.sh --extras bench
 	@$(PYTHON) bench/step/run.py $(ARGS)
 
-bench-paging: ## measure what state on disk costs and saves (ARGS="--disk DIR --rows os")
-	@tools/bootstrap.sh --extras bench,examples
+bench-paging: ## measure what state on disk costs (ARGS="--disk DIR")
+	@tools/bootstrap.sh --extras bench
 	@$(PYTHON) bench/paging/run.py $(ARGS)
 
 bench-memory: ## train a LLaMA of 217 M parameters with paged and unpaged optimizers: memory, losses (ARGS="--device cuda")
@@ -50,7 +50,7 @@ bench-sign-network: ## measure a vote beside all-reduce over a limited network (
 	@$(PYTHON) bench/sign/network.py $(ARGS)
 
 bench-quality: ## train a small model with every state format, and compare (ARGS="--variants fp32,dynamic8")
-	@tools/bootstrap.sh --extras bench,examples
+	@tools/bootstrap.sh --extras bench
 	@$(PYTHON) bench/quality/run.py $(ARGS)
 
 gpu-check: ## on a machine with a GPU: test and measure the CUDA backend (ARGS="run --seconds 280"; docs/gpu-check.md)

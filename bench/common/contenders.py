@@ -1,4 +1,5 @@
-"""One form for compared optimizers: what makes one, and why it cannot run here."""
+"""The compared optimizers of other packages, in one form for all benchmarks: functions of parameters and hyper-parameters, whose imports
+fail where a package is not there. And what keeps one from running here."""
 
 from __future__ import annotations
 
@@ -11,6 +12,50 @@ from typing import Any
 import torch
 
 Options = dict[str, Any]
+Params = list[torch.nn.Parameter]
+
+
+def torch_fused(params: Params, **hyper: Any) -> Any:
+    return torch.optim.AdamW(params, fused=True, **hyper)
+
+
+def torch_foreach(params: Params, **hyper: Any) -> Any:
+    return torch.optim.AdamW(params, foreach=True, **hyper)
+
+
+def bitsandbytes(params: Params, name: str = "AdamW8bit", **hyper: Any) -> Any:
+    """On a CPU its step is a chain of torch operations."""
+    import bitsandbytes as bnb
+
+    return getattr(bnb.optim, name)(params, **hyper)
+
+
+def torchao(params: Params, bits: int = 8, **hyper: Any) -> Any:
+    """State of 8 or 4 bits: torch.compile makes its step, on a CPU with a C++ compiler."""
+    import torchao.optim
+
+    return {8: torchao.optim.AdamW8bit, 4: torchao.optim.AdamW4bit}[bits](params, **hyper)
+
+
+def torchao_offload(params: Params, **hyper: Any) -> Any:
+    from torchao.optim import CPUOffloadOptimizer
+
+    return CPUOffloadOptimizer(params, torch.optim.AdamW, fused=True, **hyper)
+
+
+def flashoptim(params: Params, **hyper: Any) -> Any:
+    """Its 8-bit state, low bits of weights and fused step are Triton kernels for GPUs; without them (its own options) it runs on a
+    CPU, with state as wide as the parameters."""
+    from flashoptim import FlashAdamW
+
+    return FlashAdamW(params, **hyper)
+
+
+def deepspeed(params: Params, **hyper: Any) -> Any:
+    """CPUAdam, compiled by DeepSpeed itself when first used (some minutes)."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    return DeepSpeedCPUAdam(params, adamw_mode=True, **hyper)
 
 
 @dataclass(frozen=True)
@@ -18,7 +63,7 @@ class Contender:
     """An optimizer of a package. Its states are those of a torch.optim.Optimizer: tensors in `state`, by parameter."""
 
     package: str  # the distribution
-    make: Callable[[list[torch.nn.Parameter], str, Options], Any]  # of parameters, the rule and a line's options
+    make: Callable[..., Any]  # of parameters; hyper-parameters and options by name
     module: str = ""  # to import; "": the package
     compiles: Callable[[], bool] | None = None  # whether its first step would take minutes of a compiler; None: it has none
     cannot: Callable[[Options], str | None] | None = None  # why these options cannot be measured here
@@ -34,7 +79,7 @@ class Contender:
                 return "has to be compiled, and --quick does not wait for that"
             param = torch.nn.Parameter(torch.zeros(16, 256))
             param.grad = torch.zeros(16, 256)
-            self.make([param], "adamw", {}).step()
+            self.make([param], lr=1e-3, weight_decay=0.01).step()
         except Exception as error:  # binaries, compilers and drivers fail in many types
             return f"cannot run: {str(error).partition(chr(10))[0] or type(error).__name__}"
         finally:

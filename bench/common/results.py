@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def text(value: Any, depth: int = 0) -> str:
     if rows:
         return "[\n" + ",\n".join(text(row, 2) for row in value) + "\n]"
     return "{\n" + ",\n".join(f"{json.dumps(key)}: {text(each, depth + 1)}" for key, each in value.items()) + "\n}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[str] = ()) -> list[str]:
+    """Lines of Markdown. align: "---" or "---:" for each column."""
+    cells = [head, align or ["---"] * len(head), *rows]
+    return ["| " + " | ".join(text.replace("|", "/").replace("\n", " ") for text in row) + " |" for row in cells]
 
 
 def write(path: Path, value: Any, digits: int = DIGITS) -> None:

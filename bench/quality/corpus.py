@@ -1,13 +1,9 @@
-"""Text to train on, as bytes: the source code of the running Python's standard library, and the headers of C++'s.
-
-Nothing is downloaded or kept.
-"""
+"""Text to train on, as bytes: the source code of the running Python's standard library. Nothing is downloaded or kept."""
 
 from __future__ import annotations
 
 import hashlib
 import sysconfig
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,7 +12,6 @@ import numpy as np
 import torch
 
 VALIDATION_SHARE = 20  # one file in so many
-HEADERS = Path("/usr/include/c++")
 
 
 @dataclass(frozen=True)
@@ -36,31 +31,18 @@ def load(root: Path | None = None) -> Corpus:
     own = [name for name in names if "site-packages" not in name and "dist-packages" not in name]
     if not own:
         raise FileNotFoundError(f"{root}: got no .py file, wanted the folder of a Python's standard library")
-    return _split(root, own)
-
-
-def headers() -> Corpus:
-    """All files of libstdc++'s headers, which g++ installs. Raises FileNotFoundError where there are none."""
-    names = [path.relative_to(HEADERS).as_posix() for path in HEADERS.rglob("*") if path.is_file()]
-    if not names:
-        raise FileNotFoundError(f"{HEADERS}: got no file, wanted the headers of C++: install g++")
-    return _split(HEADERS, names)
-
-
-def describe(text: Corpus) -> dict[str, Any]:
-    return {"train": text.train.numel(), "validation": text.validation.numel(), "sha256": text.sha256}
-
-
-def _split(root: Path, names: Iterable[str]) -> Corpus:
-    """Files in the order of their names. A hash of the name says which part has a file, so that the split is the same on
-    every machine with the same files."""
+    # In the order of their names. A hash of the name says which part has a file, so that the split is the same on every machine.
     parts: tuple[list[bytes], list[bytes]] = ([], [])
-    for name in sorted(names, key=PurePosixPath):
+    for name in sorted(own, key=PurePosixPath):
         digest = hashlib.sha256(name.encode()).digest()
         parts[int.from_bytes(digest[:4], "little") % VALIDATION_SHARE == 0].append((root / name).read_bytes())
     train, validation = (b"".join(part) for part in parts)
     digest_all = hashlib.sha256(train + validation).hexdigest()
     return Corpus(_tensor(train), _tensor(validation), digest_all)
+
+
+def describe(text: Corpus) -> dict[str, Any]:
+    return {"train": text.train.numel(), "validation": text.validation.numel(), "sha256": text.sha256}
 
 
 def _tensor(data: bytes) -> torch.Tensor:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch.func import functional_call
 
-from quality.products import bfloat16_products
-
 Backward = Callable[[torch.Tensor], None]  # tokens on the CPU; leaves gradients in the parameters
 WARM_UP = 3  # batches before a recording, in which libraries allocate what they keep
 
@@ -28,11 +26,10 @@ def backward_of(model: torch.nn.Module, weights: torch.dtype, autocast: bool, ba
 
     def take(tokens: torch.Tensor) -> None:
         model.zero_grad()
-        with bfloat16_products(autocast and device.type == "cpu"):
-            # A cache of casts would outlive a recording.
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast, cache_enabled=device.type == "cpu"):
-                loss = forward(model, tokens, weights)
-            loss.backward()
+        # A cache of casts would outlive a recording.
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast, cache_enabled=device.type == "cpu"):
+            loss = forward(model, tokens, weights)
+        loss.backward()
 
     if device.type == "cpu":
         return take

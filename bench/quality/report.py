@@ -1,4 +1,4 @@
-"""The results as Markdown tables, as JSON with the machine and the date, and as a plot."""
+"""The results as Markdown tables, as JSON with the machine and the date."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common import results
-from quality.apart import MOMENTS
+from common.results import table
 from quality.fidelity import LIVE
 from quality.gaps import Noise, Row, analyse
 from quality.model import build
@@ -23,22 +23,11 @@ def parameter_count(settings: Settings) -> int:
 
 
 def write(result: dict[str, Any], folder: Path) -> None:
-    """quality.json, quality.md and quality.png, and the tables on the terminal."""
+    """quality.json and quality.md, and the tables on the terminal."""
     text = markdown(result)
     results.write(folder / "quality.json", result, results.LOSS_DIGITS)
     (folder / "quality.md").write_text(text)
     print(text)
-    try:
-        from quality import plot
-    except ImportError as error:
-        print(f"no plot: {error}")
-        return
-    plot.draw(result, folder / "quality.png")
-
-
-def table(head: tuple[str, ...], rows: list[list[str]]) -> list[str]:
-    lines = [list(head), ["---"] * len(head), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def betas(result: dict[str, Any]) -> list[float]:
@@ -123,24 +112,6 @@ def beside_section(sizes: dict[str, Any], units: list[dict[str, Any]], labels: d
     ]
 
 
-def apart_section(sizes: dict[str, Any], found: list[dict[str, Any]], labels: dict[str, str]) -> list[str]:
-    cells = [
-        [f"{labels[one['variant']]}: {name}", f"{one['beta2']}",
-         *(f"{one[moment][name]['rms']:.2g} / {one[moment][name]['largest']:.3g}" for moment in MOMENTS)]
-        for one in found
-        for name in one["end"]
-    ]  # fmt: skip
-    return [
-        "",
-        "## Weights beside those of float32 state",
-        "",
-        f"How far parameters are from where float32 state leaves them, in lr, root mean square / largest: as their gradients stop beside "
-        f"live ones, after {sizes['rest_before']} steps, and {sizes['rest_to']} steps later.",
-        "",
-        *table(("", "β2", "gradients stop", "end"), cells),
-    ]
-
-
 def markdown(result: dict[str, Any]) -> str:
     labels = {variant.id: variant.label for variant in VARIANTS}
     units = [unit for unit in result["fidelity"] if unit["variant"] in labels]  # results may be of variants that are gone
@@ -172,8 +143,6 @@ def markdown(result: dict[str, Any]) -> str:
             *table(UNIT_HEAD, [unit_cells(unit, labels) for unit in units]),
             *beside_section(sizes, units, labels),
         ]
-    if apart := [one for one in result.get("apart", []) if one["variant"] in labels]:
-        text += apart_section(sizes, apart, labels)
     if absent:
         text += ["", "Left out: " + "; ".join(absent) + "."]
     return "\n".join(text) + "\n"

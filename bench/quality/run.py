@@ -4,7 +4,6 @@
     .venv/bin/python bench/quality/run.py                          all that is not there yet, then the report
     .venv/bin/python bench/quality/run.py --variants fp32,dynamic8 these only; the report has all that is there
     .venv/bin/python bench/quality/run.py --report                 no run, only the report of what is there
-    .venv/bin/python bench/quality/run.py --finetune FILE          fine-tunes the weights in FILE with every format instead
     .venv/bin/python bench/quality/run.py --known FILE.json        goes on from an earlier report of the same settings and text
     .venv/bin/python bench/quality/run.py --device cuda            trains on a GPU; results are kept apart
     .venv/bin/python bench/quality/run.py --quick                  tiny: shows that it runs, measures nothing
@@ -31,13 +30,11 @@ from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 from common import machine  # noqa: E402
-from common.options import chosen  # noqa: E402
-from quality import apart, corpus, fidelity, finetune, finetune_report, report  # noqa: E402
+from quality import corpus, fidelity, report  # noqa: E402
 from quality.model import Size  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.training import Settings, difference, train  # noqa: E402
-from quality.tunes import TUNES  # noqa: E402
-from quality.variants import SCHEDULE_FREE_LR, VARIANTS, Variant, by_seed, float32_of, makeable, why_not  # noqa: E402
+from quality.variants import SCHEDULE_FREE_LR, VARIANTS, Variant, by_seed, makeable, why_not  # noqa: E402
 
 BETA2 = (0.999, 0.95)
 OUT = Path(__file__).resolve().parents[2] / "build" / "bench" / "quality"
@@ -66,10 +63,6 @@ def fidelity_name(variant: Variant, beta2: float) -> str:
     return f"fidelity-{variant.id}-{beta2}"
 
 
-def apart_name(variant: Variant, beta2: float) -> str:
-    return f"apart-{variant.id}-{beta2}"
-
-
 def run_all(
     variants: list[Variant], betas2: Sequence[float], settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus,
     trained: Store, units: Store, device: str,
@@ -84,12 +77,9 @@ def run_all(
     if device != "cpu":
         return
     for variant in able:
-        exact = float32_of(variant)
         for beta2 in betas2:
             if variant.moments:
                 units.make(fidelity_name(variant, beta2), partial(fidelity.measure, variant, beta2, sizes))
-            if exact:
-                units.make(apart_name(variant, beta2), partial(apart.measure, variant, exact, beta2, sizes))
 
 
 def described(device: str) -> dict[str, Any]:
@@ -102,7 +92,6 @@ def collect(
     """All stored results, as one report."""
     runs: list[dict[str, Any]] = []
     found_units: list[dict[str, Any]] = []
-    found_apart: list[dict[str, Any]] = []
     absent: dict[str, str] = {}
     can_tell = device == "cpu" or torch.cuda.is_available()  # a report may be made elsewhere than its runs
     for variant in VARIANTS:
@@ -111,7 +100,6 @@ def collect(
             runs += [found for seed in range(variant.seeds) if (found := trained.get(run_name(variant.id, seed, beta2)))]
             if device == "cpu":
                 found_units += [found] if (found := units.get(fidelity_name(variant, beta2))) else []
-                found_apart += [found] if (found := units.get(apart_name(variant, beta2))) else []
         if len(runs) == before:
             absent[variant.id] = (can_tell and why_not(variant, device)) or "not run yet"
     return {
@@ -126,7 +114,6 @@ def collect(
         "absent": absent,
         "runs": runs,
         "fidelity": found_units,
-        "apart": found_apart,
     }
 
 
@@ -152,18 +139,6 @@ def fewer(variants: list[Variant], seeds: int | None) -> list[Variant]:
     return variants if seeds is None else [dataclasses.replace(one, seeds=min(one.seeds, seeds)) for one in variants]
 
 
-def finetune_all(args: argparse.Namespace) -> int:
-    before = QUICK if args.quick else SCALES[args.scale]
-    options = {"steps": 8, "validation_windows": 8} if args.quick else {}
-    settings = finetune.settings_of(before, **options, **({"lr": args.lr} if args.lr is not None else {}))
-    start = finetune.prepare(args.finetune, before, train_first=not args.report)
-    store = Store(args.out, start.conditions(settings), machine.origin(machine.describe(PACKAGES)))
-    if not args.report:
-        finetune.run_all(fewer(args.variants, args.seeds), settings, start, store)
-    finetune_report.write(finetune.collect(settings, start, store, PACKAGES), args.out)
-    return 0
-
-
 def train_all(args: argparse.Namespace) -> int:
     settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (SCALES[args.scale], fidelity.Sizes())
     settings = dataclasses.replace(settings, **({"beta1": args.beta1} if args.beta1 is not None else {}))
@@ -175,7 +150,7 @@ def train_all(args: argparse.Namespace) -> int:
     trained = Store(args.out, conditions, origin)
     for file in args.known or ():
         adopt(file, settings, text, trained, device)
-    constants = {"beside": fidelity.BESIDE, "changes": fidelity.CHANGES, "live": fidelity.LIVE, "living": apart.LIVING, "lr": fidelity.LR}
+    constants = {"beside": fidelity.BESIDE, "changes": fidelity.CHANGES, "live": fidelity.LIVE, "lr": fidelity.LR}
     units = Store(args.out, {"sizes": dataclasses.asdict(sizes), **constants}, origin)
     if not args.report:
         run_all(fewer(args.variants, args.seeds), args.beta2 or BETA2, settings, sizes, text, trained, units, device)
@@ -185,16 +160,10 @@ def train_all(args: argparse.Namespace) -> int:
 
 def refuse_idle(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Ends with a message where an option has no effect, or cannot have one here."""
-    if args.finetune and args.device != "cpu":
-        parser.error(f"--device: got {args.device} with --finetune, which runs on the CPU")
     if args.device == "cuda" and not args.report and not torch.cuda.is_available():
         parser.error("--device: got cuda, but torch sees no GPU here")
-    idle = {"with --finetune": ("known", "beta1", "beta2", "text")} if args.finetune else {"without --finetune": ("lr",)}
-    if args.report:
-        idle["with --report"] = ("variants", "seeds", "beta2")
-    for beside, names in idle.items():
-        if given := [f"--{name}" for name in names if getattr(args, name) is not None]:
-            parser.error(f"got {', '.join(given)} {beside}, where it has no effect; leave it away")
+    if args.report and (given := [f"--{name}" for name in ("variants", "seeds", "beta2") if getattr(args, name) is not None]):
+        parser.error(f"got {', '.join(given)} with --report, where it has no effect; leave it away")
 
 
 def main() -> int:
@@ -207,22 +176,21 @@ def main() -> int:
     parser.add_argument("--beta1", type=float, help="of all trainings (default: 0.9); results of another one are kept apart")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the trainings; results of each are kept apart")
     parser.add_argument("--text", type=Path, metavar="DIR", help="standard library of another Python, to train on the text of an earlier report")
-    parser.add_argument("--finetune", type=Path, metavar="FILE", help="fine-tune the weights in FILE, which are trained first if need be")
-    parser.add_argument("--lr", type=float, help="of fine-tunes (default: a fifth of that before); results of another one are kept apart")
     parser.add_argument("--known", type=Path, nargs="+", metavar="FILE", help="earlier reports (quality.json) whose runs are taken over")
     parser.add_argument("--quick", action="store_true", help="tiny runs: shows that it runs, measures nothing")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of quality.{json,md,png}")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of quality.{json,md}")
     args = parser.parse_args()
     refuse_idle(parser, args)
-    try:
-        args.variants = chosen(TUNES if args.finetune else VARIANTS, args.variants or "")
-    except argparse.ArgumentTypeError as error:
-        parser.error(f"--variants: {error}")
+    known = [variant.id for variant in VARIANTS]
+    names = args.variants.split(",") if args.variants else known
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"--variants: got {', '.join(unknown)}, wanted some of {', '.join(known)}")
+    args.variants = [variant for variant in VARIANTS if variant.id in names]
     if args.seeds is not None and args.seeds < 0:
         parser.error(f"--seeds: got {args.seeds}, wanted 0 or more")
     torch.set_num_threads(1)
     try:
-        return finetune_all(args) if args.finetune else train_all(args)
+        return train_all(args)
     except (OSError, ValueError) as error:
         parser.error(str(error))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
+from common import contenders
 
 Maker = Callable[..., torch.optim.Optimizer]  # (params, lr=, betas=, eps=, weight_decay=)
 
@@ -25,13 +27,8 @@ class Variant:
     moments: Callable[[torch.optim.Optimizer, torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
     """The second moment of a parameter, decoded; None: not watched."""
     rule: str = "AdamW"  # gaps and noise are to float32 runs of the same rule
-    lora: bool = False  # adapters train, and the weights stay: of fine-tunes (tunes.py)
     lr: float = 1.0  # times the settings'
     device: str | None = None  # of torch, where it is of one kind alone
-
-
-def torch_adamw(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, fused=True, **hyper)
 
 
 def lowtide(**options: Any) -> Maker:
@@ -43,28 +40,20 @@ def lowtide(**options: Any) -> Maker:
     return make
 
 
-def bitsandbytes(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
-    from bitsandbytes.optim import AdamW8bit
-
-    return AdamW8bit(params, **hyper)
-
-
-def flashoptim(bits: Literal[24, 32] | None) -> Maker:
-    """bits: precision of bfloat16 weights, by an error that FlashOptim keeps beside them; None: that of the weights."""
-
-    def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
-        from flashoptim import FlashAdamW
-
-        made: torch.optim.Optimizer = FlashAdamW(params, master_weight_bits=bits, **hyper)
-        return made
-
-    return make
-
-
 def torchao_4bit(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
-    from quality.torchao_4bit import AdamW
+    """The step runs uncompiled: the same operations without the C++ compiler that torch.compile needs on a CPU. A learning rate may
+    be a number, as training loops set it; torchao takes only a tensor."""
+    made: torch.optim.Optimizer = contenders.torchao(params, bits=4, **hyper)
+    compiled = made.step
 
-    return AdamW(params, **hyper)
+    def step(closure: Any = None) -> Any:
+        for group in made.param_groups:
+            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32)
+        with torch.compiler.set_stance("force_eager"):
+            return compiled(closure)
+
+    made.step = step  # type: ignore[method-assign]
+    return made
 
 
 def _torch_moment(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> torch.Tensor:
@@ -79,8 +68,8 @@ def _lowtide_moment(optimizer: Any, param: torch.Tensor) -> torch.Tensor:
 
 
 def _torchao_moment(optimizer: Any, param: torch.Tensor) -> torch.Tensor:
-    moment: torch.Tensor = optimizer.second_moment(param)
-    return moment
+    moment: torch.Tensor = optimizer.state[param]["exp_avg_sq"]
+    return moment if type(moment) is torch.Tensor else moment.dequantize()  # small tensors have float32 state
 
 
 def _cpu_moment(optimizer: Any, param: torch.Tensor) -> torch.Tensor:
@@ -134,11 +123,11 @@ MANY = 12  # seeds, of what is compared most closely
 
 # In the order in which they are run and shown.
 VARIANTS = (
-    Variant("fp32", "fp32 (torch)", torch_adamw, noise=True, seeds=MANY, moments=_torch_moment),
-    Variant("fp32_c", "fp32, init changed by 1e-3", torch_adamw, init_change=1e-3, draw=3, noise=True, seeds=MANY),
-    Variant("fp32_d", "fp32, init changed by 1e-3, 2nd draw", torch_adamw, init_change=1e-3, draw=4, noise=True),
-    Variant("fp32_e", "fp32, init changed by 1e-3, 3rd draw", torch_adamw, init_change=1e-3, draw=5, noise=True),
-    Variant("fp32_a", "fp32, init changed by 1e-6", torch_adamw, init_change=1e-6, draw=1),
+    Variant("fp32", "fp32 (torch)", contenders.torch_fused, noise=True, seeds=MANY, moments=_torch_moment),
+    Variant("fp32_c", "fp32, init changed by 1e-3", contenders.torch_fused, init_change=1e-3, draw=3, noise=True, seeds=MANY),
+    Variant("fp32_d", "fp32, init changed by 1e-3, 2nd draw", contenders.torch_fused, init_change=1e-3, draw=4, noise=True),
+    Variant("fp32_e", "fp32, init changed by 1e-3, 3rd draw", contenders.torch_fused, init_change=1e-3, draw=5, noise=True),
+    Variant("fp32_a", "fp32, init changed by 1e-6", contenders.torch_fused, init_change=1e-6, draw=1),
     _ours("dynamic8", "dynamic8, auto (default)", MANY, state="dynamic8", rounding="auto"),
     _ours("dynamic8_nearest", "dynamic8, nearest", MANY, state="dynamic8", rounding="nearest"),
     _ours("float8", "float8, auto", MANY, state="float8", rounding="auto"),
@@ -149,12 +138,16 @@ VARIANTS = (
     _weights("bf16_residual16", "bf16 weights, residual16", state="fp32", master="residual16"),
     _ours("bf16_states", "bf16 state, auto", state="bf16", rounding="auto"),
     _ours("bf16_states_nearest", "bf16 state, nearest", state="bf16", rounding="nearest"),
-    Variant("bnb_cpu", "bitsandbytes AdamW8bit on the CPU", bitsandbytes, moments=_cpu_moment, device="cpu"),
-    Variant("bnb_cuda", "bitsandbytes AdamW8bit on CUDA", bitsandbytes, device="cuda"),
+    Variant("bnb_cpu", "bitsandbytes AdamW8bit on the CPU", contenders.bitsandbytes, moments=_cpu_moment, device="cpu"),
+    Variant("bnb_cuda", "bitsandbytes AdamW8bit on CUDA", contenders.bitsandbytes, device="cuda"),
     _ours("fp32_ours", "fp32 (Lowtide)", state="fp32"),
     Variant("torchao4", "torchao AdamW4bit", torchao_4bit, seeds=6, moments=_torchao_moment),
-    Variant("flashoptim_cuda", "FlashOptim FlashAdamW", flashoptim(None), device="cuda"),
-    Variant("flashoptim_24", "FlashOptim FlashAdamW, bf16 weights of 24 bits", flashoptim(24), weights=torch.bfloat16, device="cuda"),
+    # master_weight_bits: precision of bfloat16 weights, by an error that FlashOptim keeps beside them; None: that of the weights
+    Variant("flashoptim_cuda", "FlashOptim FlashAdamW", partial(contenders.flashoptim, master_weight_bits=None), device="cuda"),
+    Variant(
+        "flashoptim_24", "FlashOptim FlashAdamW, bf16 weights of 24 bits", partial(contenders.flashoptim, master_weight_bits=24),
+        weights=torch.bfloat16, device="cuda",
+    ),
     _muon("muon_fp32", "fp32 (torch)", "torch", noise=True),
     _muon("muon_fp32_c", "fp32, init changed by 1e-3", "torch", noise=True, init_change=1e-3, draw=3),
     _muon("muon_fp32_d", "fp32, init changed by 1e-3, 2nd draw", "torch", noise=True, init_change=1e-3, draw=4),
@@ -166,19 +159,11 @@ VARIANTS = (
     _schedule_free("sf_dynamic8_nearest", "dynamic8, nearest", state="dynamic8", rounding="nearest"),
     _schedule_free("sf_float8", "float8", state="float8"),
     _schedule_free("sf_bf16", "bf16 state", state="bf16"),
-)
+)  # fmt: skip
 
 
 def of_rule(rule: str) -> list[Variant]:
     return [variant for variant in VARIANTS if variant.rule == rule]
-
-
-def float32_of(variant: Variant) -> Variant | None:
-    """The variant that its weights are compared with (apart.py): the same rule with float32 state. None: that is not done."""
-    compared = variant.weights == torch.float32 and not variant.init_change
-    exact = {"AdamW": "fp32", "Schedule-Free": "sf_fp32"}.get(variant.rule)
-    known = {one.id: one for one in VARIANTS}
-    return known[exact] if compared and exact and exact != variant.id else None
 
 
 def makeable(variants: Sequence[Variant], device: str = "cpu") -> list[Variant]:

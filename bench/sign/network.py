@@ -16,7 +16,6 @@ A row is the median over rounds of the slowest worker. docs/benchmarks/method.md
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 sys.path.append(str(Path(__file__).resolve().parent))
 
 import dilation  # noqa: E402
-from cluster.network import Network  # noqa: E402
+from cluster.network import Network, answers  # noqa: E402
 from common import machine, results  # noqa: E402
 
 WORKER = Path(__file__).with_name("network_worker.py")
@@ -40,11 +39,7 @@ def measure(workers: int, rate: str | None, elements: int, rounds: int, by: int)
         command = [sys.executable, str(WORKER), str(elements), str(rounds)]
         commands = [dilation.pinned(command, rank) if by > 1 else command for rank in range(workers)]
         started = [network.start(rank, each, {"OMP_NUM_THREADS": "1"}) for rank, each in enumerate(commands)]
-        outputs = [process.communicate(timeout=1800) for process in started]
-        for rank, process in enumerate(started):
-            if process.returncode:
-                raise SystemExit(f"worker {rank} of {workers}: exit {process.returncode}\n{outputs[rank][1][-3000:]}")
-    found = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+        found = answers(started, 1800)
     table = {}
     for name in found[0]:
         slowest = [max(one[name]["seconds"][r] for one in found) for r in range(rounds)]

@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 sys.path.append(str(Path(__file__).resolve().parent))
 
 import dilation  # noqa: E402
-from cluster.network import Network  # noqa: E402
+from cluster.network import Network, answers  # noqa: E402
 from common import machine  # noqa: E402
 
 MUST = 0.8  # of the time without overlap: 4 workers, 1 Gb/s
@@ -77,11 +77,7 @@ def main() -> None:
         command = [sys.executable, str(Path(__file__).resolve()), "--worker", *options]
         commands = [dilation.pinned(command, rank) if by > 1 else command for rank in range(args.workers)]
         started = [network.start(rank, each, {"OMP_NUM_THREADS": "1"}) for rank, each in enumerate(commands)]
-        outputs = [process.communicate(timeout=600) for process in started]
-    for rank, process in enumerate(started):
-        if process.returncode:
-            raise SystemExit(f"worker {rank}: exit {process.returncode}\n{outputs[rank][1][-3000:]}")
-    found = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+        found = answers(started, 600)
     ms = {
         name: statistics.median(max(one[name][r] for one in found) for r in range(args.rounds)) * 1e3 for name in found[0]
     }

@@ -26,10 +26,12 @@ from collections.abc import Callable  # noqa: E402
 from dataclasses import dataclass, replace  # noqa: E402
 from typing import Any  # noqa: E402
 
+import numpy  # noqa: E402
 import torch  # noqa: E402
 from common import machine, results, threads  # noqa: E402
-from paging.programs import linked  # noqa: E402
-from sign.contenders import float32_passes  # noqa: E402
+from lowtide.compat.deepspeed import packbits, unpackbits  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,6 @@ class Line:
         kind, what, elements = self.arguments
         return f"{elements / 1e6:.0f}M {what}" if kind == "values" else f"{what} voters, {elements / 1e6:.0f}M signs"
 
-
     @property
     def bytes(self) -> int:
         """Bytes of values, or of ballots."""
@@ -90,6 +91,31 @@ def lines(quick: bool) -> list[Line]:
         ratios = (Ratio("vote", ("read",), 0.4, VOTE), LOOP)
         made.append(Line(("votes", str(voters), elements), min(rounds, 15), ratios))
     return made
+
+
+def float32_passes(elements: int) -> dict[str, Callable[[], object]]:
+    """By numpy, torch and the names of DeepSpeed's packbits. Each packs the same `elements` random numbers (a multiple of 8), allocations included."""
+    tensor = torch.randn(elements, generator=torch.Generator().manual_seed(7))
+    array = tensor.numpy()
+    packed = packbits(tensor, elements, 0)
+    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+    return {
+        "numpy_pack": lambda: numpy.packbits(array >= 0, bitorder="little"),
+        "compat_pack": lambda: packbits(tensor, elements, 0),
+        "torch_read": tensor.sum,
+        "compat_unpack": lambda: unpackbits(packed, elements, 0),
+        "torch_fill": lambda: torch.ones(elements),
+        "torch_pack": lambda: ((tensor.view(-1, 8) >= 0) * weights).sum(1),
+    }
+
+
+def compiled(folder: Path | None) -> Path:
+    """The program that links the library's objects: from `folder`, or built by CMake (`make build` has done most of that)."""
+    if folder is None:
+        for command in (["cmake", "--preset", "dev"], ["cmake", "--build", "--preset", "dev", "--target", "sign_throughput"]):
+            subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        folder = ROOT / "build" / "dev" / "bench"
+    return folder / "sign_throughput"
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -139,7 +165,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(threads.cores()))
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    program = linked("sign_throughput", arguments.programs)
+    program = compiled(arguments.programs)
     torch.set_num_threads(arguments.threads)
     result: dict[str, Any] = {
         "machine": machine.describe(["torch", "numpy"]), "threads": arguments.threads, "quick": arguments.quick,

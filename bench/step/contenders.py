@@ -9,22 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common.contenders import Contender, Options
+from common import contenders
+from common.contenders import Contender, Options, Params
 
 LEARNING_RATE = {"adamw": 1e-3, "lion": 1e-4}
 DECAY = 1e-2
-Params = list[torch.nn.Parameter]
+MAX_NORM = 1e9  # torch multiplies gradients by min(1, MAX_NORM / norm): they stay as they are for the next line
 
 
-def torch_adamw(**how: bool) -> Contender:
-    return Contender("torch", lambda params, rule, options: torch.optim.AdamW(params, lr=LEARNING_RATE[rule], **how))
-
-
-def lowtide(params: Params, rule: str, options: Options) -> Any:
+def lowtide(params: Params, rule: str = "adamw", **options: Any) -> Any:
     """The option "cpu_target" picks an instruction set, as only tests and benchmarks do."""
     import lowtide
 
-    made = getattr(lowtide, {"adamw": "AdamW", "lion": "Lion"}[rule])(params, lr=LEARNING_RATE[rule], weight_decay=DECAY, **options)
+    made = getattr(lowtide, {"adamw": "AdamW", "lion": "Lion"}[rule])(params, **options)
     target = options.get("cpu_target", "")
     if target and made.engine.core.cpu_target() != target:
         raise RuntimeError(f"got the path {made.engine.core.cpu_target()}, wanted {target}")
@@ -46,15 +43,37 @@ class Reads:
     """One read of all gradients, in place of a step. call: "check", Lowtide's search for values that are not finite; "norm", its
     norm; "torch", torch.nn.utils.get_total_norm."""
 
-    def __init__(self, params: Params, call: str) -> None:
+    def __init__(self, params: Params, call: str, **hyper: Any) -> None:
         self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         grads = [param.grad for param in params]
-        made = None if call == "torch" else lowtide(params, "adamw", {})
+        made = None if call == "torch" else lowtide(params, **hyper)
         self.step = {
             "check": lambda: made.engine.core.check(),
             "norm": lambda: made.clip_grad_norm_(1.0),
             "torch": lambda: torch.nn.utils.get_total_norm(grads, foreach=True),
         }[call]
+
+
+class Sequence:
+    """A step as people take it: the norm of all gradients is clipped, by the optimizer's own clip_grad_norm_, else by torch's, the
+    parameters are stepped, the gradients are dropped."""
+
+    def __init__(self, optimizer: Any, params: Params) -> None:
+        self._optimizer, self._params, self._grads = optimizer, params, [param.grad for param in params]
+        self._clips_itself = hasattr(optimizer, "clip_grad_norm_")
+
+    def prepare(self) -> None:
+        """Puts back the gradients, which backward would have made. Not a part of what is timed."""
+        for param, grad in zip(self._params, self._grads, strict=True):
+            param.grad = grad
+
+    def __call__(self) -> None:
+        if self._clips_itself:
+            self._optimizer.clip_grad_norm_(MAX_NORM)
+        else:
+            torch.nn.utils.clip_grad_norm_(self._params, MAX_NORM, foreach=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
 class Bnb:
@@ -63,16 +82,16 @@ class Bnb:
 
     BLOCK = 256
 
-    def __init__(self, params: Params, rule: str, options: Options) -> None:
+    def __init__(self, params: Params, lr: float, weight_decay: float, map: str = "vectorized") -> None:
         from bitsandbytes.functional import create_dynamic_map
 
         import lowtide
 
         self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self._library = ctypes.CDLL(str(pathlib.Path(lowtide.__file__).parent / "liblowtide_bnb.so"))
-        by = 1 - 2.0**-20 if options.get("map") == "other" else 1
+        by = 1 - 2.0**-20 if map == "other" else 1
         self._maps = [create_dynamic_map(signed=signed) * by for signed in (True, False)]
-        self._lr, self._step = LEARNING_RATE[rule], 0
+        self._lr, self._decay, self._step = lr, weight_decay, 0
         for p in params:
             blocks = -(-p.numel() // self.BLOCK)
             codes = {name: torch.zeros(p.numel(), dtype=torch.uint8) for name in ("state1", "state2")}
@@ -88,22 +107,8 @@ class Bnb:
             scales = [ctypes.c_void_p(t.data_ptr()) for t in (*self._maps, s["absmax1"], s["absmax2"])]
             self._library.cadam_8bit_blockwise_grad_fp32(
                 *arrays, *map(number, (0.9, 0.999, 0.0, 0.0, 1e-8)), ctypes.c_int32(self._step), number(self._lr),
-                *scales, number(DECAY), number(1.0), ctypes.c_bool(False), ctypes.c_int32(p.numel()),
+                *scales, number(self._decay), number(1.0), ctypes.c_bool(False), ctypes.c_int32(p.numel()),
             )  # fmt: skip
-
-
-def bitsandbytes(params: Params, rule: str, options: Options) -> Any:
-    """Its CPU step is a chain of torch operations."""
-    import bitsandbytes
-
-    return bitsandbytes.optim.AdamW8bit(params, lr=LEARNING_RATE[rule], weight_decay=DECAY)
-
-
-def deepspeed(params: Params, rule: str, options: Options) -> Any:
-    """CPUAdam, compiled by DeepSpeed itself when first used (some minutes)."""
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    return DeepSpeedCPUAdam(params, lr=LEARNING_RATE[rule], weight_decay=DECAY, adamw_mode=True)
 
 
 def deepspeed_compiles() -> bool:
@@ -112,27 +117,11 @@ def deepspeed_compiles() -> bool:
     return not pathlib.Path(_get_build_directory("cpu_adam", False), "cpu_adam.so").exists()
 
 
-def torchao(params: Params, rule: str, options: Options) -> Any:
-    """State of 8 or 4 bits (option "bits"): torch.compile makes its step, on a CPU with a C++ compiler."""
-    import torchao.optim
-
-    made = {8: torchao.optim.AdamW8bit, 4: torchao.optim.AdamW4bit}[options.get("bits", 8)]
-    return made(params, lr=LEARNING_RATE[rule], weight_decay=DECAY)
-
-
-def flashoptim(params: Params, rule: str, options: Options) -> Any:
-    """Its 8-bit state, low bits of weights and fused step are Triton kernels for GPUs; without them (its own options) it runs on a
-    CPU, with state as wide as the parameters."""
-    import flashoptim
-
-    return flashoptim.FlashAdamW(params, lr=LEARNING_RATE[rule], weight_decay=DECAY, **options)
-
-
 def flashoptim_cannot(options: Options) -> str | None:
     param = torch.nn.Parameter(torch.zeros(64))
     param.grad = torch.zeros(64)
     try:
-        flashoptim([param], "adamw", options).step()
+        contenders.flashoptim([param], **options).step()
     except Exception as error:
         return f"says: {error}"
     return None
@@ -140,13 +129,13 @@ def flashoptim_cannot(options: Options) -> str | None:
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it when it is imported
 CONTENDERS = {
-    "torch_fused": torch_adamw(fused=True),
+    "torch_fused": Contender("torch", contenders.torch_fused),
     "lowtide": Contender("lowtide", lowtide, cannot=lowtide_cannot),
     "lowtide_bnb": Contender("lowtide", Bnb, compiles=lambda: False),
-    "gradient_reads": Contender("lowtide", lambda params, rule, options: Reads(params, **options)),
-    "torch_foreach": torch_adamw(foreach=True),
-    "bitsandbytes": Contender("bitsandbytes", bitsandbytes),
-    "deepspeed_cpu_adam": Contender("deepspeed", deepspeed, module="deepspeed.ops.adam", compiles=deepspeed_compiles),
-    "torchao": Contender("torchao", torchao, module="torchao.optim", compiles=lambda: True),
-    "flashoptim": Contender("flashoptim", flashoptim, cannot=flashoptim_cannot),
+    "gradient_reads": Contender("lowtide", Reads),
+    "torch_foreach": Contender("torch", contenders.torch_foreach),
+    "bitsandbytes": Contender("bitsandbytes", contenders.bitsandbytes),
+    "deepspeed_cpu_adam": Contender("deepspeed", contenders.deepspeed, module="deepspeed.ops.adam", compiles=deepspeed_compiles),
+    "torchao": Contender("torchao", contenders.torchao, module="torchao.optim", compiles=lambda: True),
+    "flashoptim": Contender("flashoptim", contenders.flashoptim, cannot=flashoptim_cannot),
 }

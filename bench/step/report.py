@@ -1,16 +1,15 @@
-"""The results as a table on the terminal, as Markdown, and as plain data."""
+"""The results as Markdown and as plain data."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from common.results import table
 from common.rounds import Series
-from step.codes import Count
 from step.rows import AT_MOST, FIGURES, Group, Line, Target
 
 HEAD = ("", "T", "Gelt/s", "B/elt", "GB/s", "% ceiling", "× fused", "2T/1T", "µs/tensor", "B state", "clean", "target")
-CODES_HEAD = ("stored by", "values", "not the nearest", "of", "target")
 
 
 def series_data(series: Series) -> dict[str, Any]:
@@ -78,20 +77,13 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def codes_cells(count: Count) -> list[str]:
-    target = "" if not count.who.startswith("lowtide") else f"0: {'yes' if count.wrong == 0 else 'NO'}"
-    return [count.who, count.what, str(count.wrong), str(count.values), target]
-
-
-def tables(result: dict[str, Any], counts: list[Count]) -> list[tuple[str, tuple[str, ...], list[list[str]]]]:
+def tables(result: dict[str, Any]) -> list[tuple[str, tuple[str, ...], list[list[str]]]]:
     """Title, head and rows of each table. Columns that a table does not use are left out."""
     out: list[tuple[str, tuple[str, ...], list[list[str]]]] = []
     for group in result["groups"]:
         rows = [cells(row) for row in group["rows"]]
         used = [k for k in range(len(HEAD)) if k == 0 or any(row[k] for row in rows)]
         out.append((group["title"], tuple(HEAD[k] for k in used), [[row[k] for k in used] for row in rows]))
-    if counts:
-        out.append(("8-bit codes against the nearest of all 256", CODES_HEAD, [codes_cells(c) for c in counts]))
     return out
 
 
@@ -111,35 +103,11 @@ def summary(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def markdown(result: dict[str, Any], counts: list[Count]) -> str:
+def markdown(result: dict[str, Any]) -> str:
     text = ["# One optimizer step on the CPU", "", "How to read this: [method.md](method.md).", ""]
     text += [f"* {line}" for line in summary(result)]
-    for title, head, rows in tables(result, counts):
+    for title, head, rows in tables(result):
         align = ["---"] + ["---:"] * (len(head) - 2) + ["---"]
         text += ["", f"## {title[0].upper() + title[1:]}", ""]
-        text += ["| " + " | ".join(row) + " |" for row in (list(head), align, *rows)]
+        text += table(head, rows, align)
     return "\n".join(text) + "\n"
-
-
-def show(result: dict[str, Any], counts: list[Count]) -> None:
-    """Prints the tables; as Markdown where rich is not installed."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        print(markdown(result, counts))
-        return
-    plain = Console()
-    console = plain if plain.is_terminal else Console(width=170)
-    for line in summary(result):
-        console.print(line, style="dim", highlight=False, markup=False)
-    for title, head, rows in tables(result, counts):
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for k, name in enumerate(head):
-            last = k == len(head) - 1
-            table.add_column(name, justify="left" if k == 0 or last else "right", no_wrap=not last)
-        for row in rows:
-            missed = row[-1].endswith("NO") or "NO;" in row[-1]
-            table.add_row(*row, style="red" if missed else "")
-        console.print()
-        console.print(table)

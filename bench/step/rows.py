@@ -73,9 +73,9 @@ class Line:
 class Group:
     id: str
     title: str
-    shape: tuple[int, ...]  # of one tensor
-    quick_shape: tuple[int, ...]
     lines: tuple[Line, ...]
+    shape: tuple[int, ...] = (16384, 4096)  # of one tensor
+    quick_shape: tuple[int, ...] = (1024, 4096)
     tensors: int = 1
     quick_tensors: int = 1
     clean: int = 15  # samples wanted of each line at each number of threads
@@ -89,32 +89,33 @@ def _fused(dtype: str = "float32") -> Line:
     return Line(FUSED_BF16, "torch AdamW(fused), bf16 p, g, state", "torch_fused", (2, 2, 2, 2), dtype=dtype)
 
 
+def _widths(state: str, rule: str, dtype: str, master: str | None) -> Widths:
+    """Two states of half a byte are as many bytes as one of a byte, and a residual is as many as those of a wider state."""
+    p = 4 if dtype == "float32" else 2
+    if rule == "lion" or state == "dynamic4":
+        return p, p, 1, 0
+    each = {"fp32": 4, "bf16": 2}.get(state, 1) + (1 if master == "residual16" else 0)
+    return p, p, each, each
+
+
 def _lowtide(
-    id: str,
-    label: str,
-    widths: Widths,
-    state: str,
-    *targets: Target,
-    rule: str = "adamw",
-    dtype: str = "float32",
-    unchecked: tuple[Target, ...] = (),
-    **options: Any,
+    id: str, label: str, state: str, *targets: Target, rule: str = "adamw", dtype: str = "float32",
+    unchecked: tuple[Target, ...] = (), **options: Any,
 ) -> list[Line]:
     """Two lines: without the check for non-finite gradients, as torch has none, and with it, as is the default. unchecked:
     further targets of the first."""
+    widths = _widths(state, rule, dtype, options.get("master"))
     both = []
     for suffix, name, policy in (("", "", "propagate"), ("+check", " + check", "skip")):
-        all_options = {"state": state, "nonfinite": policy, **options}
+        all_options = {"rule": rule, "state": state, "nonfinite": policy, **options}
         wanted = targets if suffix else (*targets, *unchecked)
         both.append(Line(id + suffix, f"lowtide {label}{name}", "lowtide", widths, rule, all_options, dtype, wanted))
-    return both
+    return both  # fmt: skip
 
 
-def _format(
-    id: str, label: str, widths: Widths, state: str, *targets: Target, dtype: str = "float32", **options: Any
-) -> list[Line]:
+def _format(id: str, label: str, state: str, *targets: Target, dtype: str = "float32", **options: Any) -> list[Line]:
     """Without the check for non-finite gradients alone."""
-    return _lowtide(f"formats-{id}", f"AdamW {label}", widths, state, *targets, dtype=dtype, **options)[:1]
+    return _lowtide(f"formats-{id}", f"AdamW {label}", state, *targets, dtype=dtype, **options)[:1]
 
 
 def _clipped(line: Line, *targets: Target) -> Line:
@@ -160,118 +161,61 @@ def _reads(dtype: str) -> tuple[Line, ...]:
 
 
 _PLAIN = {"quantize": False, "master_weight_bits": None, "fused": False}  # FlashOptim without kernels for GPUs
+_TINY: dict[str, Any] = {"shape": (1024,), "quick_shape": (1024,), "tensors": 10000, "quick_tensors": 1000, "ceiling": False}
+_NEAR_BF16 = Target("x_fused_bf16", 0.95, threads=2)
 _STATE = Target("state_bytes", 2.04)  # 2 codes of a byte and 2 scales of 4 bytes per 256: 2.03125
 
 GROUPS = (
     Group(
         "fp32",
         "fp32 parameters and gradients",
-        (16384, 4096),
-        (1024, 4096),
         (
             _fused(),
-            *_lowtide("fp32", "AdamW fp32", (4, 4, 4, 4), "fp32", Target("x_fused", 1.0), Target("ceiling", 0.95)),
+            *_lowtide("fp32", "AdamW fp32", "fp32", Target("x_fused", 1.0), Target("ceiling", 0.95)),
             *_lowtide(
-                "dynamic8",
-                "AdamW dynamic8",
-                (4, 4, 1, 1),
-                "dynamic8",
-                Target("x_fused", 0.65, threads=1),
-                Target("x_fused", 1.0, threads=2),
-                Target("scaling", 1.85, threads=2),
-                _STATE,
-                unchecked=(Target("x_fused", 1.15, threads=2),),
+                "dynamic8", "AdamW dynamic8", "dynamic8", Target("x_fused", 0.65, threads=1), Target("x_fused", 1.0, threads=2),
+                Target("scaling", 1.85, threads=2), _STATE, unchecked=(Target("x_fused", 1.15, threads=2),),
             ),
-            *_lowtide(
-                "dynamic8-avx2",
-                "AdamW dynamic8, AVX2 path",
-                (4, 4, 1, 1),
-                "dynamic8",
-                Target("x_fused", 0.8, threads=2),
-                cpu_target="avx2",
-            ),
-            *_lowtide("bf16-state", "AdamW bf16 state", (4, 4, 2, 2), "bf16"),
-            *_lowtide(
-                "lion-dynamic8",
-                "Lion dynamic8",
-                (4, 4, 1, 0),
-                "dynamic8",
-                Target("x_fused", 1.5, threads=2),
-                rule="lion",
-            ),
+            *_lowtide("dynamic8-avx2", "AdamW dynamic8, AVX2 path", "dynamic8", Target("x_fused", 0.8, threads=2), cpu_target="avx2"),
+            *_lowtide("bf16-state", "AdamW bf16 state", "bf16"),
+            *_lowtide("lion-dynamic8", "Lion dynamic8", "dynamic8", Target("x_fused", 1.5, threads=2), rule="lion"),
         ),
     ),
     Group(
         "bf16",
         "bf16 parameters and gradients",
-        (16384, 4096),
-        (1024, 4096),
         (
             _fused(),
             _fused("bfloat16"),
-            *_lowtide("bf16-dynamic8", "AdamW dynamic8, bf16 p, g", (2, 2, 1, 1), "dynamic8", dtype="bfloat16"),
-            *_lowtide("bf16-fp32", "AdamW fp32 state, bf16 p, g", (2, 2, 4, 4), "fp32", dtype="bfloat16"),
+            *_lowtide("bf16-dynamic8", "AdamW dynamic8, bf16 p, g", "dynamic8", dtype="bfloat16"),
+            *_lowtide("bf16-fp32", "AdamW fp32 state, bf16 p, g", "fp32", dtype="bfloat16"),
         ),
     ),
     Group(
         "formats",
         "state formats, fp32 parameters and gradients",
-        (16384, 4096),
-        (1024, 4096),
         (
             _fused(),
-            *_format("float8", "float8", (4, 4, 1, 1), "float8", Target("x_fused", 1.45, threads=2)),
-            *_format("dynamic8-nearest", "dynamic8, nearest", (4, 4, 1, 1), "dynamic8", rounding="nearest"),
-            *_format(
-                "dynamic8",
-                "dynamic8 (default)",
-                (4, 4, 1, 1),
-                "dynamic8",
-                Target("x_nearest", 1.05),
-                Target("x_fused", 0.9, threads=2),
-            ),
-            # Two states of half a byte are as many bytes as one of a byte.
-            *_format("dynamic4", "dynamic4", (4, 4, 1, 0), "dynamic4", Target("x_fused", 1.6, threads=2)),
-            *_format("float8-avx2", "float8, AVX2 path", (4, 4, 1, 1), "float8", cpu_target="avx2"),
-            *_format("dynamic8-avx2", "dynamic8 (default), AVX2 path", (4, 4, 1, 1), "dynamic8", cpu_target="avx2"),
+            *_format("float8", "float8", "float8", Target("x_fused", 1.45, threads=2)),
+            *_format("dynamic8-nearest", "dynamic8, nearest", "dynamic8", rounding="nearest"),
+            *_format("dynamic8", "dynamic8 (default)", "dynamic8", Target("x_nearest", 1.05), Target("x_fused", 0.9, threads=2)),
+            *_format("dynamic4", "dynamic4", "dynamic4", Target("x_fused", 1.6, threads=2)),
+            *_format("float8-avx2", "float8, AVX2 path", "float8", cpu_target="avx2"),
+            *_format("dynamic8-avx2", "dynamic8 (default), AVX2 path", "dynamic8", cpu_target="avx2"),
         ),
         limit=24,
     ),
     Group(
         "formats-bf16",
         "state formats, bf16 parameters and gradients",
-        (16384, 4096),
-        (1024, 4096),
         (
             _fused(),
             _fused("bfloat16"),
+            *_format("float8-bf16", "float8", "float8", Target("x_fused", 1.9, threads=2), dtype="bfloat16"),
+            *_format("dynamic8-nearest-bf16", "dynamic8, nearest", "dynamic8", _NEAR_BF16, dtype="bfloat16", rounding="nearest"),
+            *_format("dynamic8-bf16", "dynamic8 (default)", "dynamic8", _NEAR_BF16, dtype="bfloat16"),
             *_format(
-                "float8-bf16", "float8", (2, 2, 1, 1), "float8", Target("x_fused", 1.9, threads=2), dtype="bfloat16"
-            ),
-            *_format(
-                "dynamic8-nearest-bf16",
-                "dynamic8, nearest",
-                (2, 2, 1, 1),
-                "dynamic8",
-                Target("x_fused_bf16", 0.95, threads=2),
-                dtype="bfloat16",
-                rounding="nearest",
-            ),
-            *_format(
-                "dynamic8-bf16",
-                "dynamic8 (default)",
-                (2, 2, 1, 1),
-                "dynamic8",
-                Target("x_fused_bf16", 0.95, threads=2),
-                dtype="bfloat16",
-            ),
-            *_format(
-                "residual16",
-                "dynamic8, master residual16",
-                (2, 2, 2, 2),  # the residual's bytes as those of a wider state
-                "dynamic8",
-                Target("x_fused_bf16", 0.75, threads=2),
-                dtype="bfloat16",
+                "residual16", "dynamic8, master residual16", "dynamic8", Target("x_fused_bf16", 0.75, threads=2), dtype="bfloat16",
                 master="residual16",
             ),
         ),
@@ -280,88 +224,55 @@ GROUPS = (
     Group(
         "rivals",
         "other optimizers",
-        (4096, 4096),
-        (256, 4096),
         (
             _fused(),
-            *_lowtide("rivals-dynamic8", "AdamW dynamic8", (4, 4, 1, 1), "dynamic8", Target("x_bitsandbytes", 25.0)),
-            *_lowtide("rivals-fp32", "AdamW fp32", (4, 4, 4, 4), "fp32"),
+            *_lowtide("rivals-dynamic8", "AdamW dynamic8", "dynamic8", Target("x_bitsandbytes", 25.0)),
+            *_lowtide("rivals-fp32", "AdamW fp32", "fp32"),
             Line("bitsandbytes", "bitsandbytes AdamW8bit", "bitsandbytes", (4, 4, 1, 1)),
             Line(
-                "bnb-library",
-                "liblowtide_bnb, adam in 8 bits",
-                "lowtide_bnb",
-                (4, 4, 1, 1),
+                "bnb-library", "liblowtide_bnb, adam in 8 bits", "lowtide_bnb", (4, 4, 1, 1),
                 targets=(Target("x_bitsandbytes", 15.0),),
             ),
             Line(
-                "bnb-library-map",
-                "liblowtide_bnb, other maps",
-                "lowtide_bnb",
-                (4, 4, 1, 1),
-                options={"map": "other"},
+                "bnb-library-map", "liblowtide_bnb, other maps", "lowtide_bnb", (4, 4, 1, 1), options={"map": "other"},
                 targets=(Target("x_bitsandbytes", 1.0),),
             ),
             Line("torch-foreach", "torch AdamW(foreach)", "torch_foreach", (4, 4, 4, 4)),
             Line("deepspeed", "DeepSpeedCPUAdam", "deepspeed_cpu_adam", (4, 4, 4, 4)),
         ),
+        shape=(4096, 4096),
+        quick_shape=(256, 4096),
         clean=9,
         limit=20,
     ),
     *(
         Group(
-            id,
-            f"clip + step + zero_grad, {dtype} parameters and gradients",
-            (16384, 4096),
-            (1024, 4096),
-            _clipping(dtype, target),
-            clean=9,
-            limit=20,
-            ceiling=False,
+            id, f"clip + step + zero_grad, {dtype} parameters and gradients", _clipping(dtype, target),
+            clean=9, limit=20, ceiling=False,
         )
         for id, dtype, target in (
             ("clipping", "float32", Target("x_fused", 1.5, threads=2)),
             ("clipping-bf16", "bfloat16", Target("x_fused_bf16", 1.2, threads=2)),
         )
     ),
-    *(
-        Group(f"reads-{dtype}", f"reading {dtype} gradients", (16384, 4096), (1024, 4096), _reads(dtype))
-        for dtype in ("float32", "bfloat16", "float16")
-    ),
+    *(Group(f"reads-{dtype}", f"reading {dtype} gradients", _reads(dtype)) for dtype in ("float32", "bfloat16", "float16")),
     Group(
         "tiny",
         "many small tensors, the whole Python step()",
-        (1024,),
-        (1024,),
         (
             _fused(),
-            *_lowtide(
-                "tiny-fp32",
-                "AdamW fp32",
-                (4, 4, 4, 4),
-                "fp32",
-                Target("us_per_tensor", 1.0),
-                Target("x_fused", 6.0),
-            ),
-            *_lowtide("tiny-dynamic8", "AdamW dynamic8", (4, 4, 1, 1), "dynamic8", min_quantized_numel=1),
+            *_lowtide("tiny-fp32", "AdamW fp32", "fp32", Target("us_per_tensor", 1.0), Target("x_fused", 6.0)),
+            *_lowtide("tiny-dynamic8", "AdamW dynamic8", "dynamic8", min_quantized_numel=1),
         ),
-        tensors=10000,
-        quick_tensors=1000,
-        ceiling=False,
+        **_TINY,
     ),
     Group(
         "tiny-clipping",
         "many small tensors, clip + step + zero_grad",
-        (1024,),
-        (1024,),
         (
             _clipped(_fused()),
             _clipped(Line("tiny-clip", "lowtide AdamW", "lowtide", (4, 4, 4, 4)), Target("x_fused", 6.0)),
         ),
-        tensors=10000,
-        quick_tensors=1000,
-        ceiling=False,
+        **_TINY,
     ),
-)
-
-CODES = "codes"  # the line that counts codes that are not the nearest
+)  # fmt: skip

@@ -2,7 +2,7 @@
 """Measures one optimizer step on the CPU against other optimizers and against what memory gives.
 
     .venv/bin/python bench/step/run.py                       all groups, some minutes
-    .venv/bin/python bench/step/run.py --rows fp32,codes     groups or lines by name (--list shows them)
+    .venv/bin/python bench/step/run.py --rows fp32,bf16      groups or lines by name (--list shows them)
     .venv/bin/python bench/step/run.py --quick               small and short: shows that it runs, measures nothing
 
 docs/benchmarks/method.md says how the figures are taken and read.
@@ -21,7 +21,6 @@ if __name__ == "__main__":
     threads.restart_bound()
 
 import argparse  # noqa: E402
-import dataclasses  # noqa: E402
 import gc  # noqa: E402
 import time  # noqa: E402
 from typing import Any  # noqa: E402
@@ -30,10 +29,8 @@ import torch  # noqa: E402
 from common import machine, results, rounds  # noqa: E402
 from common.contenders import state_bytes  # noqa: E402
 from step import ceiling, report  # noqa: E402
-from step.codes import Count, count_wrong  # noqa: E402
-from step.contenders import CONTENDERS  # noqa: E402
-from step.rows import CODES, FUSED, FUSED_BF16, GROUPS, NEAREST, Group, Line  # noqa: E402
-from step.sequence import Sequence  # noqa: E402
+from step.contenders import CONTENDERS, DECAY, LEARNING_RATE, Sequence  # noqa: E402
+from step.rows import FUSED, FUSED_BF16, GROUPS, NEAREST, Group, Line  # noqa: E402
 
 OUT = Path(__file__).resolve().parents[2] / "build" / "bench"
 
@@ -42,7 +39,7 @@ class Choice:
     """Which groups and lines to run, and which contenders can."""
 
     def __init__(self, wanted: list[str], quick: bool) -> None:
-        known = {CODES, *(group.id for group in GROUPS), *(line.id for group in GROUPS for line in group.lines)}
+        known = {*(group.id for group in GROUPS), *(line.id for group in GROUPS for line in group.lines)}
         for name in wanted:
             if name not in known:
                 raise SystemExit(f"--rows: got {name!r}, wanted some of {', '.join(sorted(known))}")
@@ -53,9 +50,6 @@ class Choice:
         if name not in self._reasons:
             self._reasons[name] = CONTENDERS[name].why_not(self._quick)
         return self._reasons[name]
-
-    def codes(self) -> bool:
-        return not self._wanted or CODES in self._wanted
 
     def lines(self, group: Group) -> list[Line]:
         """The chosen lines of a group, torch fused always among them; none if the group is not chosen."""
@@ -99,7 +93,8 @@ def measure_group(
     tensors = len(params["float32"])
     optimizers, steps, buffers = {}, {}, []
     for line in present:
-        optimizers[line.id] = CONTENDERS[line.contender].make(params[line.dtype], line.rule, line.options)
+        hyper = {"lr": LEARNING_RATE[line.rule], "weight_decay": DECAY, **line.options}
+        optimizers[line.id] = CONTENDERS[line.contender].make(params[line.dtype], **hyper)
         made = optimizers[line.id]
         steps[line.id] = Sequence(made, params[line.dtype]) if line.clips else made.step
     if group.ceiling:
@@ -131,43 +126,45 @@ def id_label(lines: list[Line], id: str) -> str:
     return next(line.label for line in lines if line.id == id)
 
 
-def line_figures(
-    line: Line,
-    count: int,
-    series: dict[int, dict[str, rounds.Series]],
-    state: dict[str, float],
-    elements: int,
-    tensors: int,
-) -> dict[str, Any]:
-    at = series[count]
-    one = at[line.id]
-    moved = sum(ceiling.moved(widths) for widths in line.passes)
-
-    def against(other: str) -> float | None:
-        return at[other].seconds / one.seconds if other in at else None
-
-    def share(huge: bool) -> float | None:
-        names = [ceiling_name(widths, huge) for widths in line.passes]
-        return sum(at[name].seconds for name in names) / one.seconds if all(name in at for name in names) else None
-
+def rates(name: str, count: int, series: dict[int, dict[str, rounds.Series]], elements: int, moved: int) -> dict[str, Any]:
+    """The figures that steps and ceilings share. moved: bytes an element."""
+    one = series[count][name]
     return {
         "seconds": one.seconds,
         "gelt_per_s": elements / one.seconds * 1e-9,
         "bytes_per_element": moved,
         "gb_per_s": moved * elements / one.seconds * 1e-9,
+        "scaling": series[1][name].seconds / one.seconds if count != 1 and 1 in series else None,
+        "cores": one.cores,
+        "clean": len(one.clean),
+        "taken": len(one.samples),
+        "disturbed": one.disturbed,
+    }
+
+
+def line_figures(
+    line: Line, count: int, series: dict[int, dict[str, rounds.Series]], state: dict[str, float], elements: int, tensors: int
+) -> dict[str, Any]:
+    at = series[count]
+    seconds = at[line.id].seconds
+
+    def against(other: str) -> float | None:
+        return at[other].seconds / seconds if other in at else None
+
+    def share(huge: bool) -> float | None:
+        names = [ceiling_name(widths, huge) for widths in line.passes]
+        return sum(at[name].seconds for name in names) / seconds if all(name in at for name in names) else None
+
+    return {
+        **rates(line.id, count, series, elements, sum(ceiling.moved(widths) for widths in line.passes)),
         "ceiling": share(huge=False),
         "ceiling_huge_pages": share(huge=True),
         "x_fused": against(FUSED),
         "x_bitsandbytes": against("bitsandbytes"),
         "x_fused_bf16": against(FUSED_BF16),
-        "x_nearest": None if line.id == NEAREST or NEAREST not in at else one.seconds / at[NEAREST].seconds,
-        "scaling": series[1][line.id].seconds / one.seconds if count != 1 and 1 in series else None,
-        "us_per_tensor": one.seconds / tensors * 1e6 if tensors > 1 else None,
+        "x_nearest": None if line.id == NEAREST or NEAREST not in at else seconds / at[NEAREST].seconds,
+        "us_per_tensor": seconds / tensors * 1e6 if tensors > 1 else None,
         "state_bytes": state[line.id],
-        "cores": one.cores,
-        "clean": len(one.clean),
-        "taken": len(one.samples),
-        "disturbed": one.disturbed,
     }
 
 
@@ -178,38 +175,10 @@ def ceiling_rows(series: dict[int, dict[str, rounds.Series]], elements: int) -> 
             continue
         _, widths_text, *huge = name.split(" ")
         moved = ceiling.moved(tuple(map(int, widths_text.split("/"))))
-        for count, at in series.items():
-            one = at[name]
-            rows.append(
-                {
-                    "id": name,
-                    "label": f"memory ceiling, {moved} B" + (", huge pages" if huge else ""),
-                    "threads": count,
-                    "seconds": one.seconds,
-                    "gelt_per_s": elements / one.seconds * 1e-9,
-                    "bytes_per_element": moved,
-                    "gb_per_s": moved * elements / one.seconds * 1e-9,
-                    "scaling": series[1][name].seconds / one.seconds if count != 1 and 1 in series else None,
-                    "cores": one.cores,
-                    "clean": len(one.clean),
-                    "taken": len(one.samples),
-                    "disturbed": one.disturbed,
-                    "targets": [],
-                }
-            )
+        label = f"memory ceiling, {moved} B" + (", huge pages" if huge else "")
+        for count in series:
+            rows.append({"id": name, "label": label, "threads": count, **rates(name, count, series, elements, moved), "targets": []})
     return rows
-
-
-def measure_codes(choice: Choice, quick: bool) -> list[Count]:
-    if (reason := choice.why_not("bitsandbytes")) is not None:
-        print(f"codes: not counted, the table of values is bitsandbytes' and it {reason}", file=sys.stderr)
-        return []
-    targets: list[str] = []
-    if with_lowtide := choice.why_not("lowtide") is None:
-        from lowtide import _core
-
-        targets = ["", *_core.cpu_targets()[1:]]
-    return count_wrong(1 << (14 if quick else 20), targets, with_lowtide)
 
 
 def arguments() -> argparse.Namespace:
@@ -230,7 +199,6 @@ def main() -> int:
             print(f"{group.id:10} {group.title}")
             for line in group.lines:
                 print(f"    {line.id:24} {line.label}")
-        print(f"{CODES:10} 8-bit codes against the nearest of all 256")
         return 0
     choice = Choice([name for name in args.rows.split(",") if name], args.quick)
     counts = [count for count in map(int, args.threads.split(",")) if count <= len(threads.cores())]
@@ -260,17 +228,16 @@ def main() -> int:
                 str(count): {name: report.series_data(one) for name, one in at.items()} for count, at in series.items()
             }
             gc.collect()
-    codes = measure_codes(choice, args.quick) if choice.codes() else []
-    result["codes"] = [dataclasses.asdict(count) for count in codes]
     result["contenders"] = [name for name in CONTENDERS if choice.why_not(name) is None]
     result["load_average"]["after"] = machine.load_average()
     result["seconds"] = time.monotonic() - start
-    report.show(result, codes)
+    text = report.markdown(result)
+    print(text)
     target = args.json or args.out / "step.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     results.write(target, result)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "step.md").write_text(report.markdown(result, codes))
+    (args.out / "step.md").write_text(text)
     print(f"\nwritten: {target}, {args.out / 'step.md'}", file=sys.stderr)
     return 0
 

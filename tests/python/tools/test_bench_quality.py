@@ -6,7 +6,6 @@ import random
 import statistics
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 
 from quality import run  # noqa: E402
 from quality.gaps import Noise, Row, analyse, student  # noqa: E402
-from quality.products import InFloat32  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.variants import VARIANTS, of_rule, why_not  # noqa: E402
 
@@ -73,38 +71,6 @@ def test_what_scatters_more_than_it_is_off_stays_open(gaps: tuple[float, ...], w
     assert row.verdict(Noise(sigma=2.0, freedom=9, runs={seed: 3 for seed in range(3)})).startswith(wanted)
 
 
-def products(kind: str, source: torch.Generator) -> list[list[torch.Tensor]]:
-    """Results and gradients of the same factors: torch's in bfloat16, those of InFloat32, and in float64."""
-    shapes = {"mm": ((48, 200), (200, 64)), "addmm": ((48, 64), (48, 200), (200, 64)), "bmm": ((3, 48, 200), (3, 200, 64))}
-    factors = [torch.randn(shape, generator=source).bfloat16() for shape in shapes.get(kind, ((2, 4, 96, 32),) * 3)]
-    made = []
-    for dtype, context in ((torch.bfloat16, nullcontext()), (torch.bfloat16, InFloat32()), (torch.float64, nullcontext())):
-        given = [factor.clone().to(dtype).requires_grad_() for factor in factors]
-        with context:
-            if kind in shapes:
-                result = getattr(torch, kind)(*given)
-            else:
-                result = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
-            result.backward(torch.linspace(-1, 1, result.numel()).bfloat16().to(dtype).view_as(result))
-        grads = [factor.grad for factor in given if factor.grad is not None]
-        assert len(grads) == len(given) and all(one.dtype == dtype for one in [result, *grads])
-        made.append([result.detach(), *grads])
-    return made
-
-
-@pytest.mark.parametrize("kind", ["mm", "addmm", "bmm", "attention"])
-def test_products_in_float32_are_as_near_as_those_of_bfloat16(kind: str, figure: Callable[[str], None]) -> None:
-    """Each rounds a result once: both are as far from float64, but for a rounding in some thousands that falls to another side."""
-    own, ours, exact = products(kind, torch.Generator().manual_seed(5))
-
-    def away(made: list[torch.Tensor]) -> list[float]:
-        return [float((one - true).norm() / true.norm()) for one, true in zip(made, exact, strict=True)]
-
-    far, theirs = away(ours), away(own)
-    figure(f"{kind}, result and gradients: {max(far):.2e} from float64 at most, torch's bfloat16 {max(theirs):.2e}")
-    assert all(mine <= 1.01 * other for mine, other in zip(far, theirs, strict=True)) and max(far) < 2.0**-8
-
-
 def test_results_last(tmp_path: Path) -> None:
     store = Store(tmp_path, {"steps": 1}, {"revision": "some"})
     assert store.make("one", lambda: {"loss": 2.0})
@@ -154,10 +120,7 @@ def test_the_study_runs_and_goes_on_from_its_report(
     assert json.loads((two / "quality.json").read_text())["runs"] == report["runs"]
     for options, words in (
         (known, "steps 30 in place of 600"),
-        (("--lr", "1"), "--lr without --finetune"),
         (("--report", "--seeds", "1", "--variants", "fp32"), "--variants, --seeds with --report"),
-        (("--finetune", str(tmp_path / "no/file"), "--quick"), "a folder that is not there"),
-        (("--finetune", str(tmp_path / "file"), "--device", "cuda"), "--finetune, which runs on the CPU"),
         (("--quick", "--text", str(tmp_path)), "got no .py file"),
         (("--quick", "--report", "--device", "cuda", *known), "device cpu in place of cuda"),
         *([] if torch.cuda.is_available() else [(("--device", "cuda"), "torch sees no GPU here")]),
