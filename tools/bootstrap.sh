@@ -174,26 +174,21 @@ command -v python3 >/dev/null || die "python3 was not found; install Python 3.10
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
   die "python3 is $(python3 -V 2>&1); wanted Python 3.10 or newer"
 install_system_packages
-# MPI, for the tests of the MPI header. Without it they are skipped, and say so.
-if [[ ",$extras," == *,test,* ]] && ! command -v mpirun >/dev/null && command -v apt-get >/dev/null && [[ $(id -u) == 0 ]]; then
-  say "installing system packages: openmpi-bin libopenmpi-dev"
+# Packages that something can do without, where apt-get may be run.
+try_packages() {
+  command -v apt-get >/dev/null && [[ $(id -u) == 0 ]] || return 1
+  say "installing system packages: ${*:2}"
   (logged apt-update apt-get update -q &&
-    logged apt-mpi env DEBIAN_FRONTEND=noninteractive \
-      apt-get install -q -y --no-install-recommends openmpi-bin libopenmpi-dev) || say "no MPI: its tests are skipped"
-fi
-# A second C++ library, for the tests of the border between library and plug-ins. Without it they are skipped, and say so.
+    logged "$1" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${@:2}")
+}
 has_libcxx() { printf '#include <span>\n' | clang++ -stdlib=libc++ -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1; }
-if [[ ",$extras," == *,test,* ]] && ! has_libcxx && command -v apt-get >/dev/null && [[ $(id -u) == 0 ]]; then
-  say "installing system packages: clang libc++-dev libc++abi-dev"
-  (logged apt-update apt-get update -q &&
-    logged apt-libcxx env DEBIAN_FRONTEND=noninteractive \
-      apt-get install -q -y --no-install-recommends clang libc++-dev libc++abi-dev) || say "no libc++: its tests are skipped"
+if [[ ",$extras," == *,test,* ]]; then
+  command -v mpirun >/dev/null || try_packages apt-mpi openmpi-bin libopenmpi-dev || say "no MPI: the tests of its header are skipped"
+  has_libcxx || try_packages apt-libcxx clang libc++-dev libc++abi-dev ||
+    say "no second C++ library: the tests of the border between library and plug-ins are skipped"
 fi
-# clang's libFuzzer, for make fuzz alone.
-if [[ ",$extras," == *,fuzz,* ]] && ! command -v clang++ >/dev/null && command -v apt-get >/dev/null && [[ $(id -u) == 0 ]]; then
-  say "installing system packages: clang libclang-rt-dev"
-  logged apt-update apt-get update -q
-  logged apt-clang env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends clang libclang-rt-dev
+if [[ ",$extras," == *,fuzz,* ]] && ! command -v clang++ >/dev/null; then
+  try_packages apt-clang clang libclang-rt-dev || say "no clang, whose libFuzzer make fuzz needs"
 fi
 [[ $system_only == yes ]] && exit 0
 
