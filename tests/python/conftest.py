@@ -118,13 +118,12 @@ def device(
     """Devices of that kind with shared memory for parameters; skipped, with the reason, where there are none."""
     import emulated_cuda
     import stand_in
-    import usm
 
     on_cuda = request.param == "cuda"
     if reason := emulated_cuda.prepare(monkeypatch) if on_cuda else stand_in.missing("sycl"):
         figure(f"skipped: {reason}")
         pytest.skip(reason)
-    opened = emulated_cuda.EmulatedCuda(monkeypatch) if on_cuda else usm.Usm(monkeypatch)
+    opened = emulated_cuda.EmulatedCuda(monkeypatch) if on_cuda else stand_in.Usm(monkeypatch)
     yield opened
     opened.close()
 
@@ -148,12 +147,11 @@ def machine(
     import emulated_cuda
     import several_devices_support
     import stand_in
-    import usm
 
     if reason := emulated_cuda.prepare(monkeypatch) or stand_in.missing("sycl"):
         figure(f"skipped: {reason}")
         pytest.skip(reason)
-    cuda, xpu = emulated_cuda.EmulatedCuda(monkeypatch), usm.Usm(monkeypatch)
+    cuda, xpu = emulated_cuda.EmulatedCuda(monkeypatch), stand_in.Usm(monkeypatch)
     yield several_devices_support.Machine(cuda, xpu)
     cuda.close()
     xpu.close()

@@ -2,8 +2,11 @@
 
 import io
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import lowtide
@@ -138,3 +141,12 @@ def drop(*path: Any) -> Callable[[Any], None]:
         del saved[path[-1]]
 
     return change
+
+
+def run_and_list(*arguments: str, cwd: Path | None = None) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    """A Python process that has ended, and the modules that it has imported."""
+    command = [sys.executable, "-X", "importtime", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    assert len(lines) > 20, done.stderr
+    return done, {line.rpartition("|")[2].strip() for line in lines}

@@ -1,5 +1,7 @@
 """Nothing waits for torch that can do without: help, the version and mistakes on the command line, `import lowtide`."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 import types
@@ -9,9 +11,9 @@ import lowtide
 import pytest
 from lowtide.checks import processor
 from lowtide.cli.main import app
+from support import run_and_list
 from typer.main import get_command
 
-from imported import run_and_list
 
 COMMANDS = sorted(get_command(app).commands)
 LIGHT = [

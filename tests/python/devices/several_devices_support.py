@@ -9,7 +9,7 @@ from typing import Any
 import emulated_cuda
 import lowtide
 import torch
-import usm
+import stand_in
 from support import DTYPES, make, parameter, random_gradients
 from twins import Count
 
@@ -22,7 +22,7 @@ class Machine:
 
     names = ("cpu", "cuda:0", "cuda:1", "xpu:0")
 
-    def __init__(self, cuda: emulated_cuda.EmulatedCuda, xpu: usm.Usm) -> None:
+    def __init__(self, cuda: emulated_cuda.EmulatedCuda, xpu: stand_in.Usm) -> None:
         self.cuda, self.xpu = cuda, xpu
 
     def tensor(self, like: torch.Tensor, name: str) -> torch.Tensor:

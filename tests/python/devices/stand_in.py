@@ -1,7 +1,7 @@
 """Parameters on a device without a torch that has one: memory that a device and the host share, which torch sees as CPU
 tensors, and which Lowtide is told to take for tensors on that device.
 
-Allocation, queues and order come from the C interface (include/lowtide/lowtide_device.h) of the compiled core. usm.py
+Allocation, queues and order come from the C interface (include/lowtide/lowtide_device.h) of the compiled core. Usm
 and emulated_cuda.py say what stands in for torch's part.
 """
 
@@ -166,3 +166,11 @@ class StandIn:
     def _call(self, name: str, *args: Any) -> None:
         if getattr(self._lib, name)(*args) != 0:
             raise RuntimeError(f"{name}: {self._lib.lt_last_error().decode()}")
+
+
+class Usm(StandIn):
+    kind = "xpu"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch, ("cpu", "cpu"))
+        monkeypatch.setitem(places.KINDS, "xpu", places.Kind("sycl", self.current_queue, lambda _: 1 << 30))

@@ -2,8 +2,6 @@
 
 Needs a GPU (tools/gpu_check.py runs it there). LOWTIDE_ON_GPU=cpu runs it without one, as far as that means anything."""
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,18 +11,10 @@ import torch
 
 import lowtide
 from lowtide.engine import host_steps
+from on_gpu import GPU, REHEARSED, differing  # first: it puts bench on the path
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT))
+from bench.cuda import contenders
 
-from bench.cuda import contenders  # noqa: E402
-from bench.cuda.device import Gpu  # noqa: E402
-
-REHEARSED = os.environ.get("LOWTIDE_ON_GPU") == "cpu"
-if not REHEARSED and not torch.cuda.is_available():
-    pytest.skip("torch sees no GPU", allow_module_level=True)
-
-GPU = Gpu(rehearse=REHEARSED)
 SHAPES = ((300, 1024), (4096, 1024), (7,), (1_000_001,))
 STREAMING = {"device": "8MiB"}
 STEPS = 4
@@ -58,14 +48,6 @@ def on_cpu(
     params = made("cpu", dtype)
     take_steps(params, adamw(params, **options), steps)
     return params
-
-
-def differing(got: list[Any], wanted: list[Any]) -> int:
-    pairs = zip(got, wanted, strict=True)
-    return sum(
-        int((a.detach().cpu().view(-1).view(torch.uint8) != b.detach().cpu().view(-1).view(torch.uint8)).sum())
-        for a, b in pairs
-    )
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["resident", "streaming"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -369,54 +369,6 @@ def test_what_is_of_one_device_is_refused(machine: Machine, seed: int) -> None:
     with refused(opt, "prepare_replay", "one device"):
         opt.prepare_replay()
     opt.step()
-
-
-class Stages(torch.nn.Module):
-    """A network cut in stages, one for each device, as `device_map="auto"` cuts one."""
-
-    def __init__(self, machine: Machine | None, names: Sequence[str]) -> None:
-        super().__init__()
-        layers = [torch.nn.Linear(16, 24), torch.nn.Linear(24, 24), torch.nn.Linear(24, 24), torch.nn.Linear(24, 4)]
-        if machine:
-            for layer, name in zip(layers, names, strict=True):
-                layer.weight, layer.bias = machine.parameters([layer.weight, layer.bias], [name, name])
-        self.layers = torch.nn.ModuleList(layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers[:-1]:
-            x = torch.relu(layer(x))
-        found: torch.Tensor = self.layers[-1](x)
-        return found
-
-
-@pytest.mark.parametrize("state", ["fp32", "dynamic8"])
-def test_naive_model_parallelism(machine: Machine, state: str, seed: int, figure: Callable[[str], None]) -> None:
-    """Every loss is that of an optimizer for each stage (nearest rounding: a stage's numbers are others there)."""
-    torch.set_num_threads(1)  # torch's own sums
-    names, found = machine.names, []
-    inputs, labels = torch.randn(64, 16), torch.randint(4, (64,))
-    for several in (True, False):
-        torch.manual_seed(seed)
-        model = Stages(machine, names)
-        parts: list[Any] = [model] if several else list(model.layers)
-        options: dict[str, Any] = {"lr": 0.01, "state": state, "min_quantized_numel": 0, "rounding": "nearest"}
-        optimizers = [lowtide.AdamW(part.parameters(), **options) for part in parts]
-        losses = []
-        for _ in range(20):
-            loss = torch.nn.functional.cross_entropy(model(inputs), labels)
-            names_of = [name for name in names for _ in range(2)]
-            params = [*model.parameters()]
-            machine.synchronize()
-            for param, name, grad in zip(params, names_of, torch.autograd.grad(loss, params), strict=True):
-                param.grad = machine.tensor(grad, name)
-            for opt in optimizers:
-                opt.step()
-            machine.synchronize()
-            losses.append(loss.item())
-        found.append(losses)
-    assert found[0] == found[1]
-    assert found[0][-1] < 0.8 * found[0][0], "control: it learns"
-    figure(f"{state}: 20 losses of 4 stages alike, {found[0][0]:.4f} to {found[0][-1]:.4f}")
 
 
 def test_a_transformer_placed_by_its_layers_trains(machine: Machine, seed: int, figure: Callable[[str], None]) -> None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import vote_device_jobs
-from test_on_gpu import GPU, differing
+from on_gpu import GPU, differing
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from vote_device_cases import cases_of
+from vote_device_jobs import cases_of
 
 import lowtide
 

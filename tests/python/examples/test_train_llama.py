@@ -25,7 +25,7 @@ from llama import text as texts
 from llama.common import ExampleError, require_packages
 from llama.config import Config
 
-from imported import run_and_list
+from support import run_and_list
 
 Figure = Callable[[str], None]
 

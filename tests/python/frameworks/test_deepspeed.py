@@ -3,18 +3,232 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+from unittest.mock import patch
 
-import deepspeed_jobs as jobs
 import lowtide
 import pytest
 import torch
-from deepspeed_framework_jobs import FRAMEWORKS
-from deepspeed_jobs import Case, Run
 from distributed_support import Ranks
 from support import bits, parameter, random_gradients
+
+WIDTH, ACCUMULATED, CLIP, STEPS, CUT = 96, 2, 0.05, 8, 4
+# ZeRO-3 makes a sub-group of each matrix; both have partitions of one size on 2 ranks.
+SUB_GROUP = WIDTH * WIDTH // 2
+
+
+class Case(NamedTuple):
+    """One way to train. optimizer: "torch", or the state format of lowtide.AdamW. universal: it loads the checkpoint after
+    DeepSpeed's converter, as one for any number of ranks."""
+
+    stage: int
+    optimizer: str
+    dtype: torch.dtype = torch.bfloat16
+    offload: bool = False
+    budget: bool = False
+    universal: bool = False
+
+
+class Run(NamedTuple):
+    """The end of a run on one rank; clipped: its steps that clipped the gradient."""
+
+    losses: list[float]
+    weights: list[bytes]
+    state: list[dict[str, bytes]]
+    shapes: list[int]
+    report: dict[str, Any]
+    clipped: int
+
+
+def configuration(case: Case, load: bool = False) -> dict[str, Any]:
+    """That of docs/deepspeed.md, for this case, with sizes that make ZeRO cut the small model."""
+    page = (Path(__file__).parents[3] / "docs/deepspeed.md").read_text()
+    found: dict[str, Any] = json.loads(page.partition("```json\n")[2].partition("```")[0])
+    zero = found["zero_optimization"]
+    zero |= {"stage": case.stage, "sub_group_size": SUB_GROUP, "reduce_bucket_size": WIDTH * WIDTH}
+    zero["stage3_param_persistence_threshold"] = 0
+    if not case.offload:
+        del zero["offload_optimizer"]
+    found["bf16"] = dict.fromkeys(found["bf16"], case.dtype == torch.bfloat16)
+    sizes = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": ACCUMULATED}
+    return {**found, **sizes, "gradient_clipping": CLIP, "checkpoint": {"load_universal": case.universal and load}}
+
+
+def model_of(case: Case, seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(),
+        torch.nn.Linear(WIDTH, 8),
+    ).to(case.dtype)  # fmt: skip
+
+
+def optimizer_of(case: Case, model: torch.nn.Module, folder: Path) -> torch.optim.Optimizer:
+    matrices = [param for param in model.parameters() if param.ndim > 1]
+    vectors = [param for param in model.parameters() if param.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    if case.optimizer == "torch":
+        return torch.optim.AdamW(groups, lr=3e-3)
+    memory = lowtide.Memory(host="16KiB", disk=folder, chunk="4KiB") if case.budget else None
+    return lowtide.AdamW(groups, lr=3e-3, state=case.optimizer, memory=memory)
+
+
+def partitions_of(zero: Any) -> list[torch.Tensor]:
+    """The flat float32 weights of this rank, of DeepSpeed's wrapper of an optimizer."""
+    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups"):  # of stage 3, and of 1 and 2
+        if hasattr(zero, name):
+            return list(getattr(zero, name))
+    raise AssertionError(f"{type(zero).__name__} has no partitions")
+
+
+def at_end(zero: Any, losses: list[float], clipped: int = 0) -> Run:
+    """A run, by DeepSpeed's wrapper of its optimizer."""
+    weights = partitions_of(zero)
+    state = [{key: bits(value) for key, value in zero.optimizer.state[weight].items()} for weight in weights]
+    report = dict(zero.optimizer.report()) if isinstance(zero.optimizer, lowtide.Optimizer) else {}
+    return Run(losses, [bits(weight) for weight in weights], state, [w.numel() for w in weights], report, clipped)
+
+
+def train_job(case: Case, folder: str, load: bool = False) -> Run:
+    """All steps, with a checkpoint on the way, or those after that checkpoint."""
+    with deepspeed() as ds:
+        rank = torch.distributed.get_rank()
+        model = model_of(case, seed=int(load))  # the checkpoint has to bring the weights
+        own = Path(folder) / f"state{rank}"
+        own.mkdir(exist_ok=True)
+        opt = optimizer_of(case, model, own)
+        schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1 / (1 + 0.1 * step))
+        engine, zero, _, schedule = ds.initialize(
+            model=model, optimizer=opt, lr_scheduler=schedule, config=configuration(case, load)
+        )
+        done, losses, clipped = 0, [], 0
+        if load:
+            if case.universal and rank == 0:
+                convert(folder)
+            torch.distributed.barrier()
+            path, _ = engine.load_checkpoint(folder, tag="universal" if case.universal else None)
+            assert path is not None
+            zero.optimizer.param_groups[1]["weight_decay"] = 0.0  # universal checkpoints have options of the first group
+            done = CUT
+        for step in range(done, STEPS):
+            for part in range(ACCUMULATED):
+                random = torch.Generator().manual_seed(10 * part + rank)
+                inputs = torch.randn(4, WIDTH, generator=random).to(case.dtype)
+                outputs = engine(inputs).float()
+                loss = torch.nn.functional.mse_loss(outputs, inputs[:, :8].float().sin())
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+            clipped += float(engine.get_global_grad_norm()) > CLIP
+            if step + 1 == CUT and not load:
+                engine.save_checkpoint(folder)
+        found = at_end(zero, losses, clipped)
+        engine.destroy()
+        return found
+
+
+def convert(folder: str) -> None:
+    """Makes the universal checkpoint of the last one."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    last = Path(folder) / (Path(folder) / "latest").read_text()
+    command = ["", "--input_folder", str(last), "--output_folder", f"{folder}/universal", "--inject_missing_state",
+               "--num_extract_workers", "1", "--num_merge_workers", "1"]  # fmt: skip
+    with patch.object(sys, "argv", command):
+        ds_to_universal.main(ds_to_universal.parse_arguments())
+
+
+@contextmanager
+def deepspeed() -> Iterator[Any]:
+    """DeepSpeed on the CPU, in the process group that is there, without its shared-memory collective: building that
+    takes a compiler and half a minute."""
+    os.environ.update(DS_ACCELERATOR="cpu", LOCAL_SIZE="0")
+    import deepspeed as ds
+
+    ds.utils.logger.setLevel("ERROR")
+    ds.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    ds.init_distributed("gloo", verbose=False)
+    try:
+        yield ds
+    finally:
+        ds.comm.destroy_process_group()
+
+
+@contextmanager
+def one_process_state() -> Iterator[None]:
+    """Accelerate's state of the process, which does not stay. It looks for more threads and another rank's address."""
+    os.environ.update(OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1")
+    from accelerate.state import AcceleratorState, GradientState
+
+    try:
+        yield
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+def accelerate(case: Case, folder: str, load: bool = False) -> Run:
+    """As `train_job`, with Accelerate's plugin; on the CPU it gives every rank all data."""
+    with deepspeed(), one_process_state():
+        from accelerate import Accelerator, DeepSpeedPlugin
+
+        accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=configuration(case)))
+        model = model_of(case, seed=int(load))
+        opt = optimizer_of(case, model, Path(folder))
+        schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1 / (1 + 0.1 * step))
+        data = torch.utils.data.TensorDataset(torch.randn(4 * ACCUMULATED, 96, generator=torch.Generator().manual_seed(2)))
+        loader = torch.utils.data.DataLoader(data, batch_size=4, generator=torch.Generator())
+        model, opt, loader, schedule = accelerator.prepare(model, opt, loader, schedule)
+        if load:
+            accelerator.load_state(folder)
+        losses = []
+        for step in range(CUT if load else 0, STEPS):
+            for (inputs,) in loader:
+                with accelerator.accumulate(model):
+                    loss = torch.nn.functional.mse_loss(model(inputs.to(case.dtype)).float(), inputs[:, :8].sin())
+                    accelerator.backward(loss)
+                    opt.step()
+                    schedule.step()
+                    opt.zero_grad()
+                losses.append(loss.item())
+            if step + 1 == CUT and not load:
+                accelerator.save_state(folder)
+        found = at_end(opt.optimizer, losses)
+        model.destroy()
+        return found
+
+
+def trainer(case: Case, folder: str, load: bool = False) -> Run:
+    """As `train_job`, with transformers' Trainer and `lowtide.hf.optimizer`."""
+    with deepspeed(), one_process_state():
+        from lora_support import LENGTH, TOKENS, Sequences
+        from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+        torch.manual_seed(int(load))
+        config = LlamaConfig(
+            vocab_size=TOKENS, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=LENGTH,
+        )  # fmt: skip
+        auto = dict.fromkeys(["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"], "auto")
+        args = TrainingArguments(
+            folder, deepspeed={**configuration(case), **auto}, use_cpu=True, bf16=case.dtype == torch.bfloat16, report_to=[],
+            disable_tqdm=True, seed=7, max_steps=STEPS, save_steps=CUT, logging_steps=1, learning_rate=5e-3,
+            per_device_train_batch_size=2, gradient_accumulation_steps=ACCUMULATED, max_grad_norm=CLIP, log_level="error",
+        )  # fmt: skip
+        chosen = lowtide.hf.optimizer("adamw_8bit", args, state=case.optimizer)
+        made = Trainer(LlamaForCausalLM(config), args, train_dataset=Sequences(), optimizer_cls_and_kwargs=chosen)
+        made.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{CUT}") if load else None)
+        found = at_end(made.model_wrapped.optimizer, [log["loss"] for log in made.state.log_history if "loss" in log])
+        made.model_wrapped.destroy()
+        return found
+
+
+FRAMEWORKS: dict[str, Any] = {"Accelerate": accelerate, "Trainer": trainer}
 
 WORLD = 2
 ROUNDING = 2.0**-24  # of float32, relative
@@ -34,7 +248,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
         return str(tmp_path_factory.mktemp("zero"))
 
     @functools.cache
-    def run(case: Case, load: bool = False, job: Callable[..., Run] = jobs.train) -> list[Run]:
+    def run(case: Case, load: bool = False, job: Callable[..., Run] = train_job) -> list[Run]:
         if load:
             run(case, job=job)
         return ranks.run(WORLD, job, case, folder(case, job), load)
@@ -55,12 +269,12 @@ def test_fp32_state_trains_as_torch_does(stage: int, offload: bool, train: Train
     (ours, theirs) = ([torch.tensor(run.losses) for run in found] for found in reversed(runs))
     loss = max(float(((a - b) / b).abs().max()) for a, b in zip(ours, theirs, strict=True))
     weight = float((floats(runs[1]) - floats(runs[0])).abs().max())
-    assert runs[1][0].clipped == jobs.STEPS and runs[1][0].losses[-1] < 0.7 * runs[1][0].losses[0]
+    assert runs[1][0].clipped == STEPS and runs[1][0].losses[-1] < 0.7 * runs[1][0].losses[0]
     # A step rounds the weights, which are below 1, and the update that they get: half a unit each, of each optimizer.
     # This reaches a loss as the roundings of its own sums of WIDTH products in three layers do.
-    figure(f"weights: {weight:.2e} of {2 * jobs.STEPS * ROUNDING:.2e}; losses: {loss:.2e} of {3 * jobs.WIDTH * ROUNDING:.2e}")
-    assert weight <= 2 * jobs.STEPS * ROUNDING
-    assert loss <= 3 * jobs.WIDTH * ROUNDING
+    figure(f"weights: {weight:.2e} of {2 * STEPS * ROUNDING:.2e}; losses: {loss:.2e} of {3 * WIDTH * ROUNDING:.2e}")
+    assert weight <= 2 * STEPS * ROUNDING
+    assert loss <= 3 * WIDTH * ROUNDING
 
 
 @ways
@@ -73,7 +287,7 @@ def test_eight_bit_state_trains_and_resumes_to_the_bit(
     for run, again in zip(whole, resumed, strict=True):
         assert again.weights == run.weights
         assert again.state == run.state
-        assert again.losses == run.losses[jobs.CUT * jobs.ACCUMULATED :]
+        assert again.losses == run.losses[CUT * ACCUMULATED :]
     codes = [entry for run in whole for entry in run.state if "exp_avg_scale" in entry]
     assert codes, "no partition has 8-bit state"
     ours, torchs = whole[0].losses[-1], theirs[0].losses[-1]

@@ -1,6 +1,8 @@
 """Each listing of the document on packbits runs as it stands (packbits_listings.py), and does what its code says: also
 where its words promise more, for which the right function stands beside it."""
 
+from __future__ import annotations
+
 import builtins
 import re
 import warnings
@@ -9,11 +11,39 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from distributed_support import shared_ranks
-from lowtide.compat.deepspeed import byte_sum, majority, packbits, parity, unpackbits
+from lowtide.compat.deepspeed import all_reduce_majority, byte_sum, majority, packbits, parity, unpackbits
 from lowtide.distributed import SignAccumulator
-from packbits_jobs import Squares, train_step
 from packbits_listings import LISTINGS, adapted
+
+
+class Squares(torch.nn.Module):
+    """Parameters of sizes that are multiples of 8 and others; its gradients are what the batch says."""
+
+    def __init__(self, sizes: tuple[tuple[int, ...], ...]) -> None:
+        super().__init__()
+        self.parts = torch.nn.ParameterList([torch.zeros(size) for size in sizes])
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        random = torch.Generator().manual_seed(int(batch))
+        losses = [(part * (torch.randn(part.shape, generator=random) + 0.3)).sum() for part in self.parts]
+        return torch.stack(losses).sum()
+
+
+def train_step(sizes: tuple[tuple[int, ...], ...]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """By parameter: this rank's ballot, the gradient that the document's trainer leaves, and the majority of all."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    names: dict[str, Any] = {}
+    exec(adapted("Distributed Training Integration"), names)
+    model = Squares(sizes)
+    model(rank).backward()
+    ballots = [packbits(part.grad, part.numel(), rank) for part in model.parts if part.grad is not None]
+    model.zero_grad()
+    names["XPUDistributedTrainer"](model, rank, world).train_step(rank)
+    votes = [all_reduce_majority(b.clone(), part.numel()) for b, part in zip(ballots, model.parts, strict=True)]
+    return [(b, part.grad, vote) for b, part, vote in zip(ballots, model.parts, votes, strict=True) if part.grad is not None]
+
 
 Figure = Callable[[str], None]
 SIZES = ((64, 64), (1000,), (3, 7), (1,))

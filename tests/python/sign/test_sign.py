@@ -74,25 +74,6 @@ def test_packs_and_unpacks_as_numpy_does_whatever_the_shape_and_strides(figure: 
     figure(f"{seen} with the bits of numpy.packbits(x >= 0), and back")
 
 
-def test_one_predicate(figure: Figure) -> None:
-    checked = 0
-    for dtype in DTYPES:
-        for value in SPECIALS:
-            for x in (torch.tensor([value], dtype=dtype), -torch.tensor([value], dtype=dtype)):
-                plus = not bool(x.isnan()) and x.double().item() >= 0
-                assert sign.pack(x).tolist() == [int(plus)], (dtype, value)
-                checked += 1
-        bits = sign.pack(torch.tensor([0.0, -0.0, float("nan"), -float("nan"), 1.0, -1.0], dtype=dtype))
-        assert bits.tolist() == [0b010011]
-    smallest = torch.tensor([1, -(2**31) + 1], dtype=torch.int32).view(torch.float32)
-    assert sign.pack(smallest).tolist() == [0b01], "denormals are not zeros"
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    for dtype in (torch.bfloat16, torch.float16):
-        x = every.view(dtype)
-        assert np.array_equal(sign.pack(x).numpy(), wanted_bits(x, "little"))
-    figure(f"{checked} special values and 2 x 65536 elements: 1 is x >= 0; both zeros are +, no NaN is")
-
-
 def reference(rows: Any, weights: Any, ties: str, previous: Any, hashed: Any) -> tuple[Any, Any, int]:
     """Bits and marks of a vote, by counting, and how many signs tied."""
     total = (np.asarray(weights)[:, None] * (2 * rows - 1)).sum(0)
@@ -359,28 +340,6 @@ def test_any_number_of_threads_gives_the_same_bits(seed: int, figure: Figure) ->
     same = sign.majority(turned, n, seed=3).numpy()
     assert np.array_equal(signs_of(same, n, "little"), signs_of(vote.numpy(), n, "big"))
     figure(f"{n} signs packed, unpacked and voted on with 1 to 4 threads in both orders: the same bytes")
-
-
-def test_many_callers_at_a_time(seed: int, figure: Figure) -> None:
-    xs = [torch.randn(3000 + i) for i in range(4)]
-    wanted = [sign.pack(x) for x in xs]
-    wrong: list[int] = []
-
-    def work(i: int) -> None:
-        for _ in range(300):
-            bits = sign.pack(xs[i])
-            vote = sign.majority([bits, bits, wanted[i]], xs[i].numel())
-            back = sign.pack(sign.unpack(vote, xs[i].numel()))
-            if not torch.equal(back, wanted[i]):
-                wrong.append(i)
-
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
-    figure("4 threads x 300 packs, votes and unpacks on the one backend: none wrong")
 
 
 def test_the_gil_is_free_meanwhile(figure: Figure) -> None:

@@ -18,7 +18,7 @@ from lowtide import _core
 from lowtide.distributed import buffers, device_vote
 from rank_threads import Between, RankThreads
 from stand_in import StandIn, missing
-from vote_device_cases import VOTES_EACH, cases_of
+from vote_device_jobs import VOTES_EACH, cases_of
 
 Figure = Callable[[str], None]
 CASES = 1200  # of each number of workers, each of three votes: 10,800 in all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lowtide
@@ -137,3 +137,49 @@ def differ(case: Case, what: str) -> tuple[str, str, bool, str]:
             group["votes"] = 0
     after = raised(opt.step)[0] if what in ("lr", "betas", "weight_decay", "values", "step") else "not tried"
     return kind, text, untouched, after
+
+
+def by_bucket(hook: Any) -> Any:
+    """A SignVote whose buckets do not wait for one another, however small they are."""
+    hook._least = 1
+    return hook
+
+
+class Bucket:
+    """As torch's GradBucket, of gradients one after another in a buffer."""
+
+    def __init__(self, index: int, last: bool, params: Sequence[torch.nn.Parameter], buffer: torch.Tensor) -> None:
+        self._index, self._last, self._params, self._buffer = index, last, params, buffer
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return list(self._params)
+
+    def gradients(self) -> list[torch.Tensor]:
+        parts = self._buffer.split([param.numel() for param in self._params])
+        return [part.view_as(param) for part, param in zip(parts, self._params, strict=True)]
+
+
+def one_pass(
+    hook: Callable[..., Any], params: Sequence[torch.nn.Parameter], grads: Sequence[torch.Tensor], cuts: Sequence[Sequence[int]],
+    placed: Callable[[torch.Tensor], torch.Tensor] = lambda buffer: buffer,
+) -> list[torch.Tensor]:  # fmt: skip
+    """The gradients after a pass whose buckets have these parameters each, as DistributedDataParallel calls the hook."""
+    futures, out = [], list(grads)
+    for index, numbers in enumerate(cuts):
+        buffer = placed(torch.cat([grads[number].reshape(-1) for number in numbers]))
+        bucket = Bucket(index, index + 1 == len(cuts), [params[number] for number in numbers], buffer)
+        for number, grad in zip(numbers, bucket.gradients(), strict=True):
+            out[number] = grad
+        futures.append(hook(None, bucket))
+    for future in futures:
+        future.wait()
+    return out

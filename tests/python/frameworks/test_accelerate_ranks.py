@@ -1,18 +1,24 @@
-"""The ranks' jobs in the tests of Accelerate's DDP and FSDP2: everything from `Accelerator.prepare` to its checkpoints is
-Accelerate's own code. It never chooses FSDP for processes on CPUs, so that its state is told to; DDP it chooses itself."""
+"""Accelerate's DDP (MULTI_CPU) and FSDP2 on two ranks: everything from `Accelerator.prepare` to its checkpoints is Accelerate's own
+code. It never chooses FSDP for processes on CPUs, so that its state is told to; DDP it chooses itself."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import lowtide
+import pytest
 import torch
 from distributed_jobs import whole
+from distributed_support import differing, shared_ranks, size
 from support import bits
 
+pytest.importorskip("accelerate")
+WORLD, STEPS, CUT = 2, 20, 8
+DDP_STEPS, DDP_CUT = 6, 3
 CLASSES: dict[str, Callable[..., Any]] = {
     "torch": torch.optim.AdamW,
     "fp32": lambda params, **options: lowtide.AdamW(params, state="fp32", **options),
@@ -154,3 +160,48 @@ def train_alone(which: str, steps: int, world: int) -> dict[str, bytes]:
         schedule.step()
         opt.zero_grad()
     return all_of(model, opt)
+
+
+@pytest.mark.parametrize("which", ["fp32", "dynamic8"])
+def test_ranks_train_as_one_process_and_resume(which: str, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    """Halves of two gradients add up to their mean exactly, on any rank and in one process."""
+    wanted = shared_ranks().run(1, train_alone, which, DDP_STEPS, WORLD)[0]
+    compared = 0
+    for resume in (False, True):
+        for found in shared_ranks().run(WORLD, train_ddp, which, DDP_STEPS, DDP_CUT, str(tmp_path), resume):
+            assert differing(wanted, found) == [], f"resumed: {resume}"
+            compared += size(found)
+    figure(f"{which}: {compared} bytes of {WORLD} ranks, trained and resumed, 0 differ from one process")
+
+
+def test_losses_are_those_of_torch(figure):
+    """State in float32 on two ranks. Both compute in float32 in another order, which moves a loss by a few of its last bits
+    in a step; over 20 steps rounding errors add up to less than 1e-4 of it."""
+    ranks = shared_ranks()
+    (theirs, _), _ = ranks.run(2, train, "torch", STEPS)
+    (ours, _), _ = ranks.run(2, train, "fp32", STEPS)
+    assert theirs[0] > 1.5 * theirs[-1] or theirs[-1] < theirs[0]
+    worst = max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True))
+    assert worst < 1e-4
+    figure(f"{STEPS} steps, loss {theirs[0]:.4f} to {theirs[-1]:.4f}; at most {worst:.1e} of it from torch.optim.AdamW")
+
+
+@pytest.mark.parametrize("which", ["fp32", "dynamic8"])
+def test_a_checkpoint_of_two_ranks_goes_on_with_one(which, tmp_path, figure):
+    """Accelerate saves and loads it. Bits of the uninterrupted run in every weight and state."""
+    ranks = shared_ranks()
+    (losses, expected), other = ranks.run(2, train, which, STEPS, 0, CUT, str(tmp_path))
+    assert differing(expected, other[1]) == []
+    for world in (1, 2):
+        resumed, found = ranks.run(world, train, which, STEPS, 0, CUT, str(tmp_path), True)[0]
+        assert resumed == losses[CUT:] and differing(found, expected) == []
+    figure(f"{which}: {size(expected)} bytes on 1 and 2 ranks, 0 differ; {STEPS - CUT} equal losses")
+
+
+def test_prepared_in_the_middle_of_training(figure):
+    """The state of the steps before goes along: bits of a run on whole parameters, which no wrapper touched."""
+    ranks = shared_ranks()
+    losses, expected = ranks.run(1, train, "fp32", 12, -1)[0]
+    for found in ranks.run(2, train, "fp32", 12, 5):
+        assert found[0] == losses and differing(found[1], expected) == []
+    figure(f"{size(expected)} bytes, 0 differ")
