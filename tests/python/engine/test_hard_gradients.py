@@ -58,24 +58,6 @@ def test_gradients_whose_storage_is_gone_are_refused(rule, seed):
     opt.step()
 
 
-@pytest.mark.parametrize("state", ["fp32", "dynamic8"])
-def test_gradients_negated_lazily(state, seed):
-    """torch's negative bit: the gradient that is meant, or a refusal; never the opposite one."""
-    grad = torch.complex(torch.ones(8), torch.ones(8)).conj().imag
-    assert grad.is_neg() and torch.equal(grad, torch.full((8,), -1.0))
-    ours, theirs = torch.nn.Parameter(torch.zeros(8)), torch.nn.Parameter(torch.zeros(8))
-    opt = lowtide.AdamW([ours], lr=0.1, state=state)
-    ours.grad = theirs.grad = grad
-    try:
-        opt.step()
-    except ValueError as error:
-        assert "neg" in str(error)
-        assert not ours.any()
-        return
-    torch.optim.AdamW([theirs], lr=0.1).step()
-    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize("rule", ["adam", "sgd"])
 def test_a_huge_weight_under_l2_decay_spares_its_neighbours(rule, seed, figure):
     """One weight of 3e20 under an L2 penalty puts 3e19 into its own gradient; the rest of its block moves as in torch,

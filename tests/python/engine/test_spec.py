@@ -1,4 +1,4 @@
-"""The core's pure functions say what an optimizer of it does: layouts, refusals and codes, without one."""
+"""The core's pure functions say what an optimizer of it does: refusals and codes, without one. (Layouts: param_spec_test.cpp.)"""
 
 from __future__ import annotations
 
@@ -10,54 +10,12 @@ import torch
 
 from lowtide import _core
 
-SIZES: list[tuple[int, ...]] = [(), (7,), (5000,), (64, 256), (3, 5, 7), (33, 301), (0, 4), (9000, 1)]
-HYPERS: list[dict[str, float | bool]] = [{}, {"momentum": 0.9}, {"amsgrad": True}, {"beta1": 0.5, "beta2": 0.9}, {"beta2": 2.0}]
-CASES = list(
-    itertools.product(_core.rule_names(), HYPERS, _core.codec_names(), ["auto", "nearest"], ["", "residual8"], [torch.float32, torch.bfloat16])
-)  # fmt: skip
-
-
-def of_core(rule: str, hyper: Any, state: str, rounding: str, master: str, param: torch.Tensor, fullest: bool) -> Any:
-    core = _core.Optimizer(rule, threads=1)
-    core.add_group(hyper, state, 4096, None, rounding, master)
-    core.add_param(0, param, not fullest)  # beside a residual, states keep to those that were first
-    if fullest:
-        core.allocate_state(0)
-    return core
-
 
 def refusal(call: Any) -> tuple[Any, str]:
     try:
         return call(), ""
     except ValueError as error:
         return None, str(error)
-
-
-def test_layouts_and_refusals_are_those_of_an_optimizer() -> None:
-    taken = 0
-    texts = set()
-    for (rule, hyper, state, rounding, master, dtype), fullest in itertools.product(CASES, [False, True]):
-        for sizes in SIZES:
-            param = torch.zeros(sizes, dtype=dtype)
-            core, wanted = refusal(lambda: of_core(rule, hyper, state, rounding, master, param, fullest))
-            name = str(dtype).removeprefix("torch.")
-            whole = fullest and not (master.startswith("residual") and dtype != torch.float32)  # with one: the states in use
-            got, said = refusal(
-                lambda: _core.state_layout(rule, hyper, state, 4096, rounding, master, sizes, name, None, whole)
-            )
-            assert said == wanted
-            if core is None:
-                texts.add(said)
-                break
-            taken += 1
-            live = {key: value for key, value in core.state(0).items() if key != "step"}
-            assert [(key, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for key, t in live.items()] == got.tensors
-            assert got.codec == core.state_codec(0)
-            assert got.bytes == sum(t.nbytes for t in live.values())
-            if whole:
-                assert got.states == core.states_of(0)
-    assert taken > 1000
-    assert len(texts) > 3
 
 
 @pytest.mark.parametrize("codec", _core.codec_names())

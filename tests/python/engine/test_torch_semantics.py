@@ -1,14 +1,16 @@
-"""Lowtide's classes are torch optimizers: groups, options, closures, hooks."""
+"""Lowtide's classes are torch optimizers: groups, options, closures, hooks, versions, scaling and copies."""
 
+import copy
+import pickle
 import warnings
 from typing import Any
 
 import lowtide
 import pytest
 import torch
+from lowtide import distributed
+from support import CODECS, RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-from support import RULES, bits, make, parameter, random_gradients, refused, state_bits
 
 
 def test_groups_have_their_own_options(seed, figure):
@@ -198,24 +200,6 @@ def test_a_group_that_is_refused_leaves_no_trace(seed):
     assert bits(stray) == before and len(opt.param_groups) == 1
 
 
-def test_removing_state_starts_afresh(seed):
-    """`opt.state = defaultdict(dict)` or `opt.state.clear()`, the usual reset of a torch optimizer, works here."""
-    for rule in RULES:
-        a, b = parameter(5000), None
-        opt = make(rule, [a])
-        for _ in range(3):
-            random_gradients([a])
-            opt.step()
-        b = torch.nn.Parameter(a.detach().clone())
-        fresh = make(rule, [b])
-        opt.state.clear()
-        random_gradients([a])
-        b.grad = a.grad.clone()
-        opt.step()
-        fresh.step()
-        assert bits(a) == bits(b) and state_bits(opt) == state_bits(fresh), rule
-
-
 def test_named_parameters(seed):
     model = torch.nn.Linear(4, 4)
     opt = lowtide.AdamW(model.named_parameters())
@@ -256,3 +240,175 @@ def test_sets_of_parameters_are_refused_as_in_torch():
         lowtide.AdamW(parameter(3))
     with pytest.raises(ValueError):
         lowtide.AdamW([])
+
+
+def versions(params: list[torch.nn.Parameter]) -> list[int]:
+    return [param._version for param in params]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_versions_rise_where_there_is_a_gradient(rule: str, seed: int) -> None:
+    params = [parameter(70, 100), parameter(9), parameter()]
+    idle = parameter(5)
+    opt = make(rule, [*params, idle])
+    for step in range(1, 4):
+        random_gradients(params)
+        before = versions([*params, idle])
+        opt.step()
+        assert versions([*params, idle]) == [*(v + 1 for v in before[:3]), before[3]], step
+
+
+def test_muon_counts_matrices_as_torch_does(seed: int) -> None:
+    """Whose decay and movement are operations of torch's."""
+    matrix, vector = parameter(32, 16), parameter(9)
+    opt = lowtide.Muon([matrix, vector])
+    random_gradients([matrix, vector])
+    opt.step()
+    assert versions([matrix, vector]) == [2, 1]
+
+
+@pytest.mark.parametrize("cls", [torch.optim.AdamW, lowtide.AdamW, lowtide.SGD, lowtide.Muon])
+def test_a_stale_graph_is_refused(cls: type[torch.optim.Optimizer], seed: int) -> None:
+    """The mistake of many a GAN: one loss of the generator, the step of the discriminator, and the other's backward."""
+    p = parameter(4, 4)
+    opt = cls([p], lr=0.1)
+    loss = (p * p).sum()
+    loss.backward(retain_graph=True)
+    opt.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_skipped_and_refused_steps_change_nothing(seed: int) -> None:
+    p = parameter(300)
+    opt = lowtide.AdamW([p])
+    p.grad = torch.full_like(p, float("nan"))
+    opt.step()
+    assert opt.skipped_steps == 1 and p._version == 0
+    strict = lowtide.AdamW([p], nonfinite="raise")
+    with pytest.raises(ValueError):
+        strict.step()
+    assert p._version == 0
+
+
+def test_gradient_release_counts_once(seed: int) -> None:
+    layer = torch.nn.Linear(8, 8)
+    opt = lowtide.AdamW(layer.parameters(), step_in_backward=True)
+    before = versions(list(layer.parameters()))
+    layer(torch.randn(2, 8)).sum().backward()
+    opt.step()
+    assert versions(list(layer.parameters())) == [v + 1 for v in before]
+
+
+@pytest.mark.parametrize("cls", [distributed.DistributedLion, distributed.Signum])
+def test_votes_count(cls: type[torch.optim.Optimizer], seed: int, tmp_path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        p = parameter(100)
+        opt = cls([p], lr=0.1)
+        random_gradients([p])
+        opt.step()
+        assert p._version == 1
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_older_torch_takes_one_tensor_at_a_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    raised = torch.autograd.graph.increment_version
+
+    def one(tensor: torch.Tensor) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError("wanted a tensor")
+        raised(tensor)
+
+    monkeypatch.setattr(torch.autograd.graph, "increment_version", one)
+    params = [parameter(3), parameter(4)]
+    opt = lowtide.AdamW(params)
+    for _ in range(2):
+        random_gradients(params)
+        opt.step()
+    assert versions(params) == [2, 2]
+
+
+@pytest.mark.parametrize(("in_step", "bad"), [(False, "inf"), (True, "nan")])
+def test_grad_scaler(in_step, bad, seed, figure):
+    """GradScaler unscales before the step and keeps steps with an infinity to itself. With amp_scaling it hands over its scale:
+    gradients stay scaled, and the step skips and counts."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    a = parameter(300)
+    b = torch.nn.Parameter(a.detach().clone())
+    opt, plain = lowtide.AdamW([a], state="fp32", amp_scaling=in_step), lowtide.AdamW([b], state="fp32")
+    assert hasattr(opt, "_step_supports_amp_scaling") == in_step
+    for step in range(4):
+        grad = torch.randn(300)
+        scaler.scale(torch.zeros(()))
+        a.grad = grad * scaler.get_scale()
+        b.grad = grad.clone()
+        if step == 2:
+            a.grad[7] = float(bad)
+            before = snapshot(opt)
+        scaled = bits(a.grad)
+        scaler.step(opt)
+        assert not in_step or bits(a.grad) == scaled
+        scaler.update()
+        if step == 2:
+            assert snapshot(opt) == before
+        else:
+            plain.step()
+    figure(f"scale after a bad step {scaler.get_scale():g}, skipped {opt.skipped_steps}")
+    assert scaler.get_scale() == 512.0 and bits(a) == bits(b)
+    assert opt.skipped_steps == opt.report()["skipped_steps"] == int(in_step)
+    # After unscale_ the gradients are final, and without a scaler there is nothing to unscale.
+    a.grad = torch.full((300,), 512.0)
+    b.grad = torch.ones(300)
+    scaler.unscale_(opt)
+    scaler.step(opt)
+    plain.step()
+    a.grad = torch.ones(300)
+    opt.step()
+    plain.step()
+    assert bits(a) == bits(b)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("codec", CODECS)
+def test_copies_go_on_alike(rule, codec, seed):
+    """deepcopy of (model, optimizer) in either order, and pickle: the copy has its own parameters and steps alike."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 80), torch.nn.Linear(80, 8))
+    model[1].bias.requires_grad_(False)
+    opt = make(rule, [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.01}], state=codec)
+    params = [p for p in model.parameters() if p.requires_grad]
+    random_gradients(params)
+    opt.step()
+    pairs = [copy.deepcopy((model, opt)), copy.deepcopy((opt, model))[::-1], pickle.loads(pickle.dumps((model, opt)))]
+    random_gradients(params)
+    opt.step()
+    for other_model, other in pairs:
+        others = [p for p in other_model.parameters() if p.requires_grad]
+        assert other.param_groups[0]["params"][0] is other_model[0].weight
+        for p, q in zip(params, others, strict=True):
+            q.grad = p.grad.clone()
+        other.step()
+        assert [bits(p) for p in params] == [bits(p) for p in others]
+        assert state_bits(other) == state_bits(opt)
+        assert all(p.data_ptr() != q.data_ptr() for p, q in zip(params, others, strict=True))
+
+
+def test_a_step_inside_compiled_code(seed):
+    """torch.compile leaves the step to Python: the same bits as without."""
+    models = [torch.nn.Linear(64, 80)]
+    models.append(copy.deepcopy(models[0]))
+    opts = [lowtide.AdamW(model.parameters(), lr=0.1) for model in models]
+
+    def train(model, opt, x):
+        model(x).square().sum().backward()
+        opt.step()
+        opt.zero_grad()
+
+    compiled = torch.compile(train, backend="eager")
+    for _ in range(3):
+        x = torch.randn(4, 64)
+        compiled(models[0], opts[0], x)
+        train(models[1], opts[1], x)
+    assert [bits(p) for p in models[0].parameters()] == [bits(p) for p in models[1].parameters()]
+    assert state_bits(opts[0]) == state_bits(opts[1])

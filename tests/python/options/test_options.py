@@ -1,80 +1,22 @@
-"""Options of the wrong type or range name themselves and their group; copies keep counters and share nothing."""
+"""Options of groups: those of the core, as param_groups say them, whatever happened since the last step; removed state starts afresh."""
 
 import copy
+import inspect
 import math
 import pickle
+import re
 import warnings
 from collections import defaultdict
+from pathlib import Path
 
 import lowtide
 import pytest
 import torch
-
-from support import RULES, bits, make, parameter, random_gradients, refused, state_bits
-
-OPTIONS = [
-    ("min_quantized_numel", "4k", TypeError, ["'4k'", "integer"]),
-    ("min_quantized_numel", 1.5, TypeError, ["1.5", "integer"]),
-    ("min_quantized_numel", None, TypeError, ["None", "integer"]),
-    ("min_quantized_numel", True, TypeError, ["True", "integer"]),
-    ("min_quantized_numel", 2**70, ValueError, [str(2**70), "2^63"]),
-    ("min_quantized_numel", -1, ValueError, ["-1", "integer from 0"]),
-    ("state", None, TypeError, ["None", "str"]),
-    ("fused", "x", TypeError, ["'x'", "bool or None"]),
-    ("foreach", 1, TypeError, ["1", "bool or None"]),
-    ("decoupled_weight_decay", True, ValueError, ["True", "False or None", "AdamW"]),
-]
-WHOLE = [
-    ("nonfinite", 5, TypeError, ["5", "'skip', 'raise' or 'propagate'"]),
-    ("cpu_target", None, TypeError, ["None", "str"]),
-    ("amp_scaling", "maybe", TypeError, ["'maybe'", "bool"]),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "kind", "words"), OPTIONS + WHOLE)
-def test_options_of_the_wrong_kind(name, value, kind, words):
-    with pytest.raises(kind) as caught:
-        lowtide.Adam([parameter(3)], **{name: value})
-    assert all(word in str(caught.value) for word in (name, "got", "wanted", *words)), caught.value
-
-
-@pytest.mark.parametrize(("name", "value", "kind", "words"), OPTIONS)
-def test_options_of_a_group_name_the_group(name, value, kind, words):
-    opt = lowtide.Adam([parameter(3)])
-    with refused(opt, "parameter group 1", name, "got", "wanted", *words, kind=kind):
-        opt.add_param_group({"params": [parameter(3)], name: value})
-
-
-@pytest.mark.parametrize(
-    ("rule", "name", "value"),
-    [
-        ("adam", "lr", math.nan),
-        ("adamw", "weight_decay", -1.0),
-        ("lion", "betas", (0.9, 1.5)),
-        ("sgd", "momentum", -1.0),
-        ("adamw", "eps", "tiny"),
-        ("adamw", "betas", 0.9),
-        ("adamw", "state", "int3"),
-    ],
-)
-def test_ranges_name_the_group(rule, name, value):
-    """In the constructor, in add_param_group and, for what may change later, in step()."""
-    params = [parameter(3), parameter(3)]
-    with pytest.raises((ValueError, TypeError), match="parameter group 1: .*got "):
-        make(rule, [{"params": params[:1]}, {"params": params[1:], name: value}])
-    opt = make(rule, [{"params": params[:1]}, {"params": params[1:]}])
-    with refused(opt, "parameter group 2", kind=(ValueError, TypeError)):
-        opt.add_param_group({"params": [parameter(3)], name: value})
-    if name != "state":
-        opt.param_groups[1][name] = value
-        with refused(opt, "parameter group 1", kind=(ValueError, TypeError)):
-            opt.step()
-
-
-def test_harmless_values_are_accepted():
-    for value in (False, None):
-        lowtide.Adam([parameter(3)], decoupled_weight_decay=value, fused=value, foreach=value)
-    lowtide.Adam([parameter(3)], min_quantized_numel=2**63 - 1)
+from lowtide import _core
+from lowtide.engine.family import Family
+from lowtide.options.hyper import group_key, hyper_keys
+from lowtide.report.fields import CoreReport, Report
+from support import CODECS, FOUR_BITS, RULES, RULE_OF, bits, make, parameter, random_gradients, state_bits
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
@@ -156,3 +98,144 @@ def test_a_key_of_a_group_that_is_almost_an_option_is_warned_of():
         warnings.simplefilter("error")
         lowtide.AdamW([{"params": [param], **of_others}])
         lowtide.SGD([{"params": [param], **of_others}], momentum=0.9)
+
+
+def pair(**options):
+    params = [torch.nn.Parameter(torch.arange(1.0, 9.0)) for _ in range(2)]
+    for param in params:
+        param.grad = torch.ones(8)
+    return params, [lowtide.SGD([param], lr=1.0, **options) for param in params]
+
+
+def test_unchanged_options_are_not_derived(monkeypatch):
+    derived = []
+    hyper_of = Family.hyper_of
+    monkeypatch.setattr(Family, "hyper_of", lambda *args: derived.append(args[1]) or hyper_of(*args))
+    _, (opt, _) = pair()
+    opt.step()
+    derived.clear()
+    for lr in (1.0, 0.5, 0.5, 1.0):
+        opt.param_groups[0]["lr"] = lr
+        opt.step()
+    assert len(derived) == 2
+
+
+@pytest.mark.parametrize("lr", [0.25, torch.tensor(0.25), torch.tensor([0.25])])
+def test_values_that_change_in_place_are_seen(lr):
+    (param, twin), (opt, other) = pair()
+    for value in (lr, lr, 0.5):
+        opt.param_groups[0]["lr"] = value
+        other.param_groups[0]["lr"] = float(value)
+        opt.step()
+        other.step()
+        if isinstance(lr, torch.Tensor):
+            lr.mul_(2)
+    assert torch.equal(param, twin)
+
+
+def test_an_equal_tensor_in_place_of_a_number_is_another_value():
+    (param, twin), (opt, other) = pair()
+    opt.param_groups[0]["lr"] = 0.1
+    opt.step()
+    opt.param_groups[0]["lr"] = torch.tensor(0.1)  # 0.1 as float32: equal by ==, another number
+    opt.step()
+    for value in (0.1, float(torch.tensor(0.1))):
+        other.param_groups[0]["lr"] = value
+        other.step()
+    assert torch.equal(param, twin)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("name", ["set_hyper", "set_rounding"])
+def test_an_interrupt_leaves_no_options_behind(name, before):
+    """Ctrl-C before or after the core has taken them: the next step has those of param_groups, also the old ones."""
+    (param, twin), (opt, other) = pair(momentum=0.9, state="bf16", min_quantized_numel=0)
+    opt.step()
+    other.step()
+    engine, core = opt.engine, opt.engine.core
+
+    class Interrupted:
+        def __getattr__(self, attribute):
+            real = getattr(core, attribute)
+            if attribute != name:
+                return real
+
+            def call(*args):
+                if not before:
+                    real(*args)
+                raise KeyboardInterrupt
+
+            return call
+
+    old = {key: opt.param_groups[0][key] for key in ("lr", "rounding")}
+    opt.param_groups[0].update(lr=1e-3, rounding="stochastic")
+    engine.core = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        opt.step()
+    engine.core = core
+    opt.param_groups[0].update(old)
+    for _ in range(2):
+        opt.step()
+        other.step()
+    assert torch.equal(param, twin)
+    assert torch.equal(opt.state[param]["momentum_buffer"], other.state[twin]["momentum_buffer"])
+
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "rules.md"
+NOT_RULES = (lowtide.Optimizer, lowtide.NAdam, lowtide.Muon)  # NAdam is an option of Adam and AdamW, Muon made of two rules
+CLASSES = {
+    cls([parameter(2)], lr=1.0).engine.family.rule: cls
+    for cls in (getattr(lowtide, name) for name in lowtide.__all__)
+    if inspect.isclass(cls) and issubclass(cls, lowtide.Optimizer) and cls not in NOT_RULES
+}
+
+
+def table(first: str) -> list[list[str]]:
+    """The rows of the table of docs/rules.md whose first column is headed `first`, without marks."""
+    lines = DOCUMENT.read_text().splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_every_rule_has_a_class_and_a_row():
+    rows = table("rule")
+    assert sorted(CLASSES) == sorted(_core.rule_names()) == sorted(row[0] for row in rows)
+    assert {RULE_OF.get(rule, rule) for rule in RULES} == set(_core.rule_names())
+    for row in rows:
+        assert CLASSES[row[0]].__name__ == row[1]
+        assert row[3].split(", ") == _core.state_names(row[0])
+
+
+def test_every_codec_has_a_row():
+    names = list(_core.codec_names())
+    assert sorted(names) == sorted(row[0] for row in table("state")) == sorted(CODECS + FOUR_BITS)
+    assert lowtide.AdamW([parameter(2)]).param_groups[0]["state"] in names
+    for codec in names:
+        assert f'"{codec}"' in Path(lowtide.options.options.__file__).read_text(), f"options.Options does not describe {codec}"
+
+
+@pytest.mark.parametrize("rule", sorted(_core.rule_names()))
+def test_defaults_and_options_are_those_of_the_core(rule):
+    wanted = _core.default_hyper(rule)
+    group = CLASSES[rule]([parameter(2)]).param_groups[0]
+    reads = set(re.findall(r"[a-z_0-9]+", re.sub(r"\([^)]*\)", "", next(r[5] for r in table("rule") if r[0] == rule))))
+    assert {group_key(name) for name in reads} <= set(group), "docs/rules.md names what the class does not have"
+    for name, value in wanted.items():
+        key = group_key(name)
+        here = name in hyper_keys(rule, group)
+        assert here == (name in reads or name == "maximize"), f"{name}: the class and docs/rules.md differ"
+        if here:
+            got = group[key] if key == name else group[key][int(name[-1]) - 1]
+            assert (got or 0) == value, name  # None of a schedule is 0 there
+    assert reads <= set(wanted)
+
+
+def test_the_report_has_the_fields_of_the_cores_list():
+    fields = [name for name, unit, meaning in _core.report_fields()]
+    assert list(CoreReport.__annotations__) == fields == list(lowtide.AdamW([parameter(2)])._core.report())
+    assert all(name in Report.__doc__ and unit and meaning for name, unit, meaning in _core.report_fields())

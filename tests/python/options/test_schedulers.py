@@ -73,7 +73,7 @@ def test_schedulers_drive_the_step(name, rule, seed, figure):
 @pytest.mark.parametrize("cls", [lowtide.RMSprop, lowtide.compat.bitsandbytes.optim.RMSprop32bit])
 def test_a_momentum_that_a_scheduler_brings_is_taken_before_the_first_step(name, cls, seed, figure):
     """RMSprop without momentum, and a scheduler's default cycle_momentum. The last bits of a step differ, by some 2e-6 of
-    the way a step (test_new_rules_against_torch.py): 1e-5 of lr for each of 10 steps and each of the 1 / (1 - 0.95) steps
+    the way a step (test_against_torch.py): 1e-5 of lr for each of 10 steps and each of the 1 / (1 - 0.95) steps
     that momentum remembers."""
     ours = parameter(300)
     theirs = twin(ours)
