@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import struct
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -21,15 +20,10 @@ class Instruction:
     address: int
     text: str  # without its predicate
     predicate: str
-    control: int = 0  # how it is scheduled (schedule.py)
 
     @cached_property
     def name(self) -> str:
         return self.text.split(None, 1)[0]
-
-    @property
-    def is_wide(self) -> bool:
-        return ".128" in self.name
 
     @property
     def is_store(self) -> bool:
@@ -42,9 +36,7 @@ class Kernel:
     architecture: str
     registers: int = 0
     shared: int = 0
-    stack: int = 0
     code: list[Instruction] = field(default_factory=list)
-    constants: dict[int, bytes] = field(default_factory=dict)  # by bank: tables of branches
     functions: dict[int, str] = field(default_factory=dict)  # behind the kernel itself, which calls them, by address
 
     @property
@@ -86,16 +78,14 @@ def cubins_of(file: Path, architectures: list[str], cuobjdump: Path, folder: Pat
     return [cubin for cubin in found if not architectures or any(f".sm_{a}." in cubin.name for a in architectures)]
 
 
-def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path, with_control: bool = False) -> list[Kernel]:
-    """Every kernel of a cubin, which is of one architecture. with_control: also how instructions are scheduled, which makes
-    the text ten times as long."""
+def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path) -> list[Kernel]:
+    """Every kernel of a cubin, which is of one architecture."""
     kernels: dict[str, Kernel] = {}
     usage = run(cuobjdump, "-res-usage", cubin)
     for name, rest in re.findall(r"Function (\S+?):\s*\n\s*(REG:.*)", usage):
         values = dict(re.findall(r"(\w+):(\d+)", rest))
-        kernels[name] = Kernel(name, "", int(values["REG"]), int(values["SHARED"]), int(values["STACK"]))
-    constants = constants_of(cubin.read_bytes())
-    text = run(nvdisasm, "-c", *(["-hex"] if with_control else []), cubin)
+        kernels[name] = Kernel(name, "", int(values["REG"]), int(values["SHARED"]))
+    text = run(nvdisasm, "-c", cubin)
     target = re.search(r"\.target\s+(sm_\w+)", text)
     architecture = target[1] if target else "?"
     for section in re.split(r"(?m)^\s*\.section\s+", text)[1:]:
@@ -104,24 +94,9 @@ def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path, with_control: bool 
             continue
         kernel = kernels[head[1]]
         kernel.architecture = architecture
-        kernel.constants = constants.get(kernel.name, {})
         kernel.code, labels = read_code(section)
         kernel.functions = {address: label for label, address in labels.items() if label.startswith("$")}
     return [k for k in kernels.values() if k.code]
-
-
-def constants_of(elf: bytes) -> dict[str, dict[int, bytes]]:
-    """The banks of constants that kernels have to themselves, by kernel and bank: sections .nv.constant<BANK>.<KERNEL>."""
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    size, count, of_names = struct.unpack_from("<HHH", elf, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", elf, table + n * size) for n in range(count)]
-    names = sections[of_names][4]
-    out: dict[str, dict[int, bytes]] = {}
-    for name_at, kind, _, _, begin, length in sections:
-        name = elf[names + name_at : elf.index(b"\0", names + name_at)].decode()
-        if kind == 1 and (found := re.match(r"\.nv\.constant([1-9])\.(.+)", name)):
-            out.setdefault(found[2], {})[int(found[1])] = elf[begin : begin + length]
-    return out
 
 
 def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
@@ -129,11 +104,8 @@ def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
     labels: dict[str, int] = {}
     pending: list[str] = []
     lines: list[tuple[int, str]] = []
-    controls: list[int] = []
     for line in map(str.strip, section.splitlines()):
-        if line.startswith("/* 0x"):
-            controls[-1] = int(line[5:21], 16) >> 41 & 0x1FFFFF  # of the upper half of 128 bits
-        elif line.startswith("/*"):
+        if line.startswith("/*"):
             address, _, rest = line[2:].partition("*/")
             text, ends, _ = rest.partition(";")
             if not ends:
@@ -141,11 +113,10 @@ def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
             labels |= dict.fromkeys(pending, int(address, 16))
             pending.clear()
             lines.append((int(address, 16), text.strip()))
-            controls.append(0)
         elif line.endswith(":"):
             pending.append(line[:-1])
     code = []
-    for (address, text), control in zip(lines, controls):
+    for address, text in lines:
         predicate = ""
         if text.startswith("@"):
             predicate, text = text.split(None, 1)
@@ -153,7 +124,7 @@ def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
             text = re.sub(r"`\((\S+?)\)", lambda m: hex(labels.get(m[1], -1)), text)
         if "(*" in text:
             text = re.sub(r"\s*\(\*.*\*\)", "", text)  # where a table leads
-        code.append(Instruction(address, text, predicate, control))
+        code.append(Instruction(address, text, predicate))
     return code, labels
 
 
