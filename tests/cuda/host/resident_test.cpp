@@ -250,7 +250,7 @@ TEST_F(CudaResident, NormsWaitForNothing) {
       OptimizerOptions options;
       options.backend = "cuda";
       options.rule = rule;
-      options.memory.device_bytes = 64 << 20;
+      options.memory.device = 64 << 20;
       Optimizer optimizer(options);
       Parameters params(optimizer, 50);
       const auto stepped = [&] {
@@ -271,7 +271,7 @@ TEST_F(CudaResident, NormsWaitForNothing) {
         EXPECT_EQ(after.allocations, before.allocations);
         cuda_emulator::run_all();
         // As above; one clears the sums, one adds to them, one puts them into arguments.
-        const int64_t others = clips ? 6 + 3 : 2;
+        const int64_t others = clips ? 6 + 2 : 1;
         EXPECT_EQ(cuda_emulator::counters().launches - before.launches, others + 1 + 3 * params.launches) << rule;
       }
       EXPECT_EQ(optimizer.report().steps, kWarm + 3);

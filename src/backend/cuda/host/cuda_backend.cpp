@@ -61,14 +61,13 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   void add_norms(std::span<const StepItem> items, void* stream) override {
     with_call("norms", stream, false, [&](Call& call) {
       const std::vector<const void*> tables = add_steps(call, items, false);
-      {
-        const Upload there = upload(call, steps_);
-        if (const CudaClippedGuard* const guard = clips(items)) scale_items(call, there.device(), *guard);
-        for_each_launch(steps_, there.device(), tables, fast_, nullptr, [&](const auto& launch, const auto& part) {
-          if (part.adds_norms) call.scope.check(cuda_kernels::add_norms(launch, call.queue));
-        });
-      }
-      for_each_answer(items, [&](Answer& answer) { note_use(call, answer); });
+      Upload there = upload(call, steps_);
+      if (const CudaClippedGuard* const guard = clips(items)) scale_items(call, there.device(), *guard);
+      for_each_launch(steps_, there.device(), tables, fast_, nullptr, [&](const auto& launch, const auto& part) {
+        if (part.adds_norms) call.scope.check(cuda_kernels::add_norms(launch, call.queue));
+      });
+      const Device::Event done = there.end(call.scope);
+      for_each_answer(items, [&](Answer& answer) { note_use(call, answer, done); });
     });
   }
 
