@@ -139,7 +139,7 @@ TEST(Device, StepsTakeAsLongAsPredicted) {
     EXPECT_LT(ratio, 1.15) << plan.seconds << " step " << plan.step_seconds << " link " << plan.link_seconds
                            << " slots " << plan.slot_bytes / 4096;
     least = std::min(least, ratio), most = std::max(most, ratio);
-    by_link += plan.disk_seconds > plan.step_seconds, by_slots += plan.slot_bytes == 2 * 4096;
+    by_link += plan.link_seconds > plan.step_seconds, by_slots += plan.slot_bytes == 2 * 4096;
     ++cases;
   }
   EXPECT_GT(by_link, cases / 5);
