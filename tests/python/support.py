@@ -12,7 +12,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from lowtide.engine.elsewhere import Elsewhere
+from lowtide.state.elsewhere import Elsewhere
 
 # name → class, options that make the rule do all it can
 RULES: dict[str, tuple[type[lowtide.Optimizer], dict[str, Any]]] = {

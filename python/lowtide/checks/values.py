@@ -72,7 +72,7 @@ def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: boo
     """Raises ValueError for a garbled moment: it would spread through its block in silence."""
     if nonfinite == "propagate" or not tensor.is_floating_point() or tensor.numel() == 0:
         return
-    low, high = (float(bound) for bound in torch.aminmax(tensor.detach()))
+    low, high = map(float, torch.aminmax(tensor.detach()))
     expect(-_TO_INFINITY < low and high < _TO_INFINITY, where, f"values from {low} to {high}", "finite ones, in float32")
     expect(low >= 0 or not positive, where, f"values from {low} to {high}", "none below 0")
 

@@ -16,12 +16,13 @@ from lowtide.distributed.buffers import SignBuffers
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.groups import broadcast_parameters
 from lowtide.distributed.layout import checksum_of, digest
-from lowtide.engine.engine import RESIDUAL
+from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.family import Family
 from lowtide.engine.params import Param
 from lowtide.optimizers.backward import OPTIONS
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.options.options import Options, check_options
+from lowtide.state import views
 
 
 NO_NORM = "workers keep gradients of their own and vote with signs, which no positive factor changes"
@@ -262,7 +263,7 @@ class SignOptimizer(Optimizer):
             source = votes.index(max(votes))
             for number, param in enumerate(self.engine.tensors):
                 broadcast_parameters([param], group, source)
-                if RESIDUAL in self.engine.layout(number):
+                if RESIDUAL in views.layout(self.engine, number):
                     self._core.allocate_state(number)
                     state = self._core.read_state(number)
                     broadcast_parameters([state[RESIDUAL]], group, source)

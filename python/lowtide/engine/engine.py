@@ -7,8 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
-from weakref import ref
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -18,10 +17,8 @@ from lowtide.checks.values import expect
 from lowtide.devices import places, sharding
 from lowtide.devices.flattened import shard_of
 from lowtide.devices.places import HOST, Place
-from lowtide.devices.sharding import Recut, local_of
-from lowtide.engine.cores import RESIDUAL as RESIDUAL
+from lowtide.devices.sharding import Recut
 from lowtide.engine.cores import Core, Cores, carry
-from lowtide.engine.elsewhere import Elsewhere, Shown, as_shown, read_only
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Format, all_core_groups, are_fixed, are_same, core_groups, fixed_options, refused, register
 from lowtide.engine.host_steps import settle
@@ -37,7 +34,6 @@ from lowtide.report.log import logger
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
 _ALL = 2**63 - 1
 Found = TypeVar("Found")
 _MASTER, _MEMORY, _TENSOR = map(attrgetter, ("format.master", "memory", "tensor"))
@@ -63,10 +59,6 @@ class Settings:
         return settings
 
 
-class Entry(Protocol):
-    def __call__(self, engine: Engine, number: int, views: dict[str, torch.Tensor], /) -> Shown: ...
-
-
 class Members(NamedTuple):
     """A parameter group when its parameters were registered."""
 
@@ -81,8 +73,8 @@ class Engine:
     Other files read the fields without an underscore, and assign none. On an error of a method that replaces cores or
     parameters nothing has changed."""
 
-    def __init__(self, family: Family, settings: Settings, entry: Entry | None = None) -> None:
-        """entry: makes the entries of Optimizer.state out of views; None: `Shown`."""
+    def __init__(self, family: Family, settings: Settings, entry: Callable[..., Any] | None = None) -> None:
+        """entry: makes the entries of Optimizer.state; None: plain ones."""
         self.family, self.settings = family, settings
         self.params: list[Param] = []  # by number
         self.tensors: list[torch.Tensor] = []  # theirs
@@ -97,8 +89,11 @@ class Engine:
         self.captured = False  # whether a step was captured in a graph
         self.awaited: list[int] = []  # parameters that have no entry in Optimizer.state yet, or not their whole one
         self.assigned: set[int] = set()  # parameters in whose entries something was replaced since they were shown
-        self._entry = entry
+        self.entry = entry
         self._threads = torch.get_num_threads()
+        self.shows_sizes = True  # in Optimizer.state, of state that no view can show; and codes are read-only there
+        self.shows_unstepped = False  # parameters have entries there before their first step
+        self.in_ram = True  # all state is, without limit
         self.may_capture = False  # some are on a device, whose queue may be recorded
         self.renewed = False  # cores are new, and `Optimizer.state` has views of those before
         self._told: dict[int, list[Any]] = {}  # options of parameter groups, by number, that the core has
@@ -107,8 +102,6 @@ class Engine:
         self._with_state = 0  # stepped parameters, as the core last counted them; -1: look again
         self._shares = Shares({}, {}, {}, False)  # what each core has of the budgets
         self._steps, self._skipped = 0, 0  # counted outside of the present core
-        self._shows_sizes = True  # of state that no view can show; and codes are read-only
-        self._shows_unstepped = False  # parameters have entries before their first step
 
     # Cores and parameters.
 
@@ -203,7 +196,7 @@ class Engine:
             wanted = "one that can be stepped, whose state stays, or a new optimizer without it"
             expect(now[i].place is not None or not self.core_of(source).step_count(source), where[i], got, wanted)
         self._rebuild(groups, now, members, sources or [-1] * len(now))
-        self._shows_sizes &= sizes
+        self.shows_sizes &= sizes
 
     def follow(self, groups: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
         """Tells the core what has changed since the last step: overrides, moves, first gradients of foreign parameters, the
@@ -300,9 +293,13 @@ class Engine:
         `master` keeps. ValueError, TypeError or NotImplementedError for one that cannot be stepped there."""
         if self.captured or self.has_stepped():
             return False
-        now = [
-            param.moved(*examine(param.tensor, f"parameter {i}")) if param.place else param for i, param in enumerate(self.params)
-        ]
+        now, plain = [], True
+        for i, param in enumerate(self.params):
+            stays = param.place == HOST and param.dtype == param.tensor.dtype and places.is_plain(param.tensor)
+            plain &= stays
+            now.append(param if stays or not param.place else param.moved(*examine(param.tensor, f"parameter {i}")))
+        if plain:
+            return False
         now, _ = self._settle(groups, self.groups, now)
         if all(a.place == b.place and b.tensor.dtype == b.dtype for a, b in zip(self.params, now, strict=True)):
             return False
@@ -328,8 +325,11 @@ class Engine:
         return lambda: vars(self).update(before)
 
     def has_stepped(self) -> bool:
-        """Whether any parameter has."""
-        return self.core.stepped_count() > 0
+        """Whether any parameter has. Waits for a step that a device has not decided on yet."""
+        for core in self.cores.values():
+            if any(map(core.step_count, range(len(self.params)))):
+                return True
+        return False
 
     def _settle(
         self, groups: Sequence[dict[str, Any]], of: Sequence[CoreGroup], params: Sequence[Param], kept: int = 0
@@ -420,6 +420,7 @@ class Engine:
         self.cores, self.groups, self.members, self._with_state = cores, groups, members, -1
         plain = [*cores] == [HOST]
         self.place, self.on_host = None if several else home, plain or all(place.on_host for place in cores)
+        self.in_ram = self.on_host and not self.settings.memory and not any(map(_MEMORY, groups))
         self.may_capture = not plain and any(place.device.type != "cpu" for place in cores)
         self._fresh = any(map(_MASTER, groups))
         self._shares = shares
@@ -472,93 +473,9 @@ class Engine:
         self._steps += steps
         self._skipped += skipped
 
-    # State.
-
-    def shown(self, number: int) -> Shown:
-        """The entry of a parameter in `Optimizer.state`."""
-        views, place = self._views(number), self.params[number].place
-        if self._shows_sizes and place and (not place.on_host or self.has_budget()):  # else all of it is in RAM
-            tensors = self._tensors(number, fullest=False)
-            away = {name: like for name, like in tensors.items() if name not in views}
-            views |= {name: Elsewhere(like, HOST.device if place.on_host else place.device, self._reader(number, name)) for name, like in away.items()}
-        if self._entry:
-            return self._entry(self, number, views)
-        shown = as_shown(views)
-        return Shown(read_only(shown) if self._shows_sizes else shown, self.tensors[number], number, self.assigned)
-
-    def has_entry(self, number: int) -> bool:
-        """Whether `Optimizer.state` and state dicts have an entry of a parameter: as torch.optim's, from its first step on."""
-        asked = self._shows_unstepped and self.tensors[number].requires_grad and number not in self.foreign
-        return asked or self.core_of(number).step_count(number) > 0
-
-    def _reader(self, number: int, name: str) -> Callable[[], torch.Tensor]:
-        """Returns copies of that tensor of a parameter's state while it is there; keeps neither alive."""
-        engine, param = ref(self), ref(self.tensors[number])
-
-        def read() -> torch.Tensor:
-            alive = engine()
-            if not alive or number >= len(alive.tensors) or alive.tensors[number] is not param():
-                raise RuntimeError("got state of an optimizer or a parameter that is gone, wanted Optimizer.state of now")
-            found = alive.core_of(number).read_state(number).get(name)
-            if found is None:
-                wanted = "a step, or state_dict(), before"
-                raise RuntimeError(f"got {name!r} of parameter {number}, which has no state yet, wanted {wanted}")
-            return found
-
-        return read
-
-    def _views(self, number: int) -> dict[str, torch.Tensor]:
-        return self._wrapped(number, self.core_of(number).state(number))
-
-    def _wrapped(self, number: int, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        of = self.params[number].sharding
-        return of.wrap(entry) if of else entry
-
-    def live(self, number: int) -> dict[str, torch.Tensor]:
-        """The live state of a parameter, copied if it streams; empty if there is none and it has not been stepped."""
-        if self.core_of(number).is_paged(number):
-            return self._wrapped(number, self.core_of(number).read_state(number))
-        entry = self._views(number)
-        return entry if self.core_of(number).has_state(number) or int(entry["step"]) else {}
-
     def signed(self, number: int) -> dict[str, bool]:
         """Every state that the parameter can have, and whether it takes both signs."""
         return dict(self.core_of(number).states_of(number))
-
-    def layout(self, number: int) -> dict[str, torch.Tensor]:
-        """Tensors like those of the state that a parameter has or, having none, can be given, whatever its momentum."""
-        core = self.core_of(number)
-        live = core.state(number)
-        if core.has_state(number) and len(live) > 1:
-            return live
-        if number in self.foreign:
-            return {"step": torch.empty((), dtype=torch.int64, device="meta")}
-        tensors = self._tensors(number, fullest=True)
-        if {RESIDUAL, MOMENTUM} <= set(tensors):  # a residual keeps to the states that it lies with
-            there = core.read_state(number) if core.has_state(number) else self._tensors(number, fullest=False)
-            tensors = {name: like for name, like in tensors.items() if name in there}
-        return {"step": torch.empty((), dtype=torch.int64, device="meta"), **tensors}
-
-    def _tensors(self, number: int, fullest: bool) -> dict[str, torch.Tensor]:
-        """Tensors on "meta" like those of the state that a parameter has with the hyper-parameters of now, or, `fullest`,
-        with any."""
-        group = next(each for each in self.groups if each.has(number))
-        param, local = self.params[number], local_of(self.tensors[number])
-        state, least, master = group.format
-        found = _core.state_layout(
-            group.rule or self.family.core_rule, group.pushed, state, least, group.rounding, master, list(local.shape),
-            str(local.dtype).removeprefix("torch."), shard_of(param.tensor, param.sharding), fullest,
-        )  # fmt: skip
-        return {
-            name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in found.tensors
-        }
-
-    def wanted_bytes(self) -> int:
-        """Bytes of state that the parameters which are trained now have from their first step on."""
-        trained = (i for i, param in enumerate(self.params) if param.place and param.tensor.requires_grad)
-        return sum(like.nbytes for i in trained for like in self._tensors(i, fullest=False).values())
-
-    # Where state is, and what has happened.
 
     def queue(self) -> int:
         """The queue that torch works on now, on the parameters' device. 0 with several: their core asks for each."""
@@ -617,10 +534,6 @@ class Engine:
         """Steps that were skipped, as far as is known without waiting for a device."""
         return self._skipped + self.core.skipped_steps()
 
-    def has_budget(self) -> bool:
-        """Whether anything limits memory."""
-        return any(memory is not None for memory in (self.settings.memory, *(group.memory for group in self.groups)))
-
     def new_states(self) -> list[int]:
         """Parameters that have got the state they waited for, until they are `adopted`."""
         if self.core.stepped_count() == self._with_state:
@@ -645,4 +558,4 @@ class Engine:
 
     def show_unstepped(self, shown: bool) -> None:
         """Whether parameters have entries before their first step from now on."""
-        self._shows_unstepped = shown
+        self.shows_unstepped = shown

@@ -8,7 +8,8 @@ from torch import Tensor
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices.sharding import local_of
-from lowtide.engine.engine import RESIDUAL, Engine
+from lowtide.engine.cores import RESIDUAL
+from lowtide.engine.engine import Engine
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.state.format import residual_bits
 

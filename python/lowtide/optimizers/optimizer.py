@@ -24,7 +24,7 @@ from lowtide._core import QueuedClip
 from lowtide.checks.values import expect
 from lowtide.devices import sharding
 from lowtide.engine.cores import Cores
-from lowtide.engine.engine import Engine, Entry, Settings
+from lowtide.engine.engine import Engine, Settings
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
 from lowtide.memory.budgets import Memory, size_of
@@ -37,8 +37,9 @@ from lowtide.options.hyper import check_on_host
 from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options, warn_of_misspelt
 from lowtide.report.fields import Report
 from lowtide.report.log import Residency, Skips, is_inside, logger, warn
-from lowtide.state import dicts, files, restore, spread, torch_dict
+from lowtide.state import dicts, files, restore, spread, torch_dict, views
 from lowtide.state.carried import as_tensors, own_numbers
+from lowtide.state.elsewhere import Shown
 from lowtide.state.foreign import bitsandbytes
 from lowtide.state.format import HIDDEN_KEYS, SEED, SPREAD, stamp
 from lowtide.state.pending_save import PendingSave
@@ -71,7 +72,7 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     FAMILY: ClassVar[type[Family]] = Family
-    ENTRY: ClassVar[Entry | None] = None  # see `Engine`
+    ENTRY: ClassVar[Callable[..., Shown] | None] = None  # see `views.shown`
     NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # options of groups that torch's schedulers must not find in `defaults`
     WAITS_FOR_CLIPS: ClassVar[bool] = False  # steps cannot take a clip that is still on its way on a device
     engine: Engine  # the compiled core and its parameters: internal
@@ -114,12 +115,11 @@ class Optimizer(torch.optim.Optimizer):
         engine = self.engine
         dist = torch.distributed
         rank = f", rank {dist.get_rank()}" if dist.is_available() and dist.is_initialized() else ""
-        in_ram = engine.on_host and not engine.has_budget()
-        memory = f", under {engine.settings.memory}" if engine.settings.memory else " in RAM" if in_ram else ""
+        memory = f", under {engine.settings.memory}" if engine.settings.memory else " in RAM" if engine.in_ram else ""
         logger.info(
             "%s on %s%s: %d parameters, %d elements, %d bytes of state%s", engine.family.name,
             ", ".join(str(place.device) for place in engine.cores) or "no device yet", rank, len(engine.params),
-            sum(sharding.local_of(tensor).numel() for tensor in engine.tensors), engine.wanted_bytes(), memory,
+            sum(sharding.local_of(tensor).numel() for tensor in engine.tensors), views.wanted_bytes(engine), memory,
         )  # fmt: skip
 
     @property
@@ -245,7 +245,8 @@ class Optimizer(torch.optim.Optimizer):
         """Before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless it is all replaced,
         what was put into `state`. Parameters that cannot be stepped at all are for the step to refuse: placeholders have memory
         by then."""
-        self._follow_groups()
+        if not self.engine.are_registered(self.param_groups):
+            self._follow_params()
         if takes_state:
             self._follow_state()
         elif type(self.state) is not States:
@@ -271,15 +272,14 @@ class Optimizer(torch.optim.Optimizer):
             self._show_state()
         new = engine.new_states()
         for number in new:
-            self.state[engine.tensors[number]] = engine.shown(number)
+            self.state[engine.tensors[number]] = views.shown(engine, number)
         engine.adopted(new)  # only now: what interrupts this leaves them for the next look
-        placed = new and (engine.has_budget() or not engine.on_host)
-        if placed and logger.isEnabledFor(logging.INFO) and not engine.capturing:
+        if new and not engine.in_ram and logger.isEnabledFor(logging.INFO) and not engine.capturing:
             self._residency.place(engine.core.report())
 
     def _place_states(self) -> None:
         """Gives state that waits for the first step its place; raises as `state_dict`."""
-        if not self.engine.on_host or self.engine.has_budget():
+        if not self.engine.in_ram:
             self.engine.core.place_states()
             self._adopt_new_state()
 
@@ -625,7 +625,7 @@ class Optimizer(torch.optim.Optimizer):
         ValueError, and changes nothing, if anything in it does not fit; OSError when a disk fails (if only in writing,
         all is loaded all the same: see the message)."""
         self._follow(takes_state=False)
-        dicts.check_dict(state_dict)
+        expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
         state_dict = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)
@@ -728,7 +728,7 @@ class Optimizer(torch.optim.Optimizer):
             "skipped_steps": report["skipped_steps"],
         }
         self.onload()
-        entries = [engine.live(i) for i in range(len(engine.params))]
+        entries = [views.live(engine, i) for i in range(len(engine.params))]
         for i, numbers in own_numbers(engine, self.param_groups).items():
             entries[i] |= as_tensors(numbers)
         defaults = {**self.defaults, **self._beside}

@@ -10,17 +10,14 @@ import torch
 
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
-from lowtide.engine.elsewhere import as_shown
-from lowtide.engine.engine import RESIDUAL, Engine
-from lowtide.state import restore
+from lowtide.state.elsewhere import as_shown
+from lowtide.engine.cores import RESIDUAL
+from lowtide.engine.engine import Engine
+from lowtide.state import restore, views
 from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.foreign.readers import READERS
 from lowtide.state.format import CODEC, eight_bits, residual_bits
 from lowtide.state.groups import read_groups
-
-
-def check_dict(state_dict: Any) -> None:
-    expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
 
 
 @contextmanager
@@ -44,16 +41,15 @@ def load(
     taken: Callable[[list[dict[str, Any]]], None],
 ) -> None:
     """Copies `state_dict` into live state; then `taken` gets the new parameter groups. ValueError: nothing has changed."""
-    check_dict(state_dict)
+    expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
     for key, kind in (("state", dict), ("param_groups", list)):
         expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them: is it of an optimizer?")
         expect(isinstance(state_dict[key], kind), key, type(state_dict[key]).__name__, f"a {kind.__name__}")
     state, saved = state_dict["state"], state_dict["param_groups"]
-    dicts = all(isinstance(part, dict) for part in [*state.values(), *saved])
-    ours = not dicts or any("lowtide_format" in group for group in saved)
+    dicts = all([isinstance(part, dict) for part in [*state.values(), *saved]])
+    ours = not dicts or any(["lowtide_format" in group for group in saved])
     with refusals():
         reader = None if ours else next((each for each in READERS if each.recognizes(state, saved)), None)
-    with refusals():
         found = read_groups(engine, groups, state_dict, reader)
         entries: dict[int, dict[str, Any]] = {}
         for key, entry in state_dict["state"].items():
@@ -70,7 +66,8 @@ def load(
     engine.show_unstepped(False)  # what was asked for has been given
     with KeptErrors() as kept:
         restore.apply(engine, states, plan, kept)
-        restore.settle(engine, states)
+        states.changed = False
+        engine.showed()
         taken(found.groups)
 
 
@@ -78,12 +75,12 @@ def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torc
     """The entries that a state_dict has, by parameter, as the core has their state: views, but copies of what streams or has not
     taken a step. None before the first step, as torch.optim's."""
     params = engine.tensors
-    if not any(map(engine.has_entry, range(len(params)))):
+    if not any(views.has_entry(engine, i) for i in range(len(params))):
         return {}
     saved: dict[torch.Tensor, dict[str, Any]] = {}
     for i, param in enumerate(params):
-        if engine.has_entry(i) or (param.requires_grad and i not in engine.foreign):
-            entry: dict[str, Any] = as_shown(engine.live(i))
+        if views.has_entry(engine, i) or (param.requires_grad and i not in engine.foreign):
+            entry: dict[str, Any] = as_shown(views.live(engine, i))
             saved[param] = entry if engine.core_of(i).step_count(i) else {name: value.clone() for name, value in entry.items()}
     for param, entry in saved.items():
         if RESIDUAL in entry:

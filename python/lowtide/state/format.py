@@ -28,7 +28,7 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import check_tensor, expect
 from lowtide.devices.sharding import is_dtensor, local_of, rows_of
-from lowtide.engine.elsewhere import as_shown
+from lowtide.state.elsewhere import as_shown
 from lowtide.engine.groups import Format
 
 FORMAT = 1
@@ -49,7 +49,7 @@ def stamp(rule: str, seed: int) -> dict[str, Any]:
 
 
 def is_stamped(group: Any) -> bool:
-    return isinstance(group, dict) and any(key in group for key in STAMP)
+    return isinstance(group, dict) and not group.keys().isdisjoint(STAMP)
 
 
 def check_stamp(group: dict[str, Any], rule: str, where: str) -> None:
@@ -77,13 +77,13 @@ def eight_bits(codec: str) -> str:
 
 def take_codec(entry: dict[str, Any], of_group: str, where: str) -> tuple[dict[str, Any], str]:
     """The tensors of an entry, and the codec of its uint8 codes, if it has any."""
-    codec: Any = entry.get(CODEC, of_group)
     own = CODEC in entry
-    coded = any(isinstance(value, torch.Tensor) and value.dtype == torch.uint8 for value in entry.values())
-    # Codes of an unknown format, of another version, may have the shapes of one that there is.
-    known = codec in _core.codec_names() or not (own or coded)
-    expect(known, f"{where}, {CODEC if own else 'state of its group'}", repr(codec), f"one of {_core.codec_names()}")
-    return {name: value for name, value in entry.items() if name != CODEC}, codec
+    codec: Any = entry.get(CODEC, of_group)
+    if codec not in (names := _core.codec_names()):
+        # Codes of an unknown format, of another version, may have the shapes of one that there is.
+        coded = any(isinstance(value, torch.Tensor) and value.dtype == torch.uint8 for value in entry.values())
+        expect(not own and not coded, f"{where}, {CODEC if own else 'state of its group'}", repr(codec), f"one of {names}")
+    return ({name: value for name, value in entry.items() if name != CODEC} if own else entry), codec
 
 
 def residual_bits(residual: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -102,7 +102,9 @@ def check_entry(
 ) -> dict[str, torch.Tensor]:
     """The tensors of an entry whose uint8 codes are of `codec`. ValueError unless they are like the live ones of a
     parameter of this shape."""
-    for name in (key for key in live if key != "step" and not key.endswith("_scale")):
+    for name in live:
+        if name == "step" or name.endswith(SCALE):
+            continue
         expect(name in entry, where, f"keys {sorted(map(str, as_shown(entry)))}", sorted(as_shown(live)))
         check_tensor(entry[name], f"{where}, {name}")
         told = []  # the codec of either, as its tensors tell, or what its dtype is

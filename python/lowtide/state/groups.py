@@ -78,7 +78,9 @@ def read_groups(
             expect(isinstance(new[MODE], bool), f"{where}['{MODE}']", repr(new[MODE]), "True or False")
         groups.append({**kept, **new})
         try:
-            for core_group in (each for each in engine.groups if each.of == n):
+            for core_group in engine.groups:
+                if core_group.of != n:
+                    continue
                 options = core_group.options({n: groups[-1]})
                 check_kinds({"rounding": options["rounding"]}, where)
                 hyper, (state, least, master) = engine.family.hyper_of(core_group.rule, options), core_group.format

@@ -12,14 +12,16 @@ from lowtide import _core
 from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import check_moment, expect, read_step
 from lowtide.devices.sharding import local_of
-from lowtide.engine.elsewhere import Noting, Shown, as_core
-from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
-from lowtide.state import spread, torch_dict
+from lowtide.state.elsewhere import Noting, Shown, as_core
+from lowtide.engine.cores import RESIDUAL
+from lowtide.engine.engine import Engine
+from lowtide.state import spread, torch_dict, views
 from lowtide.state.carried import as_now, read_number
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
 from lowtide.state.foreign.readers import Reader
 from lowtide.state.format import check_entry, residual_bits, take_codec
 from lowtide.state.groups import Groups
+from lowtide.state.views import MOMENTUM
 
 
 class States(Noting, defaultdict[torch.Tensor, dict[str, Any]]):
@@ -56,7 +58,7 @@ def plan(
             spec = ParamSpec(engine.family.rule, param.shape, codec, engine.signed(i), param, found.saved[of_group[i]])
             entry = reader.read_entry(spec, entries.get(i, {}), where)
             if entry.tensors:  # other libraries have no residuals
-                live = {name: like for name, like in engine.layout(i).items() if name != RESIDUAL}
+                live = {name: like for name, like in views.layout(engine, i).items() if name != RESIDUAL}
                 tensors = _local(engine, i, entry.tensors, live, where) if engine.params[i].sharding else entry.tensors
                 if entry.encode:
                     check_values(tensors, [name for name in live if name in spec.signed], shape, where)
@@ -96,11 +98,12 @@ def _read_own(
         expect(given == names, where, f"no {', '.join(sorted(names - given))} beside {', '.join(sorted(given))}", "all of them")
         carried = {name: read_number(entry[name], name, where) for name in names}
         entry = {name: value for name, value in entry.items() if name not in names}
-    live = engine.layout(number) if live is None else live
+    live = views.layout(engine, number) if live is None else live
     if not entry or (MOMENTUM in live and set(entry) == {"step"}):
         return Entry(read_step(entry, where) if entry else 0, {}, False)
-    shape = local_of(engine.tensors[number]).shape
-    entry = _local(engine, number, entry, live, where)
+    shape = engine.tensors[number].shape
+    if engine.params[number].sharding:
+        shape, entry = local_of(engine.tensors[number]).shape, _local(engine, number, entry, live, where)
     if RESIDUAL in live and isinstance(entry.get(RESIDUAL), torch.Tensor):
         entry[RESIDUAL] = residual_bits(entry[RESIDUAL], live[RESIDUAL].dtype)
     tensors = check_entry(entry, live, shape, codec, engine.core_of(number).state_codec(number), where)
@@ -111,7 +114,7 @@ def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mappi
     """An entry of torch.optim's."""
     if not raw:
         return NOTHING
-    live = {name: like for name, like in engine.layout(number).items() if name != RESIDUAL}
+    live = {name: like for name, like in views.layout(engine, number).items() if name != RESIDUAL}
     entry = _local(engine, number, raw, live, where)
     signed = engine.signed(number)
     names = [name for name in live if name in signed]
@@ -132,10 +135,10 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
     for i, param in enumerate(engine.tensors):
         entry = whole.get(param)
         if not entry:
-            if engine.has_entry(i):
+            if views.has_entry(engine, i):
                 taken[i] = NOTHING
         elif i in engine.assigned or not isinstance(entry, Shown) or not entry.is_of(param):
-            known = {"step", *engine.layout(i), *engine.signed(i), *engine.core_of(i).carried(i)}
+            known = {"step", *views.layout(engine, i), *engine.signed(i), *engine.core_of(i).carried(i)}
             given = as_core(entry)
             taken[i] = _read_assigned(engine, i, {name: given[name] for name in given if name in known} or given, options[i])
             others[param] = {name: value for name, value in given.items() if name not in known}
@@ -144,20 +147,15 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
             apply(engine, whole, taken, kept)
         for param, beside in others.items():
             dict.update(whole.get(param, {}), beside)
-        settle(engine, whole)
+        whole.changed = False
+        engine.showed()
     return whole
-
-
-def settle(engine: Engine, states: States) -> None:
-    """Whatever was assigned is taken in, or replaced."""
-    states.changed = False
-    engine.showed()
 
 
 def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: Mapping[str, Any]) -> Entry:
     """An entry put into `Optimizer.state`. Before the first step a residual may come alone, as of master.split: moments are zeros."""
-    where, live = f"assigned state of parameter {number}", engine.layout(number)
-    if RESIDUAL in given and given.keys() <= {"step", RESIDUAL} and not engine.has_entry(number):
+    where, live = f"assigned state of parameter {number}", views.layout(engine, number)
+    if RESIDUAL in given and given.keys() <= {"step", RESIDUAL} and not views.has_entry(engine, number):
         live = {name: like for name, like in live.items() if name in ("step", RESIDUAL)}
     given.setdefault("step", engine.core_of(number).step_count(number))
     own = all(isinstance(given.get(name), torch.Tensor) and given[name].dtype == live[name].dtype for name in live if name != "step")
@@ -190,9 +188,10 @@ def copy_in(engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]]
 
 def shown_states(engine: Engine) -> States:
     """All state as users see it: what has taken a step has an entry."""
-    states = States(dict, {param: engine.shown(i) for i, param in enumerate(engine.tensors) if engine.has_entry(i)})
+    states = States(dict, {param: views.shown(engine, i) for i, param in enumerate(engine.tensors) if views.has_entry(engine, i)})
     engine.await_states(i for i, param in enumerate(engine.tensors) if param not in states)
-    settle(engine, states)
+    states.changed = False
+    engine.showed()
     return states
 
 
@@ -217,7 +216,7 @@ def apply(
             elif entry.encode:
                 values = entry.tensors[name].detach().to("cpu", torch.float32).contiguous()
                 kept.call(core.import_state, i, k, values)
-        if RESIDUAL not in entry.tensors and core.has_state(i):
+        if RESIDUAL not in entry.tensors and (paged or RESIDUAL in live) and core.has_state(i):
             _clear_residual(core, i, live)
         if paged and entry.tensors and not entry.encode:
             whole = core.read_state(i) if any(name not in entry.tensors for name in names) else {}
@@ -232,11 +231,11 @@ def apply(
             live["step"].fill_(entry.step)
         elif entry.carried is not None:
             core.set_carried(i, dict(entry.carried))
-        if engine.has_entry(i):
-            states[engine.tensors[i]] = engine.shown(i)
+        if views.has_entry(engine, i):
+            states[engine.tensors[i]] = views.shown(engine, i)
         else:
             states.pop(engine.tensors[i], None)
-    waiting = {i for i in entries if not engine.has_entry(i)}
+    waiting = {i for i in entries if not views.has_entry(engine, i)}
     engine.await_states({*engine.awaited, *waiting} - (entries.keys() - waiting))
 
 

@@ -24,10 +24,13 @@ from lowtide import _core
 from lowtide.checks.values import check_floats, check_moment, expect, read_step
 from lowtide.devices.flattened import first_flattened
 from lowtide.devices.sharding import local_of, rows_of
-from lowtide.engine.engine import MOMENTUM, RESIDUAL, Engine
+from lowtide.engine.cores import RESIDUAL
+from lowtide.engine.engine import Engine
+from lowtide.state import views
 from lowtide.state.blockwise import BLOCK
 from lowtide.state.entries import NOTHING, Entry
 from lowtide.state.format import SCALE
+from lowtide.state.views import MOMENTUM
 
 _PIECE = 1 << 20  # elements that are worked on at a time
 
@@ -43,7 +46,7 @@ def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     raw = [_local_state(engine, i) for i in range(len(engine.params))]
     # By the options, not by this rank's parts: another rank may have larger parts, and so other formats.
     scaled = any(_core.code_sizes(group.format.state, True, 1, BLOCK)[2] for group in engine.groups if group.params)
-    residual = any(RESIDUAL in engine.layout(i) for i in range(len(engine.params)))
+    residual = any(RESIDUAL in views.layout(engine, i) for i in range(len(engine.params)))
     return {param: _spread(engine, i, raw[i], scaled, residual) for i, param in enumerate(engine.tensors) if raw[i]}
 
 
@@ -80,7 +83,7 @@ def _spread(
 def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, where: str) -> Entry:
     """An entry of such a dict, checked, as the core has it. ValueError if it does not fit."""
     shape = local_of(engine.tensors[number]).shape
-    live, signs = engine.layout(number), engine.signed(number)
+    live, signs = views.layout(engine, number), engine.signed(number)
     names = [name for name in signs if name in live]
     if not entry:
         stepped = engine.core_of(number).has_state(number) and engine.tensors[number].requires_grad and shape.numel()

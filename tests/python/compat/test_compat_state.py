@@ -9,7 +9,7 @@ import lowtide
 import pytest
 import torch
 from lowtide.compat.bitsandbytes import functional, optim
-from lowtide.engine.elsewhere import Elsewhere
+from lowtide.state.elsewhere import Elsewhere
 
 from bitsandbytes_rule import NESTED
 from support import bits, state_bits

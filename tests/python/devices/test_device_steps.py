@@ -15,7 +15,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from lowtide.engine.elsewhere import Elsewhere
+from lowtide.state.elsewhere import Elsewhere
 from stand_in import StandIn
 from support import CODECS, DTYPES, RULES, bits, make, parameter, random_gradients, through_file, trained
 from twins import Twins, dict_bits

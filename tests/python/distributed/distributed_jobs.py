@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lowtide.engine.elsewhere import as_core
+from lowtide.state.elsewhere import as_core
 import lowtide
 import torch
 import torch.distributed as dist

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from lowtide.engine.elsewhere import as_core
+from lowtide.state.elsewhere import as_core
 import lowtide
 import torch
 import torch.distributed as dist

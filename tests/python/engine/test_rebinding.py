@@ -13,7 +13,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from lowtide.engine.elsewhere import Elsewhere
+from lowtide.state.elsewhere import Elsewhere
 from torch import nn
 
 from support import RULES, bits, make, parameter, random_gradients, state_bits

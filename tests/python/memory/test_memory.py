@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lowtide import _core
-from lowtide.engine.elsewhere import Elsewhere
+from lowtide.state.elsewhere import Elsewhere
 
 
 def model() -> torch.nn.Module:

@@ -13,7 +13,8 @@ import lowtide
 import pytest
 import torch
 from lowtide.compat import bitsandbytes
-from lowtide.engine.elsewhere import Elsewhere
+from lowtide.state import views
+from lowtide.state.elsewhere import Elsewhere
 from support import bits, parameter, random_gradients
 
 CODED = ("dynamic8", "float8", "dynamic4")
@@ -204,16 +205,16 @@ def test_an_interrupted_first_step_leaves_dicts_whole(memory: lowtide.Memory | N
     """An exception while state is shown, as of a signal, costs no later dict its tensors."""
     params, optimizer = made(memory=memory)
     others, plain = made(memory=memory)
-    shown = type(optimizer.engine).shown
+    shown = views.shown
 
-    def interrupted(self: object, number: int) -> object:
+    def interrupted(engine: object, number: int) -> object:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(optimizer.engine), "shown", interrupted)
+    monkeypatch.setattr(views, "shown", interrupted)
     with pytest.raises(KeyboardInterrupt):
         step(params, optimizer, 0)
-    assert type(optimizer.engine).shown is shown
+    assert views.shown is shown
     step(others, plain, 0)
     step(params, optimizer, 1)
     step(others, plain, 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lowtide.engine.elsewhere import ReadOnly, Shown, as_core, as_shown, read_only
+from lowtide.state.elsewhere import ReadOnly, Shown, as_core, as_shown, read_only
 from lowtide.engine.engine import Engine
 from lowtide.state.foreign.bitsandbytes import MOMENTS, part_of
 

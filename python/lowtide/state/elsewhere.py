@@ -112,12 +112,12 @@ def as_shown(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"{name}{_CODES}" if f"{name}{_SCALE}" in tensors else name: value for name, value in tensors.items()}
 
 
-def read_only(entry: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """An entry as shown whose views of codes and scales refuse to be written: a code of 0 is minus its scale."""
-    return {
-        name: value.as_subclass(ReadOnly) if name.endswith((_CODES, _SCALE)) and type(value) is torch.Tensor else value
-        for name, value in entry.items()
-    }
+def read_only(entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Has views of codes and scales in an entry as shown refuse to be written: a code of 0 is minus its scale."""
+    for name, value in entry.items():
+        if name.endswith((_CODES, _SCALE)) and type(value) is torch.Tensor:
+            entry[name] = value.as_subclass(ReadOnly)
+    return entry
 
 
 def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:

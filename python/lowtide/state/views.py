@@ -1,0 +1,108 @@
+"""Live state as users see it: the entries of `Optimizer.state`, and tensors like those that a parameter has or can have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from weakref import ref
+
+import torch
+
+from lowtide import _core
+from lowtide.devices.flattened import shard_of
+from lowtide.devices.places import HOST
+from lowtide.devices.sharding import local_of
+from lowtide.engine.cores import RESIDUAL
+from lowtide.engine.engine import Engine
+from lowtide.state.elsewhere import Elsewhere, Shown, as_shown, read_only
+
+MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
+
+
+def shown(engine: Engine, number: int) -> Shown:
+    """The entry of a parameter in `Optimizer.state`. A class of optimizers may have its own, of an engine, a number and views
+    (`Engine.entry`)."""
+    place, of = engine.params[number].place, engine.params[number].sharding
+    entry = engine.core_of(number).state(number)
+    entry = of.wrap(entry) if of else entry
+    if engine.shows_sizes and place and not engine.in_ram:
+        device = HOST.device if place.on_host else place.device
+        for name, like in _tensors(engine, number, fullest=False).items():
+            if name not in entry:
+                entry[name] = Elsewhere(like, device, _reader(engine, number, name))
+    if engine.entry:
+        own: Shown = engine.entry(engine, number, entry)
+        return own
+    made = as_shown(entry)
+    return Shown(read_only(made) if engine.shows_sizes else made, engine.tensors[number], number, engine.assigned)
+
+
+def has_entry(engine: Engine, number: int) -> bool:
+    """Whether `Optimizer.state` and state dicts have an entry of a parameter: as torch.optim's, from its first step on."""
+    asked = engine.shows_unstepped and engine.tensors[number].requires_grad and number not in engine.foreign
+    return asked or engine.core_of(number).step_count(number) > 0
+
+
+def _reader(engine: Engine, number: int, name: str) -> Callable[[], torch.Tensor]:
+    """Returns copies of that tensor of a parameter's state while it is there; keeps neither alive."""
+    of, param = ref(engine), ref(engine.tensors[number])
+
+    def read() -> torch.Tensor:
+        alive = of()
+        if not alive or number >= len(alive.tensors) or alive.tensors[number] is not param():
+            raise RuntimeError("got state of an optimizer or a parameter that is gone, wanted Optimizer.state of now")
+        found = alive.core_of(number).read_state(number).get(name)
+        if found is None:
+            wanted = "a step, or state_dict(), before"
+            raise RuntimeError(f"got {name!r} of parameter {number}, which has no state yet, wanted {wanted}")
+        return found
+
+    return read
+
+
+def _wrapped(engine: Engine, number: int, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    of = engine.params[number].sharding
+    return of.wrap(entry) if of else entry
+
+
+def live(engine: Engine, number: int) -> dict[str, torch.Tensor]:
+    """The live state of a parameter, copied if it streams; empty if there is none and it has not been stepped."""
+    if engine.core_of(number).is_paged(number):
+        return _wrapped(engine, number, engine.core_of(number).read_state(number))
+    entry = _wrapped(engine, number, engine.core_of(number).state(number))
+    return entry if engine.core_of(number).has_state(number) or int(entry["step"]) else {}
+
+
+def layout(engine: Engine, number: int) -> dict[str, torch.Tensor]:
+    """Tensors like those of the state that a parameter has or, having none, can be given, whatever its momentum."""
+    core = engine.core_of(number)
+    live = core.state(number)
+    if core.has_state(number) and len(live) > 1:
+        return live
+    if number in engine.foreign:
+        return {"step": torch.empty((), dtype=torch.int64, device="meta")}
+    tensors = _tensors(engine, number, fullest=True)
+    if {RESIDUAL, MOMENTUM} <= set(tensors):  # a residual keeps to the states that it lies with
+        there = core.read_state(number) if core.has_state(number) else _tensors(engine, number, fullest=False)
+        tensors = {name: like for name, like in tensors.items() if name in there}
+    return {"step": torch.empty((), dtype=torch.int64, device="meta"), **tensors}
+
+
+def _tensors(engine: Engine, number: int, fullest: bool) -> dict[str, torch.Tensor]:
+    """Tensors on "meta" like those of the state that a parameter has with the hyper-parameters of now, or, `fullest`,
+    with any."""
+    group = next(each for each in engine.groups if each.has(number))
+    param, local = engine.params[number], local_of(engine.tensors[number])
+    state, least, master = group.format
+    found = _core.state_layout(
+        group.rule or engine.family.core_rule, group.pushed, state, least, group.rounding, master, list(local.shape),
+        str(local.dtype).removeprefix("torch."), shard_of(param.tensor, param.sharding), fullest,
+    )  # fmt: skip
+    return {
+        name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in found.tensors
+    }
+
+
+def wanted_bytes(engine: Engine) -> int:
+    """Bytes of state that the parameters which are trained now have from their first step on."""
+    trained = (i for i, param in enumerate(engine.params) if param.place and param.tensor.requires_grad)
+    return sum(like.nbytes for i in trained for like in _tensors(engine, i, fullest=False).values())
