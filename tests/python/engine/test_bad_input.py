@@ -1,5 +1,6 @@
 """Bad arguments: an error that names what was given and what is wanted, and nothing has changed."""
 
+import copy
 import math
 
 import lowtide
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from support import RULES, bits, make, parameter, random_gradients, refused, snapshot
+from support import RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits, trained
 
 NAN, INF = math.nan, math.inf
 # option, bad value, words of the message
@@ -170,6 +171,25 @@ def test_parameters_that_cannot_be_stepped(name, seed):
     opt = lowtide.AdamW([parameter(5000)])
     with refused(opt, *words, kind=(ValueError, TypeError)):
         opt.add_param_group({"params": [parameter(7), build()]})
+
+
+def test_a_group_that_a_core_refuses_half_way_leaves_nothing(seed):
+    """The core has the group's first parameter by then, and state of those before: they go on as if nobody had asked."""
+    params, opt = trained()
+    twins, other = copy.deepcopy((params, opt))
+    late, overlapping = parameter(7), PARAMETERS["overlapping"][0]()
+    before = bits(late)
+    with refused(opt, "parameter group 2, parameter 1", "address"):
+        opt.add_param_group({"params": [late, overlapping]})
+    late.grad = torch.ones_like(late)
+    for _ in range(2):
+        random_gradients(params)
+        for param, twin in zip(params, twins, strict=True):
+            twin.grad = param.grad.clone()
+        opt.step()
+        other.step()
+    assert state_bits(opt) == state_bits(other) and [*map(bits, params)] == [*map(bits, twins)]
+    assert bits(late) == before, "a step knows nothing of it"
 
 
 def test_what_is_no_parameter(seed):
