@@ -158,14 +158,6 @@ def train_all(args: argparse.Namespace) -> int:
     return 0
 
 
-def refuse_idle(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Ends with a message where an option has no effect, or cannot have one here."""
-    if args.device == "cuda" and not args.report and not torch.cuda.is_available():
-        parser.error("--device: got cuda, but torch sees no GPU here")
-    if args.report and (given := [f"--{name}" for name in ("variants", "seeds", "beta2") if getattr(args, name) is not None]):
-        parser.error(f"got {', '.join(given)} with --report, where it has no effect; leave it away")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Trains a small model with every state format.")
     parser.add_argument("--variants", help="names, separated by commas (default: all)")
@@ -180,7 +172,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny runs: shows that it runs, measures nothing")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of results and of quality.{json,md}")
     args = parser.parse_args()
-    refuse_idle(parser, args)
+    if args.device == "cuda" and not args.report and not torch.cuda.is_available():
+        parser.error("--device: got cuda, but torch sees no GPU here")
+    if args.report and (given := [f"--{name}" for name in ("variants", "seeds", "beta2") if getattr(args, name) is not None]):
+        parser.error(f"got {', '.join(given)} with --report, where it has no effect; leave it away")
     known = [variant.id for variant in VARIANTS]
     names = args.variants.split(",") if args.variants else known
     if unknown := [name for name in names if name not in known]:
