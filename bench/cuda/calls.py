@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bench.common import contenders as rivals
 from bench.cuda import contenders, shapes
 from bench.cuda.device import Gpu, bytes_of
 from bench.cuda.paged import DEVICE
@@ -26,13 +27,13 @@ def calls(gpu: Gpu, rows: Rows) -> None:
     own = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=ALL_FITS), nonfinite="skip")
     steps = {OWN: Step(contenders.settle(gpu, own).step)}
     others: dict[str, Any] = {
-        "torch AdamW(fused)": lambda: contenders.torch_fused(gpu, params),
-        "bitsandbytes AdamW8bit": lambda: contenders.bitsandbytes(gpu, params, "AdamW8bit"),
+        "torch AdamW(fused)": rivals.torch_fused,
+        "bitsandbytes AdamW8bit": rivals.bitsandbytes,
     }
     for label, make in others.items():
 
         def add(label: str = label, make: Any = make) -> None:
-            optimizer = make()
+            optimizer = make(params, lr=contenders.LR)
             optimizer.step()
             steps[label] = Step(optimizer.step)
 

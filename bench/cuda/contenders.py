@@ -1,10 +1,8 @@
-"""The compared optimizers. Each function returns one over `params`, or raises Absent with the reason."""
+"""Lowtide's optimizers over parameters on a GPU. Those of other packages are in bench/common/contenders.py."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import torch
 
 from bench.cuda.device import Gpu
 from bench.cuda.rows import Absent
@@ -27,10 +25,8 @@ def budget(gpu: Gpu, device: str | None = None, host: str | None = None, transfe
 
 def lowtide_optimizer(gpu: Gpu, params: Any, rule: str = "AdamW", nonfinite: str = "propagate", **options: Any) -> Any:
     """Leaves out the check for non-finite gradients, which the others lack, unless `nonfinite` says otherwise."""
-    try:
-        import lowtide
-    except ImportError as error:
-        raise Absent(f"lowtide cannot be imported: {error}") from error
+    import lowtide
+
     options = {key: value for key, value in options.items() if value is not None}
     base = {"lr": LR, "nonfinite": nonfinite}
     make = getattr(lowtide, rule)
@@ -59,40 +55,3 @@ def settle(gpu: Gpu, optimizer: Any) -> Any:
 def still_resident(gpu: Gpu, optimizer: Any) -> None:
     if gpu.on_device and (moved := optimizer.report().get("moved_per_step", 0)):
         raise Absent(f"during the measurement, state was moved to the host: {moved} bytes move in each step")
-
-
-def torch_fused(gpu: Gpu, params: Any) -> Any:
-    return torch.optim.AdamW(params, lr=LR, fused=True)
-
-
-def bitsandbytes(gpu: Gpu, params: Any, name: str) -> Any:
-    try:
-        import bitsandbytes as bnb
-    except Exception as error:  # a failed import of its binary comes in many types
-        raise Absent(f"bitsandbytes cannot be imported: {error}") from error
-    return getattr(bnb.optim, name)(params, lr=LR)
-
-
-def flashoptim(gpu: Gpu, params: Any) -> Any:
-    """Without the error that it keeps beside bfloat16 weights by default: the others keep none."""
-    try:
-        from flashoptim import FlashAdamW
-    except Exception as error:
-        raise Absent(f"flashoptim cannot be imported: {error}") from error
-    return FlashAdamW(params, lr=LR, master_weight_bits=None)
-
-
-def torchao(gpu: Gpu, params: Any) -> Any:
-    try:
-        from torchao.optim import AdamW8bit
-    except Exception as error:
-        raise Absent(f"torchao cannot be imported: {error}") from error
-    return AdamW8bit(params, lr=LR)
-
-
-def torchao_offload(gpu: Gpu, params: Any) -> Any:
-    try:
-        from torchao.optim import CPUOffloadOptimizer
-    except Exception as error:
-        raise Absent(f"torchao cannot be imported: {error}") from error
-    return CPUOffloadOptimizer(params, torch.optim.AdamW, lr=LR, fused=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bench.common import contenders as rivals
 from bench.common import llama
 from bench.cuda import contenders
 from bench.cuda.device import Gpu
@@ -73,7 +74,7 @@ def theirs(gpu: Gpu, name: str) -> Make:
     def make(params: Any) -> Any:
         if name.startswith("Paged"):
             gpu.allow_managed(MANAGED_EACH * sum(param.numel() for param in params))
-        return contenders.bitsandbytes(gpu, params, name)
+        return rivals.bitsandbytes(params, name, lr=contenders.LR)
 
     return make
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bench.common import contenders as rivals
 from bench.cuda import capture, contenders, shapes
 from bench.cuda.device import Gpu
 from bench.cuda.link import Link
@@ -86,7 +87,7 @@ def bitsandbytes(gpu: Gpu, rows: Rows, name: str, state: str, figure: str | None
     driver moves it out by a request to prefetch, which nobody makes in earnest, or by faults."""
     params, count = parameters(gpu, state, STATE_EACH[state] + 1.0)
     gpu.allow_managed(round(count * STATE_EACH[state]))
-    other = contenders.bitsandbytes(gpu, params, name)
+    other = rivals.bitsandbytes(params, name, lr=contenders.LR)
     own = contenders.lowtide_adamw(gpu, params, state, memory=contenders.budget(gpu, device=DEVICE))
     other.step()
     if not gpu.rehearsed and not any(getattr(v, "is_paged", False) for e in other.state.values() for v in e.values()):
@@ -122,7 +123,7 @@ def torchao(gpu: Gpu, rows: Rows) -> None:
     count = gpu.elements(500_000_000, 1_000_000, 6, 14)
     params = gpu.parameters(shapes.equal(count, 8), torch.bfloat16)
     own = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=DEVICE))
-    other = contenders.torchao_offload(gpu, params)
+    other = rivals.torchao_offload(params, lr=contenders.LR)
 
     def backward_and(step: Callable[[], object]) -> None:
         torch.autograd.backward([param.sum() for param in params])

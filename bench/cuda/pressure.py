@@ -8,7 +8,7 @@ import torch
 
 from bench.cuda import contenders, shapes
 from bench.cuda.device import Gpu
-from bench.cuda.rows import Absent, Rows
+from bench.cuda.rows import Rows
 
 QUIET_STEPS = 45  # twice what promotion waits for after the last pressure
 PRESSED_STEPS = 5
@@ -57,8 +57,6 @@ def oom_guard(gpu: Gpu, rows: Rows) -> None:
     """A micro-batch that does not fit beside the resident state: the guard demotes all of it and tries once more."""
     _, optimizer, state = prepared(gpu)
     steps(gpu, optimizer, QUIET_STEPS)
-    if not hasattr(optimizer, "oom_guard"):
-        raise Absent("this optimizer has no oom_guard")
     gpu.ballast(leave=gpu.size(state // 2, 1 << 20))
     tries: list[int] = []
 
@@ -81,8 +79,6 @@ def demote(gpu: Gpu, rows: Rows) -> None:
     """Calls demote() by hand: it gives the memory back, and the next steps are right."""
     _, optimizer, state = prepared(gpu)
     before = steps(gpu, optimizer, QUIET_STEPS)["device_bytes"]
-    if not hasattr(optimizer, "demote"):
-        raise Absent("this optimizer has no demote()")
     optimizer.demote()
     after = report(gpu, optimizer)["device_bytes"]
     rows.add("demote(): share of the state on the device", after / state, "x", before=before / state)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from bench.common import contenders as rivals
 from bench.cuda import contenders, shapes
 from bench.cuda.device import Gpu
 from bench.cuda.rows import Rows
@@ -101,7 +103,7 @@ def llama(gpu: Gpu, model: shapes.Llama, elements: int) -> shapes.Shapes:
     return shapes.LLAMA_100M.shapes(1)[1:7] if gpu.rehearsed else model.fitting(elements)
 
 
-def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Callable[[Any], Any]],
+def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Callable[..., Any]],
             figures: dict[str, str]) -> None:  # fmt: skip
     """Each of `others` against 8-bit Lowtide, all over the same parameters, in turn. `figures`: ids by label."""
     elements = sum(param.numel() for param in params)
@@ -111,7 +113,7 @@ def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Cal
     for label, make in others.items():
 
         def add(label: str = label, make: Any = make) -> None:
-            optimizer = make(params)
+            optimizer = make(params, lr=contenders.LR)
             optimizer.step()  # what cannot run shows before the measurement of all
             steps[label] = Step(optimizer.step)
 
@@ -132,9 +134,10 @@ def peers(gpu: Gpu, rows: Rows, where: str, shape: Callable[[int], shapes.Shapes
         dtype = TYPES[name]
         params = gpu.parameters(shape(gpu.elements(elements, 300_000, 4 * dtype.itemsize + 12)), dtype)
         others = {
-            "bitsandbytes AdamW8bit": lambda p: contenders.bitsandbytes(gpu, p, "AdamW8bit"),
-            "torch AdamW(fused)": lambda p: contenders.torch_fused(gpu, p),
-            "FlashOptim FlashAdamW": lambda p: contenders.flashoptim(gpu, p),
+            "bitsandbytes AdamW8bit": rivals.bitsandbytes,
+            "torch AdamW(fused)": rivals.torch_fused,
+            # Without the error that it keeps beside bfloat16 weights by default: the others keep none.
+            "FlashOptim FlashAdamW": partial(rivals.flashoptim, master_weight_bits=None),
         }
         compare(gpu, rows, f"{where}, {len(params)} tensors, {name}", params, others, figures.get(name, {}))
         del params, others
@@ -158,7 +161,7 @@ def torchao(gpu: Gpu, rows: Rows) -> None:
         rows.absent("torchao AdamW8bit", "a rehearsal compiles nothing")
         return
     params = gpu.parameters(shapes.equal(gpu.elements(1_000_000_000, 0, 16), 16), torch.bfloat16)
-    compare(gpu, rows, "16 tensors, bf16", params, {"torchao AdamW8bit": lambda p: contenders.torchao(gpu, p)}, {})
+    compare(gpu, rows, "16 tensors, bf16", params, {"torchao AdamW8bit": rivals.torchao}, {})
 
 
 CASES = {

@@ -18,11 +18,6 @@ def _number(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
-def _table(head: tuple[str, ...], rows: list[list[str]]) -> list[str]:
-    cells = [list(head), ["---"] * len(head), *rows]
-    return ["| " + " | ".join(text.replace("|", "/").replace("\n", " ") for text in row) + " |" for row in cells]
-
-
 def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for case in result["cases"].values() for row in case["rows"]]
 
@@ -36,7 +31,7 @@ def _figures(result: dict[str, Any]) -> list[str]:
     for entry in judged(result):
         got = "not measured" if entry["got"] is None else _number(entry["got"])
         rows.append([entry["what"], entry["must"], got, VERDICT[entry["reached"]], entry["reason"]])
-    return _table(("what", "must", "got", "reached", ""), rows)
+    return results.table(("what", "must", "got", "reached", ""), rows)
 
 
 def _suites(result: dict[str, Any]) -> list[str]:
@@ -48,14 +43,14 @@ def _suites(result: dict[str, Any]) -> list[str]:
         )
         why = ", ".join(failed[:5]) or suite.get("reason", "")
         rows.append([name, suite["status"], counts, f"{suite['seconds']:.0f} s", why])
-    return _table(("suite", "", "cases", "time", ""), rows) if rows else ["No suite ran."]
+    return results.table(("suite", "", "cases", "time", ""), rows) if rows else ["No suite ran."]
 
 
 def _times(result: dict[str, Any]) -> list[str]:
     entries = {**result["cases"], **result["suites"]}
     rows = [[name, entry["status"], f"{entry.get('estimate_s', 0):.0f} s", f"{entry['seconds']:.0f} s"]
             for name, entry in entries.items()]  # fmt: skip
-    return _table(("step", "", "estimate", "took"), rows)
+    return results.table(("step", "", "estimate", "took"), rows)
 
 
 def _cases(result: dict[str, Any]) -> list[str]:
@@ -67,7 +62,7 @@ def _cases(result: dict[str, Any]) -> list[str]:
         rows = [[row["label"], _number(row["value"]), row["unit"],
                  *(f"{row['detail'][key] * scale:.4g}" if key in row.get("detail", {}) else "" for key, _, scale in beside)]
                 for row in measured]  # fmt: skip
-        out += _table(("", "got", "", *(head for _, head, _ in beside)), rows) if rows else ["No row."]
+        out += results.table(("", "got", "", *(head for _, head, _ in beside)), rows) if rows else ["No row."]
     return out
 
 
