@@ -159,10 +159,14 @@ struct LaneNorms {
   }
 };
 
-// Called, not inlined: its code would be there for each of the ways that end here.
+// Returns to even lanes the first term's sum, to odd ones the second's, and above it the unit, as bits. Called, not
+// inlined: its code would be there for each of the ways that end here.
 template <class R, class C>
-static __device__ __noinline__ BlockNorms slow_norms(const DeviceItem* item, i64 block, const void* tables) {
-  return norm_block<R, C>(*item, block, static_cast<const typename C::Tables*>(tables), threadIdx.x % 32);
+static __device__ __noinline__ u64 slow_norms(const DeviceItem* item, i64 block, const void* tables) {
+  const u32 lane = threadIdx.x % 32;
+  const BlockNorms norms = norm_block<R, C>(*item, block, static_cast<const typename C::Tables*>(tables), lane);
+  const float sum = lane % 2 ? norms.sum[1] : norms.sum[0], unit = lane % 2 ? norms.unit[1] : norms.unit[0];
+  return static_cast<u64>(bits(unit)) << 32 | bits(sum);
 }
 
 template <class R, class C>
@@ -197,8 +201,8 @@ LT_FN void norm_tiles(const StepArguments& a) {
     const auto one_by_one = [&](int first) {
 #pragma unroll 1
       for (int b = first; b < first + 2 && b < tile.blocks; ++b) {
-        const BlockNorms norms = slow_norms<R, C>(&item, tile.begin + b, a.tables);
-        if (lane < 2) window.add(lane ? norms.sum[1] : norms.sum[0], bits(lane ? norms.unit[1] : norms.unit[0]) >> 23);
+        const u64 found = slow_norms<R, C>(&item, tile.begin + b, a.tables);
+        if (lane < 2) window.add(as_float(static_cast<u32>(found)), static_cast<u32>(found >> 32) >> 23);
       }
     };
     float x[2][kLaneElements];
