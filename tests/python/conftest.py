@@ -29,7 +29,7 @@ _FIGURE = "figure"  # a property of a test's report, which travels between proce
 # The files that take longest, longest first: workers begin with them, for one that comes last leaves the other worker idle.
 SLOW = (
     "test_readme", "test_gpu_check", "test_muon_sharded", "test_deepspeed", "test_train_llama", "test_vote_devices", "test_device_steps",
-    "test_vote_hooks", "test_train_ddp_sign", "test_memory_incidents", "test_fsdp1", "test_distributed_checkpoints", "test_loss_parity",
+    "test_vote_hooks", "test_train_ddp_sign", "test_memory_incidents", "test_fsdp1", "test_distributed", "test_loss_parity",
     "test_votes", "test_planning", "test_light_start", "test_vote_state", "test_cli", "test_site", "test_device_meshes",
     "test_vote_feedback", "test_types", "test_memory", "test_promises", "test_cuda", "test_cuda_incidents",
 )  # fmt: skip

@@ -51,6 +51,19 @@ def random_gradients(params: Sequence[torch.Tensor]) -> None:
         param.grad = torch.randn(param.shape).to(param.dtype)
 
 
+def copies_of(params: Sequence[torch.Tensor]) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(param.detach().clone()) for param in params]
+
+
+def step_alike(*made: tuple[Sequence[torch.Tensor], torch.optim.Optimizer]) -> None:
+    """A step of each, parameters with their optimizer, by the same random gradients."""
+    random_gradients(made[0][0])
+    for params, opt in made:
+        for param, first in zip(params, made[0][0], strict=True):
+            param.grad = None if first.grad is None else first.grad.clone()
+        opt.step()
+
+
 def bits(tensor: torch.Tensor) -> bytes:
     """The elements of a tensor on any device in row-major order, as bytes."""
     flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)

@@ -6,7 +6,7 @@ import lowtide
 import pytest
 import torch
 
-from support import CODECS, bits, parameter, random_gradients, refused, state_bits, through_file
+from support import CODECS, bits, parameter, random_gradients, refused, state_bits, step_alike, through_file
 
 
 @pytest.fixture(autouse=True)
@@ -94,11 +94,7 @@ def test_what_is_no_matrix_is_stepped_by_adamw(codec, seed, figure):
         betas=(0.9, 0.95), weight_decay=0.05, state=codec, min_quantized_numel=least, rounding=rounding,
     )  # fmt: skip
     for _ in range(5):
-        random_gradients(list(module.parameters()))
-        for p, q in zip(module.parameters(), twin.parameters(), strict=True):
-            q.grad = p.grad.clone()
-        opt.step()
-        adamw.step()
+        step_alike(([*module.parameters()], opt), ([*twin.parameters()], adamw))
     same = [
         bits(p) == bits(q)
         for p, q in zip(module.parameters(), twin.parameters(), strict=True)

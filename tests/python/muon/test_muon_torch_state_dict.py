@@ -7,7 +7,7 @@ import lowtide
 import pytest
 import torch
 
-from support import bits, drop, parameter, put, random_gradients, refused, state_bits, through_file
+from support import bits, copies_of, drop, parameter, put, random_gradients, refused, state_bits, step_alike, through_file
 
 SHAPES = [(64, 96), (96, 32), (48, 48), (1, 20)]
 OPTIONS = [
@@ -26,10 +26,6 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-def copies_of(params):
-    return [torch.nn.Parameter(p.detach().clone()) for p in params]
-
-
 def trained_by_torch(steps=5, **options):
     params = [parameter(*shape) for shape in SHAPES]
     theirs = torch.optim.Muon([{"params": params[:2]}, {"params": params[2:], "lr": 0.01}], **options)
@@ -46,11 +42,7 @@ def muon(params, **options):
 def step_both(ours, theirs, mine, others):
     """One step with the same gradients; returns, for each matrix, what the moves differ by, of the move's norm."""
     before = [p.detach().clone() for p in others]
-    random_gradients(others)
-    for p, q in zip(mine, others, strict=True):
-        p.grad = q.grad.clone()
-    ours.step()
-    theirs.step()
+    step_alike((others, theirs), (mine, ours))
     moves = [(q - s).detach().norm() for q, s in zip(others, before, strict=True)]
     return [float((p - q).detach().norm() / move) for p, q, move in zip(mine, others, moves, strict=True)]
 

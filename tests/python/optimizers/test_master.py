@@ -8,7 +8,7 @@ import pytest
 import torch
 from lowtide.optimizers.master import join, split
 
-from support import bits, parameter, random_gradients, refused, through_file
+from support import bits, copies_of, parameter, random_gradients, refused, step_alike, through_file
 
 SHAPES = ((40, 256), (70, 300), (9,), ())
 
@@ -42,19 +42,15 @@ def test_residual16_is_float32(seed, figure):
 def test_resume_and_budgets_change_no_bit(master, seed, tmp_path, figure):
     params, opt = started(torch.bfloat16, master=master)
     paged = lowtide.Memory(host="64KiB", disk=tmp_path, chunk="8KiB")
-    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    copies = copies_of(params)
     on_disk = lowtide.AdamW(copies, lr=1e-3, min_quantized_numel=0, master=master, memory=paged)
     for step in range(6):
         if step == 3:
-            copies = [torch.nn.Parameter(p.detach().clone()) for p in copies]
+            copies = copies_of(copies)
             again = lowtide.AdamW(copies, lr=1e-3, min_quantized_numel=0, master=master, memory=paged)
             again.load_state_dict(through_file(on_disk.state_dict()))
             on_disk = again
-        random_gradients(params)
-        for p, q in zip(params, copies, strict=True):
-            q.grad = p.grad.clone()
-        opt.step()
-        on_disk.step()
+        step_alike((params, opt), (copies, on_disk))
     equal = sum(bits(p) == bits(q) for p, q in zip(params, copies, strict=True))
     figure(f"{equal} of {len(params)} weights equal after a resumption on disk")
     assert equal == len(params)

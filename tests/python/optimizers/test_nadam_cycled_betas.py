@@ -12,7 +12,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from support import bits, parameter, random_gradients, refused, state_bits, through_file
+from support import bits, copies_of, parameter, random_gradients, refused, state_bits, step_alike, through_file
 from torch.optim import lr_scheduler
 
 STEPS = 24
@@ -33,21 +33,13 @@ def trained(steps: int = 5, **options: Any) -> tuple[list[torch.nn.Parameter], l
     return params, opt
 
 
-def twin(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(param.detach().clone()) for param in params]
-
-
 def farthest(some: list[torch.nn.Parameter], others: list[torch.nn.Parameter]) -> float:
     return max(float((p - q).detach().abs().max()) for p, q in zip(some, others, strict=True))
 
 
 def alike(steps: int, *made: tuple[list[torch.nn.Parameter], torch.optim.Optimizer]) -> None:
     for _ in range(steps):
-        random_gradients(made[0][0])
-        for params, opt in made:
-            for param, first in zip(params, made[0][0], strict=True):
-                param.grad = None if first.grad is None else first.grad.clone()
-            opt.step()
+        step_alike(*made)
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
@@ -56,8 +48,8 @@ def test_steps_are_torchs(name: str, decoupled: bool, seed: int, figure: Callabl
     """Roundings of float32, of 2^-24 each: in each step some 4 in the update, torch's of the product among them, and one in
     the weight, here and there. Small weights leave them small beside the way. One parameter misses every third step."""
     params = [torch.nn.Parameter(torch.randn(300) / 100) for _ in range(2)]
-    theirs = twin(params)
-    start = twin(params)
+    theirs = copies_of(params)
+    start = copies_of(params)
     options = {"lr": 1e-3, "weight_decay": 0.01, "momentum_decay": 0.01, "decoupled_weight_decay": decoupled}
     a, b = lowtide.NAdam(params, state="fp32", **options), torch.optim.NAdam(theirs, **options)
     schedulers = [SCHEDULERS[name](opt) for opt in (a, b)]
@@ -122,7 +114,7 @@ def test_resuming_is_exact(way: Any, steps: int, paged: bool, tmp_path: Path, se
     """After a scheduler has changed β1 for the step to come, and with it cycled on."""
     options = {"memory": lowtide.Memory(host="8KiB", disk=tmp_path, chunk="4KiB")} if paged else {}
     params, opt = trained(steps, **options)
-    others = twin(params)
+    others = copies_of(params)
     back = way(opt, others, tmp_path, **options)
     for beta in (0.8, 0.8, 0.9):
         for each in (opt, back):
@@ -138,12 +130,12 @@ def test_a_dict_of_torch_goes_on_here_and_back(seed: int) -> None:
     for step in range(4):
         alike(1, (params, theirs))
         theirs.param_groups[0]["betas"] = (0.95 - 0.05 * step, 0.999)
-    copies, again = twin(params), twin(params)
+    copies, again = copies_of(params), copies_of(params)
     ours, back = lowtide.NAdam(copies, state="fp32"), torch.optim.NAdam(again)
     ours.load_state_dict(through_file(theirs.state_dict()))
     back.load_state_dict(through_file(ours.torch_state_dict()))
     assert torch.equal(back.state[again[0]]["mu_product"], theirs.state[params[0]]["mu_product"])
-    before = twin(params)
+    before = copies_of(params)
     alike(1, (params, theirs), (copies, ours), (again, back))
     assert torch.equal(params[0], again[0])
     assert farthest(params, copies) < 2.0**-24 * (4 * farthest(params, before) + 2 * float(params[0].detach().abs().max()))
@@ -177,7 +169,7 @@ def test_products_of_overrides_go_to_optimizers_without_them(way: Any, tmp_path:
     lowtide.override(params[0], betas=(0.5, 0.999))
     opt = lowtide.NAdam(params)
     alike(3, (params, opt))
-    others = twin(params)
+    others = copies_of(params)
     back = way(opt, others, tmp_path)
     assert [*map(back.engine.core.carried, range(2))] == [*map(opt.engine.core.carried, range(2))]
 

@@ -12,7 +12,7 @@ import lowtide
 import pytest
 import torch
 from schedulefree import AdamWScheduleFree as Theirs
-from support import bits, disk_that_refuses, parameter, random_gradients, refused, state_bits, through_file
+from support import bits, copies_of, disk_that_refuses, parameter, random_gradients, refused, state_bits, step_alike, through_file
 
 STEPS = 60
 SHAPES = ((48, 256), (7,))
@@ -39,10 +39,6 @@ def trained(steps: int = 5, dtype: torch.dtype = torch.float32, **options: Any) 
     return params, opt
 
 
-def twin(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(param.detach().clone()) for param in params]
-
-
 def distance(some: list[torch.nn.Parameter], exact: list[torch.nn.Parameter]) -> float:
     return max(float((p.detach().double() - q.detach()).abs().max()) for p, q in zip(some, exact, strict=True))
 
@@ -57,7 +53,7 @@ def test_weights_are_the_packages(
     the weights: with sums of those shares below `STEPS` that is another 3 `STEPS` of 4 lr. The package's float32 is no nearer."""
     params = [parameter(*shape) for shape in SHAPES]
     exact = [torch.nn.Parameter(param.detach().double()) for param in params]
-    theirs = twin(params)
+    theirs = copies_of(params)
     lr = 2e-3
     made = [
         (params, lowtide.AdamWScheduleFree(params, lr=lr, state="fp32", **options)),
@@ -181,7 +177,7 @@ def way(of: Callable[..., Any]) -> Callable[..., Any]:
 
 @way
 def state_dict(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
-    again = twin(params)
+    again = copies_of(params)
     other = lowtide.AdamWScheduleFree(again, master=opt.param_groups[0]["master"])
     other.load_state_dict(through_file(opt.state_dict()))
     return again, other
@@ -189,7 +185,7 @@ def state_dict(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
 
 @way
 def file(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
-    again = twin(params)
+    again = copies_of(params)
     other = lowtide.AdamWScheduleFree(again, master=opt.param_groups[0]["master"])
     opt.save(folder / "file")
     other.load(folder / "file")
@@ -401,16 +397,12 @@ def test_a_closure_is_not_called_for_weights_to_evaluate() -> None:
 def test_a_disk_that_refuses_leaves_a_switch_to_be_repeated(way: str, tmp_path: Path) -> None:
     """Residuals on a disk that writes nothing: what has moved is known, and a second call moves the rest."""
     params = [parameter(64, 256, dtype=torch.bfloat16) for _ in range(3)]
-    twins = twin(params)
+    twins = copies_of(params)
     memory = lowtide.Memory(host="64KiB", disk=tmp_path, chunk="4KiB")
     opt = lowtide.AdamWScheduleFree(params, master="residual16", memory=memory)
     other = lowtide.AdamWScheduleFree(twins, master="residual16")
     for _ in range(3):
-        random_gradients(params)
-        for p, q in zip(params, twins, strict=True):
-            q.grad = None if p.grad is None else p.grad.clone()
-        opt.step()
-        other.step()
+        step_alike((params, opt), (twins, other))
     if way == "train":
         opt.eval()
         other.eval()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import (
     CODECS, DTYPES, FOUR_BITS, LONG_AVERAGES, RULES, bits, drop, fresh, make, parameter, put, random_gradients,
-    refused, snapshot, state_bits, through_file, trained,
+    refused, snapshot, state_bits, step_alike, through_file, trained,
 )  # fmt: skip
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -33,11 +33,7 @@ def test_resumed_run_equals_the_uninterrupted_one(rule, codec, dtype, seed, figu
     resumed.load_state_dict(saved)
     assert state_bits(resumed) == state_bits(opt)
     for _ in range(3):
-        random_gradients(params)
-        for p, q in zip(params, copies, strict=True):
-            q.grad = p.grad.clone()
-        opt.step()
-        resumed.step()
+        step_alike((params, opt), (copies, resumed))
     equal = sum(bits(p) == bits(q) for p, q in zip(params, copies, strict=True))
     figure(f"parameters bit-equal {equal}/{len(params)}, state bit-equal {state_bits(opt) == state_bits(resumed)}")
     assert equal == len(params) and state_bits(opt) == state_bits(resumed)

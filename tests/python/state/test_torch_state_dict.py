@@ -19,6 +19,7 @@ from support import (
     random_gradients,
     refused,
     state_bits,
+    step_alike,
     through_file,
     trained,
 )
@@ -54,11 +55,7 @@ def test_states_of_torch_can_be_loaded(rule, codec, seed, figure):
     assert ours.param_groups[1]["lr"] == 0.01 and "foreach" not in ours.param_groups[0]
     if not rule.startswith("sgd"):
         assert [int(ours.state[p]["step"]) for p in copies[:3]] == [3, 3, 3] and copies[3] not in ours.state
-    random_gradients(copies)
-    for p, q in zip(params, copies, strict=True):
-        p.grad = q.grad.clone()
-    ours.step()
-    theirs.step()
+    step_alike((copies, ours), (params, theirs))
     worst = max(float((p - q).detach().abs().max()) for p, q in zip(params, copies, strict=True))
     figure(f"largest difference in the next step {worst:.1e}")
     # RMSprop's first moves are of 1 / sqrt(1 - alpha) = 10 lr, and its momentum adds them up.
