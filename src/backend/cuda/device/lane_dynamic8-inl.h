@@ -220,8 +220,16 @@ struct LaneCodec<Dynamic8> {
     u32 word[kLaneElements / 4];
     LT_FN float scale(float absmax) { return absmax; }
     LT_FN float inverse(float absmax) { return absmax == 0.f ? 0.f : unchecked_divide(1.f, absmax); }
+    // Small blocks become larger, which is exact, and their reciprocals smaller by as much. Denormal ones have 0.
+    // Second moments all do: then those above 0 are normal numbers.
+    LT_FN float inverse_of_small(float absmax, float (&value)[kLaneElements]) {
+      if (kSigned && absmax >= 0x1p-64f) return inverse(absmax);
+#pragma unroll
+      for (float& x : value) x = x * 0x1p64f;
+      return absmax < 0x1p-126f ? 0.f : unchecked_divide(1.f, absmax * 0x1p64f);
+    }
     // Exact: a power of two, and reciprocals in range.
-    LT_FN float factor(float absmax) { return inverse(absmax) * (kSigned ? 0x1p-104f : 0x1p22f); }
+    LT_FN float factor(float inverse) { return inverse * (kSigned ? 0x1p-104f : 0x1p22f); }
     LT_METHOD float get(const Values& shared, int i) const {
       return as_float(word_by_byte < kSigned ? sizeof shared.value[0] : 0 > (shared.value, word[i / 4], i % 4));
     }

@@ -236,6 +236,7 @@ LT_FN void norm_tiles(const StepArguments& a) {
       const bool not_whole = ((at.element | at.count) & (kLaneElements - 1)) != 0;
       form.wide = !__any_sync(kAllLanes, !form.wide || not_whole);
       Lanes::load(tile, form, at, words);
+      if (!form.wide) Lanes::settle(tile, form, at, words);
       if (Norms::template terms<false>(tile, args, shared, form, at, words, x))
         Norms::add(at, x, turned, window);
       else
