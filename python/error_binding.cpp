@@ -12,7 +12,8 @@ namespace lowtide::python {
 
 namespace {
 
-// Sets an exception as the current one, with an attribute. A failure throws, and becomes the current one instead.
+// Sets an attribute of `error` and makes it the current Python exception. If that fails, throws the failure, which
+// becomes the current exception instead.
 void set_error(const nb::object& error, const char* attribute, const auto& value) {
   nb::setattr(error, attribute, nb::cast(value));
   PyErr_SetObject(error.type().ptr(), error.ptr());

@@ -310,7 +310,7 @@ class LT_API Optimizer {
   // last only, perhaps in a later call. Where gradients are searched, so does any call that depends on the outcome.
   StepResult prepare_replay(const StepOptions& options = {});
 
-  // -- Averages, of rules that evaluate other weights than they train (schedulefree); other rules have none.
+  // -- Averages. Only rules that evaluate different weights from the ones they train have them (schedulefree).
 
   // Moves all parameters from the weights to train to those to evaluate (true), or back (false); those that are there
   // already stay. Back and forth rounds twice: in float32 by 2^-24 of the weight, in 16 bits by what the master keeps.

@@ -84,13 +84,14 @@ def unpack(
     """+1 and -1 for `n` signs.
 
     Args:
-        bits: uint8, contiguous, of ceil(n / 8) bytes.
-        n: number of signs, not of bytes.
-        dtype: of the result: float32 (the default), bfloat16 or float16, of torch or numpy.
-        shape: of the result, of n elements; default [n].
-        out: where to put it: contiguous, of n elements, no memory of the others; its dtype and shape are the result's.
-        bitorder: of bits and zeros, as in `pack`.
-        zeros: as bits; where it has a 1 the result is 0. What `majority(ties="zero")` gives.
+        bits: uint8, contiguous, ceil(n / 8) bytes.
+        n: the number of signs, not of bytes.
+        dtype: the result's dtype: float32 (the default), bfloat16 or float16, from torch or numpy.
+        shape: the result's shape, with n elements in total; default [n].
+        out: where to write the result: contiguous, n elements, sharing no memory with the other arguments. The result
+            has its dtype and shape.
+        bitorder: the bit order of `bits` and `zeros`, as in `pack`.
+        zeros: laid out like `bits`; where it has a 1, the result is 0. `majority(ties="zero")` returns such an array.
     """
     n = _unsigned("n", n, _MOST_SIGNS)
     packed = _bits_in(bits, "bits", n)

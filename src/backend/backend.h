@@ -75,7 +75,7 @@ struct ShardOrigin {
   }
 };
 
-// One parameter in one step. Everything is borrowed for the call; nothing here owns.
+// One parameter in one step. All pointers are borrowed for the call; the item owns nothing.
 struct StepItem {
   void* param = nullptr;
   const void* grad = nullptr;

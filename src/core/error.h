@@ -1,4 +1,4 @@
-// Throwing with a formatted message. Messages say what was got, what was wanted and what to do.
+// Functions that throw errors with a formatted message. It says what was given, what was wanted and what to do.
 #pragma once
 
 #include <cstdint>

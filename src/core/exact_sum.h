@@ -17,7 +17,7 @@ class ExactSum {
   static constexpr int kLargestExponent = 256, kSmallestExponent = -256;
   static constexpr int64_t kMostTerms = int64_t{1} << 48;
 
-  // Adds x * 2^exponent, x >= 0. What is not finite makes the sum NaN.
+  // Adds x * 2^exponent, x >= 0. If x is not finite, the sum becomes NaN.
   void add(float x, int exponent);
   // Adds count * 2^exponent, a multiple of the smallest term that add() takes, and no larger than its largest.
   void add_count(uint64_t count, int exponent);

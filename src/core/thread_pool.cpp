@@ -121,7 +121,7 @@ class ThreadPool {
   // another's count.
   std::atomic<uint64_t> signal_{0};
   std::atomic<int> running_{0};
-  // Written by the caller before signal_, read by those who take part, for whom the caller waits.
+  // The caller writes these before signal_; the job's helpers read them, and the caller waits for the helpers.
   const std::function<void(int)>* job_ = nullptr;
   int caller_core_ = -1;
 };

@@ -40,7 +40,7 @@ class Arena {
   explicit Arena(Env& env) : env_(&env) {}
   // Zeroed, 64-byte aligned. Throws kOutOfMemory and changes nothing.
   void* allocate(size_t bytes);
-  // Takes what the next allocations of `bytes` together (each a multiple of 64) need, and no more. Throws likewise.
+  // Takes exactly the memory for the next allocations: `bytes` in total, each a multiple of 64. Throws as allocate().
   void reserve(size_t bytes);
   const std::vector<Buffer>& buffers() const { return buffers_; }
   int64_t allocated_bytes() const { return sizes_.allocated_bytes(); }  // taken from the system

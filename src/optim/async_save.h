@@ -53,7 +53,7 @@ class AsyncSave {
   bool wait(double seconds);
   // A failure that wait() has not thrown yet is thrown, once; nothing is waited for.
   void raise_unraised();
-  // True once nobody is left to be told of changes.
+  // True once the save is done and its failure, if any, has been thrown; always true in a forked child.
   bool is_over() const;
   const std::string& path() const { return writer_.path(); }
   // Bytes of state that steps have copied so far, and the most that were kept at a time.

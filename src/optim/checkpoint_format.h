@@ -32,7 +32,7 @@ struct Prefix {
   int64_t file_bytes() const { return table_offset() + table_bytes() + 8; }
 };
 std::string encode(const Prefix& prefix);      // kPrefixBytes
-Prefix decode_prefix(std::string_view bytes);  // throws kInvalidArgument; the result is consistent in itself
+Prefix decode_prefix(std::string_view bytes);  // throws kInvalidArgument; the result is internally consistent
 
 // One array of the data: all codes or all scales of a state. It is cut into pieces from its start.
 struct Array {

@@ -72,7 +72,7 @@ struct CheckpointFile::File {
     return contents;
   }
 
-  // The length that the prefix says is the real one: its last byte is there and none after it.
+  // Checks that the file is exactly as long as the prefix says: the last byte is there, and none follows it.
   void check_length() const {
     char byte;
     const auto wanted = ll(prefix.file_bytes());

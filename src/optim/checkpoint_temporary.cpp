@@ -66,7 +66,7 @@ Lock lock_temporary(Env& env, int fd) {
   return ::fstat(fd, &status) == 0 && status.st_nlink == 1 ? Lock::kHeld : Lock::kLost;
 }
 
-// With readdir(): a std::filesystem::directory_iterator without exceptions ends the process when memory is short.
+// Uses readdir(): a std::filesystem::directory_iterator without exceptions ends the process when memory is short.
 void remove_abandoned(Env& env, const std::string& path) noexcept {
   try {
     const std::filesystem::path whole(path);

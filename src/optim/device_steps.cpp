@@ -11,7 +11,7 @@
 namespace lowtide {
 namespace {
 
-// Slots that prefetch() has borrowed for a step go back, whether it is taken, skipped or refused.
+// Returns the slots that prefetch() borrowed for a step, whether the step is taken, skipped or refused.
 class Borrowed {
  public:
   explicit Borrowed(ParamTable& table) : table_(table) {}

@@ -19,7 +19,7 @@ const char* range_of(const std::string& hyper_parameter);
 
 // Throws kInvalidArgument naming the value and what was wanted. rule: one that users name.
 void check_hyper(int rule, const Hyper& hyper);
-// The input of the rule's arguments of step `t`.
+// The input from which RuleInfo::make_args computes the rule's arguments for step `t`.
 RuleInput rule_input(const Hyper& hyper, int64_t t, bool first);
 
 }  // namespace lowtide

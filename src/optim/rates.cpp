@@ -125,7 +125,7 @@ DiskRates measure_disk_rates(const std::string& directory, int64_t bytes, double
   LT_REQUIRE(out.bytes > 0, "%s has %s free, wanted at least %s to measure with: free some, or give another directory",
              directory.c_str(), format_bytes(out.disk.free_bytes).c_str(), format_bytes(2 * kLargestChunk).c_str());
   ScratchFile file(system_env(), directory, out.bytes);
-  constexpr size_t kAhead = 2;  // with three slots or more, a step has as many reads and as many writes under way
+  constexpr size_t kAhead = 2;  // a step with three slots or more keeps this many reads and this many writes in flight
   std::vector<Buffer> memory;
   for (size_t i = 0; i < kAhead; ++i) {
     fill_random(memory.emplace_back(system_env(), static_cast<size_t>(kLargestChunk)),

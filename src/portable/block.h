@@ -1,8 +1,8 @@
 // Blocks: kBlock values share one scale. A row is cut into blocks from its start; the last one may be short.
 inline constexpr int kBlock = 256;
 
-// A sum that vectors of any width take in the same order: lane k of n has added up x[k], x[n + k], ...; then the upper
-// half of the lanes is added to the lower, until one is left. Places behind the last value are zeros.
+// A sum whose order does not depend on the vector width. The caller adds x[k], x[n + k], ... into lane k of n, with
+// zeros past the last value; then the upper half of the lanes is added to the lower half until one lane is left.
 template <int n>
 LT_FN float sum_lanes(float (&lane)[n]) {
   for (int half = n / 2; half > 0; half /= 2)

@@ -51,7 +51,7 @@ class SignMemory {
   Device::Event used_;
 };
 
-// work() queues on `stream` what uses the memory.
+// Calls work(), which queues operations that use the memory on `stream`, between follow() and note_use().
 template <class Work>
 void with_memory(SignMemory& memory, void* stream, Work&& work) {
   memory.follow(stream);

@@ -114,7 +114,7 @@ class Signum(SignOptimizer):
         begun = bool(self._touched)
         if begun and (late := now - self._touched):
             self._decay(late)
-        # This optimizer's ballots are written over all others'.
+        # _ballots() overwrites the whole buffer, so keep the earlier ballots of parameters without a gradient now.
         buffers, queue, over = self._room(), self.engine.queue(), self._touched - now
         if over:
             buffers.fetch(queue)

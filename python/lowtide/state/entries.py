@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     step: int
     tensors: Mapping[str, Any]
     encode: bool  # floating-point values, to be encoded; else codes and scales as the core has them
-    carried: Mapping[str, float] | None = None  # see carried.py; None: follow from the options
+    carried: Mapping[str, float] | None = None  # see carried.py; None: derived from the options
 
 
 NOTHING = Entry(0, {}, False)

@@ -41,8 +41,9 @@ class States(Noting, defaultdict[torch.Tensor, dict[str, Any]]):
 def plan(
     engine: Engine, entries: Mapping[int, dict[str, Any]], found: Groups, reader: Reader | None = None
 ) -> dict[int, Entry]:
-    """Checks every entry, by parameter number, against the live state. Changes nothing. `found`: the groups of the same
-    dict. reader: its library's, if it is neither Lowtide's nor torch.optim's."""
+    """Checks every entry, by parameter number, against the live state. Changes nothing. `found`: the groups of the dict
+    that the entries come from. `reader`: the reader for the library that wrote the dict, unless that is Lowtide or
+    torch.optim."""
     made = {}
     options = engine.options_of(found.groups) if found.groups else {}
     of_group = {i: each.of for each in engine.groups for i in each.params} if reader else {}

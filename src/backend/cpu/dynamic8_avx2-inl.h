@@ -119,7 +119,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     return _mm256_sub_epi32(guess, _mm256_castps_si256(above));
   }
 
-  // Ranks as codes: below zero's code where the sign is negative, zero's code where the value is 0.
+  // Stores ranks as codes: a negative sign gives a code below the code of zero, a value of 0 the code of zero.
   HWY_INLINE static void store(const __m256i (&rank)[8], const __m256i (&sign)[8], u8* codes) {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing works within 128-bit lanes
     const auto words = [&](int i) {

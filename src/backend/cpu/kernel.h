@@ -43,7 +43,7 @@ using FiniteKernel = bool (*)(const void* grad, int64_t n, uint32_t limit_bits);
 // out = in, for n elements that are floats on one side.
 using ConvertKernel = void (*)(const void* in, void* out, int64_t n);
 
-// Floats of weights and their residuals, or back.
+// Joins weights and their residuals into floats, or splits floats into weights and residuals.
 struct MasterRun {
   void* weights;
   void* residual;

@@ -116,7 +116,7 @@ struct StepDriver {
     }
   }
 
-  // Number, among state k's scales, of the first one of this part of the block.
+  // Index of the scale for `part` among the scales that state k has for the block.
   template <int k>
   HWY_INLINE static int part_of(int part) {
     return kParts<k> == kMostParts ? part : 0;

@@ -8,7 +8,7 @@
 namespace lowtide {
 
 struct CudaDriver {
-  int version = 0;      // of CUDA, 13000 for 13.0; 0: there is none
+  int version = 0;      // the driver's CUDA version, 13000 for 13.0; 0: there is none
   std::string missing;  // why there is none, and how to get it
 };
 

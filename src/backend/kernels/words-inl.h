@@ -16,8 +16,8 @@ LT_FN void store_bytes(u8* to, i64 bytes, u32 word) {
     for (int byte = 0; byte < bytes; ++byte) to[byte] = static_cast<u8>(word >> (8 * byte));
 }
 
-// Stores the bytes of a word that hold signs from `begin` (within the word, which may lie before it) to `end`; keeps
-// the bits of the first one that lie before.
+// Stores the bytes of `word` that hold signs in [begin, end). Positions count from the start of the word: `begin` may
+// be negative, and `end` may be past the word. Bits below `begin` in its byte are kept.
 LT_FN void store_part(u8* to, u32 word, i64 begin, i64 end) {
   for (int byte = 0; byte < 4; ++byte) {
     const i64 low = 8 * byte;

@@ -1,4 +1,4 @@
-// Steps by their rule, the count of replays, and whether this build has code for the device.
+// Dispatches steps by rule, counts replays, and tells whether this build has code for the device.
 #include "backend/cuda/device/steps.h"
 #include "backend/cuda/device/prelude.inc"
 

@@ -34,7 +34,7 @@ struct StepLaunch {
   bool ballot = false;  // signs instead of parameters
   const kernels::DeviceItem* items = nullptr;
   const kernels::DeviceNorms* norms = nullptr;  // beside these, of an LT_NORM_RULE
-  const int64_t* starts = nullptr;  // [count], tiles before each
+  const int64_t* starts = nullptr;              // [count], tiles before each
   int64_t count = 0, tiles = 0;
   const void* tables = nullptr;         // of the codec
   const ReplayState* replay = nullptr;  // of a recorded step
@@ -61,7 +61,7 @@ cudaError_t fill(unsigned char* to, uint32_t word, int64_t bytes, const Queue& q
 
 cudaError_t pack_signs(DType dtype, const kernels::DeviceSignItem& item, const Queue& queue);
 cudaError_t unpack_signs(DType dtype, const kernels::DeviceSignItem& item, const Queue& queue);
-// signs: of the vote, which the host knows. Then, if it has presences, vote_presence.
+// signs: vote->count, which the host knows. If the vote has presences, call vote_presence() next.
 cudaError_t vote_signs(const kernels::DeviceVote* vote, const unsigned char* const* ballots, const uint32_t* weights,
                        const unsigned char* const* presences, int64_t signs, const Queue& queue);
 cudaError_t vote_presence(const kernels::DeviceVote* vote, const uint32_t* weights,

@@ -16,7 +16,7 @@ extern const Code kCode;
 // rules: machine code runs on devices of the same major version and of its minor version or a later one; PTX on all
 // devices of its version or a later one. Asks no device, and so makes no context.
 std::string code_for(const Code& code, int major, int minor);
-// The compute capabilities that run some of it: "8.0 to 8.9, 12.0 or newer".
+// The compute capabilities of devices that can run this code, as text: "8.0 to 8.9, 12.0 or newer".
 std::string capabilities(const Code& code);
 
 }  // namespace lowtide::cuda_host

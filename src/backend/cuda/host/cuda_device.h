@@ -46,7 +46,7 @@ class CudaDevice final : public Device {
 
   // Throws kInvalidArgument for a stream of another device, where the runtime can tell.
   cudaStream_t queue_of(const Scope& scope, void* queue) const;
-  // Whether kernels can be given this memory, which was allocated here.
+  // True if this object allocated the memory at `data` and kernels can access it.
   bool owns(const void* data) const;
   bool trusts_memory() const { return trusts_memory_; }
 

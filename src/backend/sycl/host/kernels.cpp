@@ -16,7 +16,7 @@ void refused_if_throws(const std::string& program, Fn&& f) {
     f();
   } catch (const sycl::exception& error) {
     fail(kind_of(error) == ErrorKind::kOutOfMemory ? ErrorKind::kOutOfMemory : ErrorKind::kUnsupported,
-         "SYCL: the device's driver takes no program %s: %s", program.c_str(), error.what());
+         "SYCL: the device's driver rejects program %s: %s", program.c_str(), error.what());
   }
 }
 }  // namespace

@@ -29,7 +29,7 @@ class Kernels {
   Kernels(const sycl::context& context, const sycl::device& device, Source* source = &program)
       : context_(context), device_(device), source_(source) {}
 
-  // Kernels are found by the name of their program and their own, without the "lt_" that all have.
+  // Finds a kernel by the name of its program and its own name, given without the common prefix "lt_".
   const sycl::kernel& find(const std::string& program, const std::string& name);
   // kind: "step", "ballot" or, for an LT_NORM_RULE, "norms". Numbers are those of rules.def and codecs.def.
   const sycl::kernel& of_rule(const std::string& kind, int rule, int codec);
