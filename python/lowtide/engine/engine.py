@@ -175,14 +175,16 @@ class Engine:
         made: list[Param] = []
         members: list[Members] = []
         where: list[str] = []
+        present = overrides.look(self.tensors)  # also the ones made since the last step
         for number, (group, old) in enumerate(zip(groups, kept, strict=True)):
             before = self.members[old]
             first, tensors = sum(len(each.tensors) for each in self.members[:old]), list(group["params"])
             alike = len(tensors) == len(before.tensors)
             for i, (tensor, met) in enumerate(zip(tensors, overrides.look(tensors), strict=True)):
                 source = sources[len(made)] if sources else first + i
-                had = self.params[source].overridden if sources or alike else None
-                heir = had.joined(met) if had else met
+                heir = met
+                for had in (present[source], self.params[source].overridden) if sources or alike else ():
+                    heir = had.joined(heir) if had else heir
                 made.append(Param(tensor, number, i).with_overrides(heir, before.memory))
                 where.append(f"param_groups[{number}]['params'][{i}]")
             members.append(Members(tensors, before.memory, fixed_options(self.family, group)))
@@ -219,21 +221,27 @@ class Engine:
                 continue
             self._told.pop(number, None)
             self._push(number, groups)
-            if are_fixed(options):
+            of_this = [each.overrides for each in self.groups if each.of == number]
+            overriding = [value for each in of_this for key, value in each.items() if key != "memory"]
+            if are_fixed(options) and are_fixed(overriding):
                 self._told[number] = options
         if (threads := torch.get_num_threads()) != self._threads:
             self.core.set_threads(threads)
             self._threads = threads
 
-    def _push(self, of: int, groups: Sequence[dict[str, Any]]) -> None:
-        """Tells the core what has changed in parameter group `of`."""
-        group, family = groups[of], self.family
+    def _check_fixed(self, of: int, group: Mapping[str, Any]) -> None:
+        """Raises ValueError if an option of parameter group `of` has changed that is fixed when a group is added."""
         needed = {*Format._fields, "rounding"}
         expect(needed <= group.keys(), f"param_groups[{of}]", f"no {sorted(needed - group.keys())}", "them as they were")
-        was, now = self.members[of].fixed, fixed_options(family, group)
+        was, now = self.members[of].fixed, fixed_options(self.family, group)
         if changed := [key for key in was if now[key] != was[key]]:
             got, wanted = (", ".join(f"{key}={options[key]!r}" for key in changed) for options in (now, was))
             raise ValueError(f"param_groups[{of}]: got {got}, wanted {wanted}: fixed when the group is added")
+
+    def _push(self, of: int, groups: Sequence[dict[str, Any]]) -> None:
+        """Tells the core what has changed in parameter group `of`."""
+        group, family = groups[of], self.family
+        self._check_fixed(of, group)
         for number, core_group in enumerate(self.groups):
             if core_group.of != of:
                 continue
@@ -270,6 +278,8 @@ class Engine:
         if any((was.override or {}) != (has.override or {}) for was, has in zip(self.params, now)) and self.cores:
             got = "another one after a step was captured in a graph"
             expect(not self.captured, "override", got, "it before: replays find state where it was")
+            for number, group in enumerate(groups):  # a new core would take what _push refuses
+                self._check_fixed(number, group)
             self._rebuild(groups, now, self.members)
         else:
             self.params = now

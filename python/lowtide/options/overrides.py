@@ -95,7 +95,8 @@ def override(
         target: a module, a parameter, or several parameters. An override of a module's parameter follows the name: it
             survives `fully_shard()` (FSDP2), `model.to()` and copies of the module. One of a tensor stays with that
             tensor.
-        name: of one parameter of the module, as in `named_parameters()`; None: all that it has when an optimizer looks.
+        name: of one parameter of the module, as in `named_parameters()`; None: all that it has when an optimizer looks: when it is
+            made, and in the first step after any override was made or taken back.
         options: any option that a parameter group can have: lr, weight_decay, betas, eps, state, min_quantized_numel,
             memory (one budget for all parameters of a group that have it), …
 

@@ -426,3 +426,41 @@ def test_a_refused_parameter_is_named(seed):
     lowtide.override(b, state="dynamic4")
     with pytest.raises(ValueError, match=r"parameter group 0, parameter 1: override: .*'dynamic4'"):
         lowtide.Adam([a, b], betas=(0.95, 0.999))
+
+
+def test_a_tensor_in_an_override_is_read_in_every_step():
+    """As a tensor in a group: schedulers change it in place."""
+    param, other = (torch.nn.Parameter(torch.zeros(8)) for _ in range(2))
+    rate = torch.tensor(0.5)
+    lowtide.override(param, lr=rate)
+    opt = lowtide.SGD([param, other], lr=1.0)
+    for step in range(3):
+        param.grad, other.grad, before = torch.ones(8), torch.ones(8), param.detach().clone()
+        opt.step()
+        assert torch.equal(before - param.detach(), torch.full((8,), 0.5 / 2**step))
+        rate.mul_(0.5)
+
+
+def test_a_tensor_in_the_place_of_another_has_its_override_without_a_step_between():
+    param = torch.nn.Parameter(torch.zeros(8))
+    opt = lowtide.SGD([param], lr=1.0)
+    lowtide.override(param, lr=0.25)
+    heir = opt.param_groups[0]["params"][0] = torch.nn.Parameter(torch.zeros(8))
+    heir.grad = torch.ones(8)
+    opt.step()
+    assert torch.equal(heir.detach(), torch.full((8,), -0.25))
+
+
+def test_an_override_lets_no_fixed_option_through():
+    params = [torch.nn.Parameter(torch.zeros(64, 128)) for _ in range(2)]
+    opt = lowtide.AdamW(params)
+    random_gradients(params)
+    opt.step()
+    opt.param_groups[0]["state"] = "fp32"
+    lowtide.override(params[1], eps=1e-6)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="got state='fp32', wanted state='dynamic8': fixed when the group is added"):
+            opt.step()
+    opt.param_groups[0]["state"] = "dynamic8"
+    opt.step()
+    assert opt.state[params[0]]["exp_avg_codes"].dtype == torch.uint8 and opt.report()["steps"] == 2
