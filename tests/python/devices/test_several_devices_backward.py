@@ -145,7 +145,8 @@ def test_state_is_read_ahead_on_each_device(
     figure(f"{STEPS} steps, {twins.compared} bytes alike; read ahead on two devices: {ahead} bytes at most")
 
 
-NAMES = ("cuda:0", "cpu", "cuda:1", "cuda:1", "cuda:0", "cpu")
+# Twice on one device, and between the devices the CPU.
+SEVERAL = ("cuda:0", "cpu", "cuda:1", "cuda:1", "cuda:0", "cpu")
 DEVICE = 20 << 10  # bytes: less than the state of each
 
 
@@ -165,7 +166,7 @@ def test_shares_add_up_to_host_at_most(machine: Machine, where: str, seed: int, 
     only where less is given than what goes beyond `device`, and streaming buffers there take."""
     beyond = fits = 0
     for host in [*range(0, 320 << 10, 32 << 10), 1 << 20, 1 << 30]:
-        twins = Twins(machine, NAMES)
+        twins = Twins(machine, SEVERAL)
         memory = lowtide.Memory(device=DEVICE, host=host, chunk=4096)
         first = with_budget(twins.here, None)
         if where == "group":
@@ -213,7 +214,7 @@ def test_the_disk_is_for_the_cpu(machine: Machine, seed: int, tmp_path: Path, fi
 
 def test_managed_and_transfer_are_for_devices(machine: Machine, seed: int) -> None:
     for memory in (lowtide.Memory(managed=True), lowtide.Memory(device="1MiB", transfer="copy")):
-        twins = Twins(machine, NAMES)
+        twins = Twins(machine, SEVERAL)
         first, second = with_budget(twins.here, None), with_budget(twins.there, memory)
         twins.step(first, second, steps=2)
         assert twins.differing == 0
@@ -222,7 +223,7 @@ def test_managed_and_transfer_are_for_devices(machine: Machine, seed: int) -> No
 
 def test_groups_on_other_devices_divide_it_anew(machine: Machine, seed: int, figure: Figure) -> None:
     """State goes along; a group beside which there is no room for the state that is there is refused."""
-    twins = Twins(machine, NAMES)
+    twins = Twins(machine, SEVERAL)
     host = 400 << 10
     memory = lowtide.Memory(device=DEVICE, host=host, chunk=4096)
     pair = [
@@ -230,7 +231,7 @@ def test_groups_on_other_devices_divide_it_anew(machine: Machine, seed: int, fig
         for params, own in ((twins.here, None), (twins.there, memory))
     ]
     taken = []
-    for number in range(1, len(NAMES)):
+    for number in range(1, len(SEVERAL)):
         twins.step(pair[0], pair[1], steps=2)
         for opt, params in zip(pair, (twins.here, twins.there), strict=True):
             opt.add_param_group({"params": [params[number]], "lr": 0.01 * number})
@@ -248,7 +249,7 @@ def test_groups_on_other_devices_divide_it_anew(machine: Machine, seed: int, fig
 
 
 def test_bad_sizes_are_refused(machine: Machine, seed: int) -> None:
-    twins = Twins(machine, NAMES)
+    twins = Twins(machine, SEVERAL)
     for host, kind in (("much", ValueError), (-1, ValueError), (1.5, TypeError)):
         memory = lowtide.Memory(device=DEVICE, host=host)  # type: ignore[arg-type]
         with pytest.raises(kind, match="memory: host"):

@@ -33,7 +33,7 @@ def step(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, num
     optimizer.step()
 
 
-def bits(params: list[torch.nn.Parameter]) -> list[bytes]:
+def weight_bits(params: list[torch.nn.Parameter]) -> list[bytes]:
     return [param.detach().view(torch.uint8).numpy().tobytes() for param in params]
 
 
@@ -59,7 +59,7 @@ def test_assigned_copies_are_the_state(state: str, moved: str) -> None:
         assert saved["state"][number].keys() == entry.keys()
         for name, tensor in entry.items():
             assert torch.equal(torch.as_tensor(saved["state"][number][name]), torch.as_tensor(tensor)), name
-    assert bits(params) == bits(others)
+    assert weight_bits(params) == weight_bits(others)
 
 
 def test_assigned_values_replace_the_state() -> None:
@@ -75,7 +75,7 @@ def test_assigned_values_replace_the_state() -> None:
             optimizer.state[param] = {name: tensor.clone() for name, tensor in source.state[other].items()}
         step(params, optimizer, 4)
         step(source_params, source, 4)
-        assert bits(params) == bits(source_params), state
+        assert weight_bits(params) == weight_bits(source_params), state
         assert optimizer.state[params[0]]["step"] == 4
 
 
@@ -119,7 +119,7 @@ def test_assigned_values_of_torch_are_encoded() -> None:
 def test_what_does_not_fit_is_refused_by_name() -> None:
     params, optimizer = made("dynamic8")
     step(params, optimizer, 0)
-    before, kept = bits(params), dict(optimizer.state[params[0]])
+    before, kept = weight_bits(params), dict(optimizer.state[params[0]])
     for wrong in (
         {"exp_avg_codes": torch.zeros(3, dtype=torch.uint8)},
         {"exp_avg_scale": torch.full_like(kept["exp_avg_scale"], float("nan"))},
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         for call in (lambda: step(params, optimizer, 1), optimizer.state_dict, optimizer.torch_state_dict):
             with pytest.raises(ValueError, match="assigned state of parameter 0"):
                 call()
-        assert bits(params) == before
+        assert weight_bits(params) == before
     optimizer.state[params[0]] = kept
     step(params, optimizer, 1)
     del optimizer.state[params[0]]["exp_avg_codes"]
@@ -171,7 +171,7 @@ def test_codes_are_not_values(state: str) -> None:
         other.data.copy_(param)
     step(params, optimizer, 5)
     step(others, fresh, 5)
-    assert bits(params) == bits(others)
+    assert weight_bits(params) == weight_bits(others)
 
 
 def test_state_is_empty_before_the_first_step() -> None:
@@ -188,7 +188,7 @@ def test_state_is_empty_before_the_first_step() -> None:
         other.data.copy_(param)
     step(params, optimizer, 5)
     step(others, fresh, 5)
-    assert bits(params) == bits(others)
+    assert weight_bits(params) == weight_bits(others)
     params[1].grad = None
     held, fresh = made(seed=4)
     held[0].grad = torch.ones_like(held[0])
