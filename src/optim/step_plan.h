@@ -90,11 +90,6 @@ class StepPlan {
   // looks at them. What it throws says how far it came: see Optimizer::step.
   StepResult take(bool guarded = false);
 
-  // Where the device sums up norms itself: has the items add theirs, to sums that begin with zeros from here on. Else
-  // false.
-  bool place_norms();
-  void clear_norms();
-
   // For recordings: all that would be stepped, in one list, a part for each piece; and counting it.
   void append_parts_in_place(std::vector<StepItem>& parts);
   void count_all();
@@ -144,12 +139,10 @@ class StepPlan {
   }
   void commit();
 
-  // step_norms.cpp. Each if it throws, nothing has changed.
-  // Finds the norms of the items from `first` on, and gives them arguments with these. Waits for the device.
+  // step_norms.cpp: finds the norms of the items from `first` on, and gives them arguments with these. Waits for the
+  // device; if it throws, nothing has changed.
   class NormSums;
   void measure(size_t first, size_t count);
-  // Behind place_norms(): queues the sums of items that stream, and leaves the others' to their step.
-  void add_streamed_norms();
 
   ParamTable& table_;
   StepBuffers& buffers_;

@@ -31,9 +31,6 @@ MOST_LOCAL_OF_THREE_STATES = 75
 # products, by 2 and 1/2, are exact.
 FUSED_IN_FLOAT8 = 2
 
-# Rules whose arithmetic of numbers in range is not IEEE's (real-inl.h): careful steps have it once more, with the reads.
-HAS_CAREFUL = {"adam", "adamw", "adamamsgrad", "adamwamsgrad", "lion"}
-
 
 def hot_paths(states: int) -> int:
     """How often the hot path stands in a kernel: for the most common form and for the others, and for plain tiles, where a
@@ -79,7 +76,6 @@ def fused(kernel: Kernel) -> tuple[int, int]:
     if words[1:2] == ["float8"]:
         states = STATES.get(words[0], 2)
         may += FUSED_IN_FLOAT8 * ELEMENTS_OF_A_LANE * states * hot_paths(states)
-        may += ELEMENTS_OF_A_LANE * states * (words[0] in HAS_CAREFUL)
     return count(r"FFMA(?!.*\.SAT)"), may
 
 

@@ -154,7 +154,7 @@ class LAMB(Optimizer):
         p = p − lr · (min(1, max_unorm ‖p‖ / ‖r‖) · r + λ p),  r without λ p
 
     State and its bytes per parameter are those of `AdamW`; state that streams is read twice in a step. A DTensor must
-    be replicated (docs/rules.md).
+    be replicated, and steps cannot be captured in CUDA graphs (docs/rules.md).
 
     Args:
         params, lr, betas, eps, weight_decay, options: as `AdamW`.
@@ -189,7 +189,7 @@ class LARS(Optimizer):
     With max_unorm η is 1, and what lr multiplies at most max_unorm · ‖p‖ long, as bitsandbytes' LARS clips it.
 
     State and its bytes per parameter are those of `SGD`. Only with max_unorm do norms need it: state that streams is
-    then read twice in a step. A DTensor must be replicated.
+    then read twice in a step. A DTensor must be replicated, and steps cannot be captured in CUDA graphs.
 
     Args:
         params, lr, options: as `AdamW`.

@@ -8,20 +8,17 @@ struct StepArguments {
   i64 count, tiles;
   const void* tables;
   const cuda_kernels::ReplayState* replay;
-  const DeviceNorms* norms;  // beside the items, of a rule that has them
 };
 
 // Whether this is the replay of a recorded step for which nothing has been prepared.
 LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && replay->prepared == replay->done; }
 
-// The rounds of a plain tile, up to one that is out of range: behind that a tile goes on carefully, for where one
-// operand is small, others are. A lane loads the next one's words before it makes codes of this one's states, so that
-// its warp does not wait for them.
+// The rounds of a plain tile. A lane loads the next one's words before it makes codes of this one's states, so that its
+// warp does not wait for them. Returns a bit for each round that is done.
 template <class Lanes, class Args, class Shared>
-LT_FN void step_plain(Tile& tile, const Args& args, const Shared& shared, typename Lanes::Held& held) {
+LT_FN u32 step_plain(const Tile& tile, const Args& args, const Shared& shared, typename Lanes::Held& held) {
   const int blocks = tile.blocks;
-  const bool is_first = threadIdx.x % 32 == 0;
-  if (is_first) tile.rest = blocks;
+  u32 done = 0;
   LaneAt next = tile.place_straight(0);
   typename Lanes::Words ahead;
   const auto load = [&](const LaneAt& at) {
@@ -43,13 +40,10 @@ LT_FN void step_plain(Tile& tile, const Args& args, const Shared& shared, typena
           load(next);
         },
         &held);
-    if (!is_done) {
-      if (is_first) tile.rest = b, tile.careful = true;
-      break;
-    }
+    if (is_done) done |= 1u << b / 2;
   }
-  __syncwarp();
-  if constexpr (Lanes::kHolds) Lanes::give_scales(tile, held, tile.rest);
+  if constexpr (Lanes::kHolds) Lanes::give_scales(tile, held, done);
+  return done;
 }
 
 template <class R, class C, class Lanes>
@@ -73,14 +67,17 @@ LT_FN void step_tiles(const StepArguments& a) {
       tile.number = t,
       tile.fill(item, (t - a.starts[of]) * cuda_kernels::kTileBlocks, Lanes::takes(item, args), Lanes::formats().of);
     __syncwarp();
-    if constexpr (Lanes::kLoadsAhead) {
-      static_assert(Lanes::kHasCareful);
-      if (tile.plain) step_plain<Lanes>(tile, args, shared, held[threadIdx.x / 32]);
-    }
-    while (tile.rest < tile.blocks) {
-      const LaneAt at = tile.place(tile.rest);
+    u32 done = 0;  // rounds
+    if constexpr (Lanes::kLoadsAhead)
+      if (tile.plain) done = step_plain<Lanes>(tile, args, shared, held[threadIdx.x / 32]);
+    const u32 all = ~0u >> (32 - (tile.blocks + 1) / 2);
+    for (int b = 0; done != all && b < tile.blocks; b += 2) {
+      const u32 round = 1u << b / 2;
+      if (done & round) continue;
+      done |= round;
+      const LaneAt at = tile.place(b);
       bool is_done = false;
-      if (tile.hot) {
+      if (tile.hot && (!Lanes::kLoadsAhead || !tile.plain)) {
         Form form = tile.form;
         if (!tile.plain) {
           // Rows may begin or end where no lane's elements do.
@@ -88,23 +85,12 @@ LT_FN void step_tiles(const StepArguments& a) {
           form.wide = !__any_sync(kAllLanes, !form.wide || not_whole);
         }
         typename Lanes::Words words;
-        if (!tile.careful && Lanes::kHasCommon && form.wide && tile.is_common) {
+        if (Lanes::kHasCommon && form.wide && tile.is_common) {
           Lanes::load(tile, common_form(), at, words);
-          if (Lanes::template step<true>(tile, args, shared, common_form(), at, words, [] {})) {
-            tile.advance();
-            continue;
-          }
-          if constexpr (Lanes::kHasCareful) tile.be_careful();
-        }
-        // Once more, if it has to be careful.
-#pragma unroll 1
-        for (bool goes_on = true; goes_on;) {
+          is_done = Lanes::template step<true>(tile, args, shared, common_form(), at, words, [] {});
+        } else {
           Lanes::load(tile, form, at, words);
-          const bool careful = tile.careful;
-          is_done = Lanes::template step<false>(
-              tile, args, shared, form, at, words, [] {}, nullptr, careful);
-          goes_on = Lanes::kHasCareful && !is_done && !careful;
-          if (goes_on) tile.be_careful();
+          is_done = Lanes::template step<false>(tile, args, shared, form, at, words, [] {});
         }
       }
       if (!is_done) slow_blocks<R, C>(tile.slow_block(at), tables);

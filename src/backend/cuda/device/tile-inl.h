@@ -36,12 +36,10 @@ struct alignas(16) Tile {
   // For the states, and for the weights, for the blocks of the two halves, which lie on one side of 2^32.
   RandomKey key[2][kMaxStates + 1];
   u32 index_high[2];
-  // Where the indices of all blocks follow one another, below the same bits, cursors stay at the first one.
+  // Where the indices of all blocks follow one another, below the same bits, cursors stay at the first one. left: so
+  // many elements follow the first one.
   bool straight;
-  int left;  // elements
-  // The loop's state, for which a lane has no registers: the first block that is left, and whether steps are careful.
-  int rest;
-  bool careful;
+  int left;
   int blocks;
   u32 stochastic;  // as DeviceItem
   float grad_scale;
@@ -58,8 +56,6 @@ struct alignas(16) Tile {
     stochastic = of.stochastic;
     grad_scale = of.grad_scale;
     write_offset = of.write_offset;
-    rest = 0;
-    careful = false;
     hot = is_hot;
     first.find(of, first_block);
     for (int half = 0; half < 2; ++half) {
@@ -69,13 +65,7 @@ struct alignas(16) Tile {
     const i64 all = i64{blocks} * kBlock, in_row = of.row_length - first.column;
     const bool rows_follow = of.row_length % kBlock == 0 && of.row_stride == of.row_length;
     straight = (rows_follow || in_row > all - kBlock) && (first.index + all - 1) >> 32 == first.index >> 32;
-    if (straight) {
-      left = static_cast<int>(rows_follow || all < in_row ? all : in_row);
-    } else {
-      Cursor last;
-      last.find(of, first_block + blocks - 1);
-      left = static_cast<int>(last.element - first.element) + in_block(last);
-    }
+    left = static_cast<int>(rows_follow || all < in_row ? all : in_row);
     find_memory(formats);
   }
 
@@ -122,17 +112,11 @@ struct alignas(16) Tile {
                             : kBlock};
   }
 
-  // By all lanes.
-  LT_METHOD void be_careful() {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) careful = true;
-    __syncwarp();
-  }
   // By all lanes, behind a round.
   LT_METHOD void advance() {
+    if (straight) return;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) rest += 2;
-    if (!straight && threadIdx.x % kLanes == 0) {
+    if (threadIdx.x % kLanes == 0) {
       const int half = static_cast<int>(threadIdx.x % 32 / kLanes);
       cursor[half].advance(*item, 2);
       if (static_cast<u32>(cursor[half].index >> 32) != index_high[half]) find_keys(half);
