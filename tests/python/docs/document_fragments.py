@@ -30,10 +30,6 @@ class OnCpu(torch.nn.Linear):
 model = OnCpu(8, 8)
 """,
     ("docs/devices.md", 1): "import lowtide\n" + LLAMA,
-    ("docs/devices.md", 3): """
-import lowtide, torch
-params = [torch.nn.Parameter(torch.ones(64, 64))]
-""",
     ("docs/devices.md", 4): """
 import lowtide, torch
 model = torch.nn.Linear(64, 64)
@@ -107,6 +103,7 @@ torch.save(before.state_dict(), "optimizer.pt")
 
 # Fragments that these tests run in their frameworks, or on an emulated device.
 RUN_ELSEWHERE = {
+    ("docs/devices.md", 3): "devices/test_host_steps.py",
     ("docs/devices.md", 2): "devices/test_cuda.py",
     ("docs/deepspeed.md", 0): "frameworks/test_deepspeed.py",
     ("docs/hugging-face.md", 0): "examples/test_hf_examples.py",
