@@ -221,9 +221,8 @@ class Engine:
                 continue
             self._told.pop(number, None)
             self._push(number, groups)
-            of_this = [each.overrides for each in self.groups if each.of == number]
-            overriding = [value for each in of_this for key, value in each.items() if key != "memory"]
-            if are_fixed(options) and are_fixed(overriding):
+            own = (each.overrides for each in self.groups if each.of == number)
+            if are_fixed(options) and are_fixed(value for each in own for key, value in each.items() if key != "memory"):
                 self._told[number] = options
         if (threads := torch.get_num_threads()) != self._threads:
             self.core.set_threads(threads)

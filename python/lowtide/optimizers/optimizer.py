@@ -382,7 +382,7 @@ class Optimizer(torch.optim.Optimizer):
         if bad:
             engine.count(skipped=1)
         else:
-            try:
+            try:  # as `Engine.moving`, without its two calls in every step
                 found = self._step_core(scale, bad is not None, only, queued)
             except ValueError:
                 if not engine.follow_moves(self.param_groups):
@@ -407,6 +407,7 @@ class Optimizer(torch.optim.Optimizer):
             return core.step(scale, known_finite, queue, free, only, clip=clip)
         known = Queued(clip, scale).wait()  # parameters have moved apart since it was queued
         return engine.core.step(known.factor, known_finite or known.finite, queue, free, only)
+
     def _log_moves(self) -> None:
         """Logs what has become of the state. The core commits the last step for that, as the next one would."""
         if logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
