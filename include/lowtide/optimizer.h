@@ -69,7 +69,7 @@ struct OptimizerOptions {
   void* stream = nullptr;       // sycl::queue* or cudaStream_t whose device all steps use; nullptr: the backend's own
   DeviceAllocator allocator = {};  // for CUDA; without functions: the driver
   // The caller knows that all memory it hands over is that device's, as a framework does of its tensors; kernels that
-  // touch other memory lose the device. Else CUDA is asked in every call, 0.4 us for each question on an H100, and other
+  // touch other memory lose the device. Else CUDA is asked in every call, 0.4 us a question on an H100, and other
   // memory is refused by name.
   bool trusts_memory = false;
   // -- affects results
