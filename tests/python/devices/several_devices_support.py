@@ -51,10 +51,12 @@ class Twins(Count):
         self.there = machine.parameters(self.here, names)
 
     def optimizers(self, rule: str, **options: Any) -> tuple[lowtide.Optimizer, lowtide.Optimizer]:
-        return tuple(  # type: ignore[return-value]
-            make(rule, [{"params": params[:4]}, {"params": params[4:], "lr": 0.01}], **options)
-            for params in (self.here, self.there)
-        )
+        first, second = (make(rule, self.groups(params), **options) for params in (self.here, self.there))
+        return first, second
+
+    @staticmethod
+    def groups(params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+        return [{"params": params[:4]}, {"params": params[4:], "lr": 0.01}]
 
     def gradients(self) -> None:
         random_gradients(self.here)

@@ -196,9 +196,11 @@ def test_budgets_hold_for_each_device(
 ) -> None:
     """device= is of each; groups bring their own."""
     twins = Twins(machine, ("cuda:0", "cpu", "cuda:1", "xpu:0", "cuda:0", "cpu"))
-    first, _ = twins.optimizers("adamw", min_quantized_numel=0)
-    tight = lowtide.Memory(device="20KiB", chunk=4096)
-    _, second = twins.optimizers("adamw", memory=tight, min_quantized_numel=0)
+    tight = lowtide.Memory(device="20KiB", chunk=4096)  # parameters on the CPU alone refuse it
+    first, second = (
+        make("adamw", twins.groups(params), min_quantized_numel=0, **memory)
+        for params, memory in ((twins.here, {}), (twins.there, {"memory": tight}))
+    )
     twins.step(first, second)
     twins.compare_state(first, second)
     report = second.report()

@@ -133,7 +133,7 @@ def test_errors_say_what_to_do(tmp_path: Path, text: Path) -> None:
         require_packages(["json", "no_such_package_here"])
     with pytest.raises(ExampleError, match="not finite at step .* lower --lr"):
         train_llama.run(tiny(tmp_path, text, lr=1e30, warmup=0))
-    with pytest.raises(ExampleError, match=r"paged: .*give at least \d+ bytes of RAM, or a directory"):
+    with pytest.raises(ExampleError, match=r"paged: .*give at least \d+ bytes of host memory, or a directory on disk"):
         train_llama.run(tiny(tmp_path, text, optimizers="paged", ram_budget="64KiB"))
 
 

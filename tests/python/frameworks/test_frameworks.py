@@ -88,7 +88,7 @@ def check_built(optimizer: torch.optim.Optimizer, model: torch.nn.Module, seed: 
     got, wanted = train(model, optimizer.step, BUILDER_STEPS), direct(seed, **options)
     assert got != weights(matrices(seed))
     wrong = [name for name in wanted if got[name] != wanted[name]]
-    shown(f"{len(wanted) - len(wrong)} of {len(wanted)} tensors as by lowtide.AdamW after {len(STEPS)} steps")
+    shown(f"{len(wanted) - len(wrong)} of {len(wanted)} tensors as by lowtide.AdamW after {len(BUILDER_STEPS)} steps")
     assert not wrong
 
 
