@@ -195,8 +195,9 @@ def python_tests(tally: Tally, title: str, *arguments: str, **settings: str) -> 
     report = ROOT / "build" / "reports" / (title.replace(" ", "-") + ".xml")
     report.unlink(missing_ok=True)
     failed_before = len(tally.failures)
-    # No path of this folder may hide the installed package.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | settings
+    # No path of this folder may hide the installed package. torch's threads, as many as cores in each worker, wait for
+    # one another far longer than they compute.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"} | settings
     status = run(
         title, ROOT / ".venv/bin/python", "-m", "pytest", "-q",
         "--continue-on-collection-errors", f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder", f"--junitxml={report}", *arguments,
