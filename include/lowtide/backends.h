@@ -1,4 +1,4 @@
-// The backends of this installation, and what each can compute on.
+// The backends of this installation and the devices that each can use.
 #pragma once
 
 #include <string>
@@ -14,11 +14,11 @@ struct BackendReport {
   std::string detail;      // the devices it runs on, by name; or what is missing and how to get it
 };
 
-// Reports on each backend that there could be, the CPU first. Loads the plug-ins that are installed, which stay loaded,
-// and asks their drivers for devices. Each call looks again for what was missing.
+// Reports on every backend that this version knows, the CPU first. Loads the installed plug-ins, which stay loaded, and
+// asks their drivers for devices. Each call looks again for backends that were unavailable.
 //
-// Threads: any. But the first call that finds the SYCL plug-in sets an environment variable for its duration, which
-// other threads must not read then. Throws std::bad_alloc only: a backend that fails says so in its report.
+// Threads: any. The first call that finds the SYCL plug-in sets an environment variable for its duration; other threads
+// must not read the environment then. Throws only std::bad_alloc: a backend that fails says so in its report.
 LT_API std::vector<BackendReport> report_backends();
 
 }  // namespace lowtide

@@ -1,4 +1,4 @@
-// Errors of the C++ interface. One exception type; the kind says which Python exception or C status it becomes.
+// Errors of the C++ interface: one exception type, whose kind maps to a Python exception and a C status.
 #pragma once
 
 #if __cplusplus <= 201703L
@@ -22,7 +22,7 @@ enum class ErrorKind : int {
   kInternal = 90,        // a broken invariant: a bug of this library                 Python: RuntimeError
 };
 
-// Messages say what was got, what was wanted and, where it helps, what to do.
+// Messages say what the call got, what it wanted and, if it helps, what to do.
 class LT_API Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message, int os_error = 0)

@@ -1,5 +1,5 @@
-// Hyper-parameters of all rules in one struct: a rule reads those that its paper names (docs/rules.md) and ignores the
-// others.
+// The hyper-parameters of all rules in one struct: a rule reads those that its paper names (docs/rules.md) and ignores
+// the others.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@
 
 namespace lowtide {
 
-// lowtide/hyper.def says of each what it is, its default and its range. Optimizer::add_group and set_hyper refuse other
-// values with an Error that names them.
+// lowtide/hyper.def gives the meaning, default and range of each. Optimizer::add_group and set_hyper refuse other
+// values with an Error that names the field.
 struct Hyper {
 #define LT_HYPER(type, name, value, range) type name = value;
 #include "lowtide/hyper.def"
 #undef LT_HYPER
 };
 
-// The rule's usual defaults (torch.optim's; for Lion, AdEMAMix, LAMB and LARS their papers'). Throws kInvalidArgument for
+// The rule's usual defaults (torch.optim's; for Lion, AdEMAMix, LAMB and LARS the paper's). Throws kInvalidArgument for
 // an unknown rule.
 LT_API Hyper default_hyper(const std::string& rule);
 

@@ -1,6 +1,6 @@
-/* Memory and order on a device, for programs without the device's own compiler (C11): what lt_optimizer needs to step
- * parameters there. A program that has a queue of its own (a sycl::queue*, a cudaStream_t) needs none of this: it hands
- * that queue to lt_optimizer_create and, in lt_step_options, to lt_optimizer_step.
+/* Memory and order on a device, for programs built without the device's compiler (C11): what lt_optimizer needs to step
+ * parameters there. A program with its own queue (a sycl::queue*, a cudaStream_t) needs none of this: it passes that
+ * queue to lt_optimizer_create and, in lt_step_options, to lt_optimizer_step.
  *
  * The conventions of lowtide.h hold, and:
  *  - Work on one queue happens in order, after the call that queued it has returned. Different queues are unordered.
@@ -16,14 +16,14 @@
 extern "C" {
 #endif
 
-/* One device in one context, with a queue of its own. Only queues of that context can use its memory. (CUDA has one
- * context for each device of a process.) */
+/* One device in one context, with its own queue. Only queues of that context can use its memory. (CUDA has one context
+ * for each device of a process.) */
 typedef struct lt_device lt_device;
 
 /* Kinds of memory. Values never change. */
 typedef enum lt_memory_kind {
   LT_MEMORY_DEVICE = 0, /* the host must not touch it */
-  LT_MEMORY_PINNED = 1, /* host memory that copies reach at full rate; not every device can step parameters there */
+  LT_MEMORY_PINNED = 1, /* host memory that copies access at full rate; not every device can step parameters there */
   LT_MEMORY_SHARED = 2  /* migrates between host and device; only one of them may touch it at a time */
 } lt_memory_kind;
 
@@ -38,34 +38,33 @@ typedef struct lt_device_limits_report {
 /* Opens a device; *out is NULL after a failure.
  *
  * backend: "sycl" or "cuda"; NULL: "sycl". device: as in lt_optimizer_options; NULL: the backend's best, for cuda the
- * current one. queue: a queue of the backend (sycl::queue*, cudaStream_t) whose device and context are to be used. It
- * is read during the call (a sycl::queue is copied: it may go). NULL: a context that all lt_devices and optimizers
- * without a queue of their own share.
+ * current one. queue: a queue of the backend (sycl::queue*, cudaStream_t) whose device and context to use, read during
+ * the call (a sycl::queue is copied, so it may go). NULL: a context shared by all lt_devices and optimizers that were
+ * given no queue.
  *
  * LT_UNSUPPORTED if there is no such device here; lt_last_error() says what is missing. */
 LT_API lt_status lt_device_open(const char* backend, const char* device, void* queue, lt_device** out);
-/* Waits for the device's own queue, frees all memory of lt_device_alloc and closes. Destroy the optimizers that use the
- * memory or the queue first, and wait for your own queues. NULL is accepted. */
+/* Waits for the device's own queue, frees all memory from lt_device_alloc and closes. First destroy the optimizers that
+ * use the memory or the queue, and wait for your own queues. NULL is accepted. */
 LT_API void lt_device_close(lt_device* device);
 
-/* *queue gets the device's own queue (a sycl::queue*, a cudaStream_t), in order: hand it to other calls as their
- * stream. It belongs to the device and goes with it. On cuda it is a non-blocking stream: unordered with the default
- * stream. */
+/* *queue gets the device's own queue (a sycl::queue*, a cudaStream_t), in order: pass it to other calls as their
+ * stream. The device owns it. On cuda it is a non-blocking stream: unordered with the default stream. */
 LT_API lt_status lt_device_queue(lt_device* device, void** queue);
-/* Asks the driver how much memory there is, now. */
+/* Asks the driver how much memory there is now. */
 LT_API lt_status lt_device_limits(lt_device* device, lt_device_limits_report* out);
 
-/* Allocates bytes > 0 of a kind (an lt_memory_kind), aligned to 64 bytes at least and not initialized. The device owns
- * it: free it with lt_device_free, or all of it with lt_device_close. LT_OUT_OF_MEMORY; *out is NULL after a failure.
- */
+/* Allocates bytes > 0 of a kind (an lt_memory_kind), aligned to at least 64 bytes and not initialized. The device owns
+ * it: free it with lt_device_free, or all memory with lt_device_close. LT_OUT_OF_MEMORY; *out is NULL after a failure.
+ * */
 LT_API lt_status lt_device_alloc(lt_device* device, int32_t kind, int64_t bytes, void** out);
-/* Frees memory of lt_device_alloc; NULL is accepted. No queued work may still use it. */
+/* Frees memory from lt_device_alloc; NULL is accepted. No queued work may still use it. */
 LT_API lt_status lt_device_free(lt_device* device, void* memory);
 
 /* Queues a copy between memory of any kind, ordinary host memory included. Both sides must stay until it is done. queue
  * NULL: the device's own. */
 LT_API lt_status lt_device_copy(lt_device* device, void* queue, void* to, const void* from, int64_t bytes);
-/* Waits for everything that is on `queue` so far; NULL: on the device's own. */
+/* Waits for all work now on `queue`; NULL: on the device's own queue. */
 LT_API lt_status lt_device_synchronize(lt_device* device, void* queue);
 
 #ifdef __cplusplus

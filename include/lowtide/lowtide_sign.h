@@ -1,9 +1,9 @@
-/* Signs of values in host memory as bits, and majorities of them (C11). The conventions of lowtide.h hold, and:
- *  - There are no handles. Any number of threads may make calls at a time.
+/* Signs of values in host memory as bits, and their majorities (C11). The conventions of lowtide.h hold, and:
+ *  - There are no handles. Any number of threads may make calls at once.
  *  - All memory is the caller's, borrowed for the call. A call that fails has written nothing.
- *  - A sign is one bit: 1 for +, which means x >= 0. Both zeros are +, a NaN of either sign is not.
+ *  - A sign is one bit: 1 for +, which means x >= 0. Both zeros are +; a NaN of either sign is -.
  *  - `count` signs, 0 to 2^60, take ceil(count / 8) bytes, of any alignment; bits behind the last are 0.
- *  - Everything is computed in integers: results are the same bits on every machine.
+ *  - All computation uses integers: results are the same bits on every machine.
  */
 #ifndef LOWTIDE_LOWTIDE_SIGN_H_
 #define LOWTIDE_LOWTIDE_SIGN_H_
@@ -14,13 +14,13 @@
 extern "C" {
 #endif
 
-/* Where sign i is in byte i / 8. Values never change. */
+/* The position of sign i in byte i / 8. Values never change. */
 typedef enum lt_bit_order {
   LT_BITS_LITTLE = 0, /* bit i % 8 */
   LT_BITS_BIG = 1     /* bit 7 - i % 8 */
 } lt_bit_order;
 
-/* The sign that wins where + and - have equally many votes. Values never change. */
+/* The sign that wins if + and - have equally many votes. Values never change. */
 typedef enum lt_ties {
   LT_TIES_HASH = 0, /* a fair bit of (seed, step, index of the sign in the whole) */
   LT_TIES_PLUS = 1,
@@ -44,8 +44,8 @@ typedef struct lt_majority_options {
   int64_t ties;            /* an lt_ties */
   uint64_t seed, step;     /* for LT_TIES_HASH */
   uint64_t offset;         /* for LT_TIES_HASH: index of sign 0 in the whole, of which this may be a part */
-  const uint32_t* weights; /* [voters] votes of each, which add up to less than 2^31; 0: absent, and the ballot is not
-                              read. NULL: one vote each */
+  const uint32_t* weights; /* [voters] votes of each, less than 2^31 in total; 0: absent, and the ballot is not read.
+                              NULL: one vote each */
   const void* previous;    /* for LT_TIES_PREVIOUS: laid out as a ballot; may be the result */
 } lt_majority_options;
 #define LT_MAJORITY_OPTIONS_INIT \
@@ -57,15 +57,15 @@ typedef struct lt_majority_options {
 LT_API lt_status lt_sign_pack(const void* values, int32_t dtype, int64_t count, void* bits, int64_t bits_bytes,
                               const lt_sign_options* options);
 
-/* Unpacks signs to values[count] of +1 and -1, and 0 where `zeros` (NULL, or laid out as bits) has a 1. bits_bytes as
- * above, of bits and of zeros. values share no byte with them. options NULL: the defaults. */
+/* Unpacks signs to values[count] of +1 and -1, and 0 where `zeros` (NULL, or laid out like bits) has a 1. bits_bytes as
+ * above, for bits and zeros. values share no byte with them. options NULL: the defaults. */
 LT_API lt_status lt_sign_unpack(const void* bits, int64_t bits_bytes, void* values, int32_t dtype, int64_t count,
                                 const void* zeros, const lt_sign_options* options);
 
 /* Finds the weighted majority of ballots[voters], 1 to 65,535 of them with bits_bytes each. A ballot is NULL only if
- * its voter is absent. result: bits_bytes; it may be one of the ballots, and otherwise shares no byte with any. zeros:
- * for LT_TIES_ZERO, laid out as the result and apart from everything else, gets a 1 where there was a tie; else NULL.
- * options NULL: the defaults. */
+ * its voter is absent. result: bits_bytes; may be one of the ballots, but otherwise shares no byte with any. zeros: for
+ * LT_TIES_ZERO, laid out like the result and separate from everything else, gets a 1 for each tie; else NULL. options
+ * NULL: the defaults. */
 LT_API lt_status lt_sign_majority(const void* const* ballots, int64_t voters, int64_t count, void* result,
                                   int64_t bits_bytes, void* zeros, const lt_majority_options* options);
 

@@ -1,5 +1,5 @@
-// Forecasts of a run: bytes in each tier, bytes moved and seconds per step. Also measures the rates of this machine that
-// the seconds are computed from. forecast() allocates no state and touches no disk.
+// Forecasts of a run: bytes in each tier, bytes moved and seconds per step; also measures this machine's rates, from
+// which the seconds are computed. forecast() allocates no state and touches no disk.
 //
 // Threads: any, at any time; measurements disturb each other. All arguments and results are values. Errors: Error, as
 // each function says, and std::bad_alloc.
@@ -27,33 +27,34 @@ struct PlannedGroup {
 };
 
 struct ForecastRequest {
-  OptimizerOptions options;  // rule and memory are read. A budget with `device` or managed memory is one of a device
+  OptimizerOptions options;  // only rule and memory are read. A budget with `device` or managed memory is a device's
   std::vector<PlannedGroup> groups;
-  // Bytes per second; 0: unknown. Of the disk, and of a device's link, which carries as many each way at once.
+  // Bytes per second of the disk and of a device's link, which carries as many each way at once; 0: unknown.
   double read_rate = 0, write_rate = 0, link_rate = 0;
 };
 
-// The memory that one budget will take, or all together. Bytes are as Optimizer::report() has them after a first step in which
+// The memory that one budget, or all together, will take. Bytes equal Optimizer::report() after a first step in which
 // every parameter had a gradient. If the state does not fit, all fields below `problem` are 0.
 struct Forecast {
   int64_t params = 0;       // parameters with state
   int64_t elements = 0;     // their elements
   int64_t state_bytes = 0;  // codes + scales
   bool fits = true;
-  std::string problem = "";    // why not: what was given, and how much is needed
-  int64_t device_bytes = 0;    // device memory, slots included; managed memory, too
+  std::string problem = "";    // if not: what was given, and how much is needed
+  int64_t device_bytes = 0;    // device memory, slots included; also managed memory
   int64_t host_bytes = 0;      // host memory, alignment and slots included
-  int64_t disk_bytes = 0;      // of the scratch file
-  int64_t direct_bytes = 0;    // directly addressable state, of host_bytes
+  int64_t disk_bytes = 0;      // size of the scratch file
+  int64_t direct_bytes = 0;    // directly addressable state, part of host_bytes
   int64_t resident_bytes = 0;  // chunks that stay where they are stepped
   int64_t streamed_bytes = 0;  // the other chunks
-  int64_t slot_bytes = 0;      // all slots that these stream through where they are stepped
+  int64_t slot_bytes = 0;      // the slots through which these stream, where they are stepped
   int64_t chunks = 0;
-  // Read and written: from wherever chunks are stepped, and of the disk. An upper bound where rules with norms share a
-  // budget with others.
+  // Bytes read and written: at the place of stepping, and on disk. An upper bound if rules with norms share a budget
+  // with others.
   int64_t moved_per_step = 0, disk_moved_per_step = 0;
-  // Seconds of a step: of stepping, of the link, of the disk, and of all three, a lower bound that assumes full overlap
-  // and leaves out checksums, the first read and the last write. Each is 0 if a rate that it depends on is unknown.
+  // Seconds per step: for stepping, for the link, for the disk, and for all three together, a lower bound that assumes
+  // full overlap and ignores checksums, the first read and the last write. Each is 0 if a rate that it needs is
+  // unknown.
   double step_seconds = 0, link_seconds = 0, disk_seconds = 0, seconds = 0;
 };
 
@@ -65,9 +66,9 @@ struct Forecasts {
   LT_API void require_fit() const;
 };
 
-// Decides with the code that the optimizer decides with. Pure. Throws kInvalidArgument for everything that an Optimizer
-// would refuse whatever its budgets (an unknown rule or state, negative sizes), for rates that are no numbers and for
-// more than 2^52 elements. A budget that is too small is no error here: see Forecasts.
+// Decides with the optimizer's own code. Pure. Throws kInvalidArgument for everything that an Optimizer would refuse
+// under any budget (an unknown rule or state, negative sizes), for rates that are not numbers, and for more than 2^52
+// elements. A budget that is too small is not an error here: see Forecasts.
 LT_API Forecasts forecast(const ForecastRequest& request);
 
 struct StepMeasurement {
@@ -76,12 +77,12 @@ struct StepMeasurement {
   NonFinite nonfinite = NonFinite::kSkip;
   int threads = 0;              // as OptimizerOptions
   std::string cpu_target = "";  // likewise
-  int64_t elements = 0;         // of the parameter that is stepped; 0: enough to be out of the cache
-  double seconds = 0.5;         // to spend on steps, at least three; more than 0, 60 at most
+  int64_t elements = 0;         // of the stepped parameter; 0: enough to exceed the cache
+  double seconds = 0.5;         // time to spend on steps (at least three); above 0, at most 60
 };
 
 // Measures the bytes of state per second that steps of a contiguous float32 parameter with float32 gradients process:
-// the median step of those that fit into `seconds`. 0 if the rule has no state. Takes about seconds + 0.5, and 16 bytes
+// the median of the steps that fit into `seconds`. 0 if the rule has no state. Takes about seconds + 0.5, and 16 bytes
 // of RAM per element (160 MB with defaults on a CPU with a cache of up to 40 MB). Throws kInvalidArgument,
 // kOutOfMemory.
 LT_API double measure_step_rate(const StepMeasurement& what);
@@ -89,11 +90,11 @@ LT_API double measure_step_rate(const StepMeasurement& what);
 struct DiskInfo {
   int64_t free_bytes = 0;   // for this user
   std::string engine = "";  // "io_uring" or "threads"
-  bool direct = false;      // past the page cache; if not, rates include those of the page cache
+  bool direct = false;      // bypasses the page cache; if false, rates include its effect
 };
 
-// Tells how scratch files in this directory are read and written. Opens one of 4 KiB; nothing stays but the small lock
-// file ".lowtide.lock". Throws kInvalidArgument (no directory, a symbolic link, in use by another process) or kIo.
+// Tells how scratch files in this directory are read and written. Opens a file of 4 KiB; only the small lock file
+// ".lowtide.lock" stays. Throws kInvalidArgument (no directory, a symbolic link, in use by another process) or kIo.
 LT_API DiskInfo disk_info(const std::string& directory);
 
 struct DiskRates {
@@ -102,10 +103,10 @@ struct DiskRates {
   DiskInfo disk;
 };
 
-// Measures the sequential rates of a scratch file in this directory, in the requests and at the depth that streamed
-// state uses. Passes write it whole and read it whole in turn; after one that is not counted, the median pass of each
-// kind counts. Takes `bytes` of disk (less if less than twice that is free; a multiple of 16 MiB, 64 TiB at most) and
-// about `seconds` (at least one pass of each kind; 600 at most). Throws as disk_info(), and kInvalidArgument if less
+// Measures the sequential rates of a scratch file in this directory, with the request size and queue depth that
+// streamed state uses. Whole-file writes and reads alternate; the first pass does not count, and the median of the
+// others does. Takes `bytes` of disk (less if less than twice that is free; a multiple of 16 MiB, 64 TiB at most) and
+// about `seconds` (at least one pass of each kind; 600 at most). Throws like disk_info(), and kInvalidArgument if less
 // than 32 MiB are free.
 LT_API DiskRates measure_disk_rates(const std::string& directory, int64_t bytes = int64_t{256} << 20,
                                     double seconds = 1.0);

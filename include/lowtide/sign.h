@@ -1,12 +1,12 @@
-// Signs of values in host memory as bits, and majorities of them: 32 times less than float32, 16 times less than
+// Signs of values in host memory as bits, and majorities of them: 32 times smaller than float32, 16 times smaller than
 // bfloat16.
 //
-// A sign is one bit: 1 for +, which means x >= 0. Both zeros are +, a NaN of either sign is not. Bits behind the last
-// sign in its byte are 0. Everything is computed in integers: results are the same on every machine, whatever the
-// number of threads.
+// A sign is one bit: 1 for +, which means x >= 0. Both zeros are +; a NaN of either sign is -. Bits behind the last
+// sign in its byte are 0. All computation uses integers: results are the same on every machine, for any number of
+// threads.
 //
-// Threads: any number of them at a time. Memory is the caller's, borrowed for the call. Errors: Error
-// (kInvalidArgument), which says what was got and wanted, and std::bad_alloc; a call that throws has written nothing.
+// Threads: any, concurrently. Memory is the caller's, borrowed for the call. Errors: Error (kInvalidArgument), which
+// says what the call got and wanted, and std::bad_alloc; a call that throws has written nothing.
 #pragma once
 
 #include <cstddef>
@@ -19,25 +19,25 @@
 
 namespace lowtide::sign {
 
-// Where sign i is in byte i / 8. Part of the C ABI: never renumber.
+// The position of sign i in byte i / 8. Part of the C ABI: never renumber.
 enum class BitOrder : int32_t {
-  kLittle = 0,  // bit i % 8, as numpy's bitorder="little"; costs nothing
-  kBig = 1,     // bit 7 - i % 8, as numpy's default
+  kLittle = 0,  // bit i % 8, like numpy's bitorder="little"; costs nothing
+  kBig = 1,     // bit 7 - i % 8, like numpy's default
 };
 
-// The sign that wins where + and - have equally many votes. Part of the C ABI: never renumber.
+// The sign that wins if + and - have equally many votes. Part of the C ABI: never renumber.
 enum class Ties : int32_t {
-  kHash = 0,  // a fair bit of (seed, step, index of the sign in the whole): the same wherever it is computed
+  kHash = 0,  // a fair bit of (seed, step, index of the sign in the whole), the same on every machine
   kPlus = 1,
   kMinus = 2,
   kZero = 3,      // -, and marked in `zeros`
   kPrevious = 4,  // the sign in an earlier result
 };
 
-// Bytes of `count` signs, from 0 to 2^60.
+// Bytes that hold `count` signs, 0 to 2^60 of them.
 constexpr int64_t packed_bytes(int64_t count) { return (count + 7) / 8; }
 
-// The most voters that a majority may have.
+// The largest number of voters in a majority.
 inline constexpr int64_t kMostBallots = 65535;
 
 struct Options {
@@ -59,8 +59,8 @@ LT_API void unpack(std::span<const std::byte> bits, DType dtype, void* values, i
 struct Vote {
   int64_t count = 0;                          // signs
   std::span<const std::byte* const> ballots;  // 1 to 65,535 voters: [packed_bytes(count)] each, any alignment
-  // Votes of each voter, which add up to less than 2^31; empty: one each. A voter of weight 0 is absent; its ballot is
-  // not read and may be nullptr. Without any votes all signs are ties.
+  // Votes of each voter, less than 2^31 in total; empty: one each. A voter of weight 0 is absent; its ballot is not
+  // read and may be nullptr. Without any votes all signs are ties.
   std::span<const uint32_t> weights = {};
   Ties ties = Ties::kHash;
   uint64_t seed = 0, step = 0;          // for kHash
@@ -69,9 +69,9 @@ struct Vote {
   Options options = {};                 // order: of ballots, result and zeros alike
 };
 
-// Finds the weighted majority. result: [packed_bytes(count)]; it may be one of the ballots, and otherwise shares no
-// byte with any. zeros: for kZero, laid out as the result and apart from everything else, gets a 1 where there was a
-// tie; empty for other rules.
+// Finds the weighted majority. result: [packed_bytes(count)]; may be one of the ballots, but otherwise shares no byte
+// with any. zeros: for kZero, laid out like the result and separate from everything else, gets a 1 for each tie; empty
+// for other rules.
 LT_API void majority(const Vote& vote, std::span<std::byte> result, std::span<std::byte> zeros = {});
 
 }  // namespace lowtide::sign

@@ -1,10 +1,10 @@
-// Data-parallel training by signs: W processes send one bit per value, and all get the same exact weighted majority of
-// them (SignCollective::vote), or the mean of signs with scales under error feedback (SignCollective::mean). A process
-// sends 2 (n / 8) (W - 1) / W bytes for n values, over any Transport of two calls.
+// Data-parallel training by signs: W processes send one bit per value, and all get the same exact weighted majority
+// (SignCollective::vote), or the mean of signs with scales under error feedback (SignCollective::mean). A process sends
+// 2 (n / 8) (W - 1) / W bytes for n values, over any Transport of two calls.
 //
 // Bits: sign i is bit i % 8 of byte i / 8, 1 for +. Presence: one bit for 64 signs, 0 where a rank has no say.
 //
-// A call either gives the same bits to all ranks, or tells all of them that nothing was applied. Its rounds:
+// A call either gives the same bits to all ranks, or tells all ranks that nothing was applied. Its rounds:
 //   1 announce  all_gather of 128 bytes: what each rank is about to vote on. Ranks that differ, or must not go on, are
 //               found by all ranks alike before anything else is sent.
 //   2 payload   two_phase: all_to_all of ballots, each rank votes on its shard; all_gather of the shards' results.
@@ -12,22 +12,23 @@
 //   3 confirm   all_gather of 128 bytes: whether each rank holds the whole result, and its checksum.
 //   4 commit    all_gather of 128 bytes: what each rank saw in round 3, so that one damaged message, or one damaged
 //               rank, cannot make some ranks apply what others do not (SignCollectiveOptions::commit).
-// A vote in two phases like the last one that was applied takes rounds 1 and 2 in one: announcements travel in front of
-// ballots, unless a ballot has `prepare`. docs/sign-collective.md says when. All ranks make new collectives together.
-// A vote in parts (SignBallot::part, more) takes rounds 1 and 2 for each part, and rounds 3 and 4 once, after the last:
-// they cover all parts. Until the last part's call returns with SignOutcome::applied, what the parts before have
-// written is provisional. If it is not applied, or any of the calls throws, the results of all parts are void, on all
+// A two-phase vote with the same shape as the last applied one merges rounds 1 and 2: announcements travel in front of
+// ballots, unless a ballot has `prepare`. docs/sign-collective.md gives the conditions. All ranks make new collectives
+// together.
+// A vote in parts (SignBallot::part, more) takes rounds 1 and 2 for each part, and rounds 3 and 4 once, after the last
+// part: they cover all parts. Until the last part's call returns with SignOutcome::applied, the results of earlier
+// parts are provisional. If it is not applied, or any of the calls throws, the results of all parts are void, on all
 // ranks. The bits equal the result of one vote on everything.
-// One case is beyond any protocol: if a process dies or a connection breaks in the last round, the others cannot know
-// of each other. Some may have applied the step where others throw TransportError. Their step numbers then differ, and
-// the first announce after a restart refuses, naming both.
+// No protocol can solve one case: if a process dies or a connection breaks in the last round, the others cannot know
+// what each of them saw. Some may have applied the step while others throw TransportError. Their step numbers then
+// differ, and the first announce after a restart refuses, naming both.
 //
 // Threads: a collective is used by one thread at a time, and all ranks make the same calls in the same order. Calls
 // block until all ranks have come. There are no streams: everything is in host memory.
 //
-// Errors: a call throws CollectiveError on all ranks alike, TransportError where the transport failed, Error
+// Errors: a call throws CollectiveError on all ranks alike, TransportError if the transport failed, Error
 // (kInvalidArgument) on the one rank whose arguments are wrong, and std::bad_alloc. Memory for results is written only
-// when a call returns with SignOutcome::applied; in a vote in parts, when each of the calls does.
+// if the call returns with SignOutcome::applied; in a vote in parts, if every call does.
 #pragma once
 
 #include <chrono>
@@ -59,15 +60,15 @@ class LT_API TransportError : public Error {
   std::vector<int> ranks_;
 };
 
-// All ranks refused or undid the call. Each throws this with the same text, as far as they saw the same messages.
-// Nothing was applied, and the collective stays usable.
+// All ranks refused or undid the call. Every rank throws this, with the same text if all saw the same messages. Nothing
+// was applied, and the collective stays usable.
 class LT_API CollectiveError : public Error {
  public:
   enum class Cause {
     kDisagreement,  // ranks made different calls (kInvalidArgument)
     kDigest,        // ranks differ in SignBallot::digest (kInvalidArgument)
-    kDamage,        // messages were damaged, or no ballot was left; the same call may be made again (kIo)
-    kRankFailed     // a rank could not make its part, for want of memory or because prepare() said so (kIo)
+    kDamage,        // messages were damaged, or no ballot was left; the same call may be repeated (kIo)
+    kRankFailed     // a rank could not take part: out of memory, or its prepare() said so (kIo)
   };
   CollectiveError(Cause cause, const std::string& message, std::vector<int> ranks)
       : Error(cause <= Cause::kDigest ? ErrorKind::kInvalidArgument : ErrorKind::kIo, message),
@@ -83,9 +84,9 @@ class LT_API CollectiveError : public Error {
 };
 
 // Carries messages between ranks; users implement it. All ranks make the same calls in the same order with the same
-// sizes. A call blocks until its messages have arrived. It throws on failure and after a timeout, which every transport
+// sizes. A call blocks until its messages have arrived. It throws on failure and on a timeout, which every transport
 // should have: TransportError, or anything else, which then passes through the collective's call. Send and receive
-// never overlap; both belong to the collective.
+// buffers never overlap; both belong to the collective.
 class LT_API Transport {
  public:
   virtual ~Transport();
@@ -113,31 +114,30 @@ class LT_API CallbackTransport final : public Transport {
   Call all_to_all_, all_gather_;
 };
 
-// Threads of one process as ranks: for tests, and for C++ programs that train on several devices with a thread each.
+// Threads of one process as ranks: for tests, and for C++ programs that train on several devices with one thread each.
 class LT_API ThreadGroup {
  public:
-  // A call that the others do not join within `timeout` throws TransportError with the ranks that have not come. Throws
+  // A call that the others do not join within `timeout` throws TransportError with the missing ranks. Throws
   // kInvalidArgument unless size and timeout are above 0.
   ThreadGroup(int size, std::chrono::milliseconds timeout);
   ~ThreadGroup();
   ThreadGroup(const ThreadGroup&) = delete;
   ThreadGroup& operator=(const ThreadGroup&) = delete;
 
-  // The transport of one rank, for one thread. It shares what it needs with the group, and may outlive it.
+  // The transport of one rank, for one thread. It shares ownership of its needs with the group, which it may outlive.
   std::shared_ptr<Transport> transport(int rank);
 
-  // For tests: a dead rank never answers again. Its own calls throw at once, the others' calls time out. It dies in
-  // its call number `call` (0: its first), before it hands over anything or, with `after_sending`, instead of
-  // receiving.
+  // For tests: a dead rank never answers again. Its own calls throw at once; the others' calls time out. It dies in its
+  // call number `call` (from 0), before it sends anything or, with `after_sending`, instead of receiving.
   void kill(int rank, int64_t call, bool after_sending = false);
-  // For tests: `hook` sees every message on its way and may change it. It is called in the receiver's thread, for one
+  // For tests: `hook` sees every message in transit and may change it. It is called in the receiver's thread, for one
   // message at a time.
   struct Message {
     int sender, receiver;
     int64_t call;  // number of the call on both ranks, from 0
-    bool gather;   // or all_to_all
+    bool gather;   // all_gather; otherwise all_to_all
     std::byte* data;
-    int64_t bytes;  // may be set lower: what was cut off arrives as zeros
+    int64_t bytes;  // may be lowered: the missing bytes arrive as zeros
   };
   void on_message(std::function<void(Message&)> hook);
 
@@ -147,37 +147,39 @@ class LT_API ThreadGroup {
 };
 
 enum class SignAlgorithm : int32_t {
-  kAuto = 0,      // the faster by the cost model
+  kAuto = 0,      // the faster of the two by the cost model
   kOnePhase = 1,  // (n / 8) (W - 1) bytes, one latency less; every rank sees all ballots
   kTwoPhase = 2,  // 2 (n / 8) (W - 1) / W bytes
 };
 
-// The same on all ranks but for weight, threads and cpu_target.
+// The same on all ranks, except weight, threads and cpu_target.
 struct SignCollectiveOptions {
   // -- affect results
-  // The sign that wins where votes are equal: "hash" (a fair bit of seed, step and index, the same on all ranks),
-  // "plus", "minus", "zero" (needs SignResult::zeros), "previous" (needs SignBallot::previous).
+  // The sign that wins if votes are equal: "hash" (a fair bit of seed, step and index, the same on all ranks), "plus",
+  // "minus", "zero" (needs SignResult::zeros), "previous" (needs SignBallot::previous).
   std::string ties = "hash";
   uint64_t seed = 0;    // for "hash"
-  uint32_t weight = 1;  // votes of this rank, where a ballot does not say; all votes of a call add up to less than 2^31
+  uint32_t weight = 1;  // votes of this rank, unless a ballot says otherwise; all votes of a call add up to less than
+                        // 2^31
   // -- affect speed only
   SignAlgorithm algorithm = SignAlgorithm::kAuto;
-  // The cost model of kAuto: seconds that a call takes however small, and bytes per second that a rank sends. 0: the
-  // first vote measures them by calls of its own, and all ranks agree on the slowest.
+  // The cost model of kAuto: seconds that even the smallest call takes, and bytes per second that a rank sends. 0: the
+  // first vote measures them with extra calls, and all ranks agree on the slowest.
   double latency_s = 0, bytes_per_s = 0;
   int threads = 0;              // for the vote, the caller included; 0: one per core that this process may run on
   std::string cpu_target = "";  // "": best for this CPU
   // -- affects safety
-  bool commit = true;  // false saves a latency; then one damaged message of the confirm round can have ranks disagree
+  bool commit = true;  // false saves a latency, but one damaged message of the confirm round can then make ranks
+                       // disagree
 };
 
-// Bytes of the bits of n signs, bytes of their presence, and number of their scales (bfloat16, one for 1024 signs).
+// Bytes of the bits of n signs, bytes of their presence, and number of their scales (bfloat16, one per 1024 signs).
 constexpr int64_t sign_bits_bytes(int64_t signs) { return (signs + 7) / 8; }
 constexpr int64_t sign_presence_bytes(int64_t signs) { return (signs + 511) / 512; }
 constexpr int64_t sign_scales(int64_t signs) { return (signs + 1023) / 1024; }
 
-// A rank's part of one call. All pointers are borrowed for the call and may point into the result. "Compared":
-// the announce round refuses ranks that differ in it.
+// A rank's part of one call. All pointers are borrowed for the call and may point into the result. "Compared": the
+// announce round refuses ranks that differ in the field.
 struct SignBallot {
   int64_t count = 0;                    // signs; compared
   const std::byte* bits = nullptr;      // [sign_bits_bytes(count)]
@@ -187,27 +189,28 @@ struct SignBallot {
   DType dtype = DType::kF32;            // element type of the values behind the signs; compared
   uint64_t step = 0, digest = 0;        // compared; digest: a hash of whatever else must agree
   uint64_t first_index = 0;             // index of sign 0 in the whole, for "hash"; a multiple of 1024; compared
-  int64_t weight = -1;                  // votes; 0: none, and the bits are not read; -1: the collective's
+  int64_t weight = -1;                  // votes; 0: none, and the bits are not read; -1: the collective's weight
   bool nonfinite = false;               // this rank has a NaN or an infinity: nothing is applied anywhere
   bool failed = false;                  // this rank cannot take part: nothing is applied anywhere; pointers are unused
-  // Called once, in the thread of the call, when all ranks have announced that they go on and before any pointer is
-  // read: for a ballot whose making changes something that must not change in vain. False: this rank cannot take part
-  // after all; the call goes on to its end, where all ranks throw CollectiveError. The same happens if it throws, but
-  // this rank then rethrows what it threw. If more parts follow, it announces with the next one that it failed.
+  // Called once, in the thread of the call, after all ranks have announced that they proceed and before any pointer is
+  // read: for a ballot whose making has side effects that must not happen in vain. False: this rank cannot take part
+  // after all; the call runs to its end, and all ranks throw CollectiveError. The same happens if it throws, but this
+  // rank then rethrows the exception. If more parts follow, the rank announces its failure with the next part.
   std::function<bool()> prepare = nullptr;
-  // A vote in parts: how many of its parts have been voted on before this one (0: it begins, and one that was not
-  // finished is forgotten), and whether another follows, in the next call of vote(). Both compared. All parts have one
-  // step, and each may have signs of any number, also none. mean() can only be the last part.
+  // A vote in parts: how many of its parts came before this one (0: it begins, and an unfinished vote is forgotten),
+  // and whether another follows, in the next call of vote(). Both compared. All parts have the same step; each may have
+  // any number of signs, including none. mean() can only be the last part.
   uint32_t part = 0;
   bool more = false;
 };
 
-// Where the result goes: the caller's memory, written only when the result is applied (a part's: when the call
+// Memory for the result. The caller owns it; it is written only if the result is applied (for a part: when the call
 // returns).
 struct SignResult {
   std::byte* bits = nullptr;      // [sign_bits_bytes(count)]; bits behind the last sign become 0
-  std::byte* presence = nullptr;  // if ballots have presence: [sign_presence_bytes(count)], 1 where someone had a say
-  std::byte* zeros = nullptr;     // ties "zero": as bits, 1 where votes were equal
+  std::byte* presence = nullptr;  // if ballots have presence: [sign_presence_bytes(count)], 1 for blocks in which any
+                                  // rank had a say
+  std::byte* zeros = nullptr;     // ties "zero": laid out like bits, 1 for equal votes
   uint16_t* scales = nullptr;     // for a mean: bfloat16 [sign_scales(count)]
 };
 
@@ -217,13 +220,14 @@ struct RejectedBallot {
   std::string reason;
 };
 
-// How a call went; the same on all ranks, but for bytes and seconds.
+// The outcome of a call; the same on all ranks, except bytes and seconds.
 struct SignOutcome {
   bool applied = false;                  // for a part with more to follow: nothing has stopped the vote so far
-  std::vector<int> nonfinite, failed;    // the ranks that said so, ascending; if there are any, nothing was applied
-  std::vector<RejectedBallot> rejected;  // the vote was applied without these
+  std::vector<int> nonfinite, failed;    // the ranks that reported this, ascending; if there are any, nothing was
+                                         // applied
+  std::vector<RejectedBallot> rejected;  // ballots without which the vote was applied
   SignAlgorithm algorithm = SignAlgorithm::kTwoPhase;
-  // Bytes handed to the transport for other ranks, and got from them: messages of the payload rounds with their
+  // Bytes handed to the transport for other ranks, and received from them: messages of the payload rounds with their
   // headers, and records of the other rounds.
   int64_t payload_sent = 0, payload_received = 0, control_sent = 0, control_received = 0;
   struct Seconds {
@@ -231,8 +235,8 @@ struct SignOutcome {
   } seconds;
 };
 
-// The remainder that means leave out of a rank's shard; the next mean adds it. Each rank has one for each thing that is
-// averaged. The caller owns it; at first it is zero, and a mean that is not applied leaves it as it was. One thread at
+// The remainder that means leave out of a rank's shard; the next mean adds it. Each rank has one for each quantity that
+// is averaged. The caller owns it; it starts at zero, and a mean that is not applied leaves it unchanged. One thread at
 // a time.
 class LT_API SignResidual {
  public:
@@ -243,16 +247,16 @@ class LT_API SignResidual {
   SignResidual(SignResidual&&) noexcept;
   SignResidual& operator=(SignResidual&&) noexcept;
 
-  int64_t first() const;  // the sign that the shard begins with
+  int64_t first() const;  // the first sign of the shard
   int64_t count() const;  // signs of the shard; 0 for ranks without any
   // Bytes of the stored form (codes, then scales); bytes of memory that the object holds.
   int64_t bytes() const;
   int64_t allocated_bytes() const;
-  // Copies the residual as stored, bytes() of it, to and from the caller's memory: for checkpoints.
+  // Copies the residual as stored, bytes() of it, to or from the caller's memory: for checkpoints.
   void read(std::byte* out) const;
   void replace(const std::byte* in);
-  // Copies it as float32 values, count() of them: for another number of ranks. replace_values encodes, which rounds
-  // where the format does.
+  // Copies it as float32 values, count() of them: for a different number of ranks. replace_values encodes, which rounds
+  // if the format does.
   void read_values(float* out) const;
   void replace_values(const float* in);
 
@@ -264,12 +268,12 @@ class LT_API SignResidual {
 
 class LT_API SignCollective {
  public:
-  // Shares ownership of the transport. Communicates nothing. Throws kInvalidArgument for options that make no sense.
+  // Shares ownership of the transport. Communicates nothing. Throws kInvalidArgument for inconsistent options.
   SignCollective(std::shared_ptr<Transport> transport, const SignCollectiveOptions& options = {});
-  // The same votes for processes on nodes: `inside` connects the processes of a node, `between` those with the same
-  // rank inside, one of each node. All nodes have as many; rank = between->rank() * inside->size() + inside->rank().
-  // Between nodes go counts of votes in bit planes instead of ballots: log2(votes of a node) (n / 8) / inside->size()
-  // bytes. Such a collective has no mean().
+  // The same votes for processes on nodes: `inside` connects the processes of a node, `between` the processes with the
+  // same rank inside, one on each node. All nodes have the same size; rank = between->rank() * inside->size() +
+  // inside->rank(). Counts of votes in bit planes travel between nodes instead of ballots: log2(votes of a node) (n /
+  // 8) / inside->size() bytes. Such a collective has no mean().
   SignCollective(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between,
                  const SignCollectiveOptions& options = {});
   ~SignCollective();
@@ -279,20 +283,20 @@ class LT_API SignCollective {
   int rank() const;
   int size() const;
 
-  // The majority. A ballot or result that is wrong in itself is announced as failed, and throws kInvalidArgument on
-  // this rank only; the others get an outcome that names the rank. One rank alone communicates nothing.
+  // Votes for the majority. An invalid ballot or result is announced as failed, and throws kInvalidArgument on this
+  // rank only; the others get an outcome that names the rank. A single rank communicates nothing.
   [[nodiscard]] SignOutcome vote(const SignBallot& ballot, const SignResult& result);
 
-  // The weighted mean of sign times scale, plus the residual, as signs and scales again; what that leaves out becomes
-  // the residual. Errors as vote(). Always in two phases.
+  // Computes the weighted mean of sign times scale, plus the residual, as signs and scales again; the remainder becomes
+  // the new residual. Errors as for vote(). Always in two phases.
   [[nodiscard]] SignOutcome mean(const SignBallot& ballot, const SignResult& result, SignResidual& residual);
 
-  // The cost model of kAuto, as given or as measured; 0 before the first measurement.
+  // The cost model of kAuto, as given or measured; 0 before the first measurement.
   double latency_s() const;
   double bytes_per_s() const;
 
  private:
-  friend struct OwnExchange;  // the library's own, for payloads in memory of a device
+  friend struct OwnExchange;  // internal, for payloads in device memory
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -1,10 +1,10 @@
-// MPI as a transport of the sign collective. Header only, compiled by its user with the MPI that the program uses; the
-// library itself knows no MPI.
+// MPI as a transport of the sign collective. Header only: the user compiles it with the program's MPI; the library
+// itself does not depend on MPI.
 //
 //   lowtide::SignCollective votes(std::make_shared<lowtide::MpiTransport>(MPI_COMM_WORLD, std::chrono::seconds(60)));
 //
-// Threads: MPI is called in the collective's thread, so it must have been initialised for that (MPI_THREAD_SERIALIZED
-// if it is not the main thread). Errors: TransportError, with MPI's text.
+// Threads: MPI is called in the collective's thread and must have been initialised accordingly (MPI_THREAD_SERIALIZED
+// unless it is the main thread). Errors: TransportError, with MPI's text.
 #pragma once
 
 #include <mpi.h>
@@ -23,9 +23,9 @@ namespace lowtide {
 
 class MpiTransport final : public Transport {
  public:
-  // Owns a duplicate of `communicator` whose errors are returned and not fatal. The constructor is collective over
-  // `communicator`, and the transport must be gone before MPI_Finalize. timeout: for each call; MPI does not tell which
-  // ranks have not come.
+  // Owns a duplicate of `communicator` that returns errors instead of aborting. The constructor is collective over
+  // `communicator`; destroy the transport before MPI_Finalize. timeout: for each call; MPI does not tell which ranks
+  // are missing.
   explicit MpiTransport(MPI_Comm communicator, std::chrono::milliseconds timeout = std::chrono::minutes(10))
       : timeout_(timeout) {
     check(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
@@ -38,7 +38,7 @@ class MpiTransport final : public Transport {
       MPI_Comm_free(&communicator_);
       return;
     }
-    // A collective call cannot be cancelled: MPI may still read and write its buffers.
+    // A collective call cannot be cancelled: MPI may still read and write its buffers, so leak them.
     (void)buffers_.release();
   }
   MpiTransport(const MpiTransport&) = delete;
@@ -77,12 +77,12 @@ class MpiTransport final : public Transport {
     throw TransportError(std::string(what) + " failed: " + std::string(text, static_cast<size_t>(length)));
   }
 
-  // Uses buffers of its own, which outlive a call that timed out.
+  // Uses its own buffers, which outlive a call that timed out.
   template <class Start>
   void call(const std::byte* send, int64_t send_bytes, std::byte* receive, int64_t bytes, Start&& start,
             const char* what) {
     if (under_way_) throw TransportError("an MPI call that timed out is still under way; restart the ranks");
-    // MPI counts in int, also where it adds up what goes to all ranks.
+    // MPI counts in int, even when it adds up the bytes for all ranks.
     if (bytes < 0 || bytes > std::numeric_limits<int>::max() / size_)
       throw TransportError(std::string(what) + " got " + std::to_string(bytes) + " bytes for each of " +
                            std::to_string(size_) +
@@ -100,7 +100,7 @@ class MpiTransport final : public Transport {
       if (!done && std::chrono::steady_clock::now() > limit)
         throw TransportError(std::string(what) + " did not end within " + std::to_string(timeout_.count()) +
                              " ms: a rank did not come");
-      constexpr int kBusyPolls = 1000;  // most calls end within them
+      constexpr int kBusyPolls = 1000;  // most calls end within these
       if (!done && polls > kBusyPolls) std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     under_way_ = false;

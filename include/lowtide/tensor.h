@@ -1,4 +1,4 @@
-// Views of tensors that the caller owns. A view never owns and never copies.
+// Views of tensors that the caller owns. A view neither owns nor copies.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ enum class DType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2 };
 LT_API int64_t dtype_bytes(DType dtype);
 LT_API const char* dtype_name(DType dtype);  // "float32", "bfloat16", "float16"
 
-// A strided tensor. Sizes and strides count elements, strides are never negative; empty strides mean contiguous,
-// row-major. The optimizer sees it as (rows, row length): dim 0 is the rows, all other dims together are one row;
-// tensors of fewer than two dims are one row. Quantization blocks never cross a row.
+// A strided tensor. Sizes and strides count elements; strides are never negative; empty strides mean contiguous,
+// row-major. The optimizer treats it as rows: dim 0 counts the rows, all other dims together form one row; a tensor
+// with fewer than two dims is one row. Quantization blocks never cross a row.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kF32;
