@@ -1,4 +1,4 @@
-"""Disk errors that stop nothing: the core keeps the unwritten state in RAM, and reports that once a call is done."""
+"""Disk errors that stop nothing: the core keeps the unwritten state in RAM and reports the error after the call."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class KeptErrors:
-    """A block of calls of which none may be left out: the first such error is raised at its end."""
+    """Runs a block of calls to its end even if one meets such an error; raises the first one at the end."""
 
     _first: OSError | None = None
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Raises whatever `function` raises, but for an OSError of a call that is complete."""
+        """Raises whatever `function` raises, except an OSError of a call that is complete."""
         try:
             function(*args)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Checks of single values; their errors say the value got and the values wanted."""
+"""Checks of single values; their errors give the value and what was wanted."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGEST_STEP = 2**53
-_TO_INFINITY = float.fromhex("0x1.ffffffp127")  # and all above round to infinity in float32
+_TO_INFINITY = float.fromhex("0x1.ffffffp127")  # values from here on round to infinity in float32
 
 
 def with_context(where: str, error: Exception) -> Exception:
@@ -20,13 +20,13 @@ def with_context(where: str, error: Exception) -> Exception:
 
 
 def hint(name: object, known: Sequence[str], likeness: float = 0.6) -> str:
-    """Words for an error about an unknown name: the known one that is like it, if there is one. likeness: 1 is equal."""
+    """Words for an error about an unknown name: the most similar known name, if any. likeness: 1 means equal."""
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=likeness)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def number(name: str, value: object) -> float:
-    """`value` as a float: a real number or a tensor of one element. TypeError or, for other tensors, ValueError."""
+    """`value` as a float: a real number or a tensor of one element. Raises TypeError or, for other tensors, ValueError."""
     if type(value) is float:
         return value
     if isinstance(value, torch.Tensor):
@@ -51,7 +51,7 @@ def expect(condition: bool, where: str, got: object, wanted: object) -> None:
 
 
 def check_tensor(value: object, where: str) -> None:
-    """Raises ValueError unless `value` is a dense tensor with data, of no special kind."""
+    """Raises ValueError unless `value` is a plain dense tensor with data."""
     plain = isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value)
     expect(plain, where, type(value).__name__, "a plain tensor")
     assert isinstance(value, torch.Tensor)
@@ -61,7 +61,7 @@ def check_tensor(value: object, where: str) -> None:
 
 
 def check_floats(value: Any, where: str, shape: Sequence[int] | None = None) -> None:
-    """Raises ValueError unless `value` is a dense floating-point tensor of 16 bits or more, of this shape if it is given."""
+    """Raises ValueError unless `value` is a dense floating-point tensor of at least 16 bits, of this shape if given."""
     check_tensor(value, where)
     expect(value.is_floating_point() and value.itemsize > 1, where, value.dtype, "a floating-point tensor of 16 bits or more")
     if shape is not None:
@@ -69,7 +69,7 @@ def check_floats(value: Any, where: str, shape: Sequence[int] | None = None) -> 
 
 
 def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: bool) -> None:
-    """Raises ValueError for a garbled moment: it would spread through its block in silence."""
+    """Raises ValueError for a garbled moment, which would silently spread through its block."""
     if nonfinite == "propagate" or not tensor.is_floating_point() or tensor.numel() == 0:
         return
     low, high = map(float, torch.aminmax(tensor.detach()))
