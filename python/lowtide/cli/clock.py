@@ -1,4 +1,4 @@
-"""Seconds of a call, and a call that does nothing but move memory."""
+"""Times of calls, and a call that only moves memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def seconds_of(step: Callable[[], object]) -> float:
 
 
 def adder(elements: int) -> tuple[Callable[[], object], int]:
-    """a += b over float32, which is what the memory gives, and the bytes that it moves."""
+    """a += b over float32, whose speed is the memory's, and the bytes that it moves."""
     a, b = torch.zeros(elements), torch.zeros(elements)
     return lambda: a.add_(b), 12 * elements

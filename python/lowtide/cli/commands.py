@@ -1,4 +1,4 @@
-"""The work behind the commands of the command line; nothing here prints."""
+"""The implementation of the commands; nothing here prints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lowtide.state.files import read_metadata
 
 
 def describe_machine(disk: str | None) -> dict[str, Any]:
-    """For `lowtide info`: plain values. ValueError or OSError for a directory that cannot be used."""
+    """Values for `lowtide info`. Raises ValueError or OSError for a directory that cannot be used."""
     found_disk = None if disk is None else {"directory": disk, **_core.disk_info(disk)}
     rates = measure_rates(disk)
     if found_disk:
@@ -44,7 +44,7 @@ def describe_machine(disk: str | None) -> dict[str, Any]:
 
 
 def ram_available() -> int:
-    """Bytes that programs can still have without swapping."""
+    """Bytes that programs can still allocate without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -52,7 +52,7 @@ def ram_available() -> int:
 
 
 def memory_rate() -> float:
-    """Bytes per second that `a += b` reads and writes over tensors of 128 MiB: the best of ten."""
+    """Bytes per second that `a += b` reads and writes over tensors of 128 MiB: the best of ten runs."""
     from lowtide.cli.clock import adder, seconds_of
 
     add, moved = adder(32 << 20)
@@ -63,7 +63,7 @@ AnyForecast: TypeAlias = Forecasts | DeviceForecast
 
 
 class Where(NamedTuple):
-    """Where the parameters of a plan are."""
+    """The place of a plan's parameters."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
@@ -88,7 +88,8 @@ class Formats:
 def plan_formats(
     model: Sequence[Shape], rule: str, state: str, memory: Memory | None, hyper: dict[str, Any], measure: bool, on: Where
 ) -> Formats:
-    """For `lowtide plan`. ValueError, TypeError or OSError for bad arguments; what does not fit says so itself."""
+    """Values for `lowtide plan`. Raises ValueError, TypeError or OSError for bad arguments; a plan says itself if it does not
+    fit."""
     known = family_of(rule)[1]
     for name, value in hyper.items():
         if value not in (None, False) and name not in known:
@@ -97,7 +98,7 @@ def plan_formats(
     if memory is not None and memory.disk:
         free = _core.disk_info(path_of("memory: disk", memory.disk))["free_bytes"]
     more: dict[str, Any] = {**hyper, "on": on.device, "dtype": on.dtype}
-    # First with any rates: bad arguments show before anything is measured.
+    # Plan first with arbitrary rates, so that bad arguments show before anything is measured.
     predict(model, rule, state, memory, rates=Rates(1, 1, 1, link=1), **more)
     rates = measure_rates(memory.disk if memory else None, rule, **hyper) if measure else Rates()
     rates = dataclasses.replace(rates, link=on.link)
@@ -105,7 +106,7 @@ def plan_formats(
     for each in _core.codec_names():
         try:
             plan = predict(model, rule, each, memory, rates=rates, **more)
-        except ValueError:  # a format that the rule cannot have; what else may be wrong has shown above
+        except ValueError:  # a format that the rule does not support; other errors have shown above
             if each == state:
                 raise
             continue
@@ -120,11 +121,11 @@ def plan_formats(
 
 
 def describe_checkpoint(file: Path) -> dict[str, Any]:
-    """For `lowtide inspect`. ValueError or OSError."""
+    """Values for `lowtide inspect`. Raises ValueError or OSError."""
     found = _core.describe_checkpoint(path_of("file", file))
     try:
         metadata = read_metadata(found.pop("metadata"), str(file))
-    except ValueError:  # not one of Python's
+    except ValueError:  # not a checkpoint from Python
         metadata = {}
     groups = metadata.get("lowtide_groups") if isinstance(metadata, dict) else None
     ours = isinstance(groups, list) and all(isinstance(group, dict) for group in groups)

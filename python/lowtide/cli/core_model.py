@@ -1,8 +1,8 @@
-"""The bounds of a step on the CPU: each core's arithmetic, and the memory that all cores share.
+"""Bounds of a CPU step: each core's arithmetic, and the memory that all cores share.
 
-A core whose data are in its cache takes so many nanoseconds for an element: that is the arithmetic alone. The bytes that a
-step moves for an element, over that time, are the rate of memory that the core could use up. Memory gives one core a rate,
-and all of them another; so many cores as the one goes into the other saturate it, and more make no step faster.
+The time per element of a core whose data are in its cache is the time of the arithmetic alone. The bytes that a step moves per
+element, divided by that time, give the memory rate that one core could consume. Memory offers one rate to a single core and
+another to all together; once the cores consume the latter, more cores do not make a step faster.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ import torch
 
 from lowtide.cli.clock import adder, seconds_of
 
-_CACHE_BYTES = 512 << 10  # less than a core's second cache, but on old ones
+_CACHE_BYTES = 512 << 10  # less than a core's second-level cache, except on old cores
 _ROUNDS = 40
 
 
 @dataclass(frozen=True)
 class Model:
-    cache_seconds: float  # for an element on one core, data in its cache
-    clock: float  # cycles a second, as the system says it; 0: it does not
-    bytes: float  # that a step moves for an element
-    core_rate: float  # bytes per second that one core's arithmetic could use up
+    cache_seconds: float  # per element on one core, with data in its cache
+    clock: float  # cycles per second as the system reports them; 0: unknown
+    bytes: float  # that a step moves per element
+    core_rate: float  # bytes per second that one core's arithmetic could consume
     one_rate: float  # that memory gives one thread
     all_rate: float  # that memory gives all threads
     threads: int
-    saturating: int  # cores that use up what memory gives all threads
-    element_seconds: float  # for an element on all threads, at best
+    saturating: int  # cores that consume all that memory gives
+    element_seconds: float  # per element on all threads, at best
 
 
 def measure(
     parameter: Callable[[int], torch.nn.Parameter], make: Callable[..., Any], row: int, moved: float, elements: int, all_rate: float
 ) -> Model:
-    """parameter: makes one of so many rows of `row` float32 elements, with a gradient. make: an optimizer of parameters. moved:
-    bytes of a step for an element. all_rate: of memory, with the threads of now, over so many elements."""
+    """parameter: makes a parameter of the given number of rows of `row` float32 elements, with a gradient. make: builds an
+    optimizer of parameters. moved: bytes that a step moves per element. all_rate: memory's rate with all threads, for that many
+    elements."""
     threads = torch.get_num_threads()
-    held = 8 + (moved - 12) / 2  # bytes of an element: parameter, gradient, and state, which is read and written
+    held = 8 + (moved - 12) / 2  # bytes per element: parameter, gradient, and state, which is both read and written
     large = max(4, int(_CACHE_BYTES / held / row))
     small = max(1, large // 4)
     try:
@@ -53,12 +54,12 @@ def measure(
         for turn in range(_ROUNDS + 2):
             for rows, step in steps.items():
                 seconds = seconds_of(step)
-                if turn >= 2:  # the first allocate and warm up
+                if turn >= 2:  # the first turns allocate and warm up
                     times[rows].append(seconds)
-        # The difference leaves out what a step costs whatever its size.
+        # The difference cancels the fixed cost of a step.
         median = {rows: statistics.median(times[rows]) for rows in steps}
         cache_seconds = (median[large] - median[small]) / ((large - small) * row)
-        if cache_seconds <= 0:  # a machine too busy for it
+        if cache_seconds <= 0:  # the machine is too busy
             cache_seconds = median[large] / (large * row)
         add, added = adder(elements)
         one_rate = added / statistics.median(seconds_of(add) for _ in range(5))

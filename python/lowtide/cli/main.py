@@ -1,6 +1,6 @@
-"""The command line: what this machine can do, what a run will take, and how fast a step is.
+"""The command line: the abilities of this machine, the memory that a run will take, and the speed of a step.
 
-Exit status: 0; 1 where a plan does not fit; 2 for bad arguments or what the system refuses, with one line on stderr.
+Exit status: 0; 1 if a plan does not fit; 2 for bad arguments or system errors, with one line on stderr.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typer.core import TyperGroup
 from lowtide import _core
 from lowtide.cli import text
 
-# Each command imports its work, and torch with it, once its arguments are known to be good: `lowtide --help` needs neither.
+# A command imports its implementation, and torch, only after its arguments are checked: `lowtide --help` needs neither.
 FAILED, BAD = 1, 2
 _RULES, _STATES = _core.rule_names(), _core.codec_names()
 _PLANNED_RULES = [*_RULES, "muon"]
 
 
 class _Commands(TyperGroup):
-    """Errors as one line on stderr and status 2; nothing of Python's."""
+    """Reports errors as one line on stderr and status 2, without a traceback."""
 
     def main(self, *args: Any, **more: Any) -> Any:
         standalone = more.get("standalone_mode", True)
         try:
             status = super().main(*args, **{**more, "standalone_mode": False})
         except OSError as error:
-            status = _complain(str(error).removeprefix(f"[Errno {error.errno}] "))  # which the text says in words
+            status = _complain(str(error).removeprefix(f"[Errno {error.errno}] "))  # the text repeats it in words
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
@@ -224,5 +224,5 @@ def _out(value: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: exits with the status. arguments: the process's unless given."""
+    """The entry point: exits with the status. arguments: the process's by default."""
     app(None if arguments is None else list(arguments), prog_name="lowtide")

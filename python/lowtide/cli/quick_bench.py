@@ -1,7 +1,7 @@
-"""A quick measurement of a step, beside torch's fused step and what the memory gives, in the same run.
+"""A quick measurement of a step beside torch's fused step and the memory's rate, in the same run.
 
-Every contender runs once in each round, so that a slow moment hits all. All times are medians, and only ratios mean something: other
-runs, other minutes. `doubts` says where a busy machine shows.
+Every contender runs once in each round, so that a slow moment affects all. All times are medians, and only ratios are
+meaningful: conditions differ between runs. `doubts` names the signs of a busy machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lowtide.planning.plan import plan
 from lowtide.planning.rates import Rates
 
 _ROW = 4096
-_LARGE_SPREAD = 0.2  # chosen: from here on the rounds of two contenders overlap where they differ by less
+_LARGE_SPREAD = 0.2  # chosen: above this, the rounds of two contenders that differ by less overlap
 _FUSED = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
@@ -35,12 +35,12 @@ _FUSED = {
 
 @dataclass(frozen=True)
 class Line:
-    """One contender. `moved`: bytes that it must read and write at least."""
+    """One contender. `moved`: bytes that it must at least read and write."""
 
     name: str
     seconds: float  # median
     fastest: float
-    spread: float  # between the quartiles of the rounds, as a share of the median
+    spread: float  # the interquartile range of the rounds over the median
     moved: int
 
     @property
@@ -50,17 +50,17 @@ class Line:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A step with all state on disk, beside what the file takes for the same bytes."""
+    """A step with all state on disk, and the file's own time for the same bytes."""
 
     directory: str
     engine: str
     direct: bool
     seconds: float  # median
-    spread: float  # as for a line
-    moved: int  # bytes of the disk
+    spread: float  # as in Line
+    moved: int  # bytes read from and written to the disk
     read_rate: float
     write_rate: float
-    raw_seconds: float  # the file alone: moved / 2 read and as much written
+    raw_seconds: float  # the file alone: reads moved / 2 and writes as much
     predicted_seconds: float
 
 
@@ -78,16 +78,16 @@ class Bench:
 
 
 def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, momentum: float) -> Bench:
-    """Measures. Raises ValueError for what there is none of, MemoryError, OSError."""
+    """Measures. Raises ValueError for an unknown rule, state or directory, MemoryError, OSError."""
     rows = max(1, round(elements / _ROW))
     if elements > 1 << 34:
         raise ValueError(f"got {elements} elements, wanted {1 << 34} at most")
     hyper = {"momentum": momentum} if rule in ("sgd", "rmsprop") else {}
-    plan([(rows, _ROW)], rule, state, momentum=momentum)  # the state's name, before memory is taken
+    plan([(rows, _ROW)], rule, state, momentum=momentum)  # rejects a bad state name before memory is taken
     disk_info = None if disk is None else _core.disk_info(disk)
     try:
         shared = torch.randn(rows, _ROW)
-    except RuntimeError as error:  # torch has no better one
+    except RuntimeError as error:  # torch raises nothing more specific
         raise MemoryError(f"no memory for {rows * _ROW} elements: give fewer --elements") from error
 
     def parameter(count: int = rows) -> torch.nn.Parameter:
@@ -101,7 +101,7 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
     if rule in _FUSED:
         fused = _FUSED[rule]([parameter()], lr=1e-3, fused=True, **hyper)
         steps[f"torch {type(fused).__name__}, fused, fp32"] = (fused.step, 0)
-    for nonfinite in ("propagate", "skip"):  # as torch does; and the default, which checks the gradients
+    for nonfinite in ("propagate", "skip"):  # "propagate" as torch does, and the default, which checks the gradients
         ours = ours_of([parameter()], lr=1e-3, state=state, nonfinite=nonfinite, **hyper)
         what = "unchecked" if nonfinite == "propagate" else "checked"
         steps[f"lowtide {type(ours).__name__}, {state}, {what}"] = (ours.step, 0)
@@ -131,13 +131,13 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
 
 
 def spread_of(times: Sequence[float]) -> float:
-    """The distance between the quartiles over the median; of one time 0."""
+    """The interquartile range over the median; 0 for a single time."""
     ordered, n = sorted(times), len(times)
     return (ordered[3 * n // 4] - ordered[n // 4]) / statistics.median(ordered)
 
 
 def doubts_of(lines: Sequence[Line], disk: OnDisk | None = None) -> tuple[str, ...]:
-    """A phrase for each thing that an idle machine would not show. lines: as in Bench."""
+    """A phrase for each observation that an idle machine would not show. lines: as in Bench."""
     found = []
     spreads = [line.spread for line in lines] + ([disk.spread] if disk else [])
     if max(spreads) > _LARGE_SPREAD:
@@ -151,7 +151,7 @@ def doubts_of(lines: Sequence[Line], disk: OnDisk | None = None) -> tuple[str, .
 
 
 def _moved(rows: int, rule: str, state: str, momentum: float) -> int:
-    """Bytes of a step with float32 parameters: reads the gradient, reads and writes parameter and state."""
+    """Bytes moved by a step with float32 parameters: reads the gradient, reads and writes parameter and state."""
     of_state = plan([(rows, _ROW)], rule, state, min_quantized_numel=0, momentum=momentum).state_bytes
     return 12 * rows * _ROW + 2 * of_state
 
@@ -162,7 +162,7 @@ def _disk(
     momentum = hyper.get("momentum", 0.0)
     size = plan([param], rule, state, momentum=momentum).state_bytes
     chunk = max(4096, min(16 << 20, size // 12) // 4096 * 4096)
-    memory = Memory(host=3 * chunk, disk=directory, chunk=chunk)  # a ring of three, and nothing stays
+    memory = Memory(host=3 * chunk, disk=directory, chunk=chunk)  # a ring of three slots; no state stays in memory
     found = _core.measure_disk_rates(directory)
     rates = Rates(rate, found["read"], found["write"], found["engine"], found["direct"])
     planned = plan([param], rule, state, memory, rates=rates, momentum=momentum)

@@ -1,4 +1,4 @@
-"""The output of the command line: tables that fit 80 columns and need no colour."""
+"""The output of the command line: tables that fit 80 columns and need no color."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lowtide.planning.plan import Forecasts
 
 _size = _core.format_bytes
-_MOST_GROUPS, _MOST_TEXT = 50, 1000  # groups in a table, and characters of one: tables are for the eye
+_MOST_GROUPS, _MOST_TEXT = 50, 1000  # groups in a table and characters of a text: tables are for reading
 
 
 def _rate(bytes_per_second: float) -> str:
@@ -28,7 +28,7 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _show(*parts: str | Table) -> None:
-    """Texts, wrapped at words (nothing in them is markup), and tables; no blanks at the ends of lines."""
+    """Prints texts, wrapped at words (without markup), and tables, without trailing blanks."""
     console = Console()
     with console.capture() as capture:
         for part in parts:
@@ -38,7 +38,7 @@ def _show(*parts: str | Table) -> None:
 
 
 def _table(*columns: str) -> Table:
-    """The first column is text, the others are numbers."""
+    """A table whose first column is text and whose others are numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for n, column in enumerate(columns):
         table.add_column(column, justify="left" if n == 0 else "right", overflow="fold", no_wrap=n > 0)
@@ -123,7 +123,7 @@ def _verdict(found: Formats) -> list[str]:
 
 
 def _who(plan: DeviceForecast) -> str:
-    """Who steps what."""
+    """Says who steps what."""
     if not plan.host_params:
         streams = f", {_size(plan.streamed_per_step)} stream in a step" if plan.streamed_per_step else ""
         return f"the device steps all parameters{streams}."

@@ -1,4 +1,4 @@
-"""Texts that go in and out of the command line: numbers and names that it reads, and what a terminal may show."""
+"""Texts that go in and out of the command line: numbers and names that it reads, and text that is safe to show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUSPECT = re.compile(r"[^ -~\n]")  # possibly unprintable
 
 
 def count_of(name: str, text: str) -> int:
-    """ "7e9", "7B", "16Mi" as a number. ValueError, naming `name`."""
+    """ "7e9", "7B", "16Mi" as a number. Raises ValueError that names `name`."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
     unit = _UNITS.get(match[2]) if match else None
     value = float(match[1]) * unit if match and unit else math.nan
@@ -23,7 +23,7 @@ def count_of(name: str, text: str) -> int:
 
 
 def numbers_of(name: str, text: str) -> tuple[float, ...]:
-    """ "0.9,0.95" as numbers. ValueError, naming `name`."""
+    """ "0.9,0.95" as numbers. Raises ValueError that names `name`."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -31,20 +31,20 @@ def numbers_of(name: str, text: str) -> tuple[float, ...]:
 
 
 def check_unit(name: str, text: str | None) -> None:
-    """ValueError, naming `name`, for a number of bytes without a unit that is too small to be meant, as in "--host 16"."""
+    """Raises ValueError, naming `name`, for bytes without a unit that are too few to be meant, as in "--host 16"."""
     if text is not None and text.strip().isdecimal() and 0 < int(text) < 1 << 20:
         raise ValueError(f"{name}: got {text!r}, which is that many bytes; did you mean {text.strip()}GiB?")
 
 
 def check_name(name: str, text: str, known: Sequence[str]) -> None:
-    """ValueError, naming `name`, unless `text` is one of the `known`."""
+    """Raises ValueError, naming `name`, unless `text` is one of the `known`."""
     if text not in known:
         raise ValueError(f"{name}: got {text!r}, wanted one of {', '.join(known)}")
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may show it, whoever wrote it: control characters, and those that turn the direction of
-    writing, as "\\x1b" or "\\u202e". Line ends stay."""
+    """The text as a terminal may show it, whoever wrote it: escapes control characters, and characters that reverse the
+    direction of writing, as "\\x1b" or "\\u202e". Line ends stay."""
     return _SUSPECT.sub(lambda found: _shown(found[0], found[0].encode("unicode_escape").decode()), text)
 
 
