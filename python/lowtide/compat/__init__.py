@@ -1,4 +1,4 @@
-"""Functions of other libraries under the names, arguments and layouts that people already use."""
+"""Functions of other libraries, with the names, arguments and layouts that people already use."""
 
 from typing import TYPE_CHECKING
 

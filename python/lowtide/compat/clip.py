@@ -1,4 +1,4 @@
-"""Hugging Face's clipping, done inside the step."""
+"""Hugging Face's gradient clipping, done inside the step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lowtide.optimizers.optimizer import Optimizer
 
 
 def clip_in_step(trainer: Any) -> None:
-    """Has a `transformers.Trainer`, or an `accelerate.Accelerator`, clip by `Optimizer.clip_grad_norm_`, for as long as it
-    lives. To be called once, before training; `max_grad_norm`, the norms in logs and code that calls
-    `accelerator.clip_grad_norm_` stay as they are:
+    """Makes a `transformers.Trainer`, or an `accelerate.Accelerator`, clip with `Optimizer.clip_grad_norm_` for its lifetime.
+    Call it once, before training; `max_grad_norm`, the norms in logs and code that calls `accelerator.clip_grad_norm_` stay as
+    they are:
 
         trainer = Trainer(model, args, optimizer_cls_and_kwargs=lowtide.hf.optimizer("adamw_8bit", args), ...)
         lowtide.hf.clip_in_step(trainer)
 
-    Gradients are read once for the norm, and the step multiplies them: `.grad` is not clipped. Calls for other parameters than
-    those of one Lowtide optimizer that have gradients go on as before, and so do those under DeepSpeed and FSDP1, which clip
-    by themselves. Raises ValueError for anything else than a Trainer or an Accelerator."""
+    Gradients are read once for the norm, and the step multiplies them: `.grad` is not clipped. Calls for parameters other than
+    exactly those with gradients in one Lowtide optimizer work as before, as do calls under DeepSpeed and FSDP1, which clip
+    themselves. Raises ValueError for anything but a Trainer or an Accelerator."""
     accelerator = getattr(trainer, "accelerator", trainer)
     known = hasattr(accelerator, "clip_grad_norm_") and hasattr(accelerator, "unscale_gradients")
     expect(known, "clip_in_step", type(trainer).__name__, "a transformers.Trainer or an accelerate.Accelerator")

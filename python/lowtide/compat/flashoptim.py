@@ -1,5 +1,5 @@
-"""FlashOptim's state dicts. Their moments are loaded by `load_state_dict` of the optimizer of the same rule; the low
-bits of bfloat16 and float16 parameters, which they hold too, are for `master_weights`."""
+"""FlashOptim's state dicts. `load_state_dict` of the optimizer with the same rule loads their moments; `master_weights` reads
+the low bits of bfloat16 and float16 parameters, which the dicts hold as well."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lowtide.state.foreign import flashoptim
 def master_weights(params: Iterable[torch.Tensor], state_dict: dict[str, Any]) -> list[torch.Tensor]:
     """The float32 value of each parameter, with the "error_bits" of a FlashOptim state_dict: new tensors, in order.
 
-    params: the parameters that the dict was saved with, of the types and values of then.
+    params: the parameters with which the dict was saved, with the same types and values.
 
-    Raises ValueError for another number of parameters, and for error bits that do not fit.
+    Raises ValueError for a different number of parameters, and for error bits that do not fit.
     """
     params = list(params)
     groups = enumerate(state_dict["param_groups"])

@@ -1,9 +1,9 @@
-"""Lowtide's optimizers by the names that Hugging Face's `TrainingArguments(optim=)` has for theirs.
+"""Lowtide's optimizers by the names that Hugging Face's `TrainingArguments(optim=)` uses.
 
     args = TrainingArguments(output_dir, learning_rate=2e-4, weight_decay=0.01)
     Trainer(model, args, ..., optimizer_cls_and_kwargs=lowtide.hf.optimizer("paged_adamw_8bit", args))
 
-Needs no package of Hugging Face itself.
+Needs no package of Hugging Face.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class Recipe(NamedTuple):
-    """The optimizer and state format that a name stands for."""
+    """The optimizer and state format that a name selects."""
 
     optimizer: type[Optimizer]
     state: str = "fp32"
     paged: bool = False
 
 
-# "32bit" is float32 state; "8bit" the dynamic map, "4bit" dynamic4, also where bitsandbytes or torchao would have computed the step.
+# "32bit" is float32 state, "8bit" the dynamic map, "4bit" dynamic4, whichever library the name belongs to.
 RECIPES: Mapping[str, Recipe] = {
     "adamw_torch": Recipe(AdamW),
     "adamw_torch_fused": Recipe(AdamW),
@@ -67,8 +67,8 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 class Arguments(Protocol):
-    """The fields that are read of a `transformers.TrainingArguments`, with its defaults but for the last three: without
-    arguments nothing is known of how training will go."""
+    """The fields of `transformers.TrainingArguments` that are read, with its defaults except for the last three: without
+    arguments, nothing is known about the training."""
 
     learning_rate: float = 5e-5
     weight_decay: float = 0.0
@@ -76,7 +76,7 @@ class Arguments(Protocol):
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
     warmup_steps: float = 0  # below 1: a share of max_steps
-    max_steps: int = -1  # -1: as many as the epochs have
+    max_steps: int = -1  # -1: determined by the epochs
     optim_args: str | None = None
     max_grad_norm: float = 0.0
     gradient_accumulation_steps: int = 1
@@ -84,7 +84,7 @@ class Arguments(Protocol):
 
 
 class _Defaults(Arguments):
-    """Stands for arguments that are not given."""
+    """Stands in for arguments that are not given."""
 
 
 def optimizer(
@@ -97,28 +97,28 @@ def optimizer(
     embeddings_fp32: bool = False,
     **options: Any,
 ) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The value for `Trainer(optimizer_cls_and_kwargs=)`: a class, and its arguments as the Trainer would choose them
-    for `optim=name`. The Trainer makes the groups that weights decay in. Elsewhere: `cls(params, **kwargs)`.
+    """The value for `Trainer(optimizer_cls_and_kwargs=)`: a class, and the arguments that the Trainer would choose for
+    `optim=name`. The Trainer itself separates groups with and without weight decay. Elsewhere: `cls(params, **kwargs)`.
 
     Args:
         name: one of `RECIPES`, such as "adamw_8bit" or `args.optim`.
-        args: the TrainingArguments; learning rate, betas, epsilon, weight decay and, for "schedule_free_adamw", the warm-up
-            (in steps, or below 1 as a share of max_steps) are taken from it, and `optim_args` unless given here. None: their
+        args: the TrainingArguments, which give learning rate, betas, epsilon, weight decay, for "schedule_free_adamw"
+            the warm-up (in steps, or below 1 as a share of max_steps), and `optim_args` unless given here. None: their
             defaults.
         optim_args: "key=value,key=value"; keys are the hyper-parameters of the class (of betas: beta1, beta2, beta3)
             and options of `lowtide.Options`.
-        memory: where state may live; for any name. None: for names with "paged", Memory(device="auto"): state is
-            on the device as far as it fits, the rest in host memory. For the state of CPU parameters that does not
-            fit into RAM give Memory(host=BYTES, disk=DIRECTORY). No bit of a result depends on it.
+        memory: where state may live, for any name. None: for names with "paged", Memory(device="auto"): state is on the
+            device as far as it fits, the rest in host memory. If the state of CPU parameters does not fit into RAM,
+            give Memory(host=BYTES, disk=DIRECTORY). No bit of a result depends on it.
         model: for `embeddings_fp32`.
         embeddings_fp32: gives the parameters of the model's torch.nn.Embedding modules fp32 state (`lowtide.override`),
-            as the Trainer does for 8-bit optimizers of bitsandbytes. Off by default: there it hides that second moments
-            of rare rows round to zero; here a positive one never does, and fp32 state of embeddings changed the loss of
-            a small model by less than its noise (one seed).
-        options: hyper-parameters and options of the class, by keyword; they have the last word.
+            as the Trainer does for 8-bit optimizers of bitsandbytes. Off by default: there it prevents second moments
+            of rare rows from rounding to zero; here a positive moment never rounds to zero, and fp32 state of
+            embeddings changed the loss of a small model by less than its noise (one seed).
+        options: hyper-parameters and options of the class, by keyword; they override all others.
 
-    Raises ValueError for a name that is not ours, keys and values of `optim_args` that cannot be used, and what would
-    have no effect in the Trainer.
+    Raises ValueError for an unknown name, keys and values of `optim_args` that cannot be used, and arguments that would have no
+    effect in the Trainer.
     """
     recipe = RECIPES.get(name)
     if recipe is None:
@@ -127,7 +127,7 @@ def optimizer(
     given: Arguments = _Defaults() if args is None else args
     kwargs: dict[str, Any] = {"lr": given.learning_rate, "weight_decay": given.weight_decay}
     defaults = hyper_of(cls)
-    if "betas" in defaults:  # the Trainer has no betas for the others, and leaves them their own eps
+    if "betas" in defaults:  # the Trainer passes no betas to the others and keeps their default eps
         kwargs["betas"] = (given.adam_beta1, given.adam_beta2, *defaults["betas"][2:])
         if "eps" in defaults:
             kwargs["eps"] = given.adam_epsilon
@@ -152,9 +152,9 @@ def optimizer(
 
 
 def _apply_text(text: str, cls: type[Optimizer], kwargs: dict[str, Any]) -> None:
-    """Puts what `optim_args` says into `kwargs`."""
+    """Adds the settings in `optim_args` to `kwargs`."""
     hyper = hyper_of(cls)
-    del hyper["lr"]  # which the Trainer sets
+    del hyper["lr"]  # the Trainer sets it
     betas = dict(zip(BETAS, kwargs.get("betas", ()), strict=False))
     kinds = {key: kind for key, kind in Options.__annotations__.items() if key not in REFUSED and kind != Memory | None}
     known = [*betas, *(key for key in hyper if key != "betas"), *kinds]
@@ -193,7 +193,7 @@ def _value(key: str, text: str, kinds: tuple[type, ...]) -> bool | float | str:
 
 
 def _warmup_steps(args: Arguments) -> int:
-    """The steps of warm-up. ValueError for a share of all steps where their number is not known."""
+    """The number of warm-up steps. Raises ValueError for a share of all steps if their number is unknown."""
     if not 0 < args.warmup_steps < 1:
         return int(args.warmup_steps)
     got = f"{args.warmup_steps}, a share of all steps, without max_steps in the TrainingArguments"
@@ -202,8 +202,8 @@ def _warmup_steps(args: Arguments) -> int:
 
 
 def _check_effects(cls: type[Optimizer], kwargs: Mapping[str, Any], args: Arguments) -> None:
-    """ValueError for what the Trainer would overrule, gradients that are gone before it looks at them, or a schedule of learning
-    rates where there must be none."""
+    """Raises ValueError for arguments that the Trainer would overrule, gradients that are freed before the Trainer reads them,
+    or a learning-rate schedule for a rule that must have none."""
     wanted = f"the {args.weight_decay} of the TrainingArguments: the Trainer gives it to every group that decays"
     expect(kwargs["weight_decay"] == args.weight_decay, "weight_decay", kwargs["weight_decay"], wanted)
     if kwargs.get("step_in_backward"):

@@ -1,8 +1,8 @@
-"""bitsandbytes' optimizers, embeddings and block-wise quantization, under its names, arguments and defaults.
+"""bitsandbytes' optimizers, embeddings and block-wise quantization, with its names, arguments and defaults.
 
     import bitsandbytes as bnb      →      from lowtide.compat import bitsandbytes as bnb
 
-docs/compat.md has the table of what differs, and which of bitsandbytes' backends is followed where they disagree.
+docs/compat.md lists the differences, and which of bitsandbytes' backends is followed if they disagree.
 """
 
 from typing import TYPE_CHECKING

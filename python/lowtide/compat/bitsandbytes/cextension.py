@@ -1,4 +1,4 @@
-"""`bitsandbytes.cextension`, as far as optimizers call it: `lib` has the C functions of liblowtide_bnb (docs/bnb.md)."""
+"""`bitsandbytes.cextension`, as far as optimizers use it: `lib` has the C functions of liblowtide_bnb (docs/bnb.md)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ERRORS = ("lt_bnb_last_error", "lt_bnb_clear_error")
 
 
 class NativeLibrary:
-    """The C functions by name, also by `[name]`. One that fails raises RuntimeError with what the library says, where a C
-    caller has to ask. The library is loaded when the first of them is used; OSError if it is not there."""
+    """The C functions by name, also by `[name]`. A function that fails raises RuntimeError with the library's message, which a
+    C caller has to ask for. The library is loaded when a function is first used; raises OSError if it is missing."""
 
     compiled_with_cuda = False
 

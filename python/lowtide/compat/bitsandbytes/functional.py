@@ -1,8 +1,8 @@
-"""`bitsandbytes.functional`, as far as it quantizes block by block, any code book of 256 values, any block size, and pages
-(lowtide/compat/bitsandbytes/paged.py).
+"""`bitsandbytes.functional`, as far as it quantizes by blocks, with any code book of 256 values and any block size, and pages
+memory (lowtide/compat/bitsandbytes/paged.py).
 
-Codes are exactly those of the nearest entry (lowtide/state/blockwise.py has the rule), on every kind of device, which
-bitsandbytes' own are on a GPU; on a CPU it takes the entry nearest to one of 65,536 points.
+Codes are always those of the nearest entry (lowtide/state/blockwise.py defines ties), on every kind of device, as with
+bitsandbytes on a GPU; on a CPU bitsandbytes picks the entry nearest to one of 65,536 points.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bi
 
 @dataclass(eq=False)
 class QuantState:
-    """Undoes a quantization: `absmax` of each block, the code book `code`, `blocksize`, and the original `dtype`.
-    With `nested`, absmax are codes themselves, of `state2`, less `offset`."""
+    """Undoes a quantization: `absmax` of each block, the code book `code`, `blocksize`, and the original `dtype`. With
+    `nested`, absmax is itself quantized, by `state2`, after subtracting `offset`."""
 
     absmax: torch.Tensor
     shape: torch.Size | None = None
@@ -74,15 +74,15 @@ def quantize_blockwise(
     blocksize: int = 4096,
     nested: bool = False,
 ) -> tuple[torch.Tensor, QuantState]:
-    """Codes (uint8) of a float32, float16 or bfloat16 tensor's shape, and what undoes them.
+    """Codes (uint8) in the shape of a float32, float16 or bfloat16 tensor, and the state that undoes them.
 
     Args:
-        code: 256 values in ascending order; the signed dynamic map if not given.
-        absmax, out: where to put scales and codes, if not into new tensors.
+        code: 256 values in ascending order; by default the signed dynamic map.
+        absmax, out: where to write scales and codes; by default new tensors.
         blocksize: elements that share a scale; blocks run flat over the tensor.
-        nested: whether to quantize the scales, too, less their mean.
+        nested: whether to quantize the scales as well, after subtracting their mean.
 
-    Raises ValueError for another type, a block size below 1 or a code book that is not in order.
+    Raises ValueError for other types, a block size below 1 or a code book that is not in order.
     """
     expect(isinstance(A, torch.Tensor) and A.dtype in _DTYPES, "A", _kind(A), "a float32, float16 or bfloat16 tensor")
     _check_blocksize(blocksize)
@@ -106,15 +106,15 @@ def dequantize_blockwise(
     blocksize: int = 4096,
     nested: bool = False,
 ) -> torch.Tensor:
-    """The values of codes, of their shape: of `quant_state.dtype`, or float32 without a `quant_state`.
+    """The values of codes, in their shape: of `quant_state.dtype`, or float32 without a `quant_state`.
 
     Args:
-        quant_state: what `quantize_blockwise` gave; or instead of it absmax, code and blocksize. An absmax of two
-            dimensions, as AdEMAMix has it, has a row for each A[i], and every row begins a new block.
-        out: where to put the values, if not into a new tensor.
-        nested: means nothing: `quant_state` knows.
+        quant_state: the result of `quantize_blockwise`; or give absmax, code and blocksize instead. An absmax of two
+            dimensions, as in AdEMAMix, has a row for each A[i], and every row begins a new block.
+        out: where to write the values; by default a new tensor.
+        nested: ignored: `quant_state` knows.
 
-    Raises ValueError for what does not fit together.
+    Raises ValueError for arguments that do not fit together.
     """
     del nested
     expect(isinstance(A, torch.Tensor) and A.dtype == torch.uint8, "A", _kind(A), "a uint8 tensor")

@@ -1,4 +1,4 @@
-"""Embedding layers for training with quantized state: their own state stays float32, in any optimizer of Lowtide."""
+"""Embedding layers for training with quantized state: their own state stays float32 in every optimizer of Lowtide."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from lowtide.options.overrides import override
 
 
 class Embedding(torch.nn.Embedding):
-    """`torch.nn.Embedding` whose weight begins Xavier-uniform, with a padding row of zeros, and whose state stays
-    float32 (`lowtide.override(self, "weight", state="fp32")`), as bitsandbytes.nn.Embedding. An override that comes
-    later counts more.
+    """`torch.nn.Embedding` whose weight starts Xavier-uniform, with a padding row of zeros, and whose state stays float32
+    (`lowtide.override(self, "weight", state="fp32")`), like bitsandbytes.nn.Embedding. A later override wins.
 
     Args: as `torch.nn.Embedding`.
     """
@@ -41,7 +40,7 @@ class Embedding(torch.nn.Embedding):
         self._add_layers(device)
 
     def _add_layers(self, device: Any) -> None:
-        """Sets up the parts of a subclass beside the weight."""
+        """Adds the parts of a subclass beside the weight."""
 
     @classmethod
     def from_pretrained(
@@ -54,7 +53,7 @@ class Embedding(torch.nn.Embedding):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
     ) -> Self:
-        """Wraps a weight of two dimensions without copying it. freeze: it gets no gradient."""
+        """Wraps a two-dimensional weight without copying it. freeze: the weight gets no gradient."""
         expect(embeddings.ndim == 2, "embeddings", f"{embeddings.ndim} dimensions", "2")
         rows, columns = embeddings.shape
         made = cls(rows, columns, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, embeddings)
@@ -68,16 +67,16 @@ class Embedding(torch.nn.Embedding):
 
 
 class StableEmbedding(Embedding):
-    """The embedding of 8-bit optimizers (Dettmers et al., arXiv 2110.02861, section 2.3), as
-    bitsandbytes.nn.StableEmbedding: `Embedding`, and a layer norm of what is looked up, in torch's default type, before
-    positions are added, whose state stays float32, too. The result has the weight's type.
+    """The embedding for 8-bit optimizers (Dettmers et al., arXiv 2110.02861, section 2.3), like
+    bitsandbytes.nn.StableEmbedding: `Embedding`, followed by a layer norm in torch's default type, before positions are added;
+    the norm's state stays float32 too. The result has the weight's type.
 
     Args: as `torch.nn.Embedding`. Attributes: norm, a `torch.nn.LayerNorm` over embedding_dim.
     """
 
     def _add_layers(self, device: Any) -> None:
         self.norm = torch.nn.LayerNorm(self.embedding_dim, device=device)
-        for name in ("weight", "bias"):  # from 4096 elements on their state would have 8 bits
+        for name in ("weight", "bias"):  # with 4096 elements or more their state would have 8 bits
             override(self.norm, name, state="fp32")
 
     def forward(self, input: Tensor) -> Tensor:

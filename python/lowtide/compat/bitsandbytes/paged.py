@@ -1,6 +1,7 @@
-"""bitsandbytes' paged memory: CPU tensors of memory that the device and the host address alike, by `cextension.lib`.
+"""bitsandbytes' paged memory: CPU tensors in memory that both device and host can address, through `cextension.lib`.
 
-No optimizer here needs them: the classes of `optim` page by themselves (`memory=`). They are for code that pages its own tensors.
+No optimizer here needs it: the classes in `optim` page their state themselves (`memory=`). It is for code that pages its own
+tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lowtide.compat.bitsandbytes.cextension import lib
 
 FIRST_CUDA_DEVICE = torch.device("cuda", index=0)
 
-# Names in the library, and the kind of number that it takes.
+# Names in the library, and the kind of number that each takes.
 _FILLS: dict[torch.dtype, tuple[str, Callable[[float], Any]]] = {
     torch.float32: ("fp32", ct.c_float),
     torch.uint8: ("uint8", lambda value: ct.c_uint8(int(value))),
@@ -27,7 +28,7 @@ _FUNCTIONS: dict[str, Collection[torch.dtype]] = {"fill": _FILLS, "arange": [tor
 
 
 class GlobalPageManager:
-    """The list of paged tensors that code wants to prefetch together; `get_instance()` is the one of the process. State of
+    """The list of paged tensors that code wants to prefetch together; `get_instance()` is the process's only list. State of
     Lowtide's optimizers is not in it: `opt.page_mng` prefetches that."""
 
     paged_tensors: list[torch.Tensor]
@@ -48,23 +49,23 @@ class GlobalPageManager:
         self.paged_tensors = []
 
     def prefetch_all(self, to_cpu: bool = False) -> None:
-        """`prefetch_tensor` of each, the one that was added first last, so that it is the last to be evicted."""
+        """`prefetch_tensor` of each tensor, the first one added last, so that it is the last to be evicted."""
         for tensor in reversed(self.paged_tensors):
             prefetch_tensor(tensor, to_cpu)
 
 
 def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device = FIRST_CUDA_DEVICE) -> torch.Tensor:
-    """A CPU tensor of zeros in managed memory, with `is_paged` and `page_deviceid`, as bitsandbytes' paged state is.
+    """A CPU tensor of zeros in managed memory, with `is_paged` and `page_deviceid`, like bitsandbytes' paged state.
 
-    The memory is where `lib.lt_bnb_place()` says; host memory where there is no device. It is freed with the last tensor
-    that uses it (bitsandbytes keeps it for good).
+    The memory is where `lib.lt_bnb_place()` says; without a device, host memory. It is freed with the last tensor that uses it
+    (bitsandbytes never frees it).
 
     Args:
         shape: sizes.
         dtype: of the elements.
-        device: where `prefetch_tensor` brings it, by its index; its type does not matter.
+        device: the destination of `prefetch_tensor`, by its index; its type does not matter.
 
-    Raises RuntimeError where memory is short, ValueError for a size below 0, TypeError for one that is no integer.
+    Raises RuntimeError if memory is short, ValueError for a size below 0, TypeError for a size that is not an integer.
     """
     for size in shape:
         if not isinstance(size, int):
@@ -82,25 +83,24 @@ def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.dev
 
 
 def prefetch_tensor(A: torch.Tensor, to_cpu: bool = False) -> None:
-    """Hints that a paged tensor is wanted on its device, or (to_cpu) on the host. Values are the same without.
-
-    Raises ValueError for a tensor that is not paged, RuntimeError for a device that is not there."""
+    """Hints that a paged tensor is needed on its device, or (to_cpu) on the host. The hint never changes values.
+    || Raises ValueError for a tensor that is not paged, RuntimeError for a device that does not exist."""
     expect(_is_paged(A), "A", "a tensor that is not paged", "one of get_paged()")
     if A.numel():
         lib.cprefetch(A.data_ptr(), A.nbytes, -1 if to_cpu else getattr(A, "page_deviceid", 0))
 
 
 def elementwise_func(func_name: str, A: torch.Tensor, B: torch.Tensor | None, value: float, prefetch: bool = True) -> None:
-    """Sets each element of A, in place, and is done when it returns.
+    """Sets each element of A in place, before it returns.
 
     Args:
         func_name: "fill": to `value`; "arange": to its index; "_mul": to its product with B's element.
         A: float32 (or uint8, for "fill"), contiguous, in memory that the host can read.
-        B: as A, for "_mul"; else None.
-        prefetch: whether tensors that have a true `is_managed` are prefetched before.
+        B: like A, for "_mul"; else None.
+        prefetch: whether to first prefetch tensors whose `is_managed` is true.
 
-    Raises NotImplementedError for another function or type, ValueError for tensors that do not fit, RuntimeError for a value
-    that the type does not hold.
+    Raises NotImplementedError for other functions or types, ValueError for tensors that do not fit, RuntimeError for a value
+    that the type cannot hold.
     """
     check_tensor(A, "A")
     if A.dtype not in _FUNCTIONS.get(func_name, ()):
@@ -123,7 +123,7 @@ def elementwise_func(func_name: str, A: torch.Tensor, B: torch.Tensor | None, va
         elif func_name == "arange":
             torch.arange(A.numel(), out=A.view(-1))
         elif _is_paged(A) and A.numel():
-            torch.empty((), dtype=A.dtype).fill_(value)  # raises what a plain tensor does, where the value does not fit
+            torch.empty((), dtype=A.dtype).fill_(value)  # raises as a plain tensor does for a value that does not fit
             suffix, of_type = _FILLS[A.dtype]
             lib[f"cfill_{suffix}"](A.data_ptr(), None, of_type(value), A.numel())
         else:

@@ -1,4 +1,4 @@
-"""Signs as DeepSpeed packs them, and majorities of such bytes.
+"""Signs packed as DeepSpeed packs them, and majorities of such bytes.
 
     packer = PackbitsBuilder().load()            →  packer = lowtide.compat.deepspeed.PackbitsBuilder().load()
     import deepspeed.ops.xpu_packbits as packer  →  import lowtide.compat.deepspeed.xpu_packbits as packer
@@ -7,7 +7,7 @@
     packer.unpackbits(packed, packed.numel(), rank)     # all bits, or
     packer.unpackbits(packed, buffer.numel(), rank)     # this many elements
 
-docs/sign.md has the layout of the bytes.
+docs/sign.md describes the layout of the bytes.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""`packbits` and `unpackbits` as DeepSpeed's PackbitsBuilder gives them: the same bytes for the same call.
+"""`packbits` and `unpackbits` like DeepSpeed's PackbitsBuilder: the same bytes for the same call.
 
-Bytes are in the order "big": element i is bit 7 - i % 8 of byte i // 8. A bit is 1 where the sign bit of the float is
-clear, which is not "x >= 0", as in `lowtide.sign`:
+Bytes use bit order "big": element i is bit 7 - i % 8 of byte i // 8. A bit is 1 if the float's sign bit is clear, which is not
+the test "x >= 0" of `lowtide.sign`:
 
     ============== ======== ============
     element        here     lowtide.sign
@@ -11,9 +11,9 @@ clear, which is not "x >= 0", as in `lowtide.sign`:
     all others     same     same
     ============== ======== ============
 
-What differs from DeepSpeed: a tensor that is not what it says, by type, size or strides, is a ValueError or TypeError
-instead of a read out of bounds; sizes that are no multiple of 8 are allowed, and padded with 0 bits; on the CPU results are
-there when the call returns.
+Differences from DeepSpeed: a tensor of the wrong type, size or strides raises ValueError or TypeError instead of being read out
+of bounds; sizes that are not multiples of 8 are allowed and padded with 0 bits; on the CPU, results are ready when the call
+returns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lowtide.devices import arrays
 from lowtide.devices.arrays import Array
 from lowtide.sign import pack, packed_bytes, unpack
 
-# Elements of a device that are packed at a time: a copy of half their size is made.
+# Elements of a device that are packed at a time; packing makes a copy of half their size.
 _PIECE = 1 << 24
 
 
@@ -37,9 +37,9 @@ def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
 
     Args:
         tensor: float32, contiguous, of any shape, on the CPU or a device that `lowtide.backends()` can compute on.
-        input_size: its number of elements.
-        rank: number of the device, of the tensor's kind, where the bits are wanted and packed: a tensor of another one is
-            copied there. There is one CPU, whose number does not matter.
+        input_size: the number of its elements.
+        rank: index of the device, of the tensor's kind, on which to pack; a tensor on another device is copied there.
+            For the CPU the index does not matter.
     """
     values = _checked(tensor, torch.float32, rank)
     n = values.numel
@@ -48,7 +48,7 @@ def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
     if values.place.on_host:
         _core.pack_sign_bits(values.address, values.dtype, n, out.data_ptr(), out.numel(), "big", torch.get_num_threads())
         return out
-    # The upper halves, whose highest bit is the sign: shifted, they are 0 or a NaN, and so + or - by any predicate.
+    # The upper halves, whose highest bit is the sign: shifted, they are 0 or a NaN, and so + or - for any predicate.
     upper = values.value.detach().as_strided((n,), (1,)).view(torch.int16)[1::2]
     for first in range(0, n, _PIECE):
         piece = upper[first : first + _PIECE]
@@ -59,19 +59,19 @@ def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
 
 
 def unpackbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
-    """+1 and -1 for each bit, as float32 [n]. Bits of padding are -1.
+    """+1 and -1 for each bit, as float32 [n]. Padding bits give -1.
 
     Args:
-        tensor: uint8, contiguous, on any device that `packbits` takes: its result.
-        input_size: its number of bytes, and n is 8 times that; or the number n of elements, of which the bytes are
-            ceil(n / 8). Both fit where there is one byte and input_size is 1: then it counts bytes, as in DeepSpeed.
+        tensor: uint8, contiguous, on any device that `packbits` accepts: its result.
+        input_size: either the number of bytes, and n is 8 times that; or the number n of elements, which take ceil(n /
+            8) bytes. One byte with input_size 1 is ambiguous: as in DeepSpeed, it then counts bytes.
         rank: as in `packbits`.
     """
     return unpacked(tensor, input_size, rank, prefer_elements=False)
 
 
 def unpacked(tensor: torch.Tensor, input_size: int, rank: int, prefer_elements: bool) -> torch.Tensor:
-    """`unpackbits`, where prefer_elements decides what 1 counts for one byte."""
+    """`unpackbits`, with prefer_elements deciding the meaning of 1 for one byte."""
     packed = _checked(tensor, torch.uint8, rank)
     size, count = _integer("input_size", input_size), packed.numel
     are_elements, are_bytes = size >= 0 and packed_bytes(size) == count, size == count
@@ -84,7 +84,7 @@ def unpacked(tensor: torch.Tensor, input_size: int, rank: int, prefer_elements: 
 
 
 def _checked(tensor: torch.Tensor, dtype: torch.dtype, rank: int) -> Array:
-    """The tensor where it is to be computed on."""
+    """The tensor on the device that computes."""
     number = _integer("rank", rank)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor: got {type(tensor).__name__}, wanted a torch.Tensor")
@@ -106,5 +106,5 @@ def _integer(name: str, value: object) -> int:
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy there, ordered on both devices' current streams."""
+    """A copy on `device`, ordered on both devices' current streams."""
     return tensor.detach().to(device)

@@ -1,4 +1,4 @@
-"""DeepSpeed's way to get `packbits` and `unpackbits`."""
+"""DeepSpeed's access to `packbits` and `unpackbits`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import lowtide.compat.deepspeed.bits as bits
 
 
 class PackbitsBuilder:
-    """Stands for the PackbitsBuilder of DeepSpeed's accelerators; there is nothing to build."""
+    """Stands in for the PackbitsBuilder of DeepSpeed's accelerators; there is nothing to build."""
 
     NAME = "pack_bits"
 

@@ -1,4 +1,4 @@
-"""Ballots of `packbits`, of the order "big", joined into one: by their majority, or by sums and parities that are none."""
+"""Combines ballots of `packbits`, in bit order "big", into one: by majority, or by sums and parities that are not votes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _Ties = Literal["hash", "plus", "minus"]  # rules whose result is bits alone
 def majority(
     ballots: torch.Tensor | Sequence[torch.Tensor], input_size: int, *, ties: _Ties = "hash", seed: int = 0, step: int = 0
 ) -> torch.Tensor:
-    """The signs of `input_size` elements that most ballots have, packed as they are: uint8 [ceil(input_size / 8)].
+    """The majority signs of `input_size` elements, packed like the ballots: uint8 [ceil(input_size / 8)].
 
     Args:
-        ballots: of 1 to 65,535 voters: uint8 [voters, ceil(input_size / 8)], or a sequence of rows.
+        ballots: from 1 to 65,535 voters: uint8 [voters, ceil(input_size / 8)], or a sequence of rows.
         input_size: number of elements.
-        ties, seed, step: as in `lowtide.sign.majority`; not "zero" and not "previous", which take more than bits.
+        ties, seed, step: as in `lowtide.sign.majority`, except "zero" and "previous", which need more than bits.
     """
     expect(ties in get_args(_Ties), "ties", repr(ties), "'hash', 'plus' or 'minus'")
     vote: torch.Tensor = sign.majority(ballots, input_size, ties=ties, seed=seed, step=step, bitorder="big")
@@ -35,14 +35,14 @@ def all_reduce_majority(
     packed: torch.Tensor, input_size: int, group: dist.ProcessGroup | None = None, *,
     ties: _Ties = "hash", seed: int = 0, step: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """Makes `packed` the majority of all ranks, the same on each, and returns it: what `dist.all_reduce(packed)` does not.
+    """Makes `packed` the majority of all ranks, the same on each, and returns it; `dist.all_reduce(packed)` does not.
 
-    Each rank gets the ballots of the others, ceil(input_size / 8) bytes each. `lowtide.distributed` votes on shares, which
-    takes less of the network from three ranks on.
+    Each rank receives the others' ballots, ceil(input_size / 8) bytes each. `lowtide.distributed` votes on shards, which takes
+    less traffic with three or more ranks.
 
     Args:
         packed: uint8 [ceil(input_size / 8)], contiguous, of `packbits`.
-        group: of torch.distributed, whose backend takes tensors of that device; default: all ranks.
+        group: a torch.distributed group whose backend moves tensors of that device; default: all ranks.
         input_size, ties, seed, step: as in `majority`, equal on all ranks.
     """
     _check(packed, "packed")
@@ -52,14 +52,14 @@ def all_reduce_majority(
 
 
 def byte_sum(ballots: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Sums of bytes modulo 256, as `dist.all_reduce(packed, op=SUM)` leaves them. They carry from one sign into the next:
-    warns, because this is no vote. Take `majority`."""
+    """Sums bytes modulo 256, as `dist.all_reduce(packed, op=SUM)` does. Carries run from one sign into the next, so it warns
+    that this is not a vote. Use `majority`."""
     return _joined(ballots, torch.add, "byte_sum adds bytes, and carries from one sign into the next")
 
 
 def parity(ballots: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Whether an odd number of ballots has a 1, as `accumulated ^= packed` leaves it: warns, because this is neither a sum
-    nor a vote. Take `majority`, or `lowtide.distributed.SignAccumulator` for gradients of several passes."""
+    """Tells whether an odd number of ballots has a 1, as `accumulated ^= packed` does; warns that this is neither a sum nor a
+    vote. Use `majority`, or `lowtide.distributed.SignAccumulator` for gradients of several passes."""
     return _joined(ballots, torch.bitwise_xor, "parity tells whether an odd number of ballots has a 1")
 
 

@@ -1,9 +1,10 @@
 """`packbits` and `unpackbits` under the name `xpu_packbits`, for code that counts elements in both.
 
-They are those of `lowtide.compat.deepspeed`, which are DeepSpeed's, but for two things:
+The functions of `lowtide.compat.deepspeed`, which behave like DeepSpeed's, with two differences:
 
 * `unpackbits(packed, 1, rank)` of one byte is one element here; there it is one byte.
-* What `packbits` returned becomes a tensor of the shape that was packed, as long as it is that very tensor; there it is flat.
+* `unpackbits` gives a tensor that `packbits` returned the shape that was packed, if it is the same tensor object; there it is
+  flat.
 """
 
 from __future__ import annotations

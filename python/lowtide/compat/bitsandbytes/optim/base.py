@@ -1,4 +1,4 @@
-"""The common part of bitsandbytes' optimizer classes: their arguments become Lowtide's options."""
+"""The common part of bitsandbytes' optimizer classes: it turns their arguments into Lowtide's options."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from lowtide.options.options import Options
 
 # bitsandbytes rounds 8-bit state to nearest.
 ROUNDING = "nearest"
-# A paged optimizer's state takes as much of a device as nothing else needs, and host memory for the rest. For parameters
-# on the CPU this is no limit.
+# A paged optimizer's state takes the device memory that nothing else needs, and host memory for the rest. For parameters on the
+# CPU this sets no limit.
 PAGED = Memory(device="auto")
-# Arguments before 0.50. They have no effect: 8-bit state is always block-wise, and there is no clipping.
+# Arguments of versions before 0.50. They have no effect: 8-bit state is always block-wise, and nothing is clipped.
 _REMOVED = {
     "percentile_clipping": "gradients are not clipped: use torch.nn.utils.clip_grad_norm_",
     "block_wise": "8-bit state always has a scale per block",
 }
 STATES = {32: "fp32", 8: "dynamic8"}
-# Its max_unorm=0 clips nothing, while 0 is the trust ratio here: a limit that no update reaches clips nothing either.
+# max_unorm=0 clips nothing there but selects the trust ratio here: a limit that no update reaches clips nothing either.
 NO_LIMIT = torch.finfo(torch.float32).max
-_NAMES = {"adamw": "adam", "sgd": "momentum"}  # rules that bitsandbytes names otherwise
+_NAMES = {"adamw": "adam", "sgd": "momentum"}  # rules that have another name in bitsandbytes
 
 
 class Args(NamedTuple):
@@ -41,31 +41,31 @@ class Args(NamedTuple):
 
 
 class Pages:
-    """Stands for bitsandbytes' page manager. `paged_tensors` is empty: state moves in chunks, each of parts of tensors."""
+    """Stands for bitsandbytes' page manager. `paged_tensors` is empty: state moves in chunks, which are not tensors."""
 
     def __init__(self, opt: Optimizer) -> None:
         self._opt = opt
         self.paged_tensors: list[torch.Tensor] = []
 
     def prefetch_all(self, to_cpu: bool = False) -> None:
-        """Reads state ahead, as much as there is room for (`Optimizer.prefetch`); to_cpu: moves it to the host
+        """Reads state ahead, as far as there is room (`Optimizer.prefetch`); to_cpu: moves it to the host
         (`Optimizer.demote`)."""
         self._opt.demote() if to_cpu else self._opt.prefetch(self._opt.report()["state_bytes"])
 
 
 class BitsandbytesOptimizer(Optimizer):
-    """Base class. Beside bitsandbytes' arguments all take options of `lowtide.Options` by name, but state and
-    min_quantized_numel, which optim_bits and min_8bit_size decide; and `synchronous` (False): whether `step` returns when
-    all is done that it has queued on a device. `state_dict` is Lowtide's, which resumes bit for bit;
-    `bitsandbytes_state_dict` is bitsandbytes', and `load_state_dict` takes both."""
+    """Base class. Besides bitsandbytes' arguments, all classes take the options of `lowtide.Options` by name, except state and
+    min_quantized_numel, which optim_bits and min_8bit_size set; and `synchronous` (False): whether `step` waits for its queued
+    work on a device. `state_dict` is Lowtide's, which resumes bit for bit; `bitsandbytes_state_dict` is bitsandbytes', and
+    `load_state_dict` takes both."""
 
     ENTRY = Entry
     _rule: ClassVar[str]
     _bits: ClassVar[int | None] = None  # for a class that always has 8 or 32
     _paged: ClassVar[bool] = False
     _signature: ClassVar[inspect.Signature]
-    _all: ClassVar[inspect.Signature]  # the family's: with the arguments that this class does not have
-    _required: ClassVar[dict[str, tuple[object, str]]] = {}  # arguments with one possible value, and why
+    _all: ClassVar[inspect.Signature]  # the family's, including arguments that this class lacks
+    _required: ClassVar[dict[str, tuple[object, str]]] = {}  # arguments with one allowed value, and the reason
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = type(self).__name__
@@ -91,7 +91,7 @@ class BitsandbytesOptimizer(Optimizer):
         super().__init__(params, self._rule, given, cast("Options", options))
 
     def _bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The value of every argument of the family. TypeError as Python's, naming the class."""
+        """The value of every argument of the family. Raises TypeError like Python, naming the class."""
         name = type(self).__name__
         try:
             bound = self._signature.bind(*args, **kwargs)
@@ -105,10 +105,10 @@ class BitsandbytesOptimizer(Optimizer):
         return {**defaults, **bound.arguments, "options": dict(bound.arguments["options"])}
 
     def _options(self, given: dict[str, Any], name: str) -> dict[str, Any]:
-        """The format of state, from the arguments that say so, which leave `given`."""
+        """The state format, from the arguments that select it, which are removed from `given`."""
         bits, args, least = (given.pop(key, none) for key, none in (("optim_bits", 32), ("args", None), ("min_8bit_size", 0)))
         default = self._signature.parameters.get("optim_bits")
-        if default is not None:  # most 8-bit classes have 32, which has no effect
+        if default is not None:  # most 8-bit classes have a default of 32, which has no effect
             allowed = {self._bits, default.default} if self._bits else {*STATES}
             expect(bits in allowed, f"{name}: optim_bits", repr(bits), f"one of {sorted(allowed)}")
         bits, max_unorm = self._bits or bits, given.get("max_unorm", 0.0)
@@ -126,7 +126,7 @@ class BitsandbytesOptimizer(Optimizer):
         return {"state": STATES[bits], "min_quantized_numel": least}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As `Optimizer.step`, then, with `synchronous`, `Optimizer.synchronize` (not while a step is recorded)."""
+        """Like `Optimizer.step`; with `synchronous`, then calls `Optimizer.synchronize` (not while a step is recorded)."""
         loss = super().step(closure)
         if self.synchronous and not self.engine.capturing:
             self.synchronize()
@@ -141,19 +141,19 @@ class BitsandbytesOptimizer(Optimizer):
 
     @property
     def args(self) -> Args:
-        """The arguments that decide about state, as bitsandbytes keeps them. They cannot be set: state is there."""
+        """The arguments that determine state, as bitsandbytes keeps them. Read-only: state already exists."""
         bits = next(bits for bits, state in STATES.items() if state == self.defaults["state"])
         limit = self.defaults.get("max_unorm", 0.0)
         return Args(bits, self.defaults["min_quantized_numel"], 0.0 if limit == NO_LIMIT else limit, False)
 
     @property
     def is_paged(self) -> bool:
-        """True if state may be elsewhere than its parameter: in a Paged class, or with `memory`."""
+        """True if state may be apart from its parameter: in a Paged class, or with `memory`."""
         return self._paged or self.engine.settings.memory is not None
 
     @property
     def page_mng(self) -> Pages:
-        """bitsandbytes' page manager, of this optimizer alone."""
+        """The page manager of this optimizer alone."""
         return Pages(self)
 
     @property
@@ -162,13 +162,13 @@ class BitsandbytesOptimizer(Optimizer):
         return _NAMES.get(self._rule, self._rule)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Optimizer.state_dict`: Lowtide's, in plain dicts."""
+        """Like `Optimizer.state_dict`, in plain dicts."""
         saved = super().state_dict()
         return {**saved, "state": {key: dict(entry) for key, entry in saved["state"].items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
-        """As `Optimizer.load_state_dict`. move_to_device has no effect: state goes where `memory` says, so that paged
-        state stays paged."""
+        """Like `Optimizer.load_state_dict`. move_to_device has no effect: state goes where `memory` says, so paged state stays
+        paged."""
         del move_to_device
         super().load_state_dict(state_dict)
 
@@ -179,8 +179,8 @@ Class = type[BitsandbytesOptimizer]
 def family(
     name: str, rule: str, arguments: Callable[..., None], text: str, required: dict[str, tuple[object, str]] | None = None
 ) -> Class:
-    """The class `name`, of state of as many bits as `optim_bits` says. arguments: a lambda that has them, with their
-    defaults. text: its docstring."""
+    """The class `name`, whose `optim_bits` selects the bits of state. arguments: a lambda whose parameters are the arguments,
+    with their defaults. text: the docstring."""
     signature = inspect.signature(arguments)
     return _class(name, BitsandbytesOptimizer, text, signature, _rule=rule, _all=signature, _required=required or {})
 
@@ -188,8 +188,8 @@ def family(
 def variant(
     base: Class, name: str, bits: int | None = None, paged: bool = False, without: Sequence[str] = (), **defaults: Any
 ) -> Class:
-    """The class `name`: `base` with state of always so many bits, or paged, less the arguments `without` and with
-    other `defaults`."""
+    """The class `name`: `base` with a fixed number of bits, or paged, without the arguments `without` and with other
+    `defaults`."""
     signature = base._all.replace(
         parameters=[
             one.replace(default=defaults.get(key, base._signature.parameters.get(key, one).default))

@@ -1,4 +1,4 @@
-"""`Optimizer.state[p]` of bitsandbytes' classes: Lowtide's names, and bitsandbytes' for the code that reads those."""
+"""`Optimizer.state[p]` of bitsandbytes' classes: Lowtide's names, plus bitsandbytes' for code that reads those."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NORM = "unorm_vec"
 
 
 class ReadCopy(ReadOnly):
-    """A copy of state. A write, which the state would not notice, raises RuntimeError."""
+    """A copy of state. Writing to it, which could not change the state, raises RuntimeError."""
 
     WANTED = (
         "a copy of optimizer state, wanted none: the state would not have it. load_state_dict() takes a changed "
@@ -24,12 +24,12 @@ class ReadCopy(ReadOnly):
 
 
 class Entry(Shown):
-    """The state of one parameter: a dict of Lowtide's names, as `lowtide.Optimizer` has it, whose keys are also "state1",
-    "state2", "qmap1", "qmap2", "absmax1", "absmax2", of bitsandbytes' shapes and types.
+    """The state of one parameter: a dict with Lowtide's names, as in `lowtide.Optimizer`, which also answers to "state1",
+    "state2", "qmap1", "qmap2", "absmax1" and "absmax2", in bitsandbytes' shapes and types.
 
-    These are views of the live state where its memory is the same: rows of a multiple of 256 elements (or a single row),
-    one state in each, resident in RAM. Otherwise they are copies, which refuse to be written; so do maps. Iterating gives
-    Lowtide's names alone, so that sizes are not counted twice.
+    These are views of the live state if its memory has the same layout: rows of a multiple of 256 elements (or a single row),
+    one state in each, resident in RAM. Otherwise they are read-only copies; so are maps. Iteration gives only Lowtide's names,
+    so that sizes are not counted twice.
     """
 
     def __init__(self, engine: Engine, number: int, views: dict[str, Tensor]) -> None:
@@ -37,7 +37,7 @@ class Entry(Shown):
         self._engine = engine
 
     def _names(self) -> list[str]:
-        """bitsandbytes' names of what there is. Of a DTensor there are none: it has no other than whole ones."""
+        """bitsandbytes' names for this state. A DTensor has none: it has no names beyond its own."""
         engine, number = self._engine, self._number
         if engine.params[number].sharding or not engine.core_of(number).has_state(number):
             return []
@@ -69,7 +69,7 @@ class Entry(Shown):
         return self[key] if key in self else default
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Copies `value` into a view. Raises KeyError for a name without a view, so that nothing is lost in silence."""
+        """Copies `value` into a view. Raises KeyError for a name without a view, so that nothing is lost silently."""
         if super().__contains__(key) or key not in self._names():
             super().__setitem__(key, value)
             return
