@@ -1,1 +1,1 @@
-"""Where tensors are: kinds of devices, arrays and shards of DTensors."""
+"""Devices: kinds of devices, arrays, and shards of DTensors."""

@@ -1,6 +1,6 @@
-"""Memory of arrays that a call works on: torch tensors, numpy arrays (without importing numpy), and what speaks DLPack.
+"""Memory of the arrays that a call works on: torch tensors, numpy arrays (without importing numpy), and DLPack arrays.
 
-Only addresses go to the core: whoever holds an `Array` keeps the memory.
+Only addresses go to the core: the holder of an `Array` keeps the memory alive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lowtide.devices.places import HOST, Place
 
 
 class Array(NamedTuple):
-    """One array: `value` is what the user has, or what a copy of it is in."""
+    """One array: `value` is the user's object, or a copy of it."""
 
     value: Any  # torch.Tensor or numpy.ndarray
     address: int
@@ -34,7 +34,7 @@ class Array(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, where they are contiguous."""
+        """Bytes of the elements if they are contiguous."""
         return self.numel * self.itemsize
 
     @property
@@ -49,17 +49,17 @@ class Array(NamedTuple):
         return True
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """A new array of the same kind, in the same place."""
+        """A new array of the same kind, on the same device."""
         if isinstance(self.value, torch.Tensor):
             return torch.empty(shape, dtype=getattr(torch, dtype), device=self.value.device)
         return sys.modules["numpy"].empty(shape, dtype=dtype)
 
 
 def read(value: object, where: str) -> Array:
-    """Describes the array `value`. Nothing is copied.
+    """Describes the array `value` without copying.
 
-    TypeError if it is no array; ValueError for one that has no memory of its own or not a plain one;
-    NotImplementedError for a device that this installation cannot compute on.
+    Raises TypeError if it is not an array; ValueError if it has no memory, or unusual memory; NotImplementedError for a device
+    that this installation cannot compute on.
     """
     if isinstance(value, torch.Tensor):
         return _read_tensor(value, where)
@@ -73,7 +73,7 @@ def read(value: object, where: str) -> Array:
 
 
 def contiguous(array: Array) -> Array:
-    """The same elements one after another in row-major order, aligned: `array` itself where they are."""
+    """The same elements in row-major order, contiguous and aligned: `array` itself if it already is."""
     aligned = array.address % array.itemsize == 0
     if array.is_contiguous and aligned:
         return array
@@ -85,9 +85,8 @@ def contiguous(array: Array) -> Array:
 
 
 def written(value: Any, where: str, like: Array) -> Array:
-    """An array of the caller's for results, in the place that `like` is in.
-
-    ValueError for one that is not contiguous, cannot be written, or that autograd has an eye on.
+    """The caller's array for results, on the device of `like`.
+    || Raises ValueError if it is not contiguous, is read-only, or requires grad.
     """
     array = read(value, where)
     if array.value is not value:
@@ -103,7 +102,7 @@ def written(value: Any, where: str, like: Array) -> Array:
 
 
 def same_place(array: Array, where: str, like: Array) -> None:
-    """ValueError unless both are in the same place."""
+    """Raises ValueError unless both are on the same device."""
     if array.place != like.place:
         raise ValueError(f"{where}: got a tensor on {array.place.device}, wanted {like.place.device} as the first one")
 

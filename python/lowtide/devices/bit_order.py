@@ -1,4 +1,4 @@
-"""Packed signs of devices in the order "big": kernels of devices have "little" alone, and torch turns bytes round."""
+"""Packed signs on devices in bit order "big": device kernels only support "little", so torch reverses the bits of bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lowtide.devices.arrays import Array
 
 
 def is_turned(array: Array, order: str) -> bool:
-    """Whether packed signs beside `array` have to be turned for its kernels."""
+    """True if packed signs beside `array` must be reversed for its kernels."""
     return order == "big" and not array.place.on_host
 
 
 def turned(bits: Array) -> Array:
-    """Each byte's bits the other way round, in new memory of the same device; queued on torch's current stream."""
+    """Each byte with its bits reversed, in new memory on the same device; queued on torch's current stream."""
     value: torch.Tensor = bits.value
     out = bits.empty(bits.shape, "uint8")
     places.look_up(_table(value.device), value, out=out)
@@ -25,7 +25,7 @@ def turned(bits: Array) -> Array:
 
 
 def turn(bits: Any) -> None:
-    """The same in place."""
+    """Reverses the bits of each byte in place."""
     array = arrays.read(bits, "bits")
     array.value.copy_(turned(array).value)
 

@@ -1,4 +1,4 @@
-"""Torch's cache of CUDA memory: the source of what Lowtide has on the device, and the judge of how much more it may take."""
+"""Torch's cache of CUDA memory: the source of Lowtide's device memory, and the basis for estimating how much more fits."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Cache:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._lock = threading.RLock()  # a collection of garbage in allocate() may call release()
+        self._lock = threading.RLock()  # garbage collection during allocate() may call release()
         self._blocks: dict[int, torch.Tensor] = {}  # Lowtide's, by address
         self._held = 0  # bytes of these
-        self._peak = 0  # torch's, when it was last looked at
-        self._others = 0  # the most bytes that were not Lowtide's, as the peak has shown them
+        self._peak = 0  # torch's peak, when last read
+        self._others = 0  # the largest number of bytes not held by Lowtide, as the peak has shown
         self._segments: tuple[int, int] | None = None  # of the cache, when _pools was counted
         self._pools = 0
-        self._driver = -1  # bytes that the driver had free, so many steps ago, when the cache had so much
+        self._driver = -1  # free bytes reported by the driver, the age of that answer in steps, and the cache's size then
         self._age = 0
         self._kept: tuple[int, ...] | None = None
 
-    # A source of device memory, as the core takes it.
+    # The interface of a source of device memory to the core.
 
     def allocate(self, size: int) -> int:
         """Allocates `size` bytes aligned to 256; returns 0 if out of memory."""
@@ -41,7 +41,7 @@ class Cache:
             block = _new_block(size, self._device)
         except OutOfMemory:
             return 0
-        except RuntimeError as error:  # the caller can only be told that there is no memory
+        except RuntimeError as error:  # the caller only accepts "no memory"
             logger.warning("torch could not allocate %d bytes on %s: %s", size, self._device, error)
             return 0
         with self._lock:
@@ -50,83 +50,82 @@ class Cache:
         return block.data_ptr()
 
     def note_use(self, address: int, queue: int) -> None:
-        """The cache keeps the block, once it is given back, until what is queued on that stream by then has happened; no
-        stream of torch's waits for it. Only tensors can say so, hence blocks are tensors."""
+        """Makes the cache keep a freed block until the work queued on that stream so far is done; no stream of torch's waits
+        for it. Only tensors can record this, hence blocks are tensors."""
         stream = (
             torch.cuda.ExternalStream(queue, device=self._device)  # type: ignore[no-untyped-call]
             if queue
-            else torch.cuda.default_stream(self._device)  # torch makes ExternalStream(0) a new stream
+            else torch.cuda.default_stream(self._device)  # torch would make ExternalStream(0) a new stream
         )
         self._blocks[address].record_stream(stream)
 
     def release(self, address: int) -> None:
-        """Gives it back, to be handed out behind what is queued on the current stream."""
+        """Frees a block, to be handed out again behind the work queued on the current stream."""
         self._note_peak(self._stats())
         with self._lock:
             self._held -= self._blocks.pop(address).nbytes
 
-    # Bytes that nothing else needs; -1: not known, or not just now.
+    # Bytes that nothing else needs; -1: unknown, or not known now.
 
     def free(self) -> int:
-        """Now."""
+        """Bytes free now."""
         self._kept = None
         return self._beside(self._stats(), 0)
 
     def room(self) -> int:
-        """Also where a step needs most: between backward and the optimizer's step activations are gone, and come again.
-
-        Torch's peak counts state too, and stays when state comes or leaves: what others need is what the peak had beside
-        the state of its time."""
+        """Bytes free even at a step's peak: between backward and the optimizer's step activations are gone, but they come back.
+        || Torch's peak includes state and does not change when state moves: others need the peak minus the state held at that
+        time."""
         stats = self._stats()
         self._note_peak(stats)
         return self._beside(stats, self._others + self._held)
 
     def _note_peak(self, stats: dict[str, Any] | None) -> None:
-        """Before state comes or leaves, and where it matters: since the last time Lowtide has held what it holds now."""
+        """Call before state moves and before the value is used: since the last call, Lowtide has held the same amount."""
         if stats is None:
             return
         peak = _bytes(stats, "allocated", "peak")
         with self._lock:
             if peak != self._peak:
-                before = self._others if peak > self._peak else 0  # a lower one: it was reset
+                before = self._others if peak > self._peak else 0  # a lower peak means that it was reset
                 self._others = max(before, peak - self._held)
                 self._peak = peak
 
     def _beside(self, stats: dict[str, Any] | None, needed: int) -> int:
-        """Free bytes beside `needed` ones, or beside those in use now if they are more."""
-        if capturing(self._device):  # what a graph records must not depend on it
+        """Bytes free beside `needed` bytes, or beside the bytes in use now if those are more."""
+        if capturing(self._device):  # a recorded graph must not depend on it
             return -1
         free = self._free_of_driver(stats)
         if stats is None or free < 0:
             return free
-        # A fragment is a free part of a segment that is in use: it serves small tensors, not chunks of state.
+        # A fragment is a free part of a segment in use: it serves small tensors, not chunks of state.
         in_use = _bytes(stats, "active") + _bytes(stats, "inactive_split")
         return max(free + _bytes(stats, "reserved") - self._unused_pools(stats) - max(in_use, needed), 0)
 
     def _free_of_driver(self, stats: dict[str, Any] | None) -> int:
-        """-1: not known. Where many processes share a device, the driver takes milliseconds for the answer: a step has that of
-        a step before, while the cache takes nothing and gives nothing back. What others take it sees when that is old."""
+        """-1: unknown. If many processes share a device, the driver takes milliseconds to answer, so a step reuses an earlier
+        answer while the cache neither grows nor shrinks. It notices what other processes take once the answer is old."""
         kept = None if stats is None else (*_segments_of(stats), _bytes(stats, "reserved"))
         self._age += 1
         if kept is None or kept != self._kept or self._age >= _OLD:
             try:
                 free, _ = torch.cuda.mem_get_info(self._device)
-            except RuntimeError:  # the device is lost: the step will say so
+            except RuntimeError:  # the device is lost: the step will report it
                 return -1
             self._driver, self._kept, self._age = int(free), kept, 0
         return self._driver
 
     def _stats(self) -> dict[str, Any] | None:
-        """None: torch has allocated nothing yet, or has an allocator of the user's, without figures. (memory_reserved()
-        would sort and flatten all of it each time.)"""
+        """None: torch has allocated nothing yet, or uses a custom allocator without statistics. (memory_reserved() would sort
+        and flatten all of them each time.)"""
         try:
             return torch.cuda.memory_stats_as_nested_dict(self._device) or None
         except RuntimeError:
             return None
 
     def _unused_pools(self, stats: dict[str, Any]) -> int:
-        """Bytes of segments that belong to graphs or to pools of the user's, and are idle: nothing else may have them. To
-        look takes long, and only where the cache has other segments there is something to see."""
+        """Bytes of idle segments that belong to graphs or to the user's pools, which nothing else may use. Counting takes long,
+        so it is repeated only when the cache's segments have changed."""
         if (now := _segments_of(stats)) != self._segments:
             self._segments = now
             self._pools = sum(
@@ -140,13 +139,13 @@ class Cache:
 
 
 def _new_block(size: int, device: torch.device) -> torch.Tensor:
-    """Not initialized: torch.empty() fills it under torch.use_deterministic_algorithms(), on the current stream."""
+    """Uninitialized: torch.empty() would fill it under torch.use_deterministic_algorithms(), on the current stream."""
     storage = torch.UntypedStorage(size, device=device)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
 def _segments() -> list[dict[str, Any]]:
-    """All of the cache; none where torch leaves memory to cudaMallocAsync or to an allocator of the user's."""
+    """All segments of the cache; none if torch leaves memory to cudaMallocAsync or to a custom allocator."""
     try:
         return torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call,no-any-return]
     except RuntimeError:
@@ -154,7 +153,7 @@ def _segments() -> list[dict[str, Any]]:
 
 
 def _segments_of(stats: dict[str, Any]) -> tuple[int, int]:
-    """Taken from the driver so far, and given back."""
+    """Numbers of segments allocated from the driver so far, and freed."""
     segments = stats["segment"]["all"]
     return segments["allocated"], segments["freed"]
 
@@ -164,7 +163,7 @@ def _bytes(stats: dict[str, Any], kind: str, when: str = "current") -> int:
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether torch's queue is being recorded."""
+    """True if torch's queue is being recorded."""
     if torch.cuda.current_device() == device.index:
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):

@@ -1,9 +1,9 @@
-"""Work on whole matrices that are cut: each has one owner among the ranks that have a part of it. Pieces travel to the
-owner, and pieces of what it makes of them travel back.
+"""Work on whole matrices that are sharded: each matrix has one owner among the ranks that hold parts of it. Pieces travel to
+the owner, and pieces of its result travel back.
 
-Messages go along one dimension of the mesh at a time, in the groups that the mesh has: one `all_to_all_single` for all
-matrices of a batch. Every rank computes the same plan, and knows from it what each message holds: nothing but elements is
-sent, and nothing to oneself.
+Messages travel along one dimension of the mesh at a time, in the mesh's groups: one `all_to_all_single` for all matrices of a
+batch. Every rank computes the same plan and derives from it the contents of each message: only elements are sent, and no rank
+sends to itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Part(NamedTuple):
     """Matrices of one parameter that one rank works on."""
 
     number: int  # of the parameter
-    first: int  # place of the first of them in this rank's stack
+    first: int  # index of the first of them in this rank's stack
     matrices: int
-    shape: torch.Size  # of the parameter, whole
+    shape: torch.Size  # of the whole parameter
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -36,21 +36,21 @@ class _Take(NamedTuple):
     part: int
     start: int
     stop: int
-    arrived: bool = False  # out of what came, else out of what this rank had
+    arrived: bool = False  # taken from received elements; else from this rank's own
 
 
 @dataclass
 class Stage:
-    """Messages along one dimension of the mesh. Before and after it a rank has a flat tensor, or none, of each part."""
+    """Messages along one dimension of the mesh. Before and after it, a rank has a flat tensor, or none, for each part."""
 
-    group: Any = None  # ProcessGroup; None: nobody in it has anything to say
+    group: Any = None  # ProcessGroup; None: no rank in it sends anything
     sent: list[int] = field(default_factory=list)  # elements, by rank of the group
     came: list[int] = field(default_factory=list)
     takes: list[_Take] = field(default_factory=list)  # what is sent, in order
-    made: dict[int, list[_Take]] = field(default_factory=dict)  # what this rank has then
+    made: dict[int, list[_Take]] = field(default_factory=dict)  # what this rank holds afterwards
 
     def run(self, flats: dict[int, torch.Tensor], like: torch.Tensor) -> Generator[None]:
-        """Replaces what is in `flats`. Yields once, while messages are on their way. like: dtype and device."""
+        """Replaces the contents of `flats`. Yields once, while messages are in transit. like: gives dtype and device."""
         if self.group is None:
             flats.clear()
             yield
@@ -69,10 +69,10 @@ class Stage:
 
 
 class Exchange:
-    """The messages of one batch: parts of parameters that lie alike."""
+    """The messages of one batch: parts of parameters with the same layout."""
 
     def __init__(self, route: Route, parts: Sequence[Part], owners: Sequence[Coordinates]) -> None:
-        """owners: by part, along the dimensions of the route."""
+        """owners: for each part, its coordinates along the dimensions of the route."""
         self.parts, self.route, self.owners = list(parts), route, list(owners)
         self._here, self._cuts = route.here, len(route.cut)
         self._pieces = [pieces_of(route, part.shape) for part in parts]
@@ -82,7 +82,7 @@ class Exchange:
 
     @property
     def owned(self) -> list[int]:
-        """Places of the parts that this rank works on."""
+        """Indices of the parts that this rank works on."""
         return [n for n, owner in enumerate(self.owners) if owner == self._here]
 
     @property
@@ -90,7 +90,7 @@ class Exchange:
         return [*self.gather, *self.scatter]
 
     def join(self, n: int, flat: torch.Tensor) -> torch.Tensor:
-        """Part `n`, whole: [matrices, rows, columns]."""
+        """Part `n` as whole matrices: [matrices, rows, columns]."""
         part = self.parts[n]
         whole = flat.new_empty(part.matrices, *part.matrix)
         start = 0
@@ -109,14 +109,14 @@ class Exchange:
         return self._pieces[n][self._here[: self._cuts]]
 
     def _stage(self, place: int, back: bool) -> Stage:
-        """Along the dimension of the route at `place`. back: from owners."""
+        """The stage along dimension `place` of the route. back: from owners."""
         here, mine = self._here, self._here[place]
         line = range(self.route.sizes[place])
         outgoing: dict[int, list[_Take]] = {j: [] for j in line}  # by coordinate
         incoming: dict[int, list[tuple[int, int]]] = {j: [] for j in line}  # parts, and their elements
-        made: dict[int, list[_Take | int]] = {}  # an int: all that comes from there
+        made: dict[int, list[_Take | int]] = {}  # an int: everything that comes from that coordinate
         for n, owner in enumerate(self.owners):
-            # Messages along later dimensions go to their owner's coordinate before these, and come from it after them.
+            # Messages along later dimensions reach their owner's coordinate before these, and leave it after them.
             if here[place + 1 :] != owner[place + 1 :]:
                 continue
             ranges, at = self._ranges(n, place), owner[place]
@@ -137,7 +137,7 @@ class Exchange:
             else:
                 outgoing[at].append(_Take(n, 0, size))
         if not any((*outgoing.values(), *incoming.values())):
-            return Stage()  # nobody in the group has one, or this rank would
+            return Stage()  # no rank in the group has an element, or this rank would
         return self._addressed(place, outgoing, incoming, made)
 
     def _addressed(
@@ -147,7 +147,7 @@ class Exchange:
         incoming: dict[int, list[tuple[int, int]]],
         made: dict[int, list[_Take | int]],
     ) -> Stage:
-        """The stage, in the order of the group's ranks."""
+        """The stage with messages in the order of the group's ranks."""
         group, ranks = self.route.peers(place)
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         arrivals: dict[tuple[int, int], _Take] = {}
@@ -165,7 +165,8 @@ class Exchange:
         )
 
     def _ranges(self, n: int, place: int) -> list[tuple[int, int]]:
-        """The share of ranks at each coordinate there in part `n`: start and stop in the flat tensor of who has all shares."""
+        """For each coordinate along that dimension, the range of its ranks' shares in part `n`, in the flat tensor of a rank
+        that has all shares."""
         count, pieces = self.parts[n].matrices, self._pieces[n]
         ranks = self.route.sizes[place]
         if place >= self._cuts:
@@ -179,8 +180,8 @@ class Exchange:
 
 
 def balanced(works: Sequence[int], ranks: int, loads: list[int]) -> list[int]:
-    """Owners, by number, of parts that take so much work each: the largest first, to whom has least to do. loads: of all
-    batches so far, by rank; takes these in."""
+    """Owner numbers of parts with the given amounts of work: the largest part first, to the least loaded rank. loads: of all
+    batches so far, by rank; updated."""
     owners, now = [0] * len(works), [0] * ranks
     for n in sorted(range(len(works)), key=lambda n: -works[n]):
         owner = min(range(ranks), key=lambda rank: (now[rank], loads[rank], rank))

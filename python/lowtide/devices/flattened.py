@@ -1,5 +1,5 @@
 """Parameters that FSDP1 (torch.distributed.fsdp.FullyShardedDataParallel) has flattened: plain vectors, each a part of a
-FlatParameter or, with `use_orig_params`, of an original parameter. Which part, the FlatParameter alone knows."""
+FlatParameter or, with `use_orig_params`, of an original parameter. Only the FlatParameter knows which part."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ def is_flattened(param: torch.Tensor) -> bool:
 
 
 def first_flattened(params: Sequence[torch.Tensor]) -> int | None:
-    """The place of the first one that is. Without a call of Python's for each: it is asked for every norm."""
+    """The index of the first flattened parameter. Avoids a Python call per parameter, because every norm asks for it."""
     return next(compress(count(), map(getattr, params, repeat(_MARK), repeat(False))), None)
 
 
 def shard_of(param: torch.Tensor, of: Sharding | None) -> Shard | None:
-    """The whole of which a parameter is this rank's part, as the core takes it; None for a whole one. of: how it lies on a
+    """The whole of which a parameter is this rank's part, in the core's form; None for a whole parameter. of: its layout on a
     mesh, if it is a DTensor.
-
-    A part of a FlatParameter is a part of the vector that all ranks have of it; blocks begin with the part."""
+    || A part of a FlatParameter is a part of the vector that all ranks hold together; blocks begin with the part."""
     if of:
         return of.shard
     if not getattr(param, _MARK, False):
@@ -47,7 +46,7 @@ def shard_of(param: torch.Tensor, of: Sharding | None) -> Shard | None:
 
 
 def _look() -> None:
-    """Finds all FlatParameters that there are: original parameters do not know theirs."""
+    """Finds all existing FlatParameters: original parameters do not know theirs."""
     for each in gc.get_objects():
         if issubclass(type(each), torch.Tensor) and getattr(each, "_is_flat_param", False):
             _note(each)
@@ -56,8 +55,8 @@ def _look() -> None:
 def _note(flat: Any) -> None:
     begin = 0  # of an original parameter among all elements
     first = 0  # of this rank, among them
-    of_torch = vars(flat)  # torch's, and private
-    if "_shard_param_infos" not in of_torch:  # it is being made
+    of_torch = vars(flat)  # torch's private attributes
+    if "_shard_param_infos" not in of_torch:  # it is under construction
         return
     infos, padding = iter(of_torch["_shard_param_infos"]), of_torch["_is_padding_mask"]
     parts = []
@@ -71,5 +70,5 @@ def _note(flat: Any) -> None:
     count = int(of_torch["_padded_unsharded_size"].numel()) if "_padded_unsharded_size" in of_torch else begin
     cut = flat.ndim == 1 and first + flat.numel() <= count
     _known[flat] = ([count], False, [first]) if cut else None
-    for param, (numel, start) in zip(of_torch["_params"] or (), parts):  # none without use_orig_params
+    for param, (numel, start) in zip(of_torch["_params"] or (), parts):  # empty without use_orig_params
         _known[param] = ([numel], False, [start]) if param.ndim == 1 and start + param.numel() <= numel else None

@@ -1,7 +1,7 @@
-"""Matrices that are cut: which rows and columns each rank of a mesh has.
+"""Sharded matrices: which rows and columns each rank of a mesh holds.
 
-A parameter of two dimensions is a matrix, one of three a stack of them. Mesh dimensions that cut a stack between its
-matrices part ranks that have nothing to say to each other; those that cut matrices, or copy them, are a `Route`.
+A parameter of two dimensions is a matrix, one of three a stack of matrices. Mesh dimensions that cut a stack between its
+matrices separate ranks that need no communication; those that cut matrices, or copy them, form a `Route`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch.distributed as dist
 
 from lowtide.devices.sharding import Sharding
 
-Coordinates = tuple[int, ...]  # along the dimensions of a route, or the first of them
+Coordinates = tuple[int, ...]  # along the dimensions of a route, or a prefix of them
 
 
 class Route(NamedTuple):
-    """Mesh dimensions of more than one rank along which parts of the same matrices lie."""
+    """Mesh dimensions of more than one rank that share the same matrices."""
 
     mesh: Any  # DeviceMesh
     placements: tuple[Any, ...]
-    cut: tuple[int, ...]  # those that cut matrices, in the order in which they do
-    copied: tuple[int, ...]  # those along which all ranks have the same
+    cut: tuple[int, ...]  # those that cut matrices, in the order of the cuts
+    copied: tuple[int, ...]  # those along which all ranks hold the same
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -32,12 +32,12 @@ class Route(NamedTuple):
 
     @property
     def here(self) -> Coordinates:
-        """This rank's."""
+        """This rank's coordinates."""
         own = self.mesh.get_coordinate()
         return tuple(own[dim] for dim in (*self.cut, *self.copied))
 
     def peers(self, place: int) -> tuple[dist.ProcessGroup, list[int]]:
-        """The group along the dimension of that place, and its ranks there by their coordinate."""
+        """The group along the dimension with index `place`, and its ranks by coordinate."""
         dim = (*self.cut, *self.copied)[place]
         own = self.mesh.get_coordinate()
         line = self.mesh.mesh[tuple(slice(None) if k == dim else own[k] for k in range(self.mesh.ndim))]
@@ -46,7 +46,7 @@ class Route(NamedTuple):
 
 
 def route_of(of: Sharding | None) -> Route | None:
-    """None where every matrix is whole on one rank and on no other."""
+    """The route; None if every matrix is whole on exactly one rank."""
     if of is None:
         return None
     spec = of.spec
@@ -61,11 +61,11 @@ def route_of(of: Sharding | None) -> Route | None:
 
 
 class Piece(NamedTuple):
-    """The elements that a rank has of each matrix of a stack."""
+    """The elements that a rank holds of each matrix of a stack."""
 
     rows: int
     columns: int
-    where: tuple[Any, ...]  # they are, as an index of stacks
+    where: tuple[Any, ...]  # their position, as an index into stacks
 
     @classmethod
     def of(cls, rows: torch.Tensor, columns: torch.Tensor) -> Piece:
@@ -79,7 +79,7 @@ class Piece(NamedTuple):
         return self.rows * self.columns
 
     def read(self, whole: torch.Tensor) -> torch.Tensor:
-        """A flat copy out of matrices [number, rows, columns]."""
+        """A flat copy from matrices [number, rows, columns]."""
         return whole[self.where].reshape(-1)
 
     def write(self, flat: torch.Tensor, whole: torch.Tensor) -> None:
@@ -87,13 +87,13 @@ class Piece(NamedTuple):
 
 
 def _run(numbers: torch.Tensor) -> slice | None:
-    """The same as a slice, if they follow each other."""
+    """The same numbers as a slice, if they are consecutive."""
     first, count = int(numbers[0]) if len(numbers) else 0, len(numbers)
     return slice(first, first + count) if count == 0 or int(numbers[-1]) - first + 1 == count else None
 
 
 def pieces_of(route: Route, shape: torch.Size) -> dict[Coordinates, Piece]:
-    """The pieces of each matrix of a parameter of that (whole) shape, by coordinates along `route.cut`, in their order."""
+    """The pieces of each matrix of a parameter with that (whole) shape, by coordinates along `route.cut`, in their order."""
     cuts = tuple((route.placements[dim], route.mesh.size(dim)) for dim in route.cut)
     return _pieces(cuts, tuple(shape))
 
@@ -112,7 +112,7 @@ def _pieces(cuts: tuple[tuple[Any, int], ...], shape: tuple[int, ...]) -> dict[C
 
 
 def _split(placement: Any, numbers: torch.Tensor, ranks: int, ndim: int) -> list[torch.Tensor]:
-    """As torch cuts: also for the strided shards of FSDP over tensor parallelism."""
+    """Cuts as torch does, including FSDP's strided shards over tensor parallelism."""
     line = numbers.view([-1 if dim == placement.dim else 1 for dim in range(ndim)])
     parts, _ = placement._split_tensor(line, ranks, with_padding=False, contiguous=False)
     return [part.reshape(-1) for part in parts]

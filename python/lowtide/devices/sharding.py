@@ -1,7 +1,7 @@
-"""Parameters that are DTensors: every rank steps its own rows, and all ranks decide alike.
+"""Parameters that are DTensors: every rank steps its own rows, and all ranks make the same decisions.
 
-The core sees local tensors only. What users see of such a parameter (`state`, state_dicts) is DTensors with its mesh
-and placements: codes with its shape or, two to a byte, with shape (rows, bytes), scales with shape (rows, blocks).
+The core sees only local tensors. Users see DTensors of the parameter's mesh and placements (`state`, state_dicts): codes with
+its shape or, two per byte, with shape (rows, bytes), scales with shape (rows, blocks).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-OK, NONFINITE, FAILED = 0, 1, 2  # what a rank finds out before a step; the largest is what all of them do
+OK, NONFINITE, FAILED = 0, 1, 2  # a rank's finding before a step; all ranks act on the largest
 
 
 def rows_of(shape: Sequence[int]) -> tuple[int, int]:
-    """Number and length of the rows that blocks of Lowtide's end with."""
+    """Number and length of the rows, which blocks never cross."""
     rows = shape[0] if len(shape) > 1 else 1
     return rows, math.prod(shape) // max(rows, 1)
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
-    """Imports nothing: without the module there are no DTensors."""
+    """True for a DTensor. Imports nothing: if the module is not loaded, no DTensor exists."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def local_of(value: Any) -> torch.Tensor:
-    """The tensor of a DTensor that is in this process, itself; other values as they are."""
+    """The local tensor of a DTensor, without a copy; other values unchanged."""
     local: Any = value
     if is_dtensor(value):
         local = value._local_tensor
@@ -47,15 +47,15 @@ def local_of(value: Any) -> torch.Tensor:
 
 
 class Sharding(NamedTuple):
-    """How one parameter lies on a mesh."""
+    """The layout of one parameter on a mesh."""
 
     spec: Any  # torch's DTensorSpec: mesh, placements, shape
     rows_cut: bool
 
     @property
     def shard(self) -> tuple[list[int], bool, list[int]]:
-        """The whole parameter, by which the core chooses the state's format, and where this rank's part begins, so that
-        it is rounded as the whole would be."""
+        """The whole parameter, which determines the state format in the core, and the offset of this rank's part, so that it is
+        rounded like the whole."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         spec = self.spec
@@ -63,7 +63,7 @@ class Sharding(NamedTuple):
         return list(spec.shape), self.rows_cut, list(offsets)
 
     def wrap(self, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The core's (local) tensors of a parameter as DTensors over the same memory; "step" stays as it is."""
+        """The core's (local) tensors of a parameter as DTensors over the same memory; "step" is unchanged."""
         return {name: value if name == "step" else self.whole_of(name, value) for name, value in entry.items()}
 
     def whole_of(self, name: str, local: torch.Tensor) -> torch.Tensor:
@@ -74,12 +74,12 @@ class Sharding(NamedTuple):
         shape = self.shape_of(name, local)
         stride = tuple(torch.empty(shape, device="meta").stride())
         spec = replace(self.spec, tensor_meta=TensorMeta(shape, stride, local.dtype))
-        # Not DTensor.from_local: it would copy to the mesh's kind of device, and parameters may be offloaded from it.
+        # Not DTensor.from_local, which would copy to the mesh's kind of device: parameters may be offloaded from it.
         return DTensor(local, spec, requires_grad=False)
 
     def unwrap(self, name: str, value: Any, local: torch.Tensor, where: str) -> Any:
-        """This rank's part of a saved tensor: a DTensor laid out like the parameter, or a plain tensor of the whole
-        shape. `local`: the live one. ValueError for any other DTensor; what is no tensor comes back as it is."""
+        """This rank's part of a saved tensor: a DTensor laid out like the parameter, or a plain tensor of the whole shape.
+        `local`: the live tensor. Raises ValueError for any other DTensor; returns a value that is not a tensor unchanged."""
         if name == "step" or not isinstance(value, torch.Tensor):
             return value
         where, shape = f"{where}, {name}", self.shape_of(name, local)
@@ -94,16 +94,16 @@ class Sharding(NamedTuple):
         expect(value.shape == shape, where, tuple(value.shape), f"{tuple(shape)}, the whole of it")
         from torch.distributed.tensor import distribute_tensor
 
-        # Every rank has the whole and takes its part: no communication.
+        # Every rank has the whole and takes its part without communication.
         whole = value.detach().to(self.spec.mesh.device_type)
         return local_of(distribute_tensor(whole, self.spec.mesh, self.spec.placements, src_data_rank=None))
 
     def shape_of(self, name: str, local: torch.Tensor) -> torch.Size:
         """The whole shape of the core's tensor called `name`."""
-        rows, length = rows_of(self.spec.shape)  # rows are what may be cut, and one row is not
+        rows, length = rows_of(self.spec.shape)  # rows may be cut; a single row is not
         if name.endswith("_scale"):
             return torch.Size((rows, local.shape[1]))
-        # With two codes to a byte: (rows, bytes of a row). All other ones have the sizes of the parameter's part.
+        # With two codes per byte: (rows, bytes of a row). All others have the sizes of the parameter's part.
         packed = local.dtype == torch.uint8 and local.ndim == 2 and length > 0 and local.shape[1] * 2 == length
         return torch.Size((rows, length // 2)) if packed else torch.Size(self.spec.shape)
 
@@ -119,7 +119,7 @@ class Sharding(NamedTuple):
 
 
 def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:
-    """None for a plain tensor; ValueError for a DTensor that no rank can step by itself."""
+    """The sharding of a DTensor; None for a plain tensor. Raises ValueError for a DTensor that a rank cannot step by itself."""
     if not is_dtensor(param):
         return None
     spec: Any = param._spec
@@ -127,7 +127,7 @@ def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:
     expect(here, where, f"a DTensor on {spec.mesh}", "one on a mesh that this rank is part of")
     cut_dims = []
     for placement in spec.placements:
-        if hasattr(placement, "dim"):  # Shard, and the strided one of FSDP over tensor parallelism
+        if hasattr(placement, "dim"):  # Shard, and FSDP's strided shard over tensor parallelism
             cut_dims.append(placement.dim)
         else:
             expect(placement.is_replicate(), where, f"placements {spec.placements}", "only Shard and Replicate")
@@ -136,17 +136,16 @@ def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:
 
 
 class Recut(NamedTuple):
-    """How tensors of the core that were those of a parameter cut in one way (None: whole) become those of one cut in
-    another way. Each rank cuts its part out of a whole; of another cut the parts are gathered, so that all ranks of the
-    mesh must do it."""
+    """Converts the core's tensors of a parameter from one sharding (None: whole) to another. Each rank cuts its part out of a
+    whole; parts of another sharding are gathered, so all ranks of the mesh must take part."""
 
     had: Sharding | None
     has: Sharding | None
     where: str
 
     def __call__(self, name: str, tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
-        """tensor: the one called `name`, on the CPU; like: that which it is to become, if its sizes are not the parameter's.
-        ValueError if it cannot."""
+        """tensor: the tensor called `name`, on the CPU. like: the tensor that it becomes, if its sizes differ from the
+        parameter's. Raises ValueError if it cannot be converted."""
         had, has = self.had, self.has
         if had is has or (had and has and had.spec.mesh == has.spec.mesh and had.spec.placements == has.spec.placements):
             return tensor
@@ -159,7 +158,7 @@ class Recut(NamedTuple):
 
 
 def meshes_of(shardings: Sequence[Sharding | None]) -> list[DeviceMesh]:
-    """The distinct meshes, smaller ones first: what is found on a small one reaches all ranks of the largest."""
+    """The distinct meshes, smaller ones first: a finding on a small mesh then reaches all ranks of the largest."""
     meshes: list[DeviceMesh] = []
     for sharding in shardings:
         if sharding and sharding.spec.mesh not in meshes:
@@ -170,8 +169,8 @@ def meshes_of(shardings: Sequence[Sharding | None]) -> list[DeviceMesh]:
 def agree(
     meshes: Sequence[DeviceMesh], shardings: Sequence[Sharding | None], params: Sequence[torch.Tensor], verdict: int
 ) -> int:
-    """The largest verdict of all ranks: one small collective per dimension of a mesh. Raises ValueError, on all of
-    them, if a parameter has a gradient on some ranks and none on others."""
+    """The largest verdict of all ranks: one small collective per mesh dimension. Raises ValueError, on all ranks, if a
+    parameter has a gradient on some ranks and none on others."""
     differ = False
     for mesh in meshes:
         have = bytes(
