@@ -1,8 +1,8 @@
-"""Data-parallel training on slow links: workers exchange one bit per value, and move by the exact majority.
+"""Data-parallel training on slow links: workers exchange one bit per value and move by the exact majority.
 
 `DistributedLion`, `Signum`: optimizers that vote. `SignVote`, `ErrorFeedbackSign`: communication hooks for
 DistributedDataParallel. `ShardVote`: a vote on one tensor, for FSDP2 between nodes. `SignAccumulator`: micro-batches.
-docs/votes.md says when which pays.
+docs/votes.md says when each pays off.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Micro-batches as counts of signs, where there is no room for a sum of gradients."""
+"""Micro-batches as counts of signs, for use if there is no room for a sum of gradients."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lowtide.distributed.layout import address, check_gradients_of
 
 
 class SignAccumulator:
-    """Counts the signs of the gradients of several backward passes: ceil(log2(k + 1)) bits an element for `most` = k of
-    them, where a float32 sum takes 32.
+    """Counts the signs of gradients over several backward passes: ceil(log2(k + 1)) bits per element for `most` = k passes,
+    while a float32 sum takes 32.
 
         counts = SignAccumulator(model.parameters(), most=15)
         for batch in batches:
@@ -25,10 +25,10 @@ class SignAccumulator:
         counts.finish()           # p.grad: (number of + minus number of -) / k
         optimizer.step()
 
-    It keeps no magnitudes: the majority of k signs is worth 2/π of the sign of the mean, for noise much larger than the
-    gradient (1.57 times as many micro-batches for the same certainty). `Signum.fold` keeps magnitudes and needs no
-    buffer at all. Dense gradients on the CPU or on devices, where they are counted on torch's current stream. An exact zero
-    counts as + in one pass and - in the next."""
+    It keeps no magnitudes: for noise much larger than the gradient, the majority of k signs has 2/π of the efficiency of the
+    sign of the mean (the same certainty takes 1.57 times as many micro-batches). `Signum.fold` keeps magnitudes and needs no
+    buffer. Takes dense gradients on the CPU or on devices, where they are counted on torch's current stream. An exact zero
+    counts alternately as + and as -, from one pass to the next."""
 
     def __init__(self, params: Iterable[torch.Tensor], most: int = 15) -> None:
         self._params = [param for param in params if param.requires_grad]
@@ -48,12 +48,12 @@ class SignAccumulator:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of counters."""
+        """Bytes of the counters."""
         return sum(counts.bytes() for counts in self._counts)
 
     def add(self) -> None:
-        """Counts every `.grad` that there is, and sets it to None. Raises ValueError after `most` times, or for a
-        gradient that cannot be counted; nothing has changed then."""
+        """Counts every existing `.grad` and sets it to None. Raises ValueError after `most` calls, or for a gradient that
+        cannot be counted; then nothing has changed."""
         found = []
         for number, (param, place, counts) in enumerate(zip(self._params, self._places, self._counts, strict=True)):
             if param.grad is None:
@@ -71,8 +71,8 @@ class SignAccumulator:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Gives every parameter that had a gradient the mean of its signs as `.grad`, and starts over. NaN everywhere
-        if a gradient was not finite, so that whoever looks skips the step. Waits for devices."""
+        """Sets `.grad` of every parameter that had a gradient to the mean of its signs, and starts over. The mean is NaN
+        everywhere if a gradient was not finite, so that a check skips the step. Waits for devices."""
         bad = [room.take_nonfinite(place.queue()) for place, room in self._rooms.items()]
         for param, place, counts in zip(self._params, self._places, self._counts, strict=True):
             if not counts.added():
@@ -85,10 +85,10 @@ class SignAccumulator:
 
 
 def _mean(param: torch.Tensor, place: Place, counts: _core.SignCounts) -> torch.Tensor:
-    """The mean of the signs counted, as float32 beside the parameter."""
+    """The mean of the counted signs, as float32 on the parameter's device."""
     found: torch.Tensor = arrays.read(param.detach(), "parameter").empty((param.numel(),), "float32")
     counts.read(address(found), torch.get_num_threads(), place.queue())
-    # A table has the host's own quotients: not every device divides as exactly.
+    # A table holds quotients computed on the host: not every device divides as exactly.
     means = torch.tensor(_core.means_of(counts.added()), dtype=torch.float32)
     places.look_up(means, found, out=found)
     return found

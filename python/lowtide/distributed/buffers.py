@@ -1,4 +1,4 @@
-"""Memory for the signs of a vote: where gradients are, for the kernels, and on the host, for the collective."""
+"""Memory for the signs of a vote: on the gradients' device, for the kernels, and on the host, for the collective."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lowtide import _core
 from lowtide.devices import places
 from lowtide.devices.places import EXACT, HOST, Place
 
-BLOCK: int = _core.SIGN_BLOCK  # signs of one presence bit
-FEEDBACK_BLOCK: int = _core.FEEDBACK_BLOCK  # signs of one scale
-_MARK = 64  # bytes before the bits: a word that says whether a value is not finite
+BLOCK: int = _core.SIGN_BLOCK  # signs per presence bit
+FEEDBACK_BLOCK: int = _core.FEEDBACK_BLOCK  # signs per scale
+_MARK = 64  # bytes before the bits: a word that records whether a value was not finite
 _DTYPES = {"bits": torch.uint8, "presence": torch.uint8, "scales": torch.int16, "zeros": torch.uint8}
 
-# For each gradient: address, elements, number of its first sign.
+# For each gradient: address, elements, index of its first sign.
 Items = Sequence[tuple[int, int, int]]
 
 
 class Parts(NamedTuple):
-    """Addresses of the buffers of `SignBuffers` where kernels read and write them; 0 for a buffer that is missing."""
+    """Addresses of the buffers of `SignBuffers`, as kernels use them; 0 for a missing buffer."""
 
     bits: int
     presence: int
@@ -33,13 +33,13 @@ class Parts(NamedTuple):
 
 
 def signer_at(place: Place) -> _core.Signer:
-    """A signer of its own, for one thread at a time."""
+    """A separate signer, for one thread at a time."""
     return _core.Signer(place.kind.backend, place.queue(), place.target(EXACT))
 
 
 @dataclass(frozen=True)
 class SignPart:
-    """Signs of `SignBuffers` from number `first` on."""
+    """Signs of `SignBuffers` from index `first` on."""
 
     of: SignBuffers
     first: int
@@ -52,16 +52,16 @@ class SignPart:
 
 
 class SignBuffers:
-    """Room for `count` signs, a multiple of `ALIGNMENT`: uint8 CPU tensors `bits`, and `presence` or, for error
-    feedback, `scales` (bfloat16 as int16). `zeros` and `previous` (the result before) as the rule of ties wants them.
+    """Room for `count` signs, a multiple of `ALIGNMENT`: uint8 CPU tensors `bits`, and `presence` or, for error feedback,
+    `scales` (bfloat16 as int16). `zeros` and `previous` (the previous result) exist if the tie rule needs them.
 
-    Kernels have the same in memory of `place`, at the addresses `there`; on the CPU these are the tensors. `fetch` and
-    `send` move between the two, in one copy; a part is fetched in one for each of its tensors. queue: of the place, which
-    the work is ordered on. stay: the tensors are the device's, whose group moves them: only the mark is fetched, and nothing
-    sent.
+    Kernels use copies in memory of `place`, at the addresses `there`; on the CPU these are the tensors themselves. `fetch` and
+    `send` move everything between the two in one copy; fetching a part takes one copy per tensor. queue: the place's queue on
+    which the work is ordered. stay: the tensors are on the device, whose group moves them: only the mark is fetched, and
+    nothing is sent.
     """
 
-    first = 0  # number of the first sign
+    first = 0  # index of the first sign
 
     def __init__(self, count: int, ties: str | None, place: Place = HOST, stay: bool = False) -> None:
         """ties: None for error feedback."""
@@ -74,7 +74,7 @@ class SignBuffers:
         }
         self.signer = signer_at(place)
         self._ballot, self._all = sum(sizes.values()) - sizes["zeros"], sum(sizes.values())
-        room = _MARK + -(-self._all // 4) * 4  # a device's steps set bits in whole words of 4 bytes
+        room = _MARK + -(-self._all // 4) * 4  # a device's steps set bits in whole 4-byte words
         if stay:
             whole = places.new_bytes(place, room)
             self._memory = _core.SignMemory(self.signer, room, whole.data_ptr())
@@ -99,7 +99,7 @@ class SignBuffers:
             self.previous = places.new_bytes(place if stay else HOST, count // 8)
 
     def pack(self, items: Items, dtype: str, zero_is_plus: bool, threads: int, queue: int) -> None:
-        """The signs of gradients, presence where there is any, and the mark if a value is not finite."""
+        """Packs the signs of gradients, presence if it exists, and the mark if a value is not finite."""
         with self.using(queue), using(self._marked, queue):
             there, mark = self.there, self._marked.there()
             _core.pack_gradients(
@@ -107,7 +107,7 @@ class SignBuffers:
             )  # fmt: skip
 
     def unpack(self, items: Items, dtype: str, threads: int, queue: int) -> None:
-        """Gradients become the result: +1, -1 and 0, times the scales where there are any."""
+        """Replaces gradients by the result: +1, -1 and 0, times the scales if they exist."""
         there = self.there
         with self.using(queue):
             _core.unpack_gradients(
@@ -115,11 +115,11 @@ class SignBuffers:
             )  # fmt: skip
 
     def clear_mark(self, queue: int) -> None:
-        """Forgets values that were not finite."""
+        """Clears the mark of non-finite values."""
         self._marked.clear(0, _MARK, queue)
 
     def fetch(self, queue: int, part: SignPart | None = None) -> bool:
-        """Brings the ballot, or a part of it, to the host, and waits for it. Whether a value was not finite."""
+        """Copies the ballot, or a part of it, to the host and waits for it. Returns true if a value was not finite."""
         if self.stay:
             self._marked.fetch(0, _MARK, queue)
         elif part is None:
@@ -132,12 +132,12 @@ class SignBuffers:
         return bool(self._mark.value)
 
     def send(self, queue: int) -> None:
-        """Brings the result, or what the host has made of the ballot, to where gradients are."""
+        """Copies the result, or the host's change of the ballot, to the gradients' device."""
         if not self.stay:
             self._memory.send(_MARK, self._all, queue)
 
     def part(self, first: int, count: int) -> SignPart:
-        """The signs from `first` on, multiples of `ALIGNMENT`; not of error feedback."""
+        """The `count` signs from `first` on, both multiples of `ALIGNMENT`; not for error feedback."""
 
         def cut(tensor: torch.Tensor | None, signs: int) -> torch.Tensor | None:
             return None if tensor is None else tensor[first // signs : (first + count) // signs]
@@ -154,7 +154,7 @@ class SignBuffers:
 
 @contextmanager
 def using(memory: _core.SignMemory, queue: int) -> Iterator[None]:
-    """Work that is queued here uses the memory, behind what used it before on other queues."""
+    """Orders work on `queue` behind earlier uses of the memory on other queues."""
     memory.follow(queue)
     try:
         yield
@@ -163,7 +163,7 @@ def using(memory: _core.SignMemory, queue: int) -> Iterator[None]:
 
 
 def tensor_at(address: int, size: int) -> torch.Tensor:
-    """Bytes of the host as a tensor, which does not keep them."""
+    """Bytes of host memory as a tensor, which does not keep them alive."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""One vote of all workers: the core's collective over a process group."""
+"""One vote among all workers: the core's collective over a process group."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 
 class VoteOptions(TypedDict, total=False):
-    """Keyword options of everything that votes."""
+    """Keyword options of every class that votes."""
 
     group: dist.ProcessGroup | None  # the workers; None: all
-    # "hash" (a fair bit of seed, step and element), "plus", "minus", "zero" (the element stays), or "previous" (the
-    # last result; after a resume, or with new parameters, minus at first)
+    # "hash" (a fair bit of seed, step and element), "plus", "minus", "zero" (the element stays), or "previous" (the last
+    # result; initially, after a resume or for new parameters, minus)
     ties: str
     seed: int  # for "hash"; the same on all workers
-    weight: int  # votes of this worker (the size of its batch, say); 0: it does not vote
-    algorithm: str  # "auto" (by size), "two_phase", "one_phase": how bits travel, never what comes out
+    weight: int  # votes of this worker (the size of its batch, for example); 0: it does not vote
+    algorithm: str  # "auto" (by size), "two_phase", "one_phase": how bits travel, without effect on the result
     timeout: float | None  # seconds; None: the group's
     commit: bool  # False saves the last round of a vote: docs/votes.md
-    # Optimizers and hooks: workers compare the values of all parameters in every vote whose number is a multiple of this,
-    # which reads them once; 0 (default): optimizers in the first vote alone, hooks never
+    # Optimizers and hooks: workers compare the values of all parameters in every vote whose number is a multiple of this, which
+    # reads them once; 0 (default): optimizers only in the first vote, hooks never
     check_every: int
 
 
-COMPARED = 24  # values that workers compare at a time
+COMPARED = 24  # values compared at a time
 
 
 TIES: tuple[str, ...] = get_args(Ties)
@@ -48,14 +48,14 @@ ALGORITHMS = ("auto", "one_phase", "two_phase")
 
 
 class Outcome(NamedTuple):
-    """The outcome of a vote; the same on every worker but for the times."""
+    """The outcome of a vote; the same on every worker, except the times."""
 
-    applied: bool  # False: a worker had a value that is not finite, and nothing may be done
+    applied: bool  # False: a worker had a non-finite value, and nothing may be applied
     nonfinite_ranks: list[int]
     failed_ranks: list[int]
-    rejected: dict[int, str]  # workers whose ballots did not count, and why
-    algorithm: str  # "one_phase", "two_phase", or "none" for one worker
-    sent_bytes: int  # by this worker, messages without the transport's own
+    rejected: dict[int, str]  # workers whose ballots did not count, and the reasons
+    algorithm: str  # "one_phase", "two_phase", or "none" for a single worker
+    sent_bytes: int  # by this worker, without the transport's own messages
     seconds: dict[str, float]  # for each phase, on this worker
 
     def joined(self, other: Outcome) -> Outcome:
@@ -71,9 +71,10 @@ class Outcome(NamedTuple):
 class Collective:
     """Votes over `group`, one after another; every worker of the group makes the same calls in the same order.
 
-    Arguments as in `VoteOptions`. own_group: take a new group of the same workers, so that a thread may vote while
-    others use `group`; so does a timeout. beside_computing: of large votes while the worker computes, where "auto" would measure
-    that and not the link: it is two_phase for more than two workers, whose bytes then count, else one_phase. Cannot be copied or pickled."""
+    Arguments as in `VoteOptions`. own_group: create a new group of the same workers, so that a thread may vote while others use
+    `group`; a timeout does so too. beside_computing: for large votes while the worker computes, in which "auto" would measure
+    the computation and not the link: more than two workers then use two_phase, which sends fewer bytes, others one_phase.
+    Cannot be copied or pickled."""
 
     def __init__(
         self,
@@ -105,14 +106,14 @@ class Collective:
         if algorithm == "auto" and beside_computing:
             algorithm = "two_phase" if self.transport.size > 2 else "one_phase"
         if self.transport.moves_some:
-            algorithm = "two_phase"  # for votes on a device; a worker that fails before it has one must go along
+            algorithm = "two_phase"  # for votes on a device; a worker that fails before it has one must still take part
         self._core = _core.SignCollective(
             self.transport.rank, self.transport.size, self.transport.all_to_all, self.transport.all_gather,
             ties=ties, seed=seed, weight=weight, algorithm=algorithm, threads=torch.get_num_threads(), commit=commit,
         )  # fmt: skip
 
     def buffers(self, count: int, place: Place, scales: bool = False) -> SignBuffers:
-        """Room for the signs of its votes; scales: for error feedback."""
+        """Buffers for the signs of its votes; scales: for error feedback."""
         return SignBuffers(count, None if scales else self.ties, place, self.transport.moves(place))
 
     def vote(
@@ -128,25 +129,25 @@ class Collective:
         nonfinite: bool = False,
         failure: BaseException | None = None,
     ) -> Outcome:
-        """Workers tell each other what they are about to do; if all can, `fill` writes this one's ballot into
-        `buffers` (or a part of them, of a vote in parts: see `complete`), and the majority replaces it there: with the
-        `residual` of this worker's shard, and buffers with scales, the mean of sign times scale.
-        part, more: of a vote in parts, which takes its last rounds once: the parts before this one (0: it begins), and whether
-        others follow, without `fill`. The parts' results are void unless the last one is applied: one that is not, or an error in
-        any, ends the vote on all workers.
-        alike: what must be the same on all, by name; floats are named with their values. failure: this worker cannot; it says so to the others, and raises it.
-
-        Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another one failed,
-        ConnectionError if one cannot be reached or the result did not arrive whole everywhere.
+        """Workers announce what they are about to do; if all can, `fill` writes this worker's ballot into `buffers` (or a part
+        of them, in a vote in parts: see `complete`), and the majority replaces it there; with the `residual` of this worker's
+        shard and buffers with scales, the mean of sign times scale does.
+        || part, more: for a vote in parts, which takes its last rounds once: the number of parts before this one (0: it
+        begins), and whether others follow, without `fill`. The parts' results are void unless the last part is applied: a part
+        that is not applied, or an error in any part, ends the vote on all workers.
+        || alike: values that must agree on all workers, by name; errors give the values of floats. failure: this worker's
+        error; the others are told, and it is raised here.
+        || Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another worker failed,
+        ConnectionError if a worker cannot be reached or the result did not arrive whole everywhere.
         """
 
         def ballot() -> bool:
-            """An error waits until the others know."""
+            """Holds back an error until the others know."""
             nonlocal failure
             try:
                 if fill:
                     fill()
-            except BaseException as error:  # also of the keyboard: the others are in the middle of a call
+            except BaseException as error:  # including KeyboardInterrupt: the others are in the middle of a call
                 failure = error
             return failure is None
 
@@ -158,7 +159,7 @@ class Collective:
             assert not isinstance(residual, ShardResidual)
             try:
                 there = DeviceVote(self.transport, buffers, Rules(self.ties, self.seed, step), residual)
-            except Exception as error:  # whatever it is: the others are waiting
+            except Exception as error:  # any exception: the others are waiting
                 failure = error
         arguments = (
             buffers.count, step, digest(alike) if alike else 0, nonfinite, failure is not None, ballot if fill else None,
@@ -177,7 +178,7 @@ class Collective:
                 raise failure from None
             cause = getattr(error, "cause", None)
             if alike and cause == "digest":
-                self.require_same(alike)  # every worker has heard the same, and is here
+                self.require_same(alike)  # every worker has the same outcome and reaches this call
             if cause == "rank failed":
                 raise RuntimeError(f"vote {step}: {error}") from None
             if isinstance(error, (ValueError, ConnectionError, MemoryError)):
@@ -195,13 +196,13 @@ class Collective:
         return outcome
 
     def complete(self, step: int, buffers: SignBuffers) -> None:
-        """A vote was applied, with all its parts."""
+        """Marks a vote as applied, with all its parts."""
         self.completed = step
         if buffers.previous is not None:
             buffers.previous.copy_(buffers.bits)
 
     def lost(self, what: str, error: Exception) -> ConnectionError:
-        """The error to raise when a collective did not come to its end."""
+        """The error to raise if a collective did not complete."""
         self._lost_in = what
         first = str(error).strip().partition("\n")[0]
         return ConnectionError(
@@ -210,7 +211,7 @@ class Collective:
         )
 
     def _standing(self) -> str:
-        """Words for an error that ends a group: where this worker is, and how to go on."""
+        """The end of an error that breaks a group: this worker's position, and how to continue."""
         last = "no vote is" if self.completed is None else f"vote {self.completed} is the last one that is"
         return (
             f"{last} complete on rank {self.transport.rank}, and others may have one more. In a new process group "
@@ -222,10 +223,10 @@ class Collective:
         return self.check_every > 0 and step % self.check_every == 0
 
     def require_same(self, values: Mapping[str, int | float]) -> None:
-        """Raises ValueError on every worker, naming each value that differs. Integers of 63 bits, or floats."""
+        """Raises ValueError on every worker, naming each value that differs. Values are 63-bit integers or floats."""
         if len(values) > COMPARED:
             raise ValueError(f"got {len(values)} values to compare, wanted at most {COMPARED}")
-        # The size is fixed, whatever there is to compare: workers that run different code must find that out, too.
+        # The size is fixed whatever the values: workers that run different code must find that out as well.
         mine = torch.zeros(COMPARED, 2, dtype=torch.int64)
         for place, (what, value) in enumerate(values.items()):
             mine[place] = torch.tensor([1 + digest(what), _integer_of(value)])

@@ -1,6 +1,6 @@
 """The communication hook that sends signs with scales."""
 
-# No `from __future__ import annotations`: torch looks at a hook's annotations, and wants types.
+# No `from __future__ import annotations`: torch reads a hook's annotations and expects types.
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,15 +17,14 @@ from lowtide.distributed.residuals import DeviceShardResidual, Residuals, ShardR
 
 
 class ErrorFeedbackSign(SignHook):
-    """The mean of gradients through one bit per element, in both directions, with what is left out kept and added to
-    the next (error feedback: EF-signSGD, Karimireddy et al., arXiv 1901.09847, with one scale for 1024 elements and a
-    second residual on the worker that averages a shard, Zheng et al., arXiv 1905.10936). For any optimizer that takes
-    gradients.
+    """Averages gradients through one bit per element, in both directions, and keeps the remainder, which it adds to the next
+    gradient (error feedback: EF-signSGD, Karimireddy et al., arXiv 1901.09847, with one scale for 1024 elements and a second
+    residual on the worker that averages a shard, Zheng et al., arXiv 1905.10936). For any optimizer that takes gradients.
 
-    residual: format of the remainder: "fp32" (4 bytes an element), "bf16" (2), "dynamic8" (1.02); and 2 / workers
-    of that again. loss_scale: of the gradients, such as `scaler.get_scale`: residuals are kept without it. A pass with
-    a gradient that is not finite changes no residual. If the exchange itself fails, what this pass would have sent is
-    lost. `vote`: see `VoteOptions`; "ties" and "algorithm" do not matter."""
+    residual: format of the remainder: "fp32" (4 bytes per element), "bf16" (2), "dynamic8" (1.02), plus 2 / workers times as
+    much. loss_scale: of the gradients, such as `scaler.get_scale`: residuals are stored unscaled. A pass with a non-finite
+    gradient changes no residual. If the exchange itself fails, the contents of this pass are lost. `vote`: see `VoteOptions`;
+    "ties" and "algorithm" have no effect."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class ErrorFeedbackSign(SignHook):
         self._codec, self._loss_scale = residual, loss_scale
         self._buffers = self._collective.buffers(self._layout.count, self._place, scales=True)
         transport = self._collective.transport
-        # This refuses formats whose codes are not whole bytes, which a Residual would take.
+        # This refuses formats whose codes are not whole bytes, which a Residual would accept.
         shard = ShardResidual(self._layout.count, transport.rank, transport.size, residual)
         self._shard: ShardResidual | DeviceShardResidual = shard
         if self._buffers.stay:
@@ -58,10 +57,10 @@ class ErrorFeedbackSign(SignHook):
             with arrived[-1].same_stream():
                 values = self._values()
             buffers.clear_mark(queue)
-            for bucket in arrived:  # only looks: `fill` writes the bits again
+            for bucket in arrived:  # only checks: `fill` writes the bits again
                 buffers.pack(bucket.items, bucket.dtype, True, threads, bucket.queue)
             nonfinite = buffers.fetch(queue)
-        except BaseException as error:  # whatever it is: the others are waiting
+        except BaseException as error:  # any exception: the others are waiting
             failure = error
 
         def fill() -> None:
@@ -82,13 +81,13 @@ class ErrorFeedbackSign(SignHook):
                 raise ValueError("got gradients too large for the float32 sum of 1024 of them, wanted a loss_scale")
 
         mantissa, exponent = math.frexp(scale)
-        with arrived[-1].same_stream():  # where a device votes
+        with arrived[-1].same_stream():  # the stream on which a device votes
             outcome = self._collective.vote(
                 buffers, fill, step=self.votes, residual=self._shard, nonfinite=nonfinite, failure=failure,
                 alike={"loss_scale": digest(scale), **values},
             )  # fmt: skip
             if outcome.applied:
-                # The power of two goes into the scales, exactly: float16 may have no room for unscaled values.
+                # The power of two goes into the scales, exactly: float16 may not be able to hold unscaled values.
                 assert buffers.scales is not None
                 buffers.scales.view(torch.bfloat16).mul_(2.0 ** (exponent - 1))
         if outcome.applied:
@@ -106,14 +105,14 @@ class ErrorFeedbackSign(SignHook):
         return scale
 
     def residual_bytes(self) -> int:
-        """That this worker keeps."""
+        """Bytes that this worker keeps."""
         return self._residuals.nbytes + self._shard.nbytes
 
     @torch.no_grad()
     def average_state(self) -> None:
-        """Gives every worker the same residual, with the same (weighted) mean as now, and empties the second ones (4
-        bytes an element travel). Every worker must call it. Before a checkpoint that another number of workers is to go
-        on with."""
+        """Gives every worker the same residual, with the same (weighted) mean as now, and clears the second residuals (4 bytes
+        per element travel). Every worker must call it. Use it before a checkpoint from which a different number of workers will
+        continue."""
         transport, weight = self._collective.transport, self._collective.weight
         share = weight / int(transport.gather(torch.tensor([weight])).sum())
         first, values = self._shard.first, self._shard.values()
@@ -127,8 +126,8 @@ class ErrorFeedbackSign(SignHook):
         self._shard.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """votes, and this worker's residuals by parameter name, "shard" being the second one; tensors are copies. For
-        the same rank of as many workers; after `average_state()`, for any (every rank then loads the same dict)."""
+        """The number of votes, and copies of this worker's residuals by parameter name, with the second one as "shard". For the
+        same rank among as many workers; after `average_state()`, for any (every rank then loads the same dict)."""
         with self._residuals.on_host() as parts:
             residuals = {
                 name: {key: part.clone() for key, part in residual.tensors().items()}
@@ -144,8 +143,8 @@ class ErrorFeedbackSign(SignHook):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """ValueError, and nothing has changed, for one of other parameters, of another residual format, or of another
-        rank or number of workers without `average_state()` before it was saved."""
+        """Raises ValueError, and changes nothing, if the dict has other parameters, another residual format, or another rank or
+        number of workers and was saved without `average_state()`."""
         missing = {"votes", "codec", "workers", "residual", "shard", "shard_empty"} - set(state_dict)
         expect(not missing, "state_dict", f"no {', '.join(sorted(missing))}", "what state_dict() returns")
         votes = votes_of(state_dict)

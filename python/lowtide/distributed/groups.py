@@ -1,5 +1,5 @@
-"""The process group under a vote: two collectives on bytes, the same parameters on all workers to begin with, and
-errors that say what did not come through."""
+"""The process group under a vote: two collectives on bytes, a way to give all workers the same initial parameters, and errors
+that say what failed to arrive."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from lowtide.devices.places import Place
 from lowtide.devices.sharding import is_dtensor
 from lowtide.distributed.buffers import tensor_at
 
-# Bytes of all ranks together. gloo gathers around a ring, in as many hops as there are other ranks; straight from each to
-# each there is one hop, for the same bytes. (4 workers: 1.2 to 2 times as fast, up to the size of a result of 10 M signs.)
+# Bytes of all ranks together. gloo gathers around a ring, in as many hops as there are other ranks; direct messages take one
+# hop for the same bytes. (With 4 workers 1.2 to 2 times as fast, up to the size of a result of 10 M signs.)
 STRAIGHT = 4 << 20
-# These move a device's memory through the host's, or may: Lowtide votes there.
+# These move device memory through host memory, or may do so: Lowtide then votes on the host.
 _BY_HOST = {"gloo", "mpi", "ucc"}
 
 
 class Transport:
     """`all_to_all` and `all_gather` of host bytes over a `torch.distributed` process group, given by addresses.
 
-    Any backend with these two collectives on uint8 tensors will do (gloo, MPI, NCCL, XCCL). A backend that moves device
-    memory only gets copies on the group's device of what is small; ballots and results of votes there are moved as they
-    are, between tensors of the device (`moves`, `exchange`, `collect`).
+    Any backend with these two collectives on uint8 tensors works (gloo, MPI, NCCL, XCCL). A backend that moves only device
+    memory gets copies of small messages on the group's device; ballots and results of votes there travel directly between
+    device tensors (`moves`, `exchange`, `collect`).
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         check_member(group)
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        assert self.group is not None  # there is a default group
+        assert self.group is not None  # a default group exists
         self.device = _memory_of(self.group)
         self._movers = {kind for kind, backend in backends_of(self.group).items() if backend not in _BY_HOST}
         self._ring = dist.get_backend(self.group) == "gloo"
-        # torch renames it; both names take the same arguments.
+        # torch renames it; both versions take the same arguments.
         self._gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
     def moves(self, place: Place) -> bool:
@@ -47,16 +47,16 @@ class Transport:
 
     @property
     def moves_some(self) -> bool:
-        """True if it does for any device."""
+        """True if it does so for any device."""
         return bool(self._movers - {"cpu"})
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor) -> None:
-        """Row r of `send` goes to rank r; row s of `receive` comes from rank s. Contiguous uint8 [ranks, bytes] of a device,
-        ordered on torch's current stream."""
+        """Row r of `send` goes to rank r; row s of `receive` comes from rank s. Both are contiguous uint8 [ranks, bytes] on a
+        device, ordered on torch's current stream."""
         dist.all_to_all_single(receive, send, group=self.group)
 
     def collect(self, mine: torch.Tensor, every: torch.Tensor) -> None:
-        """`mine`, uint8 [bytes], of every rank into the rows of `every`; as `exchange`."""
+        """Gathers `mine`, uint8 [bytes], of every rank into the rows of `every`; ordered like `exchange`."""
         self._gather(every.view(-1), mine, group=self.group)
 
     def all_to_all(self, send: int, receive: int, each: int) -> None:
@@ -64,7 +64,7 @@ class Transport:
         self._run(dist.all_to_all_single, send, each * self.size, receive, each * self.size)
 
     def all_gather(self, send: int, receive: int, each: int) -> None:
-        """`each` bytes of every rank, by rank."""
+        """Gathers `each` bytes of every rank, by rank."""
         if self._ring and each * self.size <= STRAIGHT:
             copies = tensor_at(send, each).repeat(self.size)
             self.all_to_all(copies.data_ptr(), receive, each)
@@ -72,7 +72,7 @@ class Transport:
             self._run(self._gather, send, each, receive, each * self.size)
 
     def gather(self, mine: torch.Tensor) -> torch.Tensor:
-        """Small tensors of all ranks, on the CPU: [ranks, *mine.shape]."""
+        """Gathers small tensors of all ranks on the CPU: [ranks, *mine.shape]."""
         every = torch.empty(self.size, *mine.shape, dtype=mine.dtype)
         here = mine.contiguous()
         self.all_gather(here.data_ptr(), every.data_ptr(), here.nbytes)
@@ -101,7 +101,7 @@ def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
 
 
 def _memory_of(group: dist.ProcessGroup) -> torch.device:
-    """The device whose tensors the group's collectives take; the CPU where they take those."""
+    """The device of the tensors that the group's collectives take; the CPU if they take CPU tensors."""
     kinds = [device.type for device in group._device_types]
     if "cpu" in kinds or not kinds:
         return torch.device("cpu")
@@ -109,25 +109,25 @@ def _memory_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def new_group(group: dist.ProcessGroup | None, timeout: float | None) -> dist.ProcessGroup:
-    """A new group of the same ranks, for one thread of its own. Every rank of `group` must call this."""
+    """A new group of the same ranks, for one thread's own use. Every rank of `group` must call this."""
     check_member(group)
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     limit = None if timeout is None else timedelta(seconds=timeout)
-    alone = dist.get_backend(group) != "mpi"  # which makes groups of all processes together
+    alone = dist.get_backend(group) != "mpi"  # MPI creates groups only with all processes together
     made = dist.new_group(ranks, timeout=limit, use_local_synchronization=alone)
     assert isinstance(made, dist.ProcessGroup)  # this rank is in it
     return made
 
 
 def check_member(group: dist.ProcessGroup | None) -> None:
-    """Raises where this process cannot take part in calls of the group."""
+    """Raises if this process cannot take part in calls of the group."""
     require_initialized()
     check_group(group)
     expect(group is None or dist.get_rank(group) >= 0, "group", "one that this process is not in", "a member's")
 
 
 def check_group(group: object) -> None:
-    """Raises TypeError unless given a process group."""
+    """Raises TypeError unless `group` is a process group."""
     if group is None or isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER:
         return
     hint = ": mesh.get_group()" if hasattr(group, "get_group") else ""
@@ -135,7 +135,7 @@ def check_group(group: object) -> None:
 
 
 def require_initialized() -> None:
-    """ValueError without a default process group."""
+    """Raises ValueError without a default process group."""
     if not dist.is_initialized():
         raise ValueError("got no default process group, wanted torch.distributed.init_process_group() before")
 
@@ -144,8 +144,8 @@ def require_initialized() -> None:
 def broadcast_parameters(
     of: torch.nn.Module | Iterable[torch.Tensor], group: dist.ProcessGroup | None = None, source: int = 0
 ) -> None:
-    """Gives all workers of `group` the parameters and buffers of a module (or the tensors) of its rank `source`. Every
-    worker must call it. DistributedDataParallel does this itself."""
+    """Copies the parameters and buffers of a module (or the tensors) from rank `source` to all workers of `group`. Every worker
+    must call it. DistributedDataParallel does this itself."""
     require_initialized()
     check_group(group)
     if isinstance(of, Mapping):
@@ -160,6 +160,6 @@ def broadcast_parameters(
     for tensor in tensors:
         if tensor.numel():
             whole = tensor.detach().contiguous()
-            dist.broadcast(whole.reshape(-1).view(torch.uint8), root, group=group)  # bytes: any dtype will do
+            dist.broadcast(whole.reshape(-1).view(torch.uint8), root, group=group)  # as bytes, so that any dtype works
             if not tensor.is_contiguous():
                 tensor.detach().copy_(whole)

@@ -1,6 +1,6 @@
-"""Communication hooks of DistributedDataParallel: the majority of signs in place of the mean of gradients."""
+"""Communication hooks of DistributedDataParallel: the majority of signs replaces the mean of gradients."""
 
-# No `from __future__ import annotations`: torch looks at a hook's annotations, and wants types.
+# No `from __future__ import annotations`: torch reads a hook's annotations and expects types.
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -17,22 +17,22 @@ from lowtide.distributed.buffers import SignBuffers, SignPart
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions, check_vote_options
 from lowtide.distributed.layout import Layout, check_gradients_of, checksum_of
 
-# Elements of a part of a pass's vote, at least, but for the last part: buckets wait until there are as many. A part has two or
-# three rounds of messages, of a millisecond or more each where workers compute beside them; 4 M signs take 6 ms of 1 Gb/s.
+# Least number of elements in each part of a pass's vote, except the last: buckets wait until they add up to it. A part takes
+# two or three rounds of messages, each a millisecond or more while workers compute; 4 M signs take 6 ms at 1 Gb/s.
 LEAST = 4_000_000
 
 BucketFuture = torch.futures.Future[torch.Tensor]
 
 
 class Arrived(NamedTuple):
-    """A bucket that waits for the others."""
+    """A bucket that waits for others."""
 
     buffer: torch.Tensor
-    items: list[tuple[int, int, int]]  # for each gradient: address, elements, number of its first sign
+    items: list[tuple[int, int, int]]  # for each gradient: address, elements, index of its first sign
     numbers: list[int]  # the parameters' numbers
     future: BucketFuture
-    queue: int  # that the gradients were computed on
-    same_stream: Callable[[], AbstractContextManager[object]]  # torch's for that queue, in another thread
+    queue: int  # on which the gradients were computed
+    same_stream: Callable[[], AbstractContextManager[object]]  # enters torch's stream for that queue, in another thread
 
     @property
     def dtype(self) -> str:
@@ -40,7 +40,7 @@ class Arrived(NamedTuple):
 
 
 def votes_of(state_dict: dict[str, Any]) -> int:
-    """ValueError unless there is a number of votes."""
+    """The number of votes. Raises ValueError if it is missing."""
     votes: Any = state_dict.get("votes")
     expect(isinstance(votes, int) and votes >= 0, "state_dict['votes']", votes, "0 or more")
     return int(votes)
@@ -50,25 +50,23 @@ class SignHook:
     """Base class; use `SignVote` or `ErrorFeedbackSign`. Register with `ddp.register_comm_hook(None, hook)`, or
     `register`.
 
-    Work goes on in a thread and a process group of their own; gradients are replaced when the last bucket of a backward
-    pass is there. Where a parameter's signs lie depends on the order of the model's parameters alone:
-    torch may lay out its buckets again. Under `no_sync()` torch calls no hook: gradients add up, and the next pass votes on
-    the sum.
+    Work runs in the hook's own thread and process group; gradients are replaced when the last bucket of a backward pass has
+    arrived. The position of a parameter's signs depends only on the order of the model's parameters: torch may rebuild its
+    buckets. Under `no_sync()` torch calls no hook: gradients add up, and the next pass votes on the sum.
 
-    If a gradient on any worker is not finite, the gradients are NaN on all of them, so that `GradScaler`, or whoever
-    checks, skips the step everywhere. Errors come out of `backward()`, as RuntimeError with the text of
-    `Collective.vote`'s, which is kept in `last_error`.
+    If a gradient on any worker is not finite, the gradients become NaN on all workers, so that `GradScaler`, or any other
+    check, skips the step everywhere. Errors come out of `backward()`, as RuntimeError with the text of the error from
+    `Collective.vote`, which is kept in `last_error`.
 
-    model: the DDP model or the one inside, on the CPU or one device, where everything is computed on the stream that torch
-    calls the hook on. Every worker of the group makes its hook. It cannot be copied or
-    pickled: see `state_dict`.
+    model: the DDP model or the one inside, on the CPU or one device, where everything runs on the stream on which torch calls
+    the hook. Every worker of the group makes its own hook. It cannot be copied or pickled: see `state_dict`.
     """
 
     def __init__(self, model: torch.nn.Module, vote: VoteOptions) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model: got a {type(model).__name__}, wanted a torch.nn.Module")
         check_vote_options(vote, type(self).__name__)
-        self.__name__ = self.__qualname__ = f"lowtide.{type(self).__name__}"  # torch logs them
+        self.__name__ = self.__qualname__ = f"lowtide.{type(self).__name__}"  # torch logs these names
         inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         named = [(name, param) for name, param in inner.named_parameters() if param.requires_grad]
         expect(bool(named), "model", "no parameter that requires a gradient", "one")
@@ -86,20 +84,20 @@ class SignHook:
         self.last_error: BaseException | None = None
 
     def _beside_computing(self) -> bool:
-        """True if large votes are taken while backward goes on."""
+        """True if large votes run while backward goes on."""
         return False
 
     def __reduce_ex__(self, protocol: object) -> Any:
         return self._collective.__reduce_ex__(protocol)  # refuses
 
     def register(self, ddp: torch.nn.parallel.DistributedDataParallel) -> None:
-        """Makes this the hook of `ddp`, whose first backward pass is still to come."""
+        """Makes this the hook of `ddp`, before its first backward pass."""
         ddp.register_comm_hook(None, self)
 
     def __call__(self, state: object, bucket: dist.GradBucket) -> BucketFuture:
         """The hook; `state` is not used."""
         if bucket.index() == 0:
-            self._arrived = []  # buckets of a pass that was broken off
+            self._arrived = []  # discards the buckets of an aborted pass
             self._threads = torch.get_num_threads()
         buffer = bucket.buffer()
         on_device = buffer.device.type != "cpu"
@@ -119,7 +117,7 @@ class SignHook:
         return future
 
     def _begin(self, bucket: Arrived, first: bool, last: bool) -> None:
-        """Does what can be done before the others of the pass are there. Raises nothing."""
+        """Does what is possible before the pass's other buckets arrive. Raises nothing."""
 
     def _finish(self, arrived: list[Arrived]) -> None:
         try:
@@ -133,13 +131,13 @@ class SignHook:
                         bucket.buffer.fill_(float("nan"))
         except BaseException as error:
             self.last_error = error
-            # A future takes no others, and backward() would wait for it for ever.
+            # A future accepts no other exceptions, and backward() would wait for it forever.
             told = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
             for bucket in arrived:
                 bucket.future.set_exception(told)  # type: ignore[arg-type]  # says torch, and takes exceptions
             return
         for bucket in arrived:
-            with bucket.same_stream():  # whoever waits for it goes on behind the work queued there
+            with bucket.same_stream():  # whoever waits for it continues behind the work queued there
                 bucket.future.set_result(bucket.buffer)
 
     def _values(self) -> dict[str, int]:
@@ -153,7 +151,7 @@ class SignHook:
 
 
 def _place_of(named: Sequence[tuple[str, torch.nn.Parameter]]) -> Place:
-    """Where the parameters are, all of them."""
+    """The place of all parameters."""
     found = {check_gradients_of(param, name): name for name, param in reversed(named)}
     if len(found) > 1:
         got = " and ".join(f"{name} on {place.device}" for place, name in found.items())
@@ -162,14 +160,14 @@ def _place_of(named: Sequence[tuple[str, torch.nn.Parameter]]) -> Place:
 
 
 class SignVote(SignHook):
-    """signSGD with majority vote (Bernstein et al., arXiv 1810.05291): every gradient element becomes the sign, +1 or
-    -1, that most workers' have. 1/32 of the bytes of float32 gradients. For optimizers that use signs
-    (`torch.optim.SGD` with a learning rate for signs is signSGD); magnitudes are gone.
+    """signSGD with majority vote (Bernstein et al., arXiv 1810.05291): every gradient element becomes the sign, +1 or -1, of
+    the majority of workers. 1/32 of the bytes of float32 gradients. For optimizers that use signs (`torch.optim.SGD` with a
+    learning rate for signs is signSGD); magnitudes are lost.
 
-    overlap: buckets are voted on as soon as 4 M elements are there, while backward goes on; False: all at once after the last,
-    in fewer messages, for networks that are not what a step waits for. The result is the same, gradients become it after the
-    last bucket, and all workers must have the same value. 0 where every worker has a block of 64 zeros; other exact zeros count as +
-    in one vote and - in the next.
+    overlap: votes on buckets as soon as 4 M elements have arrived, while backward goes on. False: votes once after the last
+    bucket, in fewer messages, for networks that do not delay the step. The result is the same; gradients are replaced after the
+    last bucket, and all workers must use the same value. The result is 0 for a block of 64 elements that are zero on every
+    worker; other exact zeros alternate between + and - from vote to vote.
     `vote`: see `VoteOptions`; weight for workers with batches of different sizes.
     """
 
@@ -178,10 +176,10 @@ class SignVote(SignHook):
         self._overlap = overlap
         super().__init__(model, vote)
         self._buffers = self._collective.buffers(self._layout.count, self._place)
-        self._outcome: Outcome | None = None  # this pass's, so far
+        self._outcome: Outcome | None = None  # this pass's outcome so far
         self._failure: BaseException | None = None
         self._parts = 0  # parts of this pass's vote so far
-        self._waiting: list[Arrived] = []  # buckets, for more of them
+        self._waiting: list[Arrived] = []  # buckets that wait for more
         self._least = LEAST
 
     def _beside_computing(self) -> bool:
@@ -208,8 +206,8 @@ class SignVote(SignHook):
             self._failure = error
 
     def _vote(self, arrived: Sequence[Arrived], part: SignBuffers | SignPart, more: bool = False) -> None:
-        """Votes on those of the buckets' gradients that are in the part. The result stays in the buffers: gradients are left
-        alone until the pass is complete. more: other parts of the pass follow."""
+        """Votes on the gradients of these buckets that are in the part. The result stays in the buffers: gradients do not
+        change until the pass is complete. more: other parts of the pass follow."""
         buffers, last, values = self._buffers, arrived[-1], {}
         nonfinite, failure = False, None
         try:
@@ -221,9 +219,9 @@ class SignVote(SignHook):
                 items = [item for item in bucket.items if 0 <= item[2] - part.first < part.count]
                 buffers.pack(items, bucket.dtype, self.votes % 2 == 0, self._threads, bucket.queue)
             nonfinite = buffers.fetch(last.queue, part if isinstance(part, SignPart) else None)
-        except BaseException as error:  # whatever it is: the others are waiting
+        except BaseException as error:  # any exception: the others are waiting
             failure = error
-        with last.same_stream():  # where a device votes
+        with last.same_stream():  # the stream on which a device votes
             outcome = self._collective.vote(
                 part, None, step=self.votes, part=self._parts, more=more, alike=values, nonfinite=nonfinite,
                 failure=failure,
@@ -232,7 +230,7 @@ class SignVote(SignHook):
         self._outcome = self._outcome.joined(outcome) if self._outcome else outcome
 
     def _exchange(self, arrived: list[Arrived]) -> Outcome:
-        """Joins the votes on buckets; gradients become the result of all."""
+        """Joins the votes on buckets and replaces the gradients by the joint result."""
         if not self._overlap:
             self._outcome, self._failure, self._parts = None, None, 0
             self._vote(arrived, self._buffers)
@@ -249,9 +247,9 @@ class SignVote(SignHook):
         return self._outcome
 
     def state_dict(self) -> dict[str, Any]:
-        """{"votes": how many there were}: what ties and zeros depend on."""
+        """{"votes": their number}, which determines ties and zeros."""
         return {"votes": self.votes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of any number of workers; call it on every worker."""
+        """Loads the state saved with any number of workers; call it on every worker."""
         self.votes = votes_of(state_dict)

@@ -1,8 +1,8 @@
-"""The place of each parameter's signs among all signs.
+"""The position of each parameter's signs among all signs.
 
 Signs follow the order of the parameters, so nothing here changes when DistributedDataParallel rebuilds its buckets. Every
-parameter begins with a sign whose number is a multiple of `ALIGNMENT`: no two share a byte of bits, a byte of presence
-or a scale of error feedback.
+parameter begins at an index that is a multiple of `ALIGNMENT`: no two parameters share a byte of bits, a byte of presence or a
+scale of error feedback.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ALIGNMENT: int = _core.SIGN_ALIGNMENT
 
 
 def aligned(count: int) -> int:
-    """The next multiple of `ALIGNMENT`."""
+    """`count` rounded up to a multiple of `ALIGNMENT`."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
 class Layout:
-    """names: of the parameters, unique; offsets: number of each one's first sign; count: signs in all."""
+    """names: of the parameters, unique; offsets: index of each one's first sign; count: total number of signs."""
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         named = list(named)
@@ -38,7 +38,7 @@ class Layout:
         self.digest = digest(*((name, tuple(param.shape), str(param.dtype)) for name, param in named))
 
     def runs(self, numbers: Iterable[int]) -> list[tuple[int, int]]:
-        """The first sign, and how many, of each run of parameters that follow one another."""
+        """The first sign and the number of signs of each run of consecutive parameters."""
         found: list[tuple[int, int]] = []
         for number in sorted(numbers):
             first, count = self.offsets[number], aligned(self.numels[number])
@@ -50,14 +50,14 @@ class Layout:
 
 
 def digest(*values: object) -> int:
-    """32 bits of plain values, the same in every process."""
+    """A 32-bit hash of plain values, the same in every process."""
     return zlib.crc32(repr(values).encode())
 
 
 def checksum_of(tensors: Iterable[torch.Tensor]) -> int:
-    """32 bits of the elements of tensors, each in row-major order, one after another. Waits for those on a device."""
+    """A 32-bit checksum of the elements of all tensors, each in row-major order. Waits for tensors on a device."""
     found = 0
-    signers: dict[places.Place, _core.Signer] = {}  # to open a device takes as long as to read many tensors
+    signers: dict[places.Place, _core.Signer] = {}  # opening a device takes as long as reading many tensors
     for tensor in tensors:
         whole = tensor.detach().contiguous()
         if whole.nbytes:
@@ -66,7 +66,7 @@ def checksum_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def check_gradients_of(tensor: torch.Tensor, where: str) -> Place:
-    """Raises for a tensor whose gradients (or itself) have no signs that can be packed; returns where it is."""
+    """Raises for a tensor whose gradients (or itself) have no signs that can be packed; returns its place."""
     expect(tensor.dtype in PARAMETER_DTYPES, where, tensor.dtype, f"one of {', '.join(map(str, PARAMETER_DTYPES))}")
     expect(tensor.layout == torch.strided, where, f"layout {tensor.layout}", "torch.strided")
     if places.device_of(tensor).type not in places.KINDS:

@@ -1,4 +1,4 @@
-"""Residuals of error feedback: what signs with scales leave out, encoded as optimizer state is."""
+"""Residuals of error feedback: the remainder that signs with scales leave out, encoded like optimizer state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowtide.distributed.layout import address
 
 
 class Residual:
-    """`numel` values in a state format, in memory of the host: `codes`, and `scales` (float32, one for each block) where it has
+    """`numel` values in a state format, in host memory: `codes`, and `scales` (float32, one per block) if the format has
     them."""
 
     def __init__(self, numel: int, codec: str, codes: torch.Tensor, scales: torch.Tensor | None) -> None:
@@ -38,14 +38,14 @@ class Residual:
 
 
 class Residuals:
-    """One of each parameter, zero at first, where the gradients are. `addresses`: of codes and scales there."""
+    """One residual per parameter, zero at first, on the gradients' device. `addresses`: of codes and scales there."""
 
     def __init__(
         self, numels: Sequence[int], codec: str, place: Place, signer: _core.Signer | None = None
     ) -> None:
         self._codec, self._numels, self._place = codec, numels, place
         self._sizes = [_core.code_sizes(codec, True, 1, numel) for numel in numels]
-        self._firsts: list[tuple[int, int]] = []  # bytes before codes and scales
+        self._firsts: list[tuple[int, int]] = []  # byte offsets of codes and scales
         self.nbytes = room = 0
         for dtype, (_, codes), scales in self._sizes:
             size, more = codes * getattr(torch, dtype).itemsize, scales[1] * 4 if scales else 0
@@ -59,14 +59,14 @@ class Residuals:
             (there + codes, there + scales if sizes[2] else 0)
             for (codes, scales), sizes in zip(self._firsts, self._sizes, strict=True)
         ]
-        self.parts: list[Residual] = []  # on the host; always there on the CPU
+        self.parts: list[Residual] = []  # on the host; on the CPU always there
         with self.on_host(changed=True) as parts:
             for part in parts:
                 part.put(torch.zeros(part.numel))
 
     @contextmanager
     def on_host(self, changed: bool = False) -> Iterator[list[Residual]]:
-        """All of them, in memory of the host for as long. changed: they go back. Waits for the device."""
+        """All residuals, in host memory during the context. changed: copies them back. Waits for the device."""
         queue = self._place.queue()
         self._memory.fetch(0, self._room, queue)
         host = self._memory.host()
@@ -96,7 +96,7 @@ class Residuals:
         return using(self._memory, queue)
 
     def copy(self, other: Residuals, queue: int) -> None:
-        """Takes the values of others of the same sizes, where the gradients are."""
+        """Copies the values of other residuals with the same sizes, on the same device."""
         self._memory.copy(other._memory, queue)
 
 
@@ -109,32 +109,32 @@ class ShardResidual:
 
     def __init__(self, count: int, rank: int, size: int, codec: str) -> None:
         self.core = _core.SignResidual(count, rank, size, codec)
-        self.first = self.core.first()  # number of the shard's first sign
+        self.first = self.core.first()  # index of the shard's first sign
 
     def values(self) -> torch.Tensor:
-        """Decoded to float32, one for each sign of the shard."""
+        """The values as float32, one for each sign of the shard."""
         out = torch.zeros(self.core.count())
         self.core.read_values(address(out))
         return out
 
     def clear(self) -> None:
-        """All of it becomes zero."""
+        """Sets all values to zero."""
         zeros = torch.zeros(self.core.count())
         self.core.replace_values(address(zeros))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes."""
+        """Bytes of memory that it holds."""
         return int(self.core.allocated_bytes())
 
     def read(self) -> torch.Tensor:
-        """A copy, as stored: uint8."""
+        """A copy of the stored form: uint8."""
         out = torch.empty(self.core.bytes(), dtype=torch.uint8)
         self.core.read(address(out))
         return out
 
     def replace(self, stored: torch.Tensor) -> None:
-        """By what `read` gave. ValueError for another size or type."""
+        """Restores the result of `read`. Raises ValueError for another size or type."""
         wanted = (self.core.bytes(),)
         fits = stored.dtype == torch.uint8 and tuple(stored.shape) == wanted
         expect(fits, "shard", f"{stored.dtype} {tuple(stored.shape)}", f"torch.uint8 {wanted}")
@@ -142,46 +142,45 @@ class ShardResidual:
 
 
 class DeviceShardResidual:
-    """The same in memory of a device, stored alike. `begin_next` and `take_next`: a mean that is not applied leaves it as
-    it was."""
+    """The same in device memory, stored alike. `begin_next` and `take_next`: a mean that is not applied leaves it unchanged."""
 
     def __init__(self, first: int, count: int, codec: str, place: Place) -> None:
-        """first, count: of the shard's signs."""
+        """first, count: the range of the shard's signs."""
         self.first, self.codec, self._place = first, codec, place
         signer = signer_at(place)
         self._now, self._next = (Residuals([count], codec, place, signer) for _ in range(2))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes."""
+        """Bytes of memory that it holds."""
         return self._now.nbytes + self._next.nbytes
 
     def begin_next(self, queue: int) -> tuple[int, int]:
-        """Addresses of codes and scales that the mean under way may change; they begin as copies of the present ones."""
+        """Addresses of codes and scales that the running mean may change; they start as copies of the current ones."""
         self._next.copy(self._now, queue)
         return self._next.addresses[0]
 
     def take_next(self) -> None:
-        """The mean was applied."""
+        """Adopts the changed copies: the mean was applied."""
         self._now, self._next = self._next, self._now
 
     def values(self) -> torch.Tensor:
-        """Decoded to float32, one for each sign of the shard; on the host."""
+        """The values as float32, one for each sign of the shard; on the host."""
         with self._now.on_host() as (part,):
             return part.values()
 
     def clear(self) -> None:
-        """All of it becomes zero."""
+        """Sets all values to zero."""
         with self._now.on_host(changed=True) as (part,):
             part.put(torch.zeros(part.numel))
 
     def read(self) -> torch.Tensor:
-        """A copy, as stored: uint8, codes and then scales."""
+        """A copy of the stored form: uint8, codes and then scales."""
         with self._now.on_host() as (part,):
             return torch.cat([one.reshape(-1).view(torch.uint8) for one in part.tensors().values()])
 
     def replace(self, stored: torch.Tensor) -> None:
-        """By what `read` gave. ValueError for another size or type."""
+        """Restores the result of `read`. Raises ValueError for another size or type."""
         with self._now.on_host(changed=True) as (part,):
             parts = [one.view(torch.uint8) for one in part.tensors().values()]
             wanted = (sum(one.numel() for one in parts),)

@@ -24,9 +24,9 @@ class ShardVote:
         fully_shard(model, mesh=inside)
         ShardVote(group=workers_with_the_same_shard).register(model)
 
-    FSDP averages inside the mesh; then every shard becomes the sign that most of `group` have. One for a model: its
-    votes are numbered, and every worker of the group must make the same calls. ties="previous" is refused: torch does
-    not say which tensor is which. vote: `VoteOptions`; there is no default for `group`."""
+    FSDP averages inside the mesh; then every shard becomes the majority sign of `group`. Use one instance per model: its votes
+    are numbered, and every worker of the group must make the same calls. ties="previous" is refused: torch does not say which
+    tensor is which. vote: `VoteOptions`; `group` has no default."""
 
     def __init__(self, **vote: Unpack[VoteOptions]) -> None:
         check_vote_options(vote, "ShardVote")
@@ -38,7 +38,7 @@ class ShardVote:
             raise ValueError("ties: got 'previous', wanted another rule: tensors of one size cannot be told apart")
         self._collective = Collective(**vote)
         self._buffers: dict[tuple[int, Place], SignBuffers] = {}
-        self._nothing = SignBuffers(0, self._collective.ties)  # for a vote that this worker cannot take part in
+        self._nothing = SignBuffers(0, self._collective.ties)  # for a vote in which this worker cannot take part
         self.votes = 0
         self.last_outcome: Outcome | None = None
 
@@ -48,8 +48,8 @@ class ShardVote:
         return self._buffers[count, place]
 
     def register(self, model: torch.nn.Module) -> None:
-        """Makes this the hook of every FSDP2 module within `model`; on every worker of the group. ValueError if there is
-        none, or, on all of them, if their shards do not start alike."""
+        """Makes this the hook of every FSDP2 module within `model`; call it on every worker of the group. Raises ValueError if
+        there is none or, on all workers, if their shards do not start alike."""
         sharded = [module for module in model.modules() if hasattr(module, "set_all_reduce_hook")]
         values = checksum_of(local_of(param.detach()) for param in model.parameters())
         self._collective.require_same(
@@ -61,10 +61,10 @@ class ShardVote:
 
     @torch.no_grad()
     def __call__(self, tensor: torch.Tensor) -> None:
-        """Contiguous tensor of float32, bfloat16 or float16, on the CPU or a device (on torch's current stream): becomes +1, -1
-        and, where every worker has a block of 64 zeros (or ties are), 0; NaN on all workers if any has a value that is not
-        finite. An exact zero among others counts as + or -, by a fair bit of the vote's number. Raises as
-        `Collective.vote`."""
+        """Votes on a contiguous tensor of float32, bfloat16 or float16, on the CPU or a device (on torch's current stream): it
+        becomes +1 and -1, and 0 for blocks of 64 elements that are zero on every worker (or for ties); it becomes NaN on all
+        workers if any has a non-finite value. Any other exact zero counts as + or -, by a fair bit of the vote's number. Raises
+        like `Collective.vote`."""
         failure, place = _refusal(tensor)
         numel = 0 if failure else tensor.numel()
         queue, threads, dtype = place.queue(), torch.get_num_threads(), str(tensor.dtype)
@@ -76,7 +76,7 @@ class ShardVote:
                 buffers.clear_mark(queue)
                 buffers.pack(items, dtype, _fair_bit(self.votes), threads, queue)
                 nonfinite = buffers.fetch(queue)
-        except Exception as error:  # whatever it is: the others are waiting
+        except Exception as error:  # any exception: the others are waiting
             failure = error
         outcome = self._collective.vote(
             buffers, None, step=self.votes, alike={"numel": numel}, nonfinite=nonfinite, failure=failure
@@ -91,7 +91,7 @@ class ShardVote:
 
 
 def _refusal(tensor: torch.Tensor) -> tuple[Exception | None, Place]:
-    """Why a tensor has no signs to vote on, if so; and where it is."""
+    """The reason why a tensor has no signs to vote on, if any; and its place."""
     try:
         place = check_gradients_of(tensor, "tensor")
         expect(tensor.is_contiguous(), "tensor", f"strides {tensor.stride()}", "a contiguous one")
@@ -101,5 +101,5 @@ def _refusal(tensor: torch.Tensor) -> tuple[Exception | None, Place]:
 
 
 def _fair_bit(number: int) -> bool:
-    """Not number % 2: a model with an even number of tensors would always get the same for each."""
+    """Not number % 2: a model with an even number of tensors would always give each tensor the same bit."""
     return bool(hashlib.sha256(number.to_bytes(8, "little")).digest()[0] & 1)

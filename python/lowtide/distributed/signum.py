@@ -1,4 +1,4 @@
-"""Signum: votes with the sign of momentum, into which micro-batches can be folded one by one."""
+"""Signum: votes with the sign of momentum, into which micro-batches can be folded one at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lowtide.options.options import Options
 
 
 class SignumFamily(VotingFamily):
-    """momentum moves dampening, too: neither can be overridden."""
+    """momentum also sets dampening, so neither can be overridden."""
 
     def overridable(self) -> list[str]:
         return [name for name in super().overridable() if name not in ("momentum", "dampening", "nesterov")]
@@ -29,7 +29,7 @@ class SignumFamily(VotingFamily):
     def momentum_began(self, core_of: Callable[[int], Any], params: Sequence[int]) -> None:
         for number in params:
             core = core_of(number)
-            if steps := int(core.step_count(number)):  # it has a momentum of 0 now
+            if steps := int(core.step_count(number)):  # its momentum is 0 now
                 core.allocate_state(number)
                 core.set_step_count(number, steps)
 
@@ -39,9 +39,8 @@ class Signum(SignOptimizer):
 
         m = β m + (1 − β) g        p = p − lr (majority of sign(m) + λ p)
 
-    m and g are each worker's own; m begins with 0. State as for `lowtide.SGD`, for every worker; momentum: β in
-    [0, 1), 0 votes with the signs of gradients (signSGD) and has no state. `vote`: see `VoteOptions`. See
-    `SignOptimizer` for what a step does.
+    m and g are separate on each worker; m starts at 0. State as for `lowtide.SGD`, on every worker. momentum: β in [0, 1); 0
+    votes with the signs of gradients (signSGD) and has no state. `vote`: see `VoteOptions`. `SignOptimizer` describes a step.
     """
 
     FAMILY = SignumFamily
@@ -56,16 +55,16 @@ class Signum(SignOptimizer):
         vote: VoteOptions | None = None,
         **options: Unpack[Options],
     ) -> None:
-        self._micro_batches = 0  # for the vote to come
-        self._folded = 0  # of these, already in the momentum
-        self._touched: set[int] = set()  # parameters that had a gradient in them
+        self._micro_batches = 0  # for the next vote
+        self._folded = 0  # already in the momentum
+        self._touched: set[int] = set()  # parameters that had a gradient in any of them
         self._fold_bad = False
-        # The sign does not depend on the factor 1 - β, but bfloat16 and 8-bit state last longer within their range.
+        # The factor 1 - β does not affect the sign, but it keeps bfloat16 and 8-bit state in range for longer.
         hyper = {"lr": lr, "momentum": momentum, "dampening": momentum, "weight_decay": weight_decay, "nesterov": False}
         super().__init__(params, "sgd", hyper, vote or {}, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As `lowtide.Optimizer.add_param_group`; on every worker."""
+        """Like `lowtide.Optimizer.add_param_group`; call it on every worker."""
         if self._folded:
             raise ValueError("got a parameter group between fold() and step(), wanted step() first")
         if isinstance(param_group, dict):
@@ -82,14 +81,13 @@ class Signum(SignOptimizer):
 
     @torch.no_grad()
     def fold(self, micro_batches: int) -> None:
-        """Takes the gradients of one of `micro_batches` into the momentum, and frees them: with it after every backward
-        pass, `step()` then votes on m = β m + (1 − β) mean of their gradients, and no sum of gradients is kept. Equal
-        to adding them up but for rounding. (Lion has no such form: its sign needs the gradient beside the momentum.)
-        With fewer calls than `micro_batches`, those that are missing count as gradients of zero.
-
-        Raises ValueError without momentum, after `micro_batches` calls, or for another number than in the call before;
-        nothing has changed then. A micro-batch with a gradient that is not finite is left out, and the vote is then as
-        with such a gradient on all workers.
+        """Adds the gradients of one of `micro_batches` to the momentum, and frees them. If it is called after every backward
+        pass, `step()` votes on m = β m + (1 − β) times the mean of their gradients, and no sum of gradients is kept. Equals
+        summing them, except for rounding. (Lion has no such form: its sign needs the gradient beside the momentum.) If there
+        are fewer calls than `micro_batches`, the missing ones count as gradients of zero.
+        || Raises ValueError without momentum, after `micro_batches` calls, or for a number other than in the previous call;
+        then nothing has changed. A micro-batch with a non-finite gradient is left out, and the vote then treats all workers as
+        having a non-finite gradient.
         """
         counted = isinstance(micro_batches, int) and micro_batches >= 1
         expect(counted, "micro_batches", repr(micro_batches), "an integer of 1 or more")
@@ -129,7 +127,7 @@ class Signum(SignOptimizer):
         self._touched |= now
 
     def _decay(self, numbers: set[int]) -> None:
-        """m = β m of these parameters."""
+        """Sets m = β m for these parameters."""
         grads = [param.grad for param in self.engine.tensors]
         try:
             for number, param in enumerate(self.engine.tensors):
@@ -141,7 +139,7 @@ class Signum(SignOptimizer):
                 param.grad = grad
 
     def _parts(self, numbers: set[int]) -> Iterator[Tensor]:
-        """The buffer of each of these parameters."""
+        """The momentum buffer of each of these parameters."""
         buffers, first = self._room(), 0
         for number, param in enumerate(self.engine.stand_ins()):
             count = aligned(param.numel())
@@ -160,8 +158,8 @@ class Signum(SignOptimizer):
                 self._core.set_step_count(number, self._core.step_count(number) - 1)
 
     def _begin_states(self) -> list[int]:
-        """Counts a step for parameters that have their first gradient, and returns them: at a first step the core takes
-        the gradient whole in place of momentum."""
+        """Counts a step for parameters that get their first gradient, and returns them: in a first step the core copies the
+        gradient instead of applying momentum."""
         begun: list[int] = []
         for core_group, momentum in zip(self.engine.groups, self._momenta(), strict=True):
             for number in core_group.params:
@@ -172,12 +170,12 @@ class Signum(SignOptimizer):
         return begun
 
     def _momenta(self) -> list[float]:
-        """The momentum of each group of the core."""
+        """The momentum of each core group."""
         return [core_group.pushed["momentum"] for core_group in self.engine.groups]
 
     @contextmanager
     def _core_momentum(self, of: Callable[[float], tuple[float, float]]) -> Iterator[None]:
-        """Makes m = keep m + take g of the core's steps, (keep, take) = of(β)."""
+        """Makes the core's steps compute m = keep m + take g, with (keep, take) = of(β)."""
         hypers = [core_group.pushed for core_group in self.engine.groups]
         try:
             for group, hyper in enumerate(hypers):
