@@ -1,7 +1,7 @@
-"""Parameters on several devices: a core for each device, and all of them as one.
+"""Parameters on several devices: one core per device, joined into one.
 
-Every core has all groups, and all parameters by the same numbers; it has those of the other devices as tensors without
-elements, which are never stepped. A parameter's number is the same wherever the others are, and so are its random bits.
+Every core has all groups and all parameter numbers; it holds other devices' parameters as tensors without elements, which are
+never stepped. A parameter's number, and thus its random bits, do not depend on where the others are.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lowtide.devices.sharding import Recut
 from lowtide.engine.params import Param
 from lowtide.report.fields import CoreReport
 
-RESIDUAL = "residual"  # of weights, beside the moments in a parameter's state
+RESIDUAL = "residual"  # of weights, stored beside the moments in a parameter's state
 _Result = TypeVar("_Result")
 
 
 class Cores:
-    """Several cores with the methods of one, but for those of signs. Queues and free memory that a method is given are
-    left aside: each device has its own."""
+    """Several cores with the methods of one, except those for signs. Queues and free memory passed to a method are ignored:
+    each device has its own."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class Cores:
         told: Mapping[Place, str],
         steps_beside: int = 0,
     ) -> None:
-        """hyper: what each group of theirs was told. automatic: whether a budget depends on what is free. told: see `Shares`.
-        steps_beside: steps so far that the first core took no part in."""
+        """hyper: the hyper-parameters that each group was told. automatic: whether a budget depends on free memory. told: see
+        `Shares`. steps_beside: steps so far in which the first core took no part."""
         self._places, self._cores = list(cores), list(cores.values())
         self._owners = [self._places.index(param.place) if param.place else 0 for param in params]
         self._params = params
@@ -47,14 +47,14 @@ class Cores:
         return place.room() if self._automatic else -1
 
     def _asked(self, only: Sequence[int] | None) -> list[tuple[Place, _core.Optimizer]]:
-        """The cores that have any of these parameters. A hook of one device must not touch the others: they have threads of
-        their own in backward, and this one does not know their queues."""
+        """The cores that have any of these parameters. A hook of one device must not touch the others: they have their own
+        threads in backward, and this thread does not know their queues."""
         asked = range(len(self._cores)) if only is None else sorted({self._owners[number] for number in only})
         return [(self._places[owner], self._cores[owner]) for owner in asked]
 
     def _told_of(self, place: Place, call: Callable[..., _Result], *arguments: Any, unplaced: bool = False) -> _Result:
-        """The result of the call. The core at `place` knows its share of a budget alone: its errors get what was given. unplaced:
-        a budget refuses the call only while state has no place yet."""
+        """The result of the call. The core at `place` knows only its share of a budget, so its errors get the amount that was
+        given. unplaced: a budget refuses the call only while state has no place yet."""
         try:
             return call(*arguments)
         except ValueError as error:
@@ -63,12 +63,13 @@ class Cores:
             raise ValueError(f"{error} ({self._told[place]})") from error
 
     def _waits(self, place: Place) -> bool:
-        """Whether a parameter there is trained and has no state yet."""
+        """True if a parameter there is trained and has no state yet."""
         core, params = self._cores[self._places.index(place)], enumerate(self._params)
         return any(param.place == place and param.tensor.requires_grad and not core.has_state(i) for i, param in params)
 
     def check(self, grad_scale: float = 1.0, stream: int = 0, assume_finite: bool = False, free_bytes: int = -1,
-              only: Sequence[int] | None = None) -> int:  # fmt: skip
+              only: Sequence[int] | None = None) -> int:  # Like `_core.Optimizer.check`. Asks every core that would step, so
+                                                          # that none steps if another would refuse.
         """As `_core.Optimizer.check`. Every core that would step is asked, so that none does where another would refuse."""
         found = [
             self._told_of(place, core.check, grad_scale, place.queue(), assume_finite, self._room(place), only, unplaced=True)
@@ -80,16 +81,16 @@ class Cores:
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None,
     ) -> int:  # fmt: skip
-        """As `_core.Optimizer.step`. Steps on all devices, or on none if a gradient on one of them is not finite or one
-        refuses; it waits for that answer. A device or disk that fails later leaves the devices after it unstepped."""
+        """Like `_core.Optimizer.step`. Steps on all devices, or on none if a gradient on one of them is not finite or one
+        refuses; it waits for that answer. If a device or disk fails later, the devices after it are not stepped."""
         bad = self.check(grad_scale, 0, assume_finite, -1, only)
-        if bad >= 0:  # which it finds out once more, and counts
+        if bad >= 0:  # the step finds it again, and counts
             owner = self._owners[bad]
             place = self._places[owner]
             self._cores[owner].step(grad_scale, False, place.queue(), self._room(place), only, directions)
             return bad
         asked = self._asked(only)
-        # A device works on while the host takes its steps, which those of devices therefore go before.
+        # A device works on while the host steps, so device steps are queued first.
         with KeptErrors() as kept:
             for place, core in sorted(asked, key=lambda each: each[0].on_host):
                 kept.call(core.step, grad_scale, True, place.queue(), self._room(place), only, directions)
@@ -130,7 +131,7 @@ class Cores:
         self._each(_core.Optimizer.onload)
 
     def offload(self) -> None:
-        """As `_core.Optimizer.offload`: all state moves, or none."""
+        """Like `_core.Optimizer.offload`: all state moves, or none."""
         moved: list[_core.Optimizer] = []
         try:
             for place, core in zip(self._places, self._cores, strict=True):
@@ -148,10 +149,10 @@ class Cores:
         self._each(lambda core: core.set_seed(seed))
 
     def set_rounding(self, group: int, rounding: str) -> None:
-        self._each(lambda core: core.set_rounding(group, rounding))  # a matter of the group: all agree
+        self._each(lambda core: core.set_rounding(group, rounding))  # rounding is set per group, so all cores accept it
 
     def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None:
-        """As `_core.Optimizer.set_hyper`. A core refuses what does not go with the formats of its parameters."""
+        """Like `_core.Optimizer.set_hyper`. A core refuses values that do not fit its parameters' formats."""
         told: list[_core.Optimizer] = []
         try:
             for core in self._cores:
@@ -173,7 +174,8 @@ class Cores:
         return self._cores[0].cpu_target()
 
     def report(self) -> CoreReport:
-        """Sums, but for the steps: the first core counts those that it takes part in. transfer: of the first that has one."""
+        """Sums over the cores, except steps: the first core counts those in which it takes part. transfer: the first one that
+        is set."""
         reports: list[CoreReport] = [core.report() for core in self._cores]
         found = reports[0].copy()
         for name, first in found.items():
@@ -202,8 +204,8 @@ Core = _core.Optimizer | Cores
 
 
 def carry(old: _core.Optimizer, source: int, new: _core.Optimizer, number: int, recut: Recut, kept: KeptErrors) -> None:
-    """Gives parameter `number` of `new` the state that `source` has in `old`, decoded and encoded if its format is another
-    one. ValueError if it has other states there."""
+    """Copies the state of parameter `source` of `old` to parameter `number` of `new`, decoding and encoding if the format
+    differs. Raises ValueError if the states there differ."""
     steps = old.step_count(source)
     if old.has_state(source) and steps > 0:
         had, wanted = ([name for name, _ in core.states_of(n)] for core, n in ((old, source), (new, number)))
@@ -217,7 +219,8 @@ def carry(old: _core.Optimizer, source: int, new: _core.Optimizer, number: int, 
             if old.state_codec(source) != new.state_codec(number):
                 taken = [name for name in taken if name == RESIDUAL]
                 for k, name in enumerate(had):
-                    if name not in tensors or name not in live:  # SGD's buffer: with a residual as the momentum says
+                    if name not in tensors or name not in live:  # SGD's buffer: beside a residual it exists only if there is
+                                                                 # momentum
                         continue
                     kept.call(new.import_state, number, k, recut(name, old.export_state(source, k)))
                 live = new.read_state(number)

@@ -1,4 +1,4 @@
-"""The cores of one optimizer, and all that Python knows of its parameters."""
+"""The cores of one optimizer, and everything that Python knows about its parameters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MASTER, _MEMORY, _TENSOR = map(attrgetter, ("format.master", "memory", "tensor"
 
 @dataclass
 class Settings:
-    """Options of the whole optimizer."""
+    """Options that apply to the whole optimizer."""
 
     nonfinite: str = "skip"
     seed: int = 0
@@ -60,7 +60,7 @@ class Settings:
 
 
 class Members(NamedTuple):
-    """A parameter group when its parameters were registered."""
+    """A parameter group as of the registration of its parameters."""
 
     tensors: list[torch.Tensor]
     memory: Memory | None  # its own budget
@@ -68,47 +68,46 @@ class Members(NamedTuple):
 
 
 class Engine:
-    """Keeps no parameter group of the optimizer, which may replace them: methods that need their options take them as `groups`.
-
-    Other files read the fields without an underscore, and assign none. On an error of a method that replaces cores or
-    parameters nothing has changed."""
+    """Holds no parameter group of the optimizer, which may replace them: methods that need their options take them as `groups`.
+    || Other files read the fields without an underscore but never assign them. If a method that replaces cores or parameters
+    raises, nothing has changed."""
 
     def __init__(self, family: Family, settings: Settings, entry: Callable[..., Any] | None = None) -> None:
-        """entry: makes the entries of Optimizer.state; None: plain ones."""
+        """entry: makes the entries of Optimizer.state; None: plain dicts."""
         self.family, self.settings = family, settings
         self.params: list[Param] = []  # by number
-        self.tensors: list[torch.Tensor] = []  # theirs
-        self.foreign: dict[int, torch.Tensor] = {}  # by number: those that cannot be stepped, being frozen or on meta
+        self.tensors: list[torch.Tensor] = []  # their tensors
+        self.foreign: dict[int, torch.Tensor] = {}  # by number: parameters that cannot be stepped (frozen, or on meta)
         self.groups: list[CoreGroup] = []  # by number in the core
         self.members: list[Members] = []  # by number of the parameter group
         self.meshes: list[DeviceMesh] = []  # of the DTensors
-        self.core: Core  # made with the first group, when it is known where parameters are
-        self.cores: dict[Place, _core.Optimizer] = {}  # those behind it, one for each device
-        self.place: Place | None = None  # of the core; None: of several, or of none yet
-        self.on_host = True  # all of them are
-        self.captured = False  # whether a step was captured in a graph
-        self.awaited: list[int] = []  # parameters that have no entry in Optimizer.state yet, or not their whole one
-        self.assigned: set[int] = set()  # parameters in whose entries something was replaced since they were shown
+        self.core: Core  # made with the first group, once the place of parameters is known
+        self.cores: dict[Place, _core.Optimizer] = {}  # the cores behind it, one per device
+        self.place: Place | None = None  # of the core; None: several places, or none yet
+        self.on_host = True  # all places are
+        self.captured = False  # a step was captured in a graph
+        self.awaited: list[int] = []  # parameters whose entry in Optimizer.state is missing or incomplete
+        self.assigned: set[int] = set()  # parameters whose entries had values replaced since they were shown
         self.entry = entry
         self._threads = torch.get_num_threads()
-        self.shows_sizes = True  # in Optimizer.state, of state that no view can show; and codes are read-only there
-        self.shows_unstepped = False  # parameters have entries there before their first step
-        self.in_ram = True  # all state is, without limit
-        self.may_capture = False  # some are on a device, whose queue may be recorded
-        self.renewed = False  # cores are new, and `Optimizer.state` has views of those before
-        self._told: dict[int, list[Any]] = {}  # options of parameter groups, by number, that the core has
-        self._overrides = overrides.changes()  # when they were last looked for
+        self.shows_sizes = True  # Optimizer.state also shows state that no view can show; its codes are read-only
+        self.shows_unstepped = False  # parameters have entries before their first step
+        self.in_ram = True  # all state is in RAM, without a limit
+        self.may_capture = False  # some are on a device whose queue may be recorded
+        self.renewed = False  # cores are new, and `Optimizer.state` has views of the old ones
+        self._told: dict[int, list[Any]] = {}  # for each parameter group, the options that the core has
+        self._overrides = overrides.changes()  # the count at the last look
         self._fresh = False  # some have a master, which their dtype decides, and no step was seen after which it must stay
-        self._with_state = 0  # stepped parameters, as the core last counted them; -1: look again
-        self._shares = Shares({}, {}, {}, False)  # what each core has of the budgets
-        self._steps, self._skipped = 0, 0  # counted outside of the present core
+        self._with_state = 0  # number of stepped parameters, as last counted by the core; -1: count again
+        self._shares = Shares({}, {}, {}, False)  # each core's share of the budgets
+        self._steps, self._skipped = 0, 0  # counted outside of the current core
 
     # Cores and parameters.
 
     def add_group(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
-        """Takes in the last one of the parameter groups, whose own budget is `memory`. Cores are new where it changes what devices
-        have of the optimizer's budget. ValueError, TypeError or NotImplementedError for a parameter or an
-        option that cannot be used; MemoryError; OSError."""
+        """Adds the last parameter group, whose own budget is `memory`. Builds new cores if it changes the devices' shares of
+        the optimizer's budget. Raises ValueError, TypeError or NotImplementedError for a parameter or an option that cannot be
+        used; MemoryError; OSError."""
         number, first, group = len(groups) - 1, len(self.params), groups[-1]
         tensors = list(group["params"])
         added, plain = [], True
@@ -139,13 +138,13 @@ class Engine:
                     register(core, self.family, place, self.groups, 0, params[:first], 0, part)
                 register(core, self.family, place, made, len(self.groups), params[first:], first, part)
         except BaseException:
-            if self.groups:  # a core cannot forget a group
+            if self.groups:  # a core cannot remove a group
                 self._rebuild(groups[:-1], self.params, self.members)
             raise
         self._adopt(cores, params, [*self.groups, *made], shares, members)
 
     def append(self, number: int, tensor: torch.Tensor) -> None:
-        """Takes in one more parameter of parameter group `number`, without overrides; no later group may have any."""
+        """Adds one parameter to parameter group `number`, without overrides; later groups must be empty."""
         param = Param(tensor, number, len(self.members[number].tensors), memory=self.members[number].memory, dtype=tensor.dtype)
         later = sum(len(each.tensors) for each in self.members[number + 1 :])
         expect(not later, param.where, f"it after {later} parameters of later groups", "parameters in the order of the groups")
@@ -153,7 +152,7 @@ class Engine:
         here = here.by_host() if here.by_host() in self.cores else here
         wanted = f"{', '.join(str(place.device) for place in self.cores)} as the parameters before it, and one device"
         expect([here] == [*self.cores], param.where, f"a tensor on {here.device}", wanted)
-        group = next(n for n, each in enumerate(self.groups) if each.of == number)  # the first has no overrides
+        group = next(n for n, each in enumerate(self.groups) if each.of == number)  # the first core group has no overrides
         try:
             added = self.cores[here].add_param(group, tensor, tensor.requires_grad, shard_of(tensor, of))
         except (TypeError, ValueError, NotImplementedError) as error:
@@ -168,14 +167,14 @@ class Engine:
     def replace(
         self, groups: Sequence[dict[str, Any]], kept: Sequence[int], sources: Sequence[int] | None, sizes: bool = True
     ) -> None:
-        """Goes on with the tensors that are in the groups now. kept: each group's number when it was added. sources: each tensor has
-        the state, the steps and the overrides of that parameter; None: all begin anew; overrides stay in groups of as many
-        tensors. sizes: False: state that no view can show is not shown from now on. Ranks that have parts of a parameter must
-        all make the call. ValueError, TypeError, NotImplementedError, MemoryError or OSError."""
+        """Adopts the tensors that are now in the groups. kept: each group's number when it was added. sources: the parameter
+        whose state, steps and overrides each tensor takes over; None: all start afresh; overrides stay in groups with the same
+        number of tensors. sizes: False: state that no view can show is not shown from now on. Ranks that have parts of a
+        parameter must all make the call. Raises ValueError, TypeError, NotImplementedError, MemoryError or OSError."""
         made: list[Param] = []
         members: list[Members] = []
         where: list[str] = []
-        present = overrides.look(self.tensors)  # also the ones made since the last step
+        present = overrides.look(self.tensors)  # including overrides made since the last step
         for number, (group, old) in enumerate(zip(groups, kept, strict=True)):
             before = self.members[old]
             first, tensors = sum(len(each.tensors) for each in self.members[:old]), list(group["params"])
@@ -201,10 +200,10 @@ class Engine:
         self.shows_sizes &= sizes
 
     def follow(self, groups: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
-        """Tells the core what has changed since the last step: overrides, moves, first gradients of foreign parameters, the
-        number of threads, and options, which have the names `keys`. ValueError, TypeError, NotImplementedError, MemoryError or
-        OSError for what cannot be followed."""
-        if self._fresh:  # a dtype decides what a master keeps; for parameters without a gradient now a later step is too late
+        """Tells the core about changes since the last step: overrides, moves, first gradients of foreign parameters, the number
+        of threads, and the options named in `keys`. Raises ValueError, TypeError, NotImplementedError, MemoryError or OSError
+        for changes that cannot be followed."""
+        if self._fresh:  # a dtype determines what a master keeps; for parameters without a gradient, a later step is too late
             self._fresh = not self.has_stepped()
             if self._fresh and any(param.tensor.dtype != param.dtype for param in self.params):
                 with suppress(TypeError, ValueError, NotImplementedError):
@@ -229,7 +228,7 @@ class Engine:
             self._threads = threads
 
     def _check_fixed(self, of: int, group: Mapping[str, Any]) -> None:
-        """Raises ValueError if an option of parameter group `of` has changed that is fixed when a group is added."""
+        """Raises ValueError if an option of parameter group `of` changed although it is fixed when the group is added."""
         needed = {*Format._fields, "rounding"}
         expect(needed <= group.keys(), f"param_groups[{of}]", f"no {sorted(needed - group.keys())}", "them as they were")
         was, now = self.members[of].fixed, fixed_options(self.family, group)
@@ -238,7 +237,7 @@ class Engine:
             raise ValueError(f"param_groups[{of}]: got {got}, wanted {wanted}: fixed when the group is added")
 
     def _push(self, of: int, groups: Sequence[dict[str, Any]]) -> None:
-        """Tells the core what has changed in parameter group `of`."""
+        """Tells the core about changes in parameter group `of`."""
         group, family = groups[of], self.family
         self._check_fixed(of, group)
         for number, core_group in enumerate(self.groups):
@@ -253,21 +252,22 @@ class Engine:
                 before = core_group.push(self.core, number, hyper, rounding)
             except (TypeError, ValueError) as error:
                 if changed := family.changed_states(core_group.pushed, hyper or {}):
-                    if not any(self.core_of(i).step_count(i) for i in core_group.params):  # as torch.optim, which has no state yet
+                    if not any(self.core_of(i).step_count(i) for i in core_group.params):  # like torch.optim, which has no
+                                                                                           # state yet
                         self.follow_states(groups, carry=True)
                         return
                     names = ", ".join(f"{key} = {group.get(key)}" for key in changed)
                     wanted = "it as it was in the first step: it decides which states there are"
                     raise ValueError(f"parameter group {of}: {family.name}: got {names}, wanted {wanted}") from error
                 raise family.error(f"parameter group {of}", core_group.rule, error) from error
-            # SGD's state comes with its momentum: the step after a change from or to 0 may allocate it.
+            # SGD's state depends on its momentum: the step after a change from or to 0 may allocate it.
             if before is not None and bool(before.get("momentum")) != bool(hyper.get("momentum")):
                 self.await_states({*self.awaited, *core_group.params})
                 if not before.get("momentum"):
                     family.momentum_began(self.core_of, core_group.params)
 
     def follow_overrides(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Builds new cores if overrides were made or taken back that change something."""
+        """Builds new cores if an override that matters was set or withdrawn."""
         if self._overrides == (changes := overrides.changes()):
             return
         now = []
@@ -277,7 +277,7 @@ class Engine:
         if any((was.override or {}) != (has.override or {}) for was, has in zip(self.params, now)) and self.cores:
             got = "another one after a step was captured in a graph"
             expect(not self.captured, "override", got, "it before: replays find state where it was")
-            for number, group in enumerate(groups):  # a new core would take what _push refuses
+            for number, group in enumerate(groups):  # a new core would accept what _push refuses
                 self._check_fixed(number, group)
             self._rebuild(groups, now, self.members)
         else:
@@ -285,8 +285,8 @@ class Engine:
         self._overrides = changes
 
     def _take_in(self, groups: Sequence[dict[str, Any]], numbers: Sequence[int]) -> None:
-        """Has new cores step foreign parameters that have a gradient now, if they have become such that they can. ValueError,
-        TypeError or NotImplementedError, naming the parameter, if not."""
+        """Makes new cores that step foreign parameters with a gradient, now that they can be stepped. Raises ValueError,
+        TypeError or NotImplementedError, naming the parameter, if they cannot."""
         now = list(self.params)
         names = [name for group in groups for name in group.get("param_names", [""] * len(group["params"]))]
         for number in numbers:
@@ -297,9 +297,9 @@ class Engine:
         self._rebuild(groups, now, self.members)
 
     def follow_moves(self, groups: Sequence[dict[str, Any]]) -> bool:
-        """Builds new cores for parameters that are on other devices or of another dtype than at registration; whether there are
-        any. Only before the first step, as torch.optim follows them: state does not move by itself, and a dtype decides what
-        `master` keeps. ValueError, TypeError or NotImplementedError for one that cannot be stepped there."""
+        """Builds new cores for parameters that moved to another device or dtype since registration; returns whether there were
+        any. Only before the first step, as in torch.optim: state does not move by itself, and a dtype determines what `master`
+        keeps. Raises ValueError, TypeError or NotImplementedError for a parameter that cannot be stepped there."""
         if self.captured or self.has_stepped():
             return False
         now, plain = [], True
@@ -316,7 +316,7 @@ class Engine:
         return True
 
     def moving(self, groups: Sequence[dict[str, Any]], call: Callable[[], Found]) -> Found:
-        """Makes a call of the core that may find parameters on other devices than before, once more where they are."""
+        """Calls the core; if it finds parameters on other devices than before, follows them and calls again."""
         try:
             return call()
         except ValueError:
@@ -325,8 +325,8 @@ class Engine:
         return call()
 
     def follow_states(self, groups: Sequence[dict[str, Any]], carry: bool) -> Callable[[], None]:
-        """Builds new cores for options of these groups that decide which states there are (amsgrad, centered, nesterov, a
-        momentum). carry: with the state that there is, else without any. Returns what goes back to the cores of before."""
+        """Builds new cores for options of these groups that determine which states exist (amsgrad, centered, nesterov, a
+        momentum). carry: keeps the existing state; else starts without any. Returns a function that restores the old cores."""
         got = "amsgrad, centered, nesterov or momentum changed after a step was captured in a graph"
         expect(not self.captured, "param_groups", got, "them as they were: replays find state where it was")
         before = {**vars(self)}
@@ -334,7 +334,7 @@ class Engine:
         return lambda: vars(self).update(before)
 
     def has_stepped(self) -> bool:
-        """Whether any parameter has. Waits for a step that a device has not decided on yet."""
+        """True if any parameter has stepped. Waits for a step that a device has not decided yet."""
         for core in self.cores.values():
             if any(map(core.step_count, range(len(self.params)))):
                 return True
@@ -343,8 +343,8 @@ class Engine:
     def _settle(
         self, groups: Sequence[dict[str, Any]], of: Sequence[CoreGroup], params: Sequence[Param], kept: int = 0
     ) -> tuple[list[Param], Shares]:
-        """These parameters where they are stepped, and the budgets. of: their core groups; kept: of so many it is settled.
-        NotImplementedError where the class cannot have them there."""
+        """Assigns places to these parameters, and budgets. of: their core groups; kept: the number of parameters already
+        assigned. Raises NotImplementedError for places that the class does not support."""
         now, wanted, shares = params, wanted_places(params) or [*self.cores][:1] or [HOST], UNLIMITED
         plain = wanted == [HOST] and not self.settings.memory and not any(map(_MEMORY, of))
         if not plain:
@@ -388,9 +388,9 @@ class Engine:
         members: list[Members],
         sources: Sequence[int] | None = None,
     ) -> None:
-        """Goes on with new cores of these parameters: when overrides change, parameters become steppable, wrappers swap tensors,
-        or an option changes which states exist. sources: the numbers that they have had, in order, whose state and steps go with
-        them; None: the same ones. Numbers of -1 begin anew."""
+        """Replaces the cores by new ones for these parameters: if overrides change, parameters become steppable, wrappers swap
+        tensors, or an option changes which states exist. sources: the previous numbers, in order, whose state and steps carry
+        over; None: the same numbers. -1 starts afresh."""
         made = all_core_groups(self.family, groups, [each.memory for each in members], params)
         now, shares = self._settle(groups, made, params)
         wanted = wanted_places(now) or [*self.cores][:1] or [HOST]
@@ -439,11 +439,11 @@ class Engine:
             self.core = Cores(cores, params, hyper, shares.automatic, shares.told, steps_beside)
 
     def core_of(self, number: int) -> _core.Optimizer:
-        """The core that a parameter is asked about: it has the parameters of the other cores as tensors without elements."""
+        """The core that answers for a parameter: it has the parameters of other cores as tensors without elements."""
         return self.cores[self.params[number].place or next(iter(self.cores))]
 
     def are_registered(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether these groups have the parameters of now. No work per parameter but a comparison of addresses."""
+        """True if these groups have the registered parameters. Compares addresses, with no other work per parameter."""
         if len(groups) != len(self.members):
             return False
         for group, of in zip(groups, self.members):
@@ -454,17 +454,17 @@ class Engine:
 
     def _foreign_gradients(self) -> list[int]:
         """Numbers of foreign parameters that have a gradient now."""
-        with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
+        with torch._C.DisableTorchFunctionSubclass():  # attribute reads are slow in subclasses of Tensor
             if not [param for param in self.foreign.values() if param.grad is not None]:
                 return []
             return [i for i, param in self.foreign.items() if param.grad is not None]
 
     def options_of(self, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
-        """The options of each parameter, by number, with these parameter groups and its overrides."""
+        """The options of each parameter, by number, from these parameter groups and its overrides."""
         return {i: options for each in self.groups for options in [each.options(groups)] for i in each.params}
 
     def stand_ins(self) -> list[torch.Tensor]:
-        """The parameters as the core of the first place has them: empty tensors for the foreign ones."""
+        """The parameters as the core of the first place has them, with empty tensors for foreign ones."""
         home = next(iter(self.cores))
         return [param.tensor if param.place else places.stand_in(home) for param in self.params]
 
@@ -474,97 +474,99 @@ class Engine:
             self.core.set_seed(seed)
 
     def note_capture(self) -> None:
-        """A step is captured in a graph."""
+        """Notes that a step is captured in a graph."""
         self.captured = True
 
     def count(self, steps: int = 0, skipped: int = 0) -> None:
-        """Adds steps, or skipped ones, that the core does not count."""
+        """Adds steps, or skipped steps, that the core does not count."""
         self._steps += steps
         self._skipped += skipped
 
     def signed(self, number: int) -> dict[str, bool]:
-        """Every state that the parameter can have, and whether it takes both signs."""
+        """Every state that the parameter can have, and whether it is signed."""
         return dict(self.core_of(number).states_of(number))
 
     def queue(self) -> int:
-        """The queue that torch works on now, on the parameters' device. 0 with several: their core asks for each."""
+        """The queue on which torch works now, on the parameters' device. 0 with several devices: the joined core asks for
+        each."""
         return self.place.queue() if self.place else 0
 
     def room(self) -> int:
-        """Bytes that state may take, for the core's decisions about residency; -1: not asked for, or not known. Likewise."""
+        """Bytes that state may take, for the core's decisions about residency; -1: not needed, or unknown. As `queue` with
+        several devices."""
         return self.place.room() if self._shares.automatic and self.place else -1
 
     @property
     def capturing(self) -> bool:
-        """Whether a step would be recorded in a graph."""
+        """True if a step would be recorded in a graph."""
         return any(place.capturing() for place in self.cores)
 
     def demote(self, size: int | None = None) -> int:
-        """Moves state to the host until `size` bytes (None: all that can go) of device memory are free again."""
+        """Moves state to the host until `size` bytes of device memory (None: as much as possible) are free again."""
         freed = self.core.demote(_ALL if size is None else size)
         if freed:
             logger.info("%d bytes of device memory were freed by moving state to the host", freed)
         return freed
 
     def prefetch(self, size: int, place: Place | None = None) -> int:
-        """Reads up to `size` bytes of streaming state ahead; returns the bytes of device memory taken for it. place: on that device
-        alone, after what torch works on there on this thread."""
+        """Reads up to `size` bytes of streaming state ahead; returns the device memory taken for it. place: only on that
+        device, behind torch's work there on this thread."""
         core, queue = (self.cores[place], place.queue()) if place else (self.core, self.queue())
         taken = core.prefetch(size, queue)
         logger.debug("%d bytes of state are read ahead", taken)
         return taken
 
     def take_gradient(self, number: int) -> bool:
-        """As `MirrorCore.take`; False for a parameter that the CPU does not step."""
+        """Like `MirrorCore.take`; False for a parameter that the CPU does not step."""
         place = self.params[number].place
         core = self.cores[place] if place else None
         return isinstance(core, MirrorCore) and core.take(number)
 
     def drop_gradients(self) -> None:
-        """Lets the gradients go that were taken."""
+        """Drops the gradients that were taken."""
         for core in self.cores.values():
             if isinstance(core, MirrorCore):
                 core.drop()
 
     def holders(self) -> list[torch.Tensor]:
-        """Tensors whose `.grad` are the gradients, by number: the parameters, or those of the host where gradients were taken."""
+        """Tensors whose `.grad` are the gradients, by number: the parameters, or host tensors if gradients were taken."""
         cores = [core for core in self.cores.values() if isinstance(core, MirrorCore)]
         taken = {number: holder for core in cores for number, holder in core.holders().items()}
         return [taken.get(number, param) for number, param in enumerate(self.tensors)] if taken else self.tensors
 
     def report(self) -> CoreReport:
-        """The core's report, with the steps of cores before."""
+        """The core's report, including steps of earlier cores."""
         found: CoreReport = self.core.report()
         found["steps"] += self._steps
         found["skipped_steps"] += self._skipped
         return found
 
     def skipped_steps(self) -> int:
-        """Steps that were skipped, as far as is known without waiting for a device."""
+        """Steps known to have been skipped; does not wait for a device."""
         return self._skipped + self.core.skipped_steps()
 
     def new_states(self) -> list[int]:
-        """Parameters that have got the state they waited for, until they are `adopted`."""
+        """Parameters that got the state they awaited, until they are `adopted`."""
         if self.core.stepped_count() == self._with_state:
             return []
         return [i for i in self.awaited if self.core_of(i).step_count(i) > 0]
 
     def adopted(self, numbers: Sequence[int]) -> None:
-        """`Optimizer.state` has the entries of these parameters now."""
+        """Marks these parameters' entries in `Optimizer.state` as complete."""
         self._with_state = self.core.stepped_count()
         came = set(numbers)
         self.awaited = [i for i in self.awaited if i not in came]
 
     def await_states(self, numbers: Iterable[int]) -> None:
-        """The next step may give these parameters state, and no others."""
+        """Expects the next step to give state to these parameters only."""
         self.awaited = sorted(numbers)
         self._with_state = -1
 
     def showed(self) -> None:
-        """`Optimizer.state` has all entries as they are."""
+        """Marks all entries of `Optimizer.state` as current."""
         self.assigned.clear()
         self.renewed = False
 
     def show_unstepped(self, shown: bool) -> None:
-        """Whether parameters have entries before their first step from now on."""
+        """Sets whether parameters have entries before their first step."""
         self.shows_unstepped = shown

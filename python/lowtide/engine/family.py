@@ -14,21 +14,21 @@ from lowtide.options.hyper import group_key, hyper_keys, hyper_values
 from lowtide.options.options import IGNORED, WHOLE_OPTIMIZER, Options, check_options
 
 
-# Whether these are 0 decides which states there are, or what they mean; SGD's and LARS's come and go with their momentum.
+# Whether these are 0 determines which states exist, or what they mean; SGD's and LARS's states depend on their momentum.
 _OF_STATES = ("amsgrad", "centered", "nesterov", "momentum")
 
 
 class Family:
-    """The rule of a class, and how options of its parameter groups become hyper-parameters of the core. Subclasses are for
-    classes that use more than one rule, or fewer options."""
+    """The rule of a class, and the translation of its parameter groups' options to the core's hyper-parameters. Subclasses
+    serve classes that use more than one rule, or fewer options."""
 
-    CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, where it differs
-    MAY_WAIT: ClassVar[bool] = True  # whether parameters that train may be on meta until a step
-    SEVERAL: ClassVar[bool] = True  # whether they may be on several devices
+    CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, if it differs
+    MAY_WAIT: ClassVar[bool] = True  # trained parameters may be on meta until a step
+    SEVERAL: ClassVar[bool] = True  # they may be on several devices
     FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, beside those of every class (Format)
 
     def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:
-        """name: of the class, for errors. given: the options of a group, hyper-parameters among them."""
+        """name: of the class, for errors. given: the options of a group, including hyper-parameters."""
         self.name, self.rule = name, rule
         self.core_rule = self.CORE_RULE or rule
         self.given = [key for key in given if key not in Options.__annotations__ and not key.startswith("lowtide_")]
@@ -43,7 +43,7 @@ class Family:
         return dict(zip(self.keys, hyper_values(self.keys, options), strict=True))
 
     def changed_states(self, before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-        """The options that decide which states there are, and say another thing in `now` than in `before`."""
+        """The options that determine which states exist and differ between `before` and `now`."""
         return [key for key in _OF_STATES if key in before and bool(before[key]) != bool(now.get(key))]
 
     def overridable(self) -> list[str]:
@@ -58,14 +58,14 @@ class Family:
         """Raises NotImplementedError for parameters that this class cannot step."""
 
     def momentum_began(self, core_of: Callable[[int], Any], params: Sequence[int]) -> None:
-        """The core was told a momentum for these parameters, which had none."""
+        """Called after the core gets a momentum for these parameters, which had none."""
 
     def core_nonfinite(self, nonfinite: str) -> str:
-        """The core's treatment of non-finite gradients, where users chose `nonfinite`."""
+        """The core's treatment of non-finite gradients if users chose `nonfinite`."""
         return nonfinite
 
     def check_override(self, override: Mapping[str, Any]) -> None:
-        """TypeError or ValueError for an override of an option that a group of this class does not have."""
+        """Raises TypeError or ValueError for an override of an option that groups of this class do not have."""
         of_whole = (*WHOLE_OPTIMIZER, *IGNORED)
         for name in of_whole:
             if name in override:
@@ -73,7 +73,7 @@ class Family:
         check_options(override, self.name, self.overridable(), of_whole)
 
     def error(self, where: str, rule: str, error: Exception) -> Exception:
-        """The same kind of error, beginning with `where`, and with the name of the class where the core names `rule`, which
-        nobody asked for by its name ("": none)."""
+        """The same kind of error, beginning with `where`; the name of the class replaces `rule`, a name that users did not
+        choose ("": none)."""
         named = type(error)(str(error).replace(f" for {rule} ", f" for {self.name} ")) if rule else error
         return with_context(where, named)

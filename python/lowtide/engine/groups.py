@@ -1,5 +1,5 @@
-"""Groups of the core: one for each parameter group, and one more for each set of overrides, or each other rule, among its
-parameters. Users and schedulers see the parameter groups alone."""
+"""Groups of the core: one per parameter group, plus one for each set of overrides, or each other rule, among its parameters.
+Users and schedulers only see the parameter groups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lowtide.options.options import Options
 
 
 class Format(NamedTuple):
-    """The options of a group that are fixed when it is added, as the core takes them."""
+    """The options that are fixed when a group is added, in the core's form."""
 
     state: str
     min_quantized_numel: int
@@ -34,12 +34,12 @@ class Format(NamedTuple):
 
 
 def fixed_options(family: Family, group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a parameter group that are fixed when it is added, as users write them."""
+    """The options of a parameter group that are fixed when it is added, in the user's form."""
     return {key: group.get(key) for key in (*Format._fields, *family.FIXED)}
 
 
 def group_defaults(hyper: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """The options of a group that sets none: hyper-parameters and those of `Options` that are a group's."""
+    """The options of a group that sets none: hyper-parameters and the per-group part of `Options`."""
     return {
         **hyper,
         "maximize": options.get("maximize", False),
@@ -54,27 +54,28 @@ _PLAIN = frozenset((float, int, bool, str, NoneType))
 
 
 def are_fixed(options: Iterable[Any]) -> bool:
-    """Whether none of these values can change in place, as a tensor or a list can: the same object is the same value."""
+    """True if none of these values can change in place, as a tensor or a list can: then the same object means the same
+    value."""
     return all(are_fixed(each) if type(each) is tuple else type(each) in _PLAIN for each in options)
 
 
 def are_same(options: Iterable[Any], fixed: Iterable[Any]) -> bool:
-    """Whether these are the same values. (A number and a tensor that equals it are not.)"""
+    """True if these are the same values. (A number and a tensor equal to it are not.)"""
     return all(a is b or (type(a) is type(b) and type(a) in _PLAIN and a == b) for a, b in zip(options, fixed, strict=True))
 
 
 @dataclass
 class CoreGroup:
-    """One group of the core, by its number there."""
+    """One group of the core."""
 
-    of: int  # number of the parameter group
+    of: int  # the number of its parameter group
     overrides: Mapping[str, Any]
     rule: str  # "": the optimizer's
     pushed: dict[str, float]  # the hyper-parameters that the core has
-    rounding: str  # likewise
+    rounding: str  # the rounding that the core has
     format: Format
     memory: Memory | None  # its own budget
-    budget_of: int  # number of the group whose budget it shares; -1: of none
+    budget_of: int  # number of the group whose budget it shares; -1: none
     params: list[int] = field(default_factory=list)  # numbers, ascending
 
     def has(self, number: int) -> bool:
@@ -82,15 +83,13 @@ class CoreGroup:
         return at < len(self.params) and self.params[at] == number
 
     def push(self, core: Core, number: int, hyper: dict[str, float], rounding: str) -> dict[str, float] | None:
-        """Tells `core` what it does not have; returns the hyper-parameters that it had, None if they are the same.
-
-        What the core has is unknown from before it is told until it has answered: an interrupt (Ctrl-C) between the two
-        makes the next push tell it again."""
+        """Tells `core` about changes; returns the previous hyper-parameters, or None if they are unchanged.
+        || While the core is being told, its values are unknown: after an interrupt (Ctrl-C) the next push tells it again."""
         if rounding != self.rounding:
             self.rounding, before_rounding = "", self.rounding
             try:
                 core.set_rounding(number, rounding)
-            except ValueError:  # refused: the core is as it was
+            except ValueError:  # refused: the core is unchanged
                 self.rounding = before_rounding
                 raise
             self.rounding = rounding
@@ -106,7 +105,7 @@ class CoreGroup:
         return before
 
     def options(self, groups: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]]) -> Mapping[str, Any]:
-        """The options that hold for its parameters now."""
+        """The options that apply to its parameters now."""
         group = groups[self.of]
         return {**group, **self.overrides} if self.overrides else group
 
@@ -114,8 +113,8 @@ class CoreGroup:
 def core_groups(
     family: Family, number: int, group: Mapping[str, Any], memory: Memory | None, params: Sequence[Param], first: int, at: int
 ) -> list[CoreGroup]:
-    """The groups that a core has for parameter group `number`, whose budget is `memory`. params: its parameters, whose numbers
-    begin with `first`; at: the number of the first of these groups. ValueError or TypeError for options that cannot be used."""
+    """The core's groups for parameter group `number`, whose budget is `memory`. params: its parameters, numbered from `first`
+    on; at: the number of the first of these groups. Raises ValueError or TypeError for options that cannot be used."""
     made: list[CoreGroup] = []
 
     def find(override: Mapping[str, Any], rule: str, own: Memory | None) -> CoreGroup:
@@ -148,7 +147,7 @@ def core_groups(
 def all_core_groups(
     family: Family, groups: Sequence[Mapping[str, Any]], memories: Sequence[Memory | None], params: Sequence[Param]
 ) -> list[CoreGroup]:
-    """As `core_groups`, of all parameter groups. memories: their budgets."""
+    """`core_groups` of all parameter groups. memories: their budgets."""
     members: list[list[Param]] = [[] for _ in groups]
     for param in params:
         members[param.group].append(param)
@@ -170,9 +169,9 @@ def register(
     first: int,
     part: Callable[[CoreGroup, Place], Memory | None] | None,
 ) -> None:
-    """Has the core of a place take in these groups, the first of which gets number `at`, and their parameters, numbered from
-    `first` on; those of other places as tensors without elements. part: what they have of a group's own budget there;
-    None: all. ValueError, TypeError or NotImplementedError for what cannot be used; the core has some of it then."""
+    """Adds these groups, numbered from `at` on, and their parameters, numbered from `first` on, to the core of a place;
+    parameters of other places become tensors without elements. part: the place's part of a group's own budget; None: all of it.
+    Raises ValueError, TypeError or NotImplementedError; the core then has some of them."""
     numbers: dict[int, int] = {}
     for number, group in enumerate(groups, at):
         numbers.update(zip(group.params, repeat(number)))
@@ -196,7 +195,7 @@ def register(
 
 
 def refused(family: Family, number: int, param: Param | None, rule: str, error: Exception) -> Exception:
-    """The error about a parameter of that rule (None: about parameter group `number`), with what it is about."""
+    """The error about a parameter with that rule (None: about parameter group `number`), with its subject named."""
     where = f"{param.where}{': override' if param.override else ''}" if param else f"parameter group {number}"
     return family.error(where, rule, error)
 
@@ -216,7 +215,7 @@ class GroupSizes(NamedTuple):
 
 
 def sizes_of(groups: Sequence[CoreGroup], params: Sequence[Param], some: Container[int] | None = None) -> list[GroupSizes]:
-    """The groups with the parameters of these numbers that are trained (None: with all), without budgets of their own."""
+    """The groups with the trained parameters among these numbers (None: all), without budgets of their own."""
     found = []
     for group in groups:
         here = [params[i] for i in group.params if some is None or (i in some and params[i].tensor.requires_grad)]

@@ -1,13 +1,13 @@
 """Which parameters on a device the CPU steps (`Memory(step=)`).
 
-Of a budget with step="auto", state that the device has no room for either streams through it in every step, or is stepped where it is.
-Parameters are given to the CPU from the last one on, whose gradients come first in backward, as long as that makes the longer of the
-two ends shorter:
+Under a budget with step="auto", state that does not fit on the device is either streamed through it in every step, or stepped
+where it is. Parameters are assigned to the CPU from the last one on, whose gradients come first in backward, as long as that
+shortens the longer of the two times:
 
-    device: (what streams + the gradients and weights that are copied for the CPU) / rate of the link
-    CPU:    (these copies + the weights that go back) / rate of the link + the longer of its steps and its disk
+    device: (streamed state + the gradients and weights copied for the CPU) / rate of the link
+    CPU:    (these copies + the weights copied back) / rate of the link + the longer of its steps and its disk
 
-and, whatever the times, until what streams takes no more than half of the host memory, if there is a disk for the rest.
+and, regardless of times, until streamed state takes no more than half of the host memory, if there is a disk for the rest.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _LINK_BYTES = 64 << 20
 class Speeds(NamedTuple):
     """Bytes per second."""
 
-    link: float  # between the device and pinned host memory, each way: both are used at a time
+    link: float  # between the device and pinned host memory, in each direction, used at the same time
     step: float  # of state that the CPU steps
-    disk: float = math.inf  # the slower of reading and writing; math.inf: there is none
+    disk: float = math.inf  # the slower of reading and writing; math.inf: no disk
 
 
 class Load(NamedTuple):
@@ -51,15 +51,15 @@ class Load(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Seconds until each has done its part of a step, if what can overlap does."""
+    """Seconds until each has finished its part of a step, with full overlap."""
 
     device: float
     host: float
 
 
 def ends(streams: float, copied: float, steps: float, link: float) -> Ends:
-    """streams: bytes of state that pass through the device; copied: bytes of the weights that the CPU steps, with gradients of the same
-    type; steps: seconds that it and its disk take; link: bytes per second."""
+    """streams: bytes of state that pass through the device; copied: bytes of the weights that the CPU steps, with gradients of
+    the same type; steps: seconds of the CPU's steps and its disk; link: bytes per second."""
     come = 2 * copied / link
     return Ends(streams / link + come, come + copied / link + steps)
 
@@ -73,8 +73,8 @@ def settle(
     kept: int,
     speeds: Callable[..., Speeds] | None = None,
 ) -> list[Param]:
-    """The same parameters at the places where they are stepped; of the first `kept` that is known. memory: the optimizer's budget.
-    options: those of the parameter groups. speeds: says what `speeds_of` measures."""
+    """The same parameters with the places where they are stepped; the first `kept` already have one. memory: the optimizer's
+    budget. options: of the parameter groups. speeds: returns the measurements of `speeds_of`."""
     places = [param.place for param in params]
     undecided: dict[tuple[int, Memory, Place], list[int]] = {}
     for i, param in enumerate(params):
@@ -105,8 +105,8 @@ def settle(
 def share_of_host(
     loads: Sequence[Load], device: int, host: int, speeds: Speeds, fixed: int = 0, before: frozenset[int] = frozenset()
 ) -> set[int]:
-    """The numbers of the parameters that the CPU steps. device, host: bytes for state; fixed: of the parameters with smaller numbers it
-    is known, `before` are the CPU's."""
+    """The numbers of the parameters that the CPU steps. device, host: bytes for state; fixed: number of parameters, from the
+    first, already assigned, `before` of them to the CPU."""
     here = {load.number for load in loads if load.number in before}
     streams = sum(load.state for load in loads if load.number not in here) - device
     stepped = sum(load.state for load in loads if load.number in here)
@@ -144,7 +144,7 @@ def _chosen(
     budget = memory.part(place, memory.host).budget(place)
     host = budget.host if budget.host >= 0 else 2**62
     room = budget.device
-    if room < 0:  # what the device has beside weights and gradients; state may have to give way to the host, all of it
+    if room < 0:  # device memory beside weights and gradients; state may have to move to the host, all of it
         free = place.room()
         gradients = sum(load.weights for load in loads)
         room = max((free if free >= 0 else place.memory()) * 7 // 8 - gradients, 0)
@@ -154,7 +154,7 @@ def _chosen(
     state = state_on_device(family, sizes, budget._replace(device=room))
     if not state.problem and not state.streamed_bytes:
         return before
-    if not state.problem:  # chunks are larger than the state in them, and some of the room is for what passes through
+    if not state.problem:  # chunks are larger than the state in them, and streamed state takes some of the room
         room = state.resident_bytes
         larger = (room + state.streamed_bytes) / sum(load.state for load in loads)
         loads = [load._replace(state=math.ceil(load.state * larger)) for load in loads]
@@ -165,7 +165,7 @@ def _chosen(
 
 
 def _loads(family: Family, groups: Sequence[CoreGroup], params: Sequence[Param], numbers: Sequence[int]) -> list[Load]:
-    """In the order of numbers. Parameters of one group, shape and type are planned once."""
+    """The loads in the order of numbers. Parameters of the same group, shape and type are planned once."""
     bytes_of: dict[Any, int] = {}
     group_of = {i: number for number, group in enumerate(groups) for i in group.params}
     loads = []
@@ -180,8 +180,8 @@ def _loads(family: Family, groups: Sequence[CoreGroup], params: Sequence[Param],
 
 
 def speeds_of(device: torch.device, rule: str, hyper: Mapping[str, float], formats: Sequence[str], disk: str) -> Speeds:
-    """Measured once in a process: a fraction of a second for the link, half a second for each format, a second for the disk. disk: a
-    directory, or ""."""
+    """Measured once per process: a fraction of a second for the link, half a second for each format, a second for the disk.
+    disk: a directory, or ""."""
     given = tuple(sorted(hyper.items()))
     rates = [rate for state in formats if (rate := _step_rate(rule, state, given, torch.get_num_threads())) > 0]
     return Speeds(link_rate(device), min(rates, default=math.inf), _disk_rate(disk) if disk else math.inf)
@@ -200,14 +200,14 @@ def _disk_rate(directory: str) -> float:
 
 @cache
 def link_rate(device: torch.device) -> float:
-    """Bytes per second of torch's copies between the device and pinned host memory: the slower way, the best of three."""
+    """Bytes per second of torch's copies between the device and pinned host memory: the slower direction, the best of three."""
     module = torch.get_device_module(device)
     there = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device=device)
     here = torch.zeros(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
     seconds = []
     for to, source in ((there, here), (here, there)):
         best = math.inf
-        for _ in range(4):  # the first one counts as slow as it is
+        for _ in range(4):  # the first one is slow and only counts if it is the best
             module.synchronize(device)
             start = time.perf_counter()
             to.copy_(source, non_blocking=True)

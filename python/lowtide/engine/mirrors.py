@@ -1,8 +1,8 @@
-"""Parameters on a device that the CPU steps: those of an accelerator that Lowtide has no kernels for, and those that a budget leaves
-to it (`engine.host_steps`).
+"""Parameters on a device that the CPU steps: on accelerators for which Lowtide has no kernels, and parameters that a budget
+assigns to the CPU (`engine.host_steps`).
 
-A step copies weights and gradients to host memory, steps there, and copies the weights back, all with torch's own copies. State and
-masters are those of parameters on the CPU, with the same bits, and so is everything else of an optimizer.
+A step copies weights and gradients to host memory, steps there, and copies the weights back, using torch's copies. State,
+masters and everything else in an optimizer are the same, bit for bit, as for parameters on the CPU.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from lowtide.memory.budgets import Budget
 
 
 class _Mirror:
-    """A parameter's copy in host memory, and that of its gradient."""
+    """A parameter's copy in host memory, and the copy of its gradient."""
 
     def __init__(self, param: torch.Tensor, number: int, device: torch.device) -> None:
         local = local_of(param)
         self.param, self.number, self._device = param, number, device
-        # Nothing is copied before a step: a frozen parameter takes no memory that is touched.
+        # Nothing is copied before a step: the memory of a frozen parameter is never touched.
         weights = _host_memory(local, device if param.requires_grad else None)
         self.host = torch.nn.Parameter(weights, requires_grad=param.requires_grad)
-        self._came = -1  # version of the weights that a check has brought for the step after it
-        self.returns = False  # whether the host has weights that the device has not
+        self._came = -1  # version of the weights that a check has copied for the step after it
+        self.returns = False  # the host has weights that the device lacks
         self._buffer: torch.Tensor | None = None  # of gradients
-        self._fetched: ref[torch.Tensor] | None = None  # the gradient that the buffer has a copy of
+        self._fetched: ref[torch.Tensor] | None = None  # the gradient whose copy is in the buffer
         self._at = -1  # its version
-        self.taken = 0  # gradients since the last step that only the host has, added up in the buffer
+        self.taken = 0  # gradients since the last step that only the host has, summed in the buffer
         self._staged: torch.Tensor | None = None  # the last of them, until it is added
         self._staging: torch.Tensor | None = None  # its memory
         self._mark: Any = None  # of its copy
 
     def take(self) -> None:
-        """Queues the copy of the gradient, which is added to those taken before. The device's may go."""
+        """Queues the copy of the gradient, which is added to earlier ones. The device's gradient may be freed."""
         grad = self.param.grad
         assert grad is not None
         self._check(grad)
@@ -57,11 +57,11 @@ class _Mirror:
         _copy(target, local)
         self._mark, self._staged = _mark_of(self._device), target if self.taken else None
         if not self.taken:
-            self.host.grad = self._buffer.view_as(self._buffer)  # another object than that of the step before
+            self.host.grad = self._buffer.view_as(self._buffer)  # a different object from that of the previous step
         self.taken += 1
 
     def gather(self) -> None:
-        """Waits for the copy of the last gradient, and adds it to those before it, as autograd adds them on the device."""
+        """Waits for the copy of the last gradient, and adds it to the earlier ones, as autograd does on the device."""
         if self._mark is not None:
             self._mark.synchronize()
             self._mark = None
@@ -70,16 +70,16 @@ class _Mirror:
         self._staged = None
 
     def drop(self) -> None:
-        """Lets the gradients go that were taken."""
+        """Drops the gradients that were taken."""
         if self.taken:
             self.gather()
             self.taken, self.host.grad = 0, None
 
     def fetch(self) -> bool:
-        """Queues the copy of the gradient, unless it is there. Returns whether it has queued one."""
+        """Queues the copy of the gradient, unless it is already there. Returns true if it queued one."""
         grad = self.param.grad
         if self.taken:
-            if grad is not None:  # it has come past the hook
+            if grad is not None:  # it bypassed the hook
                 self.take()
                 self.param.grad = None
             self.gather()
@@ -106,7 +106,7 @@ class _Mirror:
 
     @property
     def came(self) -> bool:
-        """Whether the copy has the weights, for the step that is under way."""
+        """True if the copy has the weights for the current step."""
         return self._came == self.param._version
 
     def push(self) -> None:
@@ -115,11 +115,11 @@ class _Mirror:
         self.returns = False
 
     def leave_weights(self) -> None:
-        """The weights are copied when they are next asked for, for version counters miss what users write through `.data`."""
+        """The weights are copied at the next request, because version counters miss writes through `.data`."""
         self._came = -1
 
     def forget(self) -> None:
-        """Gradient and weights are copied once more when they are next asked for."""
+        """Makes the next request copy gradient and weights again."""
         self._fetched, self._came = None, -1
 
     def _check(self, grad: torch.Tensor) -> None:
@@ -134,19 +134,18 @@ class _Mirror:
 
 
 class MirrorCore(_core.Optimizer):
-    """A core of the CPU for parameters elsewhere. Stands for `_core.Optimizer` in every call.
-
-    Threads and streams: copies are queued on torch's current stream of the device, and waited for before the CPU steps. What a
-    step has changed is queued back there when it returns."""
+    """A CPU core for parameters elsewhere. Replaces `_core.Optimizer` in every call.
+    || Threads and streams: copies are queued on torch's current stream of the device, and the CPU waits for them before it
+    steps. The copies back are queued there when a step returns."""
 
     def __init__(
         self, place: Place, rule: str, nonfinite: str, threads: int, cpu_target: str, budget: Budget | None, *more: Any
     ) -> None:
-        """place: of the parameters. The others are those of `_core.Optimizer`."""
+        """place: of the parameters. The other arguments are `_core.Optimizer`'s."""
         super().__init__(rule, nonfinite, threads, cpu_target, budget, *more)
         self._device, self._has_disk = place.device, bool(budget and budget.disk)
         self._mirrors: list[_Mirror | None] = []  # by number; None: a stand-in
-        self._marks: list[Any] = []  # of copies that may be under way
+        self._marks: list[Any] = []  # of copies that may be running
 
     def add_param(self, group: int, param: torch.Tensor, with_state: bool = True, whole: Any = None) -> int:
         local = local_of(param)
@@ -174,9 +173,9 @@ class MirrorCore(_core.Optimizer):
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None, clip: Any = None,
     ) -> int:  # fmt: skip
-        """As `_core.Optimizer.step`; what a step has changed before a disk failed goes back, too. Raises RuntimeError if the device
-        fails: before the step nothing has changed; after it, the weights that could not be copied back wait in host memory for
-        `synchronize` or the next step."""
+        """Like `_core.Optimizer.step`; if a disk fails, changes made before the failure are copied back too. Raises
+        RuntimeError if the device fails: before the step nothing has changed; after it, weights that could not be copied back
+        stay in host memory for `synchronize` or the next step."""
         if directions is not None:
             raise NotImplementedError(f"got parameters on {self._device}, wanted cpu, cuda or xpu for this rule")
         self._return()
@@ -192,10 +191,10 @@ class MirrorCore(_core.Optimizer):
         return bad
 
     def set_evaluating(self, evaluating: bool, stream: int = 0) -> None:
-        """As `_core.Optimizer.set_evaluating`; what has moved is on the device when it returns or raises."""
+        """Like `_core.Optimizer.set_evaluating`; moved weights are on the device when it returns or raises."""
         before = [self.evaluating(i) for i in range(len(self._mirrors))]
         moved = {i: mirror for i, mirror in enumerate(self._mirrors) if mirror and self.has_state(i) and before[i] != evaluating}
-        if not moved:  # frameworks ask before every batch: nothing is waited for
+        if not moved:  # frameworks ask before every batch: do not wait
             super().set_evaluating(evaluating, stream)
             return
         self._return()
@@ -220,13 +219,14 @@ class MirrorCore(_core.Optimizer):
         self._wait()
 
     def offload(self) -> None:
-        """As `_core.Optimizer.offload`. Without a disk all state is off the device as it is."""
+        """Like `_core.Optimizer.offload`. Without a disk, all state is already off the device."""
         if self._has_disk:
             super().offload()
 
     def take(self, number: int) -> bool:
-        """Queues the copy of a parameter's gradient, to be added to those that were taken since the last step; the device's may go then.
-        Returns whether the parameter is one of the device's. RuntimeError if the device fails: the gradient is where it was."""
+        """Queues the copy of a parameter's gradient, to be added to those taken since the last step; the device's gradient may
+        then be freed. Returns true if the parameter is on the device. Raises RuntimeError if the device fails: the gradient
+        stays where it was."""
         if (mirror := self._mirrors[number]) is None:
             return False
         with self._told("copying a gradient to the host: it is on the device still"):
@@ -234,7 +234,8 @@ class MirrorCore(_core.Optimizer):
         return True
 
     def holders(self) -> dict[int, torch.Tensor]:
-        """By number, what has the gradient of a parameter whose gradients were taken as its `.grad`. Waits for their copies."""
+        """For parameters whose gradients were taken, by number, the tensors that hold them as `.grad`. Waits for their
+        copies."""
         taken = {i: mirror for i, mirror in enumerate(self._mirrors) if mirror is not None and mirror.taken}
         with self._told("copying gradients to the host: nothing was changed"):
             for mirror in taken.values():
@@ -242,7 +243,7 @@ class MirrorCore(_core.Optimizer):
         return {i: mirror.host for i, mirror in taken.items()}
 
     def drop(self) -> None:
-        """Lets the gradients go that were taken."""
+        """Drops the gradients that were taken."""
         for mirror in self._of(None):
             mirror.drop()
 
@@ -251,11 +252,12 @@ class MirrorCore(_core.Optimizer):
         return [mirror for number in numbers if (mirror := self._mirrors[number]) is not None]
 
     def _fetch(self, only: Sequence[int] | None, weights: bool = False, wait_for_weights: bool = True) -> list[_Mirror]:
-        """Brings gradients to the host and, if asked for, the weights that have one. Returns the parameters with gradients."""
+        """Copies gradients to the host and, if requested, the weights of parameters with one. Returns the parameters with
+        gradients."""
         with self._told("copying gradients and weights to the host: nothing was changed"):
             mirrors = self._of(only)
             if not weights or not all(mirror.came for mirror in mirrors if mirror.host.grad is not None):
-                self._wait()  # the host's memory may still be read
+                self._wait()  # the host memory may still be in use
             queued = [mirror.fetch() for mirror in mirrors]
             if any(queued) and not wait_for_weights:
                 self._mark()
@@ -270,7 +272,7 @@ class MirrorCore(_core.Optimizer):
         return taken
 
     def _return(self) -> None:
-        """Brings the weights to the device that it does not have yet."""
+        """Copies back the weights that the device does not have yet."""
         left = [mirror for mirror in self._of(None) if mirror.returns]
         if not left:
             return
@@ -284,7 +286,7 @@ class MirrorCore(_core.Optimizer):
             self._marks.append(mark)
 
     def _wait(self, first: int | None = None) -> None:
-        """Waits for the first so many marks; None: for all."""
+        """Waits for the first `first` marks; None: for all."""
         while self._marks[:first]:
             self._marks.pop(0).synchronize()
             first = None if first is None else first - 1
@@ -298,7 +300,7 @@ class MirrorCore(_core.Optimizer):
 
 
 def _host_memory(like: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    """Uninitialized host memory for a copy; page-locked, so that copies are queued, where `device` can do that."""
+    """Uninitialized host memory for a copy; page-locked, so that copies are queued, if `device` supports it."""
     if device is not None and hasattr(torch.get_device_module(device), "current_stream"):
         try:
             return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
@@ -313,8 +315,8 @@ def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _mark_of(device: torch.device) -> Any:
-    """Something to `synchronize()` with what is on torch's current stream now; None where copies wait by themselves, there being no
-    streams."""
+    """An object whose `synchronize()` waits for the work now on torch's current stream; None without streams, where copies wait
+    by themselves."""
     module = torch.get_device_module(device)
     if not hasattr(module, "current_stream"):
         return None

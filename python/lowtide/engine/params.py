@@ -1,4 +1,4 @@
-"""One record for each parameter of an optimizer: whether it can be stepped, where it is, how it is cut, and its own options."""
+"""One record per parameter of an optimizer: whether it can be stepped, its place, its sharding, and its own options."""
 
 from __future__ import annotations
 
@@ -21,39 +21,40 @@ _PLACE = attrgetter("place")
 
 @dataclass(slots=True)
 class Param:
-    """A parameter as an optimizer has it, or will have it. Who changes one makes another: one of a plan that is refused then
-    leaves nothing behind."""
+    """A parameter in an optimizer or in a plan. Records are replaced, never changed: a plan that is refused leaves nothing
+    behind."""
 
-    tensor: Any  # torch.Tensor; in plans also what stands for one
+    tensor: Any  # torch.Tensor; in plans also a substitute
     group: int  # number of its parameter group
-    index: int  # number in there
-    place: Place | None = None  # where it is stepped; None: it is foreign, and cannot be stepped
+    index: int  # index in that group
+    place: Place | None = None  # where it is stepped; None: it is foreign and cannot be stepped
     sharding: Sharding | None = None  # of a DTensor
-    overridden: Overridden | None = None  # the overrides that it has met, if any
-    override: Mapping[str, Any] | None = None  # the options that they give
-    memory: Memory | None = None  # its own budget, of an override or of its group; None: the optimizer's
-    dtype: torch.dtype | None = None  # when a core took it in
+    overridden: Overridden | None = None  # the overrides that apply to it, if any
+    override: Mapping[str, Any] | None = None  # the options that they set
+    memory: Memory | None = None  # its own budget, from an override or its group; None: the optimizer's
+    dtype: torch.dtype | None = None  # when a core registered it
 
     @property
     def where(self) -> str:
-        """For errors."""
+        """Its name in errors."""
         return f"parameter group {self.group}, parameter {self.index}"
 
     def moved(self, place: Place | None, sharding: Sharding | None) -> Param:
         return replace(self, place=place, sharding=sharding)
 
     def taken(self) -> Param:
-        """The same as a core takes it in now."""
+        """The record as a core registers it now."""
         return replace(self, dtype=self.tensor.dtype)
 
     def with_overrides(self, overridden: Overridden | None, of_group: Memory | None) -> Param:
-        """The same under these overrides. of_group: the budget of its group."""
+        """The record under these overrides. of_group: the budget of its group."""
         override = overridden.options() if overridden else {}
         return replace(self, overridden=overridden, override=override, memory=override.get("memory", of_group))
 
 
 def examine(param: torch.Tensor, where: str) -> tuple[Place, Sharding | None]:
-    """Where a parameter is, and how it is cut. ValueError, TypeError or NotImplementedError for one that cannot be stepped."""
+    """The place of a parameter, and its sharding. Raises ValueError, TypeError or NotImplementedError for one that cannot be
+    stepped."""
     local = local_of(param)
     places.check_parameter(local, where)
     if places.may_stand_aside(param):
@@ -64,13 +65,13 @@ def examine(param: torch.Tensor, where: str) -> tuple[Place, Sharding | None]:
 
 
 def examine_all(params: Sequence[Param], where: Sequence[str] | None, of_others: Collection[Place], may_wait: bool) -> list[Param]:
-    """The same where they are, and cut as they are. where: each one's name for errors, if it is another than its own;
-    of_others: where those beside them are; may_wait: parameters that train may be on meta until a step. ValueError,
-    TypeError or NotImplementedError for one that cannot be stepped, unless it may stand aside."""
+    """The records with their current places and shardings. where: names for errors, if they differ from the parameters' own;
+    of_others: places of the other parameters; may_wait: trained parameters may be on meta until a step. Raises ValueError,
+    TypeError or NotImplementedError for a parameter that cannot be stepped, unless it may stand aside."""
     now = list(params)
     known = {*of_others}
     aside = [places.may_stand_aside(param.tensor) and (may_wait or not param.tensor.requires_grad) for param in params]
-    # Those that are stepped say at which places there is a core. A frozen one alone needs none.
+    # Trained parameters determine the places with a core. A frozen one needs none.
     for i in sorted(range(len(params)), key=aside.__getitem__):
         try:
             here, of = examine(params[i].tensor, where[i] if where else params[i].where)
@@ -85,5 +86,5 @@ def examine_all(params: Sequence[Param], where: Sequence[str] | None, of_others:
 
 
 def wanted_places(params: Sequence[Param]) -> list[Place]:
-    """The places at which parameters are stepped, that of the first one first."""
+    """The places at which parameters are stepped, starting with the first parameter's."""
     return [*dict.fromkeys(filter(None, map(_PLACE, params)))]

@@ -1,9 +1,9 @@
-"""Each device's part of a budget whose parameters are on several.
+"""Each device's part of a budget for parameters on several devices.
 
-`host` is one amount for all of them. Each device first has what its parameters' state takes beyond `device` (the CPU all
-that it takes), as forecast; what is left goes to the devices by the bytes of their state. Where `host` is too small for all, the CPU, whose state
-alone can go to `disk`, comes last; without a disk all get too little alike, and the first step refuses. Whatever happens,
-the shares add up to no more than `host`.
+`host` is one amount for all of them. Each device first gets the forecast bytes of state that exceed `device` (the CPU: of all
+its state); the remainder is divided among the devices in proportion to the bytes of their state. If `host` is too small for
+all, the CPU comes last, because only its state can go to `disk`; without a disk all shares are reduced alike, and the first
+step refuses. In every case the shares add up to at most `host`.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from lowtide.engine.params import Param
 from lowtide.memory.budgets import Budget, Memory, budget_at, size_of
 from lowtide.memory.forecast import Forecast, forecast
 
-_ENOUGH = 2**62  # bytes: no limit, but state is put together as under one
-Owner = tuple[int, Memory | None]  # a parameter group and the budget that it brings, or `_OPTIMIZER`
+_ENOUGH = 2**62  # bytes: no limit, but state is laid out as under a limit
+Owner = tuple[int, Memory | None]  # the parameter group that sets a budget, and the budget; or `_OPTIMIZER`
 _OPTIMIZER: Owner = (-1, None)
 
 
 class Shares(NamedTuple):
-    """The budgets of an optimizer, at each place."""
+    """The budgets of an optimizer at each place."""
 
-    of_all: Mapping[Place, Memory | None]  # of groups without their own
+    of_all: Mapping[Place, Memory | None]  # of groups that have none
     of_groups: Mapping[Owner, Mapping[Place, Memory]]
-    told: Mapping[Place, str]  # for errors at a place that has a part of `host`: of what was given
-    automatic: bool  # whether any of them depends on what is free
+    told: Mapping[Place, str]  # the amount that was given, for errors at a place with a part of `host`
+    automatic: bool  # whether any of them depends on free memory
 
     def own(self, group: CoreGroup, place: Place) -> Memory | None:
-        """The part of a group's own budget that its parameters at `place` have; None: there are none."""
+        """The part of a group's own budget for its parameters at `place`; None: no parameters there."""
         return self.of_groups.get((group.of, group.memory), {}).get(place)
 
 
-UNLIMITED = Shares({HOST: None}, {}, {}, False)  # of the CPU alone
+UNLIMITED = Shares({HOST: None}, {}, {}, False)  # for the CPU only
 
 
 class _Takes(NamedTuple):
     """Bytes of the state at one place."""
 
-    beyond: int  # those that `device` has no room for
+    beyond: int  # bytes that do not fit in `device`
     all: int
 
 
 def shares_of(
     family: Family, memory: Memory | None, groups: Sequence[CoreGroup], params: Sequence[Param], at: Sequence[Place]
 ) -> Shares:
-    """The budgets of an optimizer with these parameters, whose own budget is `memory`, and which has a core at each of these
-    places. Nothing is divided where there is one. ValueError or TypeError for a size that means nothing."""
+    """The budgets of an optimizer with these parameters, whose own budget is `memory`, and with a core at each of these places.
+    A single place gets everything. Raises ValueError or TypeError for an invalid size."""
     found: dict[Owner, dict[Place, set[int]]] = {_OPTIMIZER: {place: set() for place in at}}
     for i, param in enumerate(params):
         owner = (param.group, param.memory) if param.memory else _OPTIMIZER
@@ -113,8 +113,8 @@ def _takes(family: Family, memory: Memory, sizes: Sequence[GroupSizes], place: P
 
 
 def state_on_device(family: Family, sizes: Sequence[GroupSizes], budget: Budget, host: int = -1) -> Forecast:
-    """Forecasts these parameters under the budget of their device; where that does not fit, all state is taken to stream.
-    host: bytes of its memory; -1: enough."""
+    """Forecasts these parameters under the budget of their device; if they do not fit, assumes that all state streams. host:
+    bytes of host memory; -1: enough."""
 
     def found(there: int) -> Forecast:
         given = Budget(host, chunk=budget.chunk, device=there, transfer=budget.transfer)
