@@ -1,4 +1,4 @@
-"""Where state may live: budgets in bytes."""
+"""Budgets in bytes, which say where state may live."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lowtide.devices.places import HOST, Place, has_kernels
 
 
 class Budget(NamedTuple):
-    """A `Memory` as the core takes it: in bytes; -1: no limit."""
+    """A `Memory` in the core's form: bytes; -1: no limit."""
 
     host: int
     disk: str = ""  # a directory
@@ -26,39 +26,38 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Budgets for optimizer state. What does not fit into one tier lives in the next and streams through every step;
-    only what does not fit moves, and no bit of any result depends on it.
+    """Budgets for optimizer state. State that does not fit in one tier lives in the next and streams through every step; only
+    state that does not fit moves, and no bit of any result depends on it.
 
-    Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024),
-    or a share such as "25%" of what there is: of the machine's RAM or, for `device`, of the memory of the parameters'
-    device.
+    Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024), or a
+    share such as "25%" of the machine's RAM or, for `device`, of the memory of the parameters' device.
 
-    For parameters on several devices, `host` is one amount for all of them, and each device has a share of it
-    (docs/devices.md); `device`, `managed` and `transfer` are not for those on the CPU, and the rest holds for each device
-    by itself.
+    For parameters on several devices, `host` is one amount for all of them, and each device gets a share of it
+    (docs/devices.md); `device`, `managed` and `transfer` do not apply to parameters on the CPU; all other fields apply to each
+    device separately.
 
     Attributes:
-        device: bytes of memory of the parameters' device, streaming buffers included. "auto": state begins on the device
-            as far as it fits beside torch's peak, the rest in host memory, and moves as memory gets short or free; for
-            CPU parameters as if not given. Not given: "auto" on CUDA; on other devices 7/8 of the memory that is free at
-            the first step (of all of it where the driver does not tell what is free).
-        host: bytes of host memory, streaming buffers included. Not given: no limit.
-        disk: a directory, best on a local SSD, for a scratch file without a name: nothing is left behind, whatever
-            happens to the process. One process at a time. None: no disk, and state that does not fit is refused.
-            `step` says who steps the parameters whose state is there.
+        device: bytes of memory of the parameters' device, streaming buffers included. "auto": state starts on the
+            device as far as it fits beside torch's peak, the rest in host memory, and it moves as memory gets short or
+            free; no effect on CPU parameters. Default: "auto" on CUDA; on other devices 7/8 of the memory that is free
+            at the first step (of all memory if the driver does not report free memory).
+        host: bytes of host memory, streaming buffers included. Default: no limit.
+        disk: a directory, best on a local SSD, for an unnamed scratch file: nothing is left behind, whatever happens to
+            the process. One process at a time. None: no disk; state that does not fit is refused. `step` says who steps
+            the parameters whose state is there.
         disk_limit: bytes on disk at most.
-        chunk: the unit of moving; by default chosen from the budget.
-        managed: all state in memory that the driver moves between a device and the host as it is used, instead of what
-            does not fit in chunks. It must fit into the device's memory. For parameters on a device only.
-        transfer: how state that does not fit on a device reaches it: "copy" (through buffers there), "zero_copy" (kernels
-            read and write host memory), "hybrid" (copied in, written by kernels). None: the fastest of those that the
-            device can do, which is measured once and remembered. For parameters on a device only.
-        step: where parameters on a device are stepped. "device". "host": by the CPU, to which gradients and weights are
-            copied; all state and masters are in host memory and on disk. "auto": those whose state does not fit there
-            by the device or by the CPU, so that both end at the same time, by rates that are measured once in a process
-            (`lowtide.engine.host_steps`). None: "auto" with a disk, "host" with device=0, else "device". With "device"
-            and a disk, what has no room in `host` comes from the disk through pinned memory in every step, which
-            returns when it has been written back. No bit of a result depends on it.
+        chunk: the unit of transfer; by default chosen from the budget.
+        managed: keeps all state in memory that the driver migrates between a device and the host on use, instead of
+            streaming chunks. State must fit into the device's memory. For parameters on a device only.
+        transfer: how state that does not fit on a device reaches it: "copy" (through buffers there), "zero_copy"
+            (kernels read and write host memory), "hybrid" (copied in, written by kernels). None: the fastest mode of
+            the device, measured once and remembered. For parameters on a device only.
+        step: who steps parameters on a device. "device". "host": the CPU, to which gradients and weights are copied;
+            all state and masters are in host memory and on disk. "auto": if a parameter's state does not fit on the
+            device, either the device or the CPU steps it, so that both finish at the same time, by rates measured once
+            per process (`lowtide.engine.host_steps`). None: "auto" with a disk, "host" with device=0, else "device".
+            With "device" and a disk, state that does not fit in `host` comes from the disk through pinned memory in
+            every step, which returns when the state has been written back. No bit of a result depends on it.
     """
 
     device: int | str | None = None
@@ -71,8 +70,8 @@ class Memory:
     step: str | None = None
 
     def steps_at(self, place: Place) -> str:
-        """Where parameters of a device are stepped: "device", "host" or "auto". ValueError or TypeError for a combination that
-        means nothing."""
+        """Who steps parameters on a device: "device", "host" or "auto". Raises ValueError or TypeError for an invalid
+        combination."""
         if self.step is not None and not isinstance(self.step, str):
             raise TypeError(f"memory: step: got {self.step!r} ({type(self.step).__name__}), wanted a str or None")
         ways = ("device", "host", "auto")
@@ -107,8 +106,7 @@ class Memory:
         return "host" if nothing else way
 
     def budget(self, place: Place = HOST) -> Budget:
-        """In bytes, for parameters at `place`. Raises ValueError or TypeError for a size or a combination that means
-        nothing."""
+        """The budget in bytes for parameters at `place`. Raises ValueError or TypeError for an invalid size or combination."""
         if not isinstance(self.managed, bool):
             raise TypeError(f"memory: managed: got {self.managed!r} ({type(self.managed).__name__}), wanted a bool")
         elsewhere = "it for those on a device only"
@@ -141,12 +139,12 @@ class Memory:
         if self.disk is not None and not disk:
             raise ValueError("memory: got an empty path as disk, wanted a directory, or None for no disk")
         limit = -1 if self.disk_limit is None else size_of("disk_limit", self.disk_limit)
-        if not on_disk:  # what is there the CPU steps (`engine.host_steps`)
+        if not on_disk:  # the CPU steps parameters whose state is on disk (`engine.host_steps`)
             disk, limit = "", -1
         return Budget(host, disk, limit, chunk, device, self.managed, self.transfer or "", automatic)
 
     def part(self, place: Place, host: int | str | None) -> Memory:
-        """The budget of those parameters at `place`, where others are elsewhere. host: their share of it in bytes."""
+        """The budget of the parameters at `place`, if others are elsewhere. host: their share of it in bytes."""
         if place.mirrored:
             return replace(self, device=None, host=host, managed=False, transfer=None, step="host")
         if place.on_host:
@@ -157,14 +155,14 @@ class Memory:
 
 
 def budget_at(memory: Memory | None, place: Place) -> Budget | None:
-    """The budget that an optimizer with this `memory` gives its core; None: no limit."""
+    """The budget for the core of an optimizer with this `memory`; None: no limit."""
     if memory is None and (place is HOST or not place.kind.automatic):
         return None
     return (memory or Memory()).budget(place)
 
 
 def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """A path as the core takes it. TypeError if it is none, ValueError for a name that is not UTF-8."""
+    """A path in the core's form. Raises TypeError for other values, ValueError for a name that is not UTF-8."""
     text = os.fsdecode(path)
     try:
         text.encode()
@@ -174,7 +172,7 @@ def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 def size_of(name: str, value: int | str, place: Place = HOST) -> int:
-    """A size in bytes; shares are of the memory at `place`. ValueError or TypeError, naming `name`, if it is none."""
+    """A size in bytes; shares are of the memory at `place`. Raises ValueError or TypeError, naming `name`, for other values."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(f"memory: {name}: got {value!r} ({type(value).__name__}), wanted bytes as an int or '2GiB'")
     if isinstance(value, int):
