@@ -1,8 +1,8 @@
-"""The optimizer's work inside `backward()`: hooks on its parameters, which read state ahead, or step parameters and free
-their gradients.
+"""The optimizer's work inside `backward()`: hooks on its parameters that read state ahead, or step parameters and free their
+gradients.
 
-The hook of a parameter runs when its gradient is complete, on the thread and the stream that computed it. Each device has
-a thread of its own in backward, so what is gathered is gathered for each device, and only its thread uses its core.
+A parameter's hook runs when its gradient is complete, on the thread and the stream that computed it. In backward each device
+has its own thread, so gradients are collected per device, and only the device's thread uses its core.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from lowtide.memory.budgets import size_of
 from lowtide.options.options import Options
 
 OPTIONS = ("prefetch_in_backward", "step_in_backward", "offload_in_backward")
-_BUCKET = 64 << 20  # bytes: a call for each small gradient would cost more than stepping it
-_ASK_AFTER = 16 << 20  # bytes of gradients: what is free is asked for once in so many
-_KEEP_FREE = 32  # 1 / that of the device's memory stays free: activations and gradients are not cut to measure
+_BUCKET = 64 << 20  # bytes: a call per small gradient would cost more than its step
+_ASK_AFTER = 16 << 20  # bytes of gradients between two queries of free memory
+_KEEP_FREE = 32  # 1 / this share of device memory stays free: activations and gradients come in uneven sizes
 
 
 class InBackward(ABC):
-    """Base class of what is done there. Keeps neither the optimizer nor its parameters alive."""
+    """Base class of work in backward. Keeps neither the optimizer nor its parameters alive."""
 
-    option: ClassVar[str]  # that asks for it
-    under_way = False  # whether backward has changed parameters since the last step
-    steps: int | None = None  # of the user's, where the core counts others beside them
+    option: ClassVar[str]  # the option that enables it
+    under_way = False  # backward has changed parameters since the last step
+    steps: int | None = None  # the user's steps, if the core counts others as well
 
     def __init__(self, engine: Engine) -> None:
         self._of = weakref.ref(engine)
@@ -44,31 +44,31 @@ class InBackward(ABC):
         weakref.finalize(engine, _remove, self._handles).atexit = False
 
     def check(self, params: Sequence[torch.Tensor], where: str) -> None:
-        """ValueError for parameters with which it cannot be done."""
+        """Raises ValueError for parameters that it does not support."""
 
     def watch(self, params: Sequence[torch.Tensor], first: int) -> None:
-        """Takes in parameters, numbered from `first` on."""
+        """Adds parameters, numbered from `first` on."""
         self._unhooked += [(first + i, weakref.ref(param)) for i, param in enumerate(params)]
         self._hook()
 
     def watch_anew(self, params: Sequence[torch.Tensor]) -> None:
-        """Takes in other tensors in place of all parameters."""
+        """Replaces all parameters by other tensors."""
         _remove(self._handles)
         self._handles.clear()
         self._unhooked.clear()
         self.watch(params, 0)
 
     def before_step(self, closure: Callable[[], float] | None) -> None:
-        """ValueError for a step that cannot be taken."""
+        """Raises ValueError for a step that cannot be taken."""
 
     @abstractmethod
     def after_step(self, taken: bool) -> None:
-        """The step has been taken, or has failed with an error."""
+        """Called when a step has been taken, or has failed."""
         self._hook()
 
     @abstractmethod
     def arrived(self, engine: Engine, number: int, param: torch.Tensor) -> None:
-        """The gradient of a parameter is complete."""
+        """Called when the gradient of a parameter is complete."""
 
     def _hook(self) -> None:
         waiting = []
@@ -98,12 +98,12 @@ def _remove(handles: list[Any]) -> None:
 class _Passes:
     """The backward passes of one device."""
 
-    seen: set[int] = field(default_factory=set)  # parameters, in this pass
+    seen: set[int] = field(default_factory=set)  # parameters in this pass
     passes: int = 0  # since the last step
-    usual: int = 0  # before it
+    usual: int = 0  # before the last step
     taken: int = 0  # bytes, since the last step
-    since: int = 0  # bytes of gradients since the last question
-    to_come: int = 0  # bytes of gradients
+    since: int = 0  # bytes of gradients since the last query
+    to_come: int = 0  # bytes of gradients still to come
 
     def end(self) -> None:
         self.usual = self.passes or self.usual
@@ -112,16 +112,15 @@ class _Passes:
 
 
 class PrefetchInBackward(InBackward):
-    """Takes device memory that backward frees, to read state of the next step into it.
-
-    With several backward passes for a step (gradient accumulation) only the last one does; how many there are is
-    learned from the step before, so the first step reads nothing ahead.
+    """Takes device memory that backward frees, to read the next step's state into it.
+    || If a step has several backward passes (gradient accumulation), only the last one does this; the number of passes is
+    learned from the previous step, so the first step reads nothing ahead.
     """
 
     option = OPTIONS[0]
 
     def __init__(self, engine: Engine, limit: int | None) -> None:
-        """limit: bytes; None: what is free."""
+        """limit: bytes; None: all that is free."""
         super().__init__(engine)
         self._limit = limit
         self._passes: dict[Place, _Passes] = {}
@@ -158,7 +157,7 @@ class PrefetchInBackward(InBackward):
 
 @dataclass
 class _Bucket:
-    """Parameters of one device whose gradients wait."""
+    """Parameters of one device whose gradients are waiting."""
 
     numbers: list[int] = field(default_factory=list)
     size: int = 0  # bytes
@@ -169,11 +168,10 @@ class _Bucket:
 
 
 class StepInBackward(InBackward):
-    """Steps gradients in buckets, one for each device, as soon as there are so many bytes of them, and the rest when
-    backward ends. One bucket is stepped at a time: the options are told to all devices.
-
-    Parameters that are stepped count as changed in place: should autograd still need the values of before, it says so
-    instead of computing with the new ones.
+    """Steps gradients in buckets, one for each device, once a bucket holds enough bytes, and the rest when backward ends. One
+    bucket is stepped at a time, because all devices are told the options.
+    || Stepped parameters count as changed in place: if autograd still needs the earlier values, it raises instead of computing
+    with the new ones.
     """
 
     option = OPTIONS[1]
@@ -184,8 +182,8 @@ class StepInBackward(InBackward):
         super().__init__(engine)
         self._step = weakref.WeakMethod(step)
         self._bucket_bytes = _BUCKET if bucket is None else bucket
-        self._stepped: set[int] = set()  # parameters whose gradients have come since the last step()
-        self._buckets: dict[Place | None, _Bucket] = {}  # None: of foreign ones, which a step may take in
+        self._stepped: set[int] = set()  # parameters whose gradients have arrived since the last step()
+        self._buckets: dict[Place | None, _Bucket] = {}  # None: foreign parameters, which a step may take in
         self._stepping = threading.Lock()
         self.steps = 0
 
@@ -248,8 +246,8 @@ class StepInBackward(InBackward):
 
 
 class OffloadInBackward(InBackward):
-    """Has gradients of the parameters that the CPU steps go to the host as soon as they are there, where those of several passes
-    are added up, and frees them on the device. A step that was taken lets them go."""
+    """Moves gradients of the parameters that the CPU steps to the host as soon as they are complete, sums them there over
+    several passes, and frees them on the device. They are dropped after a step that was taken."""
 
     option = OPTIONS[2]
 
@@ -267,7 +265,7 @@ class OffloadInBackward(InBackward):
             self.drop()
 
     def drop(self) -> None:
-        """Lets the gradients go."""
+        """Drops the gradients."""
         if (engine := self._of()) is not None:
             engine.drop_gradients()
 
@@ -293,15 +291,15 @@ def _expect_alone(option: str, done: str) -> None:
 
 
 def options_of(options: Options) -> dict[str, Any]:
-    """Those that `in_backward` reads."""
+    """The options that `in_backward` reads."""
     return {name: options[name] for name in OPTIONS if name in options}  # type: ignore[literal-required]
 
 
 def in_backward(
     engine: Engine, options: dict[str, Any], step: Callable[[list[int]], None]
 ) -> InBackward | None:
-    """The hooks that the options ask for; `step`: see `StepInBackward`. Raises ValueError or TypeError for options that
-    cannot be had."""
+    """The hooks that the options ask for; `step`: see `StepInBackward`. Raises ValueError or TypeError for unsupported
+    options."""
     prefetch, at_once, away = (options.get(name, False) for name in OPTIONS)
     asked = [name for name in OPTIONS if options.get(name, False) is not False]
     if len(asked) > 1:

@@ -1,4 +1,4 @@
-"""A step of Muon in batches: what is stepped together, and who makes which matrices orthogonal."""
+"""A step of Muon in batches: which parameters are stepped together, and which rank orthogonalizes which matrix."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lowtide.devices.pieces import Coordinates, Route, route_of
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.optimizers.orthogonal import cost
 
-IN_FLIGHT = 3  # batches: pieces of one are on their way to owners, of one back, and one is worked on
-_BYTES = 12  # of an element that travels, at most: where it comes from and on its owner
+IN_FLIGHT = 3  # batches: pieces of one are going to owners, pieces of one are coming back, and one is being computed
+_BYTES = 12  # at most, per element that travels: on its rank and on its owner
 _OF_DIRECTION = 4
 
 
 class Batch(NamedTuple):
     params: list[int]  # numbers
-    exchange: Exchange | None  # of its matrices; None: those are whole on this rank, or have no other owner
+    exchange: Exchange | None  # of its matrices; None: they are whole on this rank, or have no other owner
 
 
 class Matrix(NamedTuple):
-    """A parameter that Muon steps: a matrix, or a stack of them."""
+    """A parameter that Muon steps: a matrix, or a stack of matrices."""
 
     number: int
     shape: torch.Size  # of the whole
@@ -38,14 +38,13 @@ class Matrix(NamedTuple):
 
     @property
     def stack(self) -> int:
-        """Matrices that this rank has, or has a part of."""
+        """Matrices of which this rank has at least a part."""
         return self.local[0] if len(self.shape) == 3 else 1
 
 
 def batches_of(others: Sequence[int], matrices: Sequence[Matrix], room: int) -> list[Batch]:
-    """others: numbers of parameters that are not moved by directions; they go first. room: elements of directions at a
-    time. Matrices that travel take as many bytes on a rank, for all batches that are under way, unless one matrix for each
-    rank takes more."""
+    """others: numbers of parameters that are not moved by directions; they go first. room: elements of directions at a time.
+    Matrices that travel take as many bytes on a rank, for all batches in flight, unless one matrix per rank takes more."""
     whole = [matrix for matrix in matrices if matrix.route is None]
     batches = [Batch(list(others), None)]
     left = room
@@ -68,7 +67,7 @@ def batches_of(others: Sequence[int], matrices: Sequence[Matrix], room: int) -> 
 def _exchanged(
     route: Route, matrices: Sequence[Matrix], room: int, loads: dict[tuple[object, tuple[int, ...]], list[int]]
 ) -> list[Batch]:
-    """loads: multiplications of each rank so far, by mesh and dimensions of it."""
+    """loads: multiplications of each rank so far, by mesh and dimensions."""
     ranks = math.prod(route.sizes)
     dims = tuple(sorted((*route.cut, *route.copied)))
     load = loads.setdefault((route.mesh, dims), [0] * ranks)
@@ -97,14 +96,14 @@ def _exchanged(
 
 
 def _parts(matrix: Matrix, ranks: int) -> list[Part]:
-    """One for each rank, if there are as many matrices."""
+    """One part per rank, if there are enough matrices."""
     count = min(matrix.stack, ranks) if math.prod(matrix.shape[-2:]) else 0
     edges = [matrix.stack * k // count for k in range(count + 1)] if count else []
     return [Part(matrix.number, a, b - a, matrix.shape) for a, b in itertools.pairwise(edges)]
 
 
 def _coordinates(route: Route, dims: Sequence[int]) -> list[Coordinates]:
-    """Those of each rank along the route, in the order of the mesh, which all routes share."""
+    """The coordinates of each rank along the route, in the order of the mesh, which all routes share."""
     found = itertools.product(*(range(route.mesh.size(dim)) for dim in dims))
     places = [dims.index(dim) for dim in (*route.cut, *route.copied)]
     return [tuple(at[place] for place in places) for at in found]

@@ -1,7 +1,7 @@
-"""Clipping as a part of the step: one read of the gradients gives their norm, and the next step multiplies them by the
-factor that clips them.
+"""Clipping as part of the step: one read of the gradients gives their norm, and the next step multiplies them by the clipping
+factor.
 
-Sums of squares are exact, so that the norm is the same bits however tensors are cut into pieces and shards.
+Sums of squares are exact, so the norm has the same bits however tensors are cut into pieces and shards.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from lowtide.engine.engine import Engine
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_INFINITY, _NAN = 0x7F800000, 0x7FC00000  # as float bits
+_INFINITY, _NAN = 0x7F800000, 0x7FC00000  # as bits of a float
 
 
 class Clip(NamedTuple):
     """The factor that clips gradients to a norm."""
 
     norm: float
-    factor: float  # that a step multiplies gradients by
-    clipped: float  # the norm that it leaves
+    factor: float  # by which a step multiplies gradients
+    clipped: float  # the norm after clipping
 
     @property
     def finite(self) -> bool:
-        """The step need not look for gradients that are not."""
+        """True if the step need not check the gradients."""
         return self.clipped < _core.GRADIENT_LIMIT
 
     def times(self, scale: float) -> Clip:
-        """The same for gradients that a step multiplies by `scale`, too."""
+        """The same clip for gradients that a step also multiplies by `scale`."""
         return Clip(self.norm, self.factor * scale, self.clipped * abs(scale))
 
 
 class Queued(NamedTuple):
-    """A clip that is on its way on a device."""
+    """A clip that a device is still computing."""
 
     clip: _core.QueuedClip
-    scale: float = 1.0  # that a step multiplies gradients by, too
+    scale: float = 1.0  # by which a step also multiplies gradients
 
     def times(self, scale: float) -> Queued:
-        """As `Clip.times`."""
+        """Like `Clip.times`."""
         return Queued(self.clip, self.scale * scale)
 
     def wait(self) -> Clip:
-        """The same when it has come."""
+        """The clip, once it has arrived."""
         return Clip(*self.clip.wait()).times(self.scale)
 
 
 class Sums(NamedTuple):
-    """Exact, of gradients or parts of them."""
+    """Exact sums over gradients or parts of them."""
 
-    squares: list[int]  # numbers of 32 bits: see `_core.Optimizer.gradient_sums`
-    largest: int  # magnitude as float bits
+    squares: list[int]  # 32-bit numbers: see `_core.Optimizer.gradient_sums`
+    largest: int  # magnitude as bits of a float
 
     def __add__(self, other: tuple[Any, ...]) -> Sums:
         squares, largest = other
@@ -69,28 +69,28 @@ class Sums(NamedTuple):
 
 
 class Clipper:
-    """The clipping of one optimizer: what `clip_grad_norm_` asks of the next step, and `max_grad_norm`."""
+    """The clipping of one optimizer: what `clip_grad_norm_` requests of the next step, and `max_grad_norm`."""
 
     def __init__(self, engine: Engine, waits: bool) -> None:
-        """waits: steps cannot take a clip that is still on its way."""
+        """waits: steps cannot take a clip that is still being computed."""
         self._engine, self._waits = engine, waits
-        self.norm: torch.Tensor | None = None  # that was found last
+        self.norm: torch.Tensor | None = None  # the last norm found
         self.clip: Clip | Queued | None = None  # for the next step
-        self._measured: _core.MeasuredGradients | None = None  # the gradients that it was made for; keeps none of them alive
+        self._measured: _core.MeasuredGradients | None = None  # the gradients for which it was made; keeps none of them alive
 
     @property
     def wanted(self) -> bool:
-        """Whether the next step may clip."""
+        """True if the next step may clip."""
         return self.clip is not None or self._engine.settings.max_grad_norm is not None
 
     def require(self, where: str, partitioned: bool) -> None:
-        """ValueError, naming `where`, if gradients are not whole."""
+        """Raises ValueError, naming `where`, if gradients are not whole."""
         got, wanted = "partitions of DeepSpeed's ZeRO", "its gradient_clipping: see docs/deepspeed.md"
         expect(not partitioned, where, got, wanted)
 
     @staticmethod
     def checked(max_norm: float, norm_type: float | str) -> tuple[float, float]:
-        """The arguments of `clip_grad_norm_` as floats. ValueError."""
+        """The arguments of `clip_grad_norm_` as floats. Raises ValueError."""
         expect(not isinstance(max_norm, bool), "clip_grad_norm_: max_norm", max_norm, "a number")
         limit = number("clip_grad_norm_: max_norm", max_norm)
         kind = math.inf if norm_type == "inf" else number("clip_grad_norm_: norm_type", norm_type)
@@ -102,9 +102,9 @@ class Clipper:
     def ask(
         self, groups: Sequence[dict[str, Any]], limit: float, kind: float, finite: bool, process_group: ProcessGroup | None
     ) -> torch.Tensor:
-        """See `Optimizer.clip_grad_norm_`. finite: RuntimeError for a norm that is not."""
-        with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor reads its own attributes slowly
-            measured = _core.MeasuredGradients(self._engine.holders())  # before: what changes them meanwhile is noticed
+        """See `Optimizer.clip_grad_norm_`. finite: raises RuntimeError for a non-finite norm."""
+        with torch._C.DisableTorchFunctionSubclass():  # attribute reads are slow in subclasses of Tensor
+            measured = _core.MeasuredGradients(self._engine.holders())  # before the read, so that changes during it are noticed
         clip = self._measure(groups, limit, kind, 1.0, process_group)
         if finite:
             known = clip.wait() if isinstance(clip, Queued) else clip
@@ -125,14 +125,14 @@ class Clipper:
         return clip
 
     def drop(self) -> None:
-        """The next step does what it does without `clip_grad_norm_`."""
+        """Makes the next step ignore `clip_grad_norm_`."""
         self.clip = None
 
     def clipped(
         self, groups: Sequence[dict[str, Any]], scale: float, bad: bool | None, only: list[int] | None, partitioned: bool
     ) -> tuple[float, bool | None, _core.QueuedClip | None]:
-        """The factor of the gradients with what clips them, and whether one is known not to be finite (None: unknown); what
-        clips them besides, on a device."""
+        """The factor of the gradients including clipping, and whether one is known not to be finite (None: unknown); and a clip
+        still on a device."""
         limit = self._engine.settings.max_grad_norm
         if self.clip is not None and self._stands():
             clip = self.clip.times(scale)
@@ -150,8 +150,8 @@ class Clipper:
         return clip.factor, False if clip.finite else bad, None
 
     def _stands(self) -> bool:
-        """Whether the gradients are those that were measured; False if all of those have given way to others. ValueError if they
-        have changed since, or some of them are there no more."""
+        """True if the gradients are those that were measured; False if all of them have been replaced. Raises ValueError if
+        they changed since, or if only some of them remain."""
         assert self._measured is not None
         with torch._C.DisableTorchFunctionSubclass():
             found = self._measured.among(self._engine.holders())
@@ -165,14 +165,14 @@ class Clipper:
 def measure(
     engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None
 ) -> tuple[Clip | Queued, torch.Tensor]:
-    """Reads all gradients and returns what clips them, times `scale`, and their norm as float32. Shards are counted once: those
-    of DTensors over their meshes, plain parameters over `group`."""
+    """Reads all gradients and returns the clip that limits them, times `scale`, and their norm as float32. Counts shards once:
+    of DTensors over their meshes, of plain parameters over `group`."""
     if group is None and (flattened := first_flattened(engine.tensors)) is not None:
         wanted = "process_group, that of the FSDP module which shards it (or its own clip_grad_norm_)"
         raise ValueError(f"clip_grad_norm_: got parameter {flattened} of FSDP1 and no process_group, wanted {wanted}")
     first = next((param.place for param in engine.params if param.place is not None), None)  # frozen parameters may be anywhere
     if group is None and not engine.meshes and len(engine.cores) == 1 and not engine.on_host:
-        # No other process and no other device has a part in the norm.
+        # No other process or device contributes to the norm.
         ((place, core),) = engine.cores.items()
         norm = new_norm(place)
         return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue())), norm
@@ -190,7 +190,7 @@ def new_norm(place: Place | None) -> torch.Tensor:
 def _measured(
     engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None, device: torch.device
 ) -> Clip:
-    """`measure` on the host; other ranks are asked by tensors on `device`."""
+    """`measure` on the host; communicates with other ranks through tensors on `device`."""
     total: Sums | None = None
     failure: BaseException | None = None
     for sharding, numbers in _parts(engine, group):
@@ -199,7 +199,7 @@ def _measured(
             try:
                 for each in _local_sums(engine, numbers):
                     found += each
-            except Exception as error:  # whatever it is: other ranks are waiting
+            except Exception as error:  # any exception: other ranks are waiting
                 failure = error
         over = sharding.spec.mesh if isinstance(sharding, Sharding) else sharding
         if over is not None:
@@ -217,8 +217,8 @@ _Over = Any  # a mesh, a process group, or None
 
 
 def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
-    """The parameters whose gradients this rank reads, by what their sums are added over. The same on all ranks. None: all
-    parameters."""
+    """The parameters whose gradients this rank reads, grouped by what their sums are added over. The same on all ranks. None:
+    all parameters."""
     if not engine.meshes:
         return [(group, None)]
     numbers = range(len(engine.params))
@@ -231,13 +231,13 @@ def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list
 
 
 def _counts(of: Sharding) -> bool:
-    """Whether this rank's part is counted: one of those that are alike is."""
+    """True if this rank's part is counted: of identical copies, one is."""
     coordinate = of.spec.mesh.get_coordinate()
     return not any(place.is_replicate() and at for place, at in zip(of.spec.placements, coordinate, strict=True))
 
 
 def _local_sums(engine: Engine, numbers: list[int] | None) -> Iterable[Sums]:
-    """Those of this process's gradients, one device after another. Waits for them."""
+    """The sums of this process's gradients, one device after another. Waits for them."""
     if numbers is None and len(engine.cores) > 1:
         numbers = list(range(len(engine.params)))
     for place, core in engine.cores.items():
@@ -246,7 +246,7 @@ def _local_sums(engine: Engine, numbers: list[int] | None) -> Iterable[Sums]:
 
 
 def _sum_over(over: _Over, sums: Sums, norm_type: float, failed: bool, device: torch.device) -> tuple[Sums, bool]:
-    """The sums of all ranks of a mesh or group, whose tensors are on `device`, and whether one of them has failed."""
+    """The sums over all ranks of a mesh or group, whose tensors are on `device`, and whether any rank failed."""
     dist = torch.distributed
     bits = sums.largest
     if norm_type == 2.0:

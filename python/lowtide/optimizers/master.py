@@ -1,4 +1,4 @@
-"""Weights of 16 bits with a master: the float32 weights that a run has, for export."""
+"""16-bit weights with a master: the float32 weights of a run, for export."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def join(weight: Tensor, residual: Tensor | None) -> Tensor:
-    """The float32 weights, a new CPU tensor, of a bfloat16 or float16 weight and its residual (int16 or int8, of its
-    shape, or as a state_dict has it; None: the weight as float32). ValueError for others."""
+    """The float32 weights, a new CPU tensor, of a bfloat16 or float16 weight and its residual (int16 or int8 in the weight's
+    shape, or as in a state_dict; None: the weight as float32). Raises ValueError for others."""
     if residual is None:
         return weight.detach().to("cpu", torch.float32)
     if residual.dtype == weight.dtype:
@@ -37,8 +37,8 @@ def join(weight: Tensor, residual: Tensor | None) -> Tensor:
 
 
 def split(values: Tensor, dtype: torch.dtype, master: str) -> tuple[Tensor, Tensor | None]:
-    """A weight of `dtype` and its residual (None for "stochastic") that are the float32 CPU tensor `values`: to begin a
-    run with `master` from float32 weights: `optimizer.state[p] = {"residual": residual}` before the first step."""
+    """A weight of `dtype` and its residual (None for "stochastic") that together equal the float32 CPU tensor `values`. To
+    start a run with `master` from float32 weights, set `optimizer.state[p] = {"residual": residual}` before the first step."""
     fits = dtype in _NAMES and values.dtype == torch.float32 and values.device.type == "cpu"
     got = f"{values.dtype} on {values.device} for weights of {dtype}"
     expect(fits, "values", got, "float32 on the CPU for bfloat16 or float16")
@@ -54,19 +54,19 @@ def split(values: Tensor, dtype: torch.dtype, master: str) -> tuple[Tensor, Tens
 def export_fp32(
     model: torch.nn.Module, optimizer: Optimizer, path: str | Path | None = None
 ) -> dict[str, Tensor]:
-    """The float32 weights of a model that `optimizer` trains, by the names of `model.state_dict()`: weights with a
-    residual together with it, all other floating tensors as float32, buffers of other types as they are.
+    """The float32 weights of a model that `optimizer` trains, by the names of `model.state_dict()`: joins weights with their
+    residuals, converts all other floating-point tensors to float32, and keeps buffers of other types.
 
     Args:
-        model: its parameters; those that the optimizer does not have are taken as they are. Of DTensors the local part.
-        optimizer: any of Lowtide's; state on any tier.
-        path: also writes them there, as safetensors (needs the package `safetensors`); shared tensors once.
+        model: the model; parameters that the optimizer does not have are taken as they are. For DTensors, the local part.
+        optimizer: any Lowtide optimizer, with state on any tier.
+        path: where to write them as well, as safetensors (needs the package `safetensors`); shared tensors once.
 
     Returns:
-        New CPU tensors, one for each name; names that share a parameter share the tensor.
+        New CPU tensors, one per name; names that share a parameter share the tensor.
 
     Raises:
-        TypeError: not an optimizer of Lowtide's. ImportError: no safetensors. OSError: the file.
+        TypeError: not a Lowtide optimizer. ImportError: no safetensors. OSError: the file.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: got {type(optimizer).__name__}, wanted one of Lowtide's")

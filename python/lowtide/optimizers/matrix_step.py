@@ -1,4 +1,4 @@
-"""A step of Muon: the core's part, which gives directions, and what moves matrices by them."""
+"""A step of Muon: the core computes directions, and this module moves matrices by them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lowtide.engine.groups import CoreGroup
 from lowtide.optimizers.batches import IN_FLIGHT, Batch
 from lowtide.optimizers.orthogonal import WORKING, orthogonal, ratio
 
-UnderWay = list[Generator[None]]  # batches whose pieces travel, oldest first
+UnderWay = list[Generator[None]]  # batches whose pieces are travelling, oldest first
 
 
 class MatrixStep:
-    """Made for one step. matrices: the core's group of each parameter that is moved by its direction, by number."""
+    """Made for one step. matrices: by number, the core group of each parameter that is moved by its direction."""
 
     def __init__(self, engine: Engine, groups: Sequence[dict[str, Any]], matrices: Mapping[int, CoreGroup]) -> None:
         self._engine, self._groups, self._matrices = engine, groups, matrices
@@ -27,8 +27,8 @@ class MatrixStep:
         self._steps = 0  # that the core has counted
 
     def take(self, batches: Sequence[Batch], scale: float, queue: int, free: int) -> None:
-        """All ranks make the same calls. An error on this rank, of the core or of products, is raised when the others have
-        what they wait for: its share of directions and its updates, zeros where there are none."""
+        """All ranks make the same calls. An error on this rank, in the core or in products, is raised after the others have
+        received what they wait for: its share of directions and its updates, or zeros."""
         under_way: UnderWay = []
         for batch in batches:
             found = self._directions(batch, scale, queue, free)
@@ -78,12 +78,12 @@ class MatrixStep:
         return orthogonal(direction, options["ns_coefficients"], options["ns_steps"], options["eps"])
 
     def _move(self, number: int, update: Tensor) -> None:
-        """update: orthogonal, this rank's part."""
+        """update: this rank's part of the orthogonalized direction."""
         param, local, group = self._engine.tensors[number], self._local(number), self._matrices[number]
         shape, lr = param.shape, group.pushed["lr"]
         adjusted = lr * ratio(group.options(self._groups)["adjust_lr_fn"], shape[-2], shape[-1])
-        # torch adds 16 bits to 16 bits with roundings that depend on where in memory an element is. For plain parameters
-        # they are torch.optim.Muon's; parts of others must have the bits that they would have in any other part.
+        # torch adds 16-bit to 16-bit tensors with roundings that depend on an element's position in memory. Plain parameters
+        # match torch.optim.Muon; parts of DTensors must have the same bits in any sharding.
         moved = local if local is param else local.float()
         moved.mul_(1 - lr * group.pushed["weight_decay"])
         moved.add_(update, alpha=-adjusted)
@@ -93,10 +93,10 @@ class MatrixStep:
             torch.autograd.graph.increment_version(param)
 
     def _exchanged(self, batch: Batch, exchange: Exchange, found: dict[int, Tensor]) -> Generator[None]:
-        """Moves the matrices of a batch by their directions. Yields while messages are on their way, equally often on
-        every rank."""
+        """Moves the matrices of a batch by their directions. Yields while messages are in transit, equally often on every
+        rank."""
         here = self._local(batch.params[0]).device
-        mesh = exchange.route.mesh.device_type  # where messages can be sent from; parameters may be offloaded from it
+        mesh = exchange.route.mesh.device_type  # the device that sends messages; parameters may be offloaded from it
         like = torch.empty(0, dtype=WORKING, device=here if here.type == mesh else mesh)
         flats = {}
         for n, part in enumerate(exchange.parts):
@@ -118,8 +118,8 @@ class MatrixStep:
             self._move(i, torch.cat([like, *flat]).view(sizes[i]).to(here))
 
     def _update(self, exchange: Exchange, n: int, flat: Tensor) -> Tensor:
-        """The pieces of a matrix's update, of those of its direction; zeros if this rank cannot compute it (memory is short,
-        say): the others wait for them."""
+        """The pieces of a matrix's update, from those of its direction; zeros if this rank cannot compute it (out of memory,
+        for example): the others wait for them."""
         part = exchange.parts[n]
         try:
             whole = exchange.join(n, flat)

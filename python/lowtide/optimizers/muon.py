@@ -1,4 +1,4 @@
-"""Muon: matrices move by their momentum made orthogonal; the core keeps the momentum, torch does the products."""
+"""Muon: matrices move by their orthogonalized momentum; the core keeps the momentum, torch computes the products."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _MOMENTUM = "sgd"  # the core's rule that keeps b
 
 
 class MuonFamily(Family):
-    """Two rules of the core: matrices by that which keeps a momentum, all else by AdamW."""
+    """Two rules of the core: one with momentum for matrices, AdamW for everything else."""
 
     CORE_RULE = "adamw"
-    FIXED = ("use_muon",)  # it decides which rule a parameter has
+    FIXED = ("use_muon",)  # it determines a parameter's rule
 
     def rule_for(self, param: Tensor, options: Mapping[str, Any]) -> str:
         use = options["use_muon"]
@@ -77,69 +77,69 @@ class MuonFamily(Family):
 
 
 class Communication(NamedTuple):
-    """One rank's traffic in a step of `Muon`, beside the agreement of all ranks on it."""
+    """One rank's traffic in a step of `Muon`, without the ranks' agreement on the step."""
 
     sent_bytes: int
     received_bytes: int
-    collectives: int  # that this rank takes part in
-    matrices: int  # of those that are cut: how many this rank makes orthogonal
+    collectives: int  # in which this rank takes part
+    matrices: int  # the number of sharded matrices that this rank orthogonalizes
 
 
 class _Plan(NamedTuple):
-    """The last step's, which the next one can have while its parameters and the core's groups are the same."""
+    """The last step's plan, which the next step reuses while its parameters and the core's groups are the same."""
 
     numbers: list[int]
-    of: list[CoreGroup]  # another list after parameters were bound anew
+    of: list[CoreGroup]  # another list after parameters were rebound
     groups: int  # grows with the list
-    matrices: dict[int, CoreGroup]  # those that are moved by directions, by number
+    matrices: dict[int, CoreGroup]  # matrices moved by directions, by number
     batches: list[Batch]
 
 
 @steps("muon")
 class Muon(Optimizer):
-    """Muon (Keller Jordan et al. 2024, kellerjordan.github.io/posts/muon), as torch.optim.Muon, for matrices:
+    """Muon (Keller Jordan et al. 2024, kellerjordan.github.io/posts/muon) for matrices, like torch.optim.Muon:
 
         b = μ b + (1 − μ) g                 d = (1 − μ) g + μ b if nesterov, else b
         p = (1 − lr λ) p − lr ratio O(d)    O: Newton-Schulz, U S' Vᵀ of d = U S Vᵀ with S' about 1, in bfloat16
 
-    and `AdamW` for other parameters: those whose number of dimensions is not 2, and all of a group with use_muon=False
-    (embeddings and the output layer belong there). Both are in one object, one `state_dict()` and one budget.
+    and `AdamW` for other parameters: those that are not two-dimensional, and those of a group with use_muon=False (embeddings
+    and the output layer belong there). Both share one object, one `state_dict()` and one budget.
 
-    Matrices may be DTensors in any cut. Each is then brought together in bfloat16, to which O rounds d first, on one
-    rank, its owner, and the owner sends every rank its part of O(d): the bits of one process. Owners have about equal
-    work. Momentum stays where the parameter is (docs/distributed.md); `communication()` states the bytes.
+    Matrices may be DTensors with any sharding. Each is gathered in bfloat16, to which O rounds d first, on one rank, its owner,
+    and the owner sends every rank its part of O(d): the same bits as in one process. Owners have about equal work. Momentum
+    stays where the parameter is (docs/distributed.md); `communication()` gives the bytes.
 
-    State of a matrix: "momentum_buffer" (b / (1 − μ)), of the parameter's shape; 1.02 bytes per parameter with
-    state="dynamic8" (1.015625, rows of a multiple of 256 elements), 2 with "bf16", 4 with "fp32". Eight bits are enough
-    for it (arXiv 2509.23106). Of others: see `AdamW`. While it runs, a step takes 4 bytes per element of 256 MiB of
-    matrices, or of the largest one, beside what the products take; of DTensors, 12 bytes per element of one matrix for each
+    State of a matrix: "momentum_buffer" (b / (1 − μ)), with the parameter's shape; 1.02 bytes per parameter with
+    state="dynamic8" (1.015625, rows of a multiple of 256 elements), 2 with "bf16", 4 with "fp32". Eight bits are enough for it
+    (arXiv 2509.23106). For other parameters see `AdamW`. While it runs, a step takes 4 bytes per element of 256 MiB of
+    matrices, or of the largest one, besides the memory of products; for DTensors, 12 bytes per element of one matrix for each
     of three batches, if that is more.
 
     Args:
-        params, lr, options: as `AdamW`.
-        weight_decay: λ, finite and ≥ 0; of all parameters.
-        momentum: μ, in [0, 1). Changed between steps, older gradients in b count as if they had come with the new one:
-            b / (1 − μ) is kept. (torch.optim.Muon keeps b, so that moves differ while μ does.)
+        params, lr, options: as in `AdamW`.
+        weight_decay: λ, finite and ≥ 0; for all parameters.
+        momentum: μ, in [0, 1). If it changes between steps, older gradients in b count as if they had come with the new
+            value: b / (1 − μ) is stored. (torch.optim.Muon stores b, so moves differ while μ changes.)
         nesterov: see above.
-        ns_coefficients: a, b, c of a step of Newton-Schulz: X = a X + (b A + c A²) X, A = X Xᵀ.
-        eps: what d is divided by at least, instead of its norm, before the first of them.
-        ns_steps: how many, 0 to 99.
+        ns_coefficients: a, b, c of a Newton-Schulz iteration: X = a X + (b A + c A²) X, A = X Xᵀ.
+        eps: the least divisor of d, instead of its norm, before the first iteration.
+        ns_steps: the number of iterations, 0 to 99.
         adjust_lr_fn: ratio for a matrix of m rows and n columns: None or "original", √max(1, m / n);
             "match_rms_adamw", 0.2 √max(m, n), for learning rates of AdamW; "spectral_unclamped", √(m / n).
-        use_muon: False steps matrices as `AdamW` does. "experts" takes parameters of three dimensions, too, as stacks of
-            matrices (experts of a mixture), each made orthogonal by itself. Fixed when a group is added.
-        adamw_lr: learning rate of what AdamW steps; None: lr.
-        betas, adamw_eps: of AdamW. Schedulers that cycle a momentum (OneCycleLR, CyclicLR) cycle `momentum`, as with
-            torch.optim.Muon, and leave betas alone, which `defaults` does not have.
+        use_muon: False steps matrices like `AdamW`. "experts" also takes three-dimensional parameters, as stacks of
+            matrices (experts of a mixture), each orthogonalized by itself. Fixed when a group is added.
+        adamw_lr: learning rate for parameters that AdamW steps; None: lr.
+        betas, adamw_eps: for AdamW. Schedulers that cycle a momentum (OneCycleLR, CyclicLR) cycle `momentum`, as with
+            torch.optim.Muon, and leave betas unchanged, which `defaults` does not contain.
 
-    Raises: as `AdamW`; NotImplementedError for a matrix of 16 bits with a master, whose residual nothing would keep: put
-    it into a group with use_muon=False. A step of cut matrices raises ValueError on all ranks if one has no gradient,
-    with nonfinite="propagate", too.
+    Raises: like `AdamW`; NotImplementedError for a 16-bit matrix with a master, because nothing would keep its residual: put it
+    into a group with use_muon=False. A step of sharded matrices raises ValueError on all ranks if one has no gradient,
+    even with nonfinite="propagate".
     """
 
     FAMILY = MuonFamily
     WAITS_FOR_CLIPS = True
-    NOT_CYCLED = ("betas",)  # torch's schedulers would cycle them, and leave `momentum` alone
+    NOT_CYCLED = ("betas",)  # torch's schedulers would cycle them instead of `momentum`
     _planned: _Plan | None = None
 
     def __init__(
@@ -162,8 +162,8 @@ class Muon(Optimizer):
         super().__init__(params, "muon", locals(), options)
 
     def communication(self) -> Communication:
-        """The elements that a step sends for matrices which are cut (DTensors), if all parameters that require gradients
-        have some. Needs no other rank, and sends nothing."""
+        """The elements that a step sends for sharded matrices (DTensors), if all parameters that require gradients have one.
+        Needs no other rank, and sends nothing."""
         engine = self.engine
         trained = [i for i, param in enumerate(engine.tensors) if param.requires_grad]
         exchanges = [batch.exchange for batch in self._plan(trained).batches if batch.exchange]
@@ -176,12 +176,12 @@ class Muon(Optimizer):
         )
 
     def _agrees(self) -> bool:
-        """Without agreement, a rank that has no gradient would keep the others waiting for its part of a matrix."""
+        """Without agreement, a rank without a gradient would keep the others waiting for its part of a matrix."""
         matrices = (i for group in self.engine.groups if group.rule for i in group.params)
         return super()._agrees() or any(route_of(self.engine.params[i].sharding) for i in matrices)
 
     def _plan(self, numbers: list[int]) -> _Plan:
-        """The plan of a step of these parameters."""
+        """The plan for a step of these parameters."""
         engine, last = self.engine, self._planned
         if last and last.numbers == numbers and last.of is engine.groups and last.groups == len(engine.groups):
             return last

@@ -1,7 +1,7 @@
 """The class that all Lowtide optimizers share: `torch.optim.Optimizer` semantics over the compiled core.
 
-Parameters are numbered by their place over all groups, here, in the core and in `state_dict()`. Python decides nothing
-about the mathematics: it reads the groups' options, makes one call per step and hands out views of the state.
+Parameters are numbered by their position over all groups, here, in the core and in `state_dict()`. Python contains no optimizer
+mathematics: it reads the groups' options, makes one call per step and returns views of the state.
 """
 
 from __future__ import annotations
@@ -55,30 +55,30 @@ _NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of 
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Base class; use `AdamW`, `Lion`, `SGD` or another of docs/rules.md.
+    """Base class; use `AdamW`, `Lion`, `SGD` or another class from docs/rules.md.
 
-    Parameters: tensors of float32, bfloat16 or float16, dense, of any shape and stride in which no two elements share
-    an address; or DTensors of them (docs/distributed.md). They are on the CPU or on devices with a
-    backend, one or several (docs/devices.md). A frozen parameter (`requires_grad=False`) gets its state with its first
-    gradient; one whose `.grad` is None is left alone. A frozen `torch.nn.Parameter` that cannot be stepped (of another dtype or device, a
-    wrapper such as a quantized weight) is taken along without state, and so is one on meta: it is stepped from its first
-    gradient if it can be then, else that step is refused. From a parameter's first step on, `state[p]` holds views of its live
-    state: "step" (int64) and each moment: values (float32, bfloat16), or uint8 "…_codes" with a float32 "…_scale" per block,
-    which raise RuntimeError when written. Of state that streams or is on a device it holds "step", and tensors with the sizes,
-    types and device of the others but no memory: reading copies the current values, writing raises RuntimeError.
-    Other tensors in the groups take the place of the parameters, with their state (docs/pytorch.md).
-    Removing entries from `state`, or putting {} there, starts those parameters afresh. The next step or save takes in what else
-    is assigned: tensors of those names, types and shapes, or torch.optim's values, which are encoded; ValueError for others.
+    Parameters: dense tensors of float32, bfloat16 or float16, of any shape and strides without overlapping elements; or
+    DTensors of them (docs/distributed.md). They are on the CPU or on one or several devices with a backend (docs/devices.md). A
+    frozen parameter (`requires_grad=False`) gets its state with its first gradient; a parameter whose `.grad` is None is left
+    alone. A frozen `torch.nn.Parameter` that cannot be stepped (another dtype or device, a wrapper such as a quantized weight),
+    or a parameter on meta, is registered without state: its first gradient makes it step if it can by then; else that step is
+    refused. From a parameter's first step on, `state[p]` holds views of its live state: "step" (int64) and each moment: values
+    (float32, bfloat16), or uint8 "…_codes" with a float32 "…_scale" per block, which raise RuntimeError when written. If state
+    streams or is on a device, `state[p]` holds "step", and tensors with the sizes, types and device of the others but no
+    memory: reading copies the current values, writing raises RuntimeError. Other tensors put into the groups replace the
+    parameters and take over their state (docs/pytorch.md). Removing entries from `state`, or assigning {}, starts those
+    parameters afresh. The next step or save adopts other assignments: tensors with those names, types and shapes, or
+    torch.optim's values, which are encoded; ValueError for others.
     """
 
     FAMILY: ClassVar[type[Family]] = Family
     ENTRY: ClassVar[Callable[..., Shown] | None] = None  # see `views.shown`
-    NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # options of groups that torch's schedulers must not find in `defaults`
-    WAITS_FOR_CLIPS: ClassVar[bool] = False  # steps cannot take a clip that is still on its way on a device
+    NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # group options that torch's schedulers must not find in `defaults`
+    WAITS_FOR_CLIPS: ClassVar[bool] = False  # steps cannot take a clip that a device is still computing
     engine: Engine  # the compiled core and its parameters: internal
 
     def __init__(self, params: ParamsT, rule: str, hyper: Mapping[str, Any], options: Options) -> None:
-        """hyper: the rule's hyper-parameters, and maybe the rest of the locals() of a constructor."""
+        """hyper: the rule's hyper-parameters; other locals() of a constructor are ignored."""
         hyper = {key: value for key, value in hyper.items() if key not in _NO_HYPER}
         settings, in_backward = Settings(), {}
         if options:
@@ -91,10 +91,10 @@ class Optimizer(torch.optim.Optimizer):
             self._introduce()
 
     def _begin(self, rule: str, hyper: Mapping[str, Any], settings: Settings, backward_options: dict[str, Any]) -> None:
-        """Starts without groups. `hyper`: has the names of the rule's hyper-parameters among its keys."""
+        """Starts without groups. The keys of `hyper` include the names of the rule's hyper-parameters."""
         self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings, self.ENTRY)
         self._residency, self._skips = Residency(), Skips()
-        self._partitioned = False  # whether ZeRO shows one partition of a group after another
+        self._partitioned = False  # ZeRO shows one partition of a group after another
         self._clipper = Clipper(self.engine, self.WAITS_FOR_CLIPS)
         self._backward_options = backward_options
         self._in_backward: InBackward | None = None
@@ -104,14 +104,14 @@ class Optimizer(torch.optim.Optimizer):
             self._step_supports_amp_scaling = True
 
     def _cycled(self, defaults: dict[str, Any]) -> dict[str, Any]:
-        """`defaults` without those that schedulers must not find; groups get these all the same."""
+        """`defaults` without options that schedulers must not find; groups get these nevertheless."""
         self._beside = {}
         for name in self.NOT_CYCLED:
             self._beside[name] = defaults.pop(name)
         return defaults
 
     def _introduce(self) -> None:
-        """Logs what there is to step."""
+        """Logs the parameters and their state."""
         engine = self.engine
         dist = torch.distributed
         rank = f", rank {dist.get_rank()}" if dist.is_available() and dist.is_initialized() else ""
@@ -124,7 +124,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def _core(self) -> _core.Optimizer:
-        """The core of a class that steps parameters on one device alone."""
+        """The core, for a class that steps parameters on a single device."""
         core = self.engine.core
         assert isinstance(core, _core.Optimizer)
         return core
@@ -132,10 +132,9 @@ class Optimizer(torch.optim.Optimizer):
     # Parameter groups.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group as torch does. On an error the optimizer is as it was.
-
-        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError;
-        NotImplementedError for parameters on a device that this installation cannot step.
+        """Adds a group as torch does. On an error the optimizer is unchanged.
+        || Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError; NotImplementedError for
+        parameters on a device that this installation cannot step.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
@@ -154,7 +153,7 @@ class Optimizer(torch.optim.Optimizer):
             bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
             expect(len(bare) == len(param_group["params"]), where, "the same parameter more than once", "each once")
         memory: Memory | None = param_group.get("memory")
-        if "memory" in param_group:  # not a value that a state_dict should carry; the caller's dict keeps it
+        if "memory" in param_group:  # a state_dict should not carry it; the caller's dict keeps it
             param_group = {key: value for key, value in param_group.items() if key != "memory"}
         for name, value in self._beside.items():
             param_group.setdefault(name, value)
@@ -182,7 +181,7 @@ class Optimizer(torch.optim.Optimizer):
         kinds = {*map(_DTYPE, filter(_TRAINED, params))} & {torch.bfloat16, torch.float16}
         if kinds:
             kind = "bfloat16" if torch.bfloat16 in kinds else "float16"
-            self._chose_master = True  # once is enough
+            self._chose_master = True  # warn only once
             warn(
                 f"{type(self).__name__}: got {kind} weights without master=: they round to nearest, so that updates below half of their "
                 'last bit are lost, most of them at the learning rates of fine-tuning. Pass master="residual16" (2 bytes a '
@@ -190,8 +189,8 @@ class Optimizer(torch.optim.Optimizer):
             )
 
     def _follow_groups(self) -> None:
-        """Follows a wrapper that has put other tensors into the groups. No work per parameter but a comparison of
-        addresses."""
+        """Follows a wrapper that has put other tensors into the groups. Compares addresses, with no other work per
+        parameter."""
         if not self.engine.are_registered(self.param_groups):
             self._follow_params()
 
@@ -208,7 +207,7 @@ class Optimizer(torch.optim.Optimizer):
         if numbers is not None:
             partitions.check(engine, groups)
             assigned = partitions.assigned(engine, self.state)
-            self._rebind(numbers, None, sizes=False)  # DeepSpeed takes parts of whatever it finds in `state`
+            self._rebind(numbers, None, sizes=False)  # DeepSpeed slices everything that it finds in `state`
             self.state.update(assigned)
             return
         kept = rebinding.kept_groups(engine, groups, self._groups)
@@ -216,7 +215,7 @@ class Optimizer(torch.optim.Optimizer):
         self._rebind(kept, rebinding.heirs(engine, groups, kept))
 
     def _rebind(self, kept: list[int], sources: list[int] | None, sizes: bool = True) -> None:
-        """Goes on with the tensors that are in the groups; see `Engine.replace`."""
+        """Adopts the tensors that are in the groups now; see `Engine.replace`."""
         if self._in_backward:
             for number, group in enumerate(self.param_groups):
                 self._in_backward.check(group["params"], f"param_groups[{number}]['params']")
@@ -228,7 +227,7 @@ class Optimizer(torch.optim.Optimizer):
             self._in_backward.watch_anew(self.engine.tensors)
 
     def _push_options(self) -> None:
-        """Tells the core what has changed since the last step."""
+        """Tells the core about changes since the last step."""
         if not self.engine.are_registered(self.param_groups):
             self._follow_params()
         self._follow_state()
@@ -242,8 +241,8 @@ class Optimizer(torch.optim.Optimizer):
         self.engine.follow(self.param_groups, chain(self.defaults, self._beside))
 
     def _follow(self, takes_state: bool = True) -> None:
-        """Before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless it is all replaced,
-        what was put into `state`. Parameters that cannot be stepped at all are for the step to refuse: placeholders have memory
+        """Called before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless all state
+        is replaced, assignments to `state`. The step refuses parameters that cannot be stepped at all: placeholders have memory
         by then."""
         if not self.engine.are_registered(self.param_groups):
             self._follow_params()
@@ -258,7 +257,7 @@ class Optimizer(torch.optim.Optimizer):
             self._show_state()
 
     def _follow_state(self) -> None:
-        """Does with state what was done to `state`."""
+        """Applies assignments to `state` to the core's state."""
         if type(self.state) is not States or self.state.changed or self.engine.assigned:
             self.state = restore.follow(self.engine, self.param_groups, self.state)
 
@@ -266,27 +265,27 @@ class Optimizer(torch.optim.Optimizer):
         self.state = restore.shown_states(self.engine)
 
     def _adopt_new_state(self) -> None:
-        """Shows, in `state`, what the core has allocated for parameters that had their first gradient."""
+        """Shows, in `state`, the state that the core has allocated for parameters with their first gradient."""
         engine = self.engine
         if engine.renewed:
             self._show_state()
         new = engine.new_states()
         for number in new:
             self.state[engine.tensors[number]] = views.shown(engine, number)
-        engine.adopted(new)  # only now: what interrupts this leaves them for the next look
+        engine.adopted(new)  # last: if this method is interrupted, the next call finds them
         if new and not engine.in_ram and logger.isEnabledFor(logging.INFO) and not engine.capturing:
             self._residency.place(engine.core.report())
 
     def _place_states(self) -> None:
-        """Gives state that waits for the first step its place; raises as `state_dict`."""
+        """Places state that waits for the first step; raises like `state_dict`."""
         if not self.engine.in_ram:
             self.engine.core.place_states()
             self._adopt_new_state()
 
     def _init_group(self, group: Mapping[str, Any], skip_non_grad_params: bool = True) -> None:
-        """Megatron-core's way to ask for state before a checkpoint is read: gives every parameter, also those of other
-        groups and without gradients, the state that it has after its first step. Raises as `state_dict`."""
-        del group, skip_non_grad_params  # one budget may hold state of all groups, so that it is placed at once
+        """Megatron-core's request for state before a checkpoint is read: gives every parameter, including those of other groups
+        and without gradients, its state after a first step. Raises like `state_dict`."""
+        del group, skip_non_grad_params  # a budget may hold state of all groups, so all state is placed at once
         self._follow()
         self._place_states()
         self.engine.show_unstepped(True)
@@ -304,10 +303,10 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One step over every parameter that has a gradient; returns the closure's loss, if there is a closure.
 
-        Raises ValueError when a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape),
-        a parameter was moved (but before the first step), re-typed (with `master`) or resized, or, with
-        nonfinite="raise", a gradient is not finite. Nothing has changed then. With DTensor parameters every rank of
-        their meshes must make the call: unless nonfinite is "propagate", they agree on whether to step.
+        Raises ValueError if a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape), a
+        parameter was moved (except before the first step), re-typed (with `master`) or resized, or, with nonfinite="raise", a
+        gradient is not finite. Then nothing has changed. With DTensor parameters every rank of their meshes must make the call:
+        unless nonfinite is "propagate", they agree on whether to step.
         """
         loss = None
         if not self.state and self._gives_state():
@@ -332,8 +331,8 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _gives_state(self) -> bool:
-        """Whether torch.distributed.checkpoint asks for this first step, of zero gradients at a rate of 0, for the state that it
-        gives. Then state is given, and there is to be no step, which training would count."""
+        """True if torch.distributed.checkpoint takes a first step, with zero gradients and lr=0, only to create state. Then
+        state is created, and no step is taken, because training would count it."""
         frame: FrameType | None = sys._getframe(2)
         while frame and is_inside(frame):
             if frame.f_code.co_name == "_init_optim_state":
@@ -343,12 +342,12 @@ class Optimizer(torch.optim.Optimizer):
         return False
 
     def _is_part(self) -> bool:
-        """Whether groups with parameters are missing."""
+        """True if groups with parameters are missing."""
         here = {*map(id, self.param_groups)}
         return any(each.tensors and id(group) not in here for group, each in zip(self._groups, self.engine.members))
 
     def _step_part(self) -> None:
-        """Steps the groups that a wrapper has left in `param_groups`, and no others."""
+        """Steps only the groups that a wrapper has left in `param_groups`."""
         part, self.param_groups = self.param_groups, self._listed
         try:
             partitions.check_part(part, self.param_groups)
@@ -358,7 +357,7 @@ class Optimizer(torch.optim.Optimizer):
             self.param_groups = part
 
     def _step_gradients(self, only: list[int] | None = None) -> None:
-        """Steps the parameters that have a gradient; `only`: those of them that have these numbers."""
+        """Steps the parameters that have a gradient; `only`: those of them with these numbers."""
         engine = self.engine
         capturing = engine.may_capture and engine.capturing
         if capturing:
@@ -373,7 +372,7 @@ class Optimizer(torch.optim.Optimizer):
         if not bad:
             try:
                 scale, bad, queued = self._clipper.clipped(self.param_groups, scale, bad, only, self._partitioned)
-            except Exception as error:  # whatever it is: other ranks may be waiting
+            except Exception as error:  # any exception: other ranks may be waiting
                 if not agrees:
                     raise
                 failure = error
@@ -382,7 +381,7 @@ class Optimizer(torch.optim.Optimizer):
         if bad:
             engine.count(skipped=1)
         else:
-            try:  # as `Engine.moving`, without its two calls in every step
+            try:  # like `Engine.moving`, without its two calls in every step
                 found = self._step_core(scale, bad is not None, only, queued)
             except ValueError:
                 if not engine.follow_moves(self.param_groups):
@@ -405,17 +404,16 @@ class Optimizer(torch.optim.Optimizer):
         if len(engine.cores) == 1:
             (core,) = engine.cores.values()
             return core.step(scale, known_finite, queue, free, only, clip=clip)
-        known = Queued(clip, scale).wait()  # parameters have moved apart since it was queued
+        known = Queued(clip, scale).wait()  # parameters have moved to several devices since it was queued
         return engine.core.step(known.factor, known_finite or known.finite, queue, free, only)
 
     def _log_moves(self) -> None:
-        """Logs what has become of the state. The core commits the last step for that, as the next one would."""
+        """Logs moves of state. Reading them makes the core commit the last step, as the next step would."""
         if logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
             self._residency.look(self.engine.core.report())
 
     def _check_capture(self) -> None:
-        """ValueError for a step that would ask the device something while a graph is captured, which spoils the
-        capture."""
+        """Raises ValueError for a step that would query the device while a graph is captured, which breaks the capture."""
         settings, cores = self.engine.settings, self.engine.core
         if isinstance(cores, Cores):
             got, advice = f"parameters on {cores.names()} while a graph is captured", "make an optimizer for each device"
@@ -434,16 +432,14 @@ class Optimizer(torch.optim.Optimizer):
             check_on_host(self.engine.family.keys, options, f"parameter group {core_group.of}")
 
     def prepare_replay(self) -> None:
-        """To be called before each replay of a graph (`torch.cuda.CUDAGraph`) that a step was captured in, on the
-        stream of the replay: counts a step, and gives the replay its number and the options as they are now.
-
-        Before the capture take a step without it. All state must be on the device then
-        (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
-        (zero_grad(set_to_none=False)). Gradients that are not finite do to a replay what they do to a step. Raises
-        ValueError if no step has been captured or memory has moved, for a second call without a replay between, for a
-        replay that was not prepared (it has changed nothing), after clip_grad_norm_ or with max_grad_norm, and, with
-        nonfinite="raise", for the replay before if a gradient of it was not finite. With nonfinite="propagate" this does not
-        wait for the last replay; what is wrong with it may then be raised by a later call."""
+        """Call this before each replay of a graph (`torch.cuda.CUDAGraph`) in which a step was captured, on the stream of the
+        replay: it counts a step, and gives the replay its number and the current options.
+        || Before the capture, take a step without a graph. All state must be on the device then (`report()["moved_per_step"]`
+        is 0) and stay there; parameters and gradients keep their memory (zero_grad(set_to_none=False)). Non-finite gradients
+        affect a replay like a step. Raises ValueError if no step has been captured or memory has moved, for a second call
+        without a replay in between, for a replay that was not prepared (it has changed nothing), after clip_grad_norm_ or with
+        max_grad_norm, and, with nonfinite="raise", if a gradient of the previous replay was not finite. With
+        nonfinite="propagate" this does not wait for the last replay; a later call may then raise its errors."""
         if self._clipper.wanted:
             raise ValueError("prepare_replay: got gradients to clip, wanted none: a captured step does not clip")
         self._push_options()
@@ -459,19 +455,19 @@ class Optimizer(torch.optim.Optimizer):
         return 1.0 / float(loss_scale), bad
 
     def _agrees(self) -> bool:
-        """Whether ranks with DTensor parameters agree on a step beforehand."""
+        """True if ranks with DTensor parameters agree on a step beforehand."""
         return self.engine.settings.nonfinite != "propagate"
 
     def _agree(self, scale: float, bad: bool | None, failure: Exception | None = None) -> bool:
-        """Whether a gradient is not finite on any rank. If one rank cannot step, for `failure` or another reason, all of them
-        raise."""
+        """Returns true if a gradient is not finite on any rank. If one rank cannot step, for `failure` or another reason, all
+        of them raise."""
         engine, verdict = self.engine, sharding.OK
         try:
             if failure:
                 raise failure
             if engine.moving(self.param_groups, lambda: engine.core.check(scale, engine.queue())) >= 0 if bad is None else bad:
                 verdict = sharding.NONFINITE
-        except Exception as error:  # whatever it is: the other ranks are waiting
+        except Exception as error:  # any exception: the other ranks are waiting
             failure, verdict = error, sharding.FAILED
         try:
             verdict = sharding.agree(engine.meshes, [param.sharding for param in engine.params], engine.tensors, verdict)
@@ -486,7 +482,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def last_grad_norm(self) -> torch.Tensor | None:
-        """The norm that `clip_grad_norm_` or, with max_grad_norm, the last step has found: float32, without dimensions."""
+        """The norm found by `clip_grad_norm_` or, with max_grad_norm, by the last step: float32, zero-dimensional."""
         return self._clipper.norm
 
     @torch.no_grad()
@@ -498,31 +494,31 @@ class Optimizer(torch.optim.Optimizer):
         *,
         process_group: ProcessGroup | None = None,
     ) -> torch.Tensor:
-        """In place of `torch.nn.utils.clip_grad_norm_` of all parameters, last before `step()`:
+        """Replaces `torch.nn.utils.clip_grad_norm_` for all parameters. Call it last before `step()`:
 
             norm = opt.clip_grad_norm_(1.0)
             opt.step()
 
         Reads the gradients once and writes nothing: the step multiplies them by min(1, max_norm / (norm + 1e-6)) as it reads
-        them, and does not check them once more. `.grad` is not clipped. Returns the norm before clipping, as float32 without
-        dimensions on the device of the first parameter.
+        them, without checking them again. `.grad` is not clipped. Returns the norm before clipping, as a zero-dimensional
+        float32 on the device of the first parameter.
 
-        norm_type: 2, or "inf" for the largest magnitude. process_group: over which plain parameters are sharded (FSDP1), each
-        element on one of its ranks; DTensors know their meshes. Every rank of these must make the call.
+        norm_type: 2, or "inf" for the largest magnitude. process_group: the group over which plain parameters are sharded
+        (FSDP1), each element on one of its ranks; DTensors know their meshes. Every rank of these must make the call.
 
-        The norm is exact before it is rounded to float32: the same bits for all threads, instruction sets, devices and ways to
-        shard. One that float32 cannot hold is returned as inf, and clips as it is. On one CUDA device nothing waits: the norm
-        is a tensor there, as torch's. Otherwise the call waits for what is queued on devices, and the step that follows waits for
-        nothing.
+        The norm is exact before it is rounded to float32: the same bits for all threads, instruction sets, devices and
+        shardings. A norm that float32 cannot hold is returned as inf, but clips with its true value. On one CUDA device nothing
+        waits: the norm is a tensor there, as with torch. Otherwise the call waits for queued work on devices, and the following
+        step waits for nothing.
 
-        A step without this call before it clips nothing, and so does one for which all gradients have been replaced since
-        (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or some of them
-        replaced, until this is called again or `opt.zero_grad()`. It does not see what torch's version counters miss: writes
-        through `.grad.data` or NumPy, GradScaler's unscaling, collectives such as all_reduce. If the norm is not finite,
-        nothing is clipped: the step's own check says what becomes of it (`nonfinite`).
+        A step without a preceding call clips nothing, nor does a step for which all gradients have been replaced since
+        (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or if only some
+        were replaced, until this is called again or `opt.zero_grad()`. It does not notice changes that torch's version counters
+        miss: writes through `.grad.data` or NumPy, GradScaler's unscaling, collectives such as all_reduce. If the norm is not
+        finite, nothing is clipped: the step's own check decides what happens (`nonfinite`).
 
-        Raises RuntimeError with error_if_nonfinite for such a norm; ValueError for gradients that a step would refuse, and
-        with step_in_backward. A copy or pickle of the optimizer does not keep the call: make it again there."""
+        Raises RuntimeError with error_if_nonfinite for a non-finite norm; ValueError for gradients that a step would refuse,
+        and with step_in_backward. A copy or pickle of the optimizer does not keep the call: repeat it there."""
         limit, kind = Clipper.checked(max_norm, norm_type)
         in_backward = isinstance(self._in_backward, StepInBackward)
         expect(not in_backward, "clip_grad_norm_", "step_in_backward", StepInBackward.NO_NORM)
@@ -535,56 +531,55 @@ class Optimizer(torch.optim.Optimizer):
     # State.
 
     def offload(self) -> None:
-        """Moves all state out of RAM to the disk of `memory`, or from a device to pinned host memory, to make room
-        while no steps are taken (for generation, or another model). The next step, or whatever else needs the state,
-        brings it back by itself; until then the tensors in `state` show zeros and must not be written.
-
-        Raises ValueError if a budget that holds state has no disk, or not enough, or too little host memory; OSError,
+        """Moves all state from RAM to the disk of `memory`, or from a device to pinned host memory, to make room while no steps
+        are taken (for generation, or another model). The next step, or any other use of the state, brings it back
+        automatically; until then the tensors in `state` show zeros and must not be written.
+        || Raises ValueError if a budget that holds state has no disk or too little of it, or too little host memory; OSError,
         and then the state stays where it was."""
         self.engine.core.offload()
 
     def onload(self) -> None:
-        """Brings back what `offload` moved. Raises OSError; the state is then still on the disk."""
+        """Brings back the state that `offload` moved. Raises OSError; the state is then still on the disk."""
         self.engine.core.onload()
 
     def demote(self, size: int | str | None = None) -> int:
-        """Moves state out of device memory to the host until at least `size` bytes of it are free again (None: all that
-        can go), and waits for that. With `Memory(device="auto")` it comes back when there has been room for a while;
-        else it stays there, and streams. Returns the bytes freed: 0 where there are none to free, as on the CPU."""
+        """Moves state from device memory to the host until at least `size` bytes are free again (None: as much as possible),
+        and waits for that. With `Memory(device="auto")` it returns once there has been room for a while; else it stays there,
+        and streams. Returns the bytes freed: 0 if nothing can be freed, as on the CPU."""
         return self.engine.demote(None if size is None else size_of("size", size))
 
     def prefetch(self, size: int | str) -> int:
-        """Takes up to `size` bytes more of device memory and begins to read streaming state of the next step into it,
-        after what is queued on torch's current stream; the step gives it back. Returns the bytes taken: 0 if nothing
-        streams or memory is short. `prefetch_in_backward` calls it."""
+        """Takes up to `size` bytes more of device memory and starts reading the next step's streaming state into it, behind the
+        work queued on torch's current stream; the step gives it back. Returns the bytes taken: 0 if nothing streams or memory
+        is short. `prefetch_in_backward` calls it."""
         return self.engine.prefetch(size_of("size", size))
 
     def synchronize(self) -> None:
-        """Waits until all that steps have queued on a device has happened, state that streams back to the host
-        included. Raises what queued work failed with."""
+        """Waits until all queued work of steps on a device is done, including state that streams back to the host. Raises
+        errors of queued work."""
         self.engine.core.synchronize()
 
     def oom_guard(self) -> OomGuard:
-        """Lets state give way where torch runs out of device memory. To be put around what computes gradients:
+        """Moves state away if torch runs out of device memory. Wrap the computation of gradients in it:
 
             guarded = opt.oom_guard()(micro_batch)      # or as a decorator
             loss = guarded(inputs)                      # must not call opt.step()
 
-        On `torch.OutOfMemoryError` all state moves to the host (`demote`), torch's cache is emptied, gradients that the
-        call has begun are dropped, and it is called once more, with the random numbers of then. A second error is
-        raised with what was tried; so is the first, if gradients that were there before the call have been added to.
-        `with opt.oom_guard():` does the same but for the second call: the error goes on."""
+        On `torch.OutOfMemoryError` it moves all state to the host (`demote`), empties torch's cache, drops gradients that the
+        call has begun, and calls once more, with the same random numbers. If the second call fails too, its error is raised
+        with a note of what was tried; so is the first error if gradients from before the call have been added to. `with
+        opt.oom_guard():` does the same except for the second call: it re-raises the error."""
         return OomGuard(self.engine, self._in_backward)
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that changed nothing because a gradient was not finite (those that GradScaler keeps from this optimizer
-        are not seen here). On a device, waits for the verdict on the last one."""
+        """The number of steps that changed nothing because a gradient was not finite (steps that GradScaler withholds are not
+        counted). On a device, waits for the verdict on the last step."""
         return self.engine.report()["skipped_steps"]
 
     def report(self) -> Report:
-        """Memory in bytes, and counts: see `lowtide.report.fields.Report`. On a device, waits for the verdict on the
-        last step."""
+        """Memory in bytes, and counts: see `lowtide.report.fields.Report`. On a device, waits for the verdict on the last
+        step."""
         found = self.engine.report()
         self._residency.look(found)
         if self._in_backward and self._in_backward.steps is not None:
@@ -595,13 +590,11 @@ class Optimizer(torch.optim.Optimizer):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's; state that streams from a disk or is on a device is copied into CPU tensors for it (`save` does
-        not need that).
-
-        Before the first step it has no entries, as torch's; after it every parameter that is trained has one, zeros where it
-        has not been stepped. Codes are "…_codes", beside "…_scale": torch.optim finds no values to take them for. Raises
-        ValueError, MemoryError or OSError if the budget cannot hold state that is placed for it; ValueError for what was
-        assigned to `state` and does not fit.
+        """Like torch's; state that streams from a disk or is on a device is copied into CPU tensors (`save` avoids that).
+        || Before the first step it has no entries, like torch's; after it every trained parameter has one, with zeros if it has
+        not been stepped. Codes are named "…_codes", beside "…_scale", so that torch.optim cannot mistake them for values.
+        Raises ValueError, MemoryError or OSError if the budget cannot hold state that is placed for it; ValueError for an
+        assignment to `state` that does not fit.
         """
         self._follow()
         self.onload()
@@ -620,11 +613,11 @@ class Optimizer(torch.optim.Optimizer):
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name, if there
+        """Loads the result of `state_dict()` of the same rule, or a state_dict of the torch.optim class of that name, if there
         is one, of bitsandbytes, torchao's low-bit optimizers, FlashOptim or the package schedulefree (docs/compat.md), whose
-        moments are encoded. Load the model before: a dict of schedulefree is read beside its weights. Raises
-        ValueError, and changes nothing, if anything in it does not fit; OSError when a disk fails (if only in writing,
-        all is loaded all the same: see the message)."""
+        moments are encoded. Load the model first: a dict of schedulefree is read together with its weights. Raises ValueError,
+        and changes nothing, if anything in it does not fit; OSError if a disk fails (if only a write fails, everything is
+        loaded nevertheless: see the message)."""
         self._follow(takes_state=False)
         expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
         state_dict = state_dict.copy()
@@ -642,7 +635,7 @@ class Optimizer(torch.optim.Optimizer):
         dicts.load(self.engine, self.param_groups, self.state, state_dict, taken)
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Takes over param_groups that were read, and their seed."""
+        """Adopts param_groups that were read, and their seed."""
         self.param_groups = self._listed = groups
         self._groups = [*groups]
         if groups:
@@ -650,7 +643,7 @@ class Optimizer(torch.optim.Optimizer):
             self.defaults[SEED] = self.engine.settings.seed
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. If other tensors have taken the place of parameters, the memory of the former ones is let go."""
+        """Like torch's. If other tensors have replaced parameters, releases the memory of the old ones."""
         try:
             self._follow_groups()
         except (TypeError, ValueError, NotImplementedError):  # placeholders, until a step is taken
@@ -668,17 +661,15 @@ class Optimizer(torch.optim.Optimizer):
     def save(
         self, path: str | os.PathLike[str], asynchronous: bool = False, copies: int | str = "256MiB"
     ) -> PendingSave | None:
-        """Writes state and options to one file, durably and all or nothing, straight from wherever the state lives:
-        without a second copy in memory. The format is docs/checkpoint-format.md (no pickle).
-
-        asynchronous: returns at once, and the file, of the state and options of now, is written while steps go on. A
-        step copies what it is about to change and is not written yet, chunk by chunk: `copies` bytes at most, or one
-        chunk where that is more. A step that finds no room waits for the writer. A second save waits for the first;
-        `load` is refused meanwhile; an optimizer that goes, and the end of the process, wait for the file. What
-        `state[p]` shows must not be written meanwhile. Other options: docs/checkpoints.md.
-
-        Raises OSError (a file that was there before is untouched) or ValueError. The failure of an asynchronous save
-        comes out of its `wait()` or, if nobody has waited, of the next `save`, which then writes nothing."""
+        """Writes state and options to one file, durably and all or nothing, straight from wherever the state lives: without a
+        second copy in memory. docs/checkpoint-format.md describes the format (no pickle).
+        || asynchronous: returns at once; the file, with the current state and options, is written while steps go on. Before a
+        step changes state that is not written yet, it copies that state, chunk by chunk: at most `copies` bytes, or one chunk
+        if that is more. A step that finds no room waits for the writer. A second save waits for the first; `load` is refused
+        during a save; deleting the optimizer, and the end of the process, wait for the file. Do not write to tensors in
+        `state[p]` meanwhile. Other options: docs/checkpoints.md.
+        || Raises OSError (a file that existed before is untouched) or ValueError. The failure of an asynchronous save comes out
+        of its `wait()` or, if nobody has waited, of the next `save`, which then writes nothing."""
         self._follow()
         expect(isinstance(asynchronous, bool), "asynchronous", repr(asynchronous), "True or False")
         if not asynchronous:
@@ -687,9 +678,9 @@ class Optimizer(torch.optim.Optimizer):
         return files.save_beside(self.engine, self.param_groups, path, copies)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Reads what `save` wrote from an optimizer of the same class, parameters and state formats; the state goes
-        where this optimizer's `memory` says. The whole file is checked first: after a ValueError for a file that is
-        damaged or of another model, or an OSError from opening it, nothing has changed."""
+        """Reads a file that `save` wrote from an optimizer with the same class, parameters and state formats; the state goes
+        where this optimizer's `memory` says. The whole file is checked first: after a ValueError for a file that is damaged or
+        belongs to another model, or an OSError from opening it, nothing has changed."""
         self._follow(takes_state=False)
 
         def taken(groups: list[dict[str, Any]]) -> None:
@@ -700,19 +691,17 @@ class Optimizer(torch.optim.Optimizer):
 
     def torch_state_dict(self) -> dict[str, Any]:
         """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
-
-        Raises ValueError for what torch does not have: Lion, AdEMAMix, a Muon of other parameters than matrices."""
+        || Raises ValueError for rules that torch does not have: Lion, AdEMAMix, a Muon with parameters that are not
+        matrices."""
         self._follow()
         return torch_dict.write(self.engine, self.param_groups)
 
     def bitsandbytes_state_dict(self, nested: bool = True) -> dict[str, Any]:
-        """A dict that the bitsandbytes optimizer of this rule loads: copies, on the CPU. Codes of dynamic8 stay as they
-        are, with their map; where rows are no multiple of 256 long they are made anew, in blocks that run over the ends
-        of rows. All other state becomes float32.
-
-        nested: as bitsandbytes has it since 0.49.2; else flat, as before.
-
-        Raises ValueError for what it has not: a rule, an option in use that it would ignore, DTensor parameters."""
+        """A dict that the bitsandbytes optimizer of this rule loads: copies, on the CPU. dynamic8 codes stay as they are, with
+        their map; if row lengths are not multiples of 256, values are encoded again, in blocks that cross the ends of rows. All
+        other state becomes float32.
+        || nested: the layout of bitsandbytes since 0.49.2; else the earlier flat one.
+        || Raises ValueError for what bitsandbytes lacks: a rule, an option in use that it would ignore, DTensor parameters."""
         self._follow()
         return bitsandbytes.write(self.engine, self.param_groups, nested)
 
@@ -737,7 +726,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state["options"]
-        settings: Settings = replace(options["settings"])  # copies: copy.copy hands over the original's
+        settings: Settings = replace(options["settings"])  # copies: copy.copy passes the original's
         self._chose_master = True
         self._begin(options["rule"], state["defaults"], settings, options["backward_options"])
         groups = [

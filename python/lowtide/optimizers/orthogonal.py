@@ -1,4 +1,4 @@
-"""Newton-Schulz iterations, which make matrices orthogonal, for `Muon`: of one matrix or of a stack of them."""
+"""Newton-Schulz iterations, which orthogonalize matrices for `Muon`: one matrix or a stack of matrices."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor, addmm, baddbmm, bfloat16
 from torch.linalg import vector_norm
 
 ADJUSTMENTS = (None, "original", "match_rms_adamw", "spectral_unclamped")
-WORKING = bfloat16  # the iterations' dtype: matrices are rounded to it first, and the result has it
+WORKING = bfloat16  # the iterations' dtype: matrices are first rounded to it, and the result has it
 
 
 def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """About U Vᵀ of matrix = U S Vᵀ, in `WORKING`: quintic iterations over its shorter side. matrix: [rows, columns], or a
-    stack [number, rows, columns], each of which has the bits that it would have alone."""
+    """Approximately U Vᵀ of matrix = U S Vᵀ, in `WORKING`, by quintic iterations over its shorter side. matrix: [rows,
+    columns], or a stack [number, rows, columns], in which each matrix gets the same bits as alone."""
     a, b, c = coefficients
     x = matrix.to(WORKING, copy=True)
     tall = x.shape[-2] > x.shape[-1]
@@ -27,13 +27,13 @@ def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: 
 
 
 def cost(count: int, rows: int, columns: int) -> int:
-    """Multiplications of an iteration over a stack of `count` matrices."""
+    """Multiplications in one iteration over a stack of `count` matrices."""
     short, long = sorted((rows, columns))
     return count * short * short * (2 * long + short)
 
 
 def ratio(adjustment: str | None, rows: int, columns: int) -> float:
-    """By what the learning rate of a matrix of this shape is multiplied."""
+    """The factor on the learning rate of a matrix of this shape."""
     if rows == 0 or columns == 0:
         return 1.0
     if adjustment == "match_rms_adamw":

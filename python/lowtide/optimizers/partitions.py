@@ -1,8 +1,8 @@
-"""Parameter groups that DeepSpeed's ZeRO shows an optimizer part by part.
+"""Parameter groups that DeepSpeed's ZeRO shows to an optimizer part by part.
 
-Before the first step ZeRO puts flat float32 partitions in place of a group's parameters. Stages 1 and 2 put one into each
-group, and step one group at a time: `param_groups` has no other one then. Stage 3 puts one partition at a time into its
-group, and none between steps; for a state_dict it puts all of them there.
+Before the first step ZeRO replaces a group's parameters by flat float32 partitions. Stages 1 and 2 put one into each group, and
+step one group at a time: `param_groups` then has no other. Stage 3 puts one partition at a time into its group, and none
+between steps; for a state_dict it puts in all of them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from lowtide.engine.groups import Format
 
 
 def is_partition(tensor: torch.Tensor) -> bool:
-    """Whether this is a partition of ZeRO-3, which names each by the first and the last of its parameters."""
+    """True for a partition of ZeRO-3, which names each by the first and the last of its parameters."""
     return isinstance(getattr(tensor, "ds_id", None), str)
 
 
 def are_all(groups: Sequence[dict[str, Any]]) -> bool:
-    """Whether these groups have no other parameters than partitions of ZeRO-3."""
+    """True if these groups contain only partitions of ZeRO-3."""
     return all(map(is_partition, chain.from_iterable(group["params"] for group in groups)))
 
 
 def numbers_of(groups: Sequence[dict[str, Any]], members: Sequence[Sequence[torch.Tensor]]) -> list[int] | None:
     """The numbers that these groups had when their parameters were `members`, if ZeRO has put its partitions there; None if
-    not, or if any of stages 1 and 2 have the shapes of what was there. DeepSpeed drops groups without parameters."""
+    not, or if any partition of stages 1 and 2 has the shape of the parameter it replaced. DeepSpeed drops groups without
+    parameters."""
     numbers = [number for number, params in enumerate(members) if params or len(groups) == len(members)]
     if len(groups) != len(numbers) or not groups:
         return None
@@ -47,7 +48,7 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:
 
 
 def assigned(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
-    """State that was put into `states` for tensors that are not registered, as universal checkpoints of ZeRO do."""
+    """State assigned in `states` to tensors that are not registered, as universal checkpoints of ZeRO do."""
     known = set(map(id, engine.tensors))
     return {tensor: entry for tensor, entry in states.items() if entry and id(tensor) not in known}
 
@@ -57,7 +58,7 @@ def _is_flat(tensor: torch.Tensor) -> bool:
 
 
 def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
-    """ValueError unless partitions can take the place of the parameters of this engine. Warns of overrides."""
+    """Raises ValueError unless partitions can replace the parameters of this engine. Warns of overrides."""
     stepped = engine.has_stepped()
     wanted = "them before the first step and load_state_dict: call deepspeed.initialize first"
     expect(not stepped, "param_groups", "partitions of ZeRO in place of parameters that have state", wanted)
@@ -66,7 +67,7 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
         got, wanted = f"{family.name}, which takes matrices whole", "a rule that steps element by element, as AdamW does"
         expect(not family.rule_for(torch.empty(1, 1), group), where, got, wanted)
         state, least, master = Format.of(group)
-        try:  # a partition is a shard of it knows not what
+        try:  # a partition does not know of which parameter it is a shard
             _core.state_layout(
                 family.core_rule, family.hyper_of("", group), state, least, "auto", master, [1], "float32", ([2], True, [0]), False
             )  # fmt: skip
@@ -81,7 +82,7 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
 
 
 def check_part(part: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
-    """ValueError unless all of these parameter groups are among `groups`."""
+    """Raises ValueError unless all of these parameter groups are among `groups`."""
     known = set(map(id, groups))
     for number, group in enumerate(part):
         got = f"{len(part)} groups, and not number {number} among the {len(groups)}"
@@ -89,7 +90,7 @@ def check_part(part: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]])
 
 
 def unknown(engine: Engine, groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Parameters in these groups that are not registered, each with the number of its group."""
+    """Unregistered parameters in these groups, each with the number of its group."""
     known = set(map(id, engine.tensors))
     for number, group in enumerate(groups):
         for param in group["params"]:

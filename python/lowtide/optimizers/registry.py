@@ -1,4 +1,4 @@
-"""The list of rules and their classes: of the modules that have been imported (classes.py: of all)."""
+"""The list of rules and their classes: from the modules imported so far (classes.py imports all)."""
 
 import inspect
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from lowtide.optimizers.optimizer import Optimizer
 
 _Class = TypeVar("_Class", bound=type[Optimizer])
 
-CLASSES: dict[str, type[Optimizer]] = {}  # by the rule that each is made for: of the core, or "muon", which is two of these
+CLASSES: dict[str, type[Optimizer]] = {}  # by rule: a rule of the core, or "muon", which uses two of them
 
 
 def steps(rule: str) -> Callable[[_Class], _Class]:
-    """Puts a class into the list: `lowtide` exports it, `lowtide bench` measures it."""
+    """Adds a class to the list: `lowtide` exports it, and `lowtide bench` measures it."""
 
     def add(cls: _Class) -> _Class:
         CLASSES[rule] = cls

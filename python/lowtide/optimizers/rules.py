@@ -1,5 +1,5 @@
-"""The optimizers but for Adam's family (adam.py). Each class is a rule's hyper-parameters and defaults; the mathematics
-is in the compiled core."""
+"""The optimizers outside Adam's family (adam.py). Each class defines a rule's hyper-parameters and defaults; the mathematics is
+in the compiled core."""
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -12,19 +12,20 @@ from lowtide.options.options import Options
 
 @steps("lion")
 class Lion(Optimizer):
-    """Lion (Chen et al., arXiv 2302.06675, algorithm 2): every element moves by lr, in the sign of an interpolation.
+    """Lion (Chen et al., arXiv 2302.06675, algorithm 2): every element moves by lr, in the direction of the sign of an
+    interpolation.
 
         c = β1 m + (1 − β1) g        p = (1 − lr λ) p − lr sign(c)        m = β2 m + (1 − β2) g
 
-    State per parameter: "exp_avg" (m), of the parameter's shape; half the bytes of `AdamW`'s. The paper takes
-    lr 3 to 10 times smaller and weight_decay as many times larger than for AdamW.
+    State per parameter: "exp_avg" (m), with the parameter's shape; half the bytes of `AdamW`'s state. The paper recommends an
+    lr 3 to 10 times smaller than for AdamW, and a weight_decay larger by the same factor.
 
     Args:
-        params, lr, options: as `AdamW`.
+        params, lr, options: as in `AdamW`.
         betas: β1 of the interpolation and β2 of the momentum, each in [0, 1).
         weight_decay: λ, finite and ≥ 0.
 
-    Raises: as `AdamW`.
+    Raises: like `AdamW`.
     """
 
     def __init__(
@@ -45,17 +46,17 @@ class SGD(Optimizer):
         g = g + λ p                  b = μ b + (1 − dampening) g, but b = g at the first step
         p = p − lr · (g + μ b if nesterov, else b)
 
-    State per parameter: "momentum_buffer" (b), of the parameter's shape, half the bytes of `AdamW`'s; none
-    without momentum.
+    State per parameter: "momentum_buffer" (b), with the parameter's shape, half the bytes of `AdamW`'s state; none without
+    momentum.
 
     Args:
-        params, lr, options: as `AdamW`.
+        params, lr, options: as in `AdamW`.
         momentum: μ, finite and ≥ 0.
         dampening: finite; must be 0 with nesterov.
         weight_decay: λ, finite and ≥ 0.
         nesterov: needs momentum > 0.
 
-    Raises: as `AdamW`.
+    Raises: like `AdamW`.
     """
 
     def __init__(
@@ -73,22 +74,22 @@ class SGD(Optimizer):
 
 @steps("adagrad")
 class Adagrad(Optimizer):
-    """Adagrad (Duchi et al., JMLR 12, 2011, diagonal form), as torch.optim.Adagrad:
+    """Adagrad (Duchi et al., JMLR 12, 2011, diagonal form), like torch.optim.Adagrad:
 
         g = g + λ p        s = s + g², from the initial value
         p = p − lr / (1 + (t − 1) lr_decay) · g / (√s + eps)
 
-    State per parameter: "sum" (s, without the initial value until the first step), of the parameter's shape; half the
-    bytes of `AdamW`'s. A sum that only grows stops growing where an addend is below half a step of its format.
+    State per parameter: "sum" (s, which includes the initial value only after the first step), with the parameter's shape; half
+    the bytes of `AdamW`'s state. A sum that only grows stops growing once an addend is below half a step of its format.
 
     Args:
-        params, lr, options: as `AdamW`.
+        params, lr, options: as in `AdamW`.
         lr_decay: finite and ≥ 0.
         weight_decay: λ, finite and ≥ 0.
         initial_accumulator_value: finite and ≥ 0.
         eps: added to the root of the sum, > 0.
 
-    Raises: as `AdamW`.
+    Raises: like `AdamW`.
     """
 
     def __init__(
@@ -106,24 +107,24 @@ class Adagrad(Optimizer):
 
 @steps("rmsprop")
 class RMSprop(Optimizer):
-    """RMSprop (Tieleman & Hinton, Coursera lecture 6e, 2012), as torch.optim.RMSprop:
+    """RMSprop (Tieleman & Hinton, Coursera lecture 6e, 2012), like torch.optim.RMSprop:
 
         g = g + λ p                  s = α s + (1 − α) g²
         p = p − lr d, d = g / (√s + eps); with momentum: p = p − lr b, b = μ b + d
 
-    centered (Graves, arXiv 1308.0850, equations 38-45): √(s − a²) in place of √s, with a = α a + (1 − α) g.
-    State per parameter: "square_avg" (s), "momentum_buffer" (b) with momentum, "grad_avg" (a) if centered, of the
-    parameter's shape, each half the bytes of `AdamW`'s.
+    centered (Graves, arXiv 1308.0850, equations 38-45): √(s − a²) replaces √s, with a = α a + (1 − α) g. State per parameter:
+    "square_avg" (s), "momentum_buffer" (b) with momentum, "grad_avg" (a) if centered, with the parameter's shape, each half the
+    bytes of `AdamW`'s state.
 
     Args:
-        params, lr, options: as `AdamW`.
+        params, lr, options: as in `AdamW`.
         alpha: α, in [0, 1).
         eps: added to the root, > 0.
         weight_decay: λ, finite and ≥ 0.
         momentum: μ, finite and ≥ 0. Whether it is 0 is fixed at the first step.
         centered: fixed at the first step.
 
-    Raises: as `AdamW`.
+    Raises: like `AdamW`.
     """
 
     def __init__(
@@ -142,25 +143,25 @@ class RMSprop(Optimizer):
 
 @steps("lamb")
 class LAMB(Optimizer):
-    """LAMB (You et al., arXiv 1904.00962, algorithm 2): Adam whose update is made as long as the parameter.
+    """LAMB (You et al., arXiv 1904.00962, algorithm 2): Adam whose update is scaled to the length of the parameter.
 
         m = β1 m + (1 − β1) g        v = β2 v + (1 − β2) g²
         r = m / (1 − β1ᵗ) / (√v / √(1 − β2ᵗ) + eps) + λ p
         p = p − lr · ‖p‖ / ‖r‖ · r
 
-    The ratio, of norms of whole parameters, may exceed 1, and is 1 where a norm is 0. With max_unorm there is none:
-    AdamW then, whose update without its decay is at most max_unorm · ‖p‖ long, as bitsandbytes' LAMB clips it:
+    The ratio, of norms of whole parameters, may exceed 1, and is 1 if a norm is 0. With max_unorm there is no ratio: the rule
+    is AdamW, whose update without its decay is at most max_unorm · ‖p‖ long, as bitsandbytes' LAMB clips it:
 
         p = p − lr · (min(1, max_unorm ‖p‖ / ‖r‖) · r + λ p),  r without λ p
 
-    State and its bytes per parameter are those of `AdamW`; state that streams is read twice in a step. A DTensor must
-    be replicated, and steps cannot be captured in CUDA graphs (docs/rules.md).
+    State and its bytes per parameter are the same as for `AdamW`; streaming state is read twice in a step. A DTensor must be
+    replicated, and steps cannot be captured in CUDA graphs (docs/rules.md).
 
     Args:
-        params, lr, betas, eps, weight_decay, options: as `AdamW`.
+        params, lr, betas, eps, weight_decay, options: as in `AdamW`.
         max_unorm: finite and ≥ 0; None or 0: the trust ratio.
 
-    Raises: as `AdamW`; ValueError for a DTensor that is cut.
+    Raises: like `AdamW`; ValueError for a sharded DTensor.
     """
 
     def __init__(
@@ -173,35 +174,35 @@ class LAMB(Optimizer):
         max_unorm: float | None = None,
         **options: Unpack[Options],
     ) -> None:
-        max_unorm = 0.0 if max_unorm is None else max_unorm  # groups and the core have 0 for no clipping
+        max_unorm = 0.0 if max_unorm is None else max_unorm  # groups and the core use 0 for no clipping
         super().__init__(params, "lamb", locals(), options)
 
 
 @steps("lars")
 class LARS(Optimizer):
-    """LARS (You, Gitman & Ginsburg, arXiv 1708.03888, algorithm 1): SGD with momentum, and a learning rate of its own
-    for each parameter; that of the whole is outside of the momentum, as in torch.optim.SGD.
+    """LARS (You, Gitman & Ginsburg, arXiv 1708.03888, algorithm 1): SGD with momentum and a separate learning rate for each
+    parameter; the global learning rate is applied outside of the momentum, as in torch.optim.SGD.
 
-        η = trust_coefficient · ‖p‖ / (‖g‖ + λ ‖p‖ + eps), 1 where a norm is 0
+        η = trust_coefficient · ‖p‖ / (‖g‖ + λ ‖p‖ + eps), 1 if a norm is 0
         g = η (g + λ p)              b = μ b + (1 − dampening) g, but b = g at the first step
         p = p − lr · (g + μ b if nesterov, else b)
 
-    With max_unorm η is 1, and what lr multiplies at most max_unorm · ‖p‖ long, as bitsandbytes' LARS clips it.
+    With max_unorm η is 1, and the vector that lr multiplies is at most max_unorm · ‖p‖ long, as bitsandbytes' LARS clips it.
 
-    State and its bytes per parameter are those of `SGD`. Only with max_unorm do norms need it: state that streams is
+    State and its bytes per parameter are the same as for `SGD`. Only with max_unorm do norms need state: streaming state is
     then read twice in a step. A DTensor must be replicated, and steps cannot be captured in CUDA graphs.
 
     Args:
-        params, lr, options: as `AdamW`.
+        params, lr, options: as in `AdamW`.
         momentum: μ, finite and ≥ 0.
         weight_decay: λ, finite and ≥ 0.
         dampening: finite; must be 0 with nesterov.
         nesterov: needs momentum > 0.
         trust_coefficient: finite and ≥ 0.
-        eps: added to the norms that divide, > 0.
+        eps: added to the divisor, > 0.
         max_unorm: finite and ≥ 0; None or 0: the trust ratio.
 
-    Raises: as `LAMB`.
+    Raises: like `LAMB`.
     """
 
     def __init__(
@@ -217,5 +218,5 @@ class LARS(Optimizer):
         max_unorm: float | None = None,
         **options: Unpack[Options],
     ) -> None:
-        max_unorm = 0.0 if max_unorm is None else max_unorm  # groups and the core have 0 for no clipping
+        max_unorm = 0.0 if max_unorm is None else max_unorm  # groups and the core use 0 for no clipping
         super().__init__(params, "lars", locals(), options)

@@ -1,4 +1,4 @@
-"""Schedule-Free AdamW: no schedule of learning rates, and an average of all iterates that is evaluated in place of the last."""
+"""Schedule-Free AdamW: no learning-rate schedule, and evaluation of the average of all iterates instead of the last one."""
 
 import os
 from collections.abc import Callable
@@ -18,28 +18,28 @@ from lowtide.state.format import MODE
 
 @steps("schedulefree")
 class AdamWScheduleFree(Optimizer):
-    """AdamW without a schedule (Defazio et al., arXiv 2405.15682), as the package schedulefree has it:
+    """AdamW without a schedule (Defazio et al., arXiv 2405.15682), like the package schedulefree:
 
         v = β2 v + (1 − β2) g²         u = g / (√v / √(1 − β2ᵗ) + eps) + λ y,  g: the gradient at y
         z = z − lrₜ u                  x = (1 − c) x + c z                     y = (1 − β1) z + β1 x
         lrₜ = lr · min(1, t / warmup_steps)        wₜ = tʳ (largest lr so far)^weight_lr_power        c = wₜ / (w₁ + … + wₜ)
 
-    The weights are y while you train, and x, the average, while you evaluate. Call `eval()` before you evaluate the model, or save it
-    for use, and `train()` before the next step. Keep the learning rate constant.
+    The weights are y while you train, and x, the average, while you evaluate. Call `eval()` before you evaluate the model, or
+    save it for use, and `train()` before the next step. Keep the learning rate constant.
 
-    State per parameter: "z_minus_y" and "exp_avg_sq" (v), of the parameter's shape. They take as many bytes as those of `AdamW`: with
-    state="dynamic8" 2.03 per parameter, where the package takes 8. Formats of 4 bits are refused.
+    State per parameter: "z_minus_y" and "exp_avg_sq" (v), with the parameter's shape, in as many bytes as the state of `AdamW`:
+    with state="dynamic8" 2.03 per parameter, while the package takes 8. Formats of 4 bits are refused.
 
     Args:
-        params, eps, options: as `AdamW`.
-        lr: as `AdamW`; 1 to 10 times as large as for AdamW with a schedule.
-        betas: β1, in [0.01, 1), says where y is between z and x; β2, in [0, 1), is that of the second moment.
-        weight_decay: λ, finite and ≥ 0, of the weights y.
-        warmup_steps: steps in which the learning rate grows, a whole number ≥ 0.
-        r: power of a step's number in its weight, finite and ≥ 0.
-        weight_lr_power: power of the learning rate in a step's weight, finite and ≥ 0.
+        params, eps, options: as in `AdamW`.
+        lr: as in `AdamW`; 1 to 10 times as large as for AdamW with a schedule.
+        betas: β1, in [0.01, 1), places y between z and x; β2, in [0, 1), decays the second moment.
+        weight_decay: λ, finite and ≥ 0, for the weights y.
+        warmup_steps: number of steps over which the learning rate grows, a whole number ≥ 0.
+        r: exponent of the step number in a step's weight, finite and ≥ 0.
+        weight_lr_power: exponent of the learning rate in a step's weight, finite and ≥ 0.
 
-    Raises: as `AdamW`.
+    Raises: like `AdamW`.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class AdamWScheduleFree(Optimizer):
 
     @torch.no_grad()
     def eval(self) -> None:
-        """Puts the average x in the place of the weights. A step is refused until `train()`; a second call does nothing.
-
-        Each way rounds the weights once, in their type and what `master` keeps beside it: a run that was evaluated, or saved
-        here and resumed, goes on from there with the same bits, and differs by that rounding from one that was not. Takes up to
-        3 MiB where the parameters are, and for state that streams a float32 copy of the largest parameter on the host. Raises
-        OSError or MemoryError if state cannot be read or, of a residual, written; calling again goes on with the parameters that
-        are left."""
+        """Replaces the weights by the average x. Steps are refused until `train()`; a second call does nothing.
+        || Each direction rounds the weights once, in their type and `master`'s residual: a run that was evaluated, or saved
+        here and resumed, continues with the same bits, but differs by that rounding from a run without evaluation. Takes up to
+        3 MiB where the parameters are and, for streaming state, a float32 copy of the largest parameter on the host. Raises
+        OSError or MemoryError if state cannot be read or, for a residual, written; call again to continue with the remaining
+        parameters."""
         self._set_mode(False)
 
     @torch.no_grad()
     def train(self) -> None:
-        """Puts y, the weights to train, back, with the β1 that `eval()` used. A new optimizer trains. Raises as `eval`."""
+        """Restores y, the training weights, with the β1 that `eval()` used. A new optimizer starts in training. Raises like
+        `eval`."""
         self._set_mode(True)
 
     def _set_mode(self, training: bool) -> None:
@@ -81,12 +81,12 @@ class AdamWScheduleFree(Optimizer):
             group[MODE] = training
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """As `Optimizer.step`. Raises ValueError if called after eval() and before train(); the closure is not run."""
+        """Like `Optimizer.step`. Raises ValueError if called after eval() and before train(); the closure is not run."""
         self._check_training()
         return super().step(closure)
 
     def _step_gradients(self, only: list[int] | None = None) -> None:
-        self._check_training()  # step_in_backward steps without `step`
+        self._check_training()  # step_in_backward steps without calling `step`
         super()._step_gradients(only)
 
     def _check_training(self) -> None:
@@ -94,19 +94,19 @@ class AdamWScheduleFree(Optimizer):
         expect(training, "step", "the weights to evaluate", "those to train: call train() before")
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Optimizer.state_dict`. Raises ValueError where `eval()` or `train()` has failed half way, until one succeeds;
-        and where β1 has changed since `eval()`, until `train()`."""
+        """Like `Optimizer.state_dict`. Raises ValueError after `eval()` or `train()` has failed half-way, until one succeeds;
+        and if β1 has changed since `eval()`, until `train()`."""
         self._check_modes()
         return super().state_dict()
 
     def save(self, path: str | os.PathLike[str], *options: Any, **more: Any) -> Any:
-        """As `Optimizer.save`, and raises as `state_dict`."""
+        """Like `Optimizer.save`; raises like `state_dict`."""
         self._check_modes()
         return super().save(path, *options, **more)
 
     def _check_modes(self) -> None:
-        """ValueError for what no dict can say: weights of two kinds in one group, or that eval() has moved by another β1 than
-        the group's."""
+        """Raises ValueError for modes that a dict cannot express: weights of two kinds in one group, or weights that eval() has
+        moved by a β1 other than the group's."""
         for each in self.engine.groups:
             options = each.options(self.param_groups)
             beta1 = 0.0 if options.get(MODE, True) else self.engine.family.hyper_of(each.rule, options)["beta1"]
@@ -124,9 +124,9 @@ class AdamWScheduleFree(Optimizer):
         self._mark_modes(len(self.param_groups) - 1)
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
-        """A dict says which weights the model's, saved with it, are."""
+        """A dict records which weights the model, saved with it, has."""
         super()._take_groups(groups)
-        self._tell_options()  # the core notes β1 for the way back, which must be that of the dict
+        self._tell_options()  # the core stores β1 for the way back, which must be the dict's
         self._mark_modes()
 
     def __getstate__(self) -> dict[str, Any]:
