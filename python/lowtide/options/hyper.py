@@ -1,4 +1,4 @@
-"""Hyper-parameters: from the keys of a parameter group to the core's. No function here runs for each parameter in a step."""
+"""Hyper-parameters: translates the keys of a parameter group to the core's. Nothing here runs per parameter in a step."""
 
 from collections.abc import Container, Mapping, Sequence
 from math import isfinite
@@ -10,16 +10,16 @@ from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices import places
 
-# Hyper-parameters of the core that are one tuple, "betas", here, and those that are bools.
+# The core's hyper-parameters that form one tuple, "betas", here, and those that are bools.
 BETAS = ("beta1", "beta2", "beta3")
 FLAGS = [each.name for each in _core.hyper_parameters() if each.flag]
-SCHEDULES = ("t_alpha", "t_beta3")  # steps, or None for none
-COUNTS = ("warmup_steps",)  # whole numbers: elsewhere one below 1 is a share of all steps, which would be no warm-up here
+SCHEDULES = ("t_alpha", "t_beta3")  # number of steps, or None for no schedule
+COUNTS = ("warmup_steps",)  # whole numbers: elsewhere a value below 1 is a share of all steps, which would mean no warm-up here
 
 
 def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, ...]:
-    """The values of the core's hyper-parameters `keys` in a parameter group. Ranges are the core's business. ValueError or
-    TypeError for any other value."""
+    """The values of the core's hyper-parameters `keys` in a parameter group. The core checks ranges. Raises ValueError or
+    TypeError for other values."""
     values: list[float] = []
     try:
         for key in keys:
@@ -47,17 +47,17 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
 
 
 def hyper_keys(rule: str, given: Container[str]) -> tuple[str, ...]:
-    """The core's hyper-parameters that the rule reads and `given`, a group's options, sets."""
+    """The core's hyper-parameters that the rule reads and that `given`, a group's options, sets."""
     return tuple([each.name for each in _core.hyper_parameters(rule) if group_key(each.name) in given])
 
 
 def group_key(key: str) -> str:
-    """The name, in a parameter group, of the core's hyper-parameter `key`."""
+    """The name of the core's hyper-parameter `key` in a parameter group."""
     return "betas" if key in BETAS else key
 
 
 def check_on_host(keys: Sequence[str], group: Mapping[str, Any], where: str) -> None:
-    """ValueError for a hyper-parameter that has to be fetched from a device."""
+    """Raises ValueError for a hyper-parameter that would have to be fetched from a device."""
     for name in dict.fromkeys(map(group_key, keys)):
         values = group.get(name)
         for value in values if name == "betas" and isinstance(values, (tuple, list)) else (values,):

@@ -1,4 +1,4 @@
-"""The options of optimizers and parameter groups: their names, types and meaning."""
+"""The options of optimizers and parameter groups: their names, types and meanings."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
@@ -11,18 +11,18 @@ from lowtide.checks.values import expect, hint
 from lowtide.memory.budgets import Memory
 from lowtide.report.log import warn
 
-# Arguments of torch.optim that change what a step means, and are not offered: refused by name instead of ignored.
+# Arguments of torch.optim that change what a step means and are not supported: refused by name instead of ignored.
 REFUSED = {
     "capturable": "a step needs no option to be captured: see Optimizer.prepare_replay",
     "differentiable": "steps are not recorded by autograd",
     "decoupled_weight_decay": "the class decides how weights decay: use AdamW, or NAdam(decoupled_weight_decay=True)",
 }
-# Options of the whole optimizer, which a parameter group cannot set for itself.
+# Options of the whole optimizer, which a parameter group cannot set.
 WHOLE_OPTIMIZER = (
     "nonfinite", "seed", "amp_scaling", "max_grad_norm", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
     "offload_in_backward",
 )  # fmt: skip
-# Options that are accepted and mean nothing.
+# Options that are accepted without effect.
 IGNORED = ("foreach", "fused")
 # The types of options, and their names in messages. The core knows which strings are valid.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -46,36 +46,36 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 class Options(TypedDict, total=False):
-    """Keyword options of every optimizer. Those marked (group) may also be set per parameter group.
+    """Keyword options of every optimizer. Options marked (group) may also be set per parameter group.
 
     Attributes:
-        state: (group) how state is stored. "dynamic8" (the default), "float8": 1 byte per value and 4 per block of 256;
-            "bf16": 2 bytes; "fp32": 4 bytes; "dynamic4" (experimental): half a byte and 4 per block of 128. 4 bits
-            take no betas above 0.9 in averages of both signs (ValueError).
-        master: (group) what keeps float32 precision of bfloat16 and float16 weights: "residual16" (all of it), "residual8",
+        state: (group) how state is stored. "dynamic8" (the default), "float8": 1 byte per value and 4 per block of 256; "bf16":
+            2 bytes; "fp32": 4 bytes; "dynamic4" (experimental): half a byte and 4 per block of 128. With 4 bits, the beta of a
+            signed average must not exceed 0.9 (ValueError).
+        master: (group) how bfloat16 and float16 weights keep float32 precision: "residual16" (all of it), "residual8",
             "stochastic" or None, the default.
-        rounding: (group) how state is rounded to its format: "nearest", "stochastic", or "auto", the default: stochastic
-            for averages and sums, so that they stay unbiased ("bf16": for those whose beta is 0.995 or more).
+        rounding: (group) how state is rounded to its format: "nearest", "stochastic", or "auto", the default: stochastic for
+            averages and sums, so that they stay unbiased ("bf16": only if their beta is 0.995 or more).
         min_quantized_numel: (group) parameters with fewer elements keep float32 state; 4096 by default.
         maximize: (group) step along the gradient instead of against it.
         seed: seed of stochastic rounding, 0 by default: the same seed and steps give the same bits.
-        nonfinite: the answer to a NaN, an infinity or a magnitude of 2^62 or more: "skip" the step and count it (the
+        nonfinite: the reaction to a NaN, an infinity or a magnitude of 2^62 or more: "skip" the step and count it (the
             default), "raise", or "propagate".
-        amp_scaling: GradScaler hands over its scale and its verdict: the step unscales, and checks nothing itself.
+        amp_scaling: GradScaler passes its scale and its verdict to the step, which unscales and checks nothing itself.
         max_grad_norm: every step clips the gradients of all groups together to this norm, as `clip_grad_norm_` would; None, the
-            default: it does not.
-        cpu_target: instruction set, such as "avx2", for comparisons; it changes speed only. "", the default: the best.
-        memory: (group: a budget of its own) where state may live; None: no limit (docs/devices.md).
-        arithmetic: on devices that have a choice (CUDA): "exact", the bits of the CPU (the default), or "fast".
+            default: no clipping.
+        cpu_target: instruction set, such as "avx2", for comparisons; only changes speed. "", the default: the best.
+        memory: (group: a separate budget) where state may live; None: no limit (docs/devices.md).
+        arithmetic: on devices that have a choice (CUDA): "exact", the same bits as the CPU (the default), or "fast".
         prefetch_in_backward: read streaming state during backward, into at most that many bytes.
-        step_in_backward: step and free gradients during backward, whenever there are that many bytes.
-        offload_in_backward: gradients of parameters on a device that the CPU steps (`Memory(step=)`) go to host memory during
-            backward, are added up there until the step, and take no memory of the device.
+        step_in_backward: step and free gradients during backward, as soon as there are that many bytes.
+        offload_in_backward: gradients of parameters on a device that the CPU steps (`Memory(step=)`) move to host memory during
+            backward, are summed there until the step, and take no device memory.
         foreach: accepted for code written for torch.optim, and ignored: a step is always one fused call.
         fused: likewise.
         capturable: must be False.
         differentiable: must be False.
-        decoupled_weight_decay: must be False: AdamW is the class for it, and NAdam has an argument.
+        decoupled_weight_decay: must be False: use the class AdamW, or the argument of NAdam.
     """
 
     state: str
@@ -103,8 +103,8 @@ class Options(TypedDict, total=False):
 def check_options(
     options: Mapping[str, Any], where: str, others: Sequence[str], without: Sequence[str] = ()
 ) -> None:
-    """Raises TypeError for an unknown option, ValueError for one that cannot be had. `others`: the
-    arguments that there are besides; `without`: the options that there are not."""
+    """Raises TypeError for an unknown option, ValueError for an unsupported one. `others`: further valid arguments; `without`:
+    options that the class does not have."""
     every = dict.fromkeys([*others, *(key for key in Options.__annotations__ if key not in REFUSED)])
     known = [key for key in every if key not in without]
     for key in options:
@@ -115,14 +115,14 @@ def check_options(
 
 
 def warn_of_misspelt(group: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Warns of keys of a parameter group that are almost names of options. Others are for schedulers and the like."""
+    """Warns of keys of a parameter group that resemble option names. Other keys belong to schedulers and the like."""
     for key in group:
         if key not in known and (words := hint(key, known, likeness=0.85)):
             warn(f"{where}: got {key!r}, which is no option and changes nothing{words}")
 
 
 def check_kinds(options: Mapping[str, Any], where: str) -> None:
-    """Raises TypeError for an option of the wrong type, ValueError for one that would be wrong to ignore."""
+    """Raises TypeError for an option of the wrong type, ValueError for an option that must not be ignored."""
     for name, reason in REFUSED.items():
         expect(not options.get(name), f"{where}: {name}", repr(options.get(name)), f"False or None: {reason}")
     for name, (kinds, wanted) in _KINDS.items():
@@ -131,6 +131,6 @@ def check_kinds(options: Mapping[str, Any], where: str) -> None:
         value = options[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise TypeError(f"{where}: {name}: got {value!r} ({type(value).__name__}), wanted {wanted}")
-        least = not isinstance(value, (int, float)) or value >= 0  # no NaN
+        least = not isinstance(value, (int, float)) or value >= 0  # false for NaN
         if bool not in kinds and (not least or isinstance(value, Integral) and int(value) >= 2**63):
             raise ValueError(f"{where}: {name}: got {value!r}, wanted {wanted}")

@@ -1,8 +1,8 @@
-"""Options of single parameters, whatever group and optimizer they are in.
+"""Options of single parameters, in any group and optimizer.
 
-An override of a module's parameter is kept with the module, under the parameter's name: it holds for whatever tensor has
-that name when an optimizer looks (FSDP2 puts DTensors in the place of parameters, `model.to()` may put new ones), and
-goes where copies and pickles of the module go. One of a tensor is kept with that tensor.
+An override of a module's parameter is stored with the module, under the parameter's name: it applies to whatever tensor has
+that name when an optimizer looks (FSDP2 replaces parameters by DTensors, `model.to()` may create new ones), and copies and
+pickles of the module include it. An override of a tensor is stored with that tensor.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ATTRIBUTE = "_lowtide_overrides"  # modules: a _Holder; tensors: list[_Entry], 
 
 
 class _Entry(TypedDict):
-    """One call of `override`. Emptied when it is taken back: whoever has it knows."""
+    """One call of `override`. Emptied on withdrawal, so that every holder knows."""
 
     order: int
     options: dict[str, Any]
 
 
 class _Holder:
-    """The overrides of a module's own parameters by name; None: of all its parameters, its children's among them."""
+    """The overrides of a module's own parameters by name; None: of all its parameters, including its children's."""
 
     def __init__(self, module: torch.nn.Module, entries: Iterable[tuple[str | None, _Entry]] = ()) -> None:
         self.module = weakref.ref(module)
@@ -36,7 +36,7 @@ class _Holder:
         _holders.add(self)
 
     def found(self) -> Iterator[tuple[torch.Tensor, _Entry]]:
-        """The parameters that there are now."""
+        """The parameters that exist now."""
         if (module := self.module()) is None:
             return
         for name, entry in self.entries:
@@ -57,7 +57,7 @@ _changes = 0
 
 
 def changes() -> int:
-    """A number that is another one after overrides were made or taken back."""
+    """A number that changes whenever an override is made or withdrawn."""
     return _changes
 
 
@@ -68,8 +68,8 @@ class Override:
         self._entries = entries
 
     def remove(self) -> None:
-        """Takes the override back. Optimizers go on with their group's options at their next step; state that had
-        another format is converted."""
+        """Withdraws the override. At their next step, optimizers return to their group's options; state in another format is
+        converted."""
         global _changes
         for entry in self._entries:
             entry["options"] = {}
@@ -79,32 +79,30 @@ class Override:
 def override(
     target: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor], name: str | None = None, **options: Any
 ) -> Override:
-    """Gives parameters options of their own, in whatever group and optimizer of Lowtide they are or will be.
+    """Gives parameters their own options, in any Lowtide group and optimizer, now or later.
 
         lowtide.override(model.head, state="fp32")                      # all parameters of a module
         lowtide.override(model, "embed.weight", lr=1e-4, weight_decay=0.0)
         lowtide.override([p for p in model.parameters() if p.ndim < 2], state="fp32")
 
-    They take the place of the group's options: `param_groups` stays as it is, and a scheduler that moves a
-    group's lr does not move an override's. The later of two overrides counts, option by option. Optimizers
-    that exist see it at their next step; state that then has another format is converted (decoded and encoded), which
-    needs room for a second copy of the optimizer's state meanwhile. Overrides are no part of a `state_dict()`: a program
-    that loads one makes the same overrides.
+    These options replace the group's: `param_groups` stays as it is, and a scheduler that changes a group's lr does not change
+    an override's. The later of two overrides counts, option by option. Existing optimizers adopt it at their next step; state
+    in another format is then converted (decoded and encoded), which temporarily needs room for a second copy of the optimizer's
+    state. A `state_dict()` does not contain overrides: a program that loads one makes the same overrides.
 
     Args:
-        target: a module, a parameter, or several parameters. An override of a module's parameter follows the name: it
-            survives `fully_shard()` (FSDP2), `model.to()` and copies of the module. One of a tensor stays with that
-            tensor.
-        name: of one parameter of the module, as in `named_parameters()`; None: all that it has when an optimizer looks: when it is
-            made, and in the first step after any override was made or taken back.
-        options: any option that a parameter group can have: lr, weight_decay, betas, eps, state, min_quantized_numel,
-            memory (one budget for all parameters of a group that have it), …
+        target: a module, a parameter, or several parameters. An override of a module's parameter follows the name: it survives
+            `fully_shard()` (FSDP2), `model.to()` and copies of the module. An override of a tensor stays with that tensor.
+        name: one parameter of the module, as in `named_parameters()`; None: all parameters that it has when an optimizer looks:
+            when the optimizer is made, and in its first step after any override was made or withdrawn.
+        options: any option that a parameter group can have: lr, weight_decay, betas, eps, state, min_quantized_numel, memory
+            (one budget for all parameters of a group that have it), …
 
-    Returns an `Override`, whose `remove()` takes it back.
+    Returns an `Override`, whose `remove()` withdraws it.
 
-    Raises ValueError for a name that the module does not have, a module without parameters, a tensor that is no
-    parameter, or no options; TypeError for other targets. What an optimizer cannot use it refuses when it meets it: in
-    its constructor, in `add_param_group` or in its next step.
+    Raises ValueError for a name that the module does not have, a module without parameters, a tensor that is not a parameter,
+    or no options; TypeError for other targets. Optimizers refuse values that they cannot use when they meet them: in the
+    constructor, in `add_param_group` or in the next step.
     """
     global _changes
     expect(bool(options), "override", "no options", "some, such as state='fp32'")
@@ -163,18 +161,18 @@ def _copy(entry: _Entry) -> _Entry:
 
 
 class Overridden:
-    """The overrides that one parameter of one optimizer has seen. Once seen, an override stays in effect."""
+    """The overrides that one parameter of one optimizer has met. They stay in effect."""
 
     def __init__(self, entries: Iterable[_Entry]) -> None:
         self._met = list(entries)
 
     def joined(self, others: Overridden | None) -> Overridden:
-        """These and others, but for the overrides that were taken back. Also joins a parameter's with its replacement's."""
+        """These and others, except withdrawn overrides. Also joins a parameter's overrides with its replacement's."""
         seen = {id(entry): entry for entry in (*self._met, *(others._met if others else ()))}
         return Overridden(entry for entry in seen.values() if entry["options"])
 
     def options(self) -> dict[str, Any]:
-        """The later of two counts."""
+        """The options; the later of two overrides counts."""
         merged: dict[str, Any] = {}
         for entry in sorted(self._met, key=lambda entry: entry["order"]):
             merged |= entry["options"]
@@ -182,7 +180,7 @@ class Overridden:
 
 
 def look(params: Sequence[torch.Tensor]) -> list[Overridden | None]:
-    """The overrides that there are now of each of these parameters; None: there are none."""
+    """The overrides of each of these parameters now; None: no overrides."""
     found: dict[int, list[_Entry]] = {}
     for holder in list(_holders):
         for param, entry in holder.found():
@@ -195,12 +193,12 @@ def look(params: Sequence[torch.Tensor]) -> list[Overridden | None]:
 
 
 def options_of(params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-    """The options that the present overrides give to each of these parameters."""
+    """The options that the current overrides give to each of these parameters."""
     return [each.options() if each else {} for each in look(params)]
 
 
 def pin(param: torch.Tensor, options: Mapping[str, Any]) -> None:
-    """Makes these the overrides of a copy of a parameter, if they are not its own already."""
+    """Makes these the overrides of a copy of a parameter, unless it already has them."""
     if options_of([param]) != [options]:
         entry: _Entry = {"order": next(_orders), "options": dict(options)}
         setattr(param, _ATTRIBUTE, [entry])
