@@ -1,6 +1,6 @@
-"""Predicts a run whose parameters are on a device: who steps them, where their state is, what moves, and how long that takes.
+"""Predicts a run with parameters on a device: who steps them, where their state is, how much moves, and how long that takes.
 
-The engine's own functions decide (`engine.host_steps`, `engine.shares`), on shapes instead of tensors.
+The engine's own functions decide (`engine.host_steps`, `engine.shares`), with shapes instead of tensors.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from lowtide.planning.rates import Rates, seconds_text
 
 @dataclass(frozen=True)
 class DeviceForecast:
-    """Parameters on a device. Bytes are those of `Optimizer.report()` after a first step in which every parameter had a gradient;
-    where the state does not fit, those below `problem` are 0. `str()` is a table to read."""
+    """A forecast for parameters on a device. Bytes equal `Optimizer.report()` after a first step in which every parameter had a
+    gradient; if the state does not fit, the fields below `problem` are 0. `str()` gives a table."""
 
     rule: str
     device: str  # torch's name
@@ -36,25 +36,25 @@ class DeviceForecast:
     elements: int
     state_bytes: int  # codes + scales
     fits: bool
-    problem: str  # why it does not fit: what was given and how much is needed
+    problem: str  # if it does not fit: what was given and how much is needed
     host_params: int = 0  # that the CPU steps
     host_elements: int = 0
     device_bytes: int = 0  # of state there, streaming buffers included
     host_bytes: int = 0  # of state in host memory, streaming buffers included
     copy_bytes: int = 0  # of host memory for copies of weights and gradients, beside `Memory(host=)`
     disk_bytes: int = 0
-    streamed_per_step: int = 0  # state from host memory or the disk to the device and back
-    gradients_per_step: int = 0  # copied to the host, where the CPU steps; as large as the weights, which are copied, too,
+    streamed_per_step: int = 0  # state that travels from host memory or the disk to the device and back
+    gradients_per_step: int = 0  # copied to the host if the CPU steps; as large as the weights, which are copied as well,
     weights_per_step: int = 0  # and back
     disk_per_step: int = 0  # read and written
-    device_seconds: float = 0.0  # until the device has done its part, its disk too; 0: a rate is unknown, here and below
-    host_seconds: float = 0.0  # until the CPU, its copies and its disk have
-    seconds: float = 0.0  # of a step: a lower bound, if all that can overlaps
+    device_seconds: float = 0.0  # until the device and its disk have finished; 0, here and below: a rate is unknown
+    host_seconds: float = 0.0  # until the CPU, its copies and its disk have finished
+    seconds: float = 0.0  # of a step: a lower bound, with full overlap
     by_host: tuple[int, ...] = field(default=(), repr=False)  # numbers of the parameters that the CPU steps
 
     @property
     def link_per_step(self) -> int:
-        """Bytes over the link, both ways."""
+        """Bytes over the link in both directions."""
         return self.streamed_per_step + self.gradients_per_step + 2 * self.weights_per_step
 
     def __str__(self) -> str:
@@ -90,8 +90,8 @@ def predict(
     entries: Sequence[tuple[Mapping[str, Any], list[Param]]],
     rates: Rates,
 ) -> DeviceForecast:
-    """entries: see `shapes.members_of`. ValueError or TypeError for what an optimizer would refuse, and for a budget that depends on
-    what is free when it runs."""
+    """entries: see `shapes.members_of`. Raises ValueError or TypeError for input that an optimizer would refuse, and for a
+    budget that depends on free memory at run time."""
     expect(0 <= number("rates: link", rates.link) < math.inf, "rates: link", rates.link, "bytes per second, or 0 for unknown")
     place = place_on(device)
     groups = [{**defaults, **options} for options, _ in entries]
@@ -158,7 +158,7 @@ class _Prediction:
         return here, [group._replace(rate=self._rates.step_of(group.state)) for group in sizes]
 
     def _part(self, place: Place, memory: Memory) -> dict[str, Any]:
-        """The fields of the forecast that parameters at one place add to."""
+        """The forecast's fields to which parameters at one place contribute."""
         here, sizes = self._sizes(place)
         budget = memory.budget(place)
         if place.mirrored:

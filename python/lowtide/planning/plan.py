@@ -21,16 +21,16 @@ from lowtide.planning.on_device import predict as predict_on
 from lowtide.planning.rates import Rates, family_of, seconds_text, step_rates
 from lowtide.planning.shapes import Planned, groups_of, members_of
 
-_AVERAGES = (*BETAS, "alpha")  # how long averages are
-_MEASURED = (*_AVERAGES, "momentum", "amsgrad", "centered", "max_unorm")  # decide what a step takes
+_AVERAGES = (*BETAS, "alpha")  # the length of averages
+_MEASURED = (*_AVERAGES, "momentum", "amsgrad", "centered", "max_unorm")  # options that affect the time of a step
 
 
 @dataclass(frozen=True)
 class Forecasts(Forecast):
-    """The sum over all budgets, and what it is made of. `str()` is a table to read."""
+    """The sum over all budgets, and its parts. `str()` gives a table."""
 
     rule: str = ""
-    names: tuple[str, ...] = ()  # "optimizer" (of groups without their own budget), "group 1", ...
+    names: tuple[str, ...] = ()  # "optimizer" (groups that have none), "group 1", ...
     budgets: tuple[Forecast, ...] = ()
     memories: tuple[Memory | None, ...] = ()  # of each budget
     rates: Rates = field(default_factory=Rates)
@@ -113,30 +113,31 @@ def plan(
     on: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Forecasts | DeviceForecast:
-    """Predicts what an optimizer will take, with the code that it decides with. Allocates no state, touches no disk.
+    """Predicts the memory and time of an optimizer, using its own decisions. Allocates no state, touches no disk.
 
     Args:
-        model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state",
-            "memory" and so on per group), or shapes. Tensors may be on any device, "meta" too. Frozen parameters
-            are left out. Of a DTensor (FSDP2), this rank's part is planned.
+        model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state", "memory" and so
+            on per group), or shapes. Tensors may be on any device, including "meta". Frozen parameters are left out. For a
+            DTensor (FSDP2), this rank's part is planned.
         rule: one of docs/rules.md: "adamw", "adam", "lion", "sgd", "adagrad", "rmsprop", "ademamix", "lamb",
             "lars", "muon".
         state, memory, min_quantized_numel: as for the optimizer.
-        rates: for the seconds. "measure" measures what this model needs on this machine: about a second for each
-            state format, and where state goes to disk 1.3 seconds for each directory (see `measure_rates`).
-        momentum: of SGD and LARS, which have no state without, and of RMSprop; None: the rule's default.
-        amsgrad: of Adam and AdamW.
-        centered: of RMSprop.
+        rates: for the seconds. "measure" measures the rates that this model needs on this machine: about a second for each
+            state format and, if state goes to disk, 1.3 seconds for each directory (see `measure_rates`).
+        momentum: for SGD and LARS, which have no state without it, and RMSprop; None: the rule's default.
+        amsgrad: for Adam and AdamW.
+        centered: for RMSprop.
         master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state.
-        max_unorm: of LAMB and LARS: LARS then reads its state twice a step, as LAMB always does.
-        betas, alpha: as for the optimizer; state of 4 bits takes short averages alone. None: the rule's defaults.
-        on: the device that the parameters will be on: "cuda", "xpu", another accelerator of torch's, or "cpu". It need not be
-            here. Its plan needs Memory(device=) in bytes, unless the CPU takes all steps; `rates` must be given where the
-            CPU may take some (Memory(step="auto"), or a disk); state streams as with transfer="copy".
-        dtype: of the parameters where shapes are given.
+        max_unorm: for LAMB and LARS: LARS then reads its state twice a step, as LAMB always does.
+        betas, alpha: as for the optimizer; 4-bit state accepts only short averages. None: the rule's defaults.
+        on: the device of the parameters: "cuda", "xpu", another accelerator of torch's, or "cpu". The machine need not have it.
+            Such a plan needs Memory(device=) in bytes, unless the CPU takes all steps, and `rates` if the CPU may take some
+            (Memory(step="auto"), or a disk); state streams as with transfer="copy".
+        dtype: of parameters given as shapes.
 
-    Returns Forecasts or, for parameters on a device, a DeviceForecast, whether it fits or not. Raises ValueError or TypeError for
-    what an optimizer would refuse whatever its budgets, for rates that are no numbers and for more than 2^52 elements; with rates="measure" also OSError.
+    Returns Forecasts or, for parameters on a device, a DeviceForecast, whether it fits or not. Raises ValueError or TypeError
+    for input that an optimizer would refuse under any budget, for rates that are not numbers and for more than 2^52 elements;
+    with rates="measure" also OSError.
     """
     given = {"state": state, "memory": memory, "min_quantized_numel": min_quantized_numel, "master": master}
     check_kinds(given, "plan")
@@ -151,7 +152,7 @@ def plan(
     extra = dict(zip(options, hyper_values(list(options), options), strict=True))
     hyper |= options if betas is None else {**options, "betas": betas}
     defaults = {**group_defaults(hyper, {}), **given, "min_quantized_numel": int(min_quantized_numel)}
-    del defaults["memory"]  # of the whole optimizer
+    del defaults["memory"]  # an option of the whole optimizer
     if device.type != "cpu":
         if rates == "measure":
             raise ValueError(f"plan: got rates='measure' on {device}, wanted lowtide.Rates(link=, step=, ...): measure_rates() measures them")
@@ -163,7 +164,7 @@ def plan(
 
 
 def _device(on: str | torch.device) -> torch.device:
-    """ValueError for what torch does not know as a device, TypeError for another type."""
+    """The device. Raises ValueError for a device that torch does not know, TypeError for another type."""
     if not isinstance(on, (str, torch.device)):
         raise TypeError(f"plan: on: got {on!r} ({type(on).__name__}), wanted a device such as 'cuda'")
     wanted = "a device that torch knows, such as 'cpu', 'cuda', 'xpu' or 'mps'"
@@ -191,8 +192,8 @@ def _measure_for(family: Family, unrated: Forecasts, groups: Planned) -> Rates:
     step: dict[str, float] = {}
     for state in sorted({sizes.state for _, sizes in groups if sizes.params}):
         here = [sizes.hyper for _, sizes in groups if sizes.params and sizes.state == state]
-        # The step that takes most has the largest of each. A large parameter may refuse options of its optimizer: 4 bits,
-        # of long averages. The rate is then unknown.
+        # The step that takes most has the largest of each. A large parameter may refuse options of its optimizer: 4 bits for
+        # long averages. The rate is then unknown.
         most = {key: max(hyper.get(key, 0) for hyper in here) for key in here[0] if key in _MEASURED}
         for hyper in (most, {key: value for key, value in most.items() if key not in _AVERAGES}):
             with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""The rates of a machine: bytes of state that it steps in a second, and those of a disk."""
+"""The rates of a machine: bytes of state stepped per second, and the rates of a disk."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Rates:
     """The rates of a machine; 0: unknown.
 
     Attributes:
-        step: bytes of state that a step takes per second, for all state formats alike or by format.
+        step: bytes of state stepped per second, for all state formats alike or by format.
         read, write: bytes per second of the disk.
-        engine: how the disk was measured: "io_uring" or "threads".
-        direct: past the page cache; if not, read and write are partly rates of the page cache.
-        link: bytes per second between a device and host memory, each way.
+        engine: the I/O engine of the measurement: "io_uring" or "threads".
+        direct: the measurement bypassed the page cache; if False, read and write partly measure the page cache.
+        link: bytes per second between a device and host memory, in each direction.
     """
 
     step: float | Mapping[str, float] = 0.0
@@ -69,20 +69,20 @@ def measure_rates(
     alpha: float | None = None,
     link: str | torch.device | None = None,
 ) -> Rates:
-    """Measures this machine: takes about seconds + 0.5 for each state format, 2 x seconds + 0.3 for the disk, and less for the link.
+    """Measures this machine: takes about seconds + 0.5 per state format, 2 x seconds + 0.3 for the disk, and less for the link.
 
     Args:
-        disk: a directory, whose scratch file's rates are measured with the requests that streaming uses; nothing stays
-            but the small lock file ".lowtide.lock". None: read and write are 0.
-        rule: whose steps are measured, over float32 parameters and gradients, with torch's number of threads.
-        states: state formats; by default all that the rule can have.
+        disk: a directory in which the rates of a scratch file are measured, with the same requests as streaming; only the small
+            lock file ".lowtide.lock" stays. None: read and write are 0.
+        rule: the rule whose steps are measured, over float32 parameters and gradients, with torch's number of threads.
+        states: state formats; by default all that the rule supports.
         momentum, amsgrad, centered, max_unorm, betas, alpha: as for `plan`.
-        elements: of the parameter that is stepped; 0: enough to be out of the cache. Takes 16 bytes of RAM for each.
-        disk_bytes: size of the scratch file at most; half of what is free, if that is less.
-        seconds: to measure for, more than 0.
-        link: a device such as "cuda", whose copies to and from page-locked memory are measured (64 MiB there and here). None: link is 0.
+        elements: of the stepped parameter; 0: enough to exceed the cache. Takes 16 bytes of RAM per element.
+        disk_bytes: largest size of the scratch file; half of the free space, if that is less.
+        seconds: length of each measurement, more than 0.
+        link: a device such as "cuda"; measures copies to and from page-locked memory (64 MiB on each side). None: link is 0.
 
-    Raises ValueError (a rule, state or directory that there is none of, numbers out of range), OSError, MemoryError.
+    Raises ValueError (an unknown rule, state or directory, numbers out of range), OSError, MemoryError.
     """
     given = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "betas": betas,
              "alpha": alpha}  # fmt: skip
@@ -102,21 +102,21 @@ def measure_rates(
 def step_rates(
     rule: str, states: list[str] | None, hyper: dict[str, float], elements: int = 0, seconds: float = 0.5
 ) -> dict[str, float]:
-    """Bytes of state per second, by format; None: of all that the rule can have."""
+    """Bytes of state per second, by format; None: all formats that the rule supports."""
     threads = torch.get_num_threads()
     wanted = _core.codec_names() if states is None else states
     step: dict[str, float] = {}
     for state in wanted:
         try:
             step[state] = _core.measure_step_rate(rule, state, hyper, threads, elements, seconds)
-        except ValueError:  # by default, of a format that the rule cannot have; it can have the first
+        except ValueError:  # a default format that the rule does not support; it supports the first
             if states is not None or state == wanted[0]:
                 raise
     return step
 
 
 def family_of(rule: str) -> tuple[Family, dict[str, Any]]:
-    """That of the rule's class, and the hyper-parameters that a group of it has. ValueError for an unknown rule."""
+    """The family of the rule's class, and the hyper-parameters of its groups. Raises ValueError for an unknown rule."""
     if rule not in CLASSES:
         return Family(rule, rule, hyper := _core.default_hyper(rule)), hyper
     cls = CLASSES[rule]

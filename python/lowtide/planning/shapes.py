@@ -1,4 +1,4 @@
-"""The shapes of parameters, from whatever describes a model: nothing is materialized and no data is read."""
+"""The shapes of parameters, from any description of a model: nothing is materialized and no data is read."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lowtide.options.overrides import look
 Shape = tuple[int, ...]
 Planned = Sequence[tuple[CoreGroup, GroupSizes]]
 _WANTED = "wanted a module, tensors, groups of them (dicts with 'params') or shapes (tuples of sizes)"
-_COLUMNS = 4096  # of the matrices that a bare number of parameters is taken for
+_COLUMNS = 4096  # of the matrices assumed for a bare number of parameters
 
 
 class ShapedParam(NamedTuple):
-    """Stands for a parameter of which the shape alone is known."""
+    """Stands in for a parameter of which only the shape is known."""
 
     shape: Shape
     dtype: torch.dtype = torch.float32
@@ -48,12 +48,11 @@ class ShapedParam(NamedTuple):
 def groups_of(
     source: Any, defaults: Mapping[str, Any], family: Family, extra: dict[str, float], dtype: torch.dtype = torch.float32
 ) -> Planned:
-    """The groups that an optimizer of this family would make of `source`, in order, and what is planned of each. `defaults` give
-    the options that a group lacks; extra: hyper-parameters of all groups that the class may not have, which are checked alike;
-    dtype: of bare shapes.
-
-    Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state.
-    Raises ValueError, TypeError or NotImplementedError for what an optimizer would refuse, wherever the tensors are.
+    """The groups that an optimizer of this family would make of `source`, in order, and the planned part of each. `defaults`
+    give the options that a group lacks; extra: hyper-parameters of all groups, checked alike even if the class does not have
+    them; dtype: of bare shapes.
+    || Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state. Raises ValueError,
+    TypeError or NotImplementedError for input that an optimizer would refuse, on any device.
     """
     entries = members_of(source, dtype)
     options = [{**defaults, **given} for given, _ in entries]
@@ -76,7 +75,7 @@ def groups_of(
 
 
 def members_of(source: Any, dtype: torch.dtype = torch.float32) -> list[tuple[Mapping[str, Any], list[Param]]]:
-    """The parameter groups: the options of each, and its parameters that are not frozen. dtype: of bare shapes. Raises as
+    """The parameter groups: the options of each, and its parameters that are not frozen. dtype: of bare shapes. Raises like
     `groups_of`."""
     if isinstance(source, torch.nn.Module):
         source = source.parameters()
@@ -139,7 +138,7 @@ def of_count(params: int) -> list[Shape]:
 
 
 def of_file(path: str | os.PathLike[str]) -> list[Shape]:
-    """From JSON: a list of shapes, or an object of name: shape."""
+    """Shapes from JSON: a list of shapes, or an object of name: shape."""
     content = _json(path)
     shapes = list(content.values()) if isinstance(content, dict) else content
     expect(isinstance(shapes, list), str(path), type(content).__name__, "a list of shapes or an object of name: shape")
@@ -158,10 +157,10 @@ def of_hf_config(path: str | os.PathLike[str]) -> list[Shape]:
     kind = content.pop("model_type")
     try:
         config = AutoConfig.for_model(kind, **content)
-        build: Any = AutoModelForCausalLM.from_config  # untyped there
+        build: Any = AutoModelForCausalLM.from_config  # untyped in that package
         with torch.device("meta"):
             model = build(config)
-    except Exception as error:  # whatever that package raises for a config that it cannot use
+    except Exception as error:  # any exception of that package for a config that it cannot use
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{path}: transformers cannot make a causal language model of it: {reason[:200]}") from error
     return [tuple(param.shape) for param in model.parameters() if param.requires_grad]
@@ -170,5 +169,5 @@ def of_hf_config(path: str | os.PathLike[str]) -> list[Shape]:
 def _json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # also bytes that are no text, and numbers that are too long
+    except (ValueError, RecursionError) as error:  # including bytes that are not text, and numbers that are too long
         raise ValueError(f"{path}: got what is not JSON: {error}") from error
