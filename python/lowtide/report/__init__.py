@@ -1,1 +1,1 @@
-"""Lowtide's reports in numbers, and its log."""
+"""Lowtide's numeric reports, and its log."""

@@ -8,7 +8,7 @@ from lowtide import _core
 
 
 class CoreReport(TypedDict):
-    """The fields of the core's list (include/lowtide/report.def), which says what each means; in its order."""
+    """The fields of the core's list (include/lowtide/report.def), which gives their meanings, in its order."""
 
     params: int
     elements: int

@@ -17,18 +17,18 @@ logger.addHandler(logging.NullHandler())
 
 
 class Residency:
-    """Tells, at INFO, where state is at first, how it reaches its device, and when it has moved there or away."""
+    """Logs, at INFO, where state is first placed, how it reaches its device, and when it has moved there or away."""
 
     _transfer = ""
     _moves = (0, 0)
     _is_placed = False
 
     def place(self, report: CoreReport) -> None:
-        """Tells it once."""
+        """Logs the placement once."""
         if not self._is_placed:
             self._is_placed = True
             there, disk = report["device_bytes"], report["disk_bytes"]
-            host = max(0, report["state_bytes"] - there - disk)  # records on the disk are whole sectors
+            host = max(0, report["state_bytes"] - there - disk)  # records on the disk take whole sectors
             logger.info("state is on the device with %d bytes, in host memory with %d, on disk with %d", there, host, disk)
 
     def look(self, report: CoreReport) -> None:
@@ -48,12 +48,12 @@ class Residency:
 
 
 def is_inside(frame: FrameType) -> bool:
-    """True if a function of Lowtide's or torch's runs in it."""
+    """True if the frame belongs to a function of Lowtide or torch."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("lowtide", "torch")
 
 
 def warn(text: str, kind: type[Warning] = UserWarning) -> None:
-    """A warning at the line that called into Lowtide or torch."""
+    """Warns at the line that called into Lowtide or torch."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back and is_inside(frame):
         level, frame = level + 1, frame.f_back
@@ -61,7 +61,7 @@ def warn(text: str, kind: type[Warning] = UserWarning) -> None:
 
 
 class Skips:
-    """Tells of steps that were skipped: each at WARNING, the first one and the tenth in a row by a RuntimeWarning, too."""
+    """Reports skipped steps: each at WARNING, the first one and the tenth in a row also by a RuntimeWarning."""
 
     MANY = 10
 
@@ -69,8 +69,8 @@ class Skips:
         self._seen, self._in_a_row = seen, 0
 
     def look(self, skipped: int, parameter: int, expected: bool) -> None:
-        """skipped: steps so far. parameter: the number of one whose gradient is not finite; -1: not known. expected: a
-        GradScaler looks for its scale."""
+        """skipped: number of steps so far. parameter: the number of one whose gradient is not finite; -1: unknown. expected: a
+        GradScaler is searching for its scale."""
         if skipped == self._seen:
             self._in_a_row = 0
             return
