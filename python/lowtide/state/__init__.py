@@ -1,1 +1,1 @@
-"""State outside of the core: views, state dicts, files, and other libraries' formats."""
+"""State outside of the core: views, state dicts, files, and formats of other libraries."""

@@ -1,7 +1,7 @@
-"""Numbers that are carried from step to step beside states, in dicts and files: NAdam's "mu_product" (as torch.optim has it),
-Schedule-Free's "weight_sum", "lr_max" and "switches" (of its weights since the last step). They depend on the options of all steps so
-far. NAdam's stands in an entry where the options of now would give another; else it follows from these. Schedule-Free's always stand
-there."""
+"""Numbers that are carried from step to step beside states, in dicts and files: NAdam's "mu_product" (as in torch.optim),
+Schedule-Free's "weight_sum", "lr_max" and "switches" (of its weights since the last step). They depend on the options of all
+steps so far. An entry contains NAdam's number only if the current options would give another; Schedule-Free's numbers are
+always there."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ Numbers = dict[str, float]
 
 @lru_cache(maxsize=64)
 def of_hyper(rule: str, hyper: tuple[tuple[str, float], ...], step: int) -> Numbers:
-    """The carried numbers of a rule with these hyper-parameters of the core."""
-    return _core.carried_as_now(rule, dict(hyper), step)  # a loop over steps; most parameters share its arguments
+    """The carried numbers of a rule with these core hyper-parameters."""
+    return _core.carried_as_now(rule, dict(hyper), step)  # loops over steps; most parameters share its arguments
 
 
 def as_now(family: Family, options: Mapping[str, Any], step: int) -> Numbers:
-    """A parameter's carried numbers after so many steps with these options; none for most rules."""
+    """A parameter's carried numbers after that many steps with these options; empty for most rules."""
     rule = family.core_rule
     return of_hyper(rule, tuple(family.hyper_of(rule, options).items()), step)
 
 
 def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, Numbers]:
-    """Those of the parameters, by number, whose options of now would have given others, with their overrides or without: who
-    reads them may have none."""
+    """The carried numbers of parameters, by number, that differ from those of the current options, with or without overrides: a
+    reader may not have the overrides."""
     found = dict[int, Numbers]()
     for each in engine.groups:
         options = [each.options(groups), groups[each.of]]
         for i in each.params:
             core = engine.core_of(i)
             if not (numbers := core.carried(i)):
-                break  # the rule of a group has some, or none
-            if PRODUCT not in numbers:  # torch.distributed.checkpoint reads into what a fresh optimizer has
+                break  # a group's rule either has some, or none
+            if PRODUCT not in numbers:  # torch.distributed.checkpoint reads into the entries of a fresh optimizer
                 found.update({i: numbers} if core.has_state(i) else {})
                 continue
             given = (as_now(engine.family, own, core.step_count(i)) for own in options)
-            if not all(_same(numbers, each) for each in given if each):  # none: an override makes another rule of it
+            if not all(_same(numbers, each) for each in given if each):  # if all are empty, an override changes the rule
                 found[i] = numbers
     return found
 
@@ -67,7 +67,7 @@ def read_number(saved: Any, name: str, where: str) -> float:
 
 
 def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
-    """A dict of these numbers, from a file."""
+    """A dict of these numbers from a file, checked."""
     whole = isinstance(numbers, dict) and set(numbers) == set(names)
     expect(whole, where, repr(numbers)[:80], f"a dict of {', '.join(names)}")
     return {name: _checked(numbers[name], name, where) for name in names}

@@ -1,4 +1,4 @@
-"""Loading a state_dict: check everything first, then copy. Saving one: the entries that it has."""
+"""Loads a state_dict: checks everything first, then copies. Finds the entries for saving one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lowtide.state.groups import read_groups
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Whatever a value from outside makes torch or Python raise, while nothing is changed, becomes a ValueError; errors of
-    the machine stay what they are."""
+    """While nothing has changed yet, turns any exception that a foreign value causes in torch or Python into a ValueError;
+    errors of the machine stay as they are."""
     try:
         yield
     except (ValueError, OSError, MemoryError, torch.OutOfMemoryError):
@@ -40,7 +40,8 @@ def load(
     state_dict: Any,
     taken: Callable[[list[dict[str, Any]]], None],
 ) -> None:
-    """Copies `state_dict` into live state; then `taken` gets the new parameter groups. ValueError: nothing has changed."""
+    """Copies `state_dict` into live state; then `taken` gets the new parameter groups. After a ValueError nothing has
+    changed."""
     expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
     for key, kind in (("state", dict), ("param_groups", list)):
         expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them: is it of an optimizer?")
@@ -63,7 +64,7 @@ def load(
             if back:
                 back()
             raise
-    engine.show_unstepped(False)  # what was asked for has been given
+    engine.show_unstepped(False)  # the requested entries have been given
     with KeptErrors() as kept:
         restore.apply(engine, states, plan, kept)
         states.changed = False
@@ -72,8 +73,8 @@ def load(
 
 
 def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
-    """The entries that a state_dict has, by parameter, as the core has their state: views, but copies of what streams or has not
-    taken a step. None before the first step, as torch.optim's."""
+    """The entries of a state_dict, by parameter, in the core's form: views, but copies of state that streams or has not taken a
+    step. None before the first step, like torch.optim's."""
     params = engine.tensors
     if not any(views.has_entry(engine, i) for i in range(len(params))):
         return {}

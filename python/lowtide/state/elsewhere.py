@@ -1,5 +1,5 @@
-"""Entries of `Optimizer.state`: views of the live state, codes and scales among them that refuse to be written,
-and stand-ins for tensors that no view can show, since they stream or are in memory of a device that is the core's."""
+"""Entries of `Optimizer.state`: views of the live state, with read-only codes and scales, and stand-ins for tensors that no
+view can show, because they stream or are in the core's device memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ _ADVICE = "wanted .clone() or .to() of it, which copy its values, or load_state_
 
 class Elsewhere(torch.Tensor):
     """A tensor with the shape, element type, bytes and device of state, without memory.
-
-    What reads values has them copied to its device first, the current values: `.to()` and `.cpu()` return tensors of other
-    devices, `+` and `.sum()` results. Writing, and what would share memory (`.view()`, indexing), raises RuntimeError.
-    `.detach()`, and `.to()` the device on which it is, return it as it is, as for every tensor."""
+    || Operations that read values first copy the current values to its device: `.to()` and `.cpu()` return tensors on other
+    devices, `+` and `.sum()` results. Writing, and operations that would share memory (`.view()`, indexing), raise
+    RuntimeError. `.detach()`, and `.to()` its own device, return it unchanged, as for every tensor."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # else results are of this class
     _read: Callable[[], torch.Tensor]
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, device: torch.device, read: Callable[[], torch.Tensor]) -> Elsewhere:
-        """read: returns a copy of the values, in host memory."""
+        """read: returns a copy of the values in host memory."""
         made: Elsewhere = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
         )
@@ -69,7 +68,7 @@ class Elsewhere(torch.Tensor):
 
 
 class ReadOnly(torch.Tensor):
-    """A tensor that reads as any other. A write, also into a view of it, raises RuntimeError."""
+    """A tensor that reads like any other. A write, even into a view of it, raises RuntimeError."""
 
     WANTED: ClassVar[str] = (
         "codes and scales of quantized state, which mean nothing alone; wanted other values by load_state_dict(), or "
@@ -107,13 +106,13 @@ _CODES, _SCALE = "_codes", "_scale"
 
 
 def as_shown(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The core's tensors of a parameter by the names that users see: codes are NAME_codes, beside NAME_scale. Who takes them for
-    the values of NAME, as torch.optim would, finds none."""
+    """The core's tensors of a parameter by the names that users see: codes are NAME_codes, beside NAME_scale. Code that would
+    take them for the values of NAME, as torch.optim would, finds none."""
     return {f"{name}{_CODES}" if f"{name}{_SCALE}" in tensors else name: value for name, value in tensors.items()}
 
 
 def read_only(entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Has views of codes and scales in an entry as shown refuse to be written: a code of 0 is minus its scale."""
+    """Makes views of codes and scales in a shown entry read-only: a code of 0 means minus its scale."""
     for name, value in entry.items():
         if name.endswith((_CODES, _SCALE)) and type(value) is torch.Tensor:
             entry[name] = value.as_subclass(ReadOnly)
@@ -121,7 +120,7 @@ def read_only(entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry with those names by the core's, its tensors plain ones; copies in place of stand-ins."""
+    """Converts an entry with those names to the core's names, with plain tensors; copies replace stand-ins."""
     out = {}
     for name, value in entry.items():
         moment = name.removesuffix(_CODES) if isinstance(name, str) else name
@@ -132,8 +131,8 @@ def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Noting(dict[Any, Any]):
-    """A dict that calls `_note` when an entry is taken out, and puts entries in by `__setitem__` alone: dict's own methods would
-    pass both by."""
+    """A dict that calls `_note` when an entry is removed, and adds entries only through `__setitem__`: dict's own methods would
+    bypass both."""
 
     def _note(self) -> None:
         raise NotImplementedError
@@ -169,11 +168,11 @@ class Noting(dict[Any, Any]):
 
 
 class Shown(Noting):
-    """An entry of `Optimizer.state`. What users assign is noted, for the next step or save to take in; but a stand-in
-    refuses to be replaced (RuntimeError). A pickle or a copy is a plain dict."""
+    """An entry of `Optimizer.state`. Notes assignments, for the next step or save to adopt; stand-ins cannot be replaced
+    (RuntimeError). A pickle or a copy is a plain dict."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], param: torch.Tensor, number: int, assigned: set[int]) -> None:
-        """number: the parameter's, which goes into `assigned` once anything is replaced."""
+        """number: the parameter's, which is added to `assigned` once anything is replaced."""
         super().__init__(tensors)
         self._param, self._number, self._assigned = id(param), number, assigned
 

@@ -1,5 +1,5 @@
-"""Entries of state dicts, as every reader hands them over: data, which restore.py checks against live state and copies;
-and how quantized moments of other libraries become entries."""
+"""Entries of state dicts, as every reader returns them: data, which restore.py checks against live state and copies. Also
+converts quantized moments of other libraries to entries."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from lowtide.state import blockwise
 class ParamSpec(NamedTuple):
     """A parameter as a reader sees it."""
 
-    rule: str  # the optimizer's
-    shape: torch.Size  # the whole's, if it is a DTensor
-    codec: str  # its state's
-    signed: Mapping[str, bool]  # every state that it can have, by name, and whether it takes both signs
-    param: torch.Tensor  # itself, with the weights of now
-    group: Mapping[str, Any]  # its group as the dict has it
+    rule: str  # the optimizer's rule
+    shape: torch.Size  # of the whole, if it is a DTensor
+    codec: str  # of its state
+    signed: Mapping[str, bool]  # all its possible states by name, and whether each is signed
+    param: torch.Tensor  # itself, with its current weights
+    group: Mapping[str, Any]  # its group in the dict
 
 
 class Entry(NamedTuple):
-    """The state of one parameter in a dict. Tensors cover the whole parameter, or a DTensor's part."""
+    """The state of one parameter in a dict. Tensors cover the whole parameter, or this rank's part of a DTensor."""
 
     step: int
     tensors: Mapping[str, Any]
-    encode: bool  # floating-point values, to be encoded; else codes and scales as the core has them
+    encode: bool  # floating-point values, to be encoded; else codes and scales in the core's form
     carried: Mapping[str, float] | None = None  # see carried.py; None: derived from the options
 
 
@@ -38,16 +38,16 @@ NOTHING = Entry(0, {}, False)
 
 
 def check_values(tensors: Mapping[str, Any], names: list[str], shape: torch.Size, where: str) -> None:
-    """ValueError unless `tensors` are floating-point values of these names and this shape."""
+    """Raises ValueError unless `tensors` are floating-point values with these names and this shape."""
     expect(sorted(tensors) == sorted(names), where, sorted(tensors), names)
     for name in names:
         check_floats(tensors[name], f"{where}, {name}", shape)
 
 
 class Quantized(NamedTuple):
-    """One moment in blocks that run flat over the tensor, and do not stop at the ends of rows."""
+    """One moment in blocks that run flat over the tensor, across the ends of rows."""
 
-    codes: torch.Tensor  # uint8, of the parameter's shape
+    codes: torch.Tensor  # uint8, in the parameter's shape
     scales: torch.Tensor  # float32 [ceil(numel / block)]
     book: torch.Tensor  # float32 [256], ascending
     block: int
@@ -57,8 +57,8 @@ class Quantized(NamedTuple):
 
 
 def entry_of(spec: ParamSpec, step: int, moments: Mapping[str, Quantized | torch.Tensor]) -> Entry:
-    """`moments`: every state of a parameter, by its name here. Codes stay codes, with a scale (rows, blocks) for each block
-    of dynamic8's, if all of them can: of its map, and no block of its with more than one scale."""
+    """`moments`: every state of a parameter, by Lowtide's name. Codes stay codes, with one scale (rows, blocks) per dynamic8
+    block, if all of them can: if they use its map, and no dynamic8 block has more than one scale."""
     stored: dict[str, torch.Tensor] = {}
     rows, length = rows_of(spec.shape)
     for name, moment in moments.items():
@@ -85,12 +85,12 @@ def check_codes(codes: Any, dtype: torch.dtype, shape: Sequence[int], where: str
     check_tensor(codes, where)
     expect(codes.dtype == dtype, where, codes.dtype, dtype)
     expect(tuple(codes.shape) == tuple(shape), where, f"shape {tuple(codes.shape)}", tuple(shape))
-    # Blocks follow memory: the strides at the time of saving, not the present ones, say which element lies where.
+    # Blocks follow memory: the strides at the time of saving, not the current ones, determine the order of elements.
     expect(codes.is_contiguous(), where, f"strides {codes.stride()}", "a contiguous tensor")
 
 
 def check_scales(scales: Any, where: str, most: int) -> None:
-    """most: no more of them can be right. Their exact number is for the caller to check."""
+    """most: an upper bound on their number. The caller checks the exact number."""
     check_floats(scales, where)
     expect(scales.numel() <= most, where, f"{scales.numel()} values", f"{most} at most")
     if scales.numel():

@@ -1,9 +1,9 @@
-"""Checkpoint files: what `Optimizer.save` and `load` add to the core's, which holds the state.
+"""Checkpoint files: what `Optimizer.save` and `load` add to the core, which handles the state.
 
-The core keeps one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]};
-with DTensor parameters also "lowtide_shards": [where this rank's part of each lies, null for a plain parameter]; where the
-options of NAdam or Schedule-Free have changed on the way also "lowtide_carried": {parameter number: {name: number}} (carried.py).
-A file holds one rank's part and is for that rank of such a mesh.
+The core stores one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]}; with
+DTensor parameters also "lowtide_shards": [the position of this rank's part of each, null for a plain parameter]; if the options
+of NAdam or Schedule-Free have changed during the run also "lowtide_carried": {parameter number: {name: number}} (carried.py). A
+file holds one rank's part and is for the same rank of an equal mesh.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lowtide.state.groups import check_count, read_groups
 _KEY = "lowtide_groups"
 _SHARDS = "lowtide_shards"
 _CARRIED = "lowtide_carried"
-# More lists, dicts and values than the parameters of the largest header have: each takes Python some 50 bytes and more.
+# More lists, dicts and values than the largest header of parameters has: each takes Python at least 50 bytes.
 _MOST_CONTAINERS, _MOST_VALUES = 1 << 20, 1 << 22
 
 
@@ -42,7 +42,7 @@ def save_beside(
 ) -> PendingSave:
     """See `Optimizer.save`."""
     name, most = path_of("path", path), size_of("copies", copies)
-    # Nothing but the directory is added: os.path.abspath takes "" for a directory, drops a "/" at the end, and ".." behind a link.
+    # Only add the directory: os.path.abspath accepts "" as a directory, and drops a trailing "/", and ".." behind a link.
     whole = name if os.path.isabs(name) else os.path.join(os.getcwd(), name)
     return PendingSave(engine.core.save_async(name, _metadata(engine, param_groups), most), whole)
 
@@ -63,7 +63,7 @@ def load(
     path: str | os.PathLike[str],
     taken: Callable[[list[dict[str, Any]]], None],
 ) -> None:
-    """See `Optimizer.load`. `taken` gets the new parameter groups when the state is there."""
+    """See `Optimizer.load`. `taken` gets the new parameter groups once the state is loaded."""
     name = path_of("path", path)
     metadata = read_metadata(_core.checkpoint_metadata(name), name)
     found = isinstance(metadata, dict) and isinstance(metadata.get(_KEY), list)
@@ -78,7 +78,7 @@ def load(
         options = {key: _tuples(value) for key, value in saved.items()}
         groups.append({**options, "params": range(number, number + saved["params"])})
         number += saved["params"]
-    # Nobody else has the values.
+    # This is the only holder of the values.
     new_groups = read_groups(engine, param_groups, {"param_groups": groups}, copied=lambda value: value).groups
     own = metadata.get(_CARRIED, {})
     got = f"{len(own)} entries" if isinstance(own, dict) else repr(own)[:80]
@@ -95,7 +95,7 @@ def load(
 
 
 def read_metadata(text: str, where: str) -> Any:
-    """The metadata of a checkpoint: any text, of whoever wrote it. ValueError, naming `where`, if it is not JSON, or so
+    """The metadata of a checkpoint: any text, by any writer. Raises ValueError, naming `where`, if it is not JSON, or has so
     many lists and values that they would take a hundred times the memory of a model's; they are counted, not parsed."""
     containers, values = text.count("[") + text.count("{"), text.count(",")
     few = containers <= _MOST_CONTAINERS and values <= _MOST_VALUES
@@ -103,7 +103,7 @@ def read_metadata(text: str, where: str) -> Any:
     expect(few, where, f"metadata of {containers} lists and {values} values", wanted)
     try:
         return json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:  # also numbers that are too long
+    except (ValueError, RecursionError) as error:  # including numbers that are too long
         raise ValueError(f"{where}: got metadata that is not JSON: {error}") from error
 
 
@@ -114,7 +114,7 @@ def _shards(engine: Engine) -> dict[str, Any]:
 
 
 def _check_shards(engine: Engine, saved: Any, name: str) -> None:
-    """Equal sizes are not enough: another rank's rows would fit."""
+    """Checks shards: equal sizes are not enough, because another rank's rows would fit."""
     ours: Any = _shards(engine).get(_SHARDS)
     if saved == ours:
         return

@@ -1,21 +1,22 @@
-"""Lowtide's own state dicts: how they are written down.
+"""The format of Lowtide's own state dicts.
 
-Format 1 (of FSDP1's parameters: spread.py), in plain tensors and Python values that torch.load reads with weights_only=True:
+Format 1 (for FSDP1's parameters: spread.py), in plain tensors and Python values that torch.load reads with weights_only=True:
 
     {"state": {number: {"step": int64 (), NAME_codes: uint8, NAME_scale: float32 (rows, blocks)}},  # or NAME: values
      "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
                        "params": [number, ...]}]}
 
-An entry of NAdam's or Schedule-Free's has the numbers of carried.py (float64, ()) where the options of its group would give others.
+A NAdam or Schedule-Free entry also has the numbers of carried.py (float64, ()) if its group's options would give others.
 
-The tensors of a moment tell its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales, by names that
-torch.optim does not know, so that it does not take codes for values. Codes by the name of the moment itself are read, too.
-Codes (rows, bytes of a row) of half as many bytes as values are dynamic4's, in blocks of 128 within a row. Codes of the
-parameter's shape are float8's if the group's "state" says so, else dynamic8's, in blocks of 256. Where an override makes
-that wrong, the entry has "lowtide_state": the parameter's codec (a string). A residual of 16 bits has the parameter's type, whose
-values mean nothing: gloo and NCCL carry no int16. Before the first step there are no entries. Tensors are views of the live state and no two share memory; of a parameter that is a DTensor they are DTensors
-(devices/sharding.py). Format, rule and the seed of stochastic rounding, which loading restores, stand in the groups, so
-that they survive tools that take a state_dict apart and put it together again.
+The tensors of a moment identify its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales,
+under names that torch.optim does not know, so that it cannot mistake codes for values. Codes under the name of the moment
+itself are read as well. Codes (rows, bytes of a row) with half as many bytes as values are dynamic4's, in blocks of 128 within
+a row. Codes of the parameter's shape are float8's if the group's "state" says so, else dynamic8's, in blocks of 256. If an
+override makes that wrong, the entry has "lowtide_state": the parameter's codec (a string). A 16-bit residual is stored in the
+parameter's type, though its values have no meaning there: gloo and NCCL do not transfer int16. Before the first step there are
+no entries. Tensors are views of the live state and no two share memory; for a DTensor parameter they are DTensors
+(devices/sharding.py). Format, rule and the seed of stochastic rounding, which loading restores, are in the groups, so that they
+survive tools that take a state_dict apart and reassemble it.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ SPREAD = "lowtide_spread"  # True in all groups of a dict whose entries come fro
 SEED = "lowtide_seed"
 STAMP = ("lowtide_format", "lowtide_rule", SEED)
 FIXED = Format._fields  # belong to the live tensors; loading never changes them
-OWN_KEYS = (*STAMP, *FIXED, "rounding")  # keys of groups that other libraries have no use for
+OWN_KEYS = (*STAMP, *FIXED, "rounding")  # group keys that other libraries do not use
 HIDDEN_KEYS = ("params", "param_names", *STAMP)
 MODE = "train_mode"  # a key of Schedule-Free's groups, as in the package schedulefree
 SCALE = "_scale"  # after the name of a moment: its scales
-CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, where the group's "state" would say another one
+CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, if the group's "state" names another
 
 
 def stamp(rule: str, seed: int) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def is_stamped(group: Any) -> bool:
 
 
 def check_stamp(group: dict[str, Any], rule: str, where: str) -> None:
-    """ValueError unless a group of another dict is of this rule, and of a version that we read."""
+    """Raises ValueError unless a group of another dict has this rule and a supported version."""
     version: Any = group.get("lowtide_format")
     expect(isinstance(version, int) and version >= 1, f"{where}['lowtide_format']", repr(version), f"1 to {FORMAT}")
     expect(version <= FORMAT, f"{where}['lowtide_format']", version, f"at most {FORMAT}: a newer version made it")
@@ -62,7 +63,7 @@ def check_stamp(group: dict[str, Any], rule: str, where: str) -> None:
 
 
 def read_seed(group: dict[str, Any], first: dict[str, Any], where: str, mine: int) -> int:
-    """The seed of a saved group; one for all. Without one (torch.optim, earlier versions) ours stays."""
+    """The seed of a saved group, the same in all groups. Without one (torch.optim, earlier versions) the current seed stays."""
     seed: Any = group.get(SEED, mine)
     valid = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
     expect(valid, f"{where}[{SEED!r}]", repr(seed), "an integer from 0 to 2^63 - 1")
@@ -71,8 +72,8 @@ def read_seed(group: dict[str, Any], first: dict[str, Any], where: str, mine: in
 
 
 def eight_bits(codec: str) -> str:
-    """The codec of a parameter's uint8 codes that are a byte each."""
-    return "dynamic8" if codec == "dynamic4" else codec  # which rows of odd length have in its place
+    """The codec of a parameter's uint8 codes of one byte each."""
+    return "dynamic8" if codec == "dynamic4" else codec  # rows of odd length have it instead
 
 
 def take_codec(entry: dict[str, Any], of_group: str, where: str) -> tuple[dict[str, Any], str]:
@@ -80,14 +81,14 @@ def take_codec(entry: dict[str, Any], of_group: str, where: str) -> tuple[dict[s
     own = CODEC in entry
     codec: Any = entry.get(CODEC, of_group)
     if codec not in (names := _core.codec_names()):
-        # Codes of an unknown format, of another version, may have the shapes of one that there is.
+        # Codes of an unknown format, from another version, may have the shapes of a known one.
         coded = any(isinstance(value, torch.Tensor) and value.dtype == torch.uint8 for value in entry.values())
         expect(not own and not coded, f"{where}, {CODEC if own else 'state of its group'}", repr(codec), f"one of {names}")
     return ({name: value for name, value in entry.items() if name != CODEC} if own else entry), codec
 
 
 def residual_bits(residual: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An int16 residual as a view in another type of 16 bits, or back; any other residual as it is."""
+    """An int16 residual as a view in another 16-bit type, or back; any other residual unchanged."""
     if dtype.itemsize != residual.element_size() or torch.int16 not in (dtype, residual.dtype):
         return residual
     if not is_dtensor(residual):
@@ -100,14 +101,14 @@ def residual_bits(residual: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def check_entry(
     entry: dict[str, Any], live: dict[str, torch.Tensor], shape: torch.Size, codec: str, live_codec: str, where: str
 ) -> dict[str, torch.Tensor]:
-    """The tensors of an entry whose uint8 codes are of `codec`. ValueError unless they are like the live ones of a
+    """The tensors of an entry whose uint8 codes use `codec`. Raises ValueError unless they match the live tensors of a
     parameter of this shape."""
     for name in live:
         if name == "step" or name.endswith(SCALE):
             continue
         expect(name in entry, where, f"keys {sorted(map(str, as_shown(entry)))}", sorted(as_shown(live)))
         check_tensor(entry[name], f"{where}, {name}")
-        told = []  # the codec of either, as its tensors tell, or what its dtype is
+        told = []  # each one's codec, as its tensors tell, or its dtype
         for part, of_codes in ((entry, codec), (live, live_codec)):
             dtype, coded = part[name].dtype, part[name].dtype == torch.uint8
             rows, length = rows_of(shape)

@@ -1,4 +1,4 @@
-"""Parameter groups of a state_dict, of whatever library: checked, and as groups of this optimizer."""
+"""Parameter groups of a state_dict from any library: checked and converted to this optimizer's groups."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from lowtide.state.format import FIXED, MODE, OWN_KEYS, SEED, SPREAD, STAMP, che
 class Groups(NamedTuple):
     """The groups of a dict, checked."""
 
-    groups: list[dict[str, Any]]  # to become the optimizer's
+    groups: list[dict[str, Any]]  # the optimizer's new groups
     numbers: dict[Any, int]  # the parameter number of every id in the dict
-    codecs: list[str] | None  # the uint8 codes' format, for each parameter; None: the dict is not one of Lowtide's
-    spread: bool = False  # the dict is one of FSDP1's parameters
-    saved: Sequence[dict[str, Any]] = ()  # as they stand in the dict
-    anew: bool = False  # a dict of torch.optim's is of other states than there are: its options decide, as they do there
+    codecs: list[str] | None  # for each parameter, the format of uint8 codes; None: not a dict of Lowtide's
+    spread: bool = False  # the dict contains FSDP1's parameters
+    saved: Sequence[dict[str, Any]] = ()  # as they are in the dict
+    anew: bool = False  # a torch.optim dict has states other than the current ones: its options determine them, as in torch
 
 
 def check_count(saved: Sequence[Any], live: Sequence[dict[str, Any]]) -> None:
-    """ValueError for another number of groups than the live ones."""
+    """Raises ValueError if the number of groups differs from the live ones."""
     expect(len(saved) == len(live), "param_groups", f"{len(saved)} groups", f"{len(live)}")
 
 
@@ -38,9 +38,9 @@ def read_groups(
     reader: Reader | None = None,
     copied: Callable[[Any], Any] = copy.deepcopy,
 ) -> Groups:
-    """ValueError, naming what differs, for groups that do not fit the live ones. reader: that of the dict's library, if it
-    is neither Lowtide's nor torch.optim's. copied: makes an option of the dict's one that the groups can have for
-    themselves; copies take seconds of millions of values."""
+    """Raises ValueError, naming the difference, for groups that do not fit the live ones. reader: for the dict's library, if it
+    is neither Lowtide nor torch.optim. copied: makes a copy of an option of the dict, for the groups to own; copies of millions
+    of values take seconds."""
     saved = state_dict["param_groups"]
     check_count(saved, live)
     ours = reader is None and any(map(is_stamped, saved))

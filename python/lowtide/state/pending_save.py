@@ -1,4 +1,4 @@
-"""A save that runs beside steps, and its end before the process ends."""
+"""A save that runs beside steps, and ends before the process does."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ import time
 from lowtide import _core
 from lowtide.checks.values import expect
 
-_SLICE = 0.1  # seconds after which a wait looks for Ctrl-C
-_LONGEST = 1e9  # seconds: more is for good
+_SLICE = 0.1  # seconds between checks for Ctrl-C during a wait
+_LONGEST = 1e9  # seconds; a larger timeout means no limit
 
-atexit.register(_core.finish_saves)  # while the memory and the devices of optimizers are still there
+atexit.register(_core.finish_saves)  # while optimizers' memory and devices still exist
 
 
 class PendingSave:
-    """The save that `Optimizer.save(path, asynchronous=True)` has begun. It may outlive the optimizer; any thread may use it. In a
-    forked child, which has nothing of the save, its methods raise ValueError.
+    """The save begun by `Optimizer.save(path, asynchronous=True)`. It may outlive the optimizer; any thread may use it. In a
+    forked child, which does not have the save, its methods raise ValueError.
 
     Attributes:
-        path: the file's, absolute.
+        path: the absolute path of the file.
     """
 
     def __init__(self, handle: _core.SaveHandle, path: str) -> None:
         self._handle, self.path = handle, path
 
     def done(self) -> bool:
-        """True once the file is written, or cannot be. Does not wait."""
+        """True once the file is written or the save has failed. Does not wait."""
         return self._handle.done()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the file is written, `timeout` seconds at most (None: for good); False if they have passed before.
-
-        Raises OSError (disk full, another failure of the file or of a disk that holds state), MemoryError or
-        DeviceLostError if the save has failed: a file that was there before is then untouched."""
+        """Waits until the file is written, at most `timeout` seconds (None: no limit); returns False on timeout.
+        || Raises OSError (disk full, another failure of the file or of a disk that holds state), MemoryError or DeviceLostError
+        if the save has failed: a file that existed before is then untouched."""
         expect(
             timeout is None or (isinstance(timeout, (int, float)) and 0 <= timeout),
             "timeout", f"{timeout!r} ({type(timeout).__name__})", "seconds from 0, or None for no limit",
@@ -53,6 +52,6 @@ class PendingSave:
     def __repr__(self) -> str:
         try:
             standing = "done" if self.done() else "running"
-        except ValueError:  # in a forked child, whose logs and debuggers show it, too
+        except ValueError:  # in a forked child, whose logs and debuggers also show it
             standing = "of the parent process"
         return f"PendingSave({self.path!r}, {standing})"

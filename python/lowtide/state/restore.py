@@ -1,4 +1,4 @@
-"""The one way into live state: a plan of what goes where, checked as a whole, and then carried out."""
+"""The only way into live state: a plan of all changes, checked as a whole and then carried out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lowtide.state.views import MOMENTUM
 
 
 class States(Noting, defaultdict[torch.Tensor, dict[str, Any]]):
-    """`Optimizer.state`. Notes that an entry was put in or taken out by others, since a step or a save last looked."""
+    """`Optimizer.state`. Notes whether others added or removed an entry since a step or a save last looked."""
 
     changed = True
 
@@ -41,9 +41,8 @@ class States(Noting, defaultdict[torch.Tensor, dict[str, Any]]):
 def plan(
     engine: Engine, entries: Mapping[int, dict[str, Any]], found: Groups, reader: Reader | None = None
 ) -> dict[int, Entry]:
-    """Checks every entry, by parameter number, against the live state. Changes nothing. `found`: the groups of the dict
-    that the entries come from. `reader`: the reader for the library that wrote the dict, unless that is Lowtide or
-    torch.optim."""
+    """Checks every entry, by parameter number, against the live state. Changes nothing. `found`: the groups of the dict that
+    contains the entries. `reader`: the reader for the library that wrote the dict, unless that is Lowtide or torch.optim."""
     made = {}
     options = engine.options_of(found.groups) if found.groups else {}
     of_group = {i: each.of for each in engine.groups for i in each.params} if reader else {}
@@ -73,10 +72,10 @@ def plan(
 
 
 def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, Any] | None, where: str) -> Entry:
-    """An entry with values that steps can go on with, and with the numbers that its options give if it carries none."""
+    """An entry with values from which steps can continue, and with the numbers that its options imply if it carries none."""
     signed = engine.signed(number)
     for name, tensor in entry.tensors.items():
-        positive = not signed.get(name, False)  # scales are, too
+        positive = not signed.get(name, False)  # scales are positive as well
         check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
     if entry.step and entry.carried is None and options is not None and engine.core_of(number).carried(number):
         return entry._replace(carried=as_now(engine.family, options, entry.step))
@@ -86,7 +85,7 @@ def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, An
 def _read_own(
     engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str, live: dict[str, torch.Tensor] | None = None
 ) -> Entry:
-    """An entry of Lowtide's format. None: there is none among others. live: what it has to have; None: all."""
+    """An entry in Lowtide's format. None: missing, while others exist. live: its required tensors; None: all."""
     if entry is None:
         stepped = engine.core_of(number).has_state(number) and engine.tensors[number].requires_grad
         expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
@@ -112,7 +111,7 @@ def _read_own(
 
 
 def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mapping[str, Any], where: str) -> Entry:
-    """An entry of torch.optim's."""
+    """An entry in torch.optim's format."""
     if not raw:
         return NOTHING
     live = {name: like for name, like in views.layout(engine, number).items() if name != RESIDUAL}
@@ -124,15 +123,15 @@ def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mappi
 
 
 def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapping[torch.Tensor, dict[str, Any]]) -> States:
-    """Does with state what others have done to `states`: removed entries begin afresh, as torch.optim's, and what was put in
-    place of what there was is taken in: tensors by Lowtide's names, or torch.optim's values, which are encoded. Returns all
-    entries as the engine shows them. ValueError, and nothing has changed, for what does not fit."""
+    """Applies others' changes of `states` to the state: removed entries start afresh, as in torch.optim, and assignments are
+    adopted: tensors with Lowtide's names, or torch.optim's values, which are encoded. Returns all entries as the engine shows
+    them. After a ValueError, for an entry that does not fit, nothing has changed."""
     whole = states if isinstance(states, States) else States(dict, states)
     if not whole.changed and not engine.assigned:
         return whole
     options = engine.options_of(groups)
     taken: dict[int, Entry] = {}
-    others: dict[torch.Tensor, dict[str, Any]] = {}  # what wrappers keep beside
+    others: dict[torch.Tensor, dict[str, Any]] = {}  # entries that wrappers add
     for i, param in enumerate(engine.tensors):
         entry = whole.get(param)
         if not entry:
@@ -154,7 +153,8 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
 
 
 def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: Mapping[str, Any]) -> Entry:
-    """An entry put into `Optimizer.state`. Before the first step a residual may come alone, as of master.split: moments are zeros."""
+    """An entry assigned in `Optimizer.state`. Before the first step it may contain only a residual, from master.split: moments
+    are zeros."""
     where, live = f"assigned state of parameter {number}", views.layout(engine, number)
     if RESIDUAL in given and given.keys() <= {"step", RESIDUAL} and not views.has_entry(engine, number):
         live = {name: like for name, like in live.items() if name in ("step", RESIDUAL)}
@@ -170,7 +170,7 @@ def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: 
 def _local(
     engine: Engine, number: int, tensors: Mapping[str, Any], live: Mapping[str, torch.Tensor], where: str
 ) -> dict[str, Any]:
-    """This rank's parts of what a DTensor has."""
+    """This rank's parts of a DTensor's entry."""
     of = engine.params[number].sharding
     if not of:
         return dict(tensors)
@@ -181,14 +181,14 @@ def _local(
 
 
 def copy_in(engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], entries: list[dict[str, torch.Tensor]]) -> None:
-    """Puts copies of another optimizer's live state, by parameter number, into one with the same parameters."""
+    """Copies another optimizer's live state, by parameter number, into an optimizer with the same parameters."""
     codecs = [engine.core_of(i).state_codec(i) for i in range(len(engine.params))]
     with KeptErrors() as kept:
         apply(engine, states, plan(engine, dict(enumerate(entries)), Groups([], {}, codecs)), kept)
 
 
 def shown_states(engine: Engine) -> States:
-    """All state as users see it: what has taken a step has an entry."""
+    """All state as users see it: parameters that have taken a step have an entry."""
     states = States(dict, {param: views.shown(engine, i) for i, param in enumerate(engine.tensors) if views.has_entry(engine, i)})
     engine.await_states(i for i, param in enumerate(engine.tensors) if param not in states)
     states.changed = False
@@ -199,8 +199,8 @@ def shown_states(engine: Engine) -> States:
 def apply(
     engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], entries: Mapping[int, Entry], kept: KeptErrors
 ) -> None:
-    """Carries a checked plan out, by parameter number: zeroes state (no tensors), copies tensors into it, or encodes
-    floats into it. All allocation comes first, so that a MemoryError finds the state as it was."""
+    """Carries out a checked plan, by parameter number: zeroes state (no tensors), copies tensors into it, or encodes floats
+    into it. All allocation comes first, so that a MemoryError leaves the state unchanged."""
     engine.core.onload()
     for i, entry in entries.items():
         if entry.tensors:
@@ -227,7 +227,7 @@ def apply(
         elif not entry.encode:
             for name, tensor in entry.tensors.items():
                 live[name].copy_(tensor.detach())
-        core.set_step_count(i, entry.step if entry.tensors else 0)  # 0 also says: nothing is in the buffers yet
+        core.set_step_count(i, entry.step if entry.tensors else 0)  # 0 also means that the buffers are empty
         if not entry.tensors:
             live["step"].fill_(entry.step)
         elif entry.carried is not None:
@@ -241,7 +241,7 @@ def apply(
 
 
 def _clear_residual(core: _core.Optimizer, number: int, live: dict[str, torch.Tensor]) -> None:
-    """Makes the weights of a parameter what they are without residual, if it has one."""
+    """Sets the weights of a parameter to their values without the residual, if it has one."""
     if RESIDUAL in live:
         live[RESIDUAL].zero_()
     elif core.is_paged(number) and RESIDUAL in (copies := core.read_state(number)):

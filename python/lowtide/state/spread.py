@@ -1,15 +1,15 @@
-"""State with one value for each element of the parameter, for FSDP1 (torch.distributed.fsdp.FullyShardedDataParallel).
+"""State with one value per element of the parameter, for FSDP1 (torch.distributed.fsdp.FullyShardedDataParallel).
 
-FSDP1 cuts and joins tensors that have as many elements as the parameter has on this rank. With `use_orig_params` all of
-them, of all parameters in one FlatParameter, must be of one type (torch/distributed/fsdp/_optim_utils.py). Codes and
-scales are neither. In state dicts of its parameters they are therefore spread:
+FSDP1 cuts and joins tensors with as many elements as the parameter has on this rank. With `use_orig_params` all of them, for
+all parameters in one FlatParameter, must have one type (torch/distributed/fsdp/_optim_utils.py). Codes and scales satisfy
+neither, so state dicts of its parameters spread them:
 
     {"step": int64 (), NAME: float32 decoded values, NAME_scale: float32 the scale of each element's block,
      "residual": float32 the residual as a number}
 
-All have the parameter's shape, and the groups have "lowtide_spread": True. A value and its scale give back the code, so
-where a block has one scale the state comes back bit for bit. Where blocks of several scales meet in one (parameters cut
-in other places), its values are encoded again, to nearest.
+All have the parameter's shape, and the groups have "lowtide_spread": True. A value and its scale determine the code, so a block
+with one scale is restored bit for bit. If a block gets values with several scales (the parameters were cut elsewhere), they are
+encoded again, to nearest.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from lowtide.state.entries import NOTHING, Entry
 from lowtide.state.format import SCALE
 from lowtide.state.views import MOMENTUM
 
-_PIECE = 1 << 20  # elements that are worked on at a time
+_PIECE = 1 << 20  # elements processed at a time
 
 
 def is_wanted(engine: Engine) -> bool:
-    """True if FSDP1 has parameters of this optimizer."""
+    """True if FSDP1 manages parameters of this optimizer."""
     return first_flattened(engine.tensors) is not None
 
 
 def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    """The state of all parameters that have any, in new tensors: FSDP1 wants no empty entries. All have the same names if they have the
-    same moments, as FSDP1 wants: scales where any can have them (0: this one has none), residuals likewise."""
+    """The state of all parameters that have any, in new tensors: FSDP1 accepts no empty entries. Parameters with the same
+    moments have the same names, as FSDP1 requires: scales if any can have them (0: this one has none), likewise residuals."""
     raw = [_local_state(engine, i) for i in range(len(engine.params))]
-    # By the options, not by this rank's parts: another rank may have larger parts, and so other formats.
+    # Decided by the options, not by this rank's parts: another rank may have larger parts with other formats.
     scaled = any(_core.code_sizes(group.format.state, True, 1, BLOCK)[2] for group in engine.groups if group.params)
     residual = any(RESIDUAL in views.layout(engine, i) for i in range(len(engine.params)))
     return {param: _spread(engine, i, raw[i], scaled, residual) for i, param in enumerate(engine.tensors) if raw[i]}
@@ -81,7 +81,7 @@ def _spread(
 
 
 def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, where: str) -> Entry:
-    """An entry of such a dict, checked, as the core has it. ValueError if it does not fit."""
+    """An entry of such a dict, checked, in the core's form. Raises ValueError if it does not fit."""
     shape = local_of(engine.tensors[number]).shape
     live, signs = views.layout(engine, number), engine.signed(number)
     names = [name for name in signs if name in live]
@@ -127,7 +127,7 @@ def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, whe
 
 
 def _run(length: int, scales: int) -> int:
-    """Elements of a row that share a scale, where a row of this length has that many scales."""
+    """The number of elements that share a scale, in a row of this length with that many scales."""
     return BLOCK * -(-length // BLOCK) // scales
 
 
@@ -138,7 +138,7 @@ def _book(codec: str, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     assert scales_shape
     codes = torch.arange(codes_shape[1], dtype=torch.uint8)
     count = BLOCK
-    if codes_shape[1] < BLOCK:  # two to a byte
+    if codes_shape[1] < BLOCK:  # two per byte
         count, codes = 16, torch.arange(codes_shape[1]).mul(2).remainder(16).mul(17).add(16).to(torch.uint8)
     values = torch.empty(BLOCK)
     scales = torch.ones(scales_shape)
@@ -151,7 +151,7 @@ def _book(codec: str, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
 def _codes(
     codec: str, signed: bool, values: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes, and a scale for each block, of values [rows, length] with the scales that their blocks had; see above."""
+    """Codes, and a scale per block, of values [rows, length] with their blocks' former scales; see above."""
     rows, length = values.shape
     _, codes_shape, scales_shape = _core.code_sizes(codec, signed, rows, length)
     assert scales_shape
@@ -180,12 +180,12 @@ def _codes(
 def _known_codes(
     codec: str, signed: bool, values: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which runs [runs, elements] have one scale, above 0, by which all of their values are codes; and the codes. Scales
-    below 0 are beyond the end of a row."""
+    """For runs [runs, elements]: which have a single scale, above 0, with which all their values are codes; and the codes.
+    Scales below 0 are beyond the end of a row."""
     book, codes = _book(codec, signed)
     scale, wide = scales[:, :1], book.double()
     at = torch.bucketize(values.double() / scale, (wide[1:] + wide[:-1]) / 2)
-    if bool(torch.signbit(book[book == 0]).any()):  # the last found of -0 and 0 is -0
+    if bool(torch.signbit(book[book == 0]).any()):  # of -0 and 0, the last one found is -0
         at += (values == 0) & ~torch.signbit(values)
     at = at.clamp(max=len(book) - 1)
     same = (scales == scale) & (book[at] * scale == values)

@@ -1,4 +1,4 @@
-"""State dicts of torch.optim's Adam, AdamW, NAdam, SGD, RMSprop, Adagrad and Muon: reading them and writing them."""
+"""Reads and writes state dicts of torch.optim's Adam, AdamW, NAdam, SGD, RMSprop, Adagrad and Muon."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lowtide.state.carried import PRODUCT, of_hyper, read_number
 from lowtide.state.entries import NOTHING, Entry
 from lowtide.state.format import OWN_KEYS
 
-# Keys of torch.optim's groups that say how a step is carried out, not what it computes.
+# Keys of torch.optim's groups that select an implementation of the step, not its result.
 IMPLEMENTATION_KEYS = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
 _CLASSES = {
     "adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop",
     "muon": "Muon",  # since torch 2.9
 }  # fmt: skip
-_UNCOUNTED = ("sgd", "muon")  # rules whose torch classes keep no number of steps
+_UNCOUNTED = ("sgd", "muon")  # rules whose torch classes do not count steps
 
 
 def class_of(rule: str, group: Mapping[str, Any]) -> str | None:
-    """The class of torch.optim that computes what `rule` does with the options of `group`; None if there is none."""
+    """The class of torch.optim that computes the same as `rule` with the options of `group`; None if there is none."""
     cls = "NAdam" if rule in ("adam", "adamw") and group.get("nesterov") else _CLASSES.get(rule, "")
     return cls if hasattr(torch.optim, cls) else None
 
@@ -39,8 +39,8 @@ def _template(name: str) -> dict[str, Any]:
 
 
 def check_group(engine: Engine, of: int, mine: dict[str, Any], group: dict[str, Any], where: str) -> None:
-    """Raises ValueError unless `group` comes from the torch.optim class that computes what `mine`, the optimizer's group
-    number `of`, does."""
+    """Raises ValueError unless `group` comes from the torch.optim class that computes the same as `mine`, group number `of` of
+    the optimizer."""
     rule = engine.family.rule
     cls = class_of(rule, mine)
     expect(cls is not None, where, "a group without 'lowtide_format'", f"a state_dict of lowtide's {rule!r}")
@@ -48,7 +48,7 @@ def check_group(engine: Engine, of: int, mine: dict[str, Any], group: dict[str, 
     name = f"a state_dict of Lowtide's or of torch.optim.{cls}"
     wanted = (set(engine.family.option_names()) & set(_template(cls))) - {"maximize"}
     expect(wanted <= set(group), where, f"no {sorted(wanted - set(group))}", name)
-    # torch.optim's classes share keys: what tells another one from this.
+    # torch.optim's classes share keys; these distinguish other classes from this one.
     strange = {"momentum_decay", "centered", "lr_decay", "rho", "dampening"} & set(group) - wanted
     expect(not strange, where, sorted(strange), name)
     decoupled = number("decoupled_weight_decay", group.get("decoupled_weight_decay", rule == "adamw")) != 0
@@ -65,7 +65,7 @@ def check_group(engine: Engine, of: int, mine: dict[str, Any], group: dict[str, 
 
 
 def _check_muon(engine: Engine, number: int, mine: dict[str, Any], where: str) -> None:
-    """Raises ValueError unless torch.optim.Muon can have the parameters and options of this group."""
+    """Raises ValueError unless torch.optim.Muon supports the parameters and options of this group."""
     parts = [each for each in engine.groups if each.of == number and each.params]
     others = [i for each in parts for i in each.params if not each.rule or engine.tensors[i].ndim != 2]
     alone = "matrices alone (use_muon=True): torch.optim.Muon steps no others"
@@ -77,10 +77,10 @@ def _check_muon(engine: Engine, number: int, mine: dict[str, Any], where: str) -
 def read_entry(
     entry: dict[str, Any], names: list[str], shape: torch.Size, rule: str, group: Mapping[str, Any], where: str
 ) -> Entry:
-    """The entry of a parameter of this shape with states of these `names`, in a group with these options. ValueError if it
-    does not fit."""
+    """The entry of a parameter of this shape with states of these `names`, in a group with these options. Raises ValueError if
+    it does not fit."""
     if rule == "muon":
-        names = ["momentum_buffer"]  # also where momentum is 0, and there is none here
+        names = ["momentum_buffer"]  # even if momentum is 0, and there is none here
     if rule in ("adam", "adamw") and "max_exp_avg_sq" not in names:
         expect("max_exp_avg_sq" not in entry, where, "'max_exp_avg_sq' of amsgrad", "an optimizer without amsgrad")
     if rule == "sgd":
@@ -93,10 +93,10 @@ def read_entry(
         expect(set(entry) == set(wanted), where, sorted(map(str, entry)), wanted)
     for name in names:
         check_floats(entry[name], f"{where}, {name}", shape)
-    # Where steps are not counted, all that matters is whether the first one, which sets the buffer, is done.
+    # If steps are not counted, it only matters whether the first one, which sets the buffer, is done.
     step = int(bool(names)) if rule in _UNCOUNTED else read_step(entry, where)
     carried = _read_product(entry[PRODUCT], step, group, where) if PRODUCT in entry else None
-    if rule == "adagrad" and step == 0:  # torch fills the sum before the first step, the core in it
+    if rule == "adagrad" and step == 0:  # torch fills the sum before the first step, the core during it
         initial = group["initial_accumulator_value"]
         expect(bool((entry["sum"] == initial).all()), f"{where}, sum", "other values before the first step", initial)
         return NOTHING
@@ -107,12 +107,12 @@ def read_entry(
 
 
 def _rest(group: Mapping[str, Any]) -> float:
-    """1 - μ: torch.optim.Muon's buffer is the core's times that."""
+    """1 - μ: torch.optim.Muon's buffer is the core's times this."""
     return 1 - hyper_values(("momentum",), group)[0]
 
 
 def _read_product(saved: Any, step: int, group: Mapping[str, Any], where: str) -> dict[str, float] | None:
-    """None where the options give it: torch's is a product in float32, which is rounded in every step."""
+    """None if the options give it: torch's product is in float32, which rounds in every step."""
     beta, decay = hyper_values(("beta1", "momentum_decay"), {**group, "betas": tuple(group["betas"])[:1]})
     product = read_number(saved, PRODUCT, where)
     as_now = of_hyper("adamw", (("beta1", beta), ("momentum_decay", decay), ("nesterov", True)), step)[PRODUCT]
@@ -153,7 +153,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, A
 
 
 def _entry(engine: Engine, number: int, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """One parameter's; empty if torch would have none."""
+    """One parameter's entry; empty if torch would have none."""
     core, of, rule = engine.core_of(number), engine.params[number].sharding, engine.family.rule
     steps = core.step_count(number)
     if core.has_state(number) and steps > 0:

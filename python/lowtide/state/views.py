@@ -1,4 +1,4 @@
-"""Live state as users see it: the entries of `Optimizer.state`, and tensors like those that a parameter has or can have."""
+"""Live state as users see it: the entries of `Optimizer.state`, and tensors like a parameter's existing or possible ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.engine import Engine
 from lowtide.state.elsewhere import Elsewhere, Shown, as_shown, read_only
 
-MOMENTUM = "momentum_buffer"  # comes and goes with SGD's momentum
+MOMENTUM = "momentum_buffer"  # exists only with momentum in SGD
 
 
 def shown(engine: Engine, number: int) -> Shown:
-    """The entry of a parameter in `Optimizer.state`. A class of optimizers may have its own, of an engine, a number and views
+    """The entry of a parameter in `Optimizer.state`. A class of optimizers may make it from an engine, a number and views
     (`Engine.entry`)."""
     place, of = engine.params[number].place, engine.params[number].sharding
     entry = engine.core_of(number).state(number)
@@ -37,13 +37,13 @@ def shown(engine: Engine, number: int) -> Shown:
 
 
 def has_entry(engine: Engine, number: int) -> bool:
-    """Whether `Optimizer.state` and state dicts have an entry of a parameter: as torch.optim's, from its first step on."""
+    """True if `Optimizer.state` and state dicts have an entry of a parameter: from its first step on, as in torch.optim."""
     asked = engine.shows_unstepped and engine.tensors[number].requires_grad and number not in engine.foreign
     return asked or engine.core_of(number).step_count(number) > 0
 
 
 def _reader(engine: Engine, number: int, name: str) -> Callable[[], torch.Tensor]:
-    """Returns copies of that tensor of a parameter's state while it is there; keeps neither alive."""
+    """Returns a function that copies that tensor of a parameter's state while it exists; keeps neither alive."""
     of, param = ref(engine), ref(engine.tensors[number])
 
     def read() -> torch.Tensor:
@@ -65,7 +65,7 @@ def _wrapped(engine: Engine, number: int, entry: dict[str, torch.Tensor]) -> dic
 
 
 def live(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    """The live state of a parameter, copied if it streams; empty if there is none and it has not been stepped."""
+    """The live state of a parameter, copied if it streams; empty if it has none and has not been stepped."""
     if engine.core_of(number).is_paged(number):
         return _wrapped(engine, number, engine.core_of(number).read_state(number))
     entry = _wrapped(engine, number, engine.core_of(number).state(number))
@@ -73,7 +73,7 @@ def live(engine: Engine, number: int) -> dict[str, torch.Tensor]:
 
 
 def layout(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    """Tensors like those of the state that a parameter has or, having none, can be given, whatever its momentum."""
+    """Tensors like the state that a parameter has or, if it has none, can be given, whatever its momentum."""
     core = engine.core_of(number)
     live = core.state(number)
     if core.has_state(number) and len(live) > 1:
@@ -81,15 +81,14 @@ def layout(engine: Engine, number: int) -> dict[str, torch.Tensor]:
     if number in engine.foreign:
         return {"step": torch.empty((), dtype=torch.int64, device="meta")}
     tensors = _tensors(engine, number, fullest=True)
-    if {RESIDUAL, MOMENTUM} <= set(tensors):  # a residual keeps to the states that it lies with
+    if {RESIDUAL, MOMENTUM} <= set(tensors):  # beside a residual, only states in use exist
         there = core.read_state(number) if core.has_state(number) else _tensors(engine, number, fullest=False)
         tensors = {name: like for name, like in tensors.items() if name in there}
     return {"step": torch.empty((), dtype=torch.int64, device="meta"), **tensors}
 
 
 def _tensors(engine: Engine, number: int, fullest: bool) -> dict[str, torch.Tensor]:
-    """Tensors on "meta" like those of the state that a parameter has with the hyper-parameters of now, or, `fullest`,
-    with any."""
+    """Tensors on "meta" like the state that a parameter has with its current hyper-parameters or, if `fullest`, with any."""
     group = next(each for each in engine.groups if each.has(number))
     param, local = engine.params[number], local_of(engine.tensors[number])
     state, least, master = group.format
@@ -103,6 +102,6 @@ def _tensors(engine: Engine, number: int, fullest: bool) -> dict[str, torch.Tens
 
 
 def wanted_bytes(engine: Engine) -> int:
-    """Bytes of state that the parameters which are trained now have from their first step on."""
+    """Bytes of state that currently trained parameters have from their first step on."""
     trained = (i for i, param in enumerate(engine.params) if param.place and param.tensor.requires_grad)
     return sum(like.nbytes for i in trained for like in _tensors(engine, i, fullest=False).values())

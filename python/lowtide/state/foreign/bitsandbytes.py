@@ -1,11 +1,11 @@
-"""State dicts of bitsandbytes' optimizers, flat (before 0.49.2) or nested: reading them and writing them.
+"""Reads and writes state dicts of bitsandbytes' optimizers, flat (before 0.49.2) or nested.
 
     {"state": {number: {"step": int, "__bnb_optimizer_quant_state__": {
         "state1": float32, or uint8 codes, of the parameter's shape (AdEMAMix: (2, *shape)), "state2": likewise,
         "qmap1", "qmap2": float32 [256], "absmax1", "absmax2": float32 [blocks]}}},
      "param_groups": [{"lr", "betas", "eps", "weight_decay", "alpha", "t_alpha", "t_beta3", "params"}]}
 
-Blocks of 256 values, 2048 before 0.44, run flat over the tensor. The dict does not say of which optimizer it is.
+Blocks of 256 values, 2048 before 0.44, run flat over the tensor. The dict does not name its optimizer.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ MOMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rmsprop": (("square_avg",),),
     "adagrad": (("sum",),),
 }
-# By rule: the options here that its "betas" are, in order. In all other rules "betas" are betas.
+# By rule: the options that its "betas" contain, in order. In all other rules "betas" are betas.
 _BETAS = {"sgd": ("momentum", "dampening"), "lars": ("momentum", "dampening"), "rmsprop": ("alpha", "momentum")}
 _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
 _SCHEDULES = ("alpha", "t_alpha", "t_beta3")
 _BLOCKS = (blockwise.BLOCK, 2048)
-_SCRATCH = ("unorm_vec", "gnorm_vec")  # means nothing between two steps
+_SCRATCH = ("unorm_vec", "gnorm_vec")  # meaningless between two steps
 _TENSOR_WISE = ("max1", "max2", "new_max1", "new_max2")
 
 
@@ -75,7 +75,7 @@ def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: st
         decay, wanted_decay = group["weight_decay"], "0: bitsandbytes' Adam decays decoupled, as lowtide.AdamW does"
         expect(decay == 0, f"{where}['weight_decay']", decay, wanted_decay)
     named = ["lr", "weight_decay"]
-    if "eps" in mine and rule != "lars":  # whose eps is one of norms here
+    if "eps" in mine and rule != "lars":  # LARS's eps belongs to norms here
         named.append("eps")
         eps = group["eps"]
         expect(number("eps", eps) > 0, f"{where}['eps']", eps, f"more than 0, as {rule!r} has: Lion and SGD have none")
@@ -115,7 +115,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
 def _read_state(
     flat: dict[str, Any], k: int, shape: torch.Size, parts: int, where: str
 ) -> list[Quantized] | list[torch.Tensor]:
-    """The moments in state1 or state2: `parts` of them, of `shape`."""
+    """The `parts` moments in state1 or state2, of `shape`."""
     state, book, absmax = (flat.get(f"{part}{k}") for part in ("state", "qmap", "absmax"))
     text = f"{where}, state{k}"
     check_tensor(state, text)
@@ -141,8 +141,8 @@ def _read_state(
         return [Quantized(state, absmax.reshape(-1), book, block)]
     fast, slow = absmax.reshape(-1), absmax.reshape(2, -1)[1]
     count = len(slow)
-    # Its CUDA kernels put the scale of block b of the slow average at (numel + 256 b) / 256 of all: with a short last
-    # block one place early, where the two averages share one, so that the last place is never written.
+    # Its CUDA kernels store the scale of block b of the slow average at index (numel + 256 b) / 256: with a short last block
+    # one index early, where the two averages share one, so the last index is never written.
     last = state[1].reshape(-1)[(count - 1) * block :]
     if (shape.numel() % block) and count and float(slow[-1]) == 0 and bool(last.any()):
         slow = fast[count - 1 : -1]
@@ -192,9 +192,9 @@ def _write_entry(engine: Engine, number: int) -> dict[str, torch.Tensor]:
 
 
 def part_of(engine: Engine, number: int, live: Mapping[str, torch.Tensor], k: int) -> dict[str, torch.Tensor]:
-    """state1 or state2 of a parameter, and for codes its qmap and absmax, from `live`, all of its tensors here or copies of
-    them: views of those where the memory is alike. Codes of dynamic8 stay codes, and are made anew where rows end within
-    blocks that run flat over the tensor; everything else becomes float32."""
+    """state1 or state2 of a parameter, and for codes its qmap and absmax, from `live`, all of its Lowtide tensors or copies of
+    them: views if the memory layout is the same. dynamic8 codes stay codes, and are encoded again if rows end within blocks
+    that run flat over the tensor; everything else becomes float32."""
     signed = engine.signed(number)
     names = MOMENTS[engine.family.rule][k - 1]
     coded = engine.core_of(number).state_codec(number) == "dynamic8"

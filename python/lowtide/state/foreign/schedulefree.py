@@ -1,11 +1,11 @@
-"""State dicts of AdamWScheduleFree of the package schedulefree: reading them.
+"""Reads state dicts of AdamWScheduleFree from the package schedulefree.
 
     {"state": {number: {"z": of the parameter's shape, "exp_avg_sq": likewise}},
      "param_groups": [{"lr", "betas", "eps", "weight_decay", "warmup_steps", "r", "weight_lr_power", "train_mode",
                        "k": steps, "weight_sum", "lr_max", "scheduled_lr", "foreach", "params"}]}
 
-The state here is z - y, so the model needs the weights that were saved with the dict. They are y while train_mode is True, else x,
-with z - y = β1 (z - x).
+The state here is z - y, so reading needs the model's weights that were saved with the dict. They are y while train_mode is
+True, else x, with z - y = β1 (z - x).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_keys
 
 _RULE = "schedulefree"
 _OPTIONS = ("lr", "betas", "eps", "weight_decay", "warmup_steps", "r", "weight_lr_power", "train_mode")
-_NUMBERS = ("weight_sum", "lr_max")  # kept for a group there, for each parameter here
-_OWN = ("k", *_NUMBERS, "scheduled_lr", "foreach")  # keys of groups, and no options here
+_NUMBERS = ("weight_sum", "lr_max")  # per group there, per parameter here
+_OWN = ("k", *_NUMBERS, "scheduled_lr", "foreach")  # group keys that are not options here
 
 
 def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
-    del state  # may be empty, or have "exp_avg_sq" alone in common with others
+    del state  # may be empty, or share only "exp_avg_sq" with others
     return any({"k", *_NUMBERS} <= set(group) for group in groups)
 
 
@@ -60,5 +60,5 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     weights = spec.param.detach().to("cpu", torch.float32)  # a device may have no room for all of them at once
     z_minus_y = share * (entry["z"].detach().to("cpu", torch.float32) - weights)
     moments = {"z_minus_y": z_minus_y, "exp_avg_sq": entry["exp_avg_sq"]}
-    # "switches" tells random bits of switches between two steps apart; one has been made if these weights are x.
+    # "switches" separates the random bits of switches between two steps; if these weights are x, one has been made.
     return Entry(step, moments, True, {**numbers, "switches": float(not group["train_mode"])})

@@ -1,7 +1,7 @@
-"""State dicts of torchao's low-bit Adam and AdamW: reading them.
+"""Reads state dicts of torchao's low-bit Adam and AdamW.
 
-As torch.optim.Adam's, but a moment of a large parameter is a tensor subclass over "codes", "scale" (one per block, flat
-over the tensor) and, but for float8, "qmap"; or a dict of these, where torchao is not installed:
+Like torch.optim.Adam's, but a moment of a large parameter is a tensor subclass over "codes", "scale" (one per block, flat over
+the tensor) and, except for float8, "qmap"; or a dict of these, if torchao is not installed:
 
     OptimState8bit: codes uint8 of the parameter's shape, qmap [256]
     OptimState4bit: codes uint8 [numel / 2], the first of two in the high half, qmap [16]
@@ -34,7 +34,7 @@ _FLOAT8 = torch.float8_e4m3fn
 
 
 def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
-    del groups  # nearly torch.optim.Adam's
+    del groups  # almost the same as torch.optim.Adam's
     return any(_parts(value) is not None for entry in state.values() for value in entry.values())
 
 
@@ -61,7 +61,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """codes, scale and qmap of one of the subclasses or its stand-in; None for anything else."""
+    """codes, scale and qmap of one of the subclasses or a dict in its place; None for anything else."""
     if isinstance(value, Mapping):
         return dict(value) if {"codes", "scale"} <= set(value) else None
     if type(value).__name__ not in _SUBCLASSES:
