@@ -1,4 +1,4 @@
-"""All names of `lowtide`. `lowtide/__init__.py` imports this module, and torch with it, when the first of them is used."""
+"""All names of `lowtide`. `lowtide/__init__.py` imports this module, and torch with it, when a name is first used."""
 
 from typing_extensions import TypedDict
 
@@ -28,20 +28,19 @@ __all__ = [
     "Lion", "Memory", "Muon", "NAdam", "Optimizer", "Options", "Override", "PendingSave", "RMSprop", "Rates", "StableEmbedding",
     "__version__", "backends", "compat", "export_fp32", "hf", "master", "measure_rates", "override", "plan", "sign",
 ]  # fmt: skip
-# Classes that another module of optimizers/ adds to the list.
+# Classes that other modules of optimizers/ add to the list.
 globals().update({cls.__name__: cls for cls in CLASSES.values()})
 __all__ += [cls.__name__ for cls in CLASSES.values() if cls.__name__ not in __all__]
 
 
 class Backend(TypedDict):
-    """Whether a kind of device can compute here, and in words on what, or what is missing and how to get it."""
+    """Whether a kind of device can compute here, and its devices, or what is missing and how to get it."""
 
     available: bool
     detail: str
 
 
 def backends() -> dict[str, Backend]:
-    """The backends of this installation: backend name → {"available": bool, "detail": str}. Loads the plug-ins that
-    are installed and asks their drivers for devices. Parameters on the CPU are stepped by "cpu", those on `cuda` by
-    "cuda", those on `xpu` by "sycl"."""
+    """The backends of this installation: backend name → {"available": bool, "detail": str}. Loads the installed plug-ins and
+    asks their drivers for devices. "cpu" steps parameters on the CPU, "cuda" those on `cuda`, "sycl" those on `xpu`."""
     return _core.backends()

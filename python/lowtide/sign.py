@@ -1,16 +1,16 @@
-"""Signs of values as bits, one each, and majorities of them: 1/32 of float32, 1/16 of bfloat16.
+"""Signs of values as bits, and their majorities: 1/32 the size of float32, 1/16 of bfloat16.
 
-A bit is 1 for +, which means x >= 0: both zeros are +, a NaN is not. Sign i is in byte i // 8, and bits behind the last
-are 0. Arrays are torch tensors (of the CPU, or of a device that `lowtide.backends()` can compute on), numpy arrays, or
-anything that speaks DLPack; results are numpy arrays where the first argument is one, and else torch tensors. The GIL
-is released, nothing is recorded by autograd, and every machine and number of threads gives the same bits.
+A bit is 1 for +, which means x >= 0: both zeros are +, a NaN is -. Sign i is in byte i // 8, and bits behind the last are 0.
+Arrays are torch tensors (on the CPU, or on a device that `lowtide.backends()` can compute on), numpy arrays, or anything that
+supports DLPack; results are numpy arrays if the first argument is one, else torch tensors. The GIL is released, autograd
+records nothing, and every machine and number of threads gives the same bits.
 
     bits = sign.pack(gradient)                                  # uint8, gradient.numel() / 8 bytes
     vote = sign.majority([bits, theirs], gradient.numel(), seed=1, step=step)
     direction = sign.unpack(vote, gradient.numel(), shape=gradient.shape)       # +1 and -1
 
-Packed bytes are no numbers: their sum is no vote, and their XOR is no sum. `majority` is the way to join them. Errors:
-ValueError, TypeError and NotImplementedError, which name the value got and the values wanted; MemoryError.
+Packed bytes are not numbers: their sum is not a vote, and their XOR is not a sum. Use `majority` to combine them. Errors:
+ValueError, TypeError and NotImplementedError, which name the value and what was wanted; MemoryError.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def pack(x: AnyArray, *, out: AnyArray | None = None, bitorder: BitOrder = "litt
     """Signs of `x` in row-major order, as uint8 [ceil(x.numel() / 8)].
 
     Args:
-        x: float32, bfloat16 or float16, of any shape and stride. Contiguous ones are read where they are, others
-            through a contiguous copy.
-        out: where to put the bits: contiguous uint8 of that size, no memory of x. Returned.
-        bitorder: "little": sign i is bit i % 8 of its byte; "big": bit 7 - i % 8. As in numpy.packbits, whose
-            default is the other one. On devices torch turns the bits of "big" round, in passes of its own.
+        x: float32, bfloat16 or float16, of any shape and stride. A contiguous array is read in place, any other through a
+            contiguous copy.
+        out: where to write the bits: contiguous uint8 of that size, sharing no memory with x. Returned.
+        bitorder: "little": sign i is bit i % 8 of its byte; "big": bit 7 - i % 8. As in numpy.packbits, whose default is "big".
+            On devices, torch reverses the bits for "big" in extra passes.
     """
     values = arrays.contiguous(arrays.read(x, "x"))
     bits = _bits_out(out, "out", values, values.numel)
@@ -147,20 +147,20 @@ def majority(
     out: Any = None,
     bitorder: BitOrder = "little",
 ) -> Any:
-    """The signs that most votes are for, as uint8 [ceil(n / 8)]; with ties="zero" a pair of these: (bits, zeros).
+    """The majority signs, as uint8 [ceil(n / 8)]; with ties="zero", a pair (bits, zeros) of such arrays.
 
     Args:
-        ballots: what `pack` made of 1 to 65,535 voters: uint8 [voters, ceil(n / 8)], rows at any distance, or a
-            sequence of rows.
+        ballots: outputs of `pack` from 1 to 65,535 voters: uint8 [voters, ceil(n / 8)], rows at any distance, or a sequence of
+            rows.
         n: number of signs.
-        weights: votes of each voter: integers of 0 and above, whose sum is below 2^31; default: 1 each. A voter of
-            weight 0 is absent: its ballot is not read, and may be None in a sequence.
-        ties: what a sign becomes for which + and - have equally many votes: a fair bit of (`seed`, `step`, `offset` +
-            i), the same wherever it is computed; "plus"; "minus"; "zero", which is - and marked with a 1 in `zeros`
-            (give it to `unpack`); or the sign of `previous`, an earlier result.
-        seed, step, offset: integers from 0 to 2^64 - 1. offset: index of sign 0 in the whole, where this is a part.
-        out: where to put the bits (with ties="zero": a pair): contiguous uint8; may be a ballot, or `previous`.
-        bitorder: of all bits, as in `pack`.
+        weights: votes of each voter: integers of at least 0, whose sum is below 2^31; default: 1 each. A voter of weight 0 is
+            absent: its ballot is not read, and may be None in a sequence.
+        ties: the value of a sign with equally many votes for + and -: "hash", a fair bit of (`seed`, `step`, `offset` + i), the
+            same on every machine; "plus"; "minus"; "zero", which is - and marked with a 1 in `zeros` (pass it to `unpack`); or
+            "previous", the sign in `previous`, an earlier result.
+        seed, step, offset: integers from 0 to 2^64 - 1. offset: index of sign 0 in the whole, if this is a part.
+        out: where to write the bits (with ties="zero", a pair): contiguous uint8; may be a ballot, or `previous`.
+        bitorder: the order of all bits, as in `pack`.
     """
     n = _unsigned("n", n, _MOST_SIGNS)
     first, rows, _kept = _rows(ballots, n)
@@ -195,7 +195,7 @@ def _signer(place: Place) -> _core.Signer:
 
 
 def _signer_of(place: Place) -> tuple[_core.Signer, int]:
-    """The signer of the device, and the queue that a call is ordered on."""
+    """The signer of the device, and the queue on which a call is ordered."""
     return _signer(place), place.queue()
 
 
@@ -222,7 +222,7 @@ def _weights(weights: Any) -> list[int]:
 
 
 def _dtype_name(dtype: Any) -> str:
-    """The core's name of a torch or numpy dtype; the default for None."""
+    """The core's name of a torch or numpy dtype; None gives the default."""
     if dtype is None:
         return "float32"
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
@@ -256,7 +256,7 @@ def _bits_out(out: Any, where: str, like: Array, n: int) -> Array:
 
 
 def _rows(ballots: Any, n: int) -> tuple[Array, list[int], list[Array]]:
-    """An array like those of all voters, their addresses (0: nothing of that voter), and what keeps the memory."""
+    """An array that describes all voters' rows, the rows' addresses (0: absent), and the owners of the memory."""
     if isinstance(ballots, (list, tuple)):
         kept: list[Array] = []
         addresses: list[int] = []
@@ -281,7 +281,7 @@ def _rows(ballots: Any, n: int) -> tuple[Array, list[int], list[Array]]:
 
 
 def _turned_rows(rows: list[int], kept: list[Array]) -> tuple[list[int], list[Array]]:
-    """Addresses and memory of `_rows`, of bits turned round."""
+    """The result of `_rows` for bits in reverse order."""
     kept = [turned(one) for one in kept]
     if len(kept[0].shape) == 2:
         return [kept[0].address + v * kept[0].strides[0] for v in range(len(rows))], kept
