@@ -2,9 +2,12 @@
 #include "lowtide/bnb.h"
 
 #include <bit>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <string>
 
 #include "backend/registry.h"
-#include "bnb/guard.h"
 #include "bnb/memory.h"
 #include "bnb/update.h"
 #include "core/error.h"
@@ -13,8 +16,33 @@
 namespace {
 
 using namespace lowtide;
-using bnb::guarded;
 using bnb::Update;
+
+// Every C function runs inside guarded(): one caller at a time, and exceptions become the thread's last error.
+std::mutex calls;
+thread_local std::string last_error;
+
+// name: of the function that failed.
+void note_error(const char* name, const char* what) noexcept {
+  try {
+    last_error = std::string(name) + ": " + what;
+  } catch (const std::bad_alloc&) {
+    last_error.clear();
+    last_error += "no memory";  // fits without an allocation
+  }
+}
+
+// f(); `failed` if it throws.
+template <class T, class Fn>
+T guarded(const char* name, T failed, Fn&& f) noexcept {
+  try {
+    const std::lock_guard lock(calls);
+    return f();
+  } catch (const std::exception& error) {
+    note_error(name, error.what());
+  }
+  return failed;
+}
 
 // Never freed: the runtime may be gone when statics are.
 bnb::Memory& memory() {
@@ -83,8 +111,8 @@ const char* lt_bnb_place() {
   return guarded("lt_bnb_place", "", [] { return memory().place().c_str(); });
 }
 
-const char* lt_bnb_last_error() { return bnb::last_error.c_str(); }
-void lt_bnb_clear_error() { bnb::last_error.clear(); }
+const char* lt_bnb_last_error() { return last_error.c_str(); }
+void lt_bnb_clear_error() { last_error.clear(); }
 
 #define LT_BNB_DEFINE(name, suffix, T)                                                    \
   void c##name##32bit_grad_##suffix(LT_BNB_PARAMETERS_32BIT(T)) {                         \

@@ -9,7 +9,6 @@
 
 #include "backend/device.h"
 #include "memory/chunk.h"
-#include "memory/device_record.h"
 #include "memory/disk_ring.h"
 #include "memory/pager.h"
 

@@ -174,8 +174,6 @@ class DeviceStore final : public Store {
   std::vector<Tier> offloaded_tiers() const;
   Residency::Seen seen() const;
   void follow_residency();
-
-  // device_store_disk.cpp
   FilePlaces places_for(const std::vector<Tier>& tiers) const;
   void make_places(const FilePlaces& places);
   void fit_ring(int slots) noexcept;
@@ -183,7 +181,7 @@ class DeviceStore final : public Store {
   void read_record(size_t chunk, std::byte* to);
   void write_record(size_t chunk, const std::byte* from);
 
-  // device_store_slots.cpp
+  // The ring.
   void take_slots(void* stream);
   bool demote_for_slots(int64_t bytes);
   void give_slots_back();

@@ -8,7 +8,7 @@
 #include "core/buffer.h"
 #include "memory/filed_chunk.h"
 #include "memory/pager.h"
-#include "memory/traffic.h"
+#include "memory/scratch_file.h"
 
 namespace lowtide {
 

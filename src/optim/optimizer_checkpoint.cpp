@@ -9,8 +9,7 @@
 #include "optim/joint_checkpoint.h"
 #include "optim/async_save.h"
 #include "optim/optimizer_impl.h"
-#include "optim/running_saves.h"
-#include "optim/saved_tables.h"
+#include "optim/saved_parts.h"
 #include "optim/state_parts.h"
 
 namespace lowtide {

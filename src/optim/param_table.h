@@ -8,12 +8,32 @@
 #include <span>
 #include <vector>
 
+#include "backend/backend.h"
 #include "core/error.h"
-#include "optim/backends.h"
+#include "lowtide/optimizer.h"
 #include "optim/parameter.h"
 #include "optim/residence.h"
 
 namespace lowtide {
+
+// Where an optimizer computes: on the CPU, and on a device if its parameters are there.
+struct Backends {
+  // device: where the parameters are, in place of what the options say. Throws kInvalidArgument or kUnsupported.
+  Backends(const OptimizerOptions& options, std::unique_ptr<Backend> device);
+
+  // 0: one for each core. Throws kInvalidArgument.
+  void set_threads(int n);
+
+  // Zeroes memory where the parameters are, ordered on `stream`.
+  void clear(void* at, int64_t bytes, void* stream) const;
+
+  std::unique_ptr<Backend> host;       // converts state that is brought to host memory
+  std::unique_ptr<Backend> elsewhere;  // nullptr: the parameters are in host memory
+  Backend& at_params;                  // one of the two: it steps
+  Device* device;                      // nullptr: the parameters are in host memory
+  int threads = 1;
+  DeviceAllocator allocator;  // a framework's device memory; empty: the device's own
+};
 
 // The most that a parameter can be said to have taken: rules count in double.
 inline constexpr int64_t kMostSteps = int64_t{1} << 53;
