@@ -1,20 +1,11 @@
 // Which rule runs for which options, over every rule that users name and every combination of options.
 #include "backend/catalog.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <map>
-#include <set>
-#include <string>
-
 #include "lowtide/optimizer.h"
-#include "support/message_of.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::message_of;
 
 std::string name_of(int rule) { return rule_info(rule).name; }
 
@@ -30,8 +21,7 @@ TEST(Catalog, EveryVariantIsTheRuleThatItsOptionsSay) {
       const bool adam = family == "adam" || family == "adamw";
       if (adam && variant.amsgrad && variant.nesterov) {
         const std::string said = rule_info(find_rule(family)).refusal(variant);
-        EXPECT_NE(said.find("got amsgrad and nesterov for " + family + ", wanted one of them"), std::string::npos)
-            << said;
+        expect_in("got amsgrad and nesterov for " + family + ", wanted one of them", said);
         ++refused;
         continue;
       }
@@ -45,7 +35,7 @@ TEST(Catalog, EveryVariantIsTheRuleThatItsOptionsSay) {
       reached.insert(wanted);
     }
   EXPECT_EQ(reached.size(), rules().size()) << "a rule of rules.def that no options lead to";
-  std::printf("%d combinations: %zu rules, all of rules.def; %d refused\n", cases, reached.size(), refused);
+  figure("{} combinations: {} rules, all of rules.def; {} refused", cases, reached.size(), refused);
 }
 
 TEST(Catalog, VariantsHaveTheStatesOfTheirFamilyFirst) {
@@ -77,7 +67,7 @@ TEST(Catalog, VariantsHaveTheStatesOfTheirFamilyFirst) {
     for (int k = 0; k < rule.states; ++k, ++states)
       EXPECT_EQ((rule.signed_mask >> k & 1) == 0, squares.count(rule.state_names[static_cast<size_t>(k)]) == 1) << name;
   }
-  std::printf("%zu rules, %d states\n", rules().size(), states);
+  figure("{} rules, {} states", rules().size(), states);
 }
 
 // -DLOWTIDE_RULES finds a family by it (cmake/rules.cmake).
@@ -90,11 +80,10 @@ TEST(Catalog, VariantsAreCalledByTheirFamily) {
 
 TEST(Catalog, VariantsAreNotNames) {
   for (const char* name : {"sgd_plain", "adam_amsgrad", "rmsprop_centered", "nadam", "ADAM", ""}) {
-    const std::string said = message_of(ErrorKind::kInvalidArgument, [&] { find_rule(name); });
-    EXPECT_NE(said.find("got rule '" + std::string(name) + "', wanted one of: adam, adamw, lion"), std::string::npos)
-        << said;
+    expect_refusal([&] { find_rule(name); },
+                            "got rule '" + std::string(name) + "', wanted one of: adam, adamw, lion");
   }
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,14 +1,8 @@
 #include "core/cores.h"
 
-#include <gtest/gtest.h>
+#include "support/test.h"
 
-#include <filesystem>
-#include <fstream>
-#include <numeric>
-
-#include "support/temporary.h"
-
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 CoreSet set_of(std::initializer_list<int> cores) {
@@ -24,7 +18,7 @@ void write(const std::filesystem::path& file, const char* text) {
 
 // A machine of two sockets, a node of memory alone between them, and a set of cores that leaves most of them out.
 TEST(Cores, NodesHaveThoseOfTheirCoresThatAreInTheSet) {
-  const testing::TemporaryDirectory folder;
+  const TemporaryDirectory folder;
   const std::filesystem::path at(folder.path());
   write(at / "online", "0-2");
   write(at / "node0" / "cpulist", "0-3,8-11");
@@ -42,7 +36,7 @@ TEST(Cores, NodesHaveThoseOfTheirCoresThatAreInTheSet) {
 
 // No such folder (containers), a core that no node has, a text that is no list.
 TEST(Cores, AreOneNodeWhereNodesAreNotKnown) {
-  const testing::TemporaryDirectory folder;
+  const TemporaryDirectory folder;
   const std::filesystem::path at(folder.path());
   EXPECT_EQ(read_nodes(at / "none", set_of({0, 5})).cores, std::vector<int>{2});
   write(at / "online", "0");
@@ -59,4 +53,4 @@ TEST(Cores, OfThisProcessAreAllOnItsNodes) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

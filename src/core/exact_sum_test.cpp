@@ -1,15 +1,10 @@
 #include "core/exact_sum.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <limits>
 #include <random>
-#include <vector>
 
-namespace lowtide {
+#include "support/test.h"
+
+namespace lowtide::testing {
 namespace {
 
 struct Term {
@@ -51,9 +46,8 @@ TEST(ExactSum, DoesNotDependOnTheOrderOfItsTerms) {
   EXPECT_EQ(differing, 0);
   EXPECT_GT(differing_in_double, 0) << "control";
   EXPECT_LT(worst, 500 * 0x1p-52);
-  std::printf("%lld orders of 500 terms, %lld sums differ (in double %lld); %.1e from the double's\n",
-              static_cast<long long>(orders), static_cast<long long>(differing),
-              static_cast<long long>(differing_in_double), worst);
+  figure("{} orders of 500 terms, {} sums differ (in double {}); {} from the double's", orders, differing,
+         differing_in_double, worst);
 }
 
 TEST(ExactSum, HoldsTheLargestAndTheSmallest) {
@@ -68,8 +62,8 @@ TEST(ExactSum, HoldsTheLargestAndTheSmallest) {
   EXPECT_EQ(many.value(), std::ldexp(double{kLargest}, 256 + 20));
   for (const float x : {std::numeric_limits<float>::infinity(), std::nanf("")})
     EXPECT_TRUE(std::isnan(sum_of({{1.f, 0}, {x, 0}, {2.f, 3}})));
-  std::printf("sums from 2^-405 to 2^404\n");
+  figure("sums from 2^-405 to 2^404");
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,20 +1,12 @@
 #include "core/piece_ranges.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdio>
-#include <functional>
 #include <queue>
 #include <random>
-#include <utility>
-#include <vector>
 
 #include "core/thread_pool.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 // One step of simulated workers. Worker w needs seconds[w] for each piece and runs on node_of[w].
@@ -89,7 +81,7 @@ TEST(PieceRanges, ForOneTo256WorkersOnAnyNodesTheLastIsDoneWithinOnePieceOfTheFi
         worst = std::max(worst, step.last / bound);
         ++runs;
       }
-  std::printf("%lld cuts, the last worker done at %.3f of the bound or before\n", static_cast<long long>(runs), worst);
+  figure("{} cuts, the last worker done at {} of the bound or before", runs, worst);
 }
 
 // Moved: stepped by another worker, or on another node, than in the step before.
@@ -139,9 +131,9 @@ TEST(PieceRanges, PiecesKeepToTheirNodeWhereSpeedsChange) {
       const double smallest = least * workers / cores;
       const double bound =
           0.33 / std::sqrt(smallest) + static_cast<double>(machine.size()) / static_cast<double>(pieces);
-      std::printf(
-          "%zu nodes, %3d workers: %4.1f %% of pieces change worker, %4.2f %% node (bound %.1f %%); with one "
-          "counter %.1f %% would change node\n",
+      figure(
+          "{} nodes, {} workers: {} % of pieces change worker, {} % node (bound {} %); with one counter {} % would "
+          "change node",
           machine.size(), workers, 100 * all.worker, 100 * all.node, 100 * bound,
           100 * (1 - 1.0 / static_cast<double>(machine.size())));
       EXPECT_LE(all.node, bound);
@@ -189,4 +181,4 @@ TEST(PieceRanges, ThreadsTakeEveryPieceOnceAndLeaveWhatIsDropped) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

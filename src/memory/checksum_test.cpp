@@ -1,17 +1,12 @@
 #include "memory/checksum.h"
 
-#include <gtest/gtest.h>
+#include "support/test.h"
 
-#include <cstdio>
-#include <vector>
-
-#include "support/random.h"
-
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 TEST(Checksum, DoesNotDependOnThreadsOrInstructionSet) {
-  testing::Rng rng = testing::seeded("checksum", 97);
+  Rng rng = seeded("checksum", 97);
   std::vector<std::byte> data(5 << 20);
   for (std::byte& b : data) b = static_cast<std::byte>(rng.next());
   int cases = 0;
@@ -28,8 +23,8 @@ TEST(Checksum, DoesNotDependOnThreadsOrInstructionSet) {
     }
 #endif
   }
-  std::printf("%d comparisons, 0 differ\n", cases);
+  figure("{} comparisons, 0 differ", cases);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

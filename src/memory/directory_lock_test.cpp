@@ -3,18 +3,13 @@
 #include "memory/directory_lock.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
-
-#include <cstdio>
-#include <fstream>
-#include <sstream>
-#include <thread>
 
 #include "memory/descriptor.h"
 #include "support/faulty_env.h"
 #include "support/scratch_support.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -188,8 +183,7 @@ TEST(DirectoryLock, NeverTwoOwners) {
   }
   EXPECT_EQ(failed, 0);
   EXPECT_GT(owned, kTries / 2);
-  std::printf("attempts %d by %d processes, owned %d, double owners %d\n", kProcesses * kTries, kProcesses, owned,
-              failed);
+  figure("attempts {} by {} processes, owned {}, double owners {}", kProcesses * kTries, kProcesses, owned, failed);
   ::close(counts[0]);
   ::close(counts[1]);
 }
@@ -212,7 +206,7 @@ TEST(DirectoryLock, PlantedFilesAreRefused) {
     const TemporaryDirectory dir;
     std::ofstream(dir.path() + "/precious") << "precious";
     const auto refused = [&] {
-      expect_error([&] { const Locked locked(dir); }, ErrorKind::kInvalidArgument, "remove it");
+      expect_refusal([&] { const Locked locked(dir); }, "remove it");
       fs::remove(lock_path(dir));
     };
     fs::create_symlink("precious", lock_path(dir));
@@ -242,7 +236,7 @@ TEST(DirectoryLock, UnknownHolderIsNotGuessed) {
     const int fd = ::open(lock_path(dir).c_str(), O_RDWR | O_CLOEXEC);
     int holder = 0;
     ASSERT_EQ(system_env().lock(fd, &holder), 0);
-    expect_error([&] { const Locked locked(dir); }, ErrorKind::kInvalidArgument, "in use by another process");
+    expect_refusal([&] { const Locked locked(dir); }, "in use by another process");
     ::close(fd);
   }
 }
@@ -268,7 +262,7 @@ TEST(DirectoryLock, EveryFailureIsCleanedUp) {
     }
   }
   EXPECT_GE(points, 20);
-  std::printf("points of failure %d, descriptors left 0, locks left 0\n", points);
+  figure("points of failure {}, descriptors left 0, locks left 0", points);
 }
 
 }  // namespace

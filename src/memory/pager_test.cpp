@@ -1,22 +1,10 @@
 // The pager on a device that runs everything late: values, order, traffic, time, and what is left when a queue fails.
 #include "memory/pager.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdio>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "support/fake/fake_queues.h"
-#include "lowtide/error.h"
-#include "support/random.h"
-#include "support/share.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 using fake::FakeQueues;
@@ -34,7 +22,7 @@ Case make_case(std::vector<int64_t> chunk_bytes, std::vector<bool> resident, int
   return {std::move(plan), std::move(chunk_bytes)};
 }
 
-Case random_case(testing::Rng& rng, int chunks, int slots, double resident) {
+Case random_case(Rng& rng, int chunks, int slots, double resident) {
   std::vector<int64_t> bytes;
   std::vector<bool> stays;
   for (int i = 0; i < chunks; ++i) {
@@ -94,16 +82,13 @@ std::string first_race(FakeQueues& queues) {
 }
 
 TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
-  testing::Rng rng = testing::seeded("Pager.StepsEqualAPlainLoopUnderEverySchedule", 20260711);
+  Rng rng = seeded("Pager.StepsEqualAPlainLoopUnderEverySchedule", 20260711);
   int cases = 0;
   int64_t steps = 0, ahead = 0, borrowed = 0;
   for (int chunks = 1; chunks <= 12; ++chunks)
     for (int slots = 1; slots <= 4; ++slots)
       for (int i = 0; i < 100; ++i, ++cases) {
-        FakeQueuesOptions options;
-        options.seed = rng.next();
-        options.blocking = i % 4 == 3;
-        options.transfer = kTransferModes[i % 7 % 3];
+        FakeQueuesOptions options{.seed = rng.next(), .blocking = i % 4 == 3, .transfer = kTransferModes[i % 7 % 3]};
         const Case c =
             on_transfer(random_case(rng, chunks, slots, 0.15 * static_cast<double>(i % 5)), options.transfer);
         options.more_slots = c.plan.slots ? static_cast<int>(rng.below(4)) : 0;
@@ -134,44 +119,36 @@ TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
         ASSERT_EQ(races(queues), 0u) << first_race(queues);
         ASSERT_LE(queues.near_peak(), c.plan.bytes + options.more_slots * c.plan.slot_bytes);
       }
-  std::printf(
-      "%d seeded schedules of 3 transfer modes, %lld steps, %lld of them with the next one's first reads ahead, %lld "
-      "with a "
-      "larger ring: bytes of a plain loop, 0 races, near memory within its capacity\n",
-      cases, static_cast<long long>(steps), static_cast<long long>(ahead), static_cast<long long>(borrowed));
+  figure(
+      "{} seeded schedules of 3 transfer modes, {} steps, {} of them with the next one's first reads ahead, {} with a "
+      "larger ring: bytes of a plain loop, 0 races, near memory within its capacity",
+      cases, steps, ahead, borrowed);
 }
 
 TEST(Pager, NearMemoryIsWhatThePlanSays) {
-  testing::Rng rng = testing::seeded("Pager.NearMemoryIsWhatThePlanSays", 4);
+  Rng rng = seeded("Pager.NearMemoryIsWhatThePlanSays", 4);
   int plans = 0;
   for (; plans < 200; ++plans) {
     const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.4);
     EXPECT_EQ(run(c, {}, 2)->near_peak(), c.plan.bytes);
-    FakeQueuesOptions tight;
-    tight.near_capacity = c.plan.bytes - 1;
-    try {
-      run(c, tight, 1);
-      ADD_FAILURE() << "ran in a byte less than the plan's";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), ErrorKind::kOutOfMemory) << e.what();
-    }
+    FakeQueuesOptions tight{.near_capacity = c.plan.bytes - 1};
+    refusal([&] { run(c, tight, 1); }, ErrorKind::kOutOfMemory);  // a byte less than the plan's
   }
-  std::printf("%d plans: peak of near memory = bytes, and a byte less is refused\n", plans);
+  figure("{} plans: peak of near memory = bytes, and a byte less is refused", plans);
 }
 
 TEST(Pager, EveryWaitIsNeededOrANoOp) {
-  testing::Rng rng = testing::seeded("Pager.EveryWaitIsNeededOrANoOp", 77);
+  Rng rng = seeded("Pager.EveryWaitIsNeededOrANoOp", 77);
   constexpr int kSteps = 3, kSchedules = 20;
   int64_t grid = 0;
   int plans = 0, needed = 0, caught = 0, no_ops = 0, no_ops_reported = 0, by_values = 0, first_schedule = 0;
   for (int chunks = 1; chunks <= 12; ++chunks)
     for (int slots = 1; slots <= 4; ++slots)
       for (int variant = 0; variant < 12; ++variant) {
-        FakeQueuesOptions options;
-        options.transfer = kTransferModes[variant / 4];
+        FakeQueuesOptions options{.transfer = kTransferModes[variant / 4]};
         const Case c = on_transfer(random_case(rng, chunks, slots, variant % 2 ? 0.4 : 0.0), options.transfer);
         const bool ahead = variant % 4 >= 2;
-        if (c.plan.streamed.empty() || !testing::in_share(grid++)) continue;
+        if (c.plan.streamed.empty() || !in_share(grid++)) continue;
         options.more_slots = c.plan.slots ? (variant + chunks) % 3 : 0;
         ++plans;
         const auto whole = run(c, options, kSteps, ahead);
@@ -203,18 +180,18 @@ TEST(Pager, EveryWaitIsNeededOrANoOp) {
           }
         }
       }
-  std::printf(
-      "%d plans x %d steps, each wait dropped in turn: %d needed, %d caught by the race checker; %d no-ops, %d of them "
-      "reported; by values alone %d within %d schedules, %d with one\n",
+  figure(
+      "{} plans x {} steps, each wait dropped in turn: {} needed, {} caught by the race checker; {} no-ops, {} of them "
+      "reported; by values alone {} within {} schedules, {} with one",
       plans, kSteps, needed, caught, no_ops, no_ops_reported, by_values, kSchedules, first_schedule);
-  EXPECT_GT(needed, testing::share_of(1000));
+  EXPECT_GT(needed, share_of(1000));
   EXPECT_EQ(caught, needed);
   EXPECT_EQ(no_ops_reported, 0);
   EXPECT_GT(by_values, needed * 95 / 100);
 }
 
 TEST(Pager, TrafficIsTwiceTheStreamedBytes) {
-  testing::Rng rng = testing::seeded("Pager.TrafficIsTwiceTheStreamedBytes", 9);
+  Rng rng = seeded("Pager.TrafficIsTwiceTheStreamedBytes", 9);
   int64_t steps = 0, moved = 0, streamed = 0;
   for (int i = 0; i < 500; ++i) {
     const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.3);
@@ -234,9 +211,8 @@ TEST(Pager, TrafficIsTwiceTheStreamedBytes) {
       streamed += c.plan.streamed_bytes;
     }
   }
-  std::printf(
-      "%lld steps: each chunk stepped once, read and written once if streamed; %lld bytes moved, %lld streamed\n",
-      static_cast<long long>(steps), static_cast<long long>(moved), static_cast<long long>(streamed));
+  figure("{} steps: each chunk stepped once, read and written once if streamed; {} bytes moved, {} streamed", steps,
+         moved, streamed);
   EXPECT_EQ(moved, 2 * streamed);
 }
 
@@ -248,17 +224,14 @@ double step_seconds(int streamed, int resident, int slots, double read, double s
   std::vector<bool> stays(chunks, false);
   std::fill_n(stays.begin(), resident, true);
   const Case c = make_case(std::vector<int64_t>(chunks, kUnit), stays, slots);
-  FakeQueuesOptions options;
-  options.read_rate = kUnit / read;
-  options.step_rate = kUnit / step;
-  options.write_rate = kUnit / write;
-  options.blocking = blocking;
+  FakeQueuesOptions options{
+      .read_rate = kUnit / read, .step_rate = kUnit / step, .write_rate = kUnit / write, .blocking = blocking};
   const auto queues = run(c, options, 1);
   queues->drain();
   return queues->device().now();
 }
 
-std::array<double, 3> random_seconds(testing::Rng& rng) {  // from 1 to 100, in any proportion
+std::array<double, 3> random_seconds(Rng& rng) {  // from 1 to 100, in any proportion
   const auto draw = [&] { return static_cast<double>(rng.between(1, 100)); };
   return {draw(), draw(), draw()};
 }
@@ -269,7 +242,7 @@ std::array<double, 3> random_seconds(testing::Rng& rng) {  // from 1 to 100, in 
 // takes at most (n - 1)M + r + s + w: the slowest queue's time nM, and r + s + w - M to fill and drain the pipeline. No
 // order takes less: the slowest queue cannot start before chunk 0 nor the others end before chunk n - 1 came through.
 TEST(Pager, ThreeSlotsTakeTheTimeOfTheSlowestLane) {
-  testing::Rng rng = testing::seeded("Pager.ThreeSlotsTakeTheTimeOfTheSlowestLane", 31);
+  Rng rng = seeded("Pager.ThreeSlotsTakeTheTimeOfTheSlowestLane", 31);
   int points = 0;
   double worst = 0, worst_exact = 0, two_worst = 0;
   for (; points < 1000; ++points) {
@@ -289,19 +262,19 @@ TEST(Pager, ThreeSlotsTakeTheTimeOfTheSlowestLane) {
     two_worst = std::max(two_worst, two / step_seconds(n, 0, 3, r, s, w));
     ASSERT_LE(two, one * (1 + 1e-12));
   }
-  std::printf(
-      "%d rates and counts: >= 3 slots: (time - fill and drain) / slowest queue <= %.6f, time off its bound by "
-      "%.1e; 2 slots take up to %.2f times that; 1 slot: the sum of the queues\n",
+  figure(
+      "{} rates and counts: >= 3 slots: (time - fill and drain) / slowest queue <= {}, time off its bound by {}; 2 "
+      "slots take up to {} times that; 1 slot: the sum of the queues",
       points, worst, worst_exact, two_worst);
   for (const int slots : {1, 2, 3, 4})
-    std::printf("  16 chunks, read 3 s, step 2 s, write 4 s each, %d slots: %.0f s (queues 48, 32, 64 s)\n", slots,
-                step_seconds(16, 0, slots, 3, 2, 4));
+    figure("  16 chunks, read 3 s, step 2 s, write 4 s each, {} slots: {} s (queues 48, 32, 64 s)", slots,
+           step_seconds(16, 0, slots, 3, 2, 4));
   EXPECT_LE(worst_exact, 1e-12);
 }
 
 // Where one thread drives the queues, the time depends on when the pager waits, not only on what it waits for.
 TEST(Pager, ABlockedCallerLosesNoTimeWithThreeSlots) {
-  testing::Rng rng = testing::seeded("Pager.ABlockedCallerLosesNoTimeWithThreeSlots", 32);
+  Rng rng = seeded("Pager.ABlockedCallerLosesNoTimeWithThreeSlots", 32);
   int points = 0;
   double worst[5] = {};
   for (; points < 1000; ++points) {
@@ -314,19 +287,19 @@ TEST(Pager, ABlockedCallerLosesNoTimeWithThreeSlots) {
       ASSERT_LE(seconds, slots >= 3 ? 1.05 * n * slowest + (r + s + w - slowest) : n * (r + s + w) * (1 + 1e-12));
     }
   }
-  std::printf(
-      "%d rates and counts, queues driven by one thread: (time - fill and drain) / slowest queue <= %.4f, %.4f, "
-      "%.4f, %.4f with 1, 2, 3, 4 slots\n",
+  figure(
+      "{} rates and counts, queues driven by one thread: (time - fill and drain) / slowest queue <= {}, {}, {}, {} "
+      "with 1, 2, 3, 4 slots",
       points, worst[1], worst[2], worst[3], worst[4]);
   for (const int slots : {1, 2, 3, 4})
-    std::printf("  16 chunks, read 3 s, step 2 s, write 4 s each, %d slots: %.0f s; 17 more resident: %.0f s\n", slots,
-                step_seconds(16, 0, slots, 3, 2, 4, true), step_seconds(16, 17, slots, 3, 2, 4, true));
+    figure("  16 chunks, read 3 s, step 2 s, write 4 s each, {} slots: {} s; 17 more resident: {} s", slots,
+           step_seconds(16, 0, slots, 3, 2, 4, true), step_seconds(16, 17, slots, 3, 2, 4, true));
 }
 
 // The bound of above with what runs between two streamed steps added to s: at most G = ceil(m / (n + 1)) of the m
 // resident chunks, and as many after the last.
 TEST(Pager, ResidentStepsRunBeneathTheTransfers) {
-  testing::Rng rng = testing::seeded("Pager.ResidentStepsRunBeneathTheTransfers", 13);
+  Rng rng = seeded("Pager.ResidentStepsRunBeneathTheTransfers", 13);
   int points = 0;
   double even = 0;
   for (; points < 1000; ++points) {
@@ -341,9 +314,9 @@ TEST(Pager, ResidentStepsRunBeneathTheTransfers) {
     const double excess = step_seconds(n, m_even, 3, r, s, w) - (r + w + (2 * each + 1) * s);
     even = std::max(even, excess / queue);
   }
-  std::printf("%d rates and counts: with residents, (time - fill and drain) / slowest queue <= %.4f\n", points, even);
-  std::printf("  16 streamed and 17 resident chunks, read 3 s, step 2 s, write 4 s each: %.0f s; queues 48, 66, 64 s\n",
-              step_seconds(16, 17, 3, 3, 2, 4));
+  figure("{} rates and counts: with residents, (time - fill and drain) / slowest queue <= {}", points, even);
+  figure("  16 streamed and 17 resident chunks, read 3 s, step 2 s, write 4 s each: {} s; queues 48, 66, 64 s",
+         step_seconds(16, 17, 3, 3, 2, 4));
   EXPECT_LE(even, 1.05);
 }
 
@@ -354,8 +327,7 @@ struct Failures {
 
 // Fails the n-th operation of a step, drains, judges every chunk, and steps on with the pager or with a new one.
 void fail_and_go_on(const Case& c, int64_t n, int full_steps, bool new_pager, uint64_t seed, Failures& count) {
-  FakeQueuesOptions options;
-  options.seed = seed;
+  FakeQueuesOptions options{.seed = seed};
   FakeQueues queues(c.plan, c.chunk_bytes, options);
   auto pager = std::make_unique<Pager>(c.plan);
   std::vector<Bytes> state = initial_state(c);
@@ -368,12 +340,8 @@ void fail_and_go_on(const Case& c, int64_t n, int full_steps, bool new_pager, ui
   plain_step(stepped, full_steps);
   queues.begin_step(full_steps);
   queues.device().fail_at(n);
-  try {
-    pager->step(queues);
-    ADD_FAILURE() << "operation " << n << " did not fail";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::kIo) << e.what();
-  }
+  SCOPED_TRACE(n);
+  refusal([&] { pager->step(queues); }, ErrorKind::kIo);
   ++count.points;
   queues.drain();
   std::vector<Bytes> found = contents(queues, c);
@@ -400,7 +368,7 @@ int64_t operations_of_step(const Case& c, int step) {
 }
 
 TEST(Pager, AFailedStepLeavesEveryChunkWhole) {
-  testing::Rng rng = testing::seeded("Pager.AFailedStepLeavesEveryChunkWhole", 5);
+  Rng rng = seeded("Pager.AFailedStepLeavesEveryChunkWhole", 5);
   Failures count;
   for (int i = 0; i < 120; ++i) {
     const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.3);
@@ -408,9 +376,9 @@ TEST(Pager, AFailedStepLeavesEveryChunkWhole) {
     for (int64_t n = 1, all = operations_of_step(c, full_steps); n <= all; ++n)
       for (const bool new_pager : {false, true}) fail_and_go_on(c, n, full_steps, new_pager, rng.next(), count);
   }
-  std::printf(
-      "%d failed operations: the error passed through; %d chunks before the step, %d after it, %d neither; the "
-      "next steps, of the same pager or a new one, are right\n",
+  figure(
+      "{} failed operations: the error passed through; {} chunks before the step, {} after it, {} neither; the next "
+      "steps, of the same pager or a new one, are right",
       count.points, count.before, count.after, count.mixed);
   EXPECT_EQ(count.mixed, 0);
   EXPECT_GT(count.before, 1000);
@@ -434,7 +402,7 @@ TEST(Pager, GoingOnAfterAFailureWithoutDrainingIsARace) {
     Pager(c.plan).step(queues);
     racy += races(queues) > 0;
   }
-  std::printf("%d points of failure, %d of them a race if the queues are not drained\n", points, racy);
+  figure("{} points of failure, {} of them a race if the queues are not drained", points, racy);
   EXPECT_GT(racy, points / 2);
 }
 
@@ -461,4 +429,4 @@ TEST(Pager, RefusesPlansThatDoNotHoldTogether) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

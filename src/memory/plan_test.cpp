@@ -1,19 +1,10 @@
 // The plan loses no chunk, stays within its budgets at every moment of a step, and moves no more than it must.
 #include "memory/plan.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <limits>
 #include <list>
-#include <numeric>
-#include <string>
 
-#include "lowtide/error.h"
 #include "memory/pager.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -202,8 +193,8 @@ bool plan_or_repair(PlanInput& input, Plan* plan) {
     if (!found) throw;
     int64_t& budget = *found;
     EXPECT_LT(budget, needed) << what;
-    EXPECT_NE(what.find(std::to_string(budget) + " bytes ("), std::string::npos) << what;  // says what was got
-    if (input.tiers.size() < 3) {  // else other rings could do with less
+    expect_in(std::to_string(budget) + " bytes (", what);  // says what was got
+    if (input.tiers.size() < 3) {                          // else other rings could do with less
       budget = needed - 1;
       EXPECT_THROW(make_plan(input), Error) << "one byte less is enough: " << what;
     }
@@ -294,8 +285,7 @@ TEST(Plan, KeepsTheLargestMultipleOfEqualChunksAtEveryBudget) {
       }
     }
   }
-  std::printf("%d plans of equal chunks, budgets from 0 to everything: resident is the largest multiple in all\n",
-              plans);
+  figure("{} plans of equal chunks, budgets from 0 to everything: resident is the largest multiple in all", plans);
   EXPECT_GT(plans, 5000);
   EXPECT_GT(fourth, 100);
 }
@@ -325,9 +315,9 @@ TEST(Plan, KeepsAsMuchAsAnySetOfChunksOfMixedSizes) {
     ++plans;
     if (plan.slot_bytes < largest) ++shrunk;
   }
-  std::printf(
-      "%d plans of mixed sizes: as many resident bytes as the best of all sets; slots made smaller by keeping "
-      "the largest chunks in %d\n",
+  figure(
+      "{} plans of mixed sizes: as many resident bytes as the best of all sets; slots made smaller by keeping the "
+      "largest chunks in {}",
       plans, shrunk);
   EXPECT_GT(shrunk, 200);
 }
@@ -365,9 +355,8 @@ TEST(Plan, MovesLessThanLeastRecentlyUsedInTheSameBytes) {
     const PlanInput input = input_of(std::vector<int64_t>(64, kChunk), fit * kChunk);
     const TierPlan plan = make_plan(input).tiers[0];
     const int64_t lru = lru_traffic(input.chunk_bytes, fit * kChunk);
-    std::printf("  %2lld chunks  %6.2f %6.2f\n", static_cast<long long>(fit),
-                static_cast<double>(2 * plan.streamed_bytes) / (1 << 30),
-                static_cast<double>(lru) / (1 << 30));
+    figure("  {} chunks  {} {}", fit, static_cast<double>(2 * plan.streamed_bytes) / (1 << 30),
+           static_cast<double>(lru) / (1 << 30));
     EXPECT_EQ(lru, fit == 64 ? 0 : 2 * 64 * kChunk);
     EXPECT_EQ(plan.streamed_bytes, fit == 64 ? 0 : (64 - fit + plan.slots) * kChunk);
   }
@@ -385,8 +374,8 @@ TEST(Plan, MovesLessThanLeastRecentlyUsedInTheSameBytes) {
     lru_moved += static_cast<double>(lru) / static_cast<double>(total);
     ++plans;
   }
-  std::printf("%d random mixes, bytes moved per step / bytes of state: plan %.3f, LRU %.3f\n", plans, moved / plans,
-              lru_moved / plans);
+  figure("{} random mixes, bytes moved per step / bytes of state: plan {}, LRU {}", plans, moved / plans,
+         lru_moved / plans);
   EXPECT_LT(moved, 0.75 * lru_moved);
 }
 
@@ -438,14 +427,10 @@ TEST(Plan, RefusesValuesOutOfRange) {
   wrong[14].tiers.insert(wrong[14].tiers.begin(), {Tier::kDevice, -2});
   wrong[15].tiers.insert(wrong[15].tiers.begin(), {Tier::kDevice, 2 * kPage}), wrong[15].max_slots = 0;
   for (size_t i = 0; i < wrong.size(); ++i) {
-    try {
-      make_plan(wrong[i]);
-      ADD_FAILURE() << "case " << i << " was accepted";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
-    }
+    SCOPED_TRACE(i);
+    refusal([&] { make_plan(wrong[i]); });
   }
-  std::printf("inputs refused: %zu\n", wrong.size());
+  figure("inputs refused: {}", wrong.size());
 }
 
 // Without a ring, all of the budget is for chunks that stay: what the best set takes, and nothing at a budget of 0.
@@ -476,7 +461,7 @@ TEST(Plan, WithoutARingTheBudgetIsForResidentsAlone) {
     --input.tiers[1].bytes;
     EXPECT_THROW(make_plan(input), Error);
   }
-  std::printf("%d plans without a ring, %d of them with as much as any set of chunks\n", plans, exact);
+  figure("{} plans without a ring, {} of them with as much as any set of chunks", plans, exact);
 }
 
 // The predicted time against the clocks of the queues and of one disk that serves requests in the order of the queue.
@@ -507,17 +492,14 @@ TEST(Plan, PredictsTheSecondsOfAStep) {
     EXPECT_GT(plan.seconds, 0);
     for (const int which : {0, 1, 2}) {
       PlanInput unknown = input;
-      (which == 0   ? unknown.tiers[1].read_rate
-       : which == 1 ? unknown.tiers[1].write_rate
-                    : unknown.step_rate) = 0;
+      (which == 0 ? unknown.tiers[1].read_rate : which == 1 ? unknown.tiers[1].write_rate : unknown.step_rate) = 0;
       EXPECT_EQ(make_plan(unknown).seconds, 0);
       unknown.tiers[0].bytes = -1;  // no disk in use
       EXPECT_EQ(make_plan(unknown).seconds == 0, unknown.step_rate == 0);
     }
   }
-  std::printf(
-      "%d predictions, %d of them bound by the disk: off by %.2f times one chunk's read + step + write at most\n",
-      plans, disk_bound, worst);
+  figure("{} predictions, {} of them bound by the disk: off by {} times one chunk's read + step + write at most", plans,
+         disk_bound, worst);
   EXPECT_GT(disk_bound, 100);
   EXPECT_LT(disk_bound, plans - 100);
 }
@@ -542,9 +524,8 @@ TEST(Plan, FillsALargeBudgetAlmostWhole) {
     expect_sound(input, plan);
     worst[kind] = std::max(worst[kind], input.tiers[0].bytes - plan.tiers[0].bytes);
   }
-  std::printf(
-      "%d plans of 30000 chunks: at most %lld and %lld bytes of the budget unused; %lld where sums leave gaps\n", plans,
-      static_cast<long long>(worst[0]), static_cast<long long>(worst[1]), static_cast<long long>(worst[2]));
+  figure("{} plans of 30000 chunks: at most {} and {} bytes of the budget unused; {} where sums leave gaps", plans,
+         worst[0], worst[1], worst[2]);
   EXPECT_LT(worst[0], kPage);
   EXPECT_LT(worst[1], kPage);
   EXPECT_LT(worst[2], kFull);

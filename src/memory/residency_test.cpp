@@ -1,14 +1,9 @@
 // The policy alone: when it promotes, demotes and does nothing.
 #include "memory/residency.h"
 
-#include <gtest/gtest.h>
+#include "support/test.h"
 
-#include <algorithm>
-#include <cstdio>
-
-#include "support/random.h"
-
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
@@ -40,7 +35,7 @@ TEST(Residency, PromotesAfterTwoStepsWhatFits) {
 // A device whose other needs vary: state never takes what they need for longer than a step, does not go to and fro, and
 // uses what is left.
 TEST(Residency, FollowsPressureWithoutGoingToAndFro) {
-  testing::Rng rng = testing::seeded("Residency.FollowsPressureWithoutGoingToAndFro", 121);
+  Rng rng = seeded("Residency.FollowsPressureWithoutGoingToAndFro", 121);
   int64_t moves = 0, changes = 0, steps = 0, short_of = 0;
   for (int trial = 0; trial < 300; ++trial) {
     const int64_t total = 80 * kGiB, margin = Residency::margin(total), wanted = rng.between(1, 80) * kGiB;
@@ -71,10 +66,9 @@ TEST(Residency, FollowsPressureWithoutGoingToAndFro) {
   }
   EXPECT_EQ(short_of, 0);
   EXPECT_LE(moves, 3 * (changes + 300));
-  std::printf("%lld steps, %lld changes of what else there is, %lld moves; short of memory a step later %lld times\n",
-              static_cast<long long>(steps), static_cast<long long>(changes), static_cast<long long>(moves),
-              static_cast<long long>(short_of));
+  figure("{} steps, {} changes of what else there is, {} moves; short of memory a step later {} times", steps, changes,
+         moves, short_of);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,17 +1,11 @@
 // Claims: whichever call fails, a transfer either has moved all its bytes or throws; it never moves fewer and says
 // nothing. After an error the file works on, nothing is left open, and nothing is left in the directory.
 #include <fcntl.h>
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <cstring>
-#include <functional>
-#include <utility>
 
 #include "memory/scratch_file.h"
 #include "support/faulty_env.h"
 #include "support/scratch_support.h"
-#include "support/share.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -122,11 +116,9 @@ TEST(ScratchFaults, TransfersMoveEverythingOrThrow) {
         spoil_transfers(base, options, call, grid, &outcome);
         EXPECT_GT(outcome.failures, 0);
         EXPECT_GT(outcome.successes, 0);
-        std::printf(
-            "%s, %s, %s: points %lld, errors %lld, resumed or retried %lld, bytes wrong 0, descriptors left 0\n", base,
-            options.direct ? "direct" : "buffered", call == Call::kPread ? "pread" : "pwrite",
-            static_cast<long long>(outcome.points), static_cast<long long>(outcome.failures),
-            static_cast<long long>(outcome.successes));
+        figure("{}, {}, {}: points {}, errors {}, resumed or retried {}, bytes wrong 0, descriptors left 0", base,
+               options.direct ? "direct" : "buffered", call == Call::kPread ? "pread" : "pwrite", outcome.points,
+               outcome.failures, outcome.successes);
       }
     }
   }
@@ -169,7 +161,7 @@ TEST(ScratchFaults, ConstructionFailsCleanly) {
   }
   EXPECT_EQ(open_descriptors(), before);
   EXPECT_GE(points, 80);
-  std::printf("points of failure %d, errors %d, descriptors left 0, files left 0\n", points, failures);
+  figure("points of failure {}, errors {}, descriptors left 0, files left 0", points, failures);
 }
 
 TEST(ScratchFaults, FullDiskShowsAtOnce) {
@@ -187,7 +179,7 @@ TEST(ScratchFaults, FullDiskShowsAtOnce) {
   expected.fill(rng);
   file.wait(file.write(0, expected.at(0), kBytes));
   env.arm({.call = Call::kAllocate, .nth = 1, .persistent = true, .error = ENOSPC});
-  expect_error([&] { file.grow(1000 * kPage); }, ErrorKind::kIo, "cannot grow");
+  expect_refusal([&] { file.grow(1000 * kPage); }, "cannot grow", ErrorKind::kIo);
   EXPECT_EQ(env.calls(Call::kTruncate), 1);
   env.disarm();
   EXPECT_EQ(file.bytes(), kBytes);
@@ -260,10 +252,10 @@ TEST(ScratchFaults, WorksWithoutNamelessFilesAndWithoutDirectIo) {
   EXPECT_EQ(env.struck(), 1);
   EXPECT_EQ(dir.names().size(), 0u);
   env.arm({.call = Call::kUnlink, .nth = 1, .persistent = true, .error = EIO});
-  expect_error([&] { ScratchFile(env, dir.path(), kBytes, kDirect); }, ErrorKind::kIo, dir.path() + "/.lowtide-");
+  expect_refusal([&] { ScratchFile(env, dir.path(), kBytes, kDirect); }, dir.path() + "/.lowtide-", ErrorKind::kIo);
   EXPECT_EQ(dir.names().size(), 1u);  // and the message names it
   EXPECT_EQ(env.open_fds(), 0);
-  std::printf("kinds of file system %d\n", cases);
+  figure("kinds of file system {}", cases);
 }
 
 // A request that fails while others of the same transfer are slow: memory is theirs until wait() has thrown.
@@ -289,7 +281,7 @@ TEST(ScratchFaults, FailedTransferWaitsForItsOtherRequests) {
   for (int i = 0; i < 5; ++i) {
     auto memory = std::make_unique<Memory>(kBytes);
     const auto ticket = file.read(0, memory->at(0), kBytes);
-    expect_error([&] { file.wait(ticket); }, ErrorKind::kIo, "cannot read 8192 bytes at offset 0 of");
+    expect_refusal([&] { file.wait(ticket); }, "cannot read 8192 bytes at offset 0 of", ErrorKind::kIo);
     EXPECT_EQ(env.under_way, 0);
   }
   {

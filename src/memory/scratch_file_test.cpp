@@ -2,19 +2,14 @@
 // refuses are refused; nothing is left in the directory, whether the process ends well or is killed.
 #include "memory/scratch_file.h"
 
-#include <gtest/gtest.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <cstdio>
-#include <cstring>
-#include <fstream>
-#include <thread>
-
 #include "support/faulty_env.h"
 #include "support/scratch_support.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -93,8 +88,8 @@ TEST_P(Everywhere, ContentsComeBack) {
   }
   transfers += everything(false);
   EXPECT_EQ(std::memcmp(memory.at(0), expected.at(0), static_cast<size_t>(memory.bytes)), 0);
-  std::printf("%s: engine %s, %s, %zu transfers, bytes that differ 0\n", GetParam().base, file.engine(),
-              file.direct() ? "direct" : "buffered", transfers);
+  figure("{}: engine {}, {}, {} transfers, bytes that differ 0", GetParam().base, file.engine(),
+         file.direct() ? "direct" : "buffered", transfers);
 }
 
 TEST_P(Everywhere, GrowsKeepingItsContents) {
@@ -113,10 +108,10 @@ TEST_P(Everywhere, GrowsKeepingItsContents) {
     EXPECT_EQ(std::memcmp(memory.at(0), expected.at(0), static_cast<size_t>(file.bytes())), 0);
   }
   const auto ticket = file.read(0, memory.at(0), kPage);
-  expect_error([&] { file.grow(1000 * kPage); }, ErrorKind::kInvalidArgument, "wait()");
+  expect_refusal([&] { file.grow(1000 * kPage); }, "wait()");
   file.wait(ticket);
   // Beyond what files may have here; the signal that the system would send must not come.
-  expect_error([&] { file.grow(int64_t{1} << 60); }, ErrorKind::kIo, "cannot grow");
+  expect_refusal([&] { file.grow(int64_t{1} << 60); }, "cannot grow", ErrorKind::kIo);
   EXPECT_EQ(file.bytes(), 300 * kPage);
   file.wait(file.read(0, memory.at(0), file.bytes()));
   EXPECT_EQ(std::memcmp(memory.at(0), expected.at(0), static_cast<size_t>(file.bytes())), 0);
@@ -133,7 +128,7 @@ TEST_P(Everywhere, ShorterBehindOurBackIsAnError) {
   ASSERT_EQ(::ftruncate(fd, 40 * kPage), 0);
   const auto whole = file.read(0, memory.at(0), 256 * kPage);
   const auto start = file.read(0, other.at(0), 40 * kPage);
-  expect_error([&] { file.wait(whole); }, ErrorKind::kIo, "shorter");
+  expect_refusal([&] { file.wait(whole); }, "shorter", ErrorKind::kIo);
   file.wait(start);
   struct rlimit limit {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -141,9 +136,9 @@ TEST_P(Everywhere, ShorterBehindOurBackIsAnError) {
   limit.rlim_cur = static_cast<rlim_t>(100 * kPage);  // a full disk, as far as one can be had without privileges
   ::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  expect_error([&] { file.wait(file.write(0, memory.at(0), 256 * kPage)); }, ErrorKind::kIo, "cannot write");
-  expect_error([&] { file.grow(300 * kPage); }, ErrorKind::kIo, "cannot grow");
-  expect_error([&] { ScratchFile(system_env(), dir.path(), 256 * kPage); }, ErrorKind::kIo, "cannot allocate");
+  expect_refusal([&] { file.wait(file.write(0, memory.at(0), 256 * kPage)); }, "cannot write", ErrorKind::kIo);
+  expect_refusal([&] { file.grow(300 * kPage); }, "cannot grow", ErrorKind::kIo);
+  expect_refusal([&] { ScratchFile(system_env(), dir.path(), 256 * kPage); }, "cannot allocate", ErrorKind::kIo);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   ::signal(SIGXFSZ, SIG_DFL);
   file.wait(file.write(0, memory.at(0), 256 * kPage));
@@ -200,7 +195,7 @@ TEST(ScratchFile, EnginesAreTheOnesAskedFor) {
   const ScratchFile buffered(system_env(), dir.path(), kPage, with(true, false));
   EXPECT_FALSE(buffered.direct());
   const ScratchFile best(system_env(), dir.path(), kPage, with(true, true));
-  std::printf("best here: engine %s, %s\n", best.engine(), best.direct() ? "direct" : "buffered");
+  figure("best here: engine {}, {}", best.engine(), best.direct() ? "direct" : "buffered");
 }
 
 TEST(ScratchFile, ThreadsWhereTheKernelGivesNoRing) {
@@ -232,7 +227,7 @@ TEST(ScratchFile, BadArgumentsAreRefused) {
   };
   int cases = 0;
   const auto refused = [&cases](const auto& act) {
-    expect_error(act, ErrorKind::kInvalidArgument, "wanted");
+    expect_refusal(act, "wanted");
     ++cases;
   };
   refused(make(-1, 8, kPage));
@@ -264,7 +259,7 @@ TEST(ScratchFile, BadArgumentsAreRefused) {
     refused([&] { file.wait(ticket); });
     file.wait(file.write(8 * kPage, memory.at(0), 0));
   }
-  std::printf("arguments refused: %d\n", cases);
+  figure("arguments refused: {}", cases);
 }
 
 TEST(ScratchFile, BadDirectoriesAreRefused) {
@@ -276,11 +271,11 @@ TEST(ScratchFile, BadDirectoriesAreRefused) {
   std::ofstream(dir.path() + "/file") << "kept";
   const std::string wanted = "wanted an existing directory";
   for (const char* name : {"/link", "/link/", "/link///", "/missing", "/file", "/file/", "/missing/below"}) {
-    expect_error(make(dir.path() + name), ErrorKind::kInvalidArgument, wanted);
+    expect_refusal(make(dir.path() + name), wanted);
   }
-  expect_error(make(dir.path() + "/" + std::string(300, 'x')), ErrorKind::kInvalidArgument, wanted);
-  expect_error(make(""), ErrorKind::kInvalidArgument, "empty path");
-  expect_error(make(dir.path() + std::string("\0x", 2)), ErrorKind::kInvalidArgument, "zero byte");
+  expect_refusal(make(dir.path() + "/" + std::string(300, 'x')), wanted);
+  expect_refusal(make(""), "empty path");
+  expect_refusal(make(dir.path() + std::string("\0x", 2)), "zero byte");
   EXPECT_TRUE(fs::is_empty(dir.path() + "/real"));
   std::string kept;
   std::ifstream(dir.path() + "/file") >> kept;
@@ -331,8 +326,7 @@ TEST(ScratchFile, NothingIsLeftByAKilledProcess) {
       }
       char byte = 0;
       ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-      expect_error([&] { ScratchFile(system_env(), dir.path(), kPage); }, ErrorKind::kInvalidArgument,
-                   "process " + std::to_string(child));
+      expect_refusal([&] { ScratchFile(system_env(), dir.path(), kPage); }, "process " + std::to_string(child));
       ::usleep(static_cast<useconds_t>(rng.below(3000)));
       ASSERT_EQ(::kill(child, SIGKILL), 0);
       int status = 0;
@@ -344,7 +338,7 @@ TEST(ScratchFile, NothingIsLeftByAKilledProcess) {
       const ScratchFile next(system_env(), dir.path(), kPage);
     }
   }
-  std::printf("processes killed %d, files left 0\n", kills);
+  figure("processes killed {}, files left 0", kills);
 }
 
 // In a forked child, which has no part in what its parent started.

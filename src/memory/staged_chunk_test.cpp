@@ -2,16 +2,10 @@
 // once, when it has to be, and one that could not be written is written later.
 #include "memory/staged_chunk.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cstdio>
-#include <vector>
-
 #include "core/env.h"
-#include "support/random.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 constexpr size_t kChunks = 3;
@@ -62,7 +56,7 @@ TEST(StagedChunk, ManyChangesAreOneWrite) {
 }
 
 TEST(StagedChunk, RandomCallsWithRefusals) {
-  testing::Rng rng = testing::seeded("StagedChunk", 401);
+  Rng rng = seeded("StagedChunk", 401);
   std::array<std::byte, kChunks> expected{std::byte{0}, std::byte{1}, std::byte{2}};
   Fixture f;
   int refused = 0, changes = 0;
@@ -87,8 +81,8 @@ TEST(StagedChunk, RandomCallsWithRefusals) {
   for (size_t chunk = 0; chunk < kChunks; ++chunk) EXPECT_EQ(f.records.bytes[chunk][0], expected[chunk]);
   EXPECT_GT(refused, 1000);
   EXPECT_LE(f.records.writes, changes);
-  std::printf("%d changes in %d writes, %d calls refused: 0 lost\n", changes, f.records.writes, refused);
+  figure("{} changes in {} writes, {} calls refused: 0 lost", changes, f.records.writes, refused);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

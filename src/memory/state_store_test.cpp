@@ -2,30 +2,15 @@
 // damage on the disk is seen; nothing leaks.
 #include "memory/state_store.h"
 
-#include <gtest/gtest.h>
 #include <malloc.h>
-
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
-#include <map>
-#include <optional>
-#include <thread>
 
 #include "core/error.h"
 #include "support/faulty_env.h"
 #include "support/mapped_bytes.h"
-#include "support/random.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::Call;
-using testing::Fault;
-using testing::FaultyEnv;
 
 StateShape shape(int64_t rows, int64_t row_length) { return {rows, row_length, 2, {{8, 1, 127}, {8, 1, 0}}}; }
 
@@ -87,8 +72,8 @@ class Counted {
 };
 
 TEST(StateStore, EveryFailingCallLeavesEachChunkWhole) {
-  const testing::TemporaryDirectory directory;
-  const int64_t descriptors = testing::open_descriptors();
+  const TemporaryDirectory directory;
+  const int64_t descriptors = open_descriptors();
   int64_t points = 0, failed = 0, kept = 0, wrong = 0, unusable = 0;
   for (const Call call : {Call::kPread, Call::kPwrite})
     for (const bool persistent : {false, true})
@@ -125,16 +110,15 @@ TEST(StateStore, EveryFailingCallLeavesEachChunkWhole) {
   EXPECT_EQ(unusable, 0);
   EXPECT_GT(failed, points / 4) << "control: most errors must show";
   EXPECT_GT(kept, 0) << "control: some write must have failed";
-  EXPECT_EQ(testing::open_descriptors(), descriptors);
-  std::printf(
-      "%lld points: %lld steps failed, %lld kept chunks in RAM, %lld bytes wrong, %lld stores unusable after it; "
-      "0 descriptors leaked\n",
-      static_cast<long long>(points), static_cast<long long>(failed), static_cast<long long>(kept),
-      static_cast<long long>(wrong), static_cast<long long>(unusable));
+  EXPECT_EQ(open_descriptors(), descriptors);
+  figure(
+      "{} points: {} steps failed, {} kept chunks in RAM, {} bytes wrong, {} stores unusable after it; 0 descriptors "
+      "leaked",
+      points, failed, kept, wrong, unusable);
 }
 
 TEST(StateStore, ADeadDiskLosesNothingThatWasWritten) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   FaultyEnv env;
   Counted counted(env, directory.path());
   for (int i = 0; i < 3; ++i) ASSERT_EQ(counted.step(), std::nullopt);
@@ -149,7 +133,7 @@ TEST(StateStore, ADeadDiskLosesNothingThatWasWritten) {
 }
 
 TEST(StateStore, AddingThatFailsChangesNothing) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   int64_t points = 0, refused = 0, wrong = 0;
   for (const Call call : {Call::kPread, Call::kPwrite, Call::kAllocate, Call::kTruncate})
     for (int64_t n = 1;; ++n) {
@@ -180,12 +164,11 @@ TEST(StateStore, AddingThatFailsChangesNothing) {
     }
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(refused, 0) << "control: some call must have mattered";
-  std::printf("%lld points: %lld refused, %lld bytes wrong\n", static_cast<long long>(points),
-              static_cast<long long>(refused), static_cast<long long>(wrong));
+  figure("{} points: {} refused, {} bytes wrong", points, refused, wrong);
 }
 
 TEST(StateStore, OnlyWantedChunksMove) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   StateStore store(system_env(), {{.host = 3 * 16384, .disk = directory.path(), .chunk = 16384}});
   const ShapedParam params[] = {{0, shape(1, 100000)}, {1, shape(1, 100000)}};
   store.add(params);
@@ -207,8 +190,7 @@ TEST(StateStore, OnlyWantedChunksMove) {
   EXPECT_GT(half, 0);
   // Before the first of the two the ring had read ahead what was not wanted.
   EXPECT_LE(before, all + half + kRing * kChunk);
-  std::printf("of two parameters: both read %lld bytes, one %lld; %lld read ahead in vain\n",
-              static_cast<long long>(all), static_cast<long long>(half), static_cast<long long>(before - all - half));
+  figure("of two parameters: both read {} bytes, one {}; {} read ahead in vain", all, half, before - all - half);
 }
 
 // Writes end in any order: half of them take a while.
@@ -226,7 +208,7 @@ class UnorderedEnv : public Env {
 
 // Steps of two parameters in turn: what the next one wants is read ahead, into slots that the last one may still write.
 TEST(StateStore, WhatIsReadAheadWaitsForEachWrite) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   UnorderedEnv env;
   StateStore store(env, {{.host = 5 * 16384, .disk = directory.path(), .chunk = 16384}});
   store.add(std::vector<ShapedParam>{{0, shape(1, 100000)}, {1, shape(1, 100000)}});
@@ -250,8 +232,7 @@ TEST(StateStore, WhatIsReadAheadWaitsForEachWrite) {
     });
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(store.report().read_bytes, 0);
-  std::printf("%d steps of two parameters in turn: %lld of %lld bytes wrong\n", kSteps, static_cast<long long>(wrong),
-              static_cast<long long>(compared));
+  figure("{} steps of two parameters in turn: {} of {} bytes wrong", kSteps, wrong, compared);
 }
 
 // Damages what a read returns: a bit, another record, an older one.
@@ -277,8 +258,8 @@ class DamagingEnv : public Env {
 };
 
 TEST(StateStore, WhatWasReadAheadWronglyIsReadAgain) {
-  const testing::TemporaryDirectory directory;
-  testing::Rng rng = testing::seeded("read ahead", 96);
+  const TemporaryDirectory directory;
+  Rng rng = seeded("read ahead", 96);
   int64_t runs = 0, damaged = 0, wrong = 0;
   for (; runs < 50; ++runs) {
     DamagingEnv env;
@@ -294,13 +275,12 @@ TEST(StateStore, WhatWasReadAheadWronglyIsReadAgain) {
   }
   EXPECT_EQ(damaged, runs);
   EXPECT_EQ(wrong, 0);
-  std::printf("%lld reads ahead damaged on their way: the steps went on, %lld bytes wrong\n",
-              static_cast<long long>(damaged), static_cast<long long>(wrong));
+  figure("{} reads ahead damaged on their way: the steps went on, {} bytes wrong", damaged, wrong);
 }
 
 TEST(StateStore, DamageOnTheDiskIsSeen) {
-  const testing::TemporaryDirectory directory;
-  testing::Rng rng = testing::seeded("damage", 95);
+  const TemporaryDirectory directory;
+  Rng rng = seeded("damage", 95);
   int flips = 0, flips_seen = 0, swaps = 0, swaps_seen = 0, stale = 0, stale_seen = 0;
   for (int i = 0; i < 300; ++i) {
     DamagingEnv env;
@@ -332,29 +312,28 @@ TEST(StateStore, DamageOnTheDiskIsSeen) {
   EXPECT_EQ(flips_seen, flips);
   EXPECT_EQ(swaps_seen, swaps);
   EXPECT_EQ(stale_seen, stale);
-  std::printf("detected: flipped bits %d/%d, swapped chunks %d/%d, lost writes %d/%d\n", flips_seen, flips, swaps_seen,
-              swaps, stale_seen, stale);
+  figure("detected: flipped bits {}/{}, swapped chunks {}/{}, lost writes {}/{}", flips_seen, flips, swaps_seen, swaps,
+         stale_seen, stale);
 }
 
 TEST(StateStore, AllMemoryAndDescriptorsComeBack) {
-  const testing::TemporaryDirectory directory;
-  const int64_t descriptors = testing::open_descriptors();
+  const TemporaryDirectory directory;
+  const int64_t descriptors = open_descriptors();
   // No more arenas for threads: how many there come to be depends on how threads meet in the allocator.
   ::mallopt(M_ARENA_MAX, 1);
   int64_t before = 0;
   for (int i = 0; i < 101; ++i) {
     Counted counted(system_env(), directory.path());
     counted.step();
-    if (i == 0) before = testing::mapped_bytes();
+    if (i == 0) before = mapped_bytes();
   }
   ::mallopt(M_ARENA_MAX, 0);  // as it was: its own choice
   // Threads' stacks settle in the first round; 100 more take nothing.
-  const int64_t drift = (testing::mapped_bytes() - before) / 4096;
+  const int64_t drift = (mapped_bytes() - before) / 4096;
   EXPECT_LE(drift, 16) << "pages";
-  EXPECT_EQ(testing::open_descriptors(), descriptors);
-  std::printf("100 stores: drift %lld pages, %lld descriptors\n", static_cast<long long>(drift),
-              static_cast<long long>(testing::open_descriptors() - descriptors));
+  EXPECT_EQ(open_descriptors(), descriptors);
+  figure("100 stores: drift {} pages, {} descriptors", drift, open_descriptors() - descriptors);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,35 +1,17 @@
 // The choice of a transfer mode, its measurement on the fake device, and the file that remembers it.
 #include "memory/transfer_mode.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "support/fake/fake_backend.h"
-#include "lowtide/error.h"
-#include "support/random.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 constexpr char kKey[] = "cuda; a device, driver 1; host";
 constexpr TransferRates kRates{50e9, 52e9, 40e9, 41.5e9, 30e9};
 
 fake::FakeBackendOptions pinned(std::string description = "") {
-  fake::FakeBackendOptions options{7};
-  options.steps_pinned = true;
-  options.description = std::move(description);
+  fake::FakeBackendOptions options{.seed = 7, .steps_pinned = true, .description = std::move(description)};
   return options;
 }
 
@@ -39,13 +21,13 @@ TEST(TransferModeProbe, ChoosesTheFastestAndCopiesWhereItMakesNoDifference) {
   EXPECT_EQ(choose_transfer_mode({1, 1, 40, 50, 45}), TransferMode::kHybrid);
   EXPECT_EQ(choose_transfer_mode({1, 1, 40, 45, 50}), TransferMode::kZeroCopy);
   EXPECT_EQ(choose_transfer_mode({1, 1, 40, 50, 50}), TransferMode::kZeroCopy);
-  testing::Rng rng = testing::seeded("TransferModeProbe.Chooses", 131);
+  Rng rng = seeded("TransferModeProbe.Chooses", 131);
   for (int i = 0; i < 1000; ++i) {
     const double rates[] = {1 + rng.uniform(), 1 + rng.uniform(), 1 + rng.uniform()};
     const TransferMode mode = choose_transfer_mode({1, 1, rates[0], rates[1], rates[2]});
     ASSERT_GE(rates[static_cast<int>(mode)] * 1.05, *std::max_element(rates, rates + 3));
   }
-  std::printf("1000 choices within 5 %% of the fastest\n");
+  figure("1000 choices within 5 % of the fastest");
 }
 
 TEST(TransferModeProbe, MeasuresEveryTransferModeWithoutARace) {
@@ -61,7 +43,7 @@ TEST(TransferModeProbe, MeasuresEveryTransferModeWithoutARace) {
 }
 
 TEST(TransferModeProbe, RemembersWhatWasMeasured) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   const std::string cache = directory.file("deep/cache");
   Env& env = system_env();
   EXPECT_FALSE(remembered_transfer_rates(env, cache, kKey));
@@ -107,11 +89,11 @@ TEST(TransferModeProbe, RemembersWhatWasMeasured) {
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(cache), {}), 1);
-  std::printf("%zu files cut short or changed: %d of them nothing, none an error\n", text.size() * 5, broken);
+  figure("{} files cut short or changed: {} of them nothing, none an error", text.size() * 5, broken);
 }
 
 TEST(TransferModeProbe, WhatCannotBeWrittenIsNoError) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   const std::string file = directory.file("file");
   std::ofstream(file) << "in the way";
   remember_transfer_rates(system_env(), file + "/below", kKey, kRates);
@@ -125,7 +107,7 @@ TEST(TransferModeProbe, WhatCannotBeWrittenIsNoError) {
 
 // One measurement for each kind of device; none that cannot be told from others is remembered.
 TEST(TransferModeProbe, MeasuresOnce) {
-  const testing::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   ::setenv("XDG_CACHE_HOME", directory.path().c_str(), 1);
   EXPECT_EQ(cache_directory(), directory.path() + "/lowtide");
   int64_t queues[3];
@@ -150,4 +132,4 @@ TEST(TransferModeProbe, MeasuresOnce) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,17 +1,8 @@
 // Weights to evaluate and weights to train: what they are, the same bits everywhere, and what is refused meanwhile.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <deque>
-#include <string>
-#include <vector>
-
 #include "optim/optimizer_impl.h"
 #include "support/faulty_env.h"
 #include "support/optimizer_case.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -50,8 +41,7 @@ struct Trained {
 };
 
 Config config_of(const std::string& state, const std::string& master = "") {
-  Config config;
-  config.rule = "schedulefree";
+  Config config{.rule = "schedulefree"};
   config.hyper = default_hyper(config.rule);
   config.hyper.weight_decay = 0.1;
   config.state = state, config.master = master;
@@ -79,7 +69,7 @@ TEST(Averages, AreTheWeightsLessAShareOfTheFirstState) {
       }
     }
   }
-  std::printf("averages are %.2f of the bound from the formula at most\n", farthest);
+  figure("averages are {} of the bound from the formula at most", farthest);
   EXPECT_LE(farthest, 1);
 }
 
@@ -107,8 +97,7 @@ TEST(Averages, GoThereAndBack) {
           const double bound = unit * (std::fabs(was) + way) + (dtype == DType::kF16 ? 0x1p-24 : 0);
           farthest = std::max(farthest, std::fabs(run.params[i].get(e) - was) / bound);
         }
-      std::printf("type %d, master '%s': %.2f units from where it was\n", static_cast<int>(dtype), master.c_str(),
-                  farthest);
+      figure("type {}, master '{}': {} units from where it was", static_cast<int>(dtype), master, farthest);
       EXPECT_LE(farthest, master == "stochastic" ? 2 : 1);
       run.step(1, 3);
     }
@@ -135,8 +124,8 @@ TEST(Averages, OfManySwitchesAtOneStepWalkAtRandom) {
       singles += squares(before);
     }
     const double ratio = squares(start) / singles;
-    std::printf("type %d: %d pairs went %.2f times as far as independent ones, squared; the same bits: %d\n",
-                static_cast<int>(dtype), kPairs, ratio, kPairs);
+    figure("type {}: {} pairs went {} times as far as independent ones, squared; the same bits: {}",
+           static_cast<int>(dtype), kPairs, ratio, kPairs);
     EXPECT_NEAR(ratio, 1, 0.2);  // of 17,000 weights: a standard deviation of about 1 in 90
   }
 }
@@ -167,7 +156,7 @@ TEST(Averages, HaveTheSameBitsEverywhere) {
             bytes += static_cast<int64_t>(got.size()), ++cases;
           }
       }
-  std::printf("%lld cases, %lld bytes, 0 differ\n", static_cast<long long>(cases), static_cast<long long>(bytes));
+  figure("{} cases, {} bytes, 0 differ", cases, bytes);
 }
 
 // A disk that cannot be read stops the move before the parameter of which something is missing, one that cannot be
@@ -182,9 +171,7 @@ TEST(Averages, SurviveADiskThatFails) {
     int failed = 0;
     for (int64_t at = 1; at < 40; at += 3) {
       FaultyEnv env;
-      OptimizerOptions options;
-      options.rule = config.rule;
-      options.memory = {.host = 32 << 10, .disk = folder.path(), .chunk = 4096};
+      OptimizerOptions options{.rule = config.rule, .memory = {.host = 32 << 10, .disk = folder.path(), .chunk = 4096}};
       Trained other(config, dtype, 0);
       other.optimizer = OptimizerEnv::make(options, env);
       other.optimizer.add_group(
@@ -202,8 +189,7 @@ TEST(Averages, SurviveADiskThatFails) {
       other.optimizer.set_evaluating(true);
       EXPECT_EQ(other.everything(), wanted.everything()) << (writes ? "write " : "read ") << at;
     }
-    std::printf("%d of 13 moves met the failure of a %s; all came to the end after it\n", failed,
-                writes ? "write" : "read");
+    figure("{} of 13 moves met the failure of a {}; all came to the end after it", failed, writes ? "write" : "read");
     EXPECT_GT(failed, 0);
   }
 }
@@ -230,7 +216,7 @@ TEST(Averages, OfManySlicesHaveTheSameBits) {
     if (!paged) wanted = got;
     EXPECT_EQ(got, wanted);
   }
-  std::printf("%zu bytes alike\n", wanted.size());
+  figure("{} bytes alike", wanted.size());
 }
 
 TEST(Averages, GoBackByTheBetaByWhichTheyCame) {
@@ -257,8 +243,7 @@ TEST(Averages, AreMarkedByTheGroupsBetaOrAnother) {
   optimizer.mark_evaluating(0, true);
   EXPECT_EQ(optimizer.evaluating_beta1(0), 0.9);
   for (const double bad : {-0.1, 1.0, std::nan("")})
-    EXPECT_NE(refusal([&] { optimizer.mark_evaluating(0, true, bad); }).find("wanted one in (0, 1)"),
-              std::string::npos);
+    expect_refusal([&] { optimizer.mark_evaluating(0, true, bad); }, "wanted one in (0, 1)");
   EXPECT_EQ(optimizer.evaluating_beta1(0), 0.9);
   optimizer.mark_evaluating(0, false, 0.5);
   EXPECT_EQ(optimizer.evaluating_beta1(0), 0);
@@ -268,10 +253,10 @@ TEST(Averages, RefuseStepsMeanwhileAndOtherRulesHaveNone) {
   Trained run(config_of("dynamic8"), DType::kF32, 1);
   run.optimizer.set_evaluating(true);
   const std::vector<std::byte> before = run.everything();
-  EXPECT_NE(refusal([&] { run.step(1, 1); }).find("parameter 0 has the weights to evaluate"), std::string::npos);
+  expect_refusal([&] { run.step(1, 1); }, "parameter 0 has the weights to evaluate");
   EXPECT_EQ(run.everything(), before);
   run.optimizer.mark_evaluating(0, false);
-  EXPECT_NE(refusal([&] { run.step(1, 1); }).find("parameter 1 has the weights"), std::string::npos);
+  expect_refusal([&] { run.step(1, 1); }, "parameter 1 has the weights");
 
   Config adamw;
   Trained plain(adamw, DType::kF32, 1);
@@ -280,14 +265,12 @@ TEST(Averages, RefuseStepsMeanwhileAndOtherRulesHaveNone) {
   EXPECT_FALSE(plain.optimizer.evaluating(0));
   plain.step(0, 1);
   EXPECT_EQ(plain.everything(), unmoved);
-  EXPECT_NE(refusal([&] { plain.optimizer.mark_evaluating(0, true); }).find("wanted schedulefree"), std::string::npos);
+  expect_refusal([&] { plain.optimizer.mark_evaluating(0, true); }, "wanted schedulefree");
 
   std::vector<Gradient> none(kSizes.size());
   std::vector<float*> out(kSizes.size());
-  StepOptions options;
-  options.directions = out;
-  EXPECT_NE(refusal([&] { run.optimizer.step(none, options); }).find("states hold the learning rate"),
-            std::string::npos);
+  StepOptions options{.directions = out};
+  expect_refusal([&] { run.optimizer.step(none, options); }, "states hold the learning rate");
 }
 
 TEST(Averages, BeforeAnyStepAreTheWeightsThemselves) {

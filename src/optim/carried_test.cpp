@@ -1,26 +1,13 @@
 // Numbers that rules carry beside their states: the bits of the plain loop, in a fraction of its time.
 #include "optim/carried.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <limits>
-#include <map>
-#include <string>
-#include <vector>
-
 #include "backend/catalog.h"
 #include "optim/hyper.h"
-#include "support/message_of.h"
-#include "support/random.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 #include "portable/portable.h"
-
-using testing::message_of;
 
 const int kNadam = effective_rule(find_rule("adamw"), [] {
   Hyper hyper = default_hyper("adamw");
@@ -51,8 +38,8 @@ double plain_product(const Hyper& hyper, int64_t steps) {
 }
 
 TEST(MuProduct, HasTheBitsOfThePlainLoop) {
-  const unsigned seed = testing::random_seed();
-  testing::Rng random = testing::seeded("products of mu", seed);
+  const unsigned seed = random_seed();
+  Rng random = seeded("products of mu", seed);
   int cases = 0;
   const auto compare = [&](double beta1, double decay, int64_t steps) {
     const Hyper hyper = hyper_of(beta1, decay);
@@ -68,7 +55,7 @@ TEST(MuProduct, HasTheBitsOfThePlainLoop) {
     compare(beta1, decay, random.below(5000));
   }
   compare(1 - 1e-9, 100, int64_t{1} << 19);  // most of them by a multiplication with beta1 alone
-  std::printf("%d products, 0 differ\n", cases);
+  figure("{} products, 0 differ", cases);
 }
 
 TEST(Carried, BelongsToTheRulesThatNameThem) {
@@ -120,7 +107,7 @@ TEST(MuProduct, IsInTheArgumentsOfAStep) {
         EXPECT_EQ(same.from_m, made.from_m) << "the product as it is changes no bit";
         EXPECT_EQ(same.from_g, made.from_g);
       }
-  std::printf("farthest from the formula: %.2g\n", farthest);
+  figure("farthest from the formula: {}", farthest);
   EXPECT_LE(farthest, 1.01 * 0x1p-24);
 }
 
@@ -165,7 +152,7 @@ TEST(ScheduleFreeWeights, AreThoseOfAPlainLoop) {
           farthest = std::max(farthest, std::abs(args.from_d - plain.c) / plain.c);
         }
       }
-  std::printf("c is farther from the loop's by %.2g of it at most\n", farthest);
+  figure("c is farther from the loop's by {} of it at most", farthest);
   EXPECT_LE(farthest, 1.01 * 0x1p-24);
 }
 
@@ -184,7 +171,7 @@ TEST(ScheduleFreeWeights, OfStepsThatWereAlikeNeedNoLoop) {
         farthest = std::max(farthest, std::abs(found.of[0] / plain.sum - 1));
       }
     }
-  std::printf("farthest from the loop: %.2g\n", farthest);
+  figure("farthest from the loop: {}", farthest);
   EXPECT_LE(farthest, 50'000 * 0x1p-53 + 1e-12) << "the roundings of the loop, and the terms left out";
   const Carried most = carried_as_now(kScheduleFree, schedule_free(0, 0, 2), int64_t{1} << 53);
   EXPECT_NEAR(most.of[0] / (0x1p53 * 2.5e-3 * 2.5e-3), 1, 1e-9) << "as many steps as there can be take no time";
@@ -203,9 +190,7 @@ TEST(Carried, OfAnOptimizerIsSetAndRead) {
   set_carried(optimizer, param, {{0.25}});
   EXPECT_EQ(carried_of(optimizer, param).of[0], 0.25);
   for (const double bad : {-0.5, -1.0, 1.5, std::numeric_limits<double>::quiet_NaN()})
-    EXPECT_NE(message_of(ErrorKind::kInvalidArgument, [&] { set_carried(optimizer, param, {{bad}}); })
-                  .find("for parameter 0, wanted a number from 0 to 1"),
-              std::string::npos);
+    expect_refusal([&] { set_carried(optimizer, param, {{bad}}); }, "for parameter 0, wanted a number from 0 to 1");
   EXPECT_EQ(carried_of(optimizer, param).of[0], 0.25);
 
   Optimizer other({.rule = "lion"});
@@ -216,4 +201,4 @@ TEST(Carried, OfAnOptimizerIsSetAndRead) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,13 +1,12 @@
 // Whatever fails, and whenever the process ends, the path holds the whole old or the whole new checkpoint; and saving
 // takes the memory of a piece, not of the state.
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 
 #include <csignal>
-#include <cstdio>
 
 #include "support/checkpoint_case.h"
 #include "support/faulty_env.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -47,13 +46,12 @@ TEST(CheckpointFault, AnyFailedCallLeavesTheOldOrTheNew) {
         if (error == 0 && call != Call::kPwrite) continue;
         if (error == EINTR && persistent && retried) continue;  // signals that never end
         older.save(path);
-        Fault fault;
-        fault.call = call;
-        fault.nth = nth;
-        fault.persistent = persistent;
-        fault.error = error;
-        fault.short_ = error == 0;
-        fault.short_bytes = error == 0 ? 1000 : 0;
+        Fault fault{.call = call,
+                    .nth = nth,
+                    .persistent = persistent,
+                    .error = error,
+                    .short_ = error == 0,
+                    .short_bytes = error == 0 ? 1000 : 0};
         env.arm(fault);
         bool threw = false;
         try {
@@ -88,11 +86,10 @@ TEST(CheckpointFault, AnyFailedCallLeavesTheOldOrTheNew) {
   EXPECT_EQ(open_fds, 0);
   EXPECT_EQ(open_descriptors(), descriptors);
   EXPECT_EQ(accepted_syncs, 0);
-  std::printf(
-      "failed calls: %zu points, %d runs: old %d, new %d, wrong %d; temporary files left %lld, descriptors left %lld; "
-      "accepted after a failed fsync %d/%d\n",
-      points.size(), runs, old_count, new_count, wrong, static_cast<long long>(files_left),
-      static_cast<long long>(open_fds), accepted_syncs, failed_syncs);
+  figure(
+      "failed calls: {} points, {} runs: old {}, new {}, wrong {}; temporary files left {}, descriptors left {}; "
+      "accepted after a failed fsync {}/{}",
+      points.size(), runs, old_count, new_count, wrong, files_left, open_fds, accepted_syncs, failed_syncs);
 }
 
 // Closes, and says that it failed: a network file system that could not write.
@@ -118,7 +115,7 @@ TEST(CheckpointFault, AFailedCloseIsAnErrorUnlessInterrupted) {
   EXPECT_EQ(held(path, older, newer), Holds::kNew);
   EXPECT_EQ(directory.names().size(), 1u);
   EXPECT_EQ(failing.open_fds() + interrupted.open_fds(), 0);
-  std::printf("failed close: old kept 1/1; interrupted close: new in place 1/1\n");
+  figure("failed close: old kept 1/1; interrupted close: new in place 1/1");
 }
 
 TEST(CheckpointFault, FileSystemsWithoutSomeCallsAreServed) {
@@ -136,7 +133,7 @@ TEST(CheckpointFault, FileSystemsWithoutSomeCallsAreServed) {
   content.save(path, kSmallPiece, env);
   served += env.struck() == 1 && same(content, load(path));
   EXPECT_EQ(served, 3);
-  std::printf("file systems without fallocate or without sync of directories: %d/3 served\n", served);
+  figure("file systems without fallocate or without sync of directories: {}/3 served", served);
 }
 
 TEST(CheckpointFault, AFailedReadHandsOnNothingWrong) {
@@ -151,12 +148,7 @@ TEST(CheckpointFault, AFailedReadHandsOnNothingWrong) {
   int runs = 0, right = 0;
   for (int64_t nth = 1; nth <= calls; ++nth) {
     for (const int error : {EIO, EINTR, 0}) {
-      Fault fault;
-      fault.call = Call::kPread;
-      fault.nth = nth;
-      fault.error = error;
-      fault.short_ = error == 0;
-      fault.short_bytes = 1;
+      Fault fault{.call = Call::kPread, .nth = nth, .error = error, .short_ = error == 0, .short_bytes = 1};
       env.arm(fault);
       ++runs;
       try {
@@ -170,8 +162,7 @@ TEST(CheckpointFault, AFailedReadHandsOnNothingWrong) {
   EXPECT_GT(calls, 10);
   EXPECT_EQ(right, runs);
   EXPECT_EQ(env.open_fds(), 0);
-  std::printf("failed, interrupted and short reads: %d/%d right, descriptors left %lld\n", right, runs,
-              static_cast<long long>(env.open_fds()));
+  figure("failed, interrupted and short reads: {}/{} right, descriptors left {}", right, runs, env.open_fds());
 }
 
 TEST(CheckpointFault, AKilledProcessLeavesTheOldOrTheNew) {
@@ -191,8 +182,7 @@ TEST(CheckpointFault, AKilledProcessLeavesTheOldOrTheNew) {
         const pid_t child = ::fork();
         ASSERT_GE(child, 0);
         if (child == 0) {
-          Fault fault;
-          fault.nth = nth;
+          Fault fault{.nth = nth};
           (before ? fault.before : fault.after) = [] { ::kill(::getpid(), SIGKILL); };
           env.arm(fault);
           try {
@@ -231,10 +221,10 @@ TEST(CheckpointFault, AKilledProcessLeavesTheOldOrTheNew) {
   EXPECT_GT(old_count, 20);
   EXPECT_GT(new_count, 2);
   EXPECT_GT(missing, 20);
-  std::printf(
-      "killed at %d/%d points of %lld calls: old %d, new %d, none before and none after %d, wrong %d; %d files "
-      "c.tmp-* left, %zu after one more save, %d others\n",
-      killed, points, static_cast<long long>(calls), old_count, new_count, missing, wrong, leftovers, kept, strangers);
+  figure(
+      "killed at {}/{} points of {} calls: old {}, new {}, none before and none after {}, wrong {}; {} files c.tmp-* "
+      "left, {} after one more save, {} others",
+      killed, points, calls, old_count, new_count, missing, wrong, leftovers, kept, strangers);
 }
 
 TEST(CheckpointFault, AThrowingCallbackLeavesTheOld) {
@@ -265,7 +255,7 @@ TEST(CheckpointFault, AThrowingCallbackLeavesTheOld) {
                std::logic_error);
   EXPECT_GT(count, 5);
   EXPECT_EQ(untouched, count);
-  std::printf("callbacks that throw: old checkpoint untouched, nothing left %d/%d\n", untouched, count);
+  figure("callbacks that throw: old checkpoint untouched, nothing left {}/{}", untouched, count);
 }
 
 int64_t peak_resident_bytes() {
@@ -337,9 +327,9 @@ TEST(CheckpointMemory, SavingAndLoadingTakeLessThanTwoPieces) {
   EXPECT_GE(loading, 0);
   EXPECT_LE(save, kLimit);
   EXPECT_LE(loading, kLimit);
-  std::printf("peak growth of resident memory with %lld MB of state: save %.1f MB, load %.1f MB, limit %.1f MB\n",
-              static_cast<long long>(std::filesystem::file_size(path) / 1000000), static_cast<double>(save) / 1e6,
-              static_cast<double>(loading) / 1e6, kLimit / 1e6);
+  figure("peak growth of resident memory with {} MB of state: save {} MB, load {} MB, limit {} MB",
+         std::filesystem::file_size(path) / 1000000, static_cast<double>(save) / 1e6,
+         static_cast<double>(loading) / 1e6, kLimit / 1e6);
 }
 
 // Headers that a document of the whole would blow up many times, with right checksums. The file is held once; a string
@@ -393,9 +383,9 @@ TEST(CheckpointMemory, AHostileHeaderTakesBoundedMemory) {
       worst = std::max(worst, static_cast<double>(growth) / static_cast<double>(size));
   }
   EXPECT_EQ(bounded, static_cast<int>(std::size(headers)));
-  std::printf(
-      "hostile headers of 16 MiB refused in bounded memory: %d/%zu; times the file: %.2f for a string that is "
-      "not closed, %.2f at most for the others\n",
+  figure(
+      "hostile headers of 16 MiB refused in bounded memory: {}/{}; times the file: {} for a string that is not closed, "
+      "{} at most for the others",
       bounded, std::size(headers), string, worst);
 }
 

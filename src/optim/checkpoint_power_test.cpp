@@ -1,11 +1,8 @@
 // Claim: whenever the power fails in a save, and whatever of the unsynced bytes and names survives, the path holds the
 // whole old or the whole new checkpoint.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-
 #include "support/checkpoint_case.h"
 #include "support/power_env.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -65,16 +62,12 @@ TEST(CheckpointPower, AFailureLeavesTheOldOrTheNew) {
     EXPECT_EQ(tally.wrong, 0);
     EXPECT_GT(first ? tally.none : tally.old_count, 100);
     EXPECT_GT(tally.new_count, 50);
-    std::printf(
-        "power failures: %lld points, %lld images: old %lld, new %lld, none before and none after %lld, wrong %lld\n",
-        static_cast<long long>(tally.points), static_cast<long long>(tally.images),
-        static_cast<long long>(tally.old_count), static_cast<long long>(tally.new_count),
-        static_cast<long long>(tally.none), static_cast<long long>(tally.wrong));
+    figure("power failures: {} points, {} images: old {}, new {}, none before and none after {}, wrong {}",
+           tally.points, tally.images, tally.old_count, tally.new_count, tally.none, tally.wrong);
   }
   const Tally control = all_failures(older, newer, false, false);
   EXPECT_GT(control.wrong, 0) << "control: without syncs, images without a whole checkpoint are found";
-  std::printf("without syncs, %lld of %lld images have no whole checkpoint\n", static_cast<long long>(control.wrong),
-              static_cast<long long>(control.images));
+  figure("without syncs, {} of {} images have no whole checkpoint", control.wrong, control.images);
 }
 
 }  // namespace

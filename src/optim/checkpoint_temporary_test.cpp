@@ -3,16 +3,12 @@
 #include "optim/checkpoint_format.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <functional>
-#include <set>
-
 #include "support/checkpoint_case.h"
 #include "support/faulty_env.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -65,8 +61,8 @@ TEST(CheckpointTemporary, OnlyAbandonedFilesOfThisPathGo) {
   wanted.erase(live);
   EXPECT_EQ(names_in(directory), wanted);
   EXPECT_TRUE(same(content, load(path)));
-  std::printf("abandoned files removed %zu/%zu, others kept %zu; that of a live writer kept until it ended\n",
-              abandoned.size(), abandoned.size(), wanted.size() - 1);
+  figure("abandoned files removed {}/{}, others kept {}; that of a live writer kept until it ended", abandoned.size(),
+         abandoned.size(), wanted.size() - 1);
 }
 
 // Another save of the same path, whole, at each call of one that is under way.
@@ -81,8 +77,7 @@ TEST(CheckpointTemporary, SavesToOnePathDoNotTakeEachOthersFile) {
   int points = 0, whole = 0, wrong = 0, left = 0;
   for (int64_t nth = 1; nth <= calls; ++nth)
     for (const bool before : {true, false}) {
-      Fault fault;
-      fault.nth = nth;
+      Fault fault{.nth = nth};
       (before ? fault.before : fault.after) = [&] { other.save(path); };
       env.arm(fault);
       content.save(path, kSmallPiece, env);
@@ -97,8 +92,7 @@ TEST(CheckpointTemporary, SavesToOnePathDoNotTakeEachOthersFile) {
   EXPECT_EQ(whole, points);
   EXPECT_EQ(wrong + left, 0);
   EXPECT_GT(points, 20);
-  std::printf("a save within a save at %d points: whole %d, of the wrong one %d, files left %d\n", points, whole, wrong,
-              left);
+  figure("a save within a save at {} points: whole {}, of the wrong one {}, files left {}", points, whole, wrong, left);
 }
 
 TEST(CheckpointTemporary, WithoutLocksNothingIsRemovedAndSavesWork) {
@@ -115,7 +109,7 @@ TEST(CheckpointTemporary, WithoutLocksNothingIsRemovedAndSavesWork) {
   }
   EXPECT_EQ(served, 4);
   EXPECT_EQ(env.open_fds(), 0);
-  std::printf("file systems without locks: %d/4 served\n", served);
+  figure("file systems without locks: {}/4 served", served);
 }
 
 }  // namespace

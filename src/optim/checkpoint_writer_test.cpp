@@ -1,13 +1,9 @@
 // Claims: a checkpoint whose data come in any order and any cuts is, byte for byte, the one that is written from front
 // to back; bytes that the disk does not give back as they were written are found before the file has its name.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-
 #include "core/error.h"
 #include "support/checkpoint_case.h"
 #include "support/faulty_env.h"
-#include "support/message_of.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -54,7 +50,7 @@ TEST(CheckpointWriter, AnyOrderAndAnyCutsGiveTheSameFile) {
     cuts += ll(all.size()), bytes += ll(wanted.size()), ++files;
   }
   EXPECT_EQ(differing, 0);
-  std::printf("%lld files of %lld bytes in %lld cuts: %lld differ\n", ll(files), ll(bytes), ll(cuts), ll(differing));
+  figure("{} files of {} bytes in {} cuts: {} differ", files, bytes, cuts, differing);
 }
 
 // Flips a bit of what is read back.
@@ -89,7 +85,7 @@ TEST(CheckpointWriter, DamageIsFoundWhilePartsAreReadBack) {
   }
   EXPECT_EQ(found, tried);
   EXPECT_GT(found, 0);
-  std::printf("damage found in %lld of %lld files that were read back\n", ll(found), ll(tried));
+  figure("damage found in {} of {} files that were read back", found, tried);
 }
 
 }  // namespace

@@ -2,27 +2,18 @@
 // states there are stays.
 #include "optim/hyper.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "backend/catalog.h"
 #include "lowtide/planning.h"
 #include "optim/param_spec.h"
-#include "support/message_of.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::message_of;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
 
-std::string refusal(const std::string& rule, const Hyper& hyper) {
-  return message_of(ErrorKind::kInvalidArgument, [&] { make_group({.hyper = hyper}, find_rule(rule)); });
+std::string why_not(const std::string& rule, const Hyper& hyper) {
+  return refusal([&] { make_group({.hyper = hyper}, find_rule(rule)); });
 }
 
 // Sets the number of that name.
@@ -37,7 +28,7 @@ void set(Hyper& hyper, const std::string& name, double value) {
 TEST(Hyper, DefaultsAreFine) {
   int cases = 0;
   for (const std::string& rule : rule_names()) make_group({.hyper = default_hyper(rule)}, find_rule(rule)), ++cases;
-  std::printf("%d rules\n", cases);
+  figure("{} rules", cases);
 }
 
 TEST(Hyper, EveryBadNumberIsRefusedByName) {
@@ -58,12 +49,12 @@ TEST(Hyper, EveryBadNumberIsRefusedByName) {
         for (const double value : bad.values) {
           Hyper hyper = default_hyper(rule);
           set(hyper, name, value);
-          const std::string said = refusal(rule, hyper);
-          EXPECT_NE(said.find("got " + std::string(name) + "="), std::string::npos) << said;
-          EXPECT_NE(said.find("wanted"), std::string::npos) << said;
+          const std::string said = why_not(rule, hyper);
+          expect_in("got " + std::string(name) + "=", said);
+          expect_in("wanted", said);
           ++refused;
         }
-  std::printf("%d bad numbers refused by name\n", refused);
+  figure("{} bad numbers refused by name", refused);
 }
 
 TEST(Hyper, WhatOneRuleCannotReadAnotherCan) {
@@ -72,22 +63,21 @@ TEST(Hyper, WhatOneRuleCannotReadAnotherCan) {
     set(hyper, name, value);
     return hyper;
   };
-  EXPECT_NE(refusal("rmsprop", with("rmsprop", "alpha", 1)).find("got alpha=1 for RMSprop"), std::string::npos);
+  expect_in("got alpha=1 for RMSprop", why_not("rmsprop", with("rmsprop", "alpha", 1)));
   make_group({.hyper = with("ademamix", "alpha", 8)}, find_rule("ademamix"));
   Hyper both = with("adamw", "amsgrad", 1);
   both.nesterov = true;
-  EXPECT_NE(refusal("adamw", both).find("got amsgrad and nesterov for adamw"), std::string::npos);
+  expect_in("got amsgrad and nesterov for adamw", why_not("adamw", both));
   make_group({.hyper = both}, find_rule("lion"));  // reads neither
-  EXPECT_NE(refusal("sgd", with("sgd", "nesterov", 1)).find("got nesterov with momentum=0"), std::string::npos);
+  expect_in("got nesterov with momentum=0", why_not("sgd", with("sgd", "nesterov", 1)));
   Hyper damped = with("sgd", "nesterov", 1);
   damped.momentum = 0.9, damped.dampening = 0.1;
-  EXPECT_NE(refusal("sgd", damped).find("dampening=0.1 for sgd, wanted momentum > 0 and dampening = 0"),
-            std::string::npos);
+  expect_in("dampening=0.1 for sgd, wanted momentum > 0 and dampening = 0", why_not("sgd", damped));
   make_group({.hyper = with("adam", "nesterov", 1)}, find_rule("adam"));
   // Products that float32 cannot hold.
   Hyper large = with("ademamix", "lr", 1e38);
   large.weight_decay = 0, large.beta1 = 0;
-  EXPECT_NE(refusal("ademamix", large).find("got lr=1e+38 with alpha=5, wanted lr * alpha"), std::string::npos);
+  expect_in("got lr=1e+38 with alpha=5, wanted lr * alpha", why_not("ademamix", large));
   large.alpha = 1;
   make_group({.hyper = large}, find_rule("ademamix"));
 }
@@ -107,7 +97,7 @@ Optimizer group_of_one(const std::string& rule, const char* state, const Hyper& 
 // In 4 bits a step of an average of both signs must not be lost: betas of 0.9 at most, and no Lion.
 TEST(Hyper, LongAveragesOfBothSignsAreRefusedIn4Bits) {
   const auto said = [](const std::string& rule, const char* state, const Hyper& hyper) {
-    return message_of(ErrorKind::kInvalidArgument, [&] { group_of_one(rule, state, hyper); });
+    return refusal([&] { group_of_one(rule, state, hyper); });
   };
   const auto with = [](const char* rule, const char* name, double value) {
     Hyper hyper = default_hyper(rule);
@@ -116,8 +106,8 @@ TEST(Hyper, LongAveragesOfBothSignsAreRefusedIn4Bits) {
   };
   int refused = 0;
   const auto has = [&](const std::string& text, const char* part) {
-    EXPECT_NE(text.find(part), std::string::npos) << text;
-    EXPECT_NE(text.find("'dynamic8'"), std::string::npos) << text;
+    expect_in(part, text);
+    expect_in("'dynamic8'", text);
     ++refused;
   };
   const char* const state = "dynamic4";
@@ -139,10 +129,9 @@ TEST(Hyper, LongAveragesOfBothSignsAreRefusedIn4Bits) {
   group_of_one("ademamix", state, with("ademamix", "beta3", 0.9));
   // Betas of a group that is there.
   Optimizer optimizer = group_of_one("adam", state, default_hyper("adam"));
-  has(message_of(ErrorKind::kInvalidArgument, [&] { optimizer.set_hyper(0, with("adam", "beta1", 0.99)); }),
-      "beta of 0.99");
+  has(refusal([&] { optimizer.set_hyper(0, with("adam", "beta1", 0.99)); }), "beta of 0.99");
   EXPECT_EQ(optimizer.hyper(0).beta1, 0.9);
-  std::printf("%d groups refused by name\n", refused);
+  figure("{} groups refused by name", refused);
 }
 
 // Where no parameter of the group has codes of 4 bits, there is nothing to refuse until one comes.
@@ -157,7 +146,7 @@ TEST(Hyper, LongAveragesOfParametersWithout4BitsAreFine) {
     optimizer.set_hyper(0, slow);
     float param[kElements] = {};
     const auto add = [&] { optimizer.add_param(0, {param, DType::kF32, {kElements}, {}}); };
-    EXPECT_NE(message_of(ErrorKind::kInvalidArgument, add).find("beta of 0.99 for its exp_avg,"), std::string::npos);
+    expect_refusal(add, "beta of 0.99 for its exp_avg,");
     EXPECT_EQ(optimizer.param_count(), 1);
     group_of_one("lion", state, default_hyper("lion"), sizes);
     const PlannedGroup group{.options = {.hyper = slow, .state = state, .min_quantized_numel = kElements}};
@@ -167,11 +156,10 @@ TEST(Hyper, LongAveragesOfParametersWithout4BitsAreFine) {
       return forecast({.options = {.rule = "adam"}, .groups = {with}}).total.elements;
     };
     EXPECT_GT(planned(sizes), 0);
-    EXPECT_NE(message_of(ErrorKind::kInvalidArgument, [&] { planned({kElements}); }).find("0.9 at most"),
-              std::string::npos);
+    expect_refusal([&] { planned({kElements}); }, "0.9 at most");
     ++fine;
   }
-  std::printf("%d groups without codes of 4 bits take any beta\n", fine);
+  figure("{} groups without codes of 4 bits take any beta", fine);
 }
 
 TEST(Hyper, WhatDecidesAboutStatesStaysOnceThereAreParameters) {
@@ -186,8 +174,7 @@ TEST(Hyper, WhatDecidesAboutStatesStaysOnceThereAreParameters) {
       {"rmsprop", "momentum", 0.9, "rmsprop_momentum"}, {"rmsprop", "centered", 1, "rmsprop_centered"}};
   int refused = 0;
   for (const Change& change : changes) {
-    OptimizerOptions options;
-    options.rule = change.rule;
+    OptimizerOptions options{.rule = change.rule};
     Optimizer optimizer(options);
     optimizer.add_group({.hyper = default_hyper(change.rule)});
     const Hyper before = optimizer.hyper(0);
@@ -197,21 +184,20 @@ TEST(Hyper, WhatDecidesAboutStatesStaysOnceThereAreParameters) {
     optimizer.set_hyper(0, before);
     float param[4] = {1, 2, 3, 4};
     optimizer.add_param(0, {param, DType::kF32, {4}, {}});
-    const std::string said = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.set_hyper(0, after); });
-    EXPECT_NE(said.find("make " + std::string(change.becomes) + " out of " + change.rule), std::string::npos) << said;
-    EXPECT_NE(said.find(change.name), std::string::npos) << said;
+    const std::string said = refusal([&] { optimizer.set_hyper(0, after); });
+    expect_in("make " + std::string(change.becomes) + " out of " + change.rule, said);
+    expect_in(change.name, said);
     Hyper lower = before;
     lower.lr = 1e-5;
     optimizer.set_hyper(0, lower);  // what decides nothing may change
     EXPECT_EQ(optimizer.hyper(0).lr, 1e-5);
     ++refused;
   }
-  std::printf("%d changes allowed before and refused after the first parameter\n", refused);
+  figure("{} changes allowed before and refused after the first parameter", refused);
 }
 
 TEST(Hyper, StatesThatAParameterCanHaveAreThoseOfItsVariant) {
-  OptimizerOptions options;
-  options.rule = "adam";
+  OptimizerOptions options{.rule = "adam"};
   Optimizer optimizer(options);
   Hyper hyper = default_hyper("adam");
   optimizer.add_group({.hyper = hyper});
@@ -236,4 +222,4 @@ TEST(Hyper, StatesThatAParameterCanHaveAreThoseOfItsVariant) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

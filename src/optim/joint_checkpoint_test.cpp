@@ -2,18 +2,10 @@
 // stay as they were.
 #include "optim/joint_checkpoint.h"
 
-#include <gtest/gtest.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <deque>
-#include <fstream>
-#include <iterator>
-
 #include "optim/optimizer_impl.h"
 #include "support/faulty_env.h"
 #include "support/optimizer_case.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -36,12 +28,10 @@ class Joint {
       params_.emplace_back(DType::kF32, std::vector<int64_t>{3 + i, 700});
       params_.back().randomize(rng);
     }
-    OptimizerOptions options;
-    options.rule = rule;
+    OptimizerOptions options{.rule = rule};
     for (int n = 0; n < count; ++n) {
       Optimizer& made = made_.emplace_back(OptimizerEnv::make(options, env));
-      GroupOptions group;
-      group.min_quantized_numel = 0;
+      GroupOptions group{.min_quantized_numel = 0};
       made.add_group(group);
       for (size_t i = 0; i < kParams; ++i) made.add_param(0, owner_[i] == n ? params_[i].view() : none_.view());
       all_.push_back(&made);
@@ -110,8 +100,7 @@ TEST(JointCheckpoint, BesideStepsOfEither) {
     two.save(directory.file("later"));
     copied += save.copied_bytes();
   }
-  std::printf("20 files of two optimizers, saved beside their steps, are those of before; %lld bytes copied\n",
-              static_cast<long long>(copied));
+  figure("20 files of two optimizers, saved beside their steps, are those of before; {} bytes copied", copied);
 }
 
 TEST(JointCheckpoint, IsTheFileOfOneAndGoesOnInEither) {
@@ -133,7 +122,7 @@ TEST(JointCheckpoint, IsTheFileOfOneAndGoesOnInEither) {
   EXPECT_EQ(two.values(), one.values());
   EXPECT_EQ(resumed.values(), one.values());
   EXPECT_EQ(single.values(), one.values());
-  std::printf("%zu bytes are those of one optimizer; 2 of 2 others go on bit for bit\n", saved.size());
+  figure("{} bytes are those of one optimizer; 2 of 2 others go on bit for bit", saved.size());
 }
 
 TEST(JointCheckpoint, FailedSaveLeavesTheOldFile) {
@@ -167,7 +156,7 @@ TEST(JointCheckpoint, FailedSaveLeavesTheOldFile) {
   two.save(path);
   EXPECT_EQ(bytes_of(path), newer);
   EXPECT_EQ(directory.names().size(), 2u) << "nothing else is left";
-  std::printf("%d failed saves leave the file of before\n", failed);
+  figure("{} failed saves leave the file of before", failed);
 }
 
 TEST(JointCheckpoint, TornFileChangesNothing) {
@@ -196,7 +185,7 @@ TEST(JointCheckpoint, TornFileChangesNothing) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << whole;
   other.load(path);
   EXPECT_NE(other.snapshot(), before);
-  std::printf("%d torn files are refused, and change neither optimizer\n", refused);
+  figure("{} torn files are refused, and change neither optimizer", refused);
 }
 
 TEST(JointCheckpoint, RefusesOptimizersThatDoNotMakeOne) {
@@ -225,7 +214,7 @@ TEST(JointCheckpoint, RefusesOptimizersThatDoNotMakeOne) {
   EXPECT_NE(refusal([&] { lion.load(path); }), "");
   EXPECT_EQ(two.snapshot(), before);
   EXPECT_EQ(bytes_of(path), saved);
-  std::printf("%zu wrong sets of optimizers are refused, in saving and in loading\n", std::size(wrong));
+  figure("{} wrong sets of optimizers are refused, in saving and in loading", std::size(wrong));
 }
 
 }  // namespace

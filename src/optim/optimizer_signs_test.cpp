@@ -1,23 +1,14 @@
 // Ballots and steps by signs through the optimizer, against a twin that really steps zeros.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <optional>
-
 #include "support/fake/fake_backend.h"
 #include "backend/signs.h"
 #include "support/device_twins.h"
 #include "support/optimizer_case.h"
 #include "support/plainest_target.h"
-#include "support/share.h"
 #include "support/sign_reference.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
-
-long long ll(int64_t n) { return n; }
 
 struct Signs {
   std::vector<std::byte> bits, presence;
@@ -106,8 +97,7 @@ TEST(OptimizerSigns, BallotsAreThoseOfATwinThatSteps) {
       for (const DType grad : kDTypes)
         for (int round = 0; round < 2; ++round) {
           if (!in_share(grid++)) continue;
-          Config config;
-          config.rule = rule.substr(0, rule.find(' ')), config.state = codec;
+          Config config{.rule = rule.substr(0, rule.find(' ')), .state = codec};
           config.hyper = default_hyper(config.rule);
           config.hyper.lr = rng.uniform(), config.hyper.weight_decay = rng.uniform();
           config.hyper.maximize = rng.chance(0.3);
@@ -152,10 +142,10 @@ TEST(OptimizerSigns, BallotsAreThoseOfATwinThatSteps) {
           EXPECT_EQ(report.steps, 4);
           EXPECT_EQ(report.skipped_steps, 1);
         }
-  std::printf(
-      "%lld steps, %lld signs (%lld optimizers streamed %lld bytes; %lld steps skipped): %lld ballots and "
-      "%lld states differ, %lld bytes of parameters moved\n",
-      ll(steps), ll(signs), ll(paged), ll(streamed), ll(skipped), ll(wrong_bits), ll(wrong_states), ll(moved));
+  figure(
+      "{} steps, {} signs ({} optimizers streamed {} bytes; {} steps skipped): {} ballots and {} states differ, {} "
+      "bytes of parameters moved",
+      steps, signs, paged, streamed, skipped, wrong_bits, wrong_states, moved);
   EXPECT_EQ(wrong_bits, 0);
   EXPECT_EQ(wrong_states, 0);
   EXPECT_EQ(moved, 0);
@@ -167,8 +157,7 @@ TEST(OptimizerSigns, OneVoterStepsAsLion) {
   auto rng = seeded("one voter", 96);
   int64_t compared = 0, differing = 0, zeros = 0;
   for (const double decay : {0., 0.1}) {
-    Config config;
-    config.rule = "lion", config.hyper = default_hyper("lion");
+    Config config{.rule = "lion", .hyper = default_hyper("lion")};
     config.hyper.lr = 0.01, config.hyper.weight_decay = decay;
     config.threads = 2;
     Optimizer votes = make_optimizer(config), steps = make_optimizer(config);
@@ -194,7 +183,7 @@ TEST(OptimizerSigns, OneVoterStepsAsLion) {
       for (int64_t e = 0; e < grads[i].numel; ++e) zeros += grads[i].get(e) == 0;
     }
   }
-  std::printf("%lld bytes of parameters, %lld zeros: %lld differ\n", ll(compared), ll(zeros), ll(differing));
+  figure("{} bytes of parameters, {} zeros: {} differ", compared, zeros, differing);
   EXPECT_EQ(differing, 0);
 }
 
@@ -203,8 +192,7 @@ TEST(OptimizerSigns, ZeroGradientsDoNotDrift) {
   constexpr int kSteps = 10000;
   int64_t drift = 0, control = 0;
   for (const std::string rule : {"lion", "sgd", "adamw"}) {
-    Config config;
-    config.rule = rule, config.hyper = default_hyper(rule);
+    Config config{.rule = rule, .hyper = default_hyper(rule)};
     config.hyper.lr = 1e-3, config.hyper.weight_decay = 0.1, config.hyper.momentum = rule == "sgd" ? 0.9 : 0;
     Optimizer optimizer = make_optimizer(config);
     Tensor still(DType::kF32, {2, 300}), live(DType::kBF16, {64}), still_grad(DType::kF32, {2, 300}),
@@ -224,8 +212,8 @@ TEST(OptimizerSigns, ZeroGradientsDoNotDrift) {
     optimizer.apply_signs({signs.bits.data(), nullptr, nullptr});
     control += differing_bytes(before.data.data(), still.data.data(), static_cast<int64_t>(before.data.size()));
   }
-  std::printf("3 rules, %d steps of zero gradients with weight decay: %lld bytes moved; one without presence: %lld\n",
-              kSteps, ll(drift), ll(control));
+  figure("3 rules, {} steps of zero gradients with weight decay: {} bytes moved; one without presence: {}", kSteps,
+         drift, control);
   EXPECT_EQ(drift, 0);
   EXPECT_GT(control, 1000);
 }
@@ -235,16 +223,14 @@ TEST(OptimizerSigns, OnADeviceThatRunsLate) {
   int64_t steps = 0, differing = 0, moved = 0;
   for (const int64_t device_bytes : {int64_t{-1}, int64_t{4096 * 16}}) {
     auto rng = seeded("ballots on a device", 98);
-    Config config;
-    config.rule = "lion", config.hyper = default_hyper("lion");
+    Config config{.rule = "lion", .hyper = default_hyper("lion")};
     OptimizerOptions options;
     options.rule = "lion", options.memory.device = device_bytes;
     if (device_bytes >= 0) options.memory.chunk = 4096;
     auto fake = std::make_unique<fake::FakeBackend>(fake::FakeBackendOptions{.seed = 5});
     Device& device = *fake;
     Optimizer there = OptimizerEnv::make(options, system_env(), std::move(fake)), here = make_optimizer(config);
-    GroupOptions group;
-    group.hyper = config.hyper, group.min_quantized_numel = 0;
+    GroupOptions group{.hyper = config.hyper, .min_quantized_numel = 0};
     there.add_group(group);
     void* const queue = device.make_queue();
     {
@@ -274,8 +260,7 @@ TEST(OptimizerSigns, OnADeviceThatRunsLate) {
         here.ballots(on_host, wanted.buffer());
         here.apply_signs(wanted.buffer());
         const SignBuffer out{memory.data(), memory.data() + bits, nullptr};
-        StepOptions on_queue;
-        on_queue.stream = queue;
+        StepOptions on_queue{.stream = queue};
         there.ballots(on_device, out, true, on_queue);
         there.apply_signs(out, queue);
         device.copy(queue, got.bits.data(), out.bits, bits);
@@ -294,7 +279,7 @@ TEST(OptimizerSigns, OnADeviceThatRunsLate) {
       there.synchronize();
     }
   }
-  std::printf("%lld steps: %lld ballots and %lld bytes of parameters differ\n", ll(steps), ll(differing), ll(moved));
+  figure("{} steps: {} ballots and {} bytes of parameters differ", steps, differing, moved);
   EXPECT_EQ(differing, 0);
   EXPECT_EQ(moved, 0);
 }
@@ -312,7 +297,7 @@ TEST(OptimizerSigns, RefusesWhatMakesNoSense) {
   Signs signs(optimizer);
   int refused = 0;
   const auto refuses = [&](auto&& call, const char* part) {
-    EXPECT_NE(refusal(call).find(part), std::string::npos) << part;
+    expect_refusal(call, part);
     ++refused;
   };
   const auto vote = [&](SignBuffer to, StepOptions options = {}) {
@@ -344,7 +329,7 @@ TEST(OptimizerSigns, RefusesWhatMakesNoSense) {
   optimizer.apply_signs({bits, nullptr, nullptr});
   const auto lr = static_cast<float>(optimizer.hyper(0).lr);
   EXPECT_EQ(shared.get(7), -lr - lr);
-  std::printf("%d calls refused\n", refused);
+  figure("{} calls refused", refused);
 }
 
 }  // namespace

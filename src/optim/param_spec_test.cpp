@@ -2,17 +2,9 @@
 // spec says of a parameter's state is what the optimizer then has.
 #include "optim/param_spec.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "core/error.h"
 #include "lowtide/planning.h"
-#include "support/random.h"
-#include "support/share.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -138,9 +130,8 @@ TEST(ParamSpec, OptimizerAndPlanTakeAndRefuseTheSame) {
   EXPECT_EQ(differ, 0);
   EXPECT_GT(taken, 0);
   EXPECT_GT(texts.size(), 20u);
-  std::printf("at most a sixteenth of %lld cases: %lld taken, the others refused with %zu texts, %lld differ\n",
-              static_cast<long long>(cases), static_cast<long long>(taken), texts.size(),
-              static_cast<long long>(differ));
+  figure("at most a sixteenth of {} cases: {} taken, the others refused with {} texts, {} differ", cases, taken,
+         texts.size(), differ);
 }
 
 TEST(ParamSpec, SaysWhatTheOptimizerHas) {
@@ -165,7 +156,7 @@ TEST(ParamSpec, SaysWhatTheOptimizerHas) {
     ++compared;
   });
   EXPECT_GT(compared, 100);
-  std::printf("%lld specs, %lld arrays\n", static_cast<long long>(compared), static_cast<long long>(arrays));
+  figure("{} specs, {} arrays", compared, arrays);
 }
 
 TEST(ParamSpec, BudgetsAreRefusedAlike) {

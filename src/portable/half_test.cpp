@@ -1,11 +1,6 @@
 // bf16 and fp16 conversion against the definition in double, and against the CPU's own fp16 instructions.
-#include <gtest/gtest.h>
-
-#include <bit>
-#include <cmath>
-#include <cstdio>
-
 #include "support/half_reference.h"
+#include "support/test.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -16,6 +11,7 @@ namespace {
 #include "portable/portable.h"
 
 using lowtide::testing::HalfFormat;
+using lowtide::testing::figure;
 
 struct Format {
   const char* name;
@@ -44,7 +40,7 @@ TEST(Half, DecodesAllCodesExactly) {
         EXPECT_EQ(f.encode(got), h) << f.name << ": code -> value -> code";
       }
     }
-    std::printf("%s: 65536 codes, %d of them NaN\n", f.name, nans);
+    figure("{}: 65536 codes, {} of them NaN", f.name, nans);
   }
 }
 
@@ -70,7 +66,7 @@ TEST(Half, RoundsEveryBoundaryToEven) {
       }
     }
     EXPECT_GT(ties_up, 0);
-    std::printf("%s: %d values at %d boundaries\n", f.name, checked, checked / 6);
+    figure("{}: {} values at {} boundaries", f.name, checked, checked / 6);
   }
 }
 
@@ -89,7 +85,7 @@ TEST(Half, MatchesTheDefinitionOverAllFloats) {
       truncation_differs += got != (static_cast<u32>(u) >> 16);
     }
     EXPECT_GT(truncation_differs, checked / 8) << "control: cutting off bits is not rounding";
-    std::printf("%s: %llu floats equal to the definition\n", f.name, checked);
+    figure("{}: {} floats equal to the definition", f.name, checked);
   }
 }
 
@@ -114,7 +110,7 @@ TEST(Half, MatchesTheProcessorsFp16) {
     hardware_f16(in, wanted);
     for (int i = 0; i < 8; ++i) ASSERT_EQ(f16_encode(in[i]), wanted[i]) << in[i] << ", NaN payloads included";
   }
-  std::printf("fp16: %llu floats equal to F16C\n", checked);
+  figure("fp16: {} floats equal to F16C", checked);
 }
 #endif
 

@@ -1,15 +1,11 @@
 // Stochastic rounding by these bits: the chance of one element over steps, and sums over many elements in one
 // step. An element is rounded up where `fraction`, of 65536, and its 16 bits carry.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <vector>
+#include "support/test.h"
 
 namespace {
 #include "portable/portable.h"
+
+using lowtide::testing::figure;
 
 constexpr u64 kSeed = 11, kState = 2 * kStreamsOfParameter + 1;
 RandomKey key_of_step(u64 step, u64 seed = kSeed, u64 state = kState) { return random_key(seed, step, state, 0); }
@@ -66,8 +62,7 @@ TEST(RandomRounding, OneElementsBitsAreEvenAndIndependentOverSteps) {
       see(pairs, other.name, other.index);
     }
   }
-  std::printf("%d statistics of 4 elements over %llu steps: worst |z| %.2f\n", statistics,
-              static_cast<unsigned long long>(kSteps), worst);
+  figure("{} statistics of 4 elements over {} steps: worst |z| {}", statistics, kSteps, worst);
 }
 
 // Sums over elements with the same fraction: their mean over steps is fraction * elements, and their variance that of
@@ -151,9 +146,9 @@ TEST(RandomRounding, SumsOverColumnsVaryAsThoseOfIndependentRoundings) {
       const double r = lower_bytes_variance(kRows, blocks, column, kSteps, 240);
       worst = std::max(worst, r), total += r;
     }
-  std::printf(
-      "%d columns of %u rows: the lower bytes' variance is %.2f of independent ones' in the mean, %.1f at most: "
-      "sums vary by %.1f %% more at most\n",
+  figure(
+      "{} columns of {} rows: the lower bytes' variance is {} of independent ones' in the mean, {} at most: sums vary "
+      "by {} % more at most",
       columns, kRows, total / columns, worst, (worst - 1) / 2.56);
   EXPECT_LT(worst, 2);  // what two elements with one lower byte have
 }
@@ -196,8 +191,8 @@ TEST(RandomRounding, NeighboursRoundIndependently) {
       const double n = kValues - lag;
       worst = std::max(worst, std::fabs(both - p * ups + n * p * p) / (std::sqrt(n) * p * (1 - p)));
     }
-    std::printf("fraction %u / 65536, %zu lags: worst |z| of the correlation %.2f, %.5f\n", fraction, lags.size(),
-                worst, worst / std::sqrt(double{kValues}));
+    figure("fraction {} / 65536, {} lags: worst |z| of the correlation {}, {}", fraction, lags.size(), worst,
+           worst / std::sqrt(double{kValues}));
     EXPECT_LT(worst, kLimit) << fraction;
   }
 }

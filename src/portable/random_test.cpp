@@ -1,16 +1,10 @@
 // The counter-based hash: known answers, and statistics that a weaker hash fails.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <string>
-#include <utility>
-#include <vector>
+#include "support/test.h"
 
 namespace {
 #include "portable/portable.h"
+
+using lowtide::testing::figure;
 
 // Written once more from the definition, in 64-bit arithmetic reduced to 32 bits.
 constexpr uint64_t kMask = 0xffffffff;
@@ -36,7 +30,7 @@ TEST(Random, GivesKnownAnswers) {
       ASSERT_EQ(random_bits(index, key), hash_by_definition(index, key.k0, key.k1)) << "index " << index;
     ASSERT_EQ(random_bits(0xffffffffu, key), hash_by_definition(0xffffffffu, key.k0, key.k1));
   }
-  std::printf("%d words equal to the definition\n", checked);
+  figure("{} words equal to the definition", checked);
 }
 
 TEST(Random, KeysDifferInEveryInput) {
@@ -98,7 +92,7 @@ double judge(const char* name, const std::vector<u16>& values,
   see("256", pairs_z(values, values, 256));
   see("4096", pairs_z(values, values, 4096));
   for (const auto& [what, other] : others) see(what, pairs_z(values, *other, 0));
-  if (name) std::printf("\n");
+  if (name) figure("");
   return worst;
 }
 
@@ -117,7 +111,7 @@ TEST(Random, BitsOfRoundingAreEvenAndIndependent) {
                                    {"next state", &next_state},
                                    {"2^32 elements on", &far}}));
   }
-  std::printf("%u values each; worst |z| %.2f\n", kValues, worst);
+  figure("{} values each; worst |z| {}", kValues, worst);
   EXPECT_LT(worst, kLimit);
 }
 
@@ -132,7 +126,7 @@ TEST(Random, BothHalvesOfAHashAreEvenAndIndependent) {
     worst = std::max(worst, judge((name + ", high").c_str(), high, {{"low half", &low}}));
     worst = std::max(worst, judge((name + ", low").c_str(), low, {}));
   }
-  std::printf("worst |z| %.2f\n", worst);
+  figure("worst |z| {}", worst);
   EXPECT_LT(worst, kLimit);
 }
 
@@ -146,7 +140,7 @@ TEST(Random, TheStatisticsCatchOneMultiplication) {
   };
   const std::vector<u16> values = weak(key), next_step = weak(next);
   const double z = judge("one multiplication", values, {{"next step", &next_step}});
-  std::printf("worst |z| %.0f\n", z);
+  figure("worst |z| {}", z);
   EXPECT_GT(z, 4 * kLimit);
 }
 

@@ -1,22 +1,12 @@
 // Counts of signs in bit planes against counts of signs.
 #include "lowtide/sign_accumulator.h"
+#include "support/test.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <vector>
-
-#include "lowtide/error.h"
-#include "support/random.h"
-
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 TEST(SignAccumulator, CountsWhatWasAdded) {
-  auto rng = testing::seeded("accumulated signs", 91);
+  auto rng = seeded("accumulated signs", 91);
   int64_t cases = 0, additions = 0, ties = 0, differing = 0;
   for (const int64_t count : {0, 1, 7, 64, 1000, 1024, 4097, (1 << 20) + 77}) {
     for (const int most : {1, 2, 3, 7, 8, 15}) {
@@ -46,15 +36,14 @@ TEST(SignAccumulator, CountsWhatWasAdded) {
       ++cases, additions += added;
     }
   }
-  std::printf("%lld accumulators, %lld additions, %lld ties: %lld elements differ\n", static_cast<long long>(cases),
-              static_cast<long long>(additions), static_cast<long long>(ties), static_cast<long long>(differing));
+  figure("{} accumulators, {} additions, {} ties: {} elements differ", cases, additions, ties, differing);
   EXPECT_EQ(differing, 0);
   EXPECT_GT(ties, 1000);
 }
 
 // Counts of micro-batches agree with the sign of their sum; a running XOR (parity) would not.
 TEST(SignAccumulator, KeepsWhatParityLoses) {
-  auto rng = testing::seeded("accumulated noise", 92);
+  auto rng = seeded("accumulated noise", 92);
   constexpr int64_t kCount = 200000;
   for (const int k : {3, 7, 15}) {
     SignAccumulator sums(kCount, k);
@@ -77,8 +66,8 @@ TEST(SignAccumulator, KeepsWhatParityLoses) {
       odd += parity[i] == (total[i] >= 0);
     }
     const double of_votes = static_cast<double>(votes) / kCount, of_odd = static_cast<double>(odd) / kCount;
-    std::printf("%d micro-batches: %.3f of the signs of the sum; parity %.3f; %.3f bytes an element\n", k, of_votes,
-                of_odd, static_cast<double>(sums.bytes()) / kCount);
+    figure("{} micro-batches: {} of the signs of the sum; parity {}; {} bytes an element", k, of_votes, of_odd,
+           static_cast<double>(sums.bytes()) / kCount);
     // The correlation of a normal sum with the sum of its terms' signs is sqrt(2 / pi), so their signs agree in
     // 1/2 + asin(sqrt(2 / pi)) / pi = 0.794 of the cases for many terms, and in more for few; parity tends to a half.
     EXPECT_GT(of_votes, 0.794);
@@ -102,7 +91,7 @@ TEST(SignAccumulator, ZerosDriftNowhere) {
       farthest = std::max(farthest, std::fabs(place));
       sums.reset();
     }
-    std::printf("%d rounds of %d additions of zeros: at most %.3f from where it was\n", kRounds, k, farthest);
+    figure("{} rounds of {} additions of zeros: at most {} from where it was", kRounds, k, farthest);
     EXPECT_LE(farthest, k % 2 ? 1.0 / k + 1e-6 : 0.0);
     EXPECT_NEAR(place, 0, 1e-6);
   }
@@ -125,4 +114,4 @@ TEST(SignAccumulator, RefusesWhatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

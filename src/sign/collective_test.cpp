@@ -1,19 +1,10 @@
 // Votes over all algorithms against the definition, sign by sign; bytes on the wire; what ranks must agree on.
-#include <gtest/gtest.h>
-
-#include <bit>
-
-#include "support/share.h"
+#include "sign/wire.h"
 #include "support/sign_ranks.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::Ended;
-using testing::Ranks;
-using testing::Rng;
-using testing::VoteCase;
-using testing::VoteResult;
 
 int64_t random_count(Rng& rng) {
   static const int64_t borders[] = {0, 1, 7, 8, 63, 64, 65, 512, 1023, 1024, 1025, 2048, 9216, 9217};
@@ -32,7 +23,7 @@ int64_t differing(const VoteCase& of, const VoteResult& wanted) {
   Ranks ranks(of);
   std::vector<VoteResult> results;
   int64_t different = 0;
-  for (const Ended& ended : testing::take_vote(of, ranks, &results))
+  for (const Ended& ended : take_vote(of, ranks, &results))
     if (ended.threw || !ended.outcome.applied || !ended.outcome.rejected.empty()) {
       ADD_FAILURE() << ended.text;
       return -1;
@@ -46,9 +37,9 @@ int64_t differing(const VoteCase& of, const VoteResult& wanted) {
 }
 
 TEST(SignCollective, VotesAreThoseOfTheDefinitionOnAllRanks) {
-  Rng rng = testing::seeded("votes over transports", 20261121);
-  int64_t cases[4] = {}, signs = 0, ties = 0;
-  for (int i = 0; i < testing::share_of(2400); ++i) {
+  Rng rng = seeded("votes over transports", 20261121);
+  int64_t ties = 0, signs = 0, cases[4] = {};
+  for (int i = 0; i < share_of(2400); ++i) {
     const int nodes = i % 3 == 0 ? static_cast<int>(rng.between(1, 3)) : 0;
     const int ranks = nodes ? nodes * static_cast<int>(rng.between(1, 3)) : static_cast<int>(rng.between(1, 9));
     VoteCase of = random_vote(ranks, random_count(rng), rng);
@@ -58,8 +49,7 @@ TEST(SignCollective, VotesAreThoseOfTheDefinitionOnAllRanks) {
     const VoteResult wanted = reference_vote(of, {}, &ties);
     ASSERT_EQ(differing(of, wanted), 0) << "case " << i << ": " << ranks << " ranks, " << nodes << " nodes, "
                                         << of.count << " signs, ties " << of.options.ties;
-    ++cases[nodes ? 3 : static_cast<int>(of.options.algorithm)];
-    signs += of.count * ranks;
+    ++cases[nodes ? 3 : static_cast<int>(of.options.algorithm)], signs += of.count;
   }
   // A control: one ballot's bit makes a difference.
   VoteCase of = random_vote(3, 2000, rng);
@@ -67,18 +57,13 @@ TEST(SignCollective, VotesAreThoseOfTheDefinitionOnAllRanks) {
   const VoteResult wanted = reference_vote(of);
   for (auto& byte : of.ballots[1]) byte = static_cast<unsigned char>(~byte);
   EXPECT_GT(differing(of, wanted), 0);
-  EXPECT_GT(ties, testing::share_of(100000));
-  std::printf(
-      "[ checks ] %lld votes (auto %lld, one phase %lld, two phases %lld, nodes %lld), %lld signs, %lld ties: 0 "
-      "bytes differ\n",
-      static_cast<long long>(cases[0] + cases[1] + cases[2] + cases[3]), static_cast<long long>(cases[0]),
-      static_cast<long long>(cases[1]), static_cast<long long>(cases[2]), static_cast<long long>(cases[3]),
-      static_cast<long long>(signs), static_cast<long long>(ties));
+  EXPECT_GT(ties, share_of(100000));
+  figure("auto {}, one phase {}, two phases {}, nodes {} votes on {} signs, {} ties: 0 bytes differ", cases[0], cases[1],
+         cases[2], cases[3], signs, ties);
 }
 
 TEST(SignCollective, BytesOnTheWireAreTheFormula) {
-  Rng rng = testing::seeded("bytes on the wire", 4);
-  int64_t cases = 0;
+  Rng rng = seeded("bytes on the wire", 4);
   double worst = 0;
   for (int w = 2; w <= 16; ++w) {
     for (const bool two : {false, true}) {
@@ -93,7 +78,7 @@ TEST(SignCollective, BytesOnTheWireAreTheFormula) {
         if (m.sender != m.receiver) seen[static_cast<size_t>(m.sender)] += m.bytes;
       });
       std::vector<VoteResult> results;
-      const std::vector<Ended> ended = testing::take_vote(of, ranks, &results);
+      const std::vector<Ended> ended = take_vote(of, ranks, &results);
       const int64_t units = of.count / 1024;
       const int64_t shard = (units + w - 1) / w * 128;  // bytes
       const int64_t payload =
@@ -107,21 +92,16 @@ TEST(SignCollective, BytesOnTheWireAreTheFormula) {
         const double ideal = (two ? 2.0 / w : 1.0) * (w - 1) * static_cast<double>(of.count) / 8;
         worst = std::max(worst, static_cast<double>(seen[static_cast<size_t>(r)]) / ideal - 1);
       }
-      ++cases;
     }
   }
   // Rounding to shards, and 128 + 384 bytes of headers for each other rank.
   EXPECT_LT(worst, 0.1);
-  std::printf(
-      "[ checks ] %lld groups of 2 to 16 ranks, 2^20 signs: bytes sent as the formula says, at most %.2f %% above "
-      "2 (n / 8) (W - 1) / W or (n / 8) (W - 1)\n",
-      static_cast<long long>(cases), 100 * worst);
+  figure("2 to 16 ranks, 2^20 signs: bytes sent as the formula says, at most {} % above 2 (n / 8) (W - 1) / W or "
+         "(n / 8) (W - 1)", 100 * worst);
 }
 
 TEST(SignCollective, NodesSendCountsAndNotBallots) {
   Rng rng(5);
-  int64_t cases = 0;
-  double ratio = 0;
   for (const int inside : {2, 4, 8}) {
     VoteCase of = random_vote(2 * inside, 1 << 20, rng);
     of.nodes = 2, of.with_presence = false, of.options.ties = "hash";
@@ -131,19 +111,14 @@ TEST(SignCollective, NodesSendCountsAndNotBallots) {
     for (auto& group : ranks.between)
       group->on_message([&](ThreadGroup::Message& m) { between += m.sender == 0 && m.receiver == 1 ? m.bytes : 0; });
     std::vector<VoteResult> results;
-    for (const Ended& each : testing::take_vote(of, ranks, &results)) ASSERT_TRUE(each.outcome.applied) << each.text;
+    for (const Ended& each : take_vote(of, ranks, &results)) ASSERT_TRUE(each.outcome.applied) << each.text;
     ASSERT_EQ(results[0], reference_vote(of));
     const int64_t part = of.count / 8 / of.ranks, planes = std::bit_width(static_cast<unsigned>(inside));
     const int64_t counts = 64 + 8 + planes * part, result = 64 + (of.ranks + 7) / 8 * 8 + part;
     ASSERT_EQ(between, inside * (3 * 128 * inside + counts + result));
-    ratio =
-        static_cast<double>(inside * counts) / (static_cast<double>(inside) * static_cast<double>(of.count) / 8 / 2);
-    ++cases;
+    figure("nodes of {} ranks: bytes between them as the formula says; counts are {} of the ballots", inside,
+           static_cast<double>(counts) / static_cast<double>(inside * (64 + part)));
   }
-  std::printf(
-      "[ checks ] %lld pairs of nodes: bytes between them as the formula says; counts of 8 ranks are %.2f of their "
-      "ballots\n",
-      static_cast<long long>(cases), ratio);
 }
 
 TEST(SignCollective, AutoTakesTheFasterByTheCostModelAndAgreesOnWhatItMeasures) {
@@ -160,7 +135,7 @@ TEST(SignCollective, AutoTakesTheFasterByTheCostModelAndAgreesOnWhatItMeasures) 
         Ranks ranks(of);
         std::vector<VoteResult> results(static_cast<size_t>(w), VoteResult(count));
         std::vector<double> latency(static_cast<size_t>(w)), rate(latency);
-        const std::vector<Ended> ended = testing::run_ranks(w, [&](int r) {
+        const std::vector<Ended> ended = run_ranks(w, [&](int r) {
           const auto at = static_cast<size_t>(r);
           SignCollective collective = ranks.collective(r, of.options);
           SignOutcome outcome = collective.vote(of.ballot(r), results[at].memory());
@@ -183,129 +158,64 @@ TEST(SignCollective, AutoTakesTheFasterByTheCostModelAndAgreesOnWhatItMeasures) 
       }
     }
   EXPECT_TRUE(chosen[1] > 0 && chosen[2] > 0);
-  std::printf(
-      "[ checks ] by given costs %lld times one phase, %lld times two; %lld measurements agreed on by all ranks\n",
-      static_cast<long long>(chosen[1]), static_cast<long long>(chosen[2]), static_cast<long long>(chosen[0]));
+  figure("by given costs {} times one phase, {} times two; {} measurements agreed on by all ranks", chosen[1], chosen[2],
+         chosen[0]);
 }
 
-// One rank differs in one thing: all throw, with one text that names it and both values.
-TEST(SignCollective, RanksThatDifferAreRefusedByAllAlike) {
-  struct Difference {
-    const char* text;  // of the error
-    std::function<void(SignBallot&, SignCollectiveOptions&)> make;
+// Measurements that reached one rank only have it choose another algorithm. That call is refused; the next measures
+// anew.
+TEST(SignCollective, ABadMeasurementIsForgotten) {
+  constexpr int kRanks = 4;
+  constexpr int64_t kCount = 1 << 20;
+  Rng rng(12);
+  VoteCase of = random_vote(kRanks, kCount, rng);
+  of.weights.assign(kRanks, 1);
+  of.options.latency_s = of.options.bytes_per_s = 0;
+  Ranks ranks(of);
+  std::vector<std::unique_ptr<SignCollective>> collectives;
+  for (int r = 0; r < kRanks; ++r)
+    collectives.push_back(std::make_unique<SignCollective>(ranks.collective(r, of.options)));
+  std::vector<VoteResult> results(kRanks, VoteResult(kCount));
+  const auto vote = [&] {
+    return run_ranks(kRanks, [&](int r) {
+      const auto at = static_cast<size_t>(r);
+      return collectives[at]->vote(of.ballot(r), results[at].memory());
+    });
   };
-  const Difference differences[] = {
-      {"step: got 5 on ranks", [](SignBallot& b, auto&) { b.step = 6; }},
-      {"number of signs: got 3000 on ranks", [](SignBallot& b, auto&) { b.count = 2999; }},
-      {"dtype: got float32 on ranks", [](SignBallot& b, auto&) { b.dtype = DType::kBF16; }},
-      {"digest", [](SignBallot& b, auto&) { b.digest ^= 1; }},
-      {"first index: got 0 on ranks", [](SignBallot& b, auto&) { b.first_index = 1024; }},
-      {"presence: got no on ranks", [](SignBallot& b, auto&) { b.presence = b.bits; }},
-      {"ties: got hash on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.ties = "plus"; }},
-      {"seed: got 9 on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.seed = 8; }},
-      {"commit: got yes on ranks", [](SignBallot&, SignCollectiveOptions& o) { o.commit = false; }},
-      {"algorithm: got two_phase on ranks",
-       [](SignBallot&, SignCollectiveOptions& o) { o.algorithm = SignAlgorithm::kOnePhase; }},
-      {"where they are in the call: got announcing a vote on ranks",
-       [](SignBallot&, SignCollectiveOptions& o) {
-         o.algorithm = SignAlgorithm::kAuto, o.latency_s = o.bytes_per_s = 0;
-       }},
-  };
-  Rng rng(7);
-  int64_t cases = 0;
-  for (const Difference& difference : differences)
-    for (const int nodes : {0, 3})
-      for (const int odd : {0, 2, 5}) {
-        const std::string text = difference.text;
-        // Measuring and algorithms are matters of one transport.
-        if (nodes && (text.starts_with("algorithm") || text.starts_with("where"))) continue;
-        VoteCase of = testing::random_vote(6, 3000, rng);
-        of.nodes = nodes, of.with_presence = false, of.first_index = 0, of.step = 5;
-        of.weights.assign(6, 1);
-        of.options.ties = "hash", of.options.seed = 9, of.options.algorithm = SignAlgorithm::kTwoPhase;
-        Ranks ranks(of);
-        std::vector<VoteResult> results(6, VoteResult(3000));
-        const std::vector<Ended> ended = testing::run_ranks(6, [&](int r) {
-          SignCollectiveOptions options = of.options;
-          SignBallot ballot = of.ballot(r);
-          if (r == odd) difference.make(ballot, options);
-          SignCollective collective = ranks.collective(r, options);
-          return collective.vote(ballot, results[static_cast<size_t>(r)].memory());
-        });
-        for (int r = 0; r < 6; ++r) {
-          const Ended& each = ended[static_cast<size_t>(r)];
-          ASSERT_TRUE(each.threw) << text;
-          ASSERT_EQ(each.kind, static_cast<int>(ErrorKind::kInvalidArgument)) << each.text;
-          ASSERT_EQ(each.text, ended[0].text);
-          ASSERT_NE(each.text.find(text), std::string::npos) << each.text << ", wanted " << text;
-          ASSERT_NE(each.text.find("on rank " + std::to_string(odd)), std::string::npos) << each.text;
-          ASSERT_EQ(each.ranks, std::vector<int>{odd});
-          ASSERT_EQ(results[static_cast<size_t>(r)], VoteResult(3000));
-        }
-        ++cases;
-      }
-  std::printf("[ checks ] %lld groups with one odd rank: one error on all 6, nothing written\n",
-              static_cast<long long>(cases));
-}
-
-TEST(SignCollective, WhatOneRankCannotApplyNobodyDoes) {
-  Rng rng(8);
-  int64_t cases = 0;
-  for (const int nodes : {0, 2})
-    for (int odd = 0; odd < 4; ++odd)
-      for (const int what : {0, 1, 2}) {  // not finite, says it failed, a ballot that is wrong in itself
-        VoteCase of = testing::random_vote(4, 5000, rng);
-        of.nodes = nodes, of.with_presence = false, of.weights.assign(4, 1);
-        Ranks ranks(of);
-        std::vector<VoteResult> results(4, VoteResult(5000));
-        const std::vector<Ended> ended = testing::run_ranks(4, [&](int r) {
-          SignCollective collective = ranks.collective(r, of.options);
-          SignBallot ballot = of.ballot(r);
-          if (r == odd && what == 0) ballot.nonfinite = true;
-          if (r == odd && what == 1) ballot = {}, ballot.failed = true;
-          if (r == odd && what == 2) ballot.bits = nullptr;
-          SignOutcome outcome;
-          std::exception_ptr own;
-          try {
-            outcome = collective.vote(ballot, results[static_cast<size_t>(r)].memory());
-          } catch (const Error&) {
-            own = std::current_exception();
-          }
-          EXPECT_EQ(results[static_cast<size_t>(r)], VoteResult(5000));
-          // The collective goes on.
-          EXPECT_TRUE(collective.vote(of.ballot(r), results[static_cast<size_t>(r)].memory()).applied);
-          if (own) std::rethrow_exception(own);
-          return outcome;
-        });
-        for (int r = 0; r < 4; ++r) {
-          const Ended& each = ended[static_cast<size_t>(r)];
-          ASSERT_EQ(results[static_cast<size_t>(r)], reference_vote(of));
-          if (what == 2 && r == odd) {
-            ASSERT_TRUE(each.threw && each.text == "got no bits for 5000 signs") << each.text;
-            continue;
-          }
-          ASSERT_FALSE(each.threw) << each.text;
-          ASSERT_FALSE(each.outcome.applied);
-          ASSERT_EQ(each.outcome.nonfinite, what == 0 ? std::vector<int>{odd} : std::vector<int>{});
-          ASSERT_EQ(each.outcome.failed, what != 0 ? std::vector<int>{odd} : std::vector<int>{});
-          ASSERT_EQ(each.outcome.payload_sent, 0);
-        }
-        ++cases;
-      }
-  std::printf(
-      "[ checks ] %lld votes with one rank that stops them: unanimous, nothing sent or written, and the next vote "
-      "goes well\n",
-      static_cast<long long>(cases));
+  int64_t changed = 0;
+  ranks.inside[0]->on_message([&](ThreadGroup::Message& message) {
+    wire::Measurement read;
+    if (message.bytes != wire::kRecordBytes) return;
+    std::memcpy(&read, message.data, sizeof read);
+    if (read.prefix.round != wire::Round::kMeasure || read.latency_s == 0) return;
+    // To rank 1 a call takes long, to the others a byte does.
+    (message.receiver == 1 ? read.latency_s : read.bytes_per_s) = message.receiver == 1 ? 1e9 : 1e-30;
+    wire::seal_record(&read);
+    std::memcpy(message.data, &read, sizeof read);
+    ++changed;
+  });
+  for (const Ended& each : vote()) {
+    ASSERT_TRUE(each.threw);
+    expect_in("ranks differ in algorithm: got two_phase on ranks 0, 2 and 3", each.text);
+  }
+  EXPECT_EQ(changed, kRanks * kRanks);
+  ranks.inside[0]->on_message({});
+  for (const Ended& each : vote()) {
+    EXPECT_FALSE(each.threw) << each.text;
+    EXPECT_GT(each.outcome.seconds.measure, 0);
+  }
+  for (const VoteResult& result : results) EXPECT_EQ(result, reference_vote(of));
+  figure("{} measurements changed: one refusal, then a vote", changed);
 }
 
 TEST(SignCollective, NoVotesAndTooManyAreRefused) {
   Rng rng(9);
   for (const uint32_t weight : {0u, 1u << 30}) {
-    VoteCase of = testing::random_vote(3, 100, rng);
+    VoteCase of = random_vote(3, 100, rng);
     of.weights.assign(3, weight);
     Ranks ranks(of);
     std::vector<VoteResult> results;
-    for (const Ended& each : testing::take_vote(of, ranks, &results)) {
+    for (const Ended& each : take_vote(of, ranks, &results)) {
       ASSERT_TRUE(each.threw);
       ASSERT_EQ(each.kind, static_cast<int>(ErrorKind::kInvalidArgument));
     }
@@ -334,4 +244,4 @@ TEST(SignCollective, BadOptionsAndTransportsAreRefused) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

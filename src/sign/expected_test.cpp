@@ -2,26 +2,17 @@
 // call is instead, all ranks come to what they would have come to without, and the vote after it is right.
 #include "sign/expected.h"
 
-#include <gtest/gtest.h>
-
-#include <numeric>
-
 #include "support/sign_faults.h"
 #include "support/sign_parts.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::Ended;
-using testing::Ranks;
-using testing::Rng;
-using testing::VoteCase;
-using testing::VoteResult;
 
 constexpr int kRanks = 4;
 
 VoteCase two_phases(int64_t count, Rng& rng) {
-  VoteCase of = testing::vote_of(kRanks, 0, SignAlgorithm::kTwoPhase, count, rng);
+  VoteCase of = vote_of(kRanks, 0, SignAlgorithm::kTwoPhase, count, rng);
   of.with_presence = rng.chance(0.5);
   return of;
 }
@@ -52,7 +43,7 @@ struct Deviation {
 };
 
 TEST(SignExpected, WhateverComesInsteadEndsAsWithout) {
-  Rng rng = testing::seeded("instead of what was expected", 21);
+  Rng rng = seeded("instead of what was expected", 21);
   const Deviation deviations[] = {
       {"nothing", false, [](SignBallot&) {}, "", true, 4},
       {"another weight", false, [](SignBallot& b) { b.weight = 0; }, "", true, 4},
@@ -82,7 +73,7 @@ TEST(SignExpected, WhateverComesInsteadEndsAsWithout) {
       const auto vote = [&](const std::function<void(int, SignBallot&)>& change, uint64_t step,
                             std::vector<std::unique_ptr<SignCollective>>& there, std::vector<VoteResult>& results) {
         results.assign(kRanks, VoteResult(of.count));
-        const std::vector<Ended> ended = testing::run_ranks(kRanks, [&](int r) {
+        const std::vector<Ended> ended = run_ranks(kRanks, [&](int r) {
           SignBallot ballot = of.ballot(r);
           ballot.step = step;
           if (change) change(r, ballot);
@@ -123,15 +114,13 @@ TEST(SignExpected, WhateverComesInsteadEndsAsWithout) {
       const bool late = std::string(d.name).starts_with("made late");
       ASSERT_EQ(taken, (std::vector<int64_t>{5, d.calls, other_size ? 6 : late ? 5 : 4}));
     }
-  std::printf(
-      "[ checks ] %lld votes, %zu deviations on each rank: 0 differ from the definition, all rounds as they should "
-      "be\n",
-      static_cast<long long>(votes), std::size(deviations));
+  figure("{} votes, {} deviations on each rank: 0 differ from the definition, all rounds as they should be", votes,
+         std::size(deviations));
 }
 
 // Parts that change from vote to vote: what comes is the definition's, and steady ones take two rounds each.
 TEST(SignExpected, PartsThatChangeFallBack) {
-  Rng rng = testing::seeded("parts that change", 22);
+  Rng rng = seeded("parts that change", 22);
   int64_t votes = 0, steady = 0;
   for (int turn = 0; turn < 40; ++turn) {
     const VoteCase of = two_phases(8192 + rng.below(4000), rng);
@@ -146,18 +135,18 @@ TEST(SignExpected, PartsThatChangeFallBack) {
       std::vector<int64_t> cuts;
       for (int64_t at = 1024 * rng.between(1, 3); at < of.count && cuts.size() < 4; at += 1024 * rng.between(1, 4))
         cuts.push_back(at);
-      all.push_back(testing::parts_of(of, cuts));
+      all.push_back(parts_of(of, cuts));
     }
     std::vector<std::unique_ptr<SignCollective>> there;
     for (int r = 0; r < kRanks; ++r) there.push_back(std::make_unique<SignCollective>(ranks.collective(r, of.options)));
     for (size_t vote = 0; vote < all.size(); ++vote, ++votes) {
-      std::vector<testing::PartResults> results(kRanks, testing::room_for(all[vote]));
-      const std::vector<Ended> ended = testing::run_ranks(kRanks, [&](int r) {
+      std::vector<PartResults> results(kRanks, room_for(all[vote]));
+      const std::vector<Ended> ended = run_ranks(kRanks, [&](int r) {
         const auto at = static_cast<size_t>(r);
-        return testing::vote_in_parts(*there[at], all[vote], r, results[at]);
+        return vote_in_parts(*there[at], all[vote], r, results[at]);
       });
       for (const Ended& each : ended) ASSERT_TRUE(each.outcome.applied) << each.text;
-      for (const testing::PartResults& each : results) ASSERT_EQ(testing::joined(each), reference_vote(of));
+      for (const PartResults& each : results) ASSERT_EQ(joined(each), reference_vote(of));
       const int64_t taken = calls.taken();
       const auto parts = std::ssize(all[vote]);
       const bool same = vote > 0 && all[vote].size() == all[vote - 1].size() &&
@@ -170,10 +159,8 @@ TEST(SignExpected, PartsThatChangeFallBack) {
     }
   }
   EXPECT_GT(steady, 20);
-  std::printf(
-      "[ checks ] %lld votes in parts, %lld of them cut as the one before, in 2 rounds a part and 2 more: 0 differ\n",
-      static_cast<long long>(votes), static_cast<long long>(steady));
+  figure("{} votes in parts, {} of them cut as the one before, in 2 rounds a part and 2 more: 0 differ", votes, steady);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,310 +1,320 @@
-// Claims: whatever call a rank dies at, and whatever message is damaged, cut off, late, or another's, no two ranks end
-// with different results.
-#include <gtest/gtest.h>
-
-#include <mutex>
-
-#include "support/share.h"
+// Claims: whatever call a rank dies at, and whatever message of whatever part of a vote is damaged, cut off, late, or
+// another's, no two ranks end with different results: all apply all parts, or none does.
 #include "support/sign_faults.h"
+#include "support/sign_parts.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
-using testing::Damage;
-using testing::Damager;
-using testing::Ended;
-using testing::kDamages;
-using testing::Ranks;
-using testing::Rng;
-using testing::vote_of;
-using testing::vote_without;
-using testing::VoteCase;
-using testing::VoteResult;
-using testing::Where;
+// A vote in one part, or in three. Equal parts have messages of equal sizes: those of one can come in place of
+// another's.
+std::vector<VoteCase> in_parts(const VoteCase& of, int64_t parts, bool equal, Rng& rng) {
+  if (parts == 1) return {of};
+  const int64_t third = of.count / 3 / 1024 * 1024;
+  return parts_of(
+      of, equal ? std::vector<int64_t>{third, 2 * third} : std::vector<int64_t>{1024 * rng.below(2), third + 1024});
+}
+
+// Deaths -------------------------------------------------------------------------------------------------------------
+
+// A rank dies at one call of one of its transports, in the first vote or in the one after it.
+struct Death {
+  SignAlgorithm algorithm;
+  int ranks, nodes;
+  int64_t parts;
+  int dead;
+  bool between;
+  int64_t call;
+  bool after_sending, first;
+};
+
+// True if the others have the right result.
+void expect_survived(const Death& d, Rng& rng, std::atomic<int64_t>& right) {
+  const VoteCase of = vote_of(d.ranks, d.nodes, d.algorithm, 5000, rng);
+  const std::vector<VoteCase> parts = in_parts(of, d.parts, false, rng);
+  Ranks ranks(of, std::chrono::milliseconds(900));
+  const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
+  ThreadGroup& group = d.between ? *ranks.between[static_cast<size_t>(d.dead % inside)]
+                                 : *ranks.inside[static_cast<size_t>(d.dead / inside)];
+  group.kill(d.between ? d.dead / inside : d.dead % inside, d.call + (d.first ? 0 : of.calls(true, d.parts)),
+             d.after_sending);
+  std::vector<PartResults> results(static_cast<size_t>(of.ranks), room_for(parts));
+  const std::vector<Ended> ended = run_ranks(of.ranks, [&](int r) {
+    SignCollective collective = ranks.collective(r, of.options);
+    PartResults earlier = room_for(parts);
+    if (!d.first) {
+      EXPECT_TRUE(vote_in_parts(collective, parts, r, earlier).applied);
+    }
+    return vote_in_parts(collective, parts, r, results[static_cast<size_t>(r)]);
+  });
+  int64_t succeeded = 0, named = 0;
+  for (int r = 0; r < of.ranks; ++r) {
+    const Ended& each = ended[static_cast<size_t>(r)];
+    const VoteResult result = joined(results[static_cast<size_t>(r)]);
+    if (!each.threw) {
+      ASSERT_NE(r, d.dead);
+      ASSERT_EQ(result, reference_vote(of));
+      ++succeeded;
+      continue;
+    }
+    ASSERT_TRUE(each.transport) << each.text;
+    ASSERT_FALSE(each.ranks.empty()) << each.text;
+    named += each.ranks == std::vector<int>{d.dead};
+    if (d.parts == 1) {
+      ASSERT_EQ(result, VoteResult(of.count)) << "written, though it threw";
+    }
+  }
+  if (!of.nodes) {
+    // Over one transport all others see the same; they succeed where the dead had said all it had to say.
+    const bool said_all = d.call == of.calls(d.first, d.parts) - 1 && d.after_sending;
+    ASSERT_EQ(succeeded, said_all ? of.ranks - 1 : 0) << "call " << d.call;
+    ASSERT_EQ(named + succeeded, of.ranks);
+  } else {
+    ASSERT_TRUE(succeeded > 0 || named > 0);
+  }
+  right += succeeded > 0;
+}
+
+TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
+  constexpr SignAlgorithm kOne = SignAlgorithm::kOnePhase, kTwo = SignAlgorithm::kTwoPhase;
+  std::vector<Death> deaths;
+  // Every share keeps those of the first rank at the last call, of which some leave the others the right result.
+  int64_t grid = 0;
+  const auto add = [&](const Death& d, int64_t calls) {
+    if ((d.nodes == 0 && d.dead == 0 && d.call == calls - 1) || in_share(grid++)) deaths.push_back(d);
+  };
+  Rng none(0);
+  for (const bool after : {false, true}) {
+    for (const int64_t parts : {1, 3})
+      for (const auto& [algorithm, first] : {std::pair{kOne, true}, {kTwo, true}, {kTwo, false}}) {
+        if (parts > 1 && !first) continue;
+        const int ranks = parts > 1 ? 4 : 5;
+        const int64_t calls = vote_of(ranks, 0, algorithm, 1, none).calls(first, parts);
+        for (int dead = 0; dead < ranks; ++dead)
+          for (int64_t call = 0; call < calls; ++call)
+            add({algorithm, ranks, 0, parts, dead, false, call, after, first}, calls);
+      }
+    for (const int dead : {0, 4})
+      for (int64_t call = 0; call < 5; ++call)
+        for (const bool between : {false, true}) add({kTwo, 6, 2, 1, dead, between, call, after, true}, 5);
+  }
+  // They mostly wait: many at a time.
+  std::atomic<size_t> next{0};
+  std::atomic<int64_t> right{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 20; ++t)
+    threads.emplace_back([&] {
+      for (size_t i; (i = next.fetch_add(1)) < deaths.size();) {
+        Rng rng(i);
+        expect_survived(deaths[i], rng, right);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(right, 0);
+  figure("{} deaths at every call: {} times the others had all it said and the right result, else they threw in time",
+         deaths.size(), right.load());
+}
+
+// Damage -------------------------------------------------------------------------------------------------------------
 
 struct Tally {
   int64_t cases = 0, right = 0, without = 0, refused = 0, timed_out = 0;
 };
 
-// Deaths -------------------------------------------------------------------------------------------------------------
+struct Hit {
+  bool between;
+  int64_t call;  // of the vote
+  Damage damage;
+  bool of_part_before;  // kLate: the same round of the part before, or of the vote before
+  int sender;
+  Damager::Receivers receivers;
+};
 
-// One rank dies at one call of one of its transports, in the first vote or in the one after it.
-void expect_survived(const VoteCase& of, int dead, bool between, int64_t call, bool after_sending, bool first,
-                     Tally* tally) {
-  Ranks ranks(of, std::chrono::milliseconds(900));
-  const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
-  ThreadGroup& group =
-      between ? *ranks.between[static_cast<size_t>(dead % inside)] : *ranks.inside[static_cast<size_t>(dead / inside)];
-  group.kill(between ? dead / inside : dead % inside, call + (first ? 0 : of.calls(true)), after_sending);
-  std::vector<VoteResult> results(static_cast<size_t>(of.ranks), VoteResult(of.count));
-  const std::vector<Ended> ended = testing::run_ranks(of.ranks, [&](int r) {
-    SignCollective collective = ranks.collective(r, of.options);
-    if (!first) {
-      VoteResult earlier(of.count);
-      EXPECT_TRUE(collective.vote(of.ballot(r), earlier.memory()).applied);
-    }
-    return collective.vote(of.ballot(r), results[static_cast<size_t>(r)].memory());
-  });
-  const VoteResult wanted = reference_vote(of);
-  int64_t succeeded = 0, named = 0;
-  for (int r = 0; r < of.ranks; ++r) {
-    const Ended& each = ended[static_cast<size_t>(r)];
-    if (r == dead) {
-      ASSERT_TRUE(each.threw && each.transport) << each.text;
-      ASSERT_EQ(results[static_cast<size_t>(r)], VoteResult(of.count));
-      continue;
-    }
-    if (each.threw) {
-      ASSERT_TRUE(each.transport) << each.text;
-      ASSERT_FALSE(each.ranks.empty()) << each.text;
-      ASSERT_EQ(results[static_cast<size_t>(r)], VoteResult(of.count)) << "written, though it threw";
-      named += each.ranks == std::vector<int>{dead};
-    } else {
-      ASSERT_EQ(results[static_cast<size_t>(r)], wanted);
-      ++succeeded;
-    }
-  }
-  const int64_t last = of.calls(first) - 1;
-  if (!of.nodes) {
-    // Over one transport all others see the same; they succeed where the dead had said all it had to say.
-    ASSERT_EQ(succeeded, call == last && after_sending ? of.ranks - 1 : 0) << "call " << call;
-    ASSERT_EQ(named + succeeded, of.ranks - 1);
-  } else {
-    ASSERT_TRUE(succeeded > 0 || named > 0);
-  }
-  ++tally->cases;
-  if (succeeded)
-    ++tally->right;
-  else
-    ++tally->timed_out;
-}
+// Calls of a vote that comes after others, and of each of its parts: rounds of a part, and two of the vote.
+int64_t vote_calls(const VoteCase& of, int64_t parts) { return of.calls(false, parts); }
+int64_t part_calls(const VoteCase& of, int64_t parts) { return (vote_calls(of, parts) - 2) / parts; }
 
-TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
-  struct Death {
-    SignAlgorithm algorithm;
-    int ranks, nodes, dead;
-    bool between;
-    int64_t call;
-    bool after_sending;
-    bool first = true;
-  };
-  std::vector<Death> deaths;
-  for (const bool after : {false, true}) {
-    for (int dead = 0; dead < 5; ++dead) {
-      for (int64_t call = 0; call < 4; ++call) {
-        deaths.push_back({SignAlgorithm::kOnePhase, 5, 0, dead, false, call, after});
-        deaths.push_back({SignAlgorithm::kTwoPhase, 5, 0, dead, false, call, after, false});
-      }
-      for (int64_t call = 0; call < 5; ++call)
-        deaths.push_back({SignAlgorithm::kTwoPhase, 5, 0, dead, false, call, after});
-    }
-    for (const int dead : {0, 4})
-      for (int64_t call = 0; call < 5; ++call)
-        for (const bool between : {false, true})
-          deaths.push_back({SignAlgorithm::kTwoPhase, 6, 2, dead, between, call, after});
-  }
-  // Every share keeps those of the first rank at the last call, of which two leave the others the right result.
-  int64_t grid = 0;
-  std::erase_if(deaths, [&](const Death& d) {
-    const int64_t last = d.algorithm == SignAlgorithm::kOnePhase || !d.first ? 3 : 4;
-    return !(d.nodes == 0 && d.dead == 0 && d.call == last) && !testing::in_share(grid++);
-  });
-  // They mostly wait: many at a time.
-  constexpr int kAtOnce = 20;
-  std::atomic<size_t> next{0};
-  std::mutex mutex;
-  Tally tally;
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kAtOnce; ++t)
-    threads.emplace_back([&] {
-      for (size_t i; (i = next.fetch_add(1)) < deaths.size();) {
-        const Death& d = deaths[i];
-        Rng rng(i);
-        const VoteCase of = vote_of(d.ranks, d.nodes, d.algorithm, 5000, rng);
-        Tally mine;
-        expect_survived(of, d.dead, d.between, d.call, d.after_sending, d.first, &mine);
-        const std::lock_guard lock(mutex);
-        tally.cases += mine.cases, tally.right += mine.right, tally.timed_out += mine.timed_out;
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(tally.cases, static_cast<int64_t>(deaths.size()));
-  EXPECT_GT(tally.right, 0);
-  std::printf(
-      "[ checks ] %lld deaths at every call, before and after sending: %lld times the others had all it said and "
-      "the right result, %lld times they threw within the timeout and wrote nothing; none hung, no result "
-      "differed\n",
-      static_cast<long long>(tally.cases), static_cast<long long>(tally.right),
-      static_cast<long long>(tally.timed_out));
-}
-
-// Damage -------------------------------------------------------------------------------------------------------------
-
-// Votes over the same transports, the last of which is damaged. Before it are one that announces by itself and, where
-// announcements come with ballots, one whose messages are as large.
-void damaged_vote(const VoteCase& of, const Where& where, Damage damage, int sender, Damager::Receivers receivers,
-                  Rng& rng, Tally* tally) {
-  const bool late_announcement = damage == Damage::kLate && where.call == 0;
+// A vote, another where announcements come with ballots, the same again with damage, and one in one call, over the same
+// transports.
+void damaged_vote(const VoteCase& of, int64_t number, const Hit& d, Rng& rng, Tally* tally) {
+  const int64_t of_part = part_calls(of, number), calls = vote_calls(of, number);
+  const bool announces = d.call % of_part == 0 && d.call < number * of_part;
   // A sound announcement of an earlier step stops those who get it at once; the others find out by waiting for them.
-  Ranks ranks(of, std::chrono::milliseconds(late_announcement ? 900 : 30000));
+  const bool stops_some = announces && d.damage == Damage::kLate;
+  Ranks ranks(of, std::chrono::milliseconds(stops_some ? 900 : 30000));
   const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
-  ThreadGroup& group = where.between ? *ranks.between[static_cast<size_t>(sender % inside)]
-                                     : *ranks.inside[static_cast<size_t>(sender / inside)];
-  const int group_size = where.between ? of.nodes : inside;
-  const int group_sender = where.between ? sender / inside : sender % inside;
-  const int64_t calls = of.calls(false), calls_before = of.calls(true) + (of.early() ? calls : 0);
-  const int group_receiver = static_cast<int>((group_sender + 1 + rng.below(group_size - 1)) % group_size);
-  Damager damager(group, damage, group_sender, group_receiver, receivers, calls_before + where.call, calls, rng);
-
-  VoteCase before = of;
-  before.step = of.step - 1;
-  std::vector<VoteResult> results(static_cast<size_t>(of.ranks), VoteResult(of.count));
-  const std::vector<Ended> ended = testing::run_ranks(of.ranks, [&](int r) {
+  ThreadGroup& group = d.between ? *ranks.between[static_cast<size_t>(d.sender % inside)]
+                                 : *ranks.inside[static_cast<size_t>(d.sender / inside)];
+  const int size = d.between ? of.nodes : inside, sender = d.between ? d.sender / inside : d.sender % inside;
+  const int receiver = static_cast<int>((sender + 1 + rng.below(size - 1)) % size);
+  const int64_t calls_before = of.calls(true, number) + (of.early() ? calls : 0);
+  Damager damager(group, d.damage, sender, receiver, d.receivers, calls_before + d.call,
+                  d.of_part_before ? of_part : calls, rng);
+  const std::vector<VoteCase> parts = in_parts(of, number, d.damage == Damage::kLate || rng.chance(0.5), rng);
+  std::vector<VoteCase> before = parts;
+  for (VoteCase& part : before) part.step -= 1;
+  const auto count = static_cast<size_t>(of.ranks);
+  std::vector<PartResults> results(count, room_for(parts));
+  std::vector<VoteResult> after(count, VoteResult(of.count));
+  std::vector<std::vector<SignOutcome>> outcomes(count);
+  const std::vector<Ended> ended = run_ranks(of.ranks, [&](int r) {
+    const auto at = static_cast<size_t>(r);
     SignCollective collective = ranks.collective(r, of.options);
     for (int votes = of.early() ? 2 : 1; votes > 0; --votes) {
-      VoteResult earlier(of.count);
-      EXPECT_TRUE(collective.vote(before.ballot(r), earlier.memory()).applied);
+      PartResults room = room_for(parts);
+      EXPECT_TRUE(vote_in_parts(collective, before, r, room).applied);
     }
-    return collective.vote(of.ballot(r), results[static_cast<size_t>(r)].memory());
+    SignOutcome outcome;
+    std::exception_ptr own;
+    try {
+      outcome = vote_in_parts(collective, parts, r, results[at], &outcomes[at]);
+    } catch (const CollectiveError&) {
+      own = std::current_exception();
+    }
+    if (!stops_some) {
+      EXPECT_TRUE(collective.vote(of.ballot(r), after[at].memory()).applied);
+    }
+    if (own) std::rethrow_exception(own);
+    return outcome;
   });
-  ASSERT_GT(damager.changed(), 0) << "nothing was damaged at " << where.name;
+  ASSERT_GT(damager.changed(), 0) << "nothing was damaged";
   ++tally->cases;
   int threw = 0;
-  bool transport = false;
+  bool rejected = false, transport = false, named = false;
   for (const Ended& each : ended) threw += each.threw, transport |= each.transport;
-  ASSERT_TRUE(threw == 0 || threw == of.ranks) << where.name << ": some applied what others did not: " << threw;
-  for (int r = 0; r < of.ranks; ++r) {
-    const Ended& each = ended[static_cast<size_t>(r)];
+  ASSERT_TRUE(threw == 0 || threw == of.ranks) << "some applied what others did not: " << threw;
+  for (size_t r = 0; r < count; ++r) {
+    const Ended& each = ended[r];
+    if (!stops_some) {
+      ASSERT_EQ(after[r], reference_vote(of)) << "something of the vote before";
+    }
     if (each.threw) {
-      ASSERT_EQ(results[static_cast<size_t>(r)], VoteResult(of.count)) << "written, though it threw";
-      if (late_announcement) continue;
-      ASSERT_FALSE(each.transport) << each.text;
-      ASSERT_EQ(each.text, ended[0].text) << where.name;
-      ASSERT_FALSE(each.ranks.empty());
+      if (number == 1) {
+        ASSERT_EQ(results[r][0], VoteResult(of.count)) << "written, though it threw";
+      }
+      if (stops_some) continue;
+      ASSERT_FALSE(each.transport || each.ranks.empty()) << each.text;
+      ASSERT_EQ(each.text, ended[0].text);
       continue;
     }
     ASSERT_TRUE(each.outcome.applied);
-    ASSERT_EQ(each.outcome.rejected.size(), ended[0].outcome.rejected.size());
-    ASSERT_EQ(results[static_cast<size_t>(r)], vote_without(of, ended[0].outcome.rejected)) << where.name;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const auto& left_out = outcomes[r][p].rejected;
+      ASSERT_EQ(left_out.size(), outcomes[0][p].rejected.size());
+      ASSERT_EQ(results[r][p], vote_without(parts[p], left_out)) << "part " << p;
+      rejected |= !left_out.empty();
+      for (const RejectedBallot& ballot : left_out) named |= r == 0 && ballot.sender == d.sender;
+    }
   }
-  if (transport)
-    ++tally->timed_out;
-  else if (threw)
-    ++tally->refused;
-  else if (ended[0].outcome.rejected.empty())
-    ++tally->right;
-  else
-    ++tally->without;
-  bool named = false;
-  for (const RejectedBallot& each : ended[0].outcome.rejected) named |= each.sender == sender;
-  for (const int rank : ended[0].ranks) named |= rank == sender;
+  for (const int rank : ended[0].ranks) named |= rank == d.sender;
   // The last round may be damaged once without harm, and what a rank passes on between nodes is not its own.
-  if (!of.nodes && where.call + 1 < calls && !late_announcement) {
-    ASSERT_TRUE(named) << where.name << ": " << ended[0].text;
+  if (!of.nodes && d.call + 1 < calls && !stops_some) {
+    ASSERT_TRUE(named) << ended[0].text;
   }
+  ++(transport ? tally->timed_out : threw ? tally->refused : rejected ? tally->without : tally->right);
 }
 
-void damage_everything(const char* name, int ranks, int nodes, SignAlgorithm algorithm,
-                       const std::vector<Where>& places, const std::vector<int>& senders, bool late = true) {
-  Rng rng = testing::seeded(name, 5);
-  Tally all;
+struct DamagedVotes {
+  const char* name;
+  int64_t parts;
+  int ranks, nodes;
+  SignAlgorithm algorithm;
+  std::vector<int> senders;
+  bool late;
+};
+
+std::ostream& operator<<(std::ostream& out, const DamagedVotes& of) { return out << of.name; }
+
+class DamagedVote : public ::testing::TestWithParam<DamagedVotes> {};
+
+TEST_P(DamagedVote, EndsAlikeOnAllRanks) {
+  const auto& [name, parts, ranks, nodes, algorithm, senders, late] = GetParam();
+  Rng rng = seeded(name, 5);
+  VoteCase any = vote_of(ranks, nodes, algorithm, 1, rng);
+  any.late = late;
+  const std::vector<std::string> rounds =
+      any.early() ? std::vector<std::string>{"announce and ballots", "results", "confirm", "commit"}
+      : algorithm == SignAlgorithm::kOnePhase
+          ? std::vector<std::string>{"announce", "ballots", "confirm", "commit"}
+          : std::vector<std::string>{"announce", "ballots", "results", "confirm", "commit"};
   constexpr Damager::Receivers kReceivers[] = {Damager::kOne, Damager::kOthers, Damager::kAll};
   const auto columns = std::ssize(senders) * std::ssize(kReceivers);
-  int64_t row = 0;  // a damage at a place
-  for (const Where& where : places) {
-    Tally tally;
-    for (const Damage damage : kDamages) {
-      int64_t column = 0;
-      for (const int sender : senders)
-        for (const auto receivers : kReceivers) {
-          const bool taken = testing::in_share(row, column++, columns);
-          // Waits for a timeout: once for each place is enough.
-          if (damage == Damage::kLate && where.call == 0 && (sender != 1 || receivers != Damager::kOne)) continue;
-          if (!taken) continue;
-          VoteCase of = vote_of(ranks, nodes, algorithm, 3000 + rng.below(6000), rng);
-          of.late = late;
-          damaged_vote(of, where, damage, sender, receivers, rng, &tally);
-          if (::testing::Test::HasFatalFailure()) {
-            std::printf("at %s, sender %d, damage %d, receivers %d\n", where.name, sender, static_cast<int>(damage),
-                        static_cast<int>(receivers));
-            return;
-          }
+  const int64_t of_part = part_calls(any, parts), calls = vote_calls(any, parts);
+  std::map<std::string, Tally> tallies;
+  int64_t row = 0, waits = 0;
+  for (const bool between : {false, true})
+    for (int64_t call = 0; call < (between && !nodes ? 0 : calls); ++call)
+      for (const Damage damage : kDamages)
+        for (const bool of_part_before : {false, true}) {
+          if (of_part_before && (damage != Damage::kLate || call < of_part || call >= parts * of_part)) continue;
+          const bool waits_here = damage == Damage::kLate && call % of_part == 0 && call + 2 < calls;
+          const std::string& round =
+              rounds[static_cast<size_t>(call < parts * of_part ? call % of_part : call - (parts - 1) * of_part)];
+          int64_t column = 0;
+          for (const int sender : senders)
+            for (const auto receivers : kReceivers) {
+              const bool taken = in_share(row, column++, columns);
+              // Waits for a timeout: one for each is enough.
+              if (waits_here && (sender != 1 || receivers != Damager::kOne || !in_share(waits++))) continue;
+              if (!taken && !waits_here) continue;
+              SCOPED_TRACE(::testing::Message() << round << ", call " << call << ", between " << between << ", sender "
+                                                << sender << ", damage " << static_cast<int>(damage) << ", receivers "
+                                                << receivers << ", of the part before " << of_part_before);
+              const int64_t count = damage == Damage::kLate ? 3072 * rng.between(1, 3) : 4096 + rng.below(6000);
+              VoteCase of = vote_of(ranks, nodes, algorithm, count, rng);
+              of.late = late;
+              damaged_vote(of, parts, {between, call, damage, of_part_before, sender, receivers}, rng, &tallies[round]);
+              if (HasFatalFailure()) return;
+            }
+          ++row;
         }
-      ++row;
-    }
-    EXPECT_GT(tally.cases, 0) << where.name;
-    std::printf(
-        "[ checks ] %s, %s: %lld damaged: %lld right, %lld right without the ballot and its sender named, %lld "
-        "refused by all alike, %lld by timeout\n",
-        name, where.name, static_cast<long long>(tally.cases), static_cast<long long>(tally.right),
-        static_cast<long long>(tally.without), static_cast<long long>(tally.refused),
-        static_cast<long long>(tally.timed_out));
-    all.cases += tally.cases, all.right += tally.right, all.without += tally.without, all.refused += tally.refused;
-    const std::string place = where.name;
-    // A damaged ballot costs that ballot only, and damage in the last round costs nothing.
-    if (place.starts_with("ballots") && algorithm == SignAlgorithm::kTwoPhase) {
-      EXPECT_EQ(tally.without, tally.cases);
-    }
-    if (place.starts_with("commit")) {
-      EXPECT_EQ(tally.right, tally.cases);
-    }
-    if (place.starts_with("results")) {
-      EXPECT_EQ(tally.refused, tally.cases);
-    }
+  Tally all;
+  for (const auto& [round, tally] : tallies) {
+    all.right += tally.right, all.refused += tally.refused;
+    figure("{}, {}: {} damaged: {} right, {} right without the ballot, {} refused by all alike, {} by timeout", name,
+           round, tally.cases, tally.right, tally.without, tally.refused, tally.timed_out);
   }
+  EXPECT_TRUE(all.right > 0 && all.refused > 0);
+  if (parts > 1) return;
+  // A damaged ballot costs that ballot only, damaged results cost the vote, and damage in the last round costs nothing.
+  EXPECT_EQ(tallies.size(), rounds.size());
+  if (algorithm == SignAlgorithm::kTwoPhase) {
+    EXPECT_EQ(tallies["ballots"].without, tallies["ballots"].cases);
+  }
+  EXPECT_EQ(tallies["results"].refused, tallies["results"].cases);
+  EXPECT_EQ(tallies["commit"].right, tallies["commit"].cases);
 }
 
-TEST(SignFaults, DamageInTwoPhases) {
-  damage_everything("two phases", 5, 0, SignAlgorithm::kTwoPhase,
-                    {{false, 0, "announce"},
-                     {false, 1, "ballots"},
-                     {false, 2, "results"},
-                     {false, 3, "confirm"},
-                     {false, 4, "commit"}},
-                    {0, 1, 2, 3, 4});
-}
+INSTANTIATE_TEST_SUITE_P(
+    SignFaults, DamagedVote,
+    ::testing::Values(DamagedVotes{"two phases", 1, 5, 0, SignAlgorithm::kTwoPhase, {0, 1, 2, 3, 4}, true},
+                      DamagedVotes{"with ballots", 1, 5, 0, SignAlgorithm::kTwoPhase, {0, 1, 2, 3, 4}, false},
+                      DamagedVotes{"one phase", 1, 5, 0, SignAlgorithm::kOnePhase, {0, 1, 2, 3, 4}, true},
+                      DamagedVotes{"nodes", 1, 6, 2, SignAlgorithm::kTwoPhase, {0, 1, 4}, true},
+                      DamagedVotes{"parts, two phases", 3, 4, 0, SignAlgorithm::kTwoPhase, {0, 1, 3}, true},
+                      DamagedVotes{"parts, with ballots", 3, 4, 0, SignAlgorithm::kTwoPhase, {0, 1, 3}, false},
+                      DamagedVotes{"parts, one phase", 3, 4, 0, SignAlgorithm::kOnePhase, {0, 1, 3}, true},
+                      DamagedVotes{"parts, nodes", 3, 4, 2, SignAlgorithm::kTwoPhase, {0, 1, 3}, true}));
 
-TEST(SignFaults, DamageWhereAnnouncementsComeWithBallots) {
-  damage_everything(
-      "with ballots", 5, 0, SignAlgorithm::kTwoPhase,
-      {{false, 0, "announce and ballots"}, {false, 1, "results"}, {false, 2, "confirm"}, {false, 3, "commit"}},
-      {0, 1, 2, 3, 4}, false);
-}
+// A transport that fails ---------------------------------------------------------------------------------------------
 
-TEST(SignFaults, DamageInOnePhase) {
-  damage_everything("one phase", 5, 0, SignAlgorithm::kOnePhase,
-                    {{false, 0, "announce"}, {false, 1, "ballots"}, {false, 2, "confirm"}, {false, 3, "commit"}},
-                    {0, 1, 2, 3, 4});
-}
-
-TEST(SignFaults, DamageOnNodes) {
-  damage_everything("nodes", 6, 2, SignAlgorithm::kTwoPhase,
-                    {{false, 0, "announce inside"},
-                     {true, 0, "announce between"},
-                     {false, 1, "ballots inside"},
-                     {true, 1, "ballots' counts between"},
-                     {true, 2, "results between"},
-                     {false, 2, "results inside"},
-                     {false, 3, "confirm inside"},
-                     {true, 3, "confirm between"},
-                     {false, 4, "commit inside"},
-                     {true, 4, "commit between"}},
-                    {0, 1, 4});
+SignBallot eight_signs() {
+  static const std::byte bits{0x55};
+  SignBallot ballot{.count = 8, .bits = &bits};
+  return ballot;
 }
 
 TEST(SignFaults, AfterATransportFailedItIsNotUsedAgain) {
   ThreadGroup group(2, std::chrono::milliseconds(50));
   SignCollective collective(group.transport(0));
-  const std::byte bits{0x55};
   std::byte out{};
-  SignBallot ballot;
-  ballot.count = 8, ballot.bits = &bits;
-  EXPECT_THROW((void)collective.vote(ballot, {&out}), TransportError);
+  EXPECT_THROW((void)collective.vote(eight_signs(), {&out}), TransportError);
   try {
-    (void)collective.vote(ballot, {&out});
+    (void)collective.vote(eight_signs(), {&out});
     ADD_FAILURE();
   } catch (const TransportError& e) {
-    EXPECT_NE(std::string(e.what()).find("rank 1 did not come"), std::string::npos) << e.what();
+    expect_in("rank 1 did not come", e.what());
   }
 }
 
@@ -313,13 +323,10 @@ TEST(SignFaults, ForeignExceptionsPass) {
   struct Foreign {};
   const auto fail = [](const std::byte*, std::byte*, int64_t) { throw Foreign(); };
   SignCollective collective(std::make_shared<CallbackTransport>(0, 2, fail, fail));
-  const std::byte bits{0x55};
   std::byte out{};
-  SignBallot ballot;
-  ballot.count = 8, ballot.bits = &bits;
-  EXPECT_THROW((void)collective.vote(ballot, {&out}), Foreign);
-  EXPECT_THROW((void)collective.vote(ballot, {&out}), TransportError);
+  EXPECT_THROW((void)collective.vote(eight_signs(), {&out}), Foreign);
+  EXPECT_THROW((void)collective.vote(eight_signs(), {&out}), TransportError);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,20 +1,12 @@
 // Means under error feedback: the same bits as of all signs in one place, whatever the number of ranks; what is sent
 // and what is kept add up; a mean that is not applied changes no residual.
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "backend/cpu/cpu_backend.h"
 #include "backend/catalog.h"
-#include "support/share.h"
 #include "support/sign_ranks.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::Bits;
-using testing::Ended;
-using testing::Rng;
 
 float number(uint16_t bf16) {
   const uint32_t wide = uint32_t{bf16} << 16;
@@ -39,7 +31,7 @@ struct MeanCase {
   void draw(Rng& rng) {
     bits.clear(), scales.clear();
     for (int r = 0; r < ranks; ++r) {
-      bits.push_back(testing::random_bits(count, rng));
+      bits.push_back(random_bits(count, rng));
       scales.emplace_back();
       for (int64_t i = 0; i < sign_scales(count); ++i) scales.back().push_back(random_scale(rng));
     }
@@ -47,7 +39,7 @@ struct MeanCase {
   SignBallot ballot(int rank, uint64_t step) const {
     const auto r = static_cast<size_t>(rank);
     SignBallot out;
-    out.count = count, out.bits = testing::as_bytes(bits[r]), out.scales = scales[r].data();
+    out.count = count, out.bits = bytes(bits[r]), out.scales = scales[r].data();
     out.step = step, out.weight = weights[r];
     return out;
   }
@@ -68,8 +60,8 @@ struct MeanResult {
   Bits bits;
   std::vector<uint16_t> scales;
   explicit MeanResult(int64_t count)
-      : bits(testing::sign_bytes(count), 0xa5), scales(static_cast<size_t>(sign_scales(count)), 0xa5a5) {}
-  SignResult memory() { return {testing::as_bytes(bits), nullptr, nullptr, scales.data()}; }
+      : bits(sign_bytes(count), 0xa5), scales(static_cast<size_t>(sign_scales(count)), 0xa5a5) {}
+  SignResult memory() { return {bytes(bits), nullptr, nullptr, scales.data()}; }
   bool operator==(const MeanResult&) const = default;
 };
 
@@ -90,13 +82,13 @@ struct Whole {
     std::vector<const std::byte*> ballots;
     std::vector<const uint16_t*> ballot_scales;
     for (size_t r = 0; r < of.bits.size(); ++r)
-      ballots.push_back(testing::as_bytes(of.bits[r])), ballot_scales.push_back(of.scales[r].data());
+      ballots.push_back(bytes(of.bits[r])), ballot_scales.push_back(of.scales[r].data());
     FeedbackItem item;
     item.count = of.count;
     item.ballots = ballots, item.ballot_scales = ballot_scales, item.weights = of.weights;
     item.codec = find_codec(of.state);
     item.codes = codes.data(), item.scales = scales.empty() ? nullptr : scales.data();
-    item.bits = testing::as_bytes(result.bits), item.bit_scales = result.scales.data();
+    item.bits = bytes(result.bits), item.bit_scales = result.scales.data();
     cpu->feedback({&item, 1}, 1, nullptr);
     std::memcpy(stored.data(), codes.data(), codes_bytes);
     if (!scales.empty()) std::memcpy(stored.data() + codes_bytes, scales.data(), scales.size() * 4);
@@ -109,7 +101,7 @@ struct Whole {
 };
 
 TEST(SignMean, IsThatOfAllSignsInOnePlace) {
-  Rng rng = testing::seeded("means", 11);
+  Rng rng = seeded("means", 11);
   int64_t cases = 0, signs = 0;
   for (int i = 0; i < 150; ++i) {
     MeanCase of = random_case(static_cast<int>(rng.between(1, 9)), rng);
@@ -119,8 +111,7 @@ TEST(SignMean, IsThatOfAllSignsInOnePlace) {
     std::vector<SignCollective> collectives;
     std::vector<SignResidual> residuals;
     for (int r = 0; r < of.ranks; ++r) {
-      SignCollectiveOptions options;
-      options.threads = 1;
+      SignCollectiveOptions options{.threads = 1};
       collectives.emplace_back(group.transport(r), options);
       residuals.emplace_back(of.count, r, of.ranks, of.state);
     }
@@ -128,7 +119,7 @@ TEST(SignMean, IsThatOfAllSignsInOnePlace) {
       of.draw(rng);
       whole.step(of);
       std::vector<MeanResult> results(static_cast<size_t>(of.ranks), MeanResult(of.count));
-      for (const Ended& each : testing::run_ranks(of.ranks, [&](int r) {
+      for (const Ended& each : run_ranks(of.ranks, [&](int r) {
              const auto at = static_cast<size_t>(r);
              return collectives[at].mean(of.ballot(r, static_cast<uint64_t>(step)), results[at].memory(),
                                          residuals[at]);
@@ -148,14 +139,13 @@ TEST(SignMean, IsThatOfAllSignsInOnePlace) {
       ++cases, signs += of.count;
     }
   }
-  std::printf("[ checks ] %lld means of 1 to 9 ranks, %lld signs: bits, scales and residuals as in one place\n",
-              static_cast<long long>(cases), static_cast<long long>(signs));
+  figure("{} means of 1 to 9 ranks, {} signs: bits, scales and residuals as in one place", cases, signs);
 }
 
 // The values sent and the values left add up to the sum of the means: in float32 but for rounding, an ulp of a value a
 // step.
 TEST(SignMean, LosesNothing) {
-  Rng rng = testing::seeded("sums of means", 12);
+  Rng rng = seeded("sums of means", 12);
   MeanCase of = random_case(4, rng);
   of.count = 5000, of.state = "fp32", of.weights = {1, 2, 0, 3};
   constexpr int kSteps = 40;
@@ -169,7 +159,7 @@ TEST(SignMean, LosesNothing) {
   for (int step = 0; step < kSteps; ++step) {
     of.draw(rng);
     std::vector<MeanResult> results(4, MeanResult(of.count));
-    for (const Ended& each : testing::run_ranks(4, [&](int r) {
+    for (const Ended& each : run_ranks(4, [&](int r) {
            const auto at = static_cast<size_t>(r);
            return collectives[at].mean(of.ballot(r, 0), results[at].memory(), residuals[at]);
          }))
@@ -178,10 +168,10 @@ TEST(SignMean, LosesNothing) {
       const auto at = static_cast<size_t>(i);
       for (size_t r = 0; r < 4; ++r) {
         const double scale = number(of.scales[r][at / 1024]);
-        means[at] += of.weights[r] / 6.0 * (testing::sign_of(of.bits[r], i) ? scale : -scale);
+        means[at] += of.weights[r] / 6.0 * (sign_of(of.bits[r], i) ? scale : -scale);
       }
       const double scale = number(results[0].scales[at / 1024]);
-      sent[at] += testing::sign_of(results[0].bits, i) ? scale : -scale;
+      sent[at] += sign_of(results[0].bits, i) ? scale : -scale;
       largest = std::max(largest, std::abs(means[at]));
     }
   }
@@ -197,12 +187,12 @@ TEST(SignMean, LosesNothing) {
   const double bound = kSteps * 6 * (magnitude + 16) * 0x1p-24;
   EXPECT_LT(worst, bound);
   EXPECT_GT(without, 1000 * bound) << "the residual holds nothing";
-  std::printf("[ checks ] %d steps: means - sent - residual at most %.2g (bound %.2g; without the residual %.2g)\n",
-              kSteps, worst, bound, without);
+  figure("{} steps: means - sent - residual at most {} (bound {}; without the residual {})", kSteps, worst, bound,
+         without);
 }
 
 TEST(SignMean, WhatIsNotAppliedLeavesTheResidual) {
-  Rng rng = testing::seeded("means undone", 13);
+  Rng rng = seeded("means undone", 13);
   int64_t grid = 0, damaged = 0, not_applied = 0, right = 0, without = 0;
   for (int call = 0; call < 5; ++call)
     for (int sender = 0; sender < 5; ++sender)
@@ -210,7 +200,7 @@ TEST(SignMean, WhatIsNotAppliedLeavesTheResidual) {
         for (const int what : {0, 1, 2}) {  // a flipped bit at one rank, at all others; a scale that is not finite
           // Every share has each call with each damage.
           const bool always = sender == 0 && std::string(state) == "fp32";
-          if (!always && !testing::in_share(grid++)) continue;
+          if (!always && !in_share(grid++)) continue;
           MeanCase of = random_case(5, rng);
           of.count = 5 * 1024 - 3, of.state = state, of.weights = {1, 1, 1, 1, 1};
           of.draw(rng);
@@ -224,7 +214,7 @@ TEST(SignMean, WhatIsNotAppliedLeavesTheResidual) {
           });
           std::vector<std::vector<std::byte>> before(5), after(5);
           std::vector<MeanResult> results(5, MeanResult(of.count));
-          const std::vector<Ended> ended = testing::run_ranks(5, [&](int r) {
+          const std::vector<Ended> ended = run_ranks(5, [&](int r) {
             const auto at = static_cast<size_t>(r);
             SignCollective collective(group.transport(r));
             SignResidual residual(of.count, r, 5, state);
@@ -265,11 +255,42 @@ TEST(SignMean, WhatIsNotAppliedLeavesTheResidual) {
           }
         }
   EXPECT_TRUE(not_applied > 0 && without > 0 && right > 0);
-  std::printf(
-      "[ checks ] %lld damaged means: %lld refused by all, every residual as before; %lld without a ballot, its "
-      "sender named; %lld unharmed\n",
-      static_cast<long long>(damaged), static_cast<long long>(not_applied), static_cast<long long>(without),
-      static_cast<long long>(right));
+  figure("{} damaged means: {} refused by all, every residual as before; {} without a ballot, its sender named; {} "
+         "unharmed", damaged, not_applied, without, right);
+}
+
+// Scales so large that their mean is beyond float32.
+TEST(SignMean, OverflowIsNotAppliedAndNotKept) {
+  constexpr int64_t kCount = 3000;
+  ThreadGroup group(2, std::chrono::seconds(60));
+  int64_t refused = 0, infinite = 0;
+  const auto ended = run_ranks(2, [&](int r) {
+    SignCollective collective(group.transport(r));
+    SignResidual residual(kCount, r, 2, "fp32");
+    std::vector<std::byte> bits(sign_bits_bytes(kCount), std::byte{0x5a}), result(bits.size());
+    std::vector<uint16_t> scales(sign_scales(kCount)), means(scales.size());
+    SignBallot ballot{.count = kCount, .bits = bits.data(), .scales = scales.data()};
+    SignOutcome outcome;
+    for (const uint16_t scale : {uint16_t{0x7f7f}, uint16_t{0x3f80}}) {  // the largest bfloat16, and 1
+      std::fill(scales.begin(), scales.end(), scale);
+      try {
+        outcome = collective.mean(ballot, {result.data(), nullptr, nullptr, means.data()}, residual);
+      } catch (const CollectiveError& e) {
+        EXPECT_EQ(scale, 0x7f7f) << e.what();
+        if (r == 0) ++refused;
+      }
+    }
+    EXPECT_EQ(means, std::vector<uint16_t>(means.size(), 0x3f80));
+    std::vector<float> kept(static_cast<size_t>(residual.count()));
+    residual.read_values(kept.data());
+    for (const float x : kept)
+      if (r == 0) infinite += !std::isfinite(x);
+    return outcome;
+  });
+  for (const Ended& each : ended) EXPECT_TRUE(each.outcome.applied) << each.text;
+  EXPECT_EQ(refused, 1);
+  EXPECT_EQ(infinite, 0);
+  figure("{} mean beyond float32 refused; the next is applied, {} residuals are not finite", refused, infinite);
 }
 
 TEST(SignMean, ResidualsGoThroughCheckpointsAndOtherNumbersOfRanks) {
@@ -308,14 +329,13 @@ TEST(SignMean, AnotherShapeOfResidualIsRefused) {
   MeanResult result(100);
   const Bits bits(13, 0);
   const std::vector<uint16_t> scales(1, 0x3f80);
-  SignBallot ballot;
-  ballot.count = 100, ballot.bits = testing::as_bytes(bits), ballot.scales = scales.data();
+  SignBallot ballot{.count = 100, .bits = bytes(bits), .scales = scales.data()};
   SignResidual other(101, 0, 1), right(100, 0, 1);
   EXPECT_THROW((void)collective.mean(ballot, result.memory(), other), Error);
   EXPECT_TRUE(collective.mean(ballot, result.memory(), right).applied);
-  ballot.presence = testing::as_bytes(bits);
+  ballot.presence = bytes(bits);
   EXPECT_THROW((void)collective.mean(ballot, result.memory(), right), Error);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

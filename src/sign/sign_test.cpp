@@ -2,31 +2,23 @@
 // and callers at the same time. Sign bits, too.
 #include "lowtide/sign.h"
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <thread>
-
 #include "support/fake/fake_backend.h"
 #include "core/error.h"
 #include "sign/sign_on.h"
 #include "support/sign_reference.h"
+#include "support/test.h"
 
 namespace lowtide::sign {
 namespace {
 
 using testing::Bits;
+using testing::bytes;
+using testing::expect_refusal;
+using testing::random_bytes;
 
 constexpr int64_t kLarge = (int64_t{1} << 23) + 77;  // more signs than are turned round at a time
 
 std::span<std::byte> span_of(Bits& bits) { return {reinterpret_cast<std::byte*>(bits.data()), bits.size()}; }
-const std::byte* bytes(const Bits& bits) { return reinterpret_cast<const std::byte*>(bits.data()); }
-
-Bits random_bytes(size_t size, testing::Rng& rng) {
-  Bits out(size);
-  for (auto& byte : out) byte = static_cast<unsigned char>(rng.next());
-  return out;
-}
 
 // Bit by bit, and so nothing of the library's own way.
 Bits turned(const Bits& bits) {
@@ -38,17 +30,6 @@ Bits turned(const Bits& bits) {
 
 // As a ballot of the order would be stored, of bits in the order "little".
 Bits in_order(const Bits& bits, BitOrder order) { return order == BitOrder::kBig ? turned(bits) : bits; }
-
-template <class Call>
-void expect_refused(Call&& call, const char* words, ErrorKind kind = ErrorKind::kInvalidArgument) {
-  try {
-    call();
-    ADD_FAILURE() << "not refused: " << words;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << words << " not in: " << error.what();
-  }
-}
 
 TEST(Sign, PacksAndUnpacksInBothOrders) {
   auto rng = testing::seeded("signs in both orders", 501);
@@ -76,8 +57,8 @@ TEST(Sign, PacksAndUnpacksInBothOrders) {
     }
     elements += count;
   }
-  std::printf("%d arrays of %lld elements, %lld of them marked as zero: %lld differ\n", kCases,
-              static_cast<long long>(elements), static_cast<long long>(zeros_seen), static_cast<long long>(differing));
+  testing::figure("{} arrays of {} elements, {} of them marked as zero: {} differ", kCases, elements, zeros_seen,
+                  differing);
   EXPECT_EQ(differing, 0);
   EXPECT_GT(zeros_seen, 10000);
 }
@@ -105,8 +86,8 @@ TEST(Sign, SignBitsWhateverTheValue) {
     not_signs += signs != wanted;
     elements += count;
   }
-  std::printf("%d arrays of %lld elements: %lld differ; in %lld the signs are others\n", kCases,
-              static_cast<long long>(elements), static_cast<long long>(differing), static_cast<long long>(not_signs));
+  testing::figure("{} arrays of {} elements: {} differ; in {} the signs are others", kCases, elements, differing,
+                  not_signs);
   EXPECT_EQ(differing, 0);
   EXPECT_GT(not_signs, 1000);
 }
@@ -152,9 +133,8 @@ TEST(Sign, MajoritiesInBothOrdersWhereverTheResultIs) {
     if (vote.ties == Ties::kZero) differing += zeros != in_order(tied, order);
     signs += count;
   }
-  std::printf("%d votes on %lld signs, %lld ties, %lld results on top of what they came from: %lld differ\n", kCases,
-              static_cast<long long>(signs), static_cast<long long>(ties), static_cast<long long>(on_top),
-              static_cast<long long>(differing));
+  testing::figure("{} votes on {} signs, {} ties, {} results on top of what they came from: {} differ", kCases, signs,
+                  ties, on_top, differing);
   EXPECT_EQ(differing, 0);
   EXPECT_GT(ties, 5000);
   EXPECT_GT(on_top, 500);
@@ -166,21 +146,21 @@ TEST(Sign, RefusesWhatMakesNoSense) {
   const auto pack_with = [&](DType dtype, int64_t count, Bits& out, Options options = {}) {
     pack(dtype, values.data(), count, span_of(out), options);
   };
-  expect_refused([&] { pack_with(DType::kF32, 20, more); }, "got 4 bytes of bits for 20 signs, wanted 3");
-  expect_refused([&] { pack_with(DType::kF32, -1, bits); }, "got -1 signs");
-  expect_refused([&] { pack_with(static_cast<DType>(7), 20, bits); }, "got element type 7, wanted float32");
-  expect_refused([&] { pack_with(DType::kF32, 20, bits, {static_cast<BitOrder>(2)}); }, "got bit order 2");
-  expect_refused([&] { pack_with(DType::kF32, 20, bits, {BitOrder::kBig, -1}); }, "got threads=-1");
-  expect_refused([&] { pack(DType::kF32, nullptr, 20, span_of(bits)); }, "got no values for 20 signs");
-  expect_refused([&] { pack(DType::kF32, values.data(), 20, {static_cast<std::byte*>(nullptr), 3}); }, "got NULL");
+  expect_refusal([&] { pack_with(DType::kF32, 20, more); }, "got 4 bytes of bits for 20 signs, wanted 3");
+  expect_refusal([&] { pack_with(DType::kF32, -1, bits); }, "got -1 signs");
+  expect_refusal([&] { pack_with(static_cast<DType>(7), 20, bits); }, "got element type 7, wanted float32");
+  expect_refusal([&] { pack_with(DType::kF32, 20, bits, {static_cast<BitOrder>(2)}); }, "got bit order 2");
+  expect_refusal([&] { pack_with(DType::kF32, 20, bits, {BitOrder::kBig, -1}); }, "got threads=-1");
+  expect_refusal([&] { pack(DType::kF32, nullptr, 20, span_of(bits)); }, "got no values for 20 signs");
+  expect_refusal([&] { pack(DType::kF32, values.data(), 20, {static_cast<std::byte*>(nullptr), 3}); }, "got NULL");
   auto* const raw = reinterpret_cast<std::byte*>(values.data());
-  expect_refused([&] { pack(DType::kF32, raw + 1, 19, span_of(bits)); }, "aligned to an element");
-  expect_refused([&] { pack(DType::kF32, values.data(), 20, {raw + 77, 3}); }, "got bits that share memory");
-  expect_refused([&] { unpack({raw, 3}, DType::kF32, values.data(), 20); }, "got bits that share memory");
-  expect_refused([&] { unpack(span_of(bits), DType::kF32, values.data(), 20, {raw + 4, 3}); }, "got zeros that share");
-  expect_refused([&] { unpack(span_of(bits), DType::kF32, values.data(), 20, span_of(more)); }, "4 bytes of zeros");
+  expect_refusal([&] { pack(DType::kF32, raw + 1, 19, span_of(bits)); }, "aligned to an element");
+  expect_refusal([&] { pack(DType::kF32, values.data(), 20, {raw + 77, 3}); }, "got bits that share memory");
+  expect_refusal([&] { unpack({raw, 3}, DType::kF32, values.data(), 20); }, "got bits that share memory");
+  expect_refusal([&] { unpack(span_of(bits), DType::kF32, values.data(), 20, {raw + 4, 3}); }, "got zeros that share");
+  expect_refusal([&] { unpack(span_of(bits), DType::kF32, values.data(), 20, span_of(more)); }, "4 bytes of zeros");
   // The number of elements where that of bytes is meant.
-  expect_refused([&] { unpack({raw, 20}, DType::kF32, values.data(), 20); }, "got 20 bytes of bits for 20 signs");
+  expect_refusal([&] { unpack({raw, 20}, DType::kF32, values.data(), 20); }, "got 20 bytes of bits for 20 signs");
 
   Bits result(3, 0x5a), zeros(3, 0x5a);
   const std::vector<const std::byte*> ballots = {bytes(bits), nullptr};
@@ -192,22 +172,22 @@ TEST(Sign, RefusesWhatMakesNoSense) {
     majority(vote, span_of(result), marks);
   };
   for (const BitOrder order : {BitOrder::kLittle, BitOrder::kBig}) {
-    expect_refused([&] { vote_with({}, Ties::kHash, {}, order); }, "got no ballot from voter 1, whose weight is 1");
-    expect_refused([&] { vote_with(one, Ties::kHash, {}, order); }, "got 1 weights for 2 ballots");
-    expect_refused([&] { vote_with(huge, Ties::kHash, {}, order); }, "2147483648 votes");
-    expect_refused([&] { vote_with(absent, static_cast<Ties>(9), {}, order); }, "got tie rule 9");
-    expect_refused([&] { vote_with(absent, Ties::kZero, {}, order); }, "got 0 bytes of zeros");
-    expect_refused([&] { vote_with(absent, Ties::kPlus, span_of(zeros), order); }, "wanted it with rule 'zero' only");
-    expect_refused([&] { vote_with(absent, Ties::kZero, span_of(result), order); }, "got zeros that share memory");
-    expect_refused([&] { vote_with(absent, Ties::kZero, span_of(bits), order); }, "got zeros that share memory");
-    expect_refused([&] { vote_with(absent, Ties::kPrevious, {}, order); }, "got no earlier result");
+    expect_refusal([&] { vote_with({}, Ties::kHash, {}, order); }, "got no ballot from voter 1, whose weight is 1");
+    expect_refusal([&] { vote_with(one, Ties::kHash, {}, order); }, "got 1 weights for 2 ballots");
+    expect_refusal([&] { vote_with(huge, Ties::kHash, {}, order); }, "2147483648 votes");
+    expect_refusal([&] { vote_with(absent, static_cast<Ties>(9), {}, order); }, "got tie rule 9");
+    expect_refusal([&] { vote_with(absent, Ties::kZero, {}, order); }, "got 0 bytes of zeros");
+    expect_refusal([&] { vote_with(absent, Ties::kPlus, span_of(zeros), order); }, "wanted it with rule 'zero' only");
+    expect_refusal([&] { vote_with(absent, Ties::kZero, span_of(result), order); }, "got zeros that share memory");
+    expect_refusal([&] { vote_with(absent, Ties::kZero, span_of(bits), order); }, "got zeros that share memory");
+    expect_refusal([&] { vote_with(absent, Ties::kPrevious, {}, order); }, "got no earlier result");
   }
-  expect_refused([&] { majority({20, {}}, span_of(result)); }, "got 0 ballots, wanted 1 to 65535");
+  expect_refusal([&] { majority({20, {}}, span_of(result)); }, "got 0 ballots, wanted 1 to 65535");
   const std::vector<const std::byte*> crowd(65536, bytes(bits));
-  expect_refused([&] { majority({20, crowd}, span_of(result)); }, "got 65536 ballots");
+  expect_refusal([&] { majority({20, crowd}, span_of(result)); }, "got 65536 ballots");
   Bits shifted(5, 0x5a);
   const std::vector<const std::byte*> part = {bytes(shifted) + 1};
-  expect_refused([&] { majority({20, part}, span_of(shifted).first(3)); }, "got ballots that share memory");
+  expect_refusal([&] { majority({20, part}, span_of(shifted).first(3)); }, "got ballots that share memory");
   EXPECT_EQ(bits, Bits(3, 0x5a)) << "a refused call has written";
   EXPECT_EQ(result, bits);
   EXPECT_EQ(zeros, bits);
@@ -218,7 +198,7 @@ TEST(Sign, OnADeviceInTheOrderLittleOnly) {
   fake::FakeBackend device{{}};
   float value = 1;
   Bits bits(1);
-  expect_refused(
+  expect_refusal(
       [&] {
         pack_on(device, nullptr, DType::kF32, &value, 1, span_of(bits), {BitOrder::kBig, 1});
       },
@@ -247,8 +227,7 @@ TEST(Sign, ManyCallersAtATime) {
       }
     });
   for (std::thread& caller : callers) caller.join();
-  std::printf("%d threads, %d packs and votes of %lld signs each: %d wrong\n", kCallers, kRounds,
-              static_cast<long long>(kCount), wrong.load());
+  testing::figure("{} threads, {} packs and votes of {} signs each: {} wrong", kCallers, kRounds, kCount, wrong.load());
   EXPECT_EQ(wrong, 0);
 }
 

@@ -1,15 +1,10 @@
 // Claim: whichever small allocation fails, every call works or throws, parameters and state stay together, the
 // optimizer stays usable, and nothing leaks. An executable of its own: operator new is replaced.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cstdlib>
 #include <new>
 
 #include "support/fault_tally.h"
 #include "support/faulty_env.h"
-#include "support/share.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace {
 
@@ -143,7 +138,7 @@ void try_everything(const char* what, const std::string& disk, const std::functi
       if (!reached) break;
     }
   tally.print(what);
-  std::printf("%-28s allocations leaked %lld\n", "", Tally::ll(leaked));
+  figure("  allocations leaked {}", leaked);
   EXPECT_EQ(leaked, 0);
 }
 
@@ -284,7 +279,7 @@ TEST_F(Allocation, InConstruction) {
       tally.bytes += env.mapped;
     }
   tally.print("construction");
-  std::printf("%-28s allocations leaked %lld\n", "", Tally::ll(leaked));
+  figure("  allocations leaked {}", leaked);
   EXPECT_EQ(leaked, 0);
 }
 

@@ -1,18 +1,11 @@
 // liblowtide_bnb through its C functions, whichever memory serves them.
 #include "lowtide/bnb.h"
 
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "support/random.h"
+#include "support/test.h"
 
 extern "C" int lt_bnb_names_test(void);
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 bool on_device() { return std::string(lt_bnb_place()).rfind("sycl: ", 0) == 0; }
@@ -20,7 +13,7 @@ bool on_device() { return std::string(lt_bnb_place()).rfind("sycl: ", 0) == 0; }
 TEST(Bnb, NamesAndParametersAreThoseOfPython) { EXPECT_EQ(lt_bnb_names_test(), 6) << lt_bnb_last_error(); }
 
 TEST(Bnb, MemoryIsZeroAlignedAndTheHosts) {
-  auto rng = testing::seeded("bnb memory", 71);
+  auto rng = seeded("bnb memory", 71);
   constexpr int kCases = 100;
   int64_t bytes = 0, nonzero = 0, unaligned = 0;
   std::vector<std::pair<unsigned char*, size_t>> held;
@@ -40,15 +33,14 @@ TEST(Bnb, MemoryIsZeroAlignedAndTheHosts) {
   }
   for (const auto& [memory, size] : held) cfree_managed_ptr(memory);
   cfree_managed_ptr(nullptr);
-  std::printf("%s: %d allocations of %lld bytes in all: %lld bytes not zero, %lld not aligned\n", lt_bnb_place(),
-              kCases, static_cast<long long>(bytes), static_cast<long long>(nonzero),
-              static_cast<long long>(unaligned));
+  figure("{}: {} allocations of {} bytes in all: {} bytes not zero, {} not aligned", lt_bnb_place(), kCases, bytes,
+         nonzero, unaligned);
   EXPECT_EQ(nonzero, 0);
   EXPECT_EQ(unaligned, 0);
 }
 
 TEST(Bnb, FillsSetTheirElementsOnly) {
-  auto rng = testing::seeded("bnb fills", 72);
+  auto rng = seeded("bnb fills", 72);
   constexpr int64_t kFloats = 100000;
   constexpr int kCases = 100;
   auto* memory = static_cast<float*>(cget_managed_ptr(kFloats * sizeof(float)));
@@ -71,8 +63,7 @@ TEST(Bnb, FillsSetTheirElementsOnly) {
     set += n;
     differing += std::memcmp(memory, wanted.data(), kFloats * sizeof(float)) != 0;
   }
-  std::printf("%s: %d fills of %lld elements: %lld differ\n", lt_bnb_place(), kCases, static_cast<long long>(set),
-              static_cast<long long>(differing));
+  figure("{}: {} fills of {} elements: {} differ", lt_bnb_place(), kCases, set, differing);
   EXPECT_EQ(differing, 0);
   cfree_managed_ptr(memory);
 }
@@ -130,7 +121,7 @@ TEST(Bnb, FailuresAreSaidAndChangeNothing) {
   void* again = cget_managed_ptr(100);
   EXPECT_NE(again, nullptr);
   cfree_managed_ptr(again);
-  std::printf("%s: %d failures, each said\n", lt_bnb_place(), failures);
+  figure("{}: {} failures, each said", lt_bnb_place(), failures);
 }
 
 TEST(Bnb, ThreadsShareIt) {
@@ -149,14 +140,13 @@ TEST(Bnb, ThreadsShareIt) {
       }
     });
   for (std::thread& thread : threads) thread.join();
-  std::printf("%s: %d threads, %d rounds each, %lld bytes wrong\n", lt_bnb_place(), kThreads, kRounds,
-              static_cast<long long>(wrong));
+  figure("{}: {} threads, {} rounds each, {} bytes wrong", lt_bnb_place(), kThreads, kRounds, wrong);
   EXPECT_EQ(wrong, 0);
 }
 
 TEST(BnbOnDevice, IsServedBySycl) {
   if (!on_device()) GTEST_SKIP() << lt_bnb_place();
-  std::printf("%s\n", lt_bnb_place());
+  figure("{}", lt_bnb_place());
 }
 
 TEST(BnbWithoutDevice, TheHostServesAndTheReasonIsSaid) {
@@ -164,8 +154,8 @@ TEST(BnbWithoutDevice, TheHostServesAndTheReasonIsSaid) {
   if (on_device()) GTEST_SKIP() << lt_bnb_place();
   EXPECT_EQ(std::string(lt_bnb_place()).rfind("host: ", 0), 0u);
   EXPECT_GT(std::strlen(lt_bnb_place()), 20u);
-  std::printf("%s\n", lt_bnb_place());
+  figure("{}", lt_bnb_place());
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,15 +1,9 @@
 // Several devices: the number of a prefetch chooses the device, whose own queue it goes to.
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <vector>
-
 #include "bnb/memory.h"
 #include "core/error.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 struct Calls {
@@ -106,8 +100,8 @@ TEST(BnbDevices, TheNumberOfAPrefetchChooses) {
   EXPECT_EQ(calls[0].allocated, 1);
   EXPECT_EQ(calls[0].freed, 1);
   EXPECT_EQ(calls[0].filled, 2);
-  std::printf("%d devices, 4 prefetches, each on its own\n", kDevices);
+  figure("{} devices, 4 prefetches, each on its own", kDevices);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,14 +1,10 @@
 // The library on CUDA, whose runtime is emulated: paged memory is CUDA's managed memory, and a call waits twice.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdlib>
-
 #include "backend/registry.h"
 #include "bnb/memory.h"
 #include "core/error.h"
 #include "cuda_emulator.h"
 #include "shared_copy.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -66,7 +62,7 @@ TEST_F(BnbOnCuda, PagedMemoryIsTheHostsWhereManagedMemoryIsNotPaged) {
     cuda_emulator::change(settings);
     bnb::Memory memory(kCuda);
     EXPECT_EQ(memory.place().rfind(wanted.begin, 0), 0u) << memory.place();
-    EXPECT_NE(memory.place().find(wanted.part), std::string::npos) << memory.place();
+    expect_in(wanted.part, memory.place());
     auto* const data = static_cast<unsigned char*>(memory.allocate(10000));
     cudaPointerAttributes seen;
     EXPECT_EQ(cudaPointerGetAttributes(&seen, data), cudaSuccess);

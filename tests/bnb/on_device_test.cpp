@@ -1,10 +1,6 @@
 // Every optimizer symbol on the SYCL device, where there is one.
-#include <gtest/gtest.h>
-
-#include <set>
-
 #include "shared_copy.h"
-#include "support/share.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -41,7 +37,7 @@ TEST(BnbOnDevice, StepsHaveTheBitsOfTheHost) {
     }
   }
   lt_bnb_use_backend("cpu", nullptr, nullptr);
-  std::printf("%d steps on the device: %d differ\n", steps, differing);
+  figure("{} steps on the device: {} differ", steps, differing);
   EXPECT_EQ(differing, 0);
   EXPECT_EQ(families.size(), 6u);
 }

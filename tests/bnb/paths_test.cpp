@@ -1,12 +1,10 @@
 // The ways a step can go: with states as floats for any map, through a backend's own step, on a device, through the
 // host for a device. All give the same bits.
-#include <gtest/gtest.h>
-
 #include "support/fake/fake_backend.h"
-#include "support/share.h"
 #include "backend/registry.h"
 #include "bnb/update.h"
 #include "core/error.h"
+#include "support/test.h"
 #include "symbols.h"
 
 namespace lowtide::testing {
@@ -57,7 +55,7 @@ TEST(BnbPaths, StatesAsFloatsHaveTheBackendsBits) {
       }
     }
   }
-  std::printf("%d steps, %lld bytes: %d steps differ\n", cases, static_cast<long long>(bytes), differing);
+  figure("{} steps, {} bytes: {} steps differ", cases, bytes, differing);
   EXPECT_EQ(differing, 0);
 }
 
@@ -77,52 +75,33 @@ TEST(BnbPaths, ThreadsChangeNothing) {
     differing += a.bytes() != b.bytes();
     ++cases;
   }
-  std::printf("%d steps by 1 and by 3 threads: %d differ\n", cases, differing);
+  figure("{} steps by 1 and by 3 threads: {} differ", cases, differing);
   EXPECT_EQ(differing, 0);
 }
 
-// An update whose memory is a device's, with the bytes of another's arrays.
-class OnDevice {
+struct DeviceMemory {
+  std::deque<DeviceBytes> memory;
+};
+
+// A case in memory of a device.
+class OnDevice : DeviceMemory, public MovedCase {
  public:
-  OnDevice(BnbCase& c, fake::FakeBackend& device) : device_(device), u(c.u) {
-    for (auto& array : c.arrays) add(array.data(), array.size() * 8);
-    for (auto& one : c.absmax) add(one.data(), one.size() * 4);
-    for (auto& map : c.maps) add(map.data(), map.size() * 4);
-    add(&c.unorm, 4);
-    move(u.p), move(u.g), move(u.state1), move(u.state2), move(u.unorm);
-    move(u.quantiles1), move(u.quantiles2), move(u.absmax1), move(u.absmax2);
-  }
+  OnDevice(BnbCase& c, fake::FakeBackend& device)
+      : MovedCase(c,
+                  [&](size_t bytes) {
+                    return memory.emplace_back(device, MemoryKind::kDevice, static_cast<int64_t>(bytes)).data();
+                  }),
+        device_(device) {}
 
   void copy(bool to_device) {
-    for (const Part& part : parts_) {
-      void* there = part.memory.data();
-      device_.copy(nullptr, to_device ? there : part.here, to_device ? part.here : there, part.memory.bytes());
-    }
+    for (const Part& part : parts())
+      device_.copy(nullptr, to_device ? part.there : part.here, to_device ? part.here : part.there,
+                   static_cast<int64_t>(part.bytes));
     device_.host_wait(device_.record(nullptr));
   }
 
  private:
-  struct Part {
-    void* here;
-    DeviceBytes memory;
-  };
-  void add(void* data, size_t bytes) {
-    parts_.push_back({data, DeviceBytes(device_, MemoryKind::kDevice, static_cast<int64_t>(bytes))});
-  }
-  template <class T>
-  void move(T*& pointer) {
-    for (const Part& part : parts_)
-      if (part.here == pointer) {
-        pointer = reinterpret_cast<T*>(part.memory.data());
-        return;
-      }
-  }
-
   fake::FakeBackend& device_;
-  std::vector<Part> parts_;
-
- public:
-  bnb::Update u;
 };
 
 TEST(BnbPaths, ADeviceHasTheBitsOfTheHost) {
@@ -146,14 +125,14 @@ TEST(BnbPaths, ADeviceHasTheBitsOfTheHost) {
           OnDevice on(there, device);
           on.copy(true);
           bnb::step_on_host(host.u, *cpu, 1);
-          bnb::step_on_device(on.u, device, nullptr, pinned, *cpu, 1);
+          bnb::step_on_device(on.update(), device, nullptr, pinned, *cpu, 1);
           on.copy(false);
           differing += host.bytes() != there.bytes();
           if (n == 0) continue;
           // A refused call changes nothing.
           set_element(there.u.dtype, reinterpret_cast<std::byte*>(there.arrays[1].data()), n - 1, INFINITY);
           on.copy(true);
-          EXPECT_THROW(bnb::step_on_device(on.u, device, nullptr, pinned, *cpu, 1), Error) << symbol.name;
+          EXPECT_THROW(bnb::step_on_device(on.update(), device, nullptr, pinned, *cpu, 1), Error) << symbol.name;
           on.copy(false);
           there.arrays[1] = host.arrays[1];
           differing += host.bytes() != there.bytes();
@@ -162,9 +141,8 @@ TEST(BnbPaths, ADeviceHasTheBitsOfTheHost) {
       }
     }
   }
-  std::printf(
-      "%d steps on the fake device, %d parameters stepped there and the others through the host, %d refused: %d "
-      "differ\n",
+  figure(
+      "{} steps on the fake device, {} parameters stepped there and the others through the host, {} refused: {} differ",
       cases, direct, refused, differing);
   EXPECT_EQ(differing, 0);
 }

@@ -1,10 +1,6 @@
 // Calls that make no sense: each says what it got, and changes nothing.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <functional>
-
 #include "backend/registry.h"
+#include "support/test.h"
 #include "symbols.h"
 
 namespace lowtide::testing {
@@ -88,7 +84,7 @@ TEST(BnbRefusals, SayWhatWasGotAndChangeNothing) {
       ++calls;
     }
   }
-  std::printf("%d wrong calls of %zu kinds: %d changed anything\n", calls, wrongs().size(), changed);
+  figure("{} wrong calls of {} kinds: {} changed anything", calls, wrongs().size(), changed);
   EXPECT_EQ(changed, 0);
 }
 

@@ -1,16 +1,11 @@
 // The optimizers' symbols as a table, and arrays to call them with.
 #pragma once
 
-#include <bit>
-#include <cstring>
-#include <string>
-#include <vector>
-
 #include "bnb/update.h"
 #include "lowtide/bnb.h"
 #include "support/dynamic_map.h"
 #include "support/half_reference.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 
@@ -120,6 +115,48 @@ struct BnbCase {
     for (int64_t i = 0; i < u.n; ++i)
       set_element(u.dtype, data, i, array == 1 && rng.chance(0.1) ? 0 : size * rng.normal());
   }
+};
+
+// A case whose arrays have copies in other memory, which `allocate(bytes)` gives and which outlives this.
+class MovedCase {
+ public:
+  template <class Allocate>
+  MovedCase(BnbCase& c, Allocate&& allocate) : case_(c) {
+    const auto add = [&](void* here, size_t bytes) { parts_.push_back({here, allocate(bytes), bytes}); };
+    for (auto& array : c.arrays) add(array.data(), array.size() * 8);
+    for (auto& one : c.absmax) add(one.data(), one.size() * 4);
+    add(&c.unorm, 4);
+    for (auto& map : c.maps) add(map.data(), map.size() * 4);
+  }
+
+  // The case's, with the copies.
+  bnb::Update update() const {
+    bnb::Update u = case_.u;
+    u.p = moved(u.p), u.g = moved(u.g), u.state1 = moved(u.state1), u.state2 = moved(u.state2);
+    u.unorm = moved(u.unorm), u.absmax1 = moved(u.absmax1), u.absmax2 = moved(u.absmax2);
+    u.quantiles1 = moved(u.quantiles1), u.quantiles2 = moved(u.quantiles2);
+    return u;
+  }
+
+ protected:
+  struct Part {
+    void* here;
+    void* there;
+    size_t bytes;
+  };
+  const std::vector<Part>& parts() const { return parts_; }
+  const BnbCase& of() const { return case_; }
+
+ private:
+  template <class T>
+  T* moved(T* pointer) const {
+    for (const Part& part : parts_)
+      if (part.here == pointer) return static_cast<T*>(part.there);
+    return pointer;
+  }
+
+  BnbCase& case_;
+  std::vector<Part> parts_;
 };
 
 }  // namespace lowtide::testing

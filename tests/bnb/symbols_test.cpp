@@ -1,11 +1,7 @@
 // Every optimizer symbol against plain formulas in double: parameters, states, absmax values and codes within what
-// float32 arithmetic may be off by (bounded.h), and codes the nearest of the caller's map.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <set>
-
+// float32 arithmetic may be off by (Bounded), and codes the nearest of the caller's map.
 #include "reference.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -145,12 +141,10 @@ TEST(BnbSymbols, EachIsItsFormula) {
     all.elements += checked.elements, all.wrong += checked.wrong, all.ambiguous += checked.ambiguous;
     all.codes += checked.codes, all.wrong_codes += checked.wrong_codes, all.worst = std::max(all.worst, checked.worst);
   }
-  std::printf(
-      "%zu symbols, %d steps, %lld numbers: %lld off by more than float32 allows (worst %.2f of it); %lld codes: "
-      "%lld not the nearest; %lld signs too close to call\n",
-      bnb_symbols().size(), steps, static_cast<long long>(all.elements), static_cast<long long>(all.wrong), all.worst,
-      static_cast<long long>(all.codes), static_cast<long long>(all.wrong_codes),
-      static_cast<long long>(all.ambiguous));
+  figure(
+      "{} symbols, {} steps, {} numbers: {} off by more than float32 allows (worst {} of it); {} codes: {} not the "
+      "nearest; {} signs too close to call",
+      bnb_symbols().size(), steps, all.elements, all.wrong, all.worst, all.codes, all.wrong_codes, all.ambiguous);
   EXPECT_EQ(bnb_symbols().size(), 33u);
   EXPECT_LT(all.ambiguous * 1000, all.elements);
 }
@@ -173,8 +167,7 @@ TEST(BnbSymbols, ZeroGradientsMoveNothingAndStaySparse) {
       moved += element_value(c.u.dtype, was, i) != element_value(c.u.dtype, static_cast<const std::byte*>(c.u.p), i);
     }
   }
-  std::printf("%lld elements without a gradient: %lld moved\n", static_cast<long long>(kept),
-              static_cast<long long>(moved));
+  figure("{} elements without a gradient: {} moved", kept, moved);
   EXPECT_GT(kept, 1000);
   EXPECT_EQ(moved, 0);
 }

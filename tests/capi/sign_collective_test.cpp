@@ -1,19 +1,12 @@
 // The sign collective's C interface: votes and means through C functions, and what it says when they fail.
 #include "lowtide/lowtide_sign_collective.h"
 
-#include <gtest/gtest.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <future>
-#include <string>
-#include <vector>
 
 #include "lowtide/sign_collective.h"
-#include "support/random.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 static_assert(sizeof(lt_sign_ballot) % 8 == 0 && sizeof(lt_sign_result) % 8 == 0 && sizeof(lt_sign_outcome) % 8 == 0 &&
@@ -52,7 +45,7 @@ void on_ranks(int ranks, Fn&& fn) {
 TEST(CSignCollective, VotesAndMeans) {
   constexpr int kRanks = 3;
   constexpr int64_t kCount = 2500;
-  testing::Rng rng(1);
+  Rng rng(1);
   ThreadGroup group(kRanks, std::chrono::seconds(60));
   std::vector<std::vector<uint8_t>> bits(kRanks, std::vector<uint8_t>((kCount + 7) / 8));
   for (auto& row : bits)
@@ -139,8 +132,7 @@ TEST(CSignCollective, VotesAndMeans) {
     for (const auto& result : results) ASSERT_EQ(result[static_cast<size_t>(i / 8)] >> (i % 8) & 1, sum >= 2);
   }
   EXPECT_TRUE(means[0] == means[1] && means[1] == means[2]);
-  std::printf("[ checks ] %lld signs voted on through C functions on %d ranks\n", static_cast<long long>(looked),
-              kRanks);
+  figure("{} signs voted on through C functions on {} ranks", looked, kRanks);
 }
 
 TEST(CSignCollective, SaysWhyItFailed) {
@@ -165,7 +157,7 @@ TEST(CSignCollective, SaysWhyItFailed) {
   result.bits = &out;
   EXPECT_EQ(lt_sign_vote(collective, &ballot, &result, nullptr), LT_IO_ERROR);
   EXPECT_EQ(lt_last_os_error(), ECONNRESET);
-  EXPECT_NE(std::string(lt_last_error()).find("all_gather of the caller's transport returned"), std::string::npos);
+  expect_in("all_gather of the caller's transport returned", std::string(lt_last_error()));
   EXPECT_EQ(out, 0xa5);
   EXPECT_EQ(lt_sign_vote(nullptr, &ballot, &result, nullptr), LT_INVALID_ARGUMENT);
   lt_sign_collective_destroy(collective);
@@ -178,4 +170,4 @@ TEST(CSignCollective, SaysWhyItFailed) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

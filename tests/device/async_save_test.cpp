@@ -1,9 +1,8 @@
 // Claim: a save beside steps on a device writes the file that the host's twin writes at the same step.
-#include <gtest/gtest.h>
-
 #include "device/delayed_device.h"
 #include "device/device_support.h"
 #include "support/device_async_saves.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {

@@ -1,19 +1,9 @@
 // Conversions between states and floats, and the search for gradients that are not finite, as on the CPU.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
-
 #include "device/device_support.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::DeviceCase;
-using testing::GuardedBytes;
-using testing::Rng;
-using testing::StepCase;
-using testing::TestDevice;
 
 // A CodecItem's arrays.
 struct Converted {
@@ -48,9 +38,9 @@ void convert_on_cpu(CodecItem item, Converted& arrays, bool encode) {
 }
 
 int64_t differing(const Converted& a, const Converted& b) {
-  return testing::differing_bytes(a.codes.data(), b.codes.data(), static_cast<int64_t>(a.codes.size())) +
-         testing::differing_bytes(a.scales.data(), b.scales.data(), static_cast<int64_t>(a.scales.size() * 4)) +
-         testing::differing_bytes(a.values.data(), b.values.data(), static_cast<int64_t>(a.values.size() * 4));
+  return differing_bytes(a.codes.data(), b.codes.data(), static_cast<int64_t>(a.codes.size())) +
+         differing_bytes(a.scales.data(), b.scales.data(), static_cast<int64_t>(a.scales.size() * 4)) +
+         differing_bytes(a.values.data(), b.values.data(), static_cast<int64_t>(a.values.size() * 4));
 }
 
 // Values over 60 binades, 5 % zero, then encoded and decoded by both; compares after each.
@@ -58,8 +48,7 @@ void compare_conversions(int codec, bool is_signed, int64_t rows, int64_t length
                          int64_t& bad) {
   const StateFormat& format = codec_info(codec).format[is_signed];
   if (format.code_bits == 4) length += length % 2;
-  CodecItem item;
-  item.codec = codec, item.is_signed = is_signed, item.rows = rows, item.row_length = length;
+  CodecItem item{.codec = codec, .is_signed = is_signed, .rows = rows, .row_length = length};
   int64_t n = rows * length, blocks = n ? rows * blocks_per_row(length, kBlockElements) : 0;
   if (part && blocks > 1) {
     item.first_block = rng.below(blocks);
@@ -87,8 +76,8 @@ void compare_conversions(int codec, bool is_signed, int64_t rows, int64_t length
 
 TEST(DeviceCodecs, GiveTheBitsOfTheCpu) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("codecs", 40);
-  const int rounds = testing::share_of(30);
+  auto rng = seeded("codecs", 40);
+  const int rounds = share_of(30);
   int64_t cases = 0, bytes = 0, bad = 0;
   for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
     for (const bool is_signed : {false, true})
@@ -96,30 +85,28 @@ TEST(DeviceCodecs, GiveTheBitsOfTheCpu) {
         compare_conversions(codec, is_signed, round == 0 ? 0 : rng.between(1, 9), rng.between(1, 1500), round % 3 == 0,
                             rng, bytes, bad);
   EXPECT_EQ(bad, 0);
-  std::printf("%lld arrays encoded and decoded, %lld bytes, %lld differ\n", static_cast<long long>(cases),
-              static_cast<long long>(bytes), static_cast<long long>(bad));
+  figure("{} arrays encoded and decoded, {} bytes, {} differ", cases, bytes, bad);
 }
 
 // A launch has at most 65536 groups.
 TEST(DeviceCodecs, TakeMoreBlocksThanALaunchHasGroups) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("many blocks", 41);
+  auto rng = seeded("many blocks", 41);
   int64_t bytes = 0, bad = 0;
-  const int64_t rows = 65536 * testing::share_of(2) + 3, length = 9;  // one short block a row
+  const int64_t rows = 65536 * share_of(2) + 3, length = 9;  // one short block a row
   compare_conversions(find_codec("dynamic8"), true, rows, length, false, rng, bytes, bad);
   EXPECT_EQ(bad, 0);
-  std::printf("%lld blocks, %lld bytes, %lld differ\n", static_cast<long long>(rows), static_cast<long long>(bytes),
-              static_cast<long long>(bad));
+  figure("{} blocks, {} bytes, {} differ", rows, bytes, bad);
 }
 
 TEST(DeviceNonfinite, IsFoundWhereTheCpuFindsIt) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("not finite", 42);
+  auto rng = seeded("not finite", 42);
   TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
   const double bad_values[] = {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
                                std::nan(""), 0x1p63, -0x1p62};
-  const int64_t rounds = std::max<int64_t>(testing::share_of(300), 90);  // of 90, five sixths are 3.5 deviations away or more
+  const int64_t rounds = std::max<int64_t>(share_of(300), 90);  // of 90, five sixths are 3.5 deviations away or more
   int64_t found = 0, wrong = 0;
   for (int64_t round = 0; round < rounds; ++round) {
     std::vector<StepCase> cases;
@@ -128,7 +115,7 @@ TEST(DeviceNonfinite, IsFoundWhereTheCpuFindsIt) {
       cases.emplace_back(2, 0, DType::kF32, static_cast<DType>(rng.below(3)), rng.between(1, 3), rng.between(1, 600),
                          rng);
     for (StepCase& c : cases)
-      if (rng.chance(0.3)) testing::put(c.grad, c.grad_dtype, rng.below(c.layout.numel), bad_values[rng.below(5)]);
+      if (rng.chance(0.3)) put(c.grad, c.grad_dtype, rng.below(c.layout.numel), bad_values[rng.below(5)]);
     const float scale = rng.chance(0.3) ? 0x1p-3f : 1.f;
     std::vector<StepItem> on_cpu, on_device;
     std::vector<DeviceCase> held;
@@ -144,9 +131,8 @@ TEST(DeviceNonfinite, IsFoundWhereTheCpuFindsIt) {
   }
   EXPECT_EQ(wrong, 0);
   EXPECT_TRUE(found > rounds / 6 && found < rounds - rounds / 6) << "control: both outcomes happen; found " << found;
-  std::printf("%lld calls, %lld with a bad gradient, %lld wrong\n", static_cast<long long>(rounds),
-              static_cast<long long>(found), static_cast<long long>(wrong));
+  figure("{} calls, {} with a bad gradient, {} wrong", rounds, found, wrong);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -3,15 +3,8 @@
 // wait for events of other queues.)
 #pragma once
 
-#include <algorithm>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "backend/backend.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

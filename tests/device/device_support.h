@@ -2,22 +2,10 @@
 // the environment's LOWTIDE_TEST_DEVICE, BACKEND[=TARGET], as sycl=cpu or cuda.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "backend/registry.h"
-#include "lowtide/error.h"
 #include "support/device_case.h"
-#include "support/message_of.h"
-#include "support/share.h"
 #include "support/step_case.h"
+#include "support/test.h"
 #include "support/tested_rules.h"
 
 namespace lowtide::testing {

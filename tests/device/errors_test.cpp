@@ -1,40 +1,30 @@
 // Bad input: named errors, nothing changed, and the backend works on.
-#include <cstdio>
-#include <string>
-
 #include "device/device_support.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::DeviceCase;
-using testing::GuardedBytes;
-using testing::StepCase;
-using testing::TestDevice;
 
 TEST(DeviceErrors, OfUnknownTargetsNameThem) {
   LT_NEEDS_DEVICE();
   const TestDevice& device = TestDevice::get();
   for (const char* target : {"tpu", "-1", ":x", "nothing at all"})
-    EXPECT_NE(testing::message_of(ErrorKind::kInvalidArgument, [&] { open_backend(device.name, target); }).find(target),
-              std::string::npos);
+    expect_refusal([&] { open_backend(device.name, target); }, target);
 }
 
 TEST(DeviceErrors, MoreMemoryThanThereIs) {
   LT_NEEDS_DEVICE();
   Device& device = *TestDevice::get().backend->device();
   for (const MemoryKind kind : {MemoryKind::kDevice, MemoryKind::kPinned, MemoryKind::kShared}) {
-    const std::string message =
-        testing::message_of(ErrorKind::kOutOfMemory, [&] { device.free(device.allocate(kind, int64_t{1} << 50)); });
-    EXPECT_NE(message.find("1125899906842624 bytes"), std::string::npos) << message;
+    expect_refusal([&] { device.free(device.allocate(kind, int64_t{1} << 50)); }, "1125899906842624 bytes",
+                   ErrorKind::kOutOfMemory);
   }
   const Device::Limits limits = device.limits();
   EXPECT_GT(limits.total, 0);
   EXPECT_NE(limits.largest_allocation, 0);  // -1: not known
-  std::printf("refused 3/3; the device has %lld bytes, %lld at a time\n", static_cast<long long>(limits.total),
-              static_cast<long long>(limits.largest_allocation));
+  figure("refused 3/3; the device has {} bytes, {} at a time", limits.total, limits.largest_allocation);
   // And it works on.
-  auto rng = testing::seeded("after errors", 43);
+  auto rng = seeded("after errors", 43);
   StepCase c(1, 2, DType::kF32, DType::kF32, 3, 300, rng);
   const StepCase before = c;
   DeviceCase on_device(c);
@@ -59,4 +49,4 @@ TEST(DeviceErrors, GuardsSeeOneByte) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,20 +1,16 @@
 // Memory set to a pattern on the device, whatever its length and alignment, and nothing beside it.
-#include <cstring>
-
 #include "device/device_support.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::GuardedBytes;
-using testing::TestDevice;
 
 TEST(DeviceFill, SetsWhatItIsToldAndNothingElse) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("fill", 61);
+  auto rng = seeded("fill", 61);
   TestDevice& tested = TestDevice::get();
   Device& device = *tested.backend->device();
-  const int cases = testing::share_of(400);
+  const int cases = share_of(400);
   int64_t differing = 0, set = 0, changed = 0;
   for (int i = 0; i < cases; ++i) {
     const int64_t width = rng.chance(0.5) ? 1 : 4;
@@ -31,8 +27,7 @@ TEST(DeviceFill, SetsWhatItIsToldAndNothingElse) {
     set += count;
     for (size_t b = 0; b < bytes.size(); ++b) differing += got[b] != wanted[b], changed += wanted[b] != bytes[b];
   }
-  std::printf("%d fills of %lld elements, %lld bytes changed, %lld differ\n", cases, static_cast<long long>(set),
-              static_cast<long long>(changed), static_cast<long long>(differing));
+  figure("{} fills of {} elements, {} bytes changed, {} differ", cases, set, changed, differing);
   EXPECT_EQ(differing, 0);
   EXPECT_GT(changed, set / 2);
 }
@@ -43,11 +38,8 @@ TEST(DeviceFill, RefusesOtherPatterns) {
   Device& device = *tested.backend->device();
   alignas(8) unsigned char bytes[16] = {};
   for (const auto& [offset, width] : {std::pair{0, 2}, {0, 8}, {1, 4}, {2, 4}})
-    EXPECT_NE(testing::message_of(ErrorKind::kInvalidArgument,
-                                  [&, at = bytes + offset, w = width] { device.fill(nullptr, at, 1, w, 1); })
-                  .find("wanted 1, or 4"),
-              std::string::npos);
+    expect_refusal([&, at = bytes + offset, w = width] { device.fill(nullptr, at, 1, w, 1); }, "wanted 1, or 4");
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

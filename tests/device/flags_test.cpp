@@ -1,18 +1,10 @@
 // Everything an item can say at once, drawn at random: gradient scale, stochastic rounding and its keys, parts of
 // parameters, strided gradients, gradients that are not finite.
-#include <cmath>
-#include <cstring>
-#include <limits>
-
 #include "device/device_support.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::DeviceCase;
-using testing::Rng;
-using testing::StepCase;
-using testing::TestDevice;
 
 struct Tally {
   int64_t cases = 0, parts = 0, strided = 0, stochastic = 0, scaled = 0, nonfinite = 0;
@@ -73,8 +65,8 @@ void spoil(StepCase& c, Rng& rng) {
   const double bad[] = {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), 0x1p100,
                         std::nan("")};
   for (int64_t n = 1 + c.layout.numel / 100; n > 0; --n)
-    testing::put(c.grad, c.grad_dtype, rng.below(c.layout.numel),
-                 divides ? (c.grad_dtype == DType::kF16 ? 6e4 : 0x1p100) : bad[rng.below(kinds)]);
+    put(c.grad, c.grad_dtype, rng.below(c.layout.numel),
+        divides ? (c.grad_dtype == DType::kF16 ? 6e4 : 0x1p100) : bad[rng.below(kinds)]);
 }
 
 // The bytes of a parameter that differ, where a NaN equals any other: payload and sign of a NaN are no result.
@@ -82,12 +74,11 @@ int64_t differing_numbers(const StepCase& a, const StepCase& b, int64_t& nans) {
   int64_t bad = 0;
   const auto compare = [&](const void* x, const void* y, DType type, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
-      const bool both = std::isnan(testing::element(x, type, i)) && std::isnan(testing::element(y, type, i));
+      const bool both = std::isnan(element(x, type, i)) && std::isnan(element(y, type, i));
       const int64_t size = dtype_bytes(type);
       nans += both;
       if (!both)
-        bad += testing::differing_bytes(static_cast<const char*>(x) + i * size, static_cast<const char*>(y) + i * size,
-                                        size);
+        bad += differing_bytes(static_cast<const char*>(x) + i * size, static_cast<const char*>(y) + i * size, size);
     }
   };
   compare(a.param.data(), b.param.data(), a.param_dtype, a.layout.numel);
@@ -95,7 +86,7 @@ int64_t differing_numbers(const StepCase& a, const StepCase& b, int64_t& nans) {
   for (int k = 0; k < kMaxStates; ++k) {
     const auto bytes = static_cast<int64_t>(a.codes[k].size());
     if (codec.scaled)
-      bad += testing::differing_bytes(a.codes[k].data(), b.codes[k].data(), bytes);
+      bad += differing_bytes(a.codes[k].data(), b.codes[k].data(), bytes);
     else
       compare(a.codes[k].data(), b.codes[k].data(), codec.format[1].code_bits == 32 ? DType::kF32 : DType::kBF16,
               bytes / (codec.format[1].code_bits / 8));
@@ -111,16 +102,16 @@ std::pair<int64_t, int64_t> shape(Rng& rng) {
 }
 
 void run(bool with_nonfinite, int rounds, uint64_t seed, const char* name) {
-  auto rng = testing::seeded(name, seed);
+  auto rng = seeded(name, seed);
   TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
   Tally tally;
   int64_t grid = 0;
-  for (const int rule : testing::tested_rules())
+  for (const int rule : tested_rules())
     for (int codec = 0; codec < static_cast<int>(codecs().size()); ++codec)
       for (int pair = 0; pair < 9; ++pair)
         for (int round = 0; round < rounds; ++round) {
-          if (!testing::in_share(grid++)) continue;
+          if (!in_share(grid++)) continue;
           ++tally.cases;
           const auto [rows, length] = shape(rng);
           StepCase wanted(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length, rng);
@@ -148,13 +139,11 @@ void run(bool with_nonfinite, int rounds, uint64_t seed, const char* name) {
   EXPECT_EQ(tally.differing, 0);
   EXPECT_LT(tally.still, tally.cases / 4) << "control: steps must change something";
   EXPECT_EQ(tally.nans > 0, with_nonfinite) << "control";
-  std::printf(
-      "%lld cases (%lld parts, %lld strided gradients, %lld stochastic, %lld scaled, %lld with NaN or infinity): %lld "
-      "bytes, %lld differ; %lld NaN on both sides\n",
-      static_cast<long long>(tally.cases), static_cast<long long>(tally.parts), static_cast<long long>(tally.strided),
-      static_cast<long long>(tally.stochastic), static_cast<long long>(tally.scaled),
-      static_cast<long long>(tally.nonfinite), static_cast<long long>(tally.bytes),
-      static_cast<long long>(tally.differing), static_cast<long long>(tally.nans));
+  figure(
+      "{} cases ({} parts, {} strided gradients, {} stochastic, {} scaled, {} with NaN or infinity): {} bytes, {} "
+      "differ; {} NaN on both sides",
+      tally.cases, tally.parts, tally.strided, tally.stochastic, tally.scaled, tally.nonfinite, tally.bytes,
+      tally.differing, tally.nans);
 }
 
 TEST(DeviceFlags, GiveTheBitsOfTheCpu) {
@@ -168,4 +157,4 @@ TEST(DeviceFlags, GiveTheNumbersOfTheCpuWhereGradientsAreNotFinite) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

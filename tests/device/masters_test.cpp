@@ -1,12 +1,8 @@
 // Claims: weights of 16 bits with a master take the steps of the CPU on a device, bit for bit, with their residuals; so
 // do those of an optimizer whose state does not fit into its budget, and files of one are read by the other.
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-
 #include "device/device_support.h"
 #include "support/device_twins.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -85,9 +81,8 @@ TEST(DeviceMasters, GiveTheBitsOfTheCpu) {
     }
   EXPECT_EQ(tally.differing, 0);
   EXPECT_EQ(tally.still, 0) << "control: steps must change something";
-  std::printf("%lld parameters with a master after %d steps: %lld of %lld bytes differ; %lld guards whole\n",
-              static_cast<long long>(parameters), kSteps, static_cast<long long>(tally.differing),
-              static_cast<long long>(tally.compared), static_cast<long long>(GuardedBytes::guards_checked));
+  figure("{} parameters with a master after {} steps: {} of {} bytes differ; {} guards whole", parameters, kSteps,
+         tally.differing, tally.compared, GuardedBytes::guards_checked);
 }
 
 // Control: the comparison sees a residual of which one bit is off, and another key.
@@ -128,15 +123,10 @@ TEST(DeviceMasters, FilesAndBudgetsChangeNoBit) {
   for (const char* rule : {"adamw", "lion", "sgd", "lamb", "lars"}) {
     if (!testing::is_tested(effective_rule(find_rule(rule), default_hyper(rule)))) continue;
     for (int master = 1; master < master_count(); ++master) {
-      Config setup;
-      setup.rule = rule;
-      setup.state = master % 2 ? "dynamic8" : "fp32";
-      setup.hyper = default_hyper(rule);
+      Config setup{.rule = rule, .state = master % 2 ? "dynamic8" : "fp32", .hyper = default_hyper(rule)};
       setup.hyper.lr = 0.01;
       setup.master = master_info(master).name;
-      lowtide::Memory memory;
-      memory.device = 6 * 4096;
-      memory.chunk = 4096;
+      lowtide::Memory memory{.chunk = 4096, .device = 6 * 4096};
       Twins twins(rng, setup, memory, TestDevice::get().open());
       for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) twins.add(dtype, {7, rng.between(300, 1500)});
       for (int step = 0; step < 2; ++step) twins.step();
@@ -157,9 +147,8 @@ TEST(DeviceMasters, FilesAndBudgetsChangeNoBit) {
   std::filesystem::remove(host);
   std::filesystem::remove(there);
   EXPECT_GE(streamed, runs / 2);
-  std::printf("%lld runs, %lld of them streaming: 0 of %lld bytes differ, nor do %lld bytes of files\n",
-              static_cast<long long>(runs), static_cast<long long>(streamed), static_cast<long long>(compared),
-              static_cast<long long>(file_bytes));
+  figure("{} runs, {} of them streaming: 0 of {} bytes differ, nor do {} bytes of files", runs, streamed, compared,
+         file_bytes);
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 // Claim: on a device every cell of rule x state format x element types x master x tier (and, with all state on the
 // device, x rounding) gives the bits of scalar code with all state in host memory, or is refused by name.
-#include <algorithm>
 
 #include "device/device_support.h"
 #include "optim/optimizer_impl.h"
 #include "support/matrix.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -18,8 +17,7 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
   MatrixRun wanted(cells, Optimizer(scalar));
   wanted.run();
   const auto make = [](const lowtide::Memory& memory) {
-    OptimizerOptions options;
-    options.memory = memory;
+    OptimizerOptions options{.memory = memory};
     return OptimizerEnv::make(options, system_env(), TestDevice::get().open());
   };
 
@@ -54,8 +52,7 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
     }
     auto backend = TestDevice::get().open();
     Device* const device = backend->device();
-    OptimizerOptions options;
-    options.memory = memory;
+    OptimizerOptions options{.memory = memory};
     // How states are rounded is the kernels' affair: all of it with all state on the device.
     MatrixRun got(cells, OptimizerEnv::make(options, system_env(), std::move(backend)), device,
                   places == 1 ? "" : "auto");

@@ -1,23 +1,11 @@
 // Norms on a device are the bits of the CPU's: of whole parameters, block by block, and of gradients.
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <deque>
-#include <limits>
-
 #include "backend/cpu/gradient_sums.h"
 #include "backend/gradient_reader.h"
 #include "device/device_support.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::DeviceCase;
-using testing::GuardedBytes;
-using testing::Rng;
-using testing::StepCase;
-using testing::TestDevice;
 
 std::vector<int> norm_rules() {
   std::vector<int> found;
@@ -52,9 +40,9 @@ struct Compared {
     open_backend("cpu", "")->norms(on_cpu, 1, wanted, nullptr);
     device.backend->norms(on_device, 1, got, device.queue);
     blocks += count;
-    differing += testing::differing_bytes(reinterpret_cast<const std::byte*>(got.data()),
-                                          reinterpret_cast<const std::byte*>(wanted.data()),
-                                          static_cast<int64_t>(got.size() * sizeof got[0]));
+    differing += differing_bytes(reinterpret_cast<const std::byte*>(got.data()),
+                                 reinterpret_cast<const std::byte*>(wanted.data()),
+                                 static_cast<int64_t>(got.size() * sizeof got[0]));
     for (size_t i = 0; i < cases.size(); ++i) {
       there[i].fetch();
       changed += differing_bytes(cases[i], before[i]);
@@ -64,7 +52,7 @@ struct Compared {
 
 TEST(DeviceNorms, GiveTheBitsOfTheCpu) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("norms on the device", 36);
+  auto rng = seeded("norms on the device", 36);
   Compared of;
   int64_t calls = 0;
   for (const int rule : norm_rules())
@@ -81,24 +69,23 @@ TEST(DeviceNorms, GiveTheBitsOfTheCpu) {
         }
         // Squares of some are no floats.
         for (int64_t i = 0; pair == 0 && i < cases.back().layout.numel; ++i)
-          testing::put(cases.back().param, DType::kF32, i, rng.over_binades(-149, 127));
+          put(cases.back().param, DType::kF32, i, rng.over_binades(-149, 127));
         of.run(cases);
         ++calls;
       }
   EXPECT_EQ(of.differing, 0);
   EXPECT_EQ(of.changed, 0);
-  std::printf("%lld calls, %lld blocks, %lld bytes differ; %lld guards whole\n", static_cast<long long>(calls),
-              static_cast<long long>(of.blocks), static_cast<long long>(of.differing),
-              static_cast<long long>(GuardedBytes::guards_checked));
+  figure("{} calls, {} blocks, {} bytes differ; {} guards whole", calls, of.blocks, of.differing,
+         GuardedBytes::guards_checked);
 }
 
 // Items of all kinds in one call, in random order: each block's norms are at its item's place.
 TEST(DeviceNorms, OneCallTakesItemsOfAllKinds) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("mixed norms", 37);
+  auto rng = seeded("mixed norms", 37);
   const std::vector<int> of = norm_rules();
   std::vector<StepCase> cases;
-  for (int i = 0; i < testing::share_of(300); ++i)
+  for (int i = 0; i < share_of(300); ++i)
     cases.emplace_back(of[static_cast<size_t>(rng.below(std::ssize(of)))],
                        static_cast<int>(rng.below(std::ssize(codecs()))), static_cast<DType>(rng.below(3)),
                        static_cast<DType>(rng.below(3)), rng.between(0, 3), rng.between(1, 700), rng);
@@ -108,8 +95,7 @@ TEST(DeviceNorms, OneCallTakesItemsOfAllKinds) {
   EXPECT_EQ(compared.differing, 0);
   std::vector<StepCase> none;
   compared.run(none);
-  std::printf("%zu items, %lld blocks, %lld bytes differ\n", cases.size(), static_cast<long long>(compared.blocks),
-              static_cast<long long>(compared.differing));
+  figure("{} items, {} blocks, {} bytes differ", cases.size(), compared.blocks, compared.differing);
 }
 
 // Gradients here and on the device, and their sums by both.
@@ -127,7 +113,7 @@ struct Gradients {
     of_params.push_back(Layout::make(sizes, {}));
     data.emplace_back(static_cast<size_t>(rows * columns * dtype_bytes(dtype)));
     for (int64_t i = 0; i < rows * columns; ++i)
-      testing::put(data.back(), dtype, i, rng.chance(0.1) ? 0 : rng.over_binades(top - spread, top + 1));
+      put(data.back(), dtype, i, rng.chance(0.1) ? 0 : rng.over_binades(top - spread, top + 1));
     there.emplace_back(data.back().data(), data.back().size());
     views.push_back({data.back().data(), &layouts.back(), dtype});
     StepItem item;
@@ -159,9 +145,9 @@ struct Gradients {
 // Exponents that fit into a member's window, that need several, and all that there are.
 TEST(DeviceNorms, SumsOverGradientsAreThoseOfTheCpu) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("sums on the device", 38);
+  auto rng = seeded("sums on the device", 38);
   int64_t calls = 0, elements = 0;
-  for (int round = 0; round < testing::share_of(60); ++round) {
+  for (int round = 0; round < share_of(60); ++round) {
     const int spread = std::vector{1, 20, 45, 130, 260}[static_cast<size_t>(round % 5)];
     Gradients of;
     for (int64_t tensors = rng.between(1, 9); tensors > 0; --tensors) {
@@ -177,23 +163,22 @@ TEST(DeviceNorms, SumsOverGradientsAreThoseOfTheCpu) {
     ASSERT_TRUE(of.agree()) << "round " << round;
   }
   EXPECT_TRUE(Gradients().agree());
-  std::printf("%lld calls, %lld elements, 0 sums differ\n", static_cast<long long>(calls),
-              static_cast<long long>(elements));
+  figure("{} calls, {} elements, 0 sums differ", calls, elements);
 }
 
 // So many of the largest and of the smallest that sums carry.
 TEST(DeviceNorms, SumsOverLargeGradientsCarry) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("large sums on the device", 39);
+  auto rng = seeded("large sums on the device", 39);
   Gradients of;
   for (const auto& [dtype, top] : {std::pair{DType::kF32, 126}, {DType::kBF16, -100}, {DType::kF32, 0}})
-    of.add(dtype, 1, testing::share_of(1'500'000), false, top, 0, rng);
+    of.add(dtype, 1, share_of(1'500'000), false, top, 0, rng);
   EXPECT_TRUE(of.agree());
 }
 
 TEST(DeviceNorms, TellOfGradientsThatAreNotFinite) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("not finite on the device", 40);
+  auto rng = seeded("not finite on the device", 40);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     Gradients of;
     of.add(dtype, 3, 700, false, 1, 20, rng);
@@ -207,4 +192,4 @@ TEST(DeviceNorms, TellOfGradientsThatAreNotFinite) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

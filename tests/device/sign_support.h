@@ -1,31 +1,16 @@
-// For the tests of signs: random bits, counts around words, and arrays that go to the device and back.
+// For the tests of signs, which compare the device with the CPU: that is compared with definitions in the tests beside
+// src/backend/cpu. Random bits, counts around words, and arrays that go to the device and back.
 #pragma once
-
-#include <bit>
-#include <deque>
 
 #include "support/sign_reference.h"
 #include "device/device_support.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
-
-inline std::byte* bytes(Bits& bits) { return reinterpret_cast<std::byte*>(bits.data()); }
-
-inline Bits random_bits(size_t size, Rng& rng) {
-  Bits out(size);
-  for (auto& byte : out) byte = static_cast<unsigned char>(rng.next());
-  return out;
-}
 
 inline void put_sign(Bits& bits, int64_t i, bool bit) {
   unsigned char& byte = bits[static_cast<size_t>(i / 8)];
   byte = static_cast<unsigned char>((byte & ~(1 << (i % 8))) | bit << (i % 8));
-}
-
-inline int64_t differing_bits(const Bits& a, const Bits& b) {
-  int64_t differing = 0;
-  for (size_t i = 0; i < a.size(); ++i) differing += std::popcount(static_cast<unsigned>(a[i] ^ b[i]));
-  return differing;
 }
 
 // Lengths around words, groups and launches.
@@ -40,19 +25,16 @@ inline Bits random_presence(int64_t count, Rng& rng) {
   return out;
 }
 
-// One array three times: as the CPU backend's, on the device, and as the definition has it.
-struct Trio {
-  Bits cpu, wanted;
+// One array twice: the CPU backend's, and on the device.
+struct Twin {
+  Bits cpu;
   GuardedBytes device;
-  explicit Trio(Bits start) : cpu(start), wanted(start), device(start.data(), start.size()) {}
-  // Bits in which the device's differs from the others'.
-  int64_t differing() {
+  explicit Twin(Bits start) : cpu(start), device(start.data(), start.size()) {}
+  int64_t differing() {  // bits
     Bits got(cpu.size());
     device.get(got.data());
-    return differing_bits(got, cpu) + differing_bits(got, wanted);
+    return bits_apart(got, cpu);
   }
 };
-
-inline long long ll(int64_t x) { return x; }
 
 }  // namespace lowtide::testing

@@ -1,17 +1,8 @@
-// Votes on the device, on the CPU, and by their definition: the same bits; and the counters that votes are made of.
+// Votes on the device and on the CPU: the same bits; and the counters that votes are made of.
 #include "device/sign_support.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::Bits;
-using testing::bytes;
-using testing::GuardedBytes;
-using testing::ll;
-using testing::random_bits;
-using testing::Rng;
-using testing::TestDevice;
-using testing::Trio;
 
 // Voters, whose ballots and presences lie in one piece of memory each, so that guards are looked at once.
 struct Voters {
@@ -24,12 +15,12 @@ struct Voters {
   Voters(Rng& rng, bool presence)
       : count(rng.chance(0.6) ? rng.below(140) : rng.below(1300)),
         voters(static_cast<size_t>(rng.chance(0.05) ? rng.between(30, 300) : rng.below(10))),
-        row(testing::sign_bytes(count)),
+        row(sign_bytes(count)),
         stride(row + static_cast<size_t>(rng.below(5))),
         presence_row(static_cast<size_t>(presence_bytes(count))),
         with_weights(rng.chance(0.5)),
         with_presence(presence && voters > 0),  // without voters there is none
-        ballots(random_bits(voters * stride + 1, rng)) {
+        ballots(random_bytes(voters * stride + 1, rng)) {
     const int64_t most = rng.chance(0.2) ? (int64_t{1} << 31) / (static_cast<int64_t>(voters) + 1) - 1 : 5;
     for (size_t v = 0; v < voters; ++v)
       weights.push_back(with_weights ? static_cast<uint32_t>(rng.below(most + 1)) : 1);
@@ -40,10 +31,10 @@ struct Voters {
     for (size_t v = 0; v < voters && with_presence; ++v) {
       const Bits present = v % 2 && rng.chance(0.5)
                                ? Bits(presences.end() - static_cast<ptrdiff_t>(presence_row), presences.end())
-                               : testing::random_presence(count, rng);
+                               : random_presence(count, rng);
       presences.insert(presences.end(), present.begin(), present.end());
       for (int64_t i = 0; i < count; ++i)
-        if (!testing::sign_of(present, i / kSignBlock)) set(v, i, false);
+        if (!sign_of(present, i / kSignBlock)) set(v, i, false);
     }
   }
 
@@ -66,21 +57,21 @@ struct Voters {
 
 TEST(DeviceVotes, GiveTheBitsOfTheCpu) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("votes on the device", 92);
+  auto rng = seeded("votes on the device", 92);
   TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
-  const int cases = testing::share_of(12000);
+  const int cases = share_of(12000);
   int64_t differing = 0, signs = 0, weighted = 0, with_presence = 0, in_place = 0, absent = 0, empty = 0;
   int64_t ties[8] = {};
   for (int c = 0; c < cases; ++c) {
     const Voters of(rng, rng.chance(0.4));
-    const auto& [rule, name] = testing::tie_rules()[static_cast<size_t>(rng.below(std::ssize(testing::tie_rules())))];
+    const auto& [rule, name] = tie_rules()[static_cast<size_t>(rng.below(std::ssize(tie_rules())))];
     const bool over_a_ballot = of.voters && rng.chance(0.2);
-    Bits previous = random_bits(of.row, rng);
+    Bits previous = random_bytes(of.row, rng);
     const GuardedBytes previous_there(previous.data(), previous.size());
-    Trio ballots(of.ballots), presences(of.presences);
-    Trio result(random_bits(of.row + 1, rng)), zeros(random_bits(of.row + 1, rng));
-    Trio present(random_bits(of.with_presence ? of.presence_row + 1 : 0, rng));
+    Twin ballots(of.ballots), presences(of.presences);
+    Twin result(random_bytes(of.row + 1, rng)), zeros(random_bytes(of.row + 1, rng));
+    Twin present(random_bytes(of.with_presence ? of.presence_row + 1 : 0, rng));
     VoteItem item;
     item.count = of.count, item.ties = rule, item.seed = rng.next(), item.step = rng.next();
     item.first_index = rng.chance(0.5) ? static_cast<uint64_t>(rng.below(1000)) : rng.next() >> 1;
@@ -98,55 +89,38 @@ TEST(DeviceVotes, GiveTheBitsOfTheCpu) {
     vote(*device.backend, ballots.device.data(), presences.device.data(), result.device.data(), previous_there.data(),
          zeros.device.data(), present.device.data(), device.queue);
 
-    // Ties of the hash by a vote of nobody, which is all ties.
-    Bits hashed(of.row);
-    VoteItem nobody = item;
-    nobody.weights = {}, nobody.ties = TieRule::kHash, nobody.result = bytes(hashed);
-    cpu->vote_signs(nobody, 1, nullptr);
-    Bits& to = over_a_ballot ? ballots.wanted : result.wanted;
-    for (int64_t i = 0; i < static_cast<int64_t>(8 * of.row); ++i) {
+    for (int64_t i = 0; i < of.count; ++i) {
       int64_t sum = 0;
       bool any = !of.with_presence;
-      for (size_t v = 0; v < of.voters && i < of.count; ++v)
+      for (size_t v = 0; v < of.voters; ++v)
         if (of.votes(v, i)) sum += of.sign(v, i) ? int64_t{of.weights[v]} : -int64_t{of.weights[v]}, any = true;
-      const bool tie = i < of.count && any && sum == 0;
-      const bool plus = tie && (name == "kPlus" || (name == "kPrevious" && testing::sign_of(previous, i)) ||
-                                (name == "kHash" && testing::sign_of(hashed, i)));
-      testing::put_sign(to, i, sum > 0 || plus);
-      if (rule == TieRule::kZero) testing::put_sign(zeros.wanted, i, tie);
-      ties[static_cast<size_t>(rule)] += tie, empty += i < of.count && !any;
-    }
-    for (int64_t b = 0; of.with_presence && b < static_cast<int64_t>(8 * of.presence_row); ++b) {
-      bool any = false;
-      for (size_t v = 0; v < of.voters && b * kSignBlock < of.count; ++v) any |= of.votes(v, b * kSignBlock);
-      testing::put_sign(present.wanted, b, any);
+      ties[static_cast<size_t>(rule)] += any && sum == 0, empty += !any;
     }
     differing +=
         ballots.differing() + presences.differing() + result.differing() + zeros.differing() + present.differing();
     signs += of.count, weighted += of.with_weights, with_presence += of.with_presence, in_place += over_a_ballot;
     for (const uint32_t weight : of.weights) absent += !weight;
   }
-  std::printf(
-      "%d votes on %lld signs, %lld weighted, %lld with presence (%lld signs without a vote), %lld ballots absent, "
-      "%lld in place; ties:",
-      cases, ll(signs), ll(weighted), ll(with_presence), ll(empty), ll(absent), ll(in_place));
-  for (const auto& [rule, name] : testing::tie_rules()) {
-    std::printf(" %lld %s", ll(ties[static_cast<size_t>(rule)]), name.c_str());
-    EXPECT_GT(ties[static_cast<size_t>(rule)], testing::share_of(1000));
+  figure(
+      "{} votes on {} signs, {} weighted, {} with presence ({} signs without a vote), {} ballots absent, {} in place: "
+      "{} "
+      "bits differ from the CPU's",
+      cases, signs, weighted, with_presence, empty, absent, in_place, differing);
+  for (const auto& [rule, name] : tie_rules()) {
+    figure("{} ties for {}", ties[static_cast<size_t>(rule)], name);
+    EXPECT_GT(ties[static_cast<size_t>(rule)], share_of(1000));
   }
-  std::printf("; %lld bits differ from the CPU's or the definition's\n", ll(differing));
   EXPECT_EQ(differing, 0);
-  EXPECT_GT(empty, testing::share_of(10000));
+  EXPECT_GT(empty, share_of(10000));
 }
 
 TEST(DeviceVotes, CountersAreThoseOfTheCpu) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("counters on the device", 95);
+  auto rng = seeded("counters on the device", 95);
   TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
-  const int cases = testing::share_of(2500);
+  const int cases = share_of(2500);
   int64_t differing = 0, counters = 0, most_planes = 0;
-  uint64_t votes = 0;
   for (int c = 0; c < cases; ++c) {
     const Voters of(rng, false);
     uint32_t sum = 0;
@@ -155,37 +129,29 @@ TEST(DeviceVotes, CountersAreThoseOfTheCpu) {
         static_cast<size_t>(std::bit_width(sum)) + static_cast<size_t>(rng.chance(0.5) ? 0 : rng.below(8));
     const size_t stride = of.row + static_cast<size_t>(rng.below(5));
     const GuardedBytes ballots_there(of.ballots.data(), of.ballots.size());
-    Trio out(random_bits(planes * stride + 1, rng));
-    const auto count = [&](Backend& on, const std::byte* rows, std::byte* to, void* queue) {
+    Twin out(random_bytes(planes * stride + 1, rng));
+    const auto count = [&](Backend& on, const std::byte* rows, std::byte* to, size_t number, void* queue) {
       const auto pointers = of.rows(rows, of.stride);
       std::vector<std::byte*> results;
-      for (size_t j = 0; j < planes; ++j) results.push_back(to + j * stride);
+      for (size_t j = 0; j < number; ++j) results.push_back(to + j * stride);
       CountItem item;
       item.count = of.count, item.ballots = pointers, item.planes = results;
       if (of.with_weights) item.weights = of.weights;
       on.count_signs(item, 1, queue);
     };
-    count(*device.backend, ballots_there.data(), out.device.data(), device.queue);
-    for (int64_t i = 0; i < static_cast<int64_t>(8 * of.row); ++i) {
-      uint64_t counter = 0;
-      for (size_t v = 0; v < of.voters && i < of.count; ++v) counter += of.sign(v, i) ? of.weights[v] : 0;
-      for (size_t j = 0; j < planes; ++j)
-        testing::put_sign(out.wanted, static_cast<int64_t>(8 * j * stride) + i, counter >> j & 1);
-      votes += counter;
-    }
-    if (planes <= 32)  // more than a weight has bits
-      count(*cpu, reinterpret_cast<const std::byte*>(of.ballots.data()), bytes(out.cpu), nullptr);
-    else
-      out.cpu = out.wanted;
+    count(*device.backend, ballots_there.data(), out.device.data(), planes, device.queue);
+    const size_t most = std::min<size_t>(planes, 32);  // that a weight has bits, and the CPU counts
+    count(*cpu, reinterpret_cast<const std::byte*>(of.ballots.data()), bytes(out.cpu), most, nullptr);
+    for (size_t j = most; j < planes; ++j)
+      std::fill_n(out.cpu.begin() + static_cast<ptrdiff_t>(j * stride), of.row, static_cast<unsigned char>(0));
     differing += out.differing();
     counters += of.count, most_planes = std::max(most_planes, static_cast<int64_t>(planes));
   }
-  std::printf(
-      "%d counts of %lld signs, %lld votes, up to %lld planes: %lld bits differ from the CPU's or the definition's\n",
-      cases, ll(counters), ll(static_cast<int64_t>(votes)), ll(most_planes), ll(differing));
+  figure("{} counts of {} signs, up to {} planes: {} bits differ from the CPU's", cases, counters, most_planes,
+         differing);
   EXPECT_EQ(differing, 0);
   EXPECT_GT(most_planes, 32);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

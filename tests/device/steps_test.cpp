@@ -1,19 +1,11 @@
 // A step on a device gives the bits of a step on the CPU: every rule, codec and pair of element types.
-#include <algorithm>
-#include <cstring>
-
 #include "backend/kernels/items.h"
 #include "backend/plugin_backend.h"
 #include "device/device_support.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::DeviceCase;
-using testing::GuardedBytes;
-using testing::Rng;
-using testing::StepCase;
-using testing::TestDevice;
 
 constexpr int kSteps = 3, kPairs = 9;
 
@@ -65,12 +57,12 @@ void step_on_cpu(std::vector<StepCase>& cases, int steps, uint64_t seed) {
 
 TEST(DeviceSteps, GiveTheBitsOfTheCpu) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("steps", 30);
+  auto rng = seeded("steps", 30);
   int64_t grid = 0, combinations = 0, comparisons = 0, bytes = 0, differing = 0, still = 0;
-  for (const int rule : testing::tested_rules())
+  for (const int rule : tested_rules())
     for (int codec = 0; codec < codec_count(); ++codec)
       for (int pair = 0; pair < kPairs; ++pair) {
-        if (!testing::in_share(grid++)) continue;
+        if (!in_share(grid++)) continue;
         ++combinations;
         const std::vector<StepCase> start = make_cases(rule, codec, pair, rng);
         std::vector<StepCase> wanted = start, got = start;
@@ -82,8 +74,8 @@ TEST(DeviceSteps, GiveTheBitsOfTheCpu) {
           if (bad)
             ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair << " case " << i
                           << ": " << bad << " bytes; "
-                          << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
-                                                got[i].layout.numel)
+                          << same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
+                                       got[i].layout.numel)
                                  .message();
           differing += bad, bytes += got[i].bytes();
           still += got[i].layout.numel > 256 && differing_bytes(got[i], start[i]) == 0;
@@ -91,20 +83,16 @@ TEST(DeviceSteps, GiveTheBitsOfTheCpu) {
       }
   EXPECT_EQ(differing, 0);
   EXPECT_EQ(still, 0) << "control: steps must change something";
-  EXPECT_NEAR(static_cast<double>(combinations),
-              testing::share() * std::size(testing::tested_rules()) * codec_count() * kPairs, 3);
-  std::printf(
-      "%lld combinations of rule, codec and types, %lld comparisons after %d steps, %lld bytes, %lld differ; %lld "
-      "guards "
-      "whole\n",
-      static_cast<long long>(combinations), static_cast<long long>(comparisons), kSteps, static_cast<long long>(bytes),
-      static_cast<long long>(differing), static_cast<long long>(GuardedBytes::guards_checked));
+  EXPECT_NEAR(static_cast<double>(combinations), share() * std::size(tested_rules()) * codec_count() * kPairs, 3);
+  figure(
+      "{} combinations of rule, codec and types, {} comparisons after {} steps, {} bytes, {} differ; {} guards whole",
+      combinations, comparisons, kSteps, bytes, differing, GuardedBytes::guards_checked);
 }
 
 // Control: the comparison sees a learning rate that is one float off.
 TEST(DeviceSteps, ComparisonSeesTheSmallestDifference) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("control", 31);
+  auto rng = seeded("control", 31);
   std::vector<StepCase> wanted = make_cases(find_rule("adamw"), 0, 0, rng), got = wanted;
   for (StepCase& c : got) c.lr = static_cast<double>(std::nextafter(static_cast<float>(c.lr), 1.f));
   step_on_cpu(wanted, 1, 1);
@@ -112,7 +100,7 @@ TEST(DeviceSteps, ComparisonSeesTheSmallestDifference) {
   int64_t differing = 0;
   for (size_t i = 0; i < got.size(); ++i) differing += differing_bytes(got[i], wanted[i]);
   EXPECT_GT(differing, 0);
-  std::printf("%lld bytes differ\n", static_cast<long long>(differing));
+  figure("{} bytes differ", differing);
 }
 
 // For backends that queue no searches: a guard as one would leave it, a word on the device that says `found`.
@@ -149,7 +137,7 @@ class TwoPlaces {
     std::copy(before_.begin(), before_.end(), wanted.begin());
     const std::vector<std::byte> there = bytes_of(after);
     std::copy(there.begin(), there.end(), wanted.begin() + kDistance);
-    return testing::differing_bytes(now.data(), wanted.data(), static_cast<int64_t>(now.size()));
+    return differing_bytes(now.data(), wanted.data(), static_cast<int64_t>(now.size()));
   }
 
  private:
@@ -166,11 +154,11 @@ class TwoPlaces {
 // States that are written elsewhere are whole there, and as they were where they are read; a guard stops all of it.
 TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("elsewhere", 33);
+  auto rng = seeded("elsewhere", 33);
   TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
   int64_t steps = 0, differing = 0;
-  for (const int rule : testing::tested_rules())
+  for (const int rule : tested_rules())
     for (int codec = 0; codec < codec_count(); ++codec)
       for (const uint32_t found : {kernels::kNoItem, 0u}) {
         std::vector<StepCase> wanted(1, StepCase(rule, codec, DType::kBF16, DType::kBF16, 3, 700, rng));
@@ -200,7 +188,7 @@ TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
         StepCase got = start;
         param.get(got.param.data());
         const StepCase& expected = stopped ? start : wanted[0];
-        differing += testing::differing_bytes(got.param.data(), expected.param.data(), int64_t(got.param.size()));
+        differing += differing_bytes(got.param.data(), expected.param.data(), int64_t(got.param.size()));
         differing += residual.differing(stopped ? std::vector<std::byte>() : wanted[0].residual);
         for (size_t k = 0; k < kMaxStates; ++k) {
           differing += codes[k].differing(stopped ? std::vector<std::byte>() : wanted[0].codes[k]);
@@ -209,19 +197,17 @@ TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
         ++steps;
       }
   EXPECT_EQ(differing, 0);
-  std::printf("%lld steps, half of them stopped, %lld bytes differ\n", static_cast<long long>(steps),
-              static_cast<long long>(differing));
+  figure("{} steps, half of them stopped, {} bytes differ", steps, differing);
 }
 
 // Items of all rules, codecs and types in one call, in random order, more than one upload can be in flight.
 TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("mixed", 32);
+  auto rng = seeded("mixed", 32);
   std::vector<StepCase> wanted;
-  for (int i = 0; i < std::max(120, testing::share_of(600)); ++i) {
-    wanted.emplace_back(testing::any_rule(rng), static_cast<int>(rng.below(codec_count())),
-                        static_cast<DType>(rng.below(3)), static_cast<DType>(rng.below(3)), rng.between(1, 3),
-                        rng.between(1, 700), rng);
+  for (int i = 0; i < std::max(120, share_of(600)); ++i) {
+    wanted.emplace_back(any_rule(rng), static_cast<int>(rng.below(codec_count())), static_cast<DType>(rng.below(3)),
+                        static_cast<DType>(rng.below(3)), rng.between(1, 3), rng.between(1, 700), rng);
     wanted.back().set_master(any_master(rng), rng);
   }
   std::vector<StepCase> got = wanted;
@@ -240,16 +226,16 @@ TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
   int64_t differing = 0;
   for (size_t i = 0; i < got.size(); ++i) differing += differing_bytes(got[i], wanted[i]);
   EXPECT_EQ(differing, 0);
-  std::printf("%zu items a call, 7 calls, %lld bytes differ\n", got.size(), static_cast<long long>(differing));
+  figure("{} items a call, 7 calls, {} bytes differ", got.size(), differing);
 }
 
 // Parts of a parameter, each with codes and scales of its own, give what the whole does.
 TEST(DeviceSteps, PartsGiveTheWhole) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("parts", 33);
+  auto rng = seeded("parts", 33);
   TestDevice& device = TestDevice::get();
   int64_t parts = 0, differing = 0;
-  for (const int rule : testing::tested_rules())
+  for (const int rule : tested_rules())
     for (int codec = 0; codec < codec_count(); ++codec) {
       StepCase wanted(rule, codec, DType::kBF16, DType::kF32, rng.between(1, 9), rng.between(1, 900), rng);
       wanted.set_master(any_master(rng), rng);
@@ -280,15 +266,15 @@ TEST(DeviceSteps, PartsGiveTheWhole) {
       differing += differing_bytes(got, wanted);
     }
   EXPECT_EQ(differing, 0);
-  std::printf("%lld parts, %lld bytes differ\n", static_cast<long long>(parts), static_cast<long long>(differing));
+  figure("{} parts, {} bytes differ", parts, differing);
 }
 
 // Parameter and gradient as views with strides of their own.
 TEST(DeviceSteps, TakeStridedTensors) {
   LT_NEEDS_DEVICE();
   // Either moves values of any type by its first step.
-  const int lion = find_rule("lion"), rule = testing::is_tested(lion) ? lion : effective_rule(find_rule("sgd"), {});
-  auto rng = testing::seeded("strides", 34);
+  const int lion = find_rule("lion"), rule = is_tested(lion) ? lion : effective_rule(find_rule("sgd"), {});
+  auto rng = seeded("strides", 34);
   TestDevice& device = TestDevice::get();
   int64_t views = 0, bytes = 0, differing = 0, moved = 0;
   for (int pair = 0; pair < kPairs; ++pair)
@@ -305,7 +291,7 @@ TEST(DeviceSteps, TakeStridedTensors) {
       StepCase wanted(rule, find_codec("dynamic8"), p_type, g_type, sizes[0], sizes[1] * sizes[2], rng);
       const auto values = [&](DType type, int64_t n) {
         std::vector<std::byte> data(static_cast<size_t>(n * dtype_bytes(type)));
-        for (int64_t i = 0; i < n; ++i) testing::put(data, type, i, rng.over_binades(-8, 2));
+        for (int64_t i = 0; i < n; ++i) put(data, type, i, rng.over_binades(-8, 2));
         return data;
       };
       wanted.set_master(round % 4, rng);
@@ -321,23 +307,22 @@ TEST(DeviceSteps, TakeStridedTensors) {
       device.backend->step({&item, 1}, 1, false, device.queue);
       on_device.fetch();
       differing += differing_bytes(got, wanted), bytes += got.bytes();
-      moved += testing::differing_bytes(got.param.data(), before.data(), static_cast<int64_t>(before.size())) > 0;
+      moved += differing_bytes(got.param.data(), before.data(), static_cast<int64_t>(before.size())) > 0;
     }
   EXPECT_EQ(differing, 0);
   EXPECT_EQ(moved, views) << "control: steps must change something";
-  std::printf("%lld views, %lld bytes, %lld differ\n", static_cast<long long>(views), static_cast<long long>(bytes),
-              static_cast<long long>(differing));
+  figure("{} views, {} bytes, {} differ", views, bytes, differing);
 }
 
 // Items that share a parameter, in the order given.
 TEST(DeviceSteps, OrderedItemsRunOneAfterAnother) {
   LT_NEEDS_DEVICE();
-  auto rng = testing::seeded("ordered", 35);
+  auto rng = seeded("ordered", 35);
   TestDevice& device = TestDevice::get();
   int64_t differing = 0, reversed = 0;
   for (int round = 0; round < 20; ++round) {
     StepCase a(find_rule("adamw"), 0, DType::kF32, DType::kF32, 3, 400, rng);
-    StepCase b(testing::tested_rules().back(), 2, DType::kF32, DType::kF32, 3, 400, rng);
+    StepCase b(tested_rules().back(), 2, DType::kF32, DType::kF32, 3, 400, rng);
     StepCase wanted_a = a, wanted_b = b, other_a = a, other_b = b;
     const auto both = [&](StepItem x, StepItem y) {
       y.param = x.param;
@@ -356,9 +341,8 @@ TEST(DeviceSteps, OrderedItemsRunOneAfterAnother) {
   }
   EXPECT_EQ(differing, 0);
   EXPECT_GT(reversed, 0) << "control: the order matters";
-  std::printf("20 rounds of 3 items, %lld bytes differ (another order: %lld)\n", static_cast<long long>(differing),
-              static_cast<long long>(reversed));
+  figure("20 rounds of 3 items, {} bytes differ (another order: {})", differing, reversed);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

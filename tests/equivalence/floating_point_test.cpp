@@ -1,12 +1,9 @@
 // Two things would change bits if we let them: fused multiply-adds, and a caller's flush-to-zero mode. Each claim
 // stands beside the same arithmetic without the protection, which must give other bits.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-
 #include "backend/cpu/cpu_backend.h"
 #include "lowtide/optimizer.h"
 #include "support/step_case.h"
+#include "support/test.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -46,8 +43,7 @@ TEST(FloatingPoint, ContractionWouldChangeBits) {
     EXPECT_EQ(differing_bytes(got, plain), 0) << target << ": the same source outside of the library";
     EXPECT_GT(differing_bytes(got, contracted), 1000) << target << ": control";
   }
-  std::printf("of %lld bytes, contraction changes %lld\n", static_cast<long long>(start.bytes()),
-              static_cast<long long>(differing_bytes(plain, contracted)));
+  figure("of {} bytes, contraction changes {}", start.bytes(), differing_bytes(plain, contracted));
 #else
   GTEST_SKIP() << "the control needs x86-64";
 #endif
@@ -99,8 +95,7 @@ TEST(FloatingPoint, AFlushToZeroCallerChangesNoBit) {
       }
       EXPECT_EQ(differing_bytes(got, plain), 0) << target << " threads " << threads;
     }
-  std::printf("flush to zero would change %lld of %lld bytes; 0 changed\n", static_cast<long long>(control),
-              static_cast<long long>(start.bytes()));
+  figure("flush to zero would change {} of {} bytes; 0 changed", control, start.bytes());
 }
 #endif
 

@@ -1,22 +1,13 @@
 // Norms of every rule that has them: the same bits on every instruction set and number of threads, however parameters
 // are split; and what the definition says, also where squares would overflow or underflow.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-
 #include "backend/cpu/cpu_backend.h"
 #include "lowtide/optimizer.h"
 #include "support/plainest_target.h"
-#include "support/share.h"
 #include "support/step_case.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::Rng;
-using testing::StepCase;
 
 std::vector<int> norm_rules() {
   std::vector<int> found;
@@ -55,22 +46,21 @@ std::vector<StepItem> items_of(std::vector<StepCase>& cases) {
 
 int64_t differing(const std::vector<BlockNorms>& a, const std::vector<BlockNorms>& b) {
   EXPECT_EQ(a.size(), b.size());
-  return testing::differing_bytes(reinterpret_cast<const std::byte*>(a.data()),
-                                  reinterpret_cast<const std::byte*>(b.data()),
-                                  static_cast<int64_t>(a.size() * sizeof a[0]));
+  return differing_bytes(reinterpret_cast<const std::byte*>(a.data()), reinterpret_cast<const std::byte*>(b.data()),
+                         static_cast<int64_t>(a.size() * sizeof a[0]));
 }
 
 TEST(Norms, AllTargetsGiveTheBitsOfScalarCode) {
-  auto rng = testing::seeded("norms", 60);
+  auto rng = seeded("norms", 60);
   int64_t calls = 0, blocks = 0, bad = 0;
-  const auto plainest = cpu::make_backend(testing::plainest_target());
+  const auto plainest = cpu::make_backend(plainest_target());
   const std::vector<int> with_norms = norm_rules();
   constexpr int kPairs[] = {0, 4, 8, 5};  // a block becomes floats before anything else
   const auto columns = std::ssize(with_norms) * std::ssize(kPairs);
   for (int codec = 0; codec < std::ssize(codecs()); ++codec)
     for (int64_t column = 0, i = 0; i < std::ssize(with_norms); ++i)
       for (const int pair : kPairs) {
-        if (!testing::in_share(codec, column++, columns)) continue;
+        if (!in_share(codec, column++, columns)) continue;
         const int rule = with_norms[static_cast<size_t>(i)];
         std::vector<StepCase> cases = make_cases(rule, codec, pair, rng);
         const std::vector<StepCase> before = cases;
@@ -80,16 +70,15 @@ TEST(Norms, AllTargetsGiveTheBitsOfScalarCode) {
             bad += differing(norms_of(*cpu::make_backend(target), items_of(cases), threads), wanted);
             ++calls, blocks += std::ssize(wanted);
           }
-        for (size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(testing::differing_bytes(cases[i], before[i]), 0);
+        for (size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(differing_bytes(cases[i], before[i]), 0);
       }
   EXPECT_EQ(bad, 0);
-  std::printf("%lld calls, %lld blocks, %lld bytes differ; targets: %s\n", static_cast<long long>(calls),
-              static_cast<long long>(blocks), static_cast<long long>(bad), testing::compared_targets().c_str());
+  figure("{} calls, {} blocks, {} bytes differ; targets: {}", calls, blocks, bad, testing::compared_targets().c_str());
 }
 
 // A parameter in parts, in any order.
 TEST(Norms, PartsGiveTheWhole) {
-  auto rng = testing::seeded("parts of norms", 61);
+  auto rng = seeded("parts of norms", 61);
   int64_t parts = 0, bad = 0;
   const auto backend = cpu::make_backend("");
   for (const int rule : norm_rules())
@@ -113,14 +102,14 @@ TEST(Norms, PartsGiveTheWhole) {
       }
     }
   EXPECT_EQ(bad, 0);
-  std::printf("%lld parts, %lld bytes differ\n", static_cast<long long>(parts), static_cast<long long>(bad));
+  figure("{} parts, {} bytes differ", parts, bad);
 }
 
 // LARS sums squares of parameter and gradient. They are exact but for the roundings of 256 squares and their sum (5
 // additions of halves, 7 in a lane, a multiplication and the square: 14 * 2^-24; a square that underflows is 2^-74 of
 // the largest).
 TEST(Norms, AreSumsOfSquaresOfAnyMagnitude) {
-  auto rng = testing::seeded("magnitudes of norms", 62);
+  auto rng = seeded("magnitudes of norms", 62);
   constexpr double kBound = 15 * 0x1p-24;
   double worst = 0;
   int64_t blocks = 0, beyond_float = 0;
@@ -131,9 +120,8 @@ TEST(Norms, AreSumsOfSquaresOfAnyMagnitude) {
     const int top = static_cast<int>(rng.between(-149, 127)),
               bottom = std::max<int>(-149, top - std::vector{0, 4, 300}[size_t(round % 3)]);
     for (int64_t i = 0; i < c.layout.numel; ++i) {
-      testing::put(c.param, DType::kF32, i, std::ldexp(1 + rng.uniform() / 2, int(rng.between(bottom, top))));
-      testing::put(
-          c.grad, DType::kF32, i,
+      put(c.param, DType::kF32, i, std::ldexp(1 + rng.uniform() / 2, int(rng.between(bottom, top))));
+      put(c.grad, DType::kF32, i,
           rng.chance(0.1) ? 0 : -std::ldexp(1 + rng.uniform() / 2, std::min(int(rng.between(bottom, top)), 61)));
     }
     const StepItem item = c.item();
@@ -141,7 +129,7 @@ TEST(Norms, AreSumsOfSquaresOfAnyMagnitude) {
     for (int t = 0; t < 2; ++t, ++blocks) {
       double wanted = 0;
       for (int64_t i = 0; i < c.layout.numel; ++i) {
-        const double x = testing::element((t ? c.grad : c.param).data(), DType::kF32, i);
+        const double x = element((t ? c.grad : c.param).data(), DType::kF32, i);
         wanted += x * x;
       }
       const double sum = double{got.sum[t]} * got.unit[t] * got.unit[t];
@@ -152,9 +140,8 @@ TEST(Norms, AreSumsOfSquaresOfAnyMagnitude) {
     }
   }
   EXPECT_GT(beyond_float, blocks / 4) << "control";
-  std::printf("%lld sums, %lld of them no floats; at most %.2f of the bound off\n", static_cast<long long>(blocks),
-              static_cast<long long>(beyond_float), worst / kBound);
+  figure("{} sums, {} of them no floats; at most {} of the bound off", blocks, beyond_float, worst / kBound);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,11 +1,5 @@
 // Every rule, codec and pair of element types gives the same bits on every instruction set and number of threads as the
 // plainest instruction set, one float at a time where the library has that, on one thread.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <set>
-
 #include "backend/cpu/targets.h"
 //
 #include <hwy/highway.h>
@@ -14,14 +8,11 @@
 #include "backend/cpu/kernel_tables.h"
 #include "lowtide/optimizer.h"
 #include "support/plainest_target.h"
-#include "support/share.h"
 #include "support/step_case.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::Rng;
-using testing::StepCase;
 
 constexpr int kSteps = 3;
 
@@ -65,22 +56,22 @@ void take_steps(Backend& backend, std::vector<StepCase>& cases, int threads, uin
 
 bool all_finite(const StepCase& c) {
   for (int64_t i = 0; i < c.layout.numel; ++i)
-    if (!std::isfinite(testing::element(c.param.data(), c.param_dtype, i))) return false;
+    if (!std::isfinite(element(c.param.data(), c.param_dtype, i))) return false;
   return true;
 }
 
 TEST(Targets, AllGiveTheBitsOfScalarCode) {
   constexpr uint64_t kSeed = 20;
-  std::printf("targets: seed %llu + combination\n", static_cast<unsigned long long>(kSeed));
+  figure("targets: seed {} + combination", kSeed);
   int64_t grid = 0, comparisons = 0, bytes = 0, differing = 0, still = 0;
-  const auto plainest = cpu::make_backend(testing::plainest_target());
+  const auto plainest = cpu::make_backend(plainest_target());
   for (int rule = 0; rule < cpu::kRules; ++rule)
     for (int codec = 0; codec < cpu::kCodecs; ++codec)
       for (int pair = 0; pair < cpu::kPairs; ++pair) {
         // Pairs without kernels of their own differ in nothing that depends on the rule, so one of them is enough.
         const bool own = cpu_kernel(rule, codec, pair) != nullptr;
         if (!own && pair != 1 + (rule + codec) % (cpu::kPairs - 1)) continue;
-        if (!testing::in_share(grid++)) continue;
+        if (!in_share(grid++)) continue;
         const uint64_t seed = kSeed + static_cast<uint64_t>((rule * cpu::kCodecs + codec) * cpu::kPairs + pair);
         const std::vector<StepCase> start = make_cases(rule, codec, pair, seed);
         std::vector<StepCase> wanted = start;
@@ -88,7 +79,7 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
         for (size_t i = 0; i < wanted.size(); ++i) {
           ASSERT_TRUE(all_finite(wanted[i])) << rule_info(rule).name << " pair " << pair << ": equality is promised "
                                              << "for finite values only";
-          still += wanted[i].layout.numel > 256 && testing::differing_bytes(wanted[i], start[i]) == 0;
+          still += wanted[i].layout.numel > 256 && differing_bytes(wanted[i], start[i]) == 0;
         }
         for (const std::string& target : cpu_targets())
           for (const int threads : {1, 2}) {
@@ -96,12 +87,12 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
             std::vector<StepCase> got = start;
             take_steps(*cpu::make_backend(target), got, threads, seed);
             for (size_t i = 0; i < got.size(); ++i) {
-              const int64_t bad = testing::differing_bytes(got[i], wanted[i]);
+              const int64_t bad = differing_bytes(got[i], wanted[i]);
               if (bad)
                 ADD_FAILURE() << rule_info(rule).name << " " << codec_info(codec).name << " pair " << pair << " "
                               << target << " threads " << threads << " case " << i << ": " << bad << " bytes; "
-                              << testing::same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
-                                                    got[i].layout.numel)
+                              << same_bits(got[i].param.data(), wanted[i].param.data(), got[i].param_dtype,
+                                           got[i].layout.numel)
                                      .message();
               differing += bad, bytes += got[i].bytes(), ++comparisons;
             }
@@ -109,9 +100,8 @@ TEST(Targets, AllGiveTheBitsOfScalarCode) {
       }
   EXPECT_EQ(differing, 0);
   EXPECT_EQ(still, 0) << "control: steps must change something";
-  std::printf("targets: %s on 1 thread\n", testing::compared_targets().c_str());
-  std::printf("%lld comparisons after %d steps, %lld bytes, %lld differ\n", static_cast<long long>(comparisons), kSteps,
-              static_cast<long long>(bytes), static_cast<long long>(differing));
+  figure("targets: {} on 1 thread", compared_targets());
+  figure("{} comparisons after {} steps, {} bytes, {} differ", comparisons, kSteps, bytes, differing);
 }
 
 // Else an equality test could compare a kernel with itself.
@@ -138,12 +128,12 @@ TEST(Targets, HaveKernelsOfTheirOwn) {
 #include "portable/rules.def"
 #undef LT_RULE
     }
-  std::printf("%d kernels, each a different function on %zu targets; %d pairs pass through floats\n", sets,
-              cpu_targets().size(), staged);
+  figure("{} kernels, each a different function on {} targets; {} pairs pass through floats", sets,
+         cpu_targets().size(), staged);
 }
 
 TEST(Targets, DoNotDependOnTheOrderOfParameters) {
-  auto rng = testing::seeded("order", 21);
+  auto rng = seeded("order", 21);
   int64_t comparisons = 0;
   for (const std::string& target : cpu_targets()) {
     const auto backend = cpu::make_backend(target);
@@ -155,15 +145,15 @@ TEST(Targets, DoNotDependOnTheOrderOfParameters) {
       for (const size_t i : rng.permutation(got.size())) items.push_back(got[i].item());
       backend->step(items, 2, false, nullptr);
       for (size_t i = 0; i < got.size(); ++i, ++comparisons)
-        EXPECT_EQ(testing::differing_bytes(got[i], wanted[i]), 0) << target << " rule " << rule << " case " << i;
+        EXPECT_EQ(differing_bytes(got[i], wanted[i]), 0) << target << " rule " << rule << " case " << i;
     }
   }
-  std::printf("%lld comparisons, 0 differ\n", static_cast<long long>(comparisons));
+  figure("{} comparisons, 0 differ", comparisons);
 }
 
 // A parameter in pieces of whole rows, in any order: the blocks are the same, so are the bits.
 TEST(Targets, DoNotDependOnHowRowsAreSplit) {
-  auto rng = testing::seeded("split", 22);
+  auto rng = seeded("split", 22);
   constexpr int64_t kRows = 24, kLength = 700;  // 2.73 blocks a row
   int64_t comparisons = 0;
   for (int rule = 0; rule < cpu::kRules; ++rule)
@@ -197,11 +187,11 @@ TEST(Targets, DoNotDependOnHowRowsAreSplit) {
         items.push_back(part);
       }
       backend->step(items, 2, false, nullptr);
-      EXPECT_EQ(testing::differing_bytes(got, wanted), 0) << "rule " << rule << " codec " << codec;
+      EXPECT_EQ(differing_bytes(got, wanted), 0) << "rule " << rule << " codec " << codec;
       ++comparisons;
     }
-  std::printf("%lld split parameters, 0 bytes differ\n", static_cast<long long>(comparisons));
+  figure("{} split parameters, 0 bytes differ", comparisons);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

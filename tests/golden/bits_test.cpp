@@ -2,12 +2,8 @@
 // rounding, pair of element types and kind of master weights, wherever state lives, with any number of threads and on
 // any instruction set: all cells in one place, and of each other place a share of the rules. golden.h says how lists
 // are written.
-#include <gtest/gtest.h>
-
 #include "golden/cases.h"
-#include "lowtide/error.h"
-#include "support/share.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -53,9 +49,12 @@ void add_rows(GoldenTable& table, const Cells& cells, const std::vector<GoldenTe
   for (const std::string& format : codec_names())
     for (const std::string& rounding : cells.roundings) {
       for (const Column& column : cells.columns) {
-        GroupOptions group;
-        group.rule = rule.rule, group.hyper = rule.hyper, group.state = format, group.rounding = rounding;
-        group.master = column.master, group.min_quantized_numel = 100;
+        GroupOptions group{.hyper = rule.hyper,
+                           .state = format,
+                           .min_quantized_numel = 100,
+                           .rounding = rounding,
+                           .master = column.master,
+                           .rule = rule.rule};
         grad_types.push_back(column.grad);
         try {
           groups.push_back(optimizer.add_group(group));

@@ -1,17 +1,9 @@
 // Claim: docs/bytes.md says what every optimizer takes in every state format, with every kind of master weights, in RAM
 // and on disk; forecast() says the same before a run, and the optimizer's report after a step.
 // LOWTIDE_GOLDEN=write writes the page anew (golden.h).
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <map>
-#include <sstream>
-
 #include "golden/cases.h"
-#include "lowtide/error.h"
 #include "lowtide/planning.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -64,8 +56,7 @@ std::string per_parameter(int64_t bytes, int digits = 6) {
 }
 
 GroupOptions group_of(const GoldenRule& rule, const std::string& format, const std::string& master = "") {
-  GroupOptions group;
-  group.rule = rule.rule, group.hyper = rule.hyper, group.state = format, group.master = master;
+  GroupOptions group{.hyper = rule.hyper, .state = format, .master = master, .rule = rule.rule};
   return group;
 }
 
@@ -140,8 +131,8 @@ TEST(GoldenBytes, PageIsWhatIsPlannedAndMeasured) {
 
   if (golden_write()) write_golden(golden_path(kPage), page.str());
   EXPECT_EQ(page.str(), read_golden(golden_path(kPage))) << kPage;
-  std::printf("bytes per parameter: %lld combinations planned and measured, %lld of them refused by both\n",
-              static_cast<long long>(compare.cells), static_cast<long long>(compare.refused));
+  figure("bytes per parameter: {} combinations planned and measured, {} of them refused by both", compare.cells,
+         compare.refused);
 }
 
 }  // namespace

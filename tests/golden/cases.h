@@ -1,15 +1,11 @@
 // The cells of golden lists: rules with their options, places for state, and tensors of deterministic values.
 #pragma once
 
-#include <cstring>
-#include <string>
-#include <vector>
-
 #include "golden/golden.h"
 #include "lowtide/optimizer.h"
 #include "support/half_reference.h"
 #include "support/plainest_target.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 
@@ -84,8 +80,7 @@ inline std::vector<GoldenPlace> golden_places(int64_t some_bytes) {
 }
 
 inline OptimizerOptions options_at(const GoldenPlace& place, const std::string& disk) {
-  OptimizerOptions options;
-  options.cpu_target = place.cpu_target, options.threads = place.threads;
+  OptimizerOptions options{.threads = place.threads, .cpu_target = place.cpu_target};
   options.memory.host = place.host, options.memory.chunk = place.chunk;
   if (place.host >= 0) options.memory.disk = disk;
   return options;

@@ -1,13 +1,12 @@
 // Claim: master weights, packed signs, majorities, counters and the ranks' results of votes have the bits of the
 // committed list. golden.h says how it is written.
-#include <gtest/gtest.h>
-
 #include <future>
 
 #include "golden/cases.h"
 #include "lowtide/sign.h"
 #include "lowtide/sign_accumulator.h"
 #include "lowtide/sign_collective.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -137,9 +136,8 @@ void add_collectives(GoldenTable& table, int threads) {
   for (const SignAlgorithm algorithm : {SignAlgorithm::kOnePhase, SignAlgorithm::kTwoPhase})
     for (const char* ties : kTies) {
       const GoldenHash hash = on_ranks([&](std::shared_ptr<Transport> transport, int rank) {
-        SignCollectiveOptions options;
-        options.ties = ties, options.seed = 3, options.algorithm = algorithm, options.threads = threads;
-        options.cpu_target = target_of(threads);
+        SignCollectiveOptions options{
+            .ties = ties, .seed = 3, .algorithm = algorithm, .threads = threads, .cpu_target = target_of(threads)};
         SignCollective collective(std::move(transport), options);
         const auto own = random_bits(60 + static_cast<uint64_t>(rank), bits), previous = random_bits(70, bits);
         const auto present = random_bits(80 + static_cast<uint64_t>(rank), presence);
@@ -161,8 +159,7 @@ void add_collectives(GoldenTable& table, int threads) {
     }
   for (const char* state : {"fp32", "bf16", "dynamic8"}) {
     const GoldenHash hash = on_ranks([&](std::shared_ptr<Transport> transport, int rank) {
-      SignCollectiveOptions options;
-      options.threads = threads, options.cpu_target = target_of(threads);
+      SignCollectiveOptions options{.threads = threads, .cpu_target = target_of(threads)};
       SignCollective collective(std::move(transport), options);
       SignResidual residual(kCount, rank, kRanks, state);
       GoldenHash mine;
@@ -172,10 +169,8 @@ void add_collectives(GoldenTable& table, int threads) {
         Rng rng(91 + static_cast<uint64_t>(rank) + 10 * step);
         while (scales.size() < out_scales.size()) scales.push_back(bf16_nearest(std::fabs(rng.over_binades(-3, 3))));
         std::vector<std::byte> out(bits);
-        SignBallot ballot;
-        ballot.count = kCount, ballot.bits = own.data(), ballot.scales = scales.data(), ballot.step = step;
-        SignResult result;
-        result.bits = out.data(), result.scales = out_scales.data();
+        SignBallot ballot{.count = kCount, .bits = own.data(), .scales = scales.data(), .step = step};
+        SignResult result{.bits = out.data(), .scales = out_scales.data()};
         EXPECT_TRUE(collective.mean(ballot, result, residual).applied);
         mine.add(out), mine.add(out_scales);
       }

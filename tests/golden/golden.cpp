@@ -1,13 +1,5 @@
 #include "golden/golden.h"
-
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
-#include <map>
-#include <sstream>
+#include "support/test.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -104,8 +96,8 @@ void GoldenList::check(const GoldenTable& got, const std::string& where, bool wh
     if (whole && !cells.contains(name)) offence(missing, name, "in the list, not made");
   EXPECT_GT(compared, 0) << path_;
   EXPECT_EQ(differ + missing + extra, 0);
-  std::printf("golden bits, %s: %d cells compared, %d of them refusals; %d differ, %d missing, %d not in the list\n",
-              where.c_str(), compared, refused, differ, missing, extra);
+  figure("golden bits, {}: {} cells compared, {} of them refusals; {} differ, {} missing, {} not in the list", where,
+         compared, refused, differ, missing, extra);
 }
 
 void GoldenHash::add(const void* data, size_t bytes) { bytes_.append(static_cast<const char*>(data), bytes); }

@@ -6,12 +6,8 @@
 //   LOWTIDE_GOLDEN=write build/dev/lowtide_cross_tests --gtest_filter='Golden*'
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "lowtide/tensor.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

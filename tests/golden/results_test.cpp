@@ -1,12 +1,7 @@
 // Claim: other results of an optimizer have the bits of the committed list: votes and steps by them, directions, files,
 // shards, mixed groups, imported state, seeds. golden.h says how the list is written.
-#include <gtest/gtest.h>
-
-#include <functional>
-
 #include "golden/cases.h"
-#include "lowtide/error.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -30,8 +25,7 @@ struct Results {
 };
 
 GroupOptions group_of(const GoldenRule& rule, const std::string& format) {
-  GroupOptions group;
-  group.rule = rule.rule, group.hyper = rule.hyper, group.state = format, group.min_quantized_numel = 100;
+  GroupOptions group{.hyper = rule.hyper, .state = format, .min_quantized_numel = 100, .rule = rule.rule};
   return group;
 }
 
@@ -90,8 +84,7 @@ void add_directions(Results& results, const OptimizerOptions& options) {
       model.add_to(optimizer, optimizer.add_group(group_of(rule, format)));
       std::vector<float> direction(6020), strided(1057);
       float* const to[] = {direction.data(), strided.data(), nullptr};
-      StepOptions how;
-      how.directions = to;
+      StepOptions how{.directions = to};
       for (size_t step = 0; step < 3; ++step) {
         optimizer.step(model.gradients(step), how);
         hash.add(direction), hash.add(strided);

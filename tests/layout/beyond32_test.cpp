@@ -1,15 +1,10 @@
 // A parameter of more than 2^32 elements, in RAM and with its state on disk, on a machine of ordinary size: the
 // parameter's addresses are 128 views of one window of memory, and a tail of its own.
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-
 #include "support/optimizer_case.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -57,8 +52,7 @@ void two_steps(const Memory& memory, const char* where) {
 #endif
   const Windows windows;
   ASSERT_TRUE(windows.ok());
-  Config config;
-  config.rule = "lion", config.memory = memory;
+  Config config{.rule = "lion", .memory = memory};
   config.threads = 1;  // views of one window must not be stepped at once
   config.hyper.lr = 0.5, config.hyper.beta1 = 0.9, config.hyper.beta2 = 0.5;
   Optimizer optimizer = make_optimizer(config);
@@ -78,9 +72,8 @@ void two_steps(const Memory& memory, const char* where) {
   const auto report = optimizer.report();
   EXPECT_EQ(report.state_bytes, kNumel + 4 * ((kNumel + 255) / 256));
   EXPECT_EQ(report.disk_bytes > int64_t{1} << 32, !memory.disk.empty());
-  std::printf("%lld elements stepped twice, state in %s: %lld wrong, last index updated: %s\n",
-              static_cast<long long>(kNumel), where, static_cast<long long>(wrong),
-              p[kNumel - 1] == in_tail ? "yes" : "no");
+  figure("{} elements stepped twice, state in {}: {} wrong, last index updated: {}", kNumel, where, wrong,
+         p[kNumel - 1] == in_tail ? "yes" : "no");
 }
 
 TEST(LargeTensor, IndicesGoBeyond32BitsInRam) { two_steps({}, "RAM"); }

@@ -1,13 +1,8 @@
 // A parameter of more than 2^31 elements: every index must be 64 bits wide. Needs 6.5 GiB; says so where there is less.
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include <cstdio>
-#include <cstring>
-#include <fstream>
-#include <string>
-
 #include "support/optimizer_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -40,9 +35,7 @@ TEST(LargeTensor, IsSteppedToItsLastElement) {
   auto* p = static_cast<uint16_t*>(memory);
   const uint16_t g = bf16_nearest(2.0);
   const int64_t no_stride = 0;
-  Config setup;
-  setup.rule = "lion";
-  setup.threads = 2;
+  Config setup{.rule = "lion", .threads = 2};
   setup.hyper.lr = 0.5;
   setup.hyper.beta2 = 0.5;
   Optimizer optimizer = make_optimizer(setup);
@@ -66,8 +59,7 @@ TEST(LargeTensor, IsSteppedToItsLastElement) {
   EXPECT_EQ(states[0].scales[states[0].scales_per_row - 1], 1.f);
   EXPECT_EQ(p[kNumel - 1], wanted);
   EXPECT_EQ(optimizer.report().state_bytes, kNumel + 4 * ((kNumel + 255) / 256));
-  std::printf("%lld elements stepped, %lld wrong; last one %g\n", static_cast<long long>(kNumel),
-              static_cast<long long>(wrong), bf16_value(p[kNumel - 1]));
+  figure("{} elements stepped, {} wrong; last one {}", kNumel, wrong, bf16_value(p[kNumel - 1]));
   munmap(memory, kNumel * 2);
 }
 

@@ -1,12 +1,7 @@
 // A strided view steps exactly as a contiguous copy of it, and what lies between its elements is left alone; views with
 // two elements at one address are refused.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
-
 #include "support/optimizer_case.h"
-#include "support/share.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -140,9 +135,7 @@ TEST(Strided, StepsAsAContiguousCopyDoes) {
     }
     compare(param, grad, rng, tally);
   }
-  std::printf("%lld correct (%lld with gaps), %lld refused, wrong=%lld\n", static_cast<long long>(tally.correct),
-              static_cast<long long>(tally.strided), static_cast<long long>(tally.refused),
-              static_cast<long long>(tally.wrong));
+  figure("{} correct ({} with gaps), {} refused, wrong={}", tally.correct, tally.strided, tally.refused, tally.wrong);
   EXPECT_EQ(tally.wrong, 0);
   EXPECT_EQ(tally.refused, 0) << "every view here has its elements apart";
   EXPECT_EQ(tally.correct, 3000);
@@ -158,16 +151,14 @@ TEST(Strided, RefusesParametersThatShareAddresses) {
     const View param = wild_view(rng, sizes);
     compare(param, wild_view(rng, sizes), rng, tally);
   }
-  std::printf("%lld correct, %lld refused, wrong=%lld\n", static_cast<long long>(tally.correct),
-              static_cast<long long>(tally.refused), static_cast<long long>(tally.wrong));
+  figure("{} correct, {} refused, wrong={}", tally.correct, tally.refused, tally.wrong);
   EXPECT_EQ(tally.wrong, 0);
   EXPECT_EQ(tally.correct + tally.refused, 3000);
   EXPECT_GT(tally.refused, 500);
   EXPECT_GT(tally.correct, 500);
   float x[4] = {};
   Optimizer optimizer = make_optimizer({});
-  const std::string message = refusal([&] { optimizer.add_param(0, {x, DType::kF32, {2, 4}, {0, 1}}); });
-  EXPECT_NE(message.find("share one address"), std::string::npos) << message;
+  expect_refusal([&] { optimizer.add_param(0, {x, DType::kF32, {2, 4}, {0, 1}}); }, "share one address");
 }
 
 // Two parameters with memory in common (tied weights) are stepped one after another, in order, as two optimizers would.
@@ -212,7 +203,7 @@ TEST(Strided, StepsOverlappingParametersInOrder) {
       EXPECT_TRUE(same_bits(together.data.data(), apart.data.data(), DType::kF32, kTotal)) << rule << " " << target;
       compared += kTotal;
     }
-  std::printf("%lld elements equal to stepping one after another\n", static_cast<long long>(compared));
+  figure("{} elements equal to stepping one after another", compared);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "loader/loader_support.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide {
 namespace {

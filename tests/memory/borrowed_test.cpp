@@ -1,11 +1,8 @@
 // Claims: device memory that prefetch() has borrowed for a step goes back whether the step is taken, skipped, refused,
 // or stopped by a device that cannot search gradients or clear directions; the optimizer works on.
-#include <gtest/gtest.h>
-
-#include <functional>
-
 #include "support/fake/fake_backend.h"
 #include "support/device_twins.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -17,12 +14,10 @@ enum class End { kTaken, kSkipped, kRefused, kUnsearched, kUncleared };
 class Borrower {
  public:
   explicit Borrower(End end) : end_(end) {
-    fake::FakeBackendOptions options{17};
-    options.guards = end == End::kUnsearched;
+    fake::FakeBackendOptions options{.seed = 17, .guards = end == End::kUnsearched};
     auto backend = std::make_unique<fake::FakeBackend>(options);
     fake_ = backend.get();
-    lowtide::Memory memory;
-    memory.chunk = 4096, memory.device = kBudget;
+    lowtide::Memory memory{.chunk = 4096, .device = kBudget};
     optimizer_.emplace(
         OptimizerEnv::make({.rule = "adamw", .threads = 1, .memory = memory}, system_env(), std::move(backend)));
     queue_ = fake_->make_queue();
@@ -39,8 +34,7 @@ class Borrower {
   bool step(bool ends_so) {
     std::vector<Gradient> grads{{memory_[2].data()}, {memory_[3].data()}};
     std::vector<float*> directions;
-    StepOptions options;
-    options.stream = queue_;
+    StepOptions options{.stream = queue_};
     const uint32_t infinity = 0x7f800000;
     fake_->fill(queue_, memory_[2].data(), ends_so && end_ == End::kSkipped ? infinity : 0, 4, 1);
     if (ends_so && end_ == End::kRefused) optimizer_->rebind(1, view(0));

@@ -1,16 +1,8 @@
 // Claims: where steps come in buckets of parameters, as gradient release makes them, streaming state is read as often
 // as it is written, whatever the size of the buckets; a bucket that comes out of turn costs a ring at most, and no bit.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <string>
-#include <vector>
-
 #include "support/device_twins.h"
 #include "support/fake/fake_backend.h"
-#include "support/fake_races.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -43,7 +35,7 @@ void expect_even(const Moved& all, const Moved& first_iteration, int64_t ring, c
   const double ratio =
       static_cast<double>(all.read - first_iteration.read) / static_cast<double>(all.written - first_iteration.written);
   EXPECT_LE(ratio, 1.02) << what;
-  std::printf("%s: read / written %.3f\n", what.c_str(), ratio);
+  figure("{}: read / written {}", what, ratio);
 }
 
 TEST(Buckets, OnADeviceStateIsReadAsOftenAsItIsWritten) {
@@ -51,14 +43,11 @@ TEST(Buckets, OnADeviceStateIsReadAsOftenAsItIsWritten) {
   int64_t compared = 0;
   for (const size_t size : {1, 3, 7, kParams})
     for (const char* transfer : {"copy", "hybrid"}) {
-      fake::FakeBackendOptions options{rng.next()};
-      options.steps_pinned = true;
+      fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true};
       auto backend = std::make_unique<fake::FakeBackend>(options);
       fake::FakeBackend& fake = *backend;
-      Config setup;
-      setup.state = "fp32", setup.hyper = default_hyper("adamw");
-      lowtide::Memory memory;
-      memory.device = kBudget, memory.transfer = transfer;
+      Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
+      lowtide::Memory memory{.device = kBudget, .transfer = transfer};
       Twins twins(rng, setup, memory, std::move(backend));
       for (int i = 0; i < kParams; ++i) twins.add(DType::kBF16, {kElements});
       twins.on_device().place_states();
@@ -78,15 +67,14 @@ TEST(Buckets, OnADeviceStateIsReadAsOftenAsItIsWritten) {
       expect_no_race(fake);
       compared += twins.compared();
     }
-  std::printf("differing bytes 0 of %lld\n", static_cast<long long>(compared));
+  figure("differing bytes 0 of {}", compared);
 }
 
 TEST(Buckets, OnDiskStateIsReadAsOftenAsItIsWritten) {
   Rng rng = seeded("buckets on disk", 98);
   const TemporaryDirectory directory;
   for (const size_t size : {1, 3, 7, kParams}) {
-    Config setup;
-    setup.state = "fp32", setup.hyper = default_hyper("adamw");
+    Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
     Optimizer in_ram = make_optimizer(setup);
     setup.memory.host = kBudget, setup.memory.disk = directory.path();
     Optimizer on_disk = make_optimizer(setup);

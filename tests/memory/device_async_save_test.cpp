@@ -1,11 +1,8 @@
 // Claim: on a device that runs everything late, in any legal order, a save beside steps writes the file that the host's
 // twin writes at the same step, and what is queued has no race.
-#include <gtest/gtest.h>
-
 #include "support/device_async_saves.h"
 #include "support/fake/fake_backend.h"
-#include "support/fake_races.h"
-#include "support/share.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -23,9 +20,7 @@ TEST(AsyncSaveOnAFakeDevice, FilesAreThoseOfTheHost) {
     memory.transfer = memory.managed ? "" : pick(own, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
     if (memory.transfer == "copy" && own.chance(0.5))
       memory.disk = scratch.path(), memory.host = own.between(4, 20) * 4096;
-    fake::FakeBackendOptions options{own.next()};
-    options.steps_pinned = true;
-    options.guards = own.chance(0.5);
+    fake::FakeBackendOptions options{.seed = own.next(), .steps_pinned = true, .guards = own.chance(0.5)};
     auto made = std::make_unique<fake::FakeBackend>(options);
     backend = made.get();
     return made;
@@ -42,9 +37,7 @@ TEST(AsyncSaveOnAFakeDevice, ALostDeviceLeavesTheOldOrTheNew) {
   for (int trial = 0; trial < std::max(20, share_of(200)); ++trial) {
     const TemporaryDirectory files;
     const std::string wanted = files.file("sync"), got = files.file("async");
-    lowtide::Memory memory;
-    memory.chunk = 4096;
-    memory.device = rng.between(4, 30) * 4096;
+    lowtide::Memory memory{.chunk = 4096, .device = rng.between(4, 30) * 4096};
     const TemporaryDirectory scratch;
     if (rng.chance(0.5)) memory.disk = scratch.path(), memory.host = rng.between(4, 20) * 4096;
     auto made = std::make_unique<fake::FakeBackend>(fake::FakeBackendOptions{rng.next()});
@@ -84,9 +77,8 @@ TEST(AsyncSaveOnAFakeDevice, ALostDeviceLeavesTheOldOrTheNew) {
   }
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(lost, 0);
-  std::printf(
-      "%lld devices lost beside saves: %lld files written, %lld saves failed by name, files neither old nor new %lld\n",
-      ll(lost), ll(written), ll(failed), ll(wrong));
+  figure("{} devices lost beside saves: {} files written, {} saves failed by name, files neither old nor new {}", lost,
+         written, failed, wrong);
 }
 
 }  // namespace

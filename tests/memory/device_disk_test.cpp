@@ -2,21 +2,13 @@
 // bits of an optimizer in host memory; no budget is exceeded; each link carries what the plan says, to the byte; the
 // host waits for what the device has not done, no less; a disk that refuses writes loses nothing; any call of the
 // device, of the disk and for memory may fail.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <map>
-#include <string>
 
 #include "core/buffer.h"
 #include "core/error.h"
 #include "support/device_twins.h"
 #include "support/fake/fake_backend.h"
-#include "support/fake_races.h"
 #include "support/faulty_env.h"
-#include "support/share.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -55,9 +47,7 @@ struct ThreeTiers {
 };
 
 Config adamw(const char* state = "bf16") {
-  Config setup;
-  setup.state = state, setup.hyper = default_hyper("adamw");
-  setup.nonfinite = NonFinite::kPropagate;
+  Config setup{.state = state, .hyper = default_hyper("adamw"), .nonfinite = NonFinite::kPropagate};
   return setup;
 }
 
@@ -73,9 +63,7 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
     one.memory.device = rng.between(1, 10) * chunk;
     one.memory.host = rng.between(1, 10) * chunk;
     if (rng.chance(0.2)) one.memory.disk_limit = rng.between(0, 60) * chunk;
-    fake::FakeBackendOptions options;
-    options.steps_pinned = true;
-    options.guards = rng.chance(0.5);
+    fake::FakeBackendOptions options{.steps_pinned = true, .guards = rng.chance(0.5)};
     one.begin(rng, options);
     Twins& twins = *one.twins;
     for (int64_t n = rng.between(1, 6); n > 0; --n)
@@ -127,10 +115,10 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
   EXPECT_EQ(above, 0);
   const auto all = static_cast<double>(plans);  // three in ten of many plans have chunks there: less four deviations
   EXPECT_GT(static_cast<double>(on_disk), 0.3 * all - 4 * std::sqrt(0.3 * 0.7 * all));
-  std::printf(
-      "%lld plans (%lld with chunks on disk, %lld more refused), %lld steps, %lld demotions, %lld offloaded: differing "
-      "bytes 0 of %lld, above a budget %lld\n",
-      ll(plans), ll(on_disk), ll(refused), ll(steps), ll(moved), ll(offloaded), ll(compared), ll(above));
+  figure(
+      "{} plans ({} with chunks on disk, {} more refused), {} steps, {} demotions, {} offloaded: differing bytes 0 of "
+      "{}, above a budget {}",
+      plans, on_disk, refused, steps, moved, offloaded, compared, above);
 }
 
 TEST(DeviceDisk, EachLinkCarriesWhatIsPlanned) {
@@ -154,8 +142,7 @@ TEST(DeviceDisk, EachLinkCarriesWhatIsPlanned) {
     link += report.moved_per_step, disk += report.disk_moved_per_step, ++cases;
   }
   EXPECT_GT(disk, 0);
-  std::printf("%lld plans: over the link %lld bytes a step, over the disk's %lld: moved / planned = 1 on both\n",
-              ll(cases), ll(link), ll(disk));
+  figure("{} plans: over the link {} bytes a step, over the disk's {}: moved / planned = 1 on both", cases, link, disk);
 }
 
 // Without any one wait of the host, the transfers of the file race with the device's, or the wait had nothing to wait
@@ -176,8 +163,7 @@ TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
       one.memory.chunk = kPageBytes;
       one.memory.device = (1 + trial % 3) * kPageBytes;
       one.memory.host = (1 + trial % 4) * kPageBytes;
-      fake::FakeBackendOptions options;
-      options.drop_host_wait = drop;
+      fake::FakeBackendOptions options{.drop_host_wait = drop};
       one.begin(own, options);
       one.twins->add(DType::kF32, {3, 1500});
       one.twins->add(DType::kBF16, {2000});
@@ -204,8 +190,7 @@ TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
     }
   }
   EXPECT_GT(raced, 0);
-  std::printf("%lld waits of the host dropped in steps: %lld raced, of the others 0 bytes differ\n", ll(dropped),
-              ll(raced));
+  figure("{} waits of the host dropped in steps: {} raced, of the others 0 bytes differ", dropped, raced);
 }
 
 // Writes that fail, once or from then on: the step is complete, and says what is kept.
@@ -222,8 +207,7 @@ TEST(DeviceDisk, ADiskThatRefusesWritesLosesNothing) {
         one.memory.chunk = kPageBytes;
         one.memory.device = 3 * kPageBytes;
         one.memory.host = (2 + n % 4) * kPageBytes;
-        fake::FakeBackendOptions options;
-        options.guards = guards;
+        fake::FakeBackendOptions options{.guards = guards};
         one.begin(rng, options);
         Twins& twins = *one.twins;
         twins.add(DType::kF32, {5, 1500});
@@ -255,7 +239,7 @@ TEST(DeviceDisk, ADiskThatRefusesWritesLosesNothing) {
       }
   EXPECT_GT(refused, 40);
   EXPECT_GT(kept, 40);
-  std::printf("%lld steps told of a write that failed; differing bytes 0 of %lld\n", ll(refused), ll(compared));
+  figure("{} steps told of a write that failed; differing bytes 0 of {}", refused, compared);
 }
 
 // The n-th call, for every n: of the device, a read, a write, memory of the host. What was to be kept is kept, and the
@@ -326,17 +310,17 @@ TEST(DeviceDisk, AnyCallMayFail) {
         silent = failed ? 0 : silent + 1;
         if (HasFailure()) return;
       }
-      std::printf("%s, %s: %lld of %lld runs failed (%lld after all was done)\n", names[static_cast<int>(at)],
-                  call == Call::kAny     ? "device"
-                  : call == Call::kPread ? "read"
-                  : call == Call::kMap   ? "memory"
-                                         : "write",
-                  ll(faults), ll(runs), ll(wholes));
+      figure("{}, {}: {} of {} runs failed ({} after all was done)", names[static_cast<int>(at)],
+             call == Call::kAny     ? "device"
+             : call == Call::kPread ? "read"
+             : call == Call::kMap   ? "memory"
+                                    : "write",
+             faults, runs, wholes);
       if (call == Call::kAny) {
         EXPECT_GT(faults, 0);
       }
     }
-  std::printf("differing bytes 0 of %lld\n", ll(compared));
+  figure("differing bytes 0 of {}", compared);
 }
 
 // A write and a call of the device fail in one step: the next one is like any other, and raises nothing of it.
@@ -375,8 +359,7 @@ TEST(DeviceDisk, AFailureIsToldOfOnce) {
     compared += twins.compared();
   }
   EXPECT_GT(failed, 20);
-  std::printf("%lld of 30 steps failed twice over; the next ones did not, differing bytes 0 of %lld\n", ll(failed),
-              ll(compared));
+  figure("{} of 30 steps failed twice over; the next ones did not, differing bytes 0 of {}", failed, compared);
 }
 
 // A step that a read stops half way goes on where it was stopped, as in host memory: pieces that fell behind catch up.
@@ -406,7 +389,7 @@ TEST(DeviceDisk, AReadThatFailsStopsTheStepHalfWay) {
     expect_no_race(*one.fake);
   }
   EXPECT_GT(stopped, 3);
-  std::printf("%lld of 8 steps stopped by a read, and all optimizers went on\n", ll(stopped));
+  figure("{} of 8 steps stopped by a read, and all optimizers went on", stopped);
 }
 
 TEST(DeviceDisk, BudgetsThatContradictAreRefused) {
@@ -416,8 +399,7 @@ TEST(DeviceDisk, BudgetsThatContradictAreRefused) {
     const char* says;
   };
   const auto with = [](auto&& change) {
-    lowtide::Memory memory;
-    memory.chunk = 2 * kPageBytes, memory.device = 6 * kPageBytes, memory.host = 6 * kPageBytes;
+    lowtide::Memory memory{.host = 6 * kPageBytes, .chunk = 2 * kPageBytes, .device = 6 * kPageBytes};
     change(memory);
     return memory;
   };
@@ -436,8 +418,7 @@ TEST(DeviceDisk, BudgetsThatContradictAreRefused) {
     one.setup = adamw("fp32");
     one.memory = bad.memory;
     try {
-      fake::FakeBackendOptions options;
-      options.steps_pinned = true;
+      fake::FakeBackendOptions options{.steps_pinned = true};
       one.begin(rng, options);
       one.twins->add(DType::kF32, {20, 1000});
       one.twins->step();
@@ -448,7 +429,7 @@ TEST(DeviceDisk, BudgetsThatContradictAreRefused) {
     }
   }
   EXPECT_EQ(refused, 7);
-  std::printf("refused %d/7\n", refused);
+  figure("refused {}/7", refused);
 }
 
 }  // namespace

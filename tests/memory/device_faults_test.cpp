@@ -2,15 +2,9 @@
 // ahead, and in moving state to the host and back, nothing that is queued touches memory that has been freed or is used
 // again; what was to be kept is kept, to the bit; and the optimizer works on. A step that failed is made good by
 // loading.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <string>
-
 #include "support/fake/fake_backend.h"
 #include "support/device_twins.h"
-#include "support/fake_races.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -28,13 +22,10 @@ struct Outcome {
 Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::string& on_transfer,
             const std::string& path) {
   Rng rng(9000 + static_cast<uint64_t>(n));
-  Config setup;
-  setup.rule = "adamw", setup.state = "bf16", setup.hyper = default_hyper("adamw");
+  Config setup{.rule = "adamw", .state = "bf16", .hyper = default_hyper("adamw")};
   setup.nonfinite = NonFinite::kPropagate;  // no look at the gradients, which waits
-  lowtide::Memory memory;
-  memory.chunk = 4096, memory.device = device_bytes, memory.transfer = on_transfer;
-  fake::FakeBackendOptions options{rng.next()};
-  options.steps_pinned = true;
+  lowtide::Memory memory{.chunk = 4096, .device = device_bytes, .transfer = on_transfer};
+  fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true};
   auto backend = std::make_unique<fake::FakeBackend>(options);
   fake::FakeBackend& fake = *backend;
   Twins twins(rng, setup, memory, std::move(backend));
@@ -129,10 +120,10 @@ TEST(DeviceFaults, AnyCallMayFail) {
     if (HasFailure()) return;
     EXPECT_GT(faults, 0) << kNames[static_cast<int>(at)];
     EXPECT_EQ(wholes > 0, at == At::kStep);
-    std::printf("%s: %lld calls failed (%lld after all was done) in %lld runs\n", kNames[static_cast<int>(at)],
-                static_cast<long long>(faults), static_cast<long long>(wholes), static_cast<long long>(runs));
+    figure("{}: {} calls failed ({} after all was done) in {} runs", kNames[static_cast<int>(at)], faults, wholes,
+           runs);
   }
-  std::printf("differing bytes 0 of %lld\n", static_cast<long long>(compared));
+  figure("differing bytes 0 of {}", compared);
 }
 
 }  // namespace

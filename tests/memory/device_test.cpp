@@ -1,17 +1,11 @@
 // Claims: on a device that runs everything late, in any legal order, an optimizer gives the bits of one in host memory,
 // whatever the budget of device memory, which it never exceeds; what it queues has no race; what the caller queues
 // next, on the same queue, sees the step done.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <map>
-
 #include "support/fake/fake_backend.h"
 #include "lowtide/planning.h"
 #include "memory/residency.h"
 #include "support/device_twins.h"
-#include "support/fake_races.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -32,9 +26,7 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
   std::map<std::string, int64_t> streamed;
   for (int trial = 0; trial < 400; ++trial) {
     const Config setup = random_setup(rng);
-    lowtide::Memory memory;
-    memory.chunk = rng.between(1, 4) * 4096;
-    memory.managed = rng.chance(0.15);
+    lowtide::Memory memory{.chunk = rng.between(1, 4) * 4096, .managed = rng.chance(0.15)};
     if (!memory.managed && rng.chance(0.85)) memory.device = rng.between(1, 30) * 4096;
     memory.transfer = memory.managed ? "" : pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
     auto backend = fake_backend(rng, -1, rng.chance(0.5));
@@ -85,15 +77,11 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
   EXPECT_GT(borrowed, 50);
   EXPECT_GT(demoted, 50);
   EXPECT_LT(refused, 80);
-  std::printf(
-      "%lld plans (streaming by copy %lld, hybrid %lld, zero_copy %lld; %lld managed, %lld more refused), %lld steps "
-      "(%lld after reading ahead into borrowed memory), %lld demotions: differing bytes 0 of %lld, above the budget "
-      "%lld\n",
-      static_cast<long long>(plans), static_cast<long long>(streamed["copy"]),
-      static_cast<long long>(streamed["hybrid"]), static_cast<long long>(streamed["zero_copy"]),
-      static_cast<long long>(managed), static_cast<long long>(refused), static_cast<long long>(steps),
-      static_cast<long long>(borrowed), static_cast<long long>(demoted), static_cast<long long>(compared),
-      static_cast<long long>(above));
+  figure(
+      "{} plans (streaming by copy {}, hybrid {}, zero_copy {}; {} managed, {} more refused), {} steps ({} after "
+      "reading ahead into borrowed memory), {} demotions: differing bytes 0 of {}, above the budget {}",
+      plans, streamed["copy"], streamed["hybrid"], streamed["zero_copy"], managed, refused, steps, borrowed, demoted,
+      compared, above);
 }
 
 // On the virtual clock, of steps that come one after the other: what forecast() predicts.
@@ -115,13 +103,10 @@ TEST(Device, StepsTakeAsLongAsPredicted) {
     const Forecast plan = forecast(request).total;
     if (!plan.fits || plan.moved_per_step == 0 || plan.slot_bytes < 2 * 4096) continue;
 
-    fake::FakeBackendOptions options{rng.next()};
-    options.link_rate = 1e9;
-    options.step_rate = group.step_rate;
+    fake::FakeBackendOptions options{.seed = rng.next(), .step_rate = group.step_rate, .link_rate = 1e9};
     auto backend = std::make_unique<FakeBackend>(options);
     FakeBackend& fake = *backend;
-    Config setup;
-    setup.state = "fp32", setup.hyper = default_hyper("adamw"), setup.nonfinite = NonFinite::kPropagate;
+    Config setup{.state = "fp32", .hyper = default_hyper("adamw"), .nonfinite = NonFinite::kPropagate};
     Twins twins(rng, setup, request.options.memory, std::move(backend));
     for (const PlannedParam& param : group.params) twins.add(DType::kF32, param.sizes);
     const auto now = [&] {
@@ -143,9 +128,8 @@ TEST(Device, StepsTakeAsLongAsPredicted) {
     ++cases;
   }
   EXPECT_GT(by_link, cases / 5);
-  std::printf("%lld plans (the link slower in %lld, two slots in %lld): measured / predicted %.3f to %.3f\n",
-              static_cast<long long>(cases), static_cast<long long>(by_link), static_cast<long long>(by_slots), least,
-              most);
+  figure("{} plans (the link slower in {}, two slots in {}): measured / predicted {} to {}", cases, by_link, by_slots,
+         least, most);
 }
 
 // Every wait is needed or a no-op: without it there is a race.
@@ -157,10 +141,10 @@ TEST(Device, EveryDroppedWaitIsCaught) {
     // Half the steps search for what is not finite by themselves, half do not: the host waits for neither.
     setup.nonfinite = trial % 2 ? NonFinite::kPropagate : NonFinite::kSkip;
     const uint64_t seed = rng.next();
-    lowtide::Memory memory;
-    memory.chunk = 4096;
-    memory.device = (1 + trial % 6) * 4096;
-    memory.transfer = std::vector<std::string>{"copy", "hybrid", "zero_copy"}[static_cast<size_t>(trial / 6 % 3)];
+    lowtide::Memory memory{
+        .chunk = 4096,
+        .device = (1 + trial % 6) * 4096,
+        .transfer = std::vector<std::string>{"copy", "hybrid", "zero_copy"}[static_cast<size_t>(trial / 6 % 3)]};
     const bool borrows = trial >= 18;
     int64_t waits = 1;
     for (int64_t drop = -1; drop < waits; ++drop) {
@@ -191,8 +175,7 @@ TEST(Device, EveryDroppedWaitIsCaught) {
   EXPECT_GT(needed, 100);
   EXPECT_EQ(caught, needed);
   EXPECT_EQ(false_alarms, 0);
-  std::printf("%lld waits dropped, %lld needed, caught %lld, false alarms %lld\n", static_cast<long long>(dropped),
-              static_cast<long long>(needed), static_cast<long long>(caught), static_cast<long long>(false_alarms));
+  figure("{} waits dropped, {} needed, caught {}, false alarms {}", dropped, needed, caught, false_alarms);
 }
 
 // Budgets of device memory that cannot hold a ring, of host memory that cannot hold the rest, and managed memory beyond
@@ -211,8 +194,7 @@ TEST(Device, BudgetsThatCannotBeAreRefused) {
   int refused = 0;
   for (const Case& one : {Case{small, "at least 8192 bytes of device memory"}, Case{host, "bytes of host memory"},
                           Case{managed, "managed memory must not exceed"}, Case{both, "got a disk"}}) {
-    Config setup;
-    setup.state = "fp32";
+    Config setup{.state = "fp32"};
     try {
       Twins twins(rng, setup, one.memory, fake_backend(rng));
       twins.add(DType::kF32, {20, 1000});
@@ -224,16 +206,14 @@ TEST(Device, BudgetsThatCannotBeAreRefused) {
     }
   }
   EXPECT_EQ(refused, 4);
-  std::printf("refused %d/4\n", refused);
+  figure("refused {}/4", refused);
 }
 
 // Without a budget, state is on the device while there is room and in host memory beyond; without room there either, an
 // error that changes nothing.
 TEST(Device, WithoutABudgetWhatFitsStays) {
   Rng rng = seeded("no budget", 74);
-  Config setup;
-  setup.state = "fp32";
-  setup.hyper = default_hyper("adamw");
+  Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
   int64_t streamed = 0, refused = 0, bytes = 0;
   struct Capacity {
     int64_t device, host;
@@ -241,8 +221,7 @@ TEST(Device, WithoutABudgetWhatFitsStays) {
   for (const Capacity& has : {Capacity{1 << 30, 0}, Capacity{400 << 10, 5 << 20}, Capacity{400 << 10, 200 << 10}}) {
     auto backend = std::make_unique<FakeBackend>(fake::FakeBackendOptions{rng.next(), -1, has.device, has.host});
     FakeBackend& fake = *backend;
-    lowtide::Memory memory;
-    memory.chunk = 8 << 10;
+    lowtide::Memory memory{.chunk = 8 << 10};
     Twins twins(rng, setup, memory, std::move(backend));
     for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {10, 1000});
     const int64_t used = fake.used();
@@ -266,8 +245,7 @@ TEST(Device, WithoutABudgetWhatFitsStays) {
   }
   EXPECT_EQ(streamed, 1);
   EXPECT_EQ(refused, 1);
-  std::printf("streaming 1 of 2, differing bytes 0 of %lld; refused for want of host memory 1/1\n",
-              static_cast<long long>(bytes));
+  figure("streaming 1 of 2, differing bytes 0 of {}; refused for want of host memory 1/1", bytes);
 }
 
 // Their steps would race: chunks are not stepped parameter by parameter.
@@ -275,9 +253,7 @@ TEST(Device, ParametersThatOverlapAreRefused) {
   FakeBackend* fake = nullptr;
   auto backend = std::make_unique<FakeBackend>(fake::FakeBackendOptions{76});
   fake = backend.get();
-  OptimizerOptions options;
-  options.rule = "adamw";
-  options.nonfinite = NonFinite::kPropagate;
+  OptimizerOptions options{.rule = "adamw", .nonfinite = NonFinite::kPropagate};
   Optimizer optimizer = OptimizerEnv::make(options, system_env(), std::move(backend));
   const DeviceBytes memory(*fake, MemoryKind::kDevice, 8192);
   optimizer.add_group({});
@@ -296,24 +272,20 @@ TEST(Device, ParametersThatOverlapAreRefused) {
   optimizer.step(std::vector{grad, Gradient{}});  // alone, it may
   EXPECT_EQ(optimizer.steps(0), 1);
   optimizer.synchronize();
-  std::printf("refused %d/1\n", refused);
+  figure("refused {}/1", refused);
 }
 
 // Managed memory is never more than is free, less a margin, in one go or bit by bit, whether or not what there is has
 // been moved to the device.
 TEST(Device, ManagedMemoryIsNeverMoreThanIsFree) {
   Rng rng = seeded("managed and free", 77);
-  Config setup;
-  setup.state = "fp32", setup.hyper = default_hyper("adamw");
+  Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
   int refused = 0;
   for (const bool at_once : {true, false}) {
-    fake::FakeBackendOptions options{rng.next()};
-    options.device_bytes = 1 << 20;
+    fake::FakeBackendOptions options{.seed = rng.next(), .device_bytes = 1 << 20};
     auto backend = std::make_unique<FakeBackend>(options);
     FakeBackend& fake = *backend;
-    lowtide::Memory memory;
-    memory.managed = true;
-    memory.chunk = 4096;
+    lowtide::Memory memory{.chunk = 4096, .managed = true};
     Twins twins(rng, setup, memory, std::move(backend));
     const DeviceBytes ballast(fake, MemoryKind::kDevice, 500 << 10);
     const int64_t room = fake.limits().free - Residency::margin(1 << 20);
@@ -332,20 +304,17 @@ TEST(Device, ManagedMemoryIsNeverMoreThanIsFree) {
     EXPECT_EQ(most == 0, at_once);
   }
   EXPECT_EQ(refused, 2);
-  std::printf("refused %d/2\n", refused);
+  figure("refused {}/2", refused);
 }
 
 // Where the driver does not say what is free, 7/8 of all is the budget, however often parameters are added.
 TEST(Device, WithoutABudgetOrAWordOfWhatIsFree) {
   Rng rng = seeded("free unknown", 75);
-  Config setup;
-  setup.state = "fp32";
-  setup.hyper = default_hyper("adamw");
+  Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
   constexpr int64_t kTotal = 512 << 10;
   auto backend = std::make_unique<FakeBackend>(
       fake::FakeBackendOptions{rng.next(), -1, int64_t{1} << 30, int64_t{1} << 30, kTotal});
-  lowtide::Memory memory;
-  memory.chunk = 8 << 10;
+  lowtide::Memory memory{.chunk = 8 << 10};
   Twins twins(rng, setup, memory, std::move(backend));
   int64_t most = 0, moved = 0;
   for (int i = 0; i < 10; ++i) {
@@ -357,7 +326,7 @@ TEST(Device, WithoutABudgetOrAWordOfWhatIsFree) {
   EXPECT_LE(most, kTotal / 8 * 7);
   EXPECT_GT(moved, 0);
   EXPECT_EQ(twins.differing(), 0);
-  std::printf("%lld bytes of %lld at most\n", static_cast<long long>(most), static_cast<long long>(kTotal));
+  figure("{} bytes of {} at most", most, kTotal);
 }
 
 }  // namespace

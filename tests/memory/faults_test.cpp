@@ -1,17 +1,9 @@
 // Claim: nothing is lost. Every class of system call that an optimizer makes, failing at its n-th call, once and from
 // then on, in every operation: afterwards each block of a parameter and its state are both of before or both of after,
 // training goes on, and ends bit for bit where it ends undisturbed with the same steps for each block.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <filesystem>
-#include <functional>
-#include <vector>
-
 #include "support/fault_tally.h"
 #include "support/faulty_env.h"
-#include "support/share.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -156,8 +148,8 @@ TEST(Faults, AStepStoppedHalfWayCanBeSaved) {
       }
   EXPECT_GT(halfway, 3) << "control: how many reads were made ahead, before the disk died, is a matter of time";
   EXPECT_EQ(differing, 0);
-  std::printf("saved after a step: %d (%d of them stopped half way); blocks that differ where both went on %lld\n",
-              saved, halfway, Tally::ll(differing));
+  figure("saved after a step: {} ({} of them stopped half way); blocks that differ where both went on {}", saved,
+         halfway, differing);
 }
 
 TEST(Faults, WhileStateIsRead) {
@@ -204,7 +196,7 @@ TEST(Faults, InSave) {
   tally.print("save");
   EXPECT_GT(olds, 0);
   EXPECT_GT(news, 0);
-  std::printf("%-28s old %lld, new %lld\n", "", Tally::ll(olds), Tally::ll(news));
+  figure("old {}, new {}", olds, news);
 }
 
 TEST(Faults, InLoad) {
@@ -247,7 +239,7 @@ TEST(Faults, InLoad) {
   EXPECT_GT(tally.refused, 0) << "control";
   EXPECT_GT(olds, 0);
   EXPECT_GT(news, 0);
-  std::printf("%-28s before %lld, loaded %lld\n", "", Tally::ll(olds), Tally::ll(news));
+  figure("before {}, loaded {}", olds, news);
 }
 
 // Both states of the largest parameter are replaced by others.

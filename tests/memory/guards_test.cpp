@@ -1,16 +1,9 @@
 // Claims: steps that search their gradients on the device, and are known to be taken or skipped only later, end in the
 // bits, counts and errors of an optimizer in host memory, wherever state is and whichever gradients are not finite;
 // ballots likewise; and what a guard found is waited for by those calls alone that have to know.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <string>
-#include <vector>
-
 #include "support/fake/fake_backend.h"
 #include "support/device_twins.h"
-#include "support/fake_races.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -24,8 +17,7 @@ std::unique_ptr<FakeBackend> guarding(Rng& rng) {
 }
 
 lowtide::Memory random_memory(Rng& rng) {
-  lowtide::Memory memory;
-  memory.chunk = rng.between(1, 3) * 4096;
+  lowtide::Memory memory{.chunk = rng.between(1, 3) * 4096};
   if (rng.chance(0.75)) memory.device = rng.between(3, 12) * memory.chunk;
   memory.transfer = pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
   return memory;
@@ -87,11 +79,8 @@ TEST(Guards, SkippedStepsAreUncounted) {
   }
   EXPECT_GT(skipped, 30);
   EXPECT_GT(raised, 30);
-  std::printf(
-      "%lld steps, %lld gradients spoiled, %lld steps skipped, %lld errors one call late: differing bytes 0 of "
-      "%lld\n",
-      static_cast<long long>(steps), static_cast<long long>(spoiled), static_cast<long long>(skipped),
-      static_cast<long long>(raised), static_cast<long long>(compared));
+  figure("{} steps, {} gradients spoiled, {} steps skipped, {} errors one call late: differing bytes 0 of {}", steps,
+         spoiled, skipped, raised, compared);
 }
 
 // Calls that have nothing to know of it do not wait; the step that comes after waits for the search alone.
@@ -99,13 +88,11 @@ TEST(Guards, AStepIsPendingAndNothingIsWaitedFor) {
   Rng rng = seeded("pending", 92);
   auto backend = guarding(rng);
   FakeBackend& fake = *backend;
-  Config setup;
-  setup.hyper = default_hyper("adamw");
+  Config setup{.hyper = default_hyper("adamw")};
   Twins twins(rng, setup, {}, std::move(backend));
   twins.add(DType::kF32, {2000});
   twins.step();
-  StepOptions options;
-  options.stream = twins.queue();
+  StepOptions options{.stream = twins.queue()};
   const Device::Event before = fake.record(twins.queue());
   EXPECT_FALSE(fake.has_happened(before)) << "of the first step, too";
   const StepResult result = twins.on_device().step(twins.last_gradients(), options);
@@ -118,7 +105,7 @@ TEST(Guards, AStepIsPendingAndNothingIsWaitedFor) {
   twins.on_device().set_nonfinite(NonFinite::kPropagate);
   EXPECT_FALSE(twins.on_device().step(twins.last_gradients(), options).pending);
   twins.on_device().synchronize();
-  std::printf("pending 1/1\n");
+  figure("pending 1/1");
 }
 
 TEST(Guards, BallotsOfASkippedStepAreZeros) {
@@ -127,17 +114,11 @@ TEST(Guards, BallotsOfASkippedStepAreZeros) {
   for (int trial = 0; trial < 40; ++trial) {
     auto backend = guarding(rng);
     FakeBackend& fake = *backend;
-    OptimizerOptions options;
-    options.rule = "lion";
-    options.threads = 1;
-    options.memory = random_memory(rng);
-    Config setup;
-    setup.rule = "lion", setup.hyper = default_hyper("lion");
+    OptimizerOptions options{.rule = "lion", .threads = 1, .memory = random_memory(rng)};
+    Config setup{.rule = "lion", .hyper = default_hyper("lion")};
     Optimizer on_host = make_optimizer(setup);
     Optimizer on_device = OptimizerEnv::make(options, system_env(), std::move(backend));
-    GroupOptions group;
-    group.hyper = setup.hyper;
-    group.min_quantized_numel = 0;
+    GroupOptions group{.hyper = setup.hyper, .min_quantized_numel = 0};
     on_device.add_group(group);
     void* const queue = fake.make_queue();
     Tensor param(DType::kF32, {7, 900}), grad(DType::kF32, {7, 900});
@@ -155,8 +136,7 @@ TEST(Guards, BallotsOfASkippedStepAreZeros) {
       grad.randomize(rng);
       if (rng.chance(0.4)) grad.set(rng.below(grad.numel), NAN);
       tensors.set(grad_there, grad);
-      StepOptions on_queue;
-      on_queue.stream = queue;
+      StepOptions on_queue{.stream = queue};
       on_host.ballots(std::vector{grad.gradient()}, {bits.data(), presence.data(), nullptr});
       EXPECT_TRUE(on_device
                       .ballots(std::vector{Gradient{grad_there, DType::kF32, nullptr}},
@@ -178,8 +158,7 @@ TEST(Guards, BallotsOfASkippedStepAreZeros) {
   }
   EXPECT_EQ(differing, 0);
   EXPECT_GT(skipped, 20);
-  std::printf("%lld ballots skipped; differing bytes %lld of %lld\n", static_cast<long long>(skipped),
-              static_cast<long long>(differing), static_cast<long long>(bytes));
+  figure("{} ballots skipped; differing bytes {} of {}", skipped, differing, bytes);
 }
 
 }  // namespace

@@ -1,20 +1,12 @@
 // Claim: a process that is killed, anywhere in its steps and saves, leaves the checkpoint of some save that completed,
 // whole; no scratch file; and a directory that the next process can use at once. The next save removes what it left.
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <filesystem>
-#include <thread>
-
 #include "support/fault_trial.h"
 #include "support/faulty_env.h"
-#include "support/share.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -36,7 +28,7 @@ class Judge {
         if (!mask) return -1;
       return steps;
     } catch (const std::exception& error) {
-      std::printf("lost: %s\n", error.what());
+      figure("lost: {}", error.what());
       return -1;
     }
   }
@@ -55,7 +47,7 @@ class Judge {
         if (!mask) return false;
       return trial.optimizer().report().disk_bytes > 0;
     } catch (const std::exception& error) {
-      std::printf("unusable: %s\n", error.what());
+      figure("unusable: {}", error.what());
       return false;
     }
   }
@@ -115,9 +107,7 @@ TEST(Killed, AtEveryCallThatWrites) {
         ASSERT_GE(child, 0);
         if (child == 0) {
           FaultyEnv env;
-          Fault fault;
-          fault.call = call;
-          fault.nth = n;
+          Fault fault{.call = call, .nth = n};
           (before ? fault.before : fault.after) = [] { ::kill(::getpid(), SIGKILL); };
           env.arm(fault);
           train(env, disk.path(), path, kEnd);
@@ -141,14 +131,10 @@ TEST(Killed, AtEveryCallThatWrites) {
   EXPECT_GT(none, 0);
   EXPECT_GT(held[1], 0);
   EXPECT_GT(held[2], 0);
-  std::printf(
-      "killed at %lld/%lld points: no save had completed %lld, first %d, second %d, wrong %lld; scratch files left "
-      "%lld, "
-      "directories that could not be used at once %lld; files c.tmp-* left %lld, after one more "
-      "save %lld, others %d\n",
-      static_cast<long long>(killed), static_cast<long long>(points), static_cast<long long>(none), held[1], held[2],
-      static_cast<long long>(wrong), static_cast<long long>(left), static_cast<long long>(unusable),
-      static_cast<long long>(leftovers), static_cast<long long>(kept), others);
+  figure(
+      "killed at {}/{} points: no save had completed {}, first {}, second {}, wrong {}; scratch files left {}, "
+      "directories that could not be used at once {}; files c.tmp-* left {}, after one more save {}, others {}",
+      killed, points, none, held[1], held[2], wrong, left, unusable, leftovers, kept, others);
 }
 
 // With the engine that the system gives, and no matter what the process is doing.
@@ -196,7 +182,7 @@ TEST(Killed, AtAnyTime) {
       "after one more save %d; checkpoints of step",
       killed, kills, saves, wrong, left, unusable, kept);
   for (int steps = 1; steps <= kTrialSteps; ++steps) std::printf(" %d: %d", steps, held[steps]);
-  std::printf("\n");
+  figure("");
 }
 
 }  // namespace

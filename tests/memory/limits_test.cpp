@@ -1,15 +1,11 @@
 // Claims: whatever is added when, a budget's file never grows above its limit; offload() moves all state or none where
 // a budget cannot take it; counts of steps that could not be counted on are refused.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <limits>
-
 #include "lowtide/optimizer.h"
 #include "memory/state_store.h"
 #include "support/checkpoint_case.h"
 #include "support/optimizer_case.h"
 #include "support/scratch_support.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -20,8 +16,9 @@ TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
   int adds = 0, refused_by_plan = 0, refused_by_file = 0, above = 0, changed = 0;
   for (int trial = 0; trial < 100; ++trial) {
     const int64_t limit = rng.between(20, 80) * kPageBytes;
-    StateStore store(system_env(),
-                     {{.host = rng.between(4, 20) * kPageBytes, .disk = disk.path(), .disk_limit = limit, .chunk = kPageBytes}});
+    StateStore store(
+        system_env(),
+        {{.host = rng.between(4, 20) * kPageBytes, .disk = disk.path(), .disk_limit = limit, .chunk = kPageBytes}});
     for (int64_t param = 0; param < 8; ++param) {
       // Chunks of one block each where the block is large: of several sizes, so that the best set to keep changes.
       const ShapedParam added{
@@ -45,8 +42,8 @@ TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
   EXPECT_GT(refused_by_plan, 3);
   EXPECT_GT(refused_by_file, 0) << "control: places of chunks that became resident must have counted";
   EXPECT_EQ(above + changed, 0);
-  std::printf("%d additions: above the limit %d; refused by the plan %d, for places in the file %d, changed by it %d\n",
-              adds, above, refused_by_plan, refused_by_file, changed);
+  figure("{} additions: above the limit {}; refused by the plan {}, for places in the file {}, changed by it {}", adds,
+         above, refused_by_plan, refused_by_file, changed);
 }
 
 // State that fitted stays directly addressable; parameters that are added have what it has left. A refusal names the
@@ -58,8 +55,7 @@ TEST(Limits, ARefusalBesideOtherStateNamesTheBudgetThatWasGiven) {
     OptimizerOptions options;
     options.memory.host = host, options.memory.disk = directory;
     Optimizer optimizer(options);
-    GroupOptions group;
-    group.state = "fp32";
+    GroupOptions group{.state = "fp32"};
     std::vector<Tensor> params;
     std::vector<Gradient> gradients;
     for (const int64_t elements : {first, added}) {
@@ -70,7 +66,8 @@ TEST(Limits, ARefusalBesideOtherStateNamesTheBudgetThatWasGiven) {
     }
     return optimizer.report();
   };
-  // 8 bytes of state an element, and 4160 behind each of two arrays: 12 KiB of 1 MiB are left, and no chunk is as small.
+  // 8 bytes of state an element, and 4160 behind each of two arrays: 12 KiB of 1 MiB are left, and no chunk is as
+  // small.
   const int64_t budget = 1 << 20, first = 128000;
   for (const std::string& directory : {disk.path(), std::string()}) {
     const auto refusal = error_of([&] { step_of(budget, first, 100000, directory); });
@@ -98,8 +95,7 @@ TEST(Limits, OffloadMovesNothingIfABudgetCannotTakeIt) {
   int64_t moved = 0;
   for (const lowtide::Memory& second :
        {lowtide::Memory{1 << 20}, lowtide::Memory{1 << 20, disk.path(), 4096}, lowtide::Memory{}}) {
-    OptimizerOptions options;
-    options.memory = {1 << 20, disk.path()};
+    OptimizerOptions options{.memory = {1 << 20, disk.path()}};
     Optimizer optimizer(options);
     GroupOptions group;
     optimizer.add_group(group);
@@ -121,7 +117,7 @@ TEST(Limits, OffloadMovesNothingIfABudgetCannotTakeIt) {
   }
   EXPECT_EQ(refused, 3);
   EXPECT_EQ(moved, 0);
-  std::printf("offload refused %d/3, bytes moved by it %lld\n", refused, static_cast<long long>(moved));
+  figure("offload refused {}/3, bytes moved by it {}", refused, moved);
 }
 
 TEST(Limits, CountsOfStepsHaveABound) {
@@ -157,7 +153,7 @@ TEST(Limits, CountsOfStepsHaveABound) {
   }
   EXPECT_EQ(accepted, 2);
   EXPECT_EQ(refused, 4);
-  std::printf("counts of 2^53 steps accepted %d/2, larger ones refused %d/4\n", accepted, refused);
+  figure("counts of 2^53 steps accepted {}/2, larger ones refused {}/4", accepted, refused);
 }
 
 }  // namespace

@@ -1,13 +1,9 @@
 // Claims: streaming state is read as often as it is written, but for what is read ahead; the queue of the caller never
 // waits for state on its way back to the host, also behind steps that had state read ahead into borrowed memory.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <string>
-
 #include "support/device_twins.h"
-#include "support/fake_races.h"
+#include "support/fake/fake_backend.h"
 #include "support/framework_cache.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -23,19 +19,15 @@ TEST(LinkTraffic, TheCallersQueueNeverWaitsForWriteBack) {
     for (const char* transfer : {"copy", "hybrid"})
       for (int trial = 0; trial < 6; ++trial) {
         SCOPED_TRACE(std::string(transfer) + ", source " + std::to_string(static_cast<int>(source)));
-        fake::FakeBackendOptions options{rng.next()};
-        options.steps_pinned = true;
-        options.guards = trial % 2;
+        fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = trial % 2};
         auto backend = std::make_unique<fake::FakeBackend>(options);
         fake::FakeBackend& fake = *backend;
         Cache cache{fake};
         DeviceAllocator allocator;
         if (source != Source::kDriver) allocator = {&cache, Cache::allocate, Cache::free};
         if (source == Source::kCacheOfStreams) allocator.note_use = Cache::note_use;
-        lowtide::Memory memory;
-        memory.chunk = kChunk, memory.device = kBudget, memory.transfer = transfer;
-        Config setup;
-        setup.state = "fp32", setup.hyper = default_hyper("adamw");
+        lowtide::Memory memory{.chunk = kChunk, .device = kBudget, .transfer = transfer};
+        Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
         Twins twins(rng, setup, memory, std::move(backend), allocator);
         for (int i = 0; i < 3; ++i) twins.add(DType::kBF16, {10000});  // 240 KB of state
         for (int i = 0; i < 8; ++i, ++steps) {
@@ -56,9 +48,8 @@ TEST(LinkTraffic, TheCallersQueueNeverWaitsForWriteBack) {
         for (const Cache::Unused& given : cache.unused) EXPECT_TRUE(cache.may_use(given));
       }
   EXPECT_GT(borrowed, 0);
-  std::printf("%lld steps, %lld bytes borrowed, %lld waits for write-back; differing bytes 0 of %lld\n",
-              static_cast<long long>(steps), static_cast<long long>(borrowed), static_cast<long long>(waits),
-              static_cast<long long>(compared));
+  figure("{} steps, {} bytes borrowed, {} waits for write-back; differing bytes 0 of {}", steps, borrowed, waits,
+         compared);
 }
 
 }  // namespace

@@ -1,13 +1,8 @@
 // Claims: when the device is lost, in whichever call, state in host memory that no step was changing is read and saved
 // to the bit, the rest is refused by name, every call that needs the device says so, and destructors come to an end.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <string>
-
 #include "support/fake/fake_backend.h"
 #include "support/device_twins.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -54,16 +49,13 @@ TEST(LostDevice, HostMemoryStaysReadable) {
   for (; trials < 400; ++trials) {
     Config setup = random_setup(rng, false);
     setup.nonfinite = rng.chance(0.5) ? NonFinite::kSkip : NonFinite::kPropagate;
-    lowtide::Memory memory;
-    memory.chunk = 4096;
-    memory.transfer = pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
-    memory.automatic = rng.chance(0.5);
+    lowtide::Memory memory{.chunk = 4096,
+                           .transfer = pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"}),
+                           .automatic = rng.chance(0.5)};
     if (!memory.automatic) memory.device = rng.between(3, 12) * 4096;
     if (!memory.automatic && memory.transfer == "copy" && rng.chance(0.7))
       memory.disk = directory.path(), memory.host = rng.between(3, 12) * 4096;
-    fake::FakeBackendOptions options{rng.next()};
-    options.steps_pinned = true;
-    options.guards = rng.chance(0.5);
+    fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = rng.chance(0.5)};
     auto backend = std::make_unique<FakeBackend>(options);
     FakeBackend& fake = *backend;
     Twins twins(rng, setup, memory, std::move(backend));
@@ -115,13 +107,10 @@ TEST(LostDevice, HostMemoryStaysReadable) {
   EXPECT_EQ(tally.differing, 0);
   EXPECT_GT(tally.saved, 60);
   EXPECT_GT(in_steps, 20);
-  std::printf(
-      "%lld losses, %lld in a step: %lld states read, differing bytes %lld of %lld; %lld refused by name; %lld "
-      "optimizers saved and loaded, %lld refused\n",
-      static_cast<long long>(trials), static_cast<long long>(in_steps), static_cast<long long>(tally.read),
-      static_cast<long long>(tally.differing), static_cast<long long>(tally.bytes),
-      static_cast<long long>(tally.refused), static_cast<long long>(tally.saved),
-      static_cast<long long>(tally.unsaved));
+  figure(
+      "{} losses, {} in a step: {} states read, differing bytes {} of {}; {} refused by name; {} optimizers saved and "
+      "loaded, {} refused",
+      trials, in_steps, tally.read, tally.differing, tally.bytes, tally.refused, tally.saved, tally.unsaved);
 }
 
 }  // namespace

@@ -1,12 +1,8 @@
 // Claims: where managed state exceeds the device by one page, a driver that gives up the page touched longest ago moves
 // all of it in every step, both ways; chunks move only what does not fit, and need two slots of the device, not all of
 // it. Counted on the fake device, against figures that are derived here.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <string>
-
 #include "support/managed_traffic.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -49,9 +45,8 @@ TEST(ManagedPages, StateBeyondTheDeviceMovesWholeInEveryStep) {
     const bool fits = room >= kAll;
     EXPECT_EQ(managed.in, fits ? bytes(kAll, 0, 0) : bytes(kAll, kAll, kAll)) << "room for " << room;
     EXPECT_EQ(managed.out, fits ? bytes(0, 0, 0) : bytes(kAll - room, kAll, kAll)) << "room for " << room;
-    std::printf("%lld pages, room for %lld: step 3 moves %lld in and %lld out\n", static_cast<long long>(kAll),
-                static_cast<long long>(room), static_cast<long long>(managed.in[2] / kPage),
-                static_cast<long long>(managed.out[2] / kPage));
+    figure("{} pages, room for {}: step 3 moves {} in and {} out", kAll, room, managed.in[2] / kPage,
+           managed.out[2] / kPage);
   }
 }
 
@@ -80,8 +75,7 @@ TEST(ManagedPages, ChunksMoveWhatDoesNotFit) {
       EXPECT_LE(ahead, slots * kPage) << "room for " << room;
       EXPECT_EQ(streamed.in[2], moved * kPage) << "room for " << room;
     }
-    std::printf("40 chunks, room for %lld: step 3 moves %lld each way\n", static_cast<long long>(room),
-                static_cast<long long>(streamed.in[2] / kPage));
+    figure("40 chunks, room for {}: step 3 moves {} each way", room, streamed.in[2] / kPage);
   }
 }
 

@@ -1,17 +1,12 @@
 // Claims: offload() gives the RAM of state back to the system, and whatever needs the state finds the same bits; a disk
 // that fails leaves it where it was, and damage is seen.
-#include <gtest/gtest.h>
 #include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <fstream>
 
 #include "core/buffer.h"
 #include "memory/offloaded.h"
 #include "support/faulty_env.h"
 #include "support/optimizer_case.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -37,8 +32,7 @@ struct Trained {
     optimizer.add_param(0, param.view());
   }
   void step(int count) {
-    const Gradient gradient = grad.gradient();
-    for (int i = 0; i < count; ++i) optimizer.step({&gradient, 1});
+    for (int i = 0; i < count; ++i) take_step(optimizer, grad);
   }
   std::vector<std::byte> bytes() const { return snapshot(optimizer, {&param}); }
 };
@@ -47,9 +41,7 @@ constexpr int64_t kState = kRows * kColumns * 8;
 constexpr int64_t kBudgets[] = {2 * kState, kState / 2, int64_t{1} << 20};
 
 Config with(int64_t budget, const TemporaryDirectory& directory) {
-  Config config;
-  config.state = "fp32";
-  config.memory = {budget, directory.path(), -1, 0};
+  Config config{.state = "fp32", .memory = {budget, directory.path(), -1, 0}};
   return config;
 }
 
@@ -67,9 +59,8 @@ TEST(Offload, GivesTheRamBack) {
     // Other memory of the process may come and go by a few pages.
     EXPECT_GE(freed, before.allocated_bytes - (1 << 20));
     other.optimizer.offload();  // again: nothing to do
-    std::printf("budget %9lld: %9lld bytes of RAM, %9lld given back, %9lld put on disk\n",
-                static_cast<long long>(budget), static_cast<long long>(before.allocated_bytes),
-                static_cast<long long>(freed), static_cast<long long>(away.offloaded_bytes));
+    figure("budget {}: {} bytes of RAM, {} given back, {} put on disk", budget, before.allocated_bytes, freed,
+           away.offloaded_bytes);
   }
 }
 
@@ -107,14 +98,13 @@ TEST(Offload, ChangesNothing) {
 TEST(Offload, NeedsADiskWithRoom) {
   const TemporaryDirectory directory;
   const auto attempt = [](const Memory& memory) {
-    Config config;
-    config.memory = memory;
+    Config config{.memory = memory};
     Trained trained(config);
     trained.step(1);
     const auto before = trained.bytes();
     const std::string message = refusal([&] { trained.optimizer.offload(); });
     EXPECT_EQ(before, trained.bytes());
-    std::printf("refused: %s\n", message.c_str());
+    figure("refused: {}", message);
   };
   attempt({});
   attempt({int64_t{1} << 30, directory.path(), 1 << 20, 0});
@@ -150,19 +140,7 @@ TEST(Offload, AFailingDiskLosesNothing) {
     for (int64_t n = 1; n < 1000; ++n) {
       FaultyEnv env;
       env.arm({.call = call, .nth = n, .error = ENOSPC});
-      bool threw = false;
-      try {
-        OffloadedMemory offloaded(env, directory.path(), {&a, &b}, 1);
-        EXPECT_TRUE(holds(b, 0)) << "control: its pages are gone";
-        try {
-          offloaded.bring_back(1);
-        } catch (const Error&) {
-          threw = true;
-          offloaded.bring_back(1);
-        }
-      } catch (const Error&) {
-        threw = true;
-      }
+      const bool threw = error_of([&] { OffloadedMemory offloaded(env, directory.path(), {&a, &b}, 1); EXPECT_TRUE(holds(b, 0)) << "control: its pages are gone"; try { offloaded.bring_back(1); } catch (const Error&) { threw = true; offloaded.bring_back(1); } }).has_value();
       if (!env.struck()) break;
       ++points, refused += threw;
       wrong += !holds(a, 3) || !holds(b, 5);
@@ -178,8 +156,7 @@ TEST(Offload, AFailingDiskLosesNothing) {
   flipping.flip = false;
   offloaded.bring_back(2);
   EXPECT_TRUE(holds(a, 3) && holds(b, 5));
-  std::printf("%lld points, %lld refused, %lld wrong; a flipped bit: %s\n", static_cast<long long>(points),
-              static_cast<long long>(refused), static_cast<long long>(wrong), message.c_str());
+  figure("{} points, {} refused, {} wrong; a flipped bit: {}", points, refused, wrong, message);
 }
 
 }  // namespace

@@ -1,16 +1,9 @@
 // Claims: replays of a recorded step take the steps that plain calls would have taken, with the hyper-parameters and
 // step numbers of their time; a replay that was not prepared changes nothing and is reported; what cannot be recorded
 // is refused by name.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <string>
-#include <vector>
-
 #include "support/fake/fake_backend.h"
 #include "support/device_twins.h"
-#include "support/fake_races.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -19,16 +12,13 @@ using fake::FakeBackend;
 
 struct Recorder {
   explicit Recorder(Rng& rng, const Config& setup, const lowtide::Memory& memory = {}, bool guards = true) {
-    fake::FakeBackendOptions options{rng.next()};
-    options.guards = guards;
-    options.steps_pinned = true;
+    fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = guards};
     auto backend = std::make_unique<FakeBackend>(options);
     fake = backend.get();
     twins.emplace(rng, setup, memory, std::move(backend));
   }
   StepOptions options() const {
-    StepOptions options;
-    options.stream = twins->queue();
+    StepOptions options{.stream = twins->queue()};
     return options;
   }
   int record() {
@@ -67,8 +57,7 @@ TEST(RecordedSteps, FiftyReplaysAreFiftySteps) {
   for (int trial = 0; trial < 16; ++trial) {
     Config setup = random_setup(rng, false);
     setup.nonfinite = trial % 2 ? NonFinite::kPropagate : NonFinite::kSkip;
-    lowtide::Memory memory;
-    memory.chunk = 4096;
+    lowtide::Memory memory{.chunk = 4096};
     Recorder recorder(rng, setup, memory);
     Twins& twins = *recorder.twins;
     for (int64_t n = rng.between(1, 5); n > 0; --n)
@@ -94,16 +83,14 @@ TEST(RecordedSteps, FiftyReplaysAreFiftySteps) {
       if (rng.chance(0.05)) {  // changes nothing, and the next call says so, once
         twins.on_device().synchronize();
         recorder.fake->replay(recording, twins.queue());
-        const std::string says = refusal([&] { twins.on_device().prepare_replay(recorder.options()); });
-        EXPECT_NE(says.find("without prepare_replay"), std::string::npos) << says;
+        expect_refusal([&] { twins.on_device().prepare_replay(recorder.options()); }, "without prepare_replay");
         ++stale;
       }
       if (rng.chance(0.05)) twins.step();  // a plain one between
       if (rng.chance(0.05) && recorder.has_state()) {
         twins.on_device().offload();  // its state comes back elsewhere
         twins.on_device().onload();
-        const std::string says = refusal([&] { twins.on_device().prepare_replay(recorder.options()); });
-        EXPECT_NE(says.find("has moved since"), std::string::npos) << says;
+        expect_refusal([&] { twins.on_device().prepare_replay(recorder.options()); }, "has moved since");
         recording = recorder.record();
       }
     }
@@ -115,9 +102,8 @@ TEST(RecordedSteps, FiftyReplaysAreFiftySteps) {
   }
   EXPECT_GT(skipped, 20);
   EXPECT_GT(stale, 15);
-  std::printf("%lld replays, %lld of them skipped, %lld more that were not prepared: differing bytes 0 of %lld\n",
-              static_cast<long long>(replays), static_cast<long long>(skipped), static_cast<long long>(stale),
-              static_cast<long long>(compared));
+  figure("{} replays, {} of them skipped, {} more that were not prepared: differing bytes 0 of {}", replays, skipped,
+         stale, compared);
 }
 
 // A step that is counted and not taken would shift the numbers of all that follow.
@@ -126,9 +112,7 @@ TEST(RecordedSteps, WhatIsPreparedIsReplayedBeforeAnythingElse) {
   int refused = 0;
   int64_t compared = 0;
   for (const NonFinite policy : {NonFinite::kPropagate, NonFinite::kSkip}) {
-    Config setup;
-    setup.hyper = default_hyper("adamw");
-    setup.nonfinite = policy;
+    Config setup{.hyper = default_hyper("adamw"), .nonfinite = policy};
     Recorder recorder(rng, setup);
     Twins& twins = *recorder.twins;
     twins.add(DType::kF32, {10, 300});
@@ -139,8 +123,7 @@ TEST(RecordedSteps, WhatIsPreparedIsReplayedBeforeAnythingElse) {
       if (spoils) grad.set(5, INFINITY);
     };
     const auto refuses = [&](auto&& call) {
-      const std::string says = refusal(call);
-      EXPECT_NE(says.find("before that replay"), std::string::npos) << says;
+      expect_refusal(call, "before that replay");
       ++refused;
     };
     for (int i = 0; i < 6; ++i) {
@@ -161,14 +144,13 @@ TEST(RecordedSteps, WhatIsPreparedIsReplayedBeforeAnythingElse) {
     twins.on_device().prepare_replay(recorder.options());
     compared += twins.compared();
   }
-  std::printf("refused %d/18; differing bytes 0 of %lld\n", refused, static_cast<long long>(compared));
+  figure("refused {}/18; differing bytes 0 of {}", refused, compared);
   EXPECT_EQ(refused, 18);
 }
 
 TEST(RecordedSteps, WhatCannotBeRecordedIsRefused) {
   Rng rng = seeded("not recorded", 102);
-  Config setup;
-  setup.hyper = default_hyper("adamw");
+  Config setup{.hyper = default_hyper("adamw")};
   lowtide::Memory paged, managed;
   paged.chunk = 4096, paged.device = 3 * 4096;
   managed.managed = true;
@@ -177,18 +159,20 @@ TEST(RecordedSteps, WhatCannotBeRecordedIsRefused) {
     Recorder recorder(rng, setup, memory, guards);
     recorder.twins->add(DType::kF32, {10, 1000});
     if (placed) recorder.twins->step();
-    const std::string got = refusal([&] {
-      if (placed) return void(recorder.record());
-      recorder.fake->begin_capture(recorder.twins->queue());
-      const DeviceBytes grad(*recorder.fake, MemoryKind::kDevice, 40000);
-      try {
-        recorder.twins->on_device().step(std::vector{Gradient{grad.data(), DType::kF32, nullptr}}, recorder.options());
-      } catch (...) {
-        recorder.fake->end_capture(recorder.twins->queue());
-        throw;
-      }
-    });
-    EXPECT_NE(got.find(wanted), std::string::npos) << got;
+    expect_refusal(
+        [&] {
+          if (placed) return void(recorder.record());
+          recorder.fake->begin_capture(recorder.twins->queue());
+          const DeviceBytes grad(*recorder.fake, MemoryKind::kDevice, 40000);
+          try {
+            recorder.twins->on_device().step(std::vector{Gradient{grad.data(), DType::kF32, nullptr}},
+                                             recorder.options());
+          } catch (...) {
+            recorder.fake->end_capture(recorder.twins->queue());
+            throw;
+          }
+        },
+        wanted);
     ++refused;
     if (placed) {
       recorder.twins->step();
@@ -202,9 +186,8 @@ TEST(RecordedSteps, WhatCannotBeRecordedIsRefused) {
   Recorder recorder(rng, setup);
   recorder.twins->add(DType::kF32, {100});
   recorder.twins->step();
-  EXPECT_NE(refusal([&] { recorder.twins->on_device().prepare_replay(recorder.options()); }).find("no recorded step"),
-            std::string::npos);
-  std::printf("refused %d/4\n", refused);
+  expect_refusal([&] { recorder.twins->on_device().prepare_replay(recorder.options()); }, "no recorded step");
+  figure("refused {}/4", refused);
 }
 
 }  // namespace

@@ -1,19 +1,11 @@
 // Claims: under automatic residency, with budgets, demotions and promotions at random between steps, an optimizer on a
 // device gives the bits of one in host memory; state comes to the device after two steps and leaves it when memory is
 // short; memory that a framework's allocator hands out while its queue still uses it is touched only after that.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <string>
-#include <vector>
-
 #include "support/fake/fake_backend.h"
 #include "memory/residency.h"
 #include "support/device_twins.h"
-#include "support/fake_races.h"
 #include "support/framework_cache.h"
-#include "support/share.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -29,15 +21,12 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
   // In fewer, single trials decide how often state moves.
   const int trials = std::max(8, share_of(24));
   for (int trial = 0; trial < trials; ++trial) {
-    FakeBackendOptions options{rng.next()};
-    options.steps_pinned = true;
-    options.guards = trial % 2;
+    FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = trial % 2};
     auto backend = std::make_unique<FakeBackend>(options);
     FakeBackend& fake = *backend;
-    lowtide::Memory memory;
-    memory.automatic = true;
-    memory.chunk = rng.between(1, 3) * 4096;
-    memory.transfer = kTransferModes[static_cast<size_t>(trial % 3)];
+    lowtide::Memory memory{.chunk = rng.between(1, 3) * 4096,
+                           .transfer = kTransferModes[static_cast<size_t>(trial % 3)],
+                           .automatic = true};
     Config setup = random_setup(rng);
     if (trial % 4 < 2) setup.rule = "adamw", setup.state = "dynamic8", setup.hyper = default_hyper("adamw");
     Twins twins(rng, setup, memory, std::move(backend));
@@ -64,11 +53,8 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
   EXPECT_GT(promotions, trials * 10 / 24);
   EXPECT_GT(demotions, trials * 10 / 24);
   EXPECT_GT(borrowed, trials * 100 / 24);
-  std::printf(
-      "%lld steps: %lld promotions, %lld demotions, %lld of them asked for, %lld readings ahead; differing bytes "
-      "0 of %lld\n",
-      static_cast<long long>(steps), static_cast<long long>(promotions), static_cast<long long>(demotions),
-      static_cast<long long>(asked), static_cast<long long>(borrowed), static_cast<long long>(compared));
+  figure("{} steps: {} promotions, {} demotions, {} of them asked for, {} readings ahead; differing bytes 0 of {}",
+         steps, promotions, demotions, asked, borrowed, compared);
 }
 
 // State that was there before any step is on the host until two steps have been taken, then on the device, as far as
@@ -77,16 +63,10 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
   Rng rng = seeded("automatic residency, phases", 82);
   int64_t compared = 0;
   for (const std::string& transfer : kTransferModes) {
-    FakeBackendOptions options{rng.next()};
-    options.steps_pinned = true;
-    options.device_bytes = 64 << 20;
+    FakeBackendOptions options{.seed = rng.next(), .device_bytes = 64 << 20, .steps_pinned = true};
     auto backend = std::make_unique<FakeBackend>(options);
-    lowtide::Memory memory;
-    memory.automatic = true;
-    memory.chunk = 64 << 10;
-    memory.transfer = transfer;
-    Config setup;
-    setup.state = "fp32", setup.hyper = default_hyper("adamw");
+    lowtide::Memory memory{.chunk = 64 << 10, .transfer = transfer, .automatic = true};
+    Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
     Twins twins(rng, setup, memory, std::move(backend));
     for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});  // 3.2 MB of state in all
     const int64_t margin = Residency::margin(64 << 20), slots = transfer == "zero_copy" ? 0 : 4 * (64 << 10);
@@ -125,11 +105,10 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
     EXPECT_EQ(twins.differing(), 0);
     compared += twins.compared();
   }
-  std::printf(
-      "3 transfer modes: promoted after 2 steps, demoted under pressure, promoted again after %d quiet steps; "
-      "differing "
-      "bytes 0 of %lld\n",
-      Residency::kQuietSteps, static_cast<long long>(compared));
+  figure(
+      "3 transfer modes: promoted after 2 steps, demoted under pressure, promoted again after {} quiet steps; "
+      "differing bytes 0 of {}",
+      Residency::kQuietSteps, compared);
 }
 
 // State that a step brings takes the room that there is, and host memory for nothing else: pinned memory is scarce.
@@ -139,17 +118,11 @@ TEST(AutomaticResidency, NewStatePinsWhatDoesNotFit) {
   const int64_t all = 4 * 100 * 1000 * 8;
   for (const std::string& transfer : kTransferModes)
     for (const int64_t room : {2 * all, all + slots, all / 2, int64_t{0}}) {
-      FakeBackendOptions options{rng.next()};
-      options.steps_pinned = true;
-      options.device_bytes = total;
+      FakeBackendOptions options{.seed = rng.next(), .device_bytes = total, .steps_pinned = true};
       auto backend = std::make_unique<FakeBackend>(options);
       FakeBackend& fake = *backend;
-      lowtide::Memory memory;
-      memory.automatic = true;
-      memory.chunk = chunk;
-      memory.transfer = transfer;
-      Config setup;
-      setup.state = "fp32", setup.hyper = default_hyper("adamw");
+      lowtide::Memory memory{.chunk = chunk, .transfer = transfer, .automatic = true};
+      Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
       Twins twins(rng, setup, memory, std::move(backend));
       for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});
       const auto step = [&] {
@@ -164,24 +137,19 @@ TEST(AutomaticResidency, NewStatePinsWhatDoesNotFit) {
       EXPECT_EQ(twins.on_device().report().moved_per_step == 0, fits) << transfer << ", room for " << room;
       EXPECT_EQ(twins.differing(), 0);
       expect_no_race(fake);
-      std::printf("%s: %lld of %lld bytes of state have room: at most %lld pinned\n", transfer.c_str(),
-                  static_cast<long long>(std::min(room, all)), static_cast<long long>(all),
-                  static_cast<long long>(fake.host_peak()));
+      figure("{}: {} of {} bytes of state have room: at most {} pinned", transfer, std::min(room, all), all,
+             fake.host_peak());
     }
 }
 
 // Memory that is called free is not always to be had: the rest begins on the host.
 TEST(AutomaticResidency, NewStateGoesToTheHostWhereTheDeviceIsFullAfterAll) {
   Rng rng = seeded("full after all", 89);
-  FakeBackendOptions options{rng.next()};
-  options.device_bytes = 6 << 20;
+  FakeBackendOptions options{.seed = rng.next(), .device_bytes = 6 << 20};
   auto backend = std::make_unique<FakeBackend>(options);
   FakeBackend& fake = *backend;
-  lowtide::Memory memory;
-  memory.automatic = true;
-  memory.chunk = 64 << 10;
-  Config setup;
-  setup.state = "fp32", setup.hyper = default_hyper("adamw");
+  lowtide::Memory memory{.chunk = 64 << 10, .automatic = true};
+  Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
   Twins twins(rng, setup, memory, std::move(backend));
   for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});  // 3.2 MB of parameters and gradients, too
   twins.free_bytes = 60 << 20;
@@ -199,17 +167,13 @@ TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
   int64_t compared = 0, demotions = 0;
   for (const char* transfer : {"copy", "hybrid"})
     for (const int64_t left : {200 << 10, 70 << 10, 40 << 10, 10 << 10}) {  // of device memory, for slots of 32 KiB
-      FakeBackendOptions options{rng.next()};
-      options.steps_pinned = true;
-      options.device_bytes = 4 << 20;
+      FakeBackendOptions options{.seed = rng.next(), .device_bytes = 4 << 20, .steps_pinned = true};
       auto backend = std::make_unique<FakeBackend>(options);
       FakeBackend& fake = *backend;
-      lowtide::Memory memory;
-      memory.chunk = 32 << 10, memory.transfer = transfer;
+      lowtide::Memory memory{.chunk = 32 << 10, .transfer = transfer};
       const bool resident = left != 40 << 10;
       memory.device = (resident ? 20 : 3) * memory.chunk;
-      Config setup;
-      setup.state = "fp32", setup.hyper = default_hyper("adamw");
+      Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
       Twins twins(rng, setup, memory, std::move(backend));
       twins.add(DType::kF32, {100, 1000});  // 800 KB of state
       twins.on_device().place_states();
@@ -221,8 +185,7 @@ TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
       compared += twins.compared();
     }
   EXPECT_GE(demotions, 4);
-  std::printf("%lld demotions for slots; differing bytes 0 of %lld\n", static_cast<long long>(demotions),
-              static_cast<long long>(compared));
+  figure("{} demotions for slots; differing bytes 0 of {}", demotions, compared);
 }
 
 TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
@@ -234,8 +197,7 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
     auto backend = std::make_unique<FakeBackend>(options);
     FakeBackend& fake = *backend;
     Cache cache{fake};
-    lowtide::Memory memory;
-    memory.chunk = 4096;
+    lowtide::Memory memory{.chunk = 4096};
     if (trial % 2)
       memory.automatic = true;
     else
@@ -274,11 +236,10 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
   EXPECT_GT(reused, 200);
   EXPECT_GT(given_back, 200);
   EXPECT_GT(refused, 0);
-  std::printf(
-      "%lld blocks taken, %lld of them in use by the queue, %lld given back and used at once, %lld bytes borrowed: "
-      "differing bytes 0 of %lld\n",
-      static_cast<long long>(taken), static_cast<long long>(reused), static_cast<long long>(given_back),
-      static_cast<long long>(borrowed), static_cast<long long>(compared));
+  figure(
+      "{} blocks taken, {} of them in use by the queue, {} given back and used at once, {} bytes borrowed: differing "
+      "bytes 0 of {}",
+      taken, reused, given_back, borrowed, compared);
 }
 
 // The queue that counts is that of the step that brings state back, not that of the step before.
@@ -291,11 +252,9 @@ TEST(FrameworkAllocator, StateComesBackBehindTheQueueOfItsStep) {
     auto backend = std::make_unique<FakeBackend>(options);
     FakeBackend& fake = *backend;
     Cache cache{fake};
-    lowtide::Memory memory;
-    memory.chunk = 4096;
+    lowtide::Memory memory{.chunk = 4096};
     DeviceAllocator allocator{&cache, Cache::allocate, Cache::free};
-    Config setup;
-    setup.hyper = default_hyper("adamw");
+    Config setup{.hyper = default_hyper("adamw")};
     Twins twins(rng, setup, memory, std::move(backend), allocator);
     twins.add(DType::kF32, {5, 1000});
     twins.step();
@@ -304,8 +263,7 @@ TEST(FrameworkAllocator, StateComesBackBehindTheQueueOfItsStep) {
       twins.on_device().offload();
       fake.wait(other, fake.record(twins.queue()));
       for (int i = 0; i < 6; ++i) cache.unused.push_back({cache.activation(other, 4096 * 4), 4096 * 4});
-      StepOptions there;
-      there.stream = step % 2 ? twins.queue() : other;
+      StepOptions there{.stream = step % 2 ? twins.queue() : other};
       if (step % 2) fake.wait(twins.queue(), fake.record(other));
       twins.on_device().step(twins.last_gradients(), there);
     }
@@ -314,8 +272,7 @@ TEST(FrameworkAllocator, StateComesBackBehindTheQueueOfItsStep) {
     reused += cache.reused;
   }
   EXPECT_GT(reused, 30);
-  std::printf("%lld steps, %lld blocks in use by the step's queue\n", static_cast<long long>(steps),
-              static_cast<long long>(reused));
+  figure("{} steps, {} blocks in use by the step's queue", steps, reused);
 }
 
 // Before the first step it is the queue that the optimizer was opened with.
@@ -326,10 +283,8 @@ TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
     auto backend = std::make_unique<FakeBackend>(FakeBackendOptions{rng.next()});
     FakeBackend& fake = *backend;
     Cache cache{fake};
-    OptimizerOptions options;
-    options.threads = 1;
-    options.allocator = {&cache, Cache::allocate, Cache::free};
-    options.stream = fake.make_queue();
+    OptimizerOptions options{
+        .threads = 1, .stream = fake.make_queue(), .allocator = {&cache, Cache::allocate, Cache::free}};
     options.memory.chunk = 4096;
     if (trial % 4 > 1) cache.fills_on = options.stream;
     Optimizer optimizer = OptimizerEnv::make(options, system_env(), std::move(backend));
@@ -345,20 +300,16 @@ TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
     reused += cache.reused;
   }
   EXPECT_GT(reused, 10);
-  std::printf("%lld blocks in use by the queue\n", static_cast<long long>(reused));
+  figure("{} blocks in use by the queue", reused);
 }
 
 // The forward pass stands between two steps of a bucket: only then it is seen what state leaves to it.
 TEST(AutomaticResidency, BucketsOfOneIterationAreOneStep) {
   constexpr size_t kBuckets = 30;
   Rng rng = seeded("residency and buckets", 90);
-  FakeBackendOptions options{rng.next()};
-  options.device_bytes = 64 << 20;
-  lowtide::Memory memory;
-  memory.automatic = true;
-  memory.chunk = 64 << 10;
-  Config setup;
-  setup.state = "fp32", setup.hyper = default_hyper("adamw");
+  FakeBackendOptions options{.seed = rng.next(), .device_bytes = 64 << 20};
+  lowtide::Memory memory{.chunk = 64 << 10, .automatic = true};
+  Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
   Twins twins(rng, setup, memory, std::make_unique<FakeBackend>(options));
   for (size_t i = 0; i < kBuckets; ++i) twins.add(DType::kF32, {10, 1000});
   twins.on_device().place_states();
@@ -385,16 +336,11 @@ TEST(AutomaticResidency, BucketsOfOneIterationAreOneStep) {
 // Memory that was free while state was on the host is not free any more once the state is back.
 TEST(AutomaticResidency, StateThatComesBackIsNotCountedAsFreeToo) {
   Rng rng = seeded("free bytes and state that comes back", 86);
-  FakeBackendOptions options{rng.next()};
-  options.device_bytes = int64_t{1} << 20;
+  FakeBackendOptions options{.seed = rng.next(), .device_bytes = int64_t{1} << 20};
   auto backend = std::make_unique<FakeBackend>(options);
   FakeBackend& fake = *backend;
-  lowtide::Memory memory;
-  memory.chunk = 4096;
-  memory.automatic = true;
-  Config setup;
-  setup.hyper = default_hyper("adamw");
-  setup.min_quantized_numel = int64_t{1} << 40;
+  lowtide::Memory memory{.chunk = 4096, .automatic = true};
+  Config setup{.hyper = default_hyper("adamw"), .min_quantized_numel = int64_t{1} << 40};
   Twins twins(rng, setup, memory, std::move(backend));
   twins.add(DType::kF32, {50, 1000});  // 400 000 bytes of state
   const int64_t margin = Residency::margin(options.device_bytes), room = margin + 200 * 1024;
@@ -412,8 +358,7 @@ TEST(AutomaticResidency, StateThatComesBackIsNotCountedAsFreeToo) {
   EXPECT_LE(most, room - margin);
   EXPECT_EQ(twins.differing(), 0);
   expect_no_race(fake);
-  std::printf("at most %lld bytes on the device, of %lld\n", static_cast<long long>(most),
-              static_cast<long long>(room - margin));
+  figure("at most {} bytes on the device, of {}", most, room - margin);
 }
 
 }  // namespace

@@ -1,14 +1,7 @@
 // Claim: where state lives changes no bit. Random parameters, rules, codecs, types and budgets; hundreds of steps with
 // all state in RAM and with what does not fit on disk end in the same bytes, and what moves is what was planned.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
-
 #include "support/optimizer_case.h"
-#include "support/share.h"
-#include "support/temporary.h"
-#include "support/variants.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -86,9 +79,7 @@ TEST(Tiers, DiskAndRamGiveTheSameBits) {
       if (!in_share(i, j, std::ssize(codecs) * kVariants)) continue;
       const std::string& rule = names[static_cast<size_t>(i)];
       const std::string& codec = codecs[static_cast<size_t>(j / kVariants)];
-      Config config;
-      config.rule = rule;
-      config.hyper = random_variant(rule, rng);
+      Config config{.rule = rule, .hyper = random_variant(rule, rng)};
       const auto states = codec_names_of(rule, config.hyper);
       config.state = std::find(states.begin(), states.end(), codec) == states.end() ? "dynamic8" : codec;
       config.threads = static_cast<int>(rng.between(1, 2));
@@ -121,11 +112,10 @@ TEST(Tiers, DiskAndRamGiveTheSameBits) {
     }
   EXPECT_EQ(differing, 0);
   EXPECT_GT(streamed, plans / 3) << "control: too few plans used the disk";
-  std::printf(
-      "%d plans (%d with state on disk), %lld parameters, %d steps each: %lld bytes compared, %lld differ; %.1f MB "
-      "moved, %.1f MB a step planned\n",
-      plans, streamed, static_cast<long long>(parameters), kSteps, static_cast<long long>(compared),
-      static_cast<long long>(differing), double(moved) * 1e-6, double(planned) * 1e-6);
+  figure(
+      "{} plans ({} with state on disk), {} parameters, {} steps each: {} bytes compared, {} differ; {} MB moved, {} "
+      "MB a step planned",
+      plans, streamed, parameters, kSteps, compared, differing, double(moved) * 1e-6, double(planned) * 1e-6);
 }
 
 TEST(Tiers, OnlyWhatDoesNotFitMoves) {
@@ -139,11 +129,10 @@ TEST(Tiers, OnlyWhatDoesNotFitMoves) {
   double worst = 1;
   for (const double share : {0.0, 0.25, 0.5, 0.75, 1.0}) {
     const int64_t total = param.numel * 8;
-    OptimizerOptions options;
-    options.memory = {3 * chunk + static_cast<int64_t>(share * double(total)), directory.path(), -1, chunk};
+    OptimizerOptions options{
+        .memory = {3 * chunk + static_cast<int64_t>(share * double(total)), directory.path(), -1, chunk}};
     Optimizer optimizer(options);
-    GroupOptions group;
-    group.state = "fp32";
+    GroupOptions group{.state = "fp32"};
     optimizer.add_group(group);
     optimizer.add_param(0, param.view());
     const Gradient g = grad.gradient();
@@ -157,8 +146,7 @@ TEST(Tiers, OnlyWhatDoesNotFitMoves) {
     const int64_t ring = moved ? 3 * chunk : 0;
     const int64_t least = 2 * std::max<int64_t>(0, total - (options.memory.host - ring));
     if (least > 0) worst = std::max(worst, double(moved) / double(least + 2 * chunk));
-    std::printf("budget for %3.0f %%: %lld bytes a step move, at least %lld\n", share * 100,
-                static_cast<long long>(moved), static_cast<long long>(least));
+    figure("budget for {} %: {} bytes a step move, at least {}", share * 100, moved, least);
   }
   EXPECT_LE(worst, 1.02);
 }
@@ -199,8 +187,7 @@ TEST(Tiers, BudgetsThatCannotBeKeptAreRefused) {
   Tensor grad(DType::kF32, {1 << 20});
   const Gradient g = grad.gradient();
   const auto attempt = [&](const Memory& memory) {
-    Config config;
-    config.memory = memory;
+    Config config{.memory = memory};
     Optimizer optimizer = make_optimizer(config);
     optimizer.add_param(0, param.view());
     const std::vector<std::byte> before = param.data;
@@ -220,7 +207,7 @@ TEST(Tiers, BudgetsThatCannotBeKeptAreRefused) {
       attempt(memory);
       ADD_FAILURE() << "not refused: " << memory.host << " " << memory.disk;
     } catch (const Error& error) {
-      std::printf("refused: %s\n", error.what());
+      figure("refused: {}", error.what());
     }
   }
 }

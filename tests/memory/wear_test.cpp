@@ -1,16 +1,8 @@
 // A disk wears by what is written to it. report().written_bytes counts all of it: what reaches the file, call by call,
 // is that, and in a step no more than the state that streams, once.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cstdio>
-#include <string>
-
 #include "optim/optimizer_impl.h"
 #include "support/optimizer_case.h"
-#include "support/share.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -40,13 +32,10 @@ TEST(Wear, WrittenBytesAreWhatTheFileTakes) {
     for (const std::string& state : {std::string("dynamic8"), std::string("bf16"), std::string("fp32")}) {
       const TemporaryDirectory directory;
       CountingEnv env;
-      OptimizerOptions options;
-      options.rule = rule;
-      options.threads = 1;
-      options.memory = {.host = kRam, .disk = directory.file(""), .chunk = kChunk};
+      OptimizerOptions options{
+          .rule = rule, .threads = 1, .memory = {.host = kRam, .disk = directory.file(""), .chunk = kChunk}};
       Optimizer optimizer = OptimizerEnv::make(options, env);
-      GroupOptions group;
-      group.hyper = default_hyper(rule), group.state = state;
+      GroupOptions group{.hyper = default_hyper(rule), .state = state};
       optimizer.add_group(group);
       Tensor p(DType::kF32, {kNumel}), g(DType::kF32, {kNumel});
       Rng rng(3);
@@ -65,15 +54,15 @@ TEST(Wear, WrittenBytesAreWhatTheFileTakes) {
       most = std::max(most, amplification);
       const double a_parameter = static_cast<double>(by_file) / steps / kNumel;
       if (rule == "adamw") least_steps = std::min(least_steps, 600e12 / (a_parameter * 7e9));
-      std::printf("%-5s %-8s %5.2f bytes written a step and parameter, %.3f times what is on disk\n", rule.c_str(),
-                  state.c_str(), a_parameter, amplification);
+      figure("{} {} {} bytes written a step and parameter, {} times what is on disk", rule, state, a_parameter,
+             amplification);
     }
   EXPECT_GT(taken, 0);
   EXPECT_LE(most, 1.0);
-  std::printf(
-      "wear: reported %lld, taken by files %lld bytes; write amplification at most %.3f; 600 TB are %.0f steps of "
-      "AdamW on 7e9 parameters, fp32 state\n",
-      static_cast<long long>(reported), static_cast<long long>(taken), most, least_steps);
+  figure(
+      "wear: reported {}, taken by files {} bytes; write amplification at most {}; 600 TB are {} steps of AdamW on 7e9 "
+      "parameters, fp32 state",
+      reported, taken, most, least_steps);
 }
 
 }  // namespace

@@ -1,14 +1,11 @@
 // Claim: the backend of docs/adding-a-backend.md, added as the page says, opens by its name, appears in the report, and
 // steps.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <iterator>
 
 #include "backend/registry.h"
 #include "part.h"
 #include "support/optimizer_case.h"
 #include "support/plainest_target.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {

@@ -1,11 +1,5 @@
 // Claim: the codec of docs/adding-a-codec.md, added as the page says, is there by its name, stores what its reference
 // says, serves a rule's step, and gives the same bits on all instruction sets.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <iterator>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/catalog.h"
@@ -16,6 +10,7 @@
 namespace lowtide::testing {
 namespace {
 #include "reference.inc"
+#include "support/test.h"
 
 constexpr int64_t kRows = 3, kRowLength = 302;  // two blocks in a row, the second one short
 
@@ -61,7 +56,7 @@ TEST(NewCodec, StoresWhatItsReferenceSays) {
       for (size_t i = 0; i < got.size(); ++i, ++compared)
         ASSERT_NEAR(got[i], wanted[i], 1e-5) << target << (is_signed ? " signed " : " unsigned ") << i;
     }
-  std::printf("%d values as the reference has them\n", compared);
+  figure("{} values as the reference has them", compared);
 }
 
 struct Outcome {
@@ -114,7 +109,7 @@ TEST(NewCodec, StepsAsAReferenceLoopDoes) {
   }
   EXPECT_LT(worst, 1e-5);
   EXPECT_GT(moved, p.size() * 8 / 10) << "control: parameters move";
-  std::printf("%zu elements: off by %.2g at most\n", p.size(), worst);
+  figure("{} elements: off by {} at most", p.size(), worst);
 }
 
 TEST(NewCodec, GivesTheSameBitsOnAllInstructionSets) {

@@ -1,15 +1,10 @@
 // Claim: the hyper-parameter of docs/adding-a-hyper-parameter.md, added as the page says, is a member of Hyper with its
 // default and range, has its effect in C++ and C, and stands in C's list of names.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <iterator>
-#include <string>
 
 #include "lowtide/lowtide.h"
 #include "part.h"
 #include "support/optimizer_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {

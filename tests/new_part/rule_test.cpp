@@ -1,11 +1,5 @@
 // Claim: the rule of docs/adding-a-rule.md, added as the page says, is there by its name, computes its reference with
 // float32 state, and gives the same bits on all instruction sets and in every state format.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <iterator>
 
 #include "part.h"
 #include "support/optimizer_case.h"
@@ -14,6 +8,7 @@
 namespace lowtide::testing {
 namespace {
 #include "reference.inc"
+#include "support/test.h"
 
 constexpr int kSteps = 20;
 constexpr double kLr = 0.01;
@@ -70,7 +65,7 @@ TEST(NewRule, ComputesItsReference) {
   }
   EXPECT_LT(worst, kSteps * 0x1p-20);
   EXPECT_GT(moved, p.size() * 9 / 10) << "control: parameters move";
-  std::printf("%zu elements, %d steps: off by %.2g at most\n", p.size(), kSteps, worst);
+  figure("{} elements, {} steps: off by {} at most", p.size(), kSteps, worst);
 }
 
 TEST(NewRule, GivesTheSameBitsOnAllInstructionSets) {
@@ -82,7 +77,7 @@ TEST(NewRule, GivesTheSameBitsOnAllInstructionSets) {
       ++compared;
     }
   }
-  std::printf("%d of state format and instruction set, 0 bytes differ\n", compared);
+  figure("{} of state format and instruction set, 0 bytes differ", compared);
 }
 
 }  // namespace

@@ -1,22 +1,12 @@
 // Claims about saves beside steps that fail or are cut off: the old file or the new one is there, whole; the failure
 // comes out once it is asked for, or with the next save; steps go on to the same bits; nothing is left behind.
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <thread>
-
 #include "support/async_save_case.h"
 #include "support/fault_trial.h"
-#include "support/message_of.h"
-#include "support/share.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -135,12 +125,10 @@ TEST(AsyncSaveFailures, AnyFailedCallLeavesTheOldOrTheNew) {
   EXPECT_EQ(again, 2 * points);
   EXPECT_GT(by_wait, 0);
   EXPECT_GT(heard, by_wait);
-  std::printf(
-      "failed calls of saves beside steps: %lld points, %lld failures heard of (%lld by wait(), the others by the next "
-      "save), lost %lld, files neither old nor new %lld, steps with other bits %lld, left behind %lld, later saves "
-      "wrong "
-      "%lld\n",
-      ll(points), ll(heard), ll(by_wait), ll(lost), ll(wrong_file), ll(wrong_step), ll(left), ll(2 * points - again));
+  figure(
+      "failed calls of saves beside steps: {} points, {} failures heard of ({} by wait(), the others by the next "
+      "save), lost {}, files neither old nor new {}, steps with other bits {}, left behind {}, later saves wrong {}",
+      points, heard, by_wait, lost, wrong_file, wrong_step, left, 2 * points - again);
 }
 
 TEST(AsyncSaveFailures, KilledAnywhere) {
@@ -160,8 +148,7 @@ TEST(AsyncSaveFailures, KilledAnywhere) {
         {
           FaultyEnv env;
           Trial trial(env, disk.path());
-          Fault fault;
-          fault.call = call, fault.nth = n, fault.before = [] { ::kill(::getpid(), SIGKILL); };
+          Fault fault{.call = call, .nth = n, .before = [] { ::kill(::getpid(), SIGKILL); }};
           env.arm(fault);
           train(trial, path);
         }
@@ -187,11 +174,10 @@ TEST(AsyncSaveFailures, KilledAnywhere) {
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(leftovers, 0);
   EXPECT_GT(held[1], 0);
-  std::printf(
-      "killed at %lld of %lld calls: no file yet %lld, the old %lld, the new %lld, neither %lld; temporary files after "
-      "the "
-      "next save %lld\n",
-      ll(killed), ll(points), ll(held[0]), ll(held[1]), ll(held[2]), ll(wrong), ll(leftovers));
+  figure(
+      "killed at {} of {} calls: no file yet {}, the old {}, the new {}, neither {}; temporary files after the next "
+      "save {}",
+      killed, points, held[0], held[1], held[2], wrong, leftovers);
 }
 
 TEST(AsyncSaveFailures, ExitAndForkAndDestruction) {
@@ -257,7 +243,7 @@ TEST(AsyncSaveFailures, ExitAndForkAndDestruction) {
     ::waitpid(child, &status, 0);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << WEXITSTATUS(status);
   }
-  std::printf("finished by exit(), by the destructor, and beside a forked child: 3 of 3 files whole\n");
+  figure("finished by exit(), by the destructor, and beside a forked child: 3 of 3 files whole");
 }
 
 TEST(AsyncSaveFailures, CallsMeanwhile) {
@@ -270,8 +256,7 @@ TEST(AsyncSaveFailures, CallsMeanwhile) {
   train(trial, files.file("c"), &save);
   ASSERT_FALSE(save.done());
   EXPECT_FALSE(save.wait(0.001));
-  const std::string refused = message_of(ErrorKind::kInvalidArgument, [&] { trial.optimizer().load(files.file("c")); });
-  EXPECT_NE(refused.find("wait()"), std::string::npos) << refused;
+  expect_refusal([&] { trial.optimizer().load(files.file("c")); }, "wait()");
   // One waits for the other, in the order of the calls.
   trial.optimizer().save(files.file("d"), "3");
   EXPECT_TRUE(save.done());
@@ -282,14 +267,14 @@ TEST(AsyncSaveFailures, CallsMeanwhile) {
   EXPECT_EQ(wanted.held(files.file("c")), 2);
   EXPECT_EQ(wanted.held(files.file("d")), 3);
   EXPECT_EQ(wanted.held(files.file("f")), 3);
-  message_of(ErrorKind::kInvalidArgument, [&] { trial.optimizer().save_async("", "3"); });
-  message_of(ErrorKind::kInvalidArgument, [&] { trial.optimizer().save_async(files.file("g"), "3", -2); });
+  refusal([&] { trial.optimizer().save_async("", "3"); });
+  refusal([&] { trial.optimizer().save_async(files.file("g"), "3", -2); });
   // A failure is thrown by the next save, once, or by wait() as often as it is asked.
   const SaveHandle nowhere = trial.optimizer().save_async(files.file("no/where"), "3");
-  message_of(ErrorKind::kIo, [&] { trial.optimizer().save(files.file("c"), "3"); });
+  refusal([&] { trial.optimizer().save(files.file("c"), "3"); }, ErrorKind::kIo);
   EXPECT_EQ(wanted.held(files.file("c")), 2);
-  message_of(ErrorKind::kIo, [&] { nowhere.wait(); });
-  message_of(ErrorKind::kIo, [&] { nowhere.wait(); });
+  refusal([&] { nowhere.wait(); }, ErrorKind::kIo);
+  refusal([&] { nowhere.wait(); }, ErrorKind::kIo);
   trial.optimizer().load(files.file("c"));
   trial.step(2);
   trial.optimizer().save(files.file("c"), "3");
@@ -337,8 +322,7 @@ TEST(AsyncSaveFailures, ThreadsThatWait) {
     over = true;
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(waited, saves);
-    std::printf("%s: %d saves, each waited for by two threads beside one that steps\n", on_disk ? "disk" : "RAM",
-                saves);
+    figure("{}: {} saves, each waited for by two threads beside one that steps", on_disk ? "disk" : "RAM", saves);
   }
 }
 

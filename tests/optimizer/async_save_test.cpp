@@ -1,22 +1,13 @@
 // Claims about saves beside steps: the file is that of a synchronous save at the same step, bit for bit, whatever comes
 // after the call; steps are as without the save; copies stay within their limit; a failure leaves the old file, comes
 // out once it is asked for, and keeps no step from being taken.
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <deque>
-#include <filesystem>
-#include <optional>
 
 #include "optim/optimizer_impl.h"
 #include "support/async_save_case.h"
 #include "support/device_twins.h"
-#include "support/message_of.h"
-#include "support/share.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -30,17 +21,13 @@ class Pair {
  public:
   Pair(Env& env, Rng& rng, const Config& setup) : rng_(rng) {
     for (Side& side : sides_) {
-      OptimizerOptions options;
-      options.rule = setup.rule;
-      options.threads = setup.threads;
-      options.memory = setup.memory;
+      OptimizerOptions options{.rule = setup.rule, .threads = setup.threads, .memory = setup.memory};
       side.optimizer.emplace(OptimizerEnv::make(options, env));
-      GroupOptions group;
-      group.hyper = setup.hyper;
-      group.state = setup.state;
-      group.min_quantized_numel = setup.min_quantized_numel;
-      group.rounding = setup.rounding;
-      group.master = setup.master;
+      GroupOptions group{.hyper = setup.hyper,
+                         .state = setup.state,
+                         .min_quantized_numel = setup.min_quantized_numel,
+                         .rounding = setup.rounding,
+                         .master = setup.master};
       side.optimizer->add_group(group);
     }
   }
@@ -157,12 +144,11 @@ TEST(AsyncSave, FilesAreThoseOfASynchronousSave) {
   EXPECT_EQ(differing, 0);
   EXPECT_GT(copied, 0) << "no step met state that was not written";
   EXPECT_LT(refused, saves);
-  std::printf(
-      "%lld saves beside steps (RAM %d, RAM by chunks %d, disk %d; %lld optimizers destroyed meanwhile): %lld files "
-      "differ from a synchronous save's, of %lld bytes; %lld steps, %lld begun before the file was written, %lld bytes "
-      "copied; %lld budgets refused\n",
-      ll(saves), by_tier[0], by_tier[1], by_tier[2], ll(destroyed), ll(differing), ll(bytes), ll(steps),
-      ll(while_saving), ll(copied), ll(refused));
+  figure(
+      "{} saves beside steps (RAM {}, RAM by chunks {}, disk {}; {} optimizers destroyed meanwhile): {} files differ "
+      "from a synchronous save's, of {} bytes; {} steps, {} begun before the file was written, {} bytes copied; {} "
+      "budgets refused",
+      saves, by_tier[0], by_tier[1], by_tier[2], destroyed, differing, bytes, steps, while_saving, copied, refused);
 }
 
 // Arrays of several pieces of the file, that chunks cut anywhere; what is mapped is measured at the Env.
@@ -174,8 +160,7 @@ TEST(AsyncSave, CopiesStayWithinTheirLimit) {
     for (const int64_t copy_bytes : {int64_t{0}, int64_t{6} << 20, int64_t{1} << 40}) {
       const TemporaryDirectory files, disk;
       SlowEnv env;
-      Config setup;
-      setup.state = "fp32";
+      Config setup{.state = "fp32"};
       const int64_t chunk = int64_t{5} << 20;
       if (on_disk) setup.memory = {.host = int64_t{24} << 20, .disk = disk.path(), .chunk = chunk};
       Pair pair(env, rng, setup);
@@ -204,16 +189,13 @@ TEST(AsyncSave, CopiesStayWithinTheirLimit) {
       most = std::max(most, static_cast<double>(extra) / static_cast<double>(bound));
       differing += read_file(files.file("sync")) != read_file(files.file("async"));
       ++saves;
-      std::printf(
-          "%s, copy_bytes %lld: state %lld, mapped beside at most %lld, bound max(copy_bytes, %lld) + %lld + %lld = "
-          "%lld, "
-          "copied %lld\n",
-          on_disk ? "disk" : "RAM", ll(copy_bytes), ll(state), ll(extra), ll(part), ll(std::max(part, kPiece)),
-          ll(kAlignment), ll(bound), ll(save.copied_bytes()));
+      figure(
+          "{}, copy_bytes {}: state {}, mapped beside at most {}, bound max(copy_bytes, {}) + {} + {} = {}, copied {}",
+          on_disk ? "disk" : "RAM", copy_bytes, state, extra, part, std::max(part, kPiece), kAlignment, bound,
+          save.copied_bytes());
     }
   EXPECT_EQ(differing, 0);
-  std::printf("%lld saves: above the bound %lld, most %.3f of it, files that differ %lld\n", ll(saves), ll(above), most,
-              ll(differing));
+  figure("{} saves: above the bound {}, most {} of it, files that differ {}", saves, above, most, differing);
 }
 
 }  // namespace

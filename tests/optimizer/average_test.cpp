@@ -1,21 +1,13 @@
 // States follow their averages, which figures of a format alone do not show and loss curves hide.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <string>
-#include <vector>
-
 #include "support/optimizer_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
 
 Optimizer adam(const std::string& state, const std::string& rounding, double beta2, uint64_t seed,
                bool amsgrad = false) {
-  OptimizerOptions options;
-  options.rule = "adam", options.threads = 1, options.seed = seed;
+  OptimizerOptions options{.rule = "adam", .threads = 1, .seed = seed};
   Optimizer optimizer(options);
   GroupOptions group;
   group.hyper.amsgrad = amsgrad;
@@ -64,8 +56,7 @@ TEST(Average, SecondMomentsDecayAsTheyShould) {
     optimizer.import_state(0, 1, v.data());
     optimizer.set_steps(0, 10000);  // long past the correction of the start
     const std::vector<float> begin = second_moments(optimizer, kNumel);
-    const Gradient gradient = g.gradient();
-    for (int step = 0; step < kSteps; ++step) optimizer.step({&gradient, 1});
+    for (int step = 0; step < kSteps; ++step) take_step(optimizer, g);
     const std::vector<float> end = second_moments(optimizer, kNumel);
     double ratios = 0, sum = 0, exact = 0;
     for (size_t i = 0; i < end.size(); ++i) {
@@ -73,8 +64,8 @@ TEST(Average, SecondMomentsDecayAsTheyShould) {
       ratios += end[i] / (begin[i] * left), sum += double{end[i]}, exact += begin[i] * left;
     }
     const double mean = ratios / static_cast<double>(kNumel - kBlocks), of_sums = sum / exact;
-    std::printf("%-8s %-7s: after %d steps without gradients v / exact: mean %.3f, of sums %.3f\n", c.state, c.rounding,
-                kSteps, mean, of_sums);
+    figure("{} {}: after {} steps without gradients v / exact: mean {}, of sums {}", c.state, c.rounding, kSteps, mean,
+           of_sums);
     if (std::string(c.rounding) == "nearest") {
       EXPECT_GT(mean, 50) << "control";
     } else {
@@ -130,8 +121,8 @@ TEST(Average, NoUpdateIsMuchLargerThanAdams) {
             largest = std::max(largest, std::fabs(double{p.get(i)} - before.get(i)) / 1e-3);
         }
         if (std::string(state) == "fp32") exact = largest;
-        std::printf("%s, beta2 %.3f, %-8s: largest update / lr %.2f, %.2f of exact Adam's\n",
-                    spikes ? "spikes of 1e4" : "four decades ", beta2, state, largest, largest / exact);
+        figure("{}, beta2 {}, {}: largest update / lr {}, {} of exact Adam's",
+               spikes ? "spikes of 1e4" : "four decades ", beta2, state, largest, largest / exact);
         const bool four_bits = codec_info(find_codec(state)).has_pairs();
         EXPECT_LE(largest, (four_bits ? 6 : 3) * exact) << state;
       }
@@ -152,8 +143,7 @@ TEST(Average, RunningMaximaAreThoseOfTheirMoments) {
     std::vector<double> exact(static_cast<size_t>(kNumel)), exact_most = exact, most = exact;
     for (int step = 1; step <= 4000; ++step) {
       for (int64_t i = 0; i < kNumel; ++i) g.set(i, rng.normal());
-      const Gradient gradient = g.gradient();
-      optimizer.step({&gradient, 1});
+      take_step(optimizer, g);
       const std::vector<float> v = second_moments(optimizer, kNumel);
       for (size_t i = 0; i < v.size(); ++i) {
         const double x = g.get(static_cast<int64_t>(i));
@@ -164,8 +154,8 @@ TEST(Average, RunningMaximaAreThoseOfTheirMoments) {
     const std::vector<float> kept = state_of(optimizer, 2, kNumel);
     double sum = 0, of_stored = 0, of_exact = 0;
     for (size_t i = 0; i < kept.size(); ++i) sum += double{kept[i]}, of_stored += most[i], of_exact += exact_most[i];
-    std::printf("%-8s: AMSGrad's maximum %.3f of the largest stored moments, %.3f of exact ones\n", state,
-                sum / of_stored, sum / of_exact);
+    figure("{}: AMSGrad's maximum {} of the largest stored moments, {} of exact ones", state, sum / of_stored,
+           sum / of_exact);
     const double error = codec_info(find_codec(state)).error;
     EXPECT_LE(sum / of_stored, 1 + 2 * error + 1e-6) << state;
     EXPECT_GE(sum / of_stored, 1 - error - 1e-6) << state;
@@ -184,13 +174,12 @@ TEST(Average, SignsAreAlike) {
       for (int64_t i = 0; i < kNumel; ++i) g.set(i, sign ? 1 : -1);
       Optimizer optimizer = adam(state, "auto", 0.999, 6);
       optimizer.add_param(0, p.view());
-      const Gradient gradient = g.gradient();
-      for (int step = 0; step < kSteps; ++step) optimizer.step({&gradient, 1});
+      for (int step = 0; step < kSteps; ++step) take_step(optimizer, g);
       moved[sign] = 0;
       for (int64_t i = 0; i < kNumel; ++i) moved[sign] += p.get(i) / double{kNumel} / 1e-3;
     }
     if (std::string(state) == "fp32") exact = moved[0];
-    std::printf("%-8s: moved by %.3f and %.3f lr in %d steps\n", state, moved[0], moved[1], kSteps);
+    figure("{}: moved by {} and {} lr in {} steps", state, moved[0], moved[1], kSteps);
     // The mean over 4096 stochastically rounded second moments is off by less than 1 %.
     EXPECT_NEAR(moved[0] / exact, 1, 0.01) << state;
     EXPECT_NEAR(moved[1] / exact, -1, 0.01) << state;
@@ -215,8 +204,7 @@ TEST(Average, SecondMomentsAreZeroOnlyWhereGradientsWere) {
           g.set(i, has ? rng.over_binades(-20, 14) : 0);
           if (has) never[static_cast<size_t>(i)] = false;
         }
-        const Gradient gradient = g.gradient();
-        optimizer.step({&gradient, 1});
+        take_step(optimizer, g);
       }
       const std::vector<float> v = second_moments(optimizer, kNumel);
       for (size_t i = 0; i < v.size(); ++i, ++checked) {
@@ -224,8 +212,7 @@ TEST(Average, SecondMomentsAreZeroOnlyWhereGradientsWere) {
         zeros += never[i];
       }
     }
-  std::printf("%lld second moments, %lld of them 0, as they should be\n", static_cast<long long>(checked),
-              static_cast<long long>(zeros));
+  figure("{} second moments, {} of them 0, as they should be", checked, zeros);
 }
 
 }  // namespace

@@ -1,15 +1,9 @@
 // One optimizer refuses a second thread, two optimizers share the machine, and a forked child can step.
-#include <gtest/gtest.h>
-
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <thread>
-
 #include "support/optimizer_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -17,8 +11,7 @@ namespace {
 constexpr int64_t kNumel = 400'000;
 
 Config with_threads(int threads) {
-  Config config;
-  config.threads = threads;
+  Config config{.threads = threads};
   return config;
 }
 
@@ -31,10 +24,7 @@ struct Session {
     p.randomize(rng), g.randomize(rng);
     optimizer.add_param(0, p.view());
   }
-  void step() {
-    const Gradient gradient = g.gradient();
-    optimizer.step({&gradient, 1});
-  }
+  void step() { take_step(optimizer, g); }
 };
 
 TEST(Concurrency, ASecondThreadInOneOptimizerIsRefused) {
@@ -56,7 +46,7 @@ TEST(Concurrency, ASecondThreadInOneOptimizerIsRefused) {
   std::thread other(work);
   work();
   other.join();
-  std::printf("%lld steps taken, %lld refused\n", static_cast<long long>(done), static_cast<long long>(refused));
+  figure("{} steps taken, {} refused", done, refused);
   EXPECT_GT(refused, 0);
   EXPECT_EQ(run.optimizer.steps(0), done);
   for (int64_t i = 0; i < done; ++i) alone.step();

@@ -1,13 +1,10 @@
 // State over the life of an optimizer: its bytes, its creation and destruction, momentum that comes and goes, and state
 // taken out and put back.
-#include <gtest/gtest.h>
 #include <malloc.h>
-
-#include <cmath>
-#include <cstdio>
 
 #include "support/mapped_bytes.h"
 #include "support/optimizer_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -34,8 +31,8 @@ TEST(Lifecycle, MemoryIsWhatTheReportSays) {
     const int64_t grown = mapped_bytes() - before;
     const MemoryReport report = optimizer.report();
     const double per_param = static_cast<double>(report.state_bytes) / kNumel;
-    std::printf("%-5s %-9s %.5f B/param of state, %lld allocated, %lld mapped by the OS\n", c.rule, c.state, per_param,
-                static_cast<long long>(report.allocated_bytes), static_cast<long long>(grown));
+    figure("{} {} {} B/param of state, {} allocated, {} mapped by the OS", c.rule, c.state, per_param,
+           report.allocated_bytes, grown);
     EXPECT_EQ(per_param, c.bytes_per_param);
     EXPECT_EQ(report.params, 1);
     EXPECT_EQ(report.elements, kNumel);
@@ -49,8 +46,7 @@ TEST(Lifecycle, MemoryIsWhatTheReportSays) {
 }
 
 TEST(Lifecycle, SmallParametersKeepFloatState) {
-  Config config;
-  config.min_quantized_numel = 4096;
+  Config config{.min_quantized_numel = 4096};
   Optimizer optimizer = make_optimizer(config);
   Tensor small(DType::kF32, {4095}), large(DType::kF32, {4096}), thin(DType::kF32, {5000, 1});
   optimizer.add_param(0, small.view()), optimizer.add_param(0, large.view()), optimizer.add_param(0, thin.view());
@@ -62,13 +58,11 @@ TEST(Lifecycle, SmallParametersKeepFloatState) {
 
 TEST(Lifecycle, AHundredOptimizersLeaveNoMemoryBehind) {
   const auto cycle = [] {
-    Config config;
-    config.threads = 2;
+    Config config{.threads = 2};
     Optimizer optimizer = make_optimizer(config);
     Tensor p(DType::kF32, {1 << 20}), g(DType::kF32, {1 << 20});
     optimizer.add_param(0, p.view());
-    const Gradient gradient = g.gradient();
-    optimizer.step({&gradient, 1});
+    take_step(optimizer, g);
     return optimizer.report().allocated_bytes;
   };
   // Tensors are mapped and unmapped, each by itself: what a heap keeps of them depends on where it can grow.
@@ -78,8 +72,7 @@ TEST(Lifecycle, AHundredOptimizersLeaveNoMemoryBehind) {
   const int64_t before = mapped_bytes();
   for (int i = 0; i < 100; ++i) cycle();
   const int64_t drift = mapped_bytes() - before;
-  std::printf("100 optimizers of %lld bytes of state: mapped memory grew by %lld bytes\n",
-              static_cast<long long>(state), static_cast<long long>(drift));
+  figure("100 optimizers of {} bytes of state: mapped memory grew by {} bytes", state, drift);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's quarantine keeps freed memory; the leak checker takes this test's place";
 #endif
@@ -97,20 +90,17 @@ TEST(Lifecycle, MomentumSwitchedOnMidRunStartsAsAFreshOne) {
     config.rule = "sgd", config.state = state, config.rounding = "nearest", config.hyper.lr = 0.1;
     Tensor p(DType::kF32, {3, 500}), g(DType::kF32, {3, 500});
     p.randomize(rng), g.randomize(rng);
-    const Gradient gradient = g.gradient();
-    Optimizer optimizer = make_optimizer(config);
-    optimizer.add_param(0, p.view());
+    Optimizer optimizer = make_optimizer(config, {&p});
     EXPECT_TRUE(optimizer.state(0).empty());
     EXPECT_EQ(optimizer.report().state_bytes, 0);
-    for (int i = 0; i < 3; ++i) optimizer.step({&gradient, 1});
+    for (int i = 0; i < 3; ++i) take_step(optimizer, g);
     config.hyper.momentum = 0.9, config.hyper.dampening = 0.5;
     Tensor q = p;
-    Optimizer fresh = make_optimizer(config);
-    fresh.add_param(0, q.view());
+    Optimizer fresh = make_optimizer(config, {&q});
     optimizer.set_hyper(0, config.hyper);
     for (int i = 0; i < 4; ++i) {
-      optimizer.step({&gradient, 1});
-      fresh.step({&gradient, 1});
+      take_step(optimizer, g);
+      take_step(fresh, g);
       ASSERT_TRUE(same_bits(p.data.data(), q.data.data(), DType::kF32, p.numel)) << state << " step " << i;
     }
     ASSERT_EQ(optimizer.state(0).size(), 1u);
@@ -119,9 +109,9 @@ TEST(Lifecycle, MomentumSwitchedOnMidRunStartsAsAFreshOne) {
     Hyper off = config.hyper;
     off.momentum = off.dampening = 0;
     optimizer.set_hyper(0, off);
-    optimizer.step({&gradient, 1});
+    take_step(optimizer, g);
     optimizer.set_hyper(0, config.hyper);
-    optimizer.step({&gradient, 1});
+    take_step(optimizer, g);
     EXPECT_EQ(optimizer.report().allocated_bytes, allocated);
   }
 }
@@ -141,8 +131,7 @@ TEST(Lifecycle, RestoredMomentumIsUsedInAnyOrder) {
     optimizer.allocate_state(0);
     optimizer.import_state(0, 0, buffer.data());
     if (!steps_first) optimizer.set_steps(0, 5);
-    const Gradient gradient = g.gradient();
-    optimizer.step({&gradient, 1});
+    take_step(optimizer, g);
     for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(p.get(i), -0.5f) << "steps first: " << steps_first;
   }
 }
@@ -150,13 +139,10 @@ TEST(Lifecycle, RestoredMomentumIsUsedInAnyOrder) {
 // Two codes make a byte, and no row ends in half of one.
 TEST(Lifecycle, OddRowsHaveDynamic8InPlaceOf4Bits) {
   const auto codec_of = [](const char* state, std::vector<int64_t> sizes) {
-    Config config;
-    config.rule = "adam", config.state = state;
+    Config config{.rule = "adam", .state = state};
     Tensor p(DType::kF32, sizes), g(DType::kF32, sizes);
-    Optimizer optimizer = make_optimizer(config);
-    optimizer.add_param(0, p.view());
-    const Gradient gradient = g.gradient();
-    EXPECT_TRUE(optimizer.step({&gradient, 1}).applied);
+    Optimizer optimizer = make_optimizer(config, {&p});
+    EXPECT_TRUE(take_step(optimizer, g).applied);
     int64_t bytes = 0;
     for (const StateView& state : optimizer.state(0)) {
       EXPECT_STREQ(state.codec, optimizer.state_codec(0));
@@ -183,16 +169,13 @@ TEST(Lifecycle, StateSurvivesExportAndImport) {
       config.rule = rule, config.state = state, config.hyper.momentum = 0.9;
       Tensor p(DType::kBF16, {5, 333}), g(DType::kBF16, {5, 333});
       p.randomize(rng);
-      Optimizer optimizer = make_optimizer(config);
-      optimizer.add_param(0, p.view());
+      Optimizer optimizer = make_optimizer(config, {&p});
       for (int i = 0; i < 5; ++i) {
         g.randomize(rng);
-        const Gradient gradient = g.gradient();
-        optimizer.step({&gradient, 1});
+        take_step(optimizer, g);
       }
       Tensor q = p;
-      Optimizer other = make_optimizer(config);
-      other.add_param(0, q.view());
+      Optimizer other = make_optimizer(config, {&q});
       other.set_steps(0, optimizer.steps(0));
       std::vector<float> values(static_cast<size_t>(p.numel));
       const std::vector<StateView> from = optimizer.state(0), to = other.state(0);
@@ -214,14 +197,12 @@ TEST(Lifecycle, StateSurvivesExportAndImport) {
           std::memcpy(to[k].scales, from[k].scales, static_cast<size_t>(from[k].rows * from[k].scales_per_row) * 4);
       }
       EXPECT_TRUE(snapshot(other, {&q}) == snapshot(optimizer, {&p})) << rule << " " << state;
-      const Gradient gradient = g.gradient();
-      optimizer.step({&gradient, 1});
+      take_step(optimizer, g);
       EXPECT_FALSE(snapshot(other, {&q}) == snapshot(optimizer, {&p})) << "control";
-      other.step({&gradient, 1});
+      take_step(other, g);
       EXPECT_TRUE(snapshot(other, {&q}) == snapshot(optimizer, {&p})) << rule << " " << state << " a step later";
     }
-  std::printf("%lld scaled blocks decoded and encoded, %lld of them took the scale of their lowest entry\n",
-              static_cast<long long>(blocks), static_cast<long long>(shrunk));
+  figure("{} scaled blocks decoded and encoded, {} of them took the scale of their lowest entry", blocks, shrunk);
 }
 
 }  // namespace

@@ -1,27 +1,14 @@
 // Weights of 16 bits with a master: with 16 bits of residual they are the float32 weights of the same run, whatever the
 // rule, the state's format, the threads, the instruction set and the memory budget; with 8 they are near; rounded
 // stochastically they are right on average. Steps of length 0 change no bit of either.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "lowtide/optimizer.h"
 #include "support/optimizer_case.h"
 #include "support/compare.h"
-#include "support/random.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::Rng;
 
 constexpr int64_t kRows = 5, kColumns = 1000;
 constexpr int64_t kCount = kRows * kColumns;
@@ -49,8 +36,7 @@ struct Trial {
       std::memcpy(weights.data(), start.data(), weights.size());
     else
       split_master("", as, start.data(), kCount, weights.data(), nullptr);
-    GroupOptions group;
-    group.hyper = default_hyper(o.rule);
+    GroupOptions group{.hyper = default_hyper(o.rule)};
     if (o.rule == "sgd") group.hyper.momentum = o.momentum;
     group.state = o.state;
     group.min_quantized_numel = 0;
@@ -103,10 +89,10 @@ std::vector<float> gradient(Rng& rng) {
 
 TEST(Master, ResidualsOf16BitsAreFloat32) {
   constexpr int kSteps = 6;
-  Rng rng = testing::seeded("residual16", 31);
+  Rng rng = seeded("residual16", 31);
   int64_t runs = 0, differing = 0, small = 0;
   for (const std::string& rule : rule_names())
-    for (const std::string& state : testing::codec_names_of(rule, {}))
+    for (const std::string& state : codec_names_of(rule, {}))
       for (const DType dtype : {DType::kBF16, DType::kF16}) {
         const std::vector<float> start = start_values(rng);
         Trial wanted({rule, state}, start, DType::kF32), got({rule, state, "residual16"}, start, dtype);
@@ -120,27 +106,24 @@ TEST(Master, ResidualsOf16BitsAreFloat32) {
           // fp16 is exact to 2^-41 below 2^-14, and what comes from there carries that.
           const bool exact = dtype == DType::kBF16 || std::fabs(a[at]) > 0x1p-10f;
           small += !exact;
-          const bool same =
-              exact ? testing::differing_bytes(&a[at], &b[at], 4) == 0 : std::fabs(a[at] - b[at]) < 0x1p-36f;
+          const bool same = exact ? differing_bytes(&a[at], &b[at], 4) == 0 : std::fabs(a[at] - b[at]) < 0x1p-36f;
           if (!same && differing++ < 3) ADD_FAILURE() << rule << " " << state << ": " << a[at] << ", got " << b[at];
         }
         ++runs;
       }
-  std::printf("%lld runs of %d steps of %lld weights: %lld differ from float32 (%lld in fp16 below 2^-10, to 2^-36)\n",
-              static_cast<long long>(runs), kSteps, static_cast<long long>(kCount), static_cast<long long>(differing),
-              static_cast<long long>(small));
+  figure("{} runs of {} steps of {} weights: {} differ from float32 ({} in fp16 below 2^-10, to 2^-36)", runs, kSteps,
+         kCount, differing, small);
 }
 
 TEST(Master, ResultsDependOnNothingElse) {
-  Rng rng = testing::seeded("masters", 32);
+  Rng rng = seeded("masters", 32);
   const std::filesystem::path scratch = std::filesystem::temp_directory_path();
   int64_t comparisons = 0, differing = 0;
   for (const std::string master : {"residual16", "residual8", "stochastic"})
     for (const std::string rule : {"adamw", "lars"}) {  // whose norms need no state, but residuals
       const DType dtype = rng.chance(0.5) ? DType::kBF16 : DType::kF16;
       const std::vector<float> start = start_values(rng);
-      std::vector<Options> ways = {{.threads = 2},
-                                   {.memory = {.host = 16384, .disk = scratch, .chunk = 4096}}};
+      std::vector<Options> ways = {{.threads = 2}, {.memory = {.host = 16384, .disk = scratch, .chunk = 4096}}};
       for (const std::string& target : cpu_targets()) ways.push_back({.target = target});
       std::vector<std::vector<float>> grads;
       for (int t = 0; t < 4; ++t) grads.push_back(gradient(rng));
@@ -154,22 +137,20 @@ TEST(Master, ResultsDependOnNothingElse) {
         way.rule = rule;
         Trial got(way, start, dtype);
         for (const auto& g : grads) got.step(g);
-        const int64_t bad = testing::differing_bytes(wanted.weights.data(), got.weights.data(),
-                                                     static_cast<int64_t>(wanted.weights.size())) +
-                            (wanted.residual() != got.residual());
-        EXPECT_EQ(bad, 0) << master << " " << way.target << " threads " << way.threads << " budget "
-                          << way.memory.host;
+        const int64_t bad =
+            differing_bytes(wanted.weights.data(), got.weights.data(), static_cast<int64_t>(wanted.weights.size())) +
+            (wanted.residual() != got.residual());
+        EXPECT_EQ(bad, 0) << master << " " << way.target << " threads " << way.threads << " budget " << way.memory.host;
         differing += bad, ++comparisons;
       }
     }
-  std::printf("%lld comparisons, %lld bytes differ\n", static_cast<long long>(comparisons),
-              static_cast<long long>(differing));
+  figure("{} comparisons, {} bytes differ", comparisons, differing);
 }
 
 // Norms of a parameter are those of its float32 weights, in however many calls they are taken.
 TEST(Master, NormsOfManyBlocksAreThoseOfFloat32) {
   constexpr int64_t kManyRows = (int64_t{1} << 16) + 3000, kMany = 2 * kManyRows;
-  Rng rng = testing::seeded("many blocks", 37);
+  Rng rng = seeded("many blocks", 37);
   std::vector<float> wanted(kMany), grad(kMany), got(kMany);
   for (float& x : wanted) x = static_cast<float>(rng.over_binades(-6, 2));
   for (float& x : grad) x = static_cast<float>(rng.over_binades(-12, 0));
@@ -177,9 +158,7 @@ TEST(Master, NormsOfManyBlocksAreThoseOfFloat32) {
   split_master("residual16", DType::kBF16, wanted.data(), kMany, half.data(), residual.data());
   const auto make = [](void* data, DType dtype, const std::string& master) {
     auto made = std::make_unique<Optimizer>(OptimizerOptions{.rule = "lamb", .threads = 1});
-    GroupOptions group;
-    group.hyper = default_hyper("lamb");
-    group.master = master;
+    GroupOptions group{.hyper = default_hyper("lamb"), .master = master};
     made->add_group(group);
     made->add_param(0, {data, dtype, {kManyRows, 2}}, true);
     return made;
@@ -190,16 +169,15 @@ TEST(Master, NormsOfManyBlocksAreThoseOfFloat32) {
   for (int t = 0; t < 2; ++t) plain->step({&g, 1}), with->step({&g, 1});
   with->read_state(0, 2, residual.data(), nullptr);
   join_master("residual16", DType::kBF16, half.data(), residual.data(), kMany, got.data());
-  const int64_t bad = testing::differing_bytes(wanted.data(), got.data(), kMany * int64_t{sizeof(float)});
+  const int64_t bad = differing_bytes(wanted.data(), got.data(), kMany * int64_t{sizeof(float)});
   EXPECT_EQ(bad, 0);
-  std::printf("%lld blocks: %lld bytes differ from float32\n", static_cast<long long>(kManyRows),
-              static_cast<long long>(bad));
+  figure("{} blocks: {} bytes differ from float32", kManyRows, bad);
 }
 
 // After 8 bits of residual a bfloat16 weight is off by 2^-16 of itself at most, in every step again.
 TEST(Master, ResidualsOf8BitsAreNear) {
   constexpr int kSteps = 50;
-  Rng rng = testing::seeded("residual8", 33);
+  Rng rng = seeded("residual8", 33);
   const std::vector<float> start = start_values(rng);
   Trial wanted({}, start, DType::kF32), got({.master = "residual8"}, start, DType::kBF16),
       plain({}, start, DType::kBF16);
@@ -217,8 +195,7 @@ TEST(Master, ResidualsOf8BitsAreNear) {
   }
   EXPECT_LE(worst, kSteps * 1.01);
   EXPECT_GT(without, kSteps) << "control: without residual weights must be off";
-  std::printf("%d steps: off by %.1f of 2^-16 at most, bound %d; without residual %.1f\n", kSteps, worst, kSteps,
-              without);
+  figure("{} steps: off by {} of 2^-16 at most, bound {}; without residual {}", kSteps, worst, kSteps, without);
 }
 
 // Steps of 1/16 of a unit in the last place: to nearest nothing ever moves; stochastically the mean of n weights is off
@@ -243,13 +220,13 @@ TEST(Master, StochasticWeightsAreRightOnAverage) {
     const double scatter = std::sqrt(kSteps * (1 / 16.0) * (15 / 16.0) / kCount);
     EXPECT_EQ(means[0], 0) << "control";
     EXPECT_NEAR(means[1], exact, 5 * scatter);
-    std::printf("%s: %d steps of 1/16 unit move the mean by %.4f units (exact %.1f, 5 sigma %.4f); to nearest by %g\n",
-                dtype == DType::kBF16 ? "bfloat16" : "float16", kSteps, means[1], exact, 5 * scatter, means[0]);
+    figure("{}: {} steps of 1/16 unit move the mean by {} units (exact {}, 5 sigma {}); to nearest by {}",
+           dtype == DType::kBF16 ? "bfloat16" : "float16", kSteps, means[1], exact, 5 * scatter, means[0]);
   }
 }
 
 TEST(Master, StepsOfLengthZeroChangeNothing) {
-  Rng rng = testing::seeded("still", 34);
+  Rng rng = seeded("still", 34);
   int64_t runs = 0, differing = 0;
   for (const std::string master : {"residual16", "residual8", "stochastic"})
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
@@ -264,11 +241,11 @@ TEST(Master, StepsOfLengthZeroChangeNothing) {
       EXPECT_TRUE(same) << master;
       differing += !same, ++runs;
     }
-  std::printf("%lld runs, %lld changed\n", static_cast<long long>(runs), static_cast<long long>(differing));
+  figure("{} runs, {} changed", runs, differing);
 }
 
 TEST(Master, FilesHoldResiduals) {
-  Rng rng = testing::seeded("files", 35);
+  Rng rng = seeded("files", 35);
   const std::string path = std::filesystem::temp_directory_path() / ("master-" + std::to_string(getpid()) + ".lowtide");
   for (const auto& [rule, master] : {std::pair("adamw", "residual16"), {"adamw", "residual8"}, {"sgd", "residual16"}}) {
     Options how{.rule = rule, .master = master};
@@ -293,8 +270,7 @@ TEST(Master, FilesHoldResiduals) {
 
 TEST(Master, RefusesWhatCannotBe) {
   Optimizer optimizer{OptimizerOptions()};
-  GroupOptions group;
-  group.master = "residual12";
+  GroupOptions group{.master = "residual12"};
   EXPECT_THROW(optimizer.add_group(group), Error);
   std::vector<float> start(kCount, 1.f);
   EXPECT_THROW(join_master("residual16", DType::kF32, start.data(), start.data(), 1, start.data()), Error);
@@ -307,4 +283,4 @@ TEST(Master, RefusesWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

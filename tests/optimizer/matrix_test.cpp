@@ -1,12 +1,9 @@
 // Claim: every cell of rule x state format x rounding x element types x master x tier x instruction set gives the bits
 // of the plainest instruction set with all state in memory, or is refused by name.
-#include <gtest/gtest.h>
-
-#include <algorithm>
 
 #include "support/matrix.h"
 #include "support/plainest_target.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -14,8 +11,7 @@ namespace {
 TEST(Matrix, EveryCellIsCorrectOrRefusedByName) {
   const std::vector<MatrixCell> cells = matrix_cells();
   const auto make = [](const std::string& target, int threads, const Memory& memory) {
-    OptimizerOptions options;
-    options.cpu_target = target, options.threads = threads, options.memory = memory;
+    OptimizerOptions options{.threads = threads, .cpu_target = target, .memory = memory};
     return Optimizer(options);
   };
   const std::string plainest = plainest_target();
@@ -45,8 +41,8 @@ TEST(Matrix, EveryCellIsCorrectOrRefusedByName) {
   Memory limited, managed, automatic, transfer;
   limited.device = 1 << 20, managed.managed = true, automatic.automatic = true, transfer.transfer = "zero_copy";
   for (const auto& [memory, word] :
-       {std::pair(limited, "device=1048576"), std::pair(managed, "managed=1"),
-        std::pair(automatic, "automatic=1"), std::pair(transfer, "transfer='zero_copy'")}) {
+       {std::pair(limited, "device=1048576"), std::pair(managed, "managed=1"), std::pair(automatic, "automatic=1"),
+        std::pair(transfer, "transfer='zero_copy'")}) {
     counts.refuse(cells, word, [&, &of = memory] { make("", 1, of); });
     ++places;
   }

@@ -1,12 +1,7 @@
 // A gradient with a NaN, an infinity or a magnitude of 2^62 and above, wherever it stands: the step is not taken and
 // nothing changes.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <limits>
-
 #include "support/optimizer_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -50,8 +45,7 @@ TEST(NonFinite, OneBadGradientAnywhereSkipsTheStep) {
     for (const DType g_dtype : kDTypes)
       for (const double bad : {kNan, kInf, -kInf, 0x1p62, -0x1p62}) {
         if (g_dtype == DType::kF16 && std::fabs(bad) == 0x1p62) continue;  // fp16 has no such number
-        Config config;
-        config.target = target, config.threads = 2;
+        Config config{.target = target, .threads = 2};
         Model model(config, g_dtype, rng);
         ASSERT_TRUE(model.step().applied);
         const std::vector<std::byte> before = model.bytes();
@@ -75,8 +69,7 @@ TEST(NonFinite, OneBadGradientAnywhereSkipsTheStep) {
         ASSERT_TRUE(model.step().applied) << "and the next good step is taken";
         ASSERT_FALSE(model.bytes() == before) << "control";
       }
-  std::printf("%lld steps with one bad gradient, %lld skipped, 0 bytes changed\n", static_cast<long long>(steps),
-              static_cast<long long>(steps));
+  figure("{} steps with one bad gradient, {} skipped, 0 bytes changed", steps, steps);
 }
 
 TEST(NonFinite, NamesTheFirstParameterAndKnowsTheLimit) {
@@ -99,11 +92,9 @@ TEST(NonFinite, TheLimitFollowsTheGradientScale) {
   int checked = 0;
   for (const std::string& target : cpu_targets())
     for (const double scale : {1024.0, -1024.0, 0x1p-10, 0x1p-100}) {
-      Config config;
-      config.target = target, config.state = "fp32";
+      Config config{.state = "fp32", .target = target};
       Model model(config, DType::kF32, rng);
-      StepOptions options;
-      options.grad_scale = scale;
+      StepOptions options{.grad_scale = scale};
       const float limit = static_cast<float>(std::min(0x1p62 / std::fabs(scale), 0x1p127));
       if (limit < 0x1p127f) {
         model.grads[1].set(7, limit);
@@ -117,27 +108,24 @@ TEST(NonFinite, TheLimitFollowsTheGradientScale) {
         for (int64_t i = 0; i < state.numel; ++i, ++checked)
           ASSERT_TRUE(std::isfinite(static_cast<const float*>(state.codes)[i])) << state.name << " scale " << scale;
     }
-  std::printf("%d moments finite\n", checked);
+  figure("{} moments finite", checked);
 }
 
 TEST(NonFinite, RaisePolicyNamesTheParameterAndChangesNothing) {
   auto rng = seeded("raise", 72);
-  Config config;
-  config.nonfinite = NonFinite::kRaise;
+  Config config{.nonfinite = NonFinite::kRaise};
   Model model(config, DType::kBF16, rng);
   model.step();
   const std::vector<std::byte> before = model.bytes();
   put_value(model.grads[2], 3, kNan);
-  const std::string message = refusal([&] { model.step(); });
-  EXPECT_NE(message.find("parameter 2"), std::string::npos) << message;
+  expect_refusal([&] { model.step(); }, "parameter 2");
   EXPECT_TRUE(model.bytes() == before);
   EXPECT_EQ(model.optimizer.report().steps, 1);
 }
 
 TEST(NonFinite, PropagatePolicyAndCheckedGradientsAreNotLookedAt) {
   auto rng = seeded("propagate", 73);
-  Config config;
-  config.nonfinite = NonFinite::kPropagate;
+  Config config{.nonfinite = NonFinite::kPropagate};
   Model propagate(config, DType::kF32, rng);
   propagate.grads[0].set(9, kNan);
   EXPECT_TRUE(propagate.step().applied);
@@ -145,8 +133,7 @@ TEST(NonFinite, PropagatePolicyAndCheckedGradientsAreNotLookedAt) {
   EXPECT_TRUE(std::isfinite(propagate.params[0].get(700))) << "another block";
   Model assumed({}, DType::kF32, rng);
   assumed.grads[0].set(9, kNan);
-  StepOptions options;
-  options.assume_finite = true;
+  StepOptions options{.assume_finite = true};
   EXPECT_TRUE(assumed.step(options).applied);
   EXPECT_TRUE(std::isnan(assumed.params[0].get(9)));
 }

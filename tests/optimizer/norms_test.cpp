@@ -1,13 +1,7 @@
 // Rules with norms of whole parameters, through the optimizer: steps that move nothing, refusals, overlap and overflow.
 // Neither threads, instruction sets, budgets nor a failing disk make a difference.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <limits>
-
 #include "support/optimizer_case.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -15,9 +9,7 @@ namespace {
 constexpr float kLargest = std::numeric_limits<float>::max();
 
 Config setup_of(const std::string& rule, double max_unorm = 0, double weight_decay = 0.1) {
-  Config setup;
-  setup.rule = rule;
-  setup.hyper = default_hyper(rule);
+  Config setup{.rule = rule, .hyper = default_hyper(rule)};
   setup.hyper.lr = 0.1;
   setup.hyper.max_unorm = max_unorm;
   setup.hyper.weight_decay = weight_decay;
@@ -100,8 +92,7 @@ TEST(NormRules, DependOnNeitherThreadsNorTargetsNorBudgets) {
     }
   EXPECT_EQ(differing, 0);
   EXPECT_GT(on_disk, runs / 4) << "control";
-  std::printf("%lld runs of 4 steps (%lld with state on disk), %lld bytes, %lld differ\n", static_cast<long long>(runs),
-              static_cast<long long>(on_disk), static_cast<long long>(bytes), static_cast<long long>(differing));
+  figure("{} runs of 4 steps ({} with state on disk), {} bytes, {} differ", runs, on_disk, bytes, differing);
 }
 
 // A parameter of more blocks than norms are asked for at a time, a row each, of which only the last is not zero.
@@ -113,14 +104,12 @@ TEST(NormRules, TakeParametersOfAnySize) {
     Config setup = setup_of("lars", 0, 0);
     setup.threads = threads;
     setup.hyper.trust_coefficient = 0.5;
-    Optimizer optimizer = make_optimizer(setup);
-    optimizer.add_param(0, param.view());
-    const Gradient gradient = grad.gradient();
-    optimizer.step({&gradient, 1});
+    Optimizer optimizer = make_optimizer(setup, {&param});
+    take_step(optimizer, grad);
     for (int64_t i = 0; i < param.numel; ++i)  // |p| / |g| = 1 / 2
       ASSERT_NEAR(param.get(i), i < param.numel - 3 ? 0 : 1 - 0.1 * 0.5, 4 * 0x1p-24) << i;
   }
-  std::printf("%lld blocks, the last found by 1 thread and by 2\n", static_cast<long long>(kRows));
+  figure("{} blocks, the last found by 1 thread and by 2", kRows);
 }
 
 // Several threads add the blocks of a large parameter, and each block counts: the norms are those of a sum in double,
@@ -145,10 +134,8 @@ TEST(NormRules, CountEachBlockOfALargeParameter) {
       setup.threads = threads;
       setup.hyper.lr = kLr;
       setup.hyper.trust_coefficient = kTrust;
-      Optimizer optimizer = make_optimizer(setup);
-      optimizer.add_param(0, param.view());
-      const Gradient gradient = grad.gradient();
-      optimizer.step({&gradient, 1});
+      Optimizer optimizer = make_optimizer(setup, {&param});
+      take_step(optimizer, grad);
       if (of_one.empty()) {
         of_one = param.data;
         for (int64_t i = 0; i < param.numel; ++i) {
@@ -186,7 +173,7 @@ TEST(NormRules, ZerosMoveNothing) {
       for (size_t i = 0; i < model.params.size(); ++i, ++checked)
         EXPECT_EQ(model.params[i].data, before.params[i].data) << variant.rule << " " << codec;
     }
-  std::printf("%lld parameters keep all bits\n", static_cast<long long>(checked));
+  figure("{} parameters keep all bits", checked);
 }
 
 // A parameter of zeros has no norm, and moves as without one: LAMB's is a step of AdamW.
@@ -197,19 +184,16 @@ TEST(NormRules, ParametersOfZerosMove) {
     grad.randomize(rng);
     Config setup = setup_of("lamb", max_unorm);
     setup.state = "fp32";
-    Optimizer lamb = make_optimizer(setup);
-    lamb.add_param(0, a.view());
+    Optimizer lamb = make_optimizer(setup, {&a});
     setup.rule = "adamw";
-    Optimizer adamw = make_optimizer(setup);
-    adamw.add_param(0, b.view());
-    const Gradient gradient = grad.gradient();
-    lamb.step({&gradient, 1}), adamw.step({&gradient, 1});
+    Optimizer adamw = make_optimizer(setup, {&b});
+    take_step(lamb, grad), take_step(adamw, grad);
     for (int64_t i = 0; i < a.numel; ++i) {
       EXPECT_NE(a.get(i), 0);
       EXPECT_NEAR(a.get(i), b.get(i), 0.1 * 16 * 0x1p-24);
     }
   }
-  std::printf("2 steps from zeros, as long as AdamW's\n");
+  figure("2 steps from zeros, as long as AdamW's");
 }
 
 // Squares of these are no floats; nor is the ratio of the largest parameters to the smallest gradients.
@@ -224,18 +208,15 @@ TEST(NormRules, HugeAndTinyValuesStayFinite) {
         Config setup = setup_of(variant.rule, variant.max_unorm, 0);
         setup.hyper.eps = 1e-30;
         setup.hyper.trust_coefficient = 0.5;
-        Optimizer optimizer = make_optimizer(setup);
-        optimizer.add_param(0, param.view());
-        const Gradient gradient = grad.gradient();
-        ASSERT_TRUE(optimizer.step({&gradient, 1}).applied);
+        Optimizer optimizer = make_optimizer(setup, {&param});
+        ASSERT_TRUE(take_step(optimizer, grad).applied);
         for (int64_t i = 0; i < 600; ++i) finite += std::fabs(param.get(i)) <= kLargest;
         moved += before != param.data;
       }
   const auto all = static_cast<int64_t>(std::size(kVariants)) * 5 * 4;
   EXPECT_EQ(finite, all * 600);
   EXPECT_GT(moved, all / 2);  // some gradients are too small for their parameters
-  std::printf("%lld of %lld parameters moved, %lld elements finite\n", static_cast<long long>(moved),
-              static_cast<long long>(all), static_cast<long long>(finite));
+  figure("{} of {} parameters moved, {} elements finite", moved, all, finite);
 }
 
 // A non-finite value stays in its block: norms that are not numbers count as none.
@@ -247,10 +228,8 @@ TEST(NormRules, NanPropagatesThroughItsBlockOnly) {
     Rng rng(12);
     param.randomize(rng), grad.randomize(rng);
     grad.set(300, std::nan(""));
-    Optimizer optimizer = make_optimizer(setup);
-    optimizer.add_param(0, param.view());
-    const Gradient gradient = grad.gradient();
-    optimizer.step({&gradient, 1}), optimizer.step({&gradient, 1});
+    Optimizer optimizer = make_optimizer(setup, {&param});
+    take_step(optimizer, grad), take_step(optimizer, grad);
     for (int64_t i = 0; i < param.numel; ++i)
       EXPECT_TRUE(std::isfinite(param.get(i)) || i / 256 == 1) << variant.rule << " " << i;
     EXPECT_TRUE(std::isnan(param.get(300)));
@@ -258,10 +237,10 @@ TEST(NormRules, NanPropagatesThroughItsBlockOnly) {
     Optimizer skips = make_optimizer(setup);
     Tensor other(DType::kF32, {2, 1024});
     skips.add_param(0, other.view());
-    EXPECT_FALSE(skips.step({&gradient, 1}).applied);
+    EXPECT_FALSE(take_step(skips, grad).applied);
     EXPECT_EQ(skips.steps(0), 0);
   }
-  std::printf("4 steps with a NaN, 7 of 8 blocks finite; 4 steps skipped\n");
+  figure("4 steps with a NaN, 7 of 8 blocks finite; 4 steps skipped");
 }
 
 // One after another: the second parameter's norm is of what the first has left.
@@ -283,7 +262,7 @@ TEST(NormRules, ParametersThatOverlapAreSteppedInOrder) {
     }
     EXPECT_EQ(shared.data, wanted.data) << variant.rule;
   }
-  std::printf("2 steps of 4 rules, 0 bytes differ\n");
+  figure("2 steps of 4 rules, 0 bytes differ");
 }
 
 // Norms that need state read it once more; LARS without max_unorm has no need to.
@@ -296,19 +275,17 @@ TEST(NormRules, MoveWhatTheReportSays) {
     Tensor param(DType::kF32, {256, 1024}), grad(DType::kF32, {256, 1024});
     Rng rng(14);
     param.randomize(rng), grad.randomize(rng);
-    Optimizer optimizer = make_optimizer(setup);
-    optimizer.add_param(0, param.view());
-    const Gradient gradient = grad.gradient();
+    Optimizer optimizer = make_optimizer(setup, {&param});
     const auto moved = [&] { return optimizer.report().read_bytes + optimizer.report().written_bytes; };
-    for (int step = 0; step < 2; ++step) optimizer.step({&gradient, 1});
+    for (int step = 0; step < 2; ++step) take_step(optimizer, grad);
     const int64_t before = moved();
-    for (int step = 0; step < 3; ++step) optimizer.step({&gradient, 1});
+    for (int step = 0; step < 3; ++step) take_step(optimizer, grad);
     const int64_t each = (moved() - before) / 3, streamed = optimizer.report().disk_bytes;
     EXPECT_EQ(each, optimizer.report().moved_per_step) << variant.rule;
     const bool reads_twice = std::string(variant.rule) == "lamb" || variant.max_unorm > 0;
     EXPECT_EQ(each, (reads_twice ? 3 : 2) * streamed) << variant.rule;
-    std::printf("%s%s: %.1f times what is on disk moves in a step\n", variant.rule,
-                variant.max_unorm > 0 ? ", max_unorm" : "", static_cast<double>(each) / static_cast<double>(streamed));
+    figure("{}{}: {} times what is on disk moves in a step", variant.rule, variant.max_unorm > 0 ? ", max_unorm" : "",
+           static_cast<double>(each) / static_cast<double>(streamed));
   }
 }
 
@@ -316,8 +293,8 @@ TEST(NormRules, WhatCannotBeIsRefusedByName) {
   Tensor param(DType::kF32, {40, 300}), grad(DType::kF32, {40, 300});
   int refused = 0;
   const auto says = [&](const std::string& message, const std::string& wanted) {
-    EXPECT_NE(message.find(wanted), std::string::npos) << message;
-    std::printf("%s\n", message.c_str());
+    expect_in(wanted, message);
+    figure("{}", message);
     ++refused;
   };
   for (const char* rule : {"lamb", "lars"}) {
@@ -341,7 +318,7 @@ TEST(NormRules, WhatCannotBeIsRefusedByName) {
   Config nesterov = setup_of("lars");
   nesterov.hyper.nesterov = true, nesterov.hyper.momentum = 0;
   says(refusal([&] { make_optimizer(nesterov); }), "nesterov");
-  std::printf("%d refused\n", refused);
+  figure("{} refused", refused);
 }
 
 // LARS's momentum and max_unorm may change between steps: the buffer comes with the first, and stays.
@@ -351,21 +328,19 @@ TEST(NormRules, LarsMayChangeItsOptions) {
   param.randomize(rng), grad.randomize(rng);
   Config setup = setup_of("lars");
   setup.hyper.momentum = 0;
-  Optimizer optimizer = make_optimizer(setup);
-  optimizer.add_param(0, param.view());
-  const Gradient gradient = grad.gradient();
+  Optimizer optimizer = make_optimizer(setup, {&param});
   std::vector<size_t> states;
   for (const auto& [momentum, max_unorm] : {std::pair{0.0, 0.0}, {0.0, 0.1}, {0.9, 0.1}, {0.9, 0.0}, {0.0, 0.0}}) {
     setup.hyper.momentum = momentum, setup.hyper.max_unorm = max_unorm;
     optimizer.set_hyper(0, setup.hyper);
     const std::vector<std::byte> before = param.data;
-    EXPECT_TRUE(optimizer.step({&gradient, 1}).applied);
+    EXPECT_TRUE(take_step(optimizer, grad).applied);
     EXPECT_NE(param.data, before);
     states.push_back(optimizer.state(0).size());
   }
   EXPECT_EQ(states, (std::vector<size_t>{0, 0, 1, 1, 1}));
   EXPECT_EQ(optimizer.steps(0), 5);
-  std::printf("5 steps, options changed before each\n");
+  figure("5 steps, options changed before each");
 }
 
 }  // namespace

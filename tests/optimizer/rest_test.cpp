@@ -1,11 +1,6 @@
 // Nothing moves that must not: zero gradients, a learning rate of 0, coordinates whose gradient has stopped.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-
 #include "support/optimizer_case.h"
-#include "support/share.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -30,17 +25,14 @@ TEST(Rest, ZeroGradientsNeverMoveAParameter) {
         for (int64_t i = 0; i < 20; ++i) p.set(i, i % 2 ? -0.0 : 1e-7);
         for (int64_t i = 0; i < 300; i += 7) g.set(i, -0.0);
         const Tensor before = p;
-        Optimizer optimizer = make_optimizer(config);
-        optimizer.add_param(0, p.view());
-        const Gradient gradient = g.gradient();
+        Optimizer optimizer = make_optimizer(config, {&p});
         // All steps for one type; a tenth for the others.
         for (int step = 0; step < (dtype == DType::kF32 ? kManySteps : kManySteps / 10); ++step)
-          optimizer.step({&gradient, 1});
+          take_step(optimizer, g);
         EXPECT_TRUE(same_bits(p.data.data(), before.data.data(), dtype, 300)) << rule << " " << state;
         drifted += differing_bytes(p.data.data(), before.data.data(), 300 * dtype_bytes(dtype)), ++combinations;
       }
-  std::printf("%lld combinations, %d steps, %lld bytes drifted\n", static_cast<long long>(combinations), kManySteps,
-              static_cast<long long>(drifted));
+  figure("{} combinations, {} steps, {} bytes drifted", combinations, kManySteps, drifted);
 }
 
 // In one block with neighbours that move.
@@ -53,13 +45,11 @@ TEST(Rest, ACoordinateWithoutGradientStaysBesideOthers) {
       Tensor p(DType::kF32, {1000}), g(DType::kF32, {1000});
       p.randomize(rng);
       const Tensor before = p;
-      Optimizer optimizer = make_optimizer(config);
-      optimizer.add_param(0, p.view());
+      Optimizer optimizer = make_optimizer(config, {&p});
       for (int step = 0; step < 500; ++step) {
         g.randomize(rng);
         for (int64_t i = 0; i < 1000; i += 3) g.set(i, 0);
-        const Gradient gradient = g.gradient();
-        optimizer.step({&gradient, 1});
+        take_step(optimizer, g);
       }
       int64_t with_gradient = 0, without = 0;
       for (int64_t i = 0; i < 1000; ++i)
@@ -82,13 +72,11 @@ TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {
       config.rule = "adam", config.state = state, config.hyper.lr = 1e-3, config.hyper.beta2 = beta2;
       constexpr int64_t kNumel = 4096;
       Tensor p(DType::kF32, {kNumel}), g(DType::kF32, {kNumel});
-      Optimizer optimizer = make_optimizer(config);
-      optimizer.add_param(0, p.view());
+      Optimizer optimizer = make_optimizer(config, {&p});
       Tensor at_100 = p;
       for (int step = 0; step < 3200; ++step) {
         for (int64_t i = 0; i < kNumel; ++i) g.set(i, step < 200 || i % 32 == 0 ? rng.normal() : 0);
-        const Gradient gradient = g.gradient();
-        optimizer.step({&gradient, 1});
+        take_step(optimizer, g);
         if (step == 300) at_100 = p;
       }
       double worst = 0, sum = 0;
@@ -97,16 +85,15 @@ TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {
         const double drift = std::fabs(double{p.get(i)} - at_100.get(i)) / config.hyper.lr;
         worst = std::max(worst, drift), sum += drift;
       }
-      std::printf("%-9s beta2 %.3f: drift / lr after 100 steps: mean %.2g, max %.2g\n", state.c_str(), beta2,
-                  sum / kNumel, worst);
+      figure("{} beta2 {}: drift / lr after 100 steps: mean {}, max {}", state, beta2, sum / kNumel, worst);
       const bool four_bits = codec_info(find_codec(state)).has_pairs();
       EXPECT_LT(worst, state == "fp32" ? 0.01 : state == "float8" || four_bits ? 10.0 : 2.0) << state;
     }
 }
 
 // The same where the live coordinate's gradient stands still, which keeps its block's largest first moment up, and the
-// others' gradients were up to two decades smaller. To nearest they would drift by hundreds of lr, for first moments stall at
-// some thousandths of the largest (control); by default they come to rest as above: within 1 lr.
+// others' gradients were up to two decades smaller. To nearest they would drift by hundreds of lr, for first moments
+// stall at some thousandths of the largest (control); by default they come to rest as above: within 1 lr.
 TEST(Rest, CoordinatesComeToRestBesideAConstantGradient) {
   for (const auto& [state, rounding] : {std::pair{"dynamic8", "auto"}, {"dynamic4", "auto"}, {"dynamic8", "nearest"}})
     for (const double beta2 : {0.999, 0.95}) {
@@ -118,20 +105,18 @@ TEST(Rest, CoordinatesComeToRestBesideAConstantGradient) {
       Tensor p(DType::kF32, {kNumel}), g(DType::kF32, {kNumel});
       std::vector<double> size(kNumel);
       for (double& of : size) of = std::pow(10, -2 * rng.uniform());
-      Optimizer optimizer = make_optimizer(config);
-      optimizer.add_param(0, p.view());
+      Optimizer optimizer = make_optimizer(config, {&p});
       Tensor at_100 = p;
       for (int step = 0; step < 3200; ++step) {
         for (int64_t i = 0; i < kNumel; ++i)
           g.set(i, i % 32 == 0 ? 1 : step < 200 ? size[static_cast<size_t>(i)] * rng.normal() : 0);
-        const Gradient gradient = g.gradient();
-        optimizer.step({&gradient, 1});
+        take_step(optimizer, g);
         if (step == 300) at_100 = p;
       }
       double worst = 0;
       for (int64_t i = 0; i < kNumel; ++i)
         if (i % 32) worst = std::max(worst, std::fabs(double{p.get(i)} - at_100.get(i)) / config.hyper.lr);
-      std::printf("%-8s %-7s beta2 %.3f: largest drift / lr %.2g\n", state, rounding, beta2, worst);
+      figure("{} {} beta2 {}: largest drift / lr {}", state, rounding, beta2, worst);
       if (std::string(rounding) == "nearest") {
         EXPECT_GT(worst, 100) << "control";
       } else {
@@ -148,20 +133,17 @@ TEST(Rest, LearningRateZeroChangesNoBit) {
       for (const std::string& state : codec_names_of(rule, {.momentum = 0.9}))
         for (const DType p_dtype : kDTypes)
           for (const DType g_dtype : kDTypes) {
-            Config config;
-            config.rule = rule, config.state = state, config.target = target;
+            Config config{.rule = rule, .state = state, .target = target};
             config.hyper.lr = 0, config.hyper.weight_decay = 0.1, config.hyper.momentum = 0.9;
             Tensor p(p_dtype, {777}), g(g_dtype, {777});
             for (int64_t i = 0; i < 777; ++i)
               p.set(i, i % 5 == 0 ? -0.0 : i % 5 == 1 ? 0.0 : rng.over_binades(-140, 14));
             const Tensor before = p;
-            Optimizer optimizer = make_optimizer(config);
-            optimizer.add_param(0, p.view());
+            Optimizer optimizer = make_optimizer(config, {&p});
             for (int step = 0; step < 3; ++step) {
               g.randomize(rng, 10);
               for (int64_t i = 0; i < 777; i += 4) g.set(i, i % 8 ? 0.0 : -0.0);
-              const Gradient gradient = g.gradient();
-              ASSERT_TRUE(optimizer.step({&gradient, 1}).applied);
+              ASSERT_TRUE(take_step(optimizer, g).applied);
             }
             ASSERT_TRUE(same_bits(p.data.data(), before.data.data(), p_dtype, 777))
                 << target << " " << rule << " " << state;
@@ -170,11 +152,10 @@ TEST(Rest, LearningRateZeroChangesNoBit) {
             Hyper moving = config.hyper;
             moving.lr = 0.1;
             optimizer.set_hyper(0, moving);
-            const Gradient gradient = g.gradient();
-            optimizer.step({&gradient, 1});
+            take_step(optimizer, g);
             ASSERT_FALSE(same_bits(p.data.data(), before.data.data(), p_dtype, 777)) << rule;
           }
-  std::printf("%lld parameters, minus zeros and denormals included, 0 changed\n", static_cast<long long>(compared));
+  figure("{} parameters, minus zeros and denormals included, 0 changed", compared);
 }
 
 }  // namespace

@@ -1,18 +1,9 @@
 // Stochastic rounding as users see it: the states that it applies to, and the inputs that its random bits depend on.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstring>
-#include <string>
-#include <vector>
-
 #include "backend/cpu/cpu_backend.h"
 #include "backend/random_keys.h"
-#include "support/message_of.h"
 #include "support/optimizer_case.h"
 #include "support/step_case.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -66,24 +57,22 @@ TEST(Rounding, AutoTakesAverages) {
   EXPECT_EQ(stochastic_states(find_rule("ademamix"), bf16, RoundingMode::kAuto, h), 0b000u);
   h.t = 999;
   EXPECT_EQ(stochastic_states(find_rule("ademamix"), bf16, RoundingMode::kAuto, h), 0b100u);
-  std::printf("%d rules and betas as they should be\n", right);
+  figure("{} rules and betas as they should be", right);
 }
 
 TEST(Rounding, RefusesWhatThereIsNot) {
   Optimizer optimizer{OptimizerOptions{}};
-  GroupOptions group;
-  group.rounding = "up";
+  GroupOptions group{.rounding = "up"};
   EXPECT_THROW(optimizer.add_group(group), Error);
   group.rounding = "nearest", group.state = "float8";
-  const std::string message = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.add_group(group); });
-  EXPECT_NE(message.find("'nearest' with state 'float8'"), std::string::npos) << message;
+  expect_refusal([&] { optimizer.add_group(group); }, "'nearest' with state 'float8'");
   group.rounding = "auto";
   EXPECT_EQ(optimizer.add_group(group), 0);
   EXPECT_THROW(optimizer.set_rounding(0, "nearest"), Error);
   EXPECT_THROW(optimizer.set_rounding(0, ""), Error);
   EXPECT_THROW(optimizer.set_rounding(1, "auto"), Error);
   optimizer.set_rounding(0, "stochastic");
-  std::printf("5 refused: %s\n", message.c_str());
+  figure("5 refused: {}", message);
 }
 
 struct Way {
@@ -99,11 +88,9 @@ std::vector<std::byte> after_steps(const Way& run, int before = 0, const std::st
   Tensor a(DType::kF32, {70, 301}), b(DType::kBF16, {300, 256});
   a.randomize(rng), b.randomize(rng);
   const auto make = [&](uint64_t seed) {
-    OptimizerOptions options;
-    options.cpu_target = run.target, options.threads = run.threads, options.memory = run.memory, options.seed = seed;
+    OptimizerOptions options{.threads = run.threads, .cpu_target = run.target, .memory = run.memory, .seed = seed};
     Optimizer optimizer(options);
-    GroupOptions group;
-    group.state = run.state, group.rounding = run.rounding;
+    GroupOptions group{.state = run.state, .rounding = run.rounding};
     optimizer.add_group(group);
     optimizer.add_param(0, a.view());
     optimizer.add_param(0, b.view());
@@ -154,8 +141,7 @@ TEST(Rounding, GivesTheSameBitsWhereverStateIsAndWhoeverSteps) {
         EXPECT_GT(differing(after_steps({state, "nearest"}), wanted), 100) << state;
       }
     }
-  std::printf("%d runs of other targets, threads, tiers, chunks, and over files: %lld bytes, 0 differ\n", runs,
-              static_cast<long long>(bytes));
+  figure("{} runs of other targets, threads, tiers, chunks, and over files: {} bytes, 0 differ", runs, bytes);
 }
 
 // An item's elements may have indices at and beyond 2^32: each has the bits of its own index, by the definition.
@@ -202,7 +188,7 @@ TEST(Rounding, IndicesGoOnBeyond32Bits) {
         EXPECT_GT(testing::differing_bytes(got, low), 0) << codec;
       }
     }
-  std::printf("%lld bytes at indices around and beyond 2^32, 0 differ\n", static_cast<long long>(compared));
+  figure("{} bytes at indices around and beyond 2^32, 0 differ", compared);
 }
 
 }  // namespace

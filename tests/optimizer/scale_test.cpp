@@ -1,15 +1,8 @@
 // Gradients and eps times a power of two give the same weights and the same codes, bit for bit: products by a power of
 // two are exact, and so must be every scale of a block. State in float16, or a scale with a floor of its own, would
 // fail.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <string>
-#include <vector>
-
 #include "support/optimizer_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -36,12 +29,10 @@ std::vector<std::byte> after(Config config, const std::vector<Tensor>& gradients
   Rng rng(82);
   Tensor p(DType::kF32, {kNumel}), g(DType::kF32, {kNumel});
   p.randomize(rng);
-  Optimizer optimizer = make_optimizer(config);
-  optimizer.add_param(0, p.view());
+  Optimizer optimizer = make_optimizer(config, {&p});
   for (const Tensor& each : gradients) {
     for (int64_t i = 0; i < kNumel; ++i) g.set(i, std::ldexp(each.get(i), k));
-    const Gradient gradient = g.gradient();
-    optimizer.step({&gradient, 1});
+    take_step(optimizer, g);
   }
   std::vector<std::byte> out = p.data;
   int number = 0;
@@ -63,8 +54,7 @@ TEST(Scale, PowersOfTwoChangeNoBit) {
   const std::vector<Tensor> g = gradients();
   int64_t runs = 0, failing = 0, controls = 0, caught = 0;
   for (const std::string& rule : rule_names()) {
-    Config config;
-    config.rule = rule, config.hyper = default_hyper(rule);
+    Config config{.rule = rule, .hyper = default_hyper(rule)};
     config.hyper.lr = 0.01, config.hyper.momentum = 0.9, config.hyper.weight_decay = 0;
     int highest_least = kLeast;
     for (const std::string& state : codec_names_of(rule, config.hyper)) {
@@ -79,14 +69,11 @@ TEST(Scale, PowersOfTwoChangeNoBit) {
       highest_least = std::max(highest_least, least);
       if (rule != "lion" && rule != "sgd") ++controls, caught += after(config, g, -20, false) != wanted;
     }
-    std::printf("%-9s gradients times 2^%d to 2^%d: the same weights in all formats\n", rule.c_str(), highest_least,
-                kMost);
+    figure("{} gradients times 2^{} to 2^{}: the same weights in all formats", rule, highest_least, kMost);
   }
   EXPECT_EQ(failing, 0);
   EXPECT_GT(caught, controls / 2) << "control: eps that does not follow changes weights";
-  std::printf("scaled runs: %lld, failing %lld; %lld of %lld runs with another eps differ\n",
-              static_cast<long long>(runs), static_cast<long long>(failing), static_cast<long long>(caught),
-              static_cast<long long>(controls));
+  figure("scaled runs: {}, failing {}; {} of {} runs with another eps differ", runs, failing, caught, controls);
 }
 
 }  // namespace

@@ -1,18 +1,8 @@
 // Shards: cut between rows, however many, they take the formats, bits and step counts of the whole parameter.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <limits>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "lowtide/optimizer.h"
-#include "support/random.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -108,9 +98,8 @@ TEST(Shard, RowsSideBySideAreTheWhole) {
   EXPECT_GT(quantized_cases, 0);
   EXPECT_LT(quantized_cases, cases) << "some are below the threshold";
   EXPECT_GT(paged, 0);
-  std::printf("seed %u: %lld parameters in %lld shards (%lld without rows), %lld with blocks; %lld bytes, 0 differ\n",
-              seed, static_cast<long long>(cases), static_cast<long long>(shards), static_cast<long long>(empty),
-              static_cast<long long>(quantized_cases), static_cast<long long>(bytes));
+  figure("seed {}: {} parameters in {} shards ({} without rows), {} with blocks; {} bytes, 0 differ", seed, cases,
+         shards, empty, quantized_cases, bytes);
 }
 
 TEST(Shard, FormatsDependOnTheWholeAndTheKindOfCut) {
@@ -148,7 +137,7 @@ TEST(Shard, FormatsDependOnTheWholeAndTheKindOfCut) {
         optimizer.add_param(group, {memory.data(), DType::kF32, c.shard, {}}, true, WholeParam{c.whole, c.rows_cut}),
         Error);
   EXPECT_EQ(optimizer.param_count(), 0);
-  std::printf("%d formats as they should be, %zu impossible shards refused\n", right, std::size(refused));
+  figure("{} formats as they should be, {} impossible shards refused", right, std::size(refused));
 }
 
 // FSDP1's: vectors cut at any place. Blocks begin with the piece, so pieces that begin with blocks are the whole.
@@ -182,8 +171,8 @@ TEST(Shard, PiecesOfAVectorAtBlocksAreTheWhole) {
       bytes += same ? static_cast<int64_t>(whole.size() * sizeof(float)) : 0;
     }
   }
-  std::printf("%lld bytes of weights, 0 differ; %lld pieces below the threshold have the format of the whole\n",
-              static_cast<long long>(bytes), static_cast<long long>(quantized_pieces));
+  figure("{} bytes of weights, 0 differ; {} pieces below the threshold have the format of the whole", bytes,
+         quantized_pieces);
 }
 
 TEST(Shard, CheckSaysWhatAStepWouldDo) {
@@ -201,7 +190,7 @@ TEST(Shard, CheckSaysWhatAStepWouldDo) {
   EXPECT_EQ(p, std::vector<float>(p.size(), 1.0f));
   EXPECT_EQ(optimizer.steps(0), 0);
   EXPECT_EQ(optimizer.report().skipped_steps, 0);
-  std::printf("3 checks of %zu elements, 0 changed\n", p.size());
+  figure("3 checks of {} elements, 0 changed", p.size());
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: list[pytest.Item] = []
     for item in items:
         function = item.nodeid.partition("[")[0]
-        # As tests/support/share.h: the first, and then multiples of the golden ratio, evenly spread.
+        # As tests/support/test.h: the first, and then multiples of the golden ratio, evenly spread.
         is_taken = item.get_closest_marker("share") is None or seen[function] * 0.6180339887498949 % 1 < _SHARE
         seen[function] += 1
         (taken if is_taken else left_out).append(item)

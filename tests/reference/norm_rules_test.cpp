@@ -9,14 +9,8 @@
 // above, of exact terms, and the denominator of positive terms: 16 e; a dozen operations on terms whose magnitudes add
 // up to D: 16 e D. With max_unorm the norm of the direction is off by 16 e |D| / |direction| as well. The parameter's
 // own rounding: half an ulp in float, half an ulp in its type.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <string>
-#include <vector>
-
 #include "support/optimizer_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -128,8 +122,7 @@ struct Figures {
 };
 
 void run(const Claim& claim, const std::string& codec, DType p_dtype, DType g_dtype, Rng& rng, Figures& f) {
-  Config setup;
-  setup.rule = claim.rule, setup.state = codec, setup.hyper = claim.hyper;
+  Config setup{.rule = claim.rule, .state = codec, .hyper = claim.hyper};
   Optimizer optimizer = make_optimizer(setup);
   std::vector<Tensor> params, grads;
   for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{3, 700}, {1}, {2000}, {4, 256}}) {
@@ -180,10 +173,8 @@ TEST(NormRules, StepsAreThoseOfTheFormulas) {
     for (const std::string& codec : codec_names())
       for (const DType p : kDTypes)
         for (const DType g : kDTypes) run(claim, codec, p, g, rng, f);
-    std::printf(
-        "%-30s %lld elements, %lld wrong, float32 at most %.2f of the bound off; a mistake would be seen in %lld\n",
-        claim.name, static_cast<long long>(f.elements), static_cast<long long>(f.wrong), f.worst,
-        static_cast<long long>(f.seen));
+    figure("{} {} elements, {} wrong, float32 at most {} of the bound off; a mistake would be seen in {}", claim.name,
+           f.elements, f.wrong, f.worst, f.seen);
     EXPECT_EQ(f.wrong, 0);
     EXPECT_GT(f.seen, f.elements / 20) << "control";
   }

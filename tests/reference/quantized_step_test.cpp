@@ -5,14 +5,10 @@
 // to `terms`: 4 * 2^-24 * terms. The update: 12 more roundings. p: half an ulp of the subtraction, and one more half
 // ulp of its type when stored. The stored code: nearest to some value in the band new * (1 +- 2^-21), so between the
 // codes of the band's ends; they differ only where a midpoint lies in the band.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-
 #include "backend/cpu/cpu_backend.h"
 #include "support/dynamic_map.h"
 #include "support/step_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -141,10 +137,8 @@ TEST(QuantizedStep, StoresTheEncodingOfTheFormulasState) {
     for (const char* rule : {"adamw", "lion", "sgd"})
       for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
         for (int round = 0; round < 5; ++round) check(rule, codec, dtype, rng, f);
-    std::printf(
-        "%-9s %lld codes, %lld wrong, %lld where rounding decides between neighbours; p at most %.2f of its bound\n",
-        codec, static_cast<long long>(f.codes), static_cast<long long>(f.wrong), static_cast<long long>(f.ambiguous),
-        f.worst_p);
+    figure("{} {} codes, {} wrong, {} where rounding decides between neighbours; p at most {} of its bound", codec,
+           f.codes, f.wrong, f.ambiguous, f.worst_p);
     EXPECT_EQ(f.wrong, 0);
     // Else the bands would be so wide that the test could not fail.
     EXPECT_LT(f.ambiguous, f.codes / 100);

@@ -6,16 +6,9 @@
 // are of 1 / sqrt(1 - alpha) = 10 lr, and its momentum adds up to ten of them. Adam's and SGD's L2 term feeds p's
 // error back through the gradient, a factor below 1 + largest lr * weight_decay a step: 1.1 in all. So after T steps
 //   |error| <= 1.1 T (u / 2 + largest lr (T + 12) 2^-24).
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <string>
-#include <vector>
-
 #include "lowtide/optimizer.h"
 #include "support/compare.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
@@ -146,8 +139,7 @@ std::vector<Claim> claims() {
   add("rmsprop, centered, momentum", "rmsprop", [](Hyper& h) { h.momentum = 0.9, h.centered = true; });
   all.back().largest = 100;
   add("schedulefree", "schedulefree", [](Hyper& h) { h.weight_decay = 0.1; });
-  add("schedulefree, warm-up", "schedulefree",
-      [](Hyper& h) { h.warmup_steps = 30, h.r = 1, h.beta2 = 0.99; });
+  add("schedulefree, warm-up", "schedulefree", [](Hyper& h) { h.warmup_steps = 30, h.r = 1, h.beta2 = 0.99; });
   add("ademamix", "ademamix", [](Hyper& h) { h.beta3 = 0.99, h.t_beta3 = 50; });
   add("ademamix, schedules", "ademamix", [](Hyper& h) { h.beta3 = 0.999, h.t_beta3 = 200, h.t_alpha = 150; });
   return all;
@@ -163,12 +155,9 @@ Outcome run(const Claim& claim, bool mistake) {
   std::vector<float> p(kElements), g(kElements);
   std::vector<Element> reference(kElements);
   for (size_t i = 0; i < p.size(); ++i) reference[i].p = p[i] = static_cast<float>(rng.normal());
-  OptimizerOptions options;
-  options.rule = claim.rule;
+  OptimizerOptions options{.rule = claim.rule};
   Optimizer optimizer(options);
-  GroupOptions group;
-  group.hyper = claim.hyper;
-  group.state = "fp32";
+  GroupOptions group{.hyper = claim.hyper, .state = "fp32"};
   optimizer.add_group(group);
   optimizer.add_param(0, {p.data(), DType::kF32, {kElements}, {}});
   double largest = 0;
@@ -194,12 +183,11 @@ Outcome run(const Claim& claim, bool mistake) {
 }
 
 TEST(Reference, HundredStepsStayWithinRounding) {
-  std::printf("reference: seed 40, %d steps of %lld elements\n", kSteps, static_cast<long long>(kElements));
+  figure("reference: seed 40, {} steps of {} elements", kSteps, kElements);
   for (const Claim& claim : claims()) {
     const Outcome right = run(claim, false), wrong = run(claim, true);
-    std::printf("%-28s max error %6.2f ulp of the largest p, bound %.0f ulp, %lld skipped; with a mistake %.0f ulp\n",
-                claim.name, right.worst / right.unit, right.bound / right.unit, static_cast<long long>(right.skipped),
-                wrong.worst / wrong.unit);
+    figure("{} max error {} ulp of the largest p, bound {} ulp, {} skipped; with a mistake {} ulp", claim.name,
+           right.worst / right.unit, right.bound / right.unit, right.skipped, wrong.worst / wrong.unit);
     EXPECT_LE(right.worst, right.bound) << claim.name;
     // Skipped: Lion's sign of a sum within its rounding of 0, about kSteps * 1e-5 of the elements.
     EXPECT_LE(right.skipped, kElements / 100) << claim.name;

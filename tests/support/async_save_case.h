@@ -1,18 +1,10 @@
 // Shared by tests of saves beside steps: an Env with slow checkpoint files that measures memory.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <mutex>
-#include <set>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "core/env.h"
 #include "support/checkpoint_case.h"
 #include "support/faulty_env.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

@@ -1,23 +1,10 @@
 // Checkpoints of tests: random ones with their bytes, what a file holds, and files with any header and right checksums.
 #pragma once
 
-#include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "lowtide/error.h"
 #include "optim/checkpoint_format.h"
-#include "support/random.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

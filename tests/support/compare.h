@@ -1,15 +1,9 @@
 // Comparing bits: the first difference is printed as index, got, wanted and distance in ulp.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <bit>
-#include <cstdint>
-#include <cstring>
-#include <string>
-
 #include "lowtide/tensor.h"
 #include "support/half_reference.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

@@ -1,19 +1,10 @@
 // Saves beside steps on a device, compared with synchronous saves of the twin in host memory.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-
 #include "core/error.h"
 #include "support/async_save_case.h"
 #include "support/device_twins.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 
@@ -71,11 +62,10 @@ struct DeviceAsyncSaves {
     EXPECT_TRUE(copied > 0 || cases < 100);  // steps overtake a thread only as it happens
     std::string kinds;
     for (const auto& [name, count] : transfers) kinds += " " + name + " " + std::to_string(count);
-    std::printf(
-        "%s: %lld saves beside steps (optimizers:%s; %lld moves of state meanwhile): %lld files differ from the "
-        "host's, of "
-        "%lld bytes; %lld bytes copied; %lld budgets refused\n",
-        device, ll(saves), kinds.c_str(), ll(moved), ll(differing), ll(bytes), ll(copied), ll(refused));
+    figure(
+        "{}: {} saves beside steps (optimizers:{}; {} moves of state meanwhile): {} files differ from the host's, of "
+        "{} bytes; {} bytes copied; {} budgets refused",
+        device, saves, kinds, moved, differing, bytes, copied, refused);
   }
 };
 

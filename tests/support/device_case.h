@@ -1,11 +1,8 @@
 // A step case's arrays in memory of a device.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <vector>
-
 #include "support/step_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

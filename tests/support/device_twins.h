@@ -1,23 +1,12 @@
 // Optimizers twice, in host memory and on a device, to be compared.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <deque>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "backend/backend.h"
 #include "backend/catalog.h"
 #include "optim/optimizer_impl.h"
 #include "support/optimizer_case.h"
-#include "support/random.h"
+#include "support/test.h"
 #include "support/tested_rules.h"
-#include "support/variants.h"
 
 namespace lowtide::testing {
 
@@ -58,12 +47,8 @@ class Twins {
       : rng_(rng), rule_(setup.rule), on_host_(make_optimizer(setup)), device_(*backend->device()) {
     queue_ = device_.make_queue();
     tensors_.emplace(device_, queue_);
-    OptimizerOptions options;
-    options.rule = setup.rule;
-    options.nonfinite = setup.nonfinite;
-    options.threads = 1;
-    options.memory = memory;
-    options.allocator = allocator;
+    OptimizerOptions options{
+        .rule = setup.rule, .nonfinite = setup.nonfinite, .threads = 1, .memory = memory, .allocator = allocator};
     on_device_.emplace(OptimizerEnv::make(options, env, std::move(backend)));
     group_.hyper = setup.hyper;
     group_.state = setup.state;

@@ -1,8 +1,7 @@
 // The format dynamic4 by its definition: listed entries, everything else in double.
 #pragma once
 
-#include <cmath>
-#include <vector>
+#include "support/test.h"
 
 namespace lowtide::testing {
 

@@ -3,11 +3,7 @@
 // with K = 2^i (signed, both signs) or 2^(i+1) (unsigned); plus 0 and 1.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdint>
-#include <vector>
+#include "support/test.h"
 
 namespace lowtide::testing {
 

@@ -1,14 +1,8 @@
 // Judging an optimizer after a fault: blocks of before or after, what goes on from there, and the figures.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <filesystem>
-#include <functional>
-#include <vector>
-
 #include "support/fault_trial.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 
@@ -21,24 +15,21 @@ struct Tally {
           miscalled = 0, bytes = 0, fds = 0;
 
   void print(const char* what) const {
-    std::printf(
-        "%-28s points %5lld: failed %5lld (half way %lld, kept in RAM %lld, refused until repeated %lld); blocks "
-        "checked "
-        "%lld, wrong %lld; unusable %lld, wrong error %lld, bytes leaked %lld, descriptors leaked %lld\n",
-        what, ll(points), ll(failed), ll(halfway), ll(kept), ll(refused), ll(blocks), ll(wrong), ll(unusable),
-        ll(miscalled), ll(bytes), ll(fds));
+    figure(
+        "{} points {}: failed {} (half way {}, kept in RAM {}, refused until repeated {}); blocks checked {}, wrong "
+        "{}; unusable {}, wrong error {}, bytes leaked {}, descriptors leaked {}",
+        what, points, failed, halfway, kept, refused, blocks, wrong, unusable, miscalled, bytes, fds);
     EXPECT_GT(points, 0);
     EXPECT_GT(failed, 0) << "control: some fault must show";
     EXPECT_EQ(wrong + unusable + miscalled + bytes + fds, 0);
   }
-  static long long ll(int64_t n) { return n; }
 };
 
 inline bool throws(const std::function<void()>& act) {
   try {
     act();
   } catch (const std::exception& error) {
-    std::printf("unusable: %s\n", error.what());
+    figure("unusable: {}", error.what());
     return true;
   }
   return false;
@@ -100,8 +91,8 @@ inline void repeat_if_refused(Trial& trial, const std::function<void()>& repeat,
   if (!refused) return;
   ++tally.refused;
   const Tensor before = trial.param(0);
-  EXPECT_NE(refusal([&] { trial.step(4); }).find("part old, part new"), std::string::npos);
-  EXPECT_NE(refusal([&] { trial.optimizer().save("/nowhere/c"); }).find("part old, part new"), std::string::npos);
+  expect_refusal([&] { trial.step(4); }, "part old, part new");
+  expect_refusal([&] { trial.optimizer().save("/nowhere/c"); }, "part old, part new");
   EXPECT_TRUE(before.data == trial.param(0).data);
   tally.unusable += throws(repeat);
 }

@@ -2,14 +2,9 @@
 // everybody, and what every block of parameter and state is after each number of steps.
 #pragma once
 
-#include <array>
-#include <functional>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "optim/optimizer_impl.h"
 #include "support/optimizer_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 
@@ -42,10 +37,7 @@ class Trial {
  public:
   // "": everything in RAM. Else RAM for the rings of the groups with a budget, and little more.
   explicit Trial(Env& env, const std::string& disk, const std::string& rule = "adamw") : disk_(disk) {
-    OptimizerOptions options;
-    options.rule = rule;
-    options.threads = 1;
-    options.memory = budget(5);
+    OptimizerOptions options{.rule = rule, .threads = 1, .memory = budget(5)};
     optimizer_.emplace(OptimizerEnv::make(options, env));
     hyper_ = default_hyper(rule);
     if (rule == "sgd") hyper_.momentum = 0.9, hyper_.dampening = 0.1;  // the first step is special
@@ -109,10 +101,7 @@ class Trial {
     return disk_.empty() ? Memory{} : Memory{chunks * kChunk, disk_, -1, kChunk};
   }
   void add_group(int number) {
-    GroupOptions options;
-    options.hyper = hyper_;
-    options.state = "dynamic8";
-    options.min_quantized_numel = 0;
+    GroupOptions options{.hyper = hyper_, .state = "dynamic8", .min_quantized_numel = 0};
     if (number == 1) options.memory = budget(4);
     if (number == 2) options.memory = Memory{};
     if (number == 3) options.memory = disk_.empty() ? Memory{} : Memory{4096, disk_, -1, 4096};

@@ -3,19 +3,8 @@
 // n-th call, where a test ends the process.
 #pragma once
 
-#include <array>
-#include <atomic>
-#include <cerrno>
-#include <cstdint>
-#include <cstring>
-#include <filesystem>
-#include <functional>
-#include <iterator>
-#include <mutex>
-#include <set>
-#include <utility>
-
 #include "core/env.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

@@ -1,14 +1,10 @@
 // Error feedback by its formulas, one value at a time, without the portable kernels.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <vector>
-
 #include "backend/backend.h"
 #include "support/half_reference.h"
 #include "support/sign_reference.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

@@ -1,11 +1,8 @@
 // A framework's cache of device memory, as a DeviceAllocator.
 #pragma once
 
-#include <algorithm>
-#include <map>
-#include <vector>
-
 #include "support/fake/fake_backend.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

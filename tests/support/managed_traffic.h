@@ -2,13 +2,11 @@
 // which a driver pages, and in chunks that Lowtide streams.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include "backend/catalog.h"
 #include "optim/optimizer_impl.h"
 #include "support/device_twins.h"
 #include "support/fake/fake_backend.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 
@@ -32,12 +30,9 @@ Traffic run_traffic(const TrafficCase& c, const lowtide::Memory& memory, fake::F
   of.says_total = int64_t{1} << 40;  // not asked for: managed state beyond the device is refused otherwise
   auto backend = std::make_unique<fake::FakeBackend>(of);
   fake::FakeBackend& device = *backend;
-  OptimizerOptions options;
-  options.rule = "adamw", options.threads = 1, options.memory = memory;
-  options.nonfinite = NonFinite::kPropagate;
+  OptimizerOptions options{.rule = "adamw", .nonfinite = NonFinite::kPropagate, .threads = 1, .memory = memory};
   Optimizer optimizer = OptimizerEnv::make(options, system_env(), std::move(backend));
-  GroupOptions group;
-  group.hyper = default_hyper("adamw"), group.state = "fp32";
+  GroupOptions group{.hyper = default_hyper("adamw"), .state = "fp32"};
   optimizer.add_group(group);
   const int64_t each = c.elements / c.params;
   std::vector<DeviceBytes> tensors;
@@ -52,8 +47,7 @@ Traffic run_traffic(const TrafficCase& c, const lowtide::Memory& memory, fake::F
     gradients.push_back({tensors.back().data(), DType::kF32, nullptr});
   }
   Traffic out;
-  StepOptions step;
-  step.stream = queue;
+  StepOptions step{.stream = queue};
   for (int i = 0; i < c.steps; ++i) {
     optimizer.step(gradients, step);
     optimizer.synchronize();
@@ -67,10 +61,8 @@ Traffic run_traffic(const TrafficCase& c, const lowtide::Memory& memory, fake::F
 // Managed memory: the driver has device_bytes for its pages.
 inline Traffic managed_traffic(const TrafficCase& c, uint64_t seed) {
   fake::ManagedPages pages(c.page_bytes, c.device_bytes);
-  lowtide::Memory memory;
-  memory.managed = true, memory.chunk = c.page_bytes;
-  fake::FakeBackendOptions of{seed};
-  of.managed = &pages;
+  lowtide::Memory memory{.chunk = c.page_bytes, .managed = true};
+  fake::FakeBackendOptions of{.seed = seed, .managed = &pages};
   int64_t in = 0, outward = 0;
   Traffic out = run_traffic(c, memory, of, [&](Optimizer&, Traffic& traffic) {
     traffic.in.push_back((pages.in() - in) * c.page_bytes);
@@ -83,8 +75,7 @@ inline Traffic managed_traffic(const TrafficCase& c, uint64_t seed) {
 
 // Chunks: a budget of device_bytes, slots included.
 inline Traffic streamed_traffic(const TrafficCase& c, uint64_t seed) {
-  lowtide::Memory memory;
-  memory.device = c.device_bytes, memory.chunk = c.page_bytes, memory.transfer = "copy";
+  lowtide::Memory memory{.chunk = c.page_bytes, .device = c.device_bytes, .transfer = "copy"};
   int64_t in = 0, outward = 0, most = 0;
   Traffic out = run_traffic(c, memory, {seed}, [&](Optimizer& optimizer, Traffic& traffic) {
     const MemoryReport report = optimizer.report();

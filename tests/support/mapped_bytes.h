@@ -2,12 +2,7 @@
 // and its own in the sum that /proc/self/statm has.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
-#include <cstdio>
-#include <fstream>
-#include <string>
+#include "support/test.h"
 
 namespace lowtide::testing {
 

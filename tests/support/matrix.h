@@ -2,25 +2,12 @@
 // place of state and computation makes of them, to be compared with another.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <map>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "backend/backend.h"
 #include "backend/catalog.h"
 #include "optim/hyper.h"
 #include "support/optimizer_case.h"
-#include "support/random.h"
-#include "support/share.h"
 #include "support/tested_rules.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 
@@ -153,8 +140,7 @@ class MatrixRun {
   }
 
   void run() {
-    StepOptions options;
-    options.stream = queue_;
+    StepOptions options{.stream = queue_};
     for (size_t step = 0; step < kSteps; ++step) {
       std::vector<Gradient> grads;
       for (size_t i = 0; i < cells_.size(); ++i) {
@@ -267,16 +253,13 @@ struct MatrixCounts {
   void print(const char* backend, const std::vector<MatrixCell>& all, int places) const {
     size_t variants = 0;
     for (const std::string& rule : rule_names()) variants += rule_options(rule).size();
-    std::printf(
-        "%s: %zu rules and options x %zu formats x 3 roundings x 9 pairs of types x %zu masters of 16-bit weights: "
-        "%zu cells, in %d places %lld: %lld correct, %lld refused by name, %lld differ, %lld unsound\n",
-        backend, variants, codecs().size(), masters().size(), all.size(), places, ll(cells), ll(correct), ll(refused),
-        ll(differing), ll(unsound));
-    for (const auto& [message, count] : refusals) std::printf("  %lld: %s\n", ll(count), message.c_str());
+    figure(
+        "{}: {} rules and options x {} formats x 3 roundings x 9 pairs of types x {} masters of 16-bit weights: {} "
+        "cells, in {} places {}: {} correct, {} refused by name, {} differ, {} unsound",
+        backend, variants, codecs().size(), masters().size(), all.size(), places, cells, correct, refused, differing,
+        unsound);
+    for (const auto& [message, count] : refusals) figure("  {}: {}", count, message);
   }
-
- private:
-  static long long ll(int64_t n) { return n; }
 };
 
 }  // namespace lowtide::testing

@@ -1,21 +1,16 @@
 // Shorthands for tests of the public interface.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-#include <string>
-#include <vector>
-
 #include "backend/catalog.h"
 #include "lowtide/optimizer.h"
 #include "optim/param_spec.h"
 #include "support/compare.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 
 struct Config {
-  std::string rule = "adamw", state = "dynamic8", target;
+  std::string rule = "adamw", state = "dynamic8", target = "";
   Hyper hyper = {};
   NonFinite nonfinite = NonFinite::kSkip;
   int threads = 1;
@@ -26,19 +21,17 @@ struct Config {
 };
 
 inline Optimizer make_optimizer(const Config& setup) {
-  OptimizerOptions options;
-  options.rule = setup.rule;
-  options.nonfinite = setup.nonfinite;
-  options.threads = setup.threads;
-  options.cpu_target = setup.target;
-  options.memory = setup.memory;
+  OptimizerOptions options{.rule = setup.rule,
+                           .nonfinite = setup.nonfinite,
+                           .threads = setup.threads,
+                           .cpu_target = setup.target,
+                           .memory = setup.memory};
   Optimizer optimizer(options);
-  GroupOptions group;
-  group.hyper = setup.hyper;
-  group.state = setup.state;
-  group.min_quantized_numel = setup.min_quantized_numel;
-  group.rounding = setup.rounding;
-  group.master = setup.master;
+  GroupOptions group{.hyper = setup.hyper,
+                     .state = setup.state,
+                     .min_quantized_numel = setup.min_quantized_numel,
+                     .rounding = setup.rounding,
+                     .master = setup.master};
   optimizer.add_group(group);
   return optimizer;
 }
@@ -83,6 +76,19 @@ struct Tensor {
   Gradient gradient() const { return {data.data(), dtype, nullptr}; }
 };
 
+// An optimizer of these parameters, which outlive it.
+inline Optimizer make_optimizer(const Config& setup, std::initializer_list<Tensor*> params) {
+  Optimizer optimizer = make_optimizer(setup);
+  for (Tensor* const param : params) optimizer.add_param(0, param->view());
+  return optimizer;
+}
+
+// A step of an optimizer of one parameter.
+inline StepResult take_step(Optimizer& optimizer, const Tensor& grad, const StepOptions& options = {}) {
+  const Gradient gradient = grad.gradient();
+  return optimizer.step({&gradient, 1}, options);
+}
+
 // Everything a step may change, as bytes: the parameters given, step counts, and the state of all parameters as it is
 // stored, wherever it is.
 inline std::vector<std::byte> snapshot(const Optimizer& optimizer, const std::vector<const Tensor*>& params) {
@@ -107,17 +113,18 @@ inline std::vector<std::byte> snapshot(const Optimizer& optimizer, const std::ve
   return out;
 }
 
-// The message of the Error that `call` throws; fails the test if it throws none.
-template <class Fn>
-std::string refusal(Fn&& call, ErrorKind kind = ErrorKind::kInvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(kind)) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was refused";
-  return "";
+// The rule's defaults, with a random one of its variants; SGD with momentum.
+inline Hyper random_variant(const std::string& rule, Rng& rng) {
+  Hyper hyper = default_hyper(rule);
+  if (rule == "sgd" || rule == "lars") hyper.momentum = 0.9;
+  if (rule == "lamb" || rule == "lars") hyper.max_unorm = rng.chance(0.5) ? 0.1 : 0;
+  if (rule == "rmsprop") hyper.momentum = rng.chance(0.5) ? 0.9 : 0, hyper.centered = rng.chance(0.5);
+  if (rule == "adam" || rule == "adamw") hyper.amsgrad = rng.chance(0.4);
+  if ((rule == "adam" || rule == "adamw") && !hyper.amsgrad) hyper.nesterov = rng.chance(0.4);
+  if (rule == "schedulefree")
+    hyper.warmup_steps = static_cast<double>(rng.below(6)), hyper.r = static_cast<double>(rng.below(3));
+  if (rule == "ademamix") hyper.t_alpha = hyper.t_beta3 = static_cast<double>(rng.below(10));
+  return hyper;
 }
 
 inline constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};

@@ -4,9 +4,8 @@
 // which scalar code made; they print which instruction sets they compared.
 #pragma once
 
-#include <string>
-
 #include "lowtide/optimizer.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

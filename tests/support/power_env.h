@@ -5,19 +5,8 @@
 
 #include <fcntl.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <cstdint>
-#include <cstring>
-
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "core/env.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

@@ -1,25 +1,12 @@
 // For tests of scratch files: aligned memory, and the text of an error.
 #pragma once
 
-#include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "lowtide/error.h"
 #include "memory/scratch_file.h"
-#include "support/random.h"
-#include "support/temporary.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 
@@ -52,14 +39,6 @@ std::optional<Error> error_of(Act act) {
     return error;
   }
   return std::nullopt;
-}
-
-template <typename Act>
-void expect_error(Act act, ErrorKind kind, const std::string& part) {
-  const std::optional<Error> error = error_of(act);
-  ASSERT_TRUE(error) << "no error, wanted: " << part;
-  EXPECT_EQ(static_cast<int>(error->kind()), static_cast<int>(kind)) << error->what();
-  EXPECT_NE(std::string(error->what()).find(part), std::string::npos) << error->what();
 }
 
 // Exit status of a forked child that runs `act`, which returns it; -1 if it died of a signal.

@@ -1,12 +1,7 @@
 // SHA-256 (FIPS 180-4) of a short array, for checking constants against a published digest.
 #pragma once
 
-#include <algorithm>
-#include <bit>
-#include <cstdint>
-#include <cstdio>
-#include <string>
-#include <vector>
+#include "support/test.h"
 
 namespace lowtide::testing {
 

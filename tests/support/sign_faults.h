@@ -1,13 +1,11 @@
 // Votes for tests of faults: what comes of one without some ballots, and messages damaged on their way.
 #pragma once
 
-#include <algorithm>
-#include <map>
 #include <tuple>
-#include <vector>
 
 #include "sign/shard_messages.h"
 #include "support/sign_ranks.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

@@ -1,10 +1,8 @@
 // Votes in parts: a vote cut into cases of their own, and how a rank takes them.
 #pragma once
 
-#include <utility>
-#include <vector>
-
 #include "support/sign_ranks.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

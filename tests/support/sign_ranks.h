@@ -1,32 +1,30 @@
 // Ranks of a sign collective as threads, and the votes they take: random ballots, and what comes of them sign by sign.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
 #include <future>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "backend/signs.h"
 #include "lowtide/sign_collective.h"
-#include "support/random.h"
-#include "support/sign_hash.h"
 #include "support/sign_reference.h"
+#include "support/test.h"
+
+// The portable kernels alone define the bit that breaks a tie by hash.
+namespace lowtide::testing::portable {
+#ifndef LT_FN
+#define LT_FN inline
+#endif
+#include "portable/types.h"
+#include "portable/math.h"
+#include "portable/half.h"
+#include "portable/random.h"
+#include "portable/sign.h"
+}  // namespace lowtide::testing::portable
 
 namespace lowtide::testing {
 
-inline const std::byte* as_bytes(const Bits& bits) {
-  return bits.empty() ? nullptr : reinterpret_cast<const std::byte*>(bits.data());
+inline bool hashed_tie(uint64_t seed, uint64_t step, uint64_t index) {
+  return portable::tie_group(seed, step, index / 32) >> (index % 32) & 1;
 }
-inline std::byte* as_bytes(Bits& bits) { return bits.empty() ? nullptr : reinterpret_cast<std::byte*>(bits.data()); }
 
 // How a rank's call ended.
 struct Ended {
@@ -60,7 +58,7 @@ inline std::vector<Ended> run_ranks(int ranks, const std::function<SignOutcome(i
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(120);
   for (int r = 0; r < ranks; ++r)
     if (done[static_cast<size_t>(r)].wait_until(limit) != std::future_status::ready) {
-      std::printf("rank %d of %d hangs\n", r, ranks);
+      figure("rank {} of {} hangs", r, ranks);
       std::fflush(stdout);
       std::abort();
     }
@@ -91,9 +89,9 @@ struct VoteCase {
     const auto r = static_cast<size_t>(rank);
     SignBallot out;
     out.count = count;
-    out.bits = as_bytes(ballots[r]);
-    out.presence = with_presence ? as_bytes(presence[r]) : nullptr;
-    out.previous = as_bytes(previous);
+    out.bits = bytes(ballots[r]);
+    out.presence = with_presence ? bytes(presence[r]) : nullptr;
+    out.previous = bytes(previous);
     out.step = step, out.first_index = first_index, out.digest = 77;
     out.weight = weights[r];
     if (late) out.prepare = [] { return true; };
@@ -107,7 +105,7 @@ struct VoteResult {
       : bits(sign_bytes(count), fill),
         presence(static_cast<size_t>(presence_bytes(count)), fill),
         zeros(sign_bytes(count), fill) {}
-  SignResult memory() { return {as_bytes(bits), as_bytes(presence), as_bytes(zeros), nullptr}; }
+  SignResult memory() { return {bytes(bits), bytes(presence), bytes(zeros), nullptr}; }
   bool operator==(const VoteResult&) const = default;
 };
 
@@ -146,12 +144,6 @@ inline VoteResult reference_vote(const VoteCase& of, const Counts& counts = {}, 
           (rule == "hash" && hashed_tie(of.options.seed, of.step, of.first_index + static_cast<uint64_t>(i)))));
     if (plus) set(out.bits, i);
   }
-  return out;
-}
-
-inline Bits random_bits(int64_t count, Rng& rng) {
-  Bits out(sign_bytes(count));
-  for (auto& byte : out) byte = static_cast<unsigned char>(rng.next());  // behind the last sign too: nobody's business
   return out;
 }
 

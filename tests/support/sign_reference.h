@@ -1,8 +1,10 @@
-// Signs as their definition has them, one at a time, and nothing of the portable kernels: what all backends are compared with.
+// Signs as their definition has them, one at a time, and nothing of the portable kernels: what all backends are
+// compared with. MPI's test has no gtest.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -16,6 +18,22 @@ namespace lowtide::testing {
 using Bits = std::vector<unsigned char>;
 
 inline size_t sign_bytes(int64_t count) { return static_cast<size_t>(lowtide::sign_bytes(count)); }
+inline const std::byte* bytes(const Bits& bits) {
+  return bits.empty() ? nullptr : reinterpret_cast<const std::byte*>(bits.data());
+}
+inline std::byte* bytes(Bits& bits) { return bits.empty() ? nullptr : reinterpret_cast<std::byte*>(bits.data()); }
+inline Bits random_bytes(size_t size, Rng& rng) {
+  Bits out(size);
+  for (auto& byte : out) byte = static_cast<unsigned char>(rng.next());
+  return out;
+}
+// Behind the last one, too, in its byte: nobody's business.
+inline Bits random_bits(int64_t count, Rng& rng) { return random_bytes(sign_bytes(count), rng); }
+inline int64_t bits_apart(const Bits& a, const Bits& b) {
+  int64_t apart = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) apart += std::popcount(static_cast<unsigned>(a[i] ^ b[i]));
+  return apart;
+}
 inline bool sign_of(const Bits& bits, int64_t i) { return bits[static_cast<size_t>(i / 8)] >> (i % 8) & 1; }
 
 // The value of an element in double, NaN as NaN.

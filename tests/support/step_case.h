@@ -2,17 +2,11 @@
 // rule, codec, pair of types and shape.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <memory>
-#include <vector>
-
 #include "backend/backend.h"
 #include "backend/catalog.h"
 #include "backend/random_keys.h"
 #include "support/compare.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 
@@ -107,21 +101,20 @@ struct StepCase {
 
   void set_step(int64_t t, bool first = false) {
     step = t;
-    rule_info(rule).make_args(
-        {.lr = lr,
-         .beta1 = 0.9,
-         .beta2 = 0.99,
-         .beta3 = 0.9999,
-         .eps = 1e-8,
-         .weight_decay = weight_decay,
-         .momentum = 0.9,
-         .dampening = 0.1,
-         .alpha = rule_info(rule).name == std::string("ademamix") ? 5 : 0.99,
-         .initial_accumulator_value = 0.1,
-         .momentum_decay = 4e-3,
-         .t = static_cast<double>(t),
-         .first = first},
-        args);
+    rule_info(rule).make_args({.lr = lr,
+                               .beta1 = 0.9,
+                               .beta2 = 0.99,
+                               .beta3 = 0.9999,
+                               .eps = 1e-8,
+                               .weight_decay = weight_decay,
+                               .momentum = 0.9,
+                               .dampening = 0.1,
+                               .alpha = rule_info(rule).name == std::string("ademamix") ? 5 : 0.99,
+                               .initial_accumulator_value = 0.1,
+                               .momentum_decay = 4e-3,
+                               .t = static_cast<double>(t),
+                               .first = first},
+                              args);
   }
 
   StepItem item() {

@@ -2,14 +2,8 @@
 // plug-in may leave rules out (LOWTIDE_CUDA_RULES); ctest's entries of its PTX set the variable.
 #pragma once
 
-#include <algorithm>
-#include <cstdlib>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
 #include "backend/catalog.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

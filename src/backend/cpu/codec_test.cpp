@@ -1,30 +1,15 @@
-// The dynamic8 quantizer of every instruction set over every float of [2^-31, 1], or a share of them (support/share.h),
+// The dynamic8 quantizer of every instruction set over every float of [2^-31, 1], or a share of them (support/test.h),
 // against nearest by definition; and blocks at the edges of the float range.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <bit>
-#include <chrono>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
-#include <limits>
-#include <vector>
-
 #include "backend/cpu/cpu_backend.h"
 #include "backend/catalog.h"
 #include "backend/random_keys.h"
 #include "lowtide/optimizer.h"
 #include "support/dynamic_map.h"
 #include "support/plainest_target.h"
-#include "support/random.h"
-#include "support/share.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::DynamicMap;
 
 constexpr int64_t kBlock = kBlockElements;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__SANITIZE_UNDEFINED__) || \
@@ -38,14 +23,13 @@ void encode(Backend& backend, bool is_signed, std::vector<float>& values, std::v
             std::vector<float>& scales) {
   codes.resize(values.size());
   scales.resize((values.size() + kBlock - 1) / kBlock);
-  CodecItem item;
-  item.codec = find_codec("dynamic8");
-  item.is_signed = is_signed;
-  item.rows = 1;
-  item.row_length = static_cast<int64_t>(values.size());
-  item.codes = codes.data();
-  item.scales = scales.data();
-  item.values = values.data();
+  CodecItem item{.codec = find_codec("dynamic8"),
+                 .is_signed = is_signed,
+                 .rows = 1,
+                 .row_length = static_cast<int64_t>(values.size()),
+                 .codes = codes.data(),
+                 .scales = scales.data(),
+                 .values = values.data()};
   backend.encode(item, nullptr);
 }
 
@@ -149,12 +133,10 @@ TEST(Dynamic8Sweep, IsNearestForEveryFloatOnEveryTarget) {
       // All 255 midpoints were among the values (the first unsigned one counts too: it is > 0 and nearest would be 0).
       EXPECT_GE(sweep.ties_up_differing, 255) << "control: the sweep must hit every midpoint";
       EXPECT_GE(sweep.swept, 150'000'000 / stride);  // 31 binades of 2^23
-      std::printf("%-12s %s: %lld floats, %lld codes differ from nearest, %lld values on midpoints\n", target.c_str(),
-                  is_signed ? "signed  " : "unsigned", static_cast<long long>(sweep.swept),
-                  static_cast<long long>(sweep.differing), static_cast<long long>(sweep.ties_up_differing));
+      figure("{} {}: {} floats, {} codes differ from nearest, {} values on midpoints", target,
+             is_signed ? "signed  " : "unsigned", sweep.swept, sweep.differing, sweep.ties_up_differing);
     }
-    std::printf("%-12s %.1f s\n", target.c_str(),
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    figure("{} {} s", target, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
 }
 
@@ -162,7 +144,7 @@ TEST(Dynamic8Sweep, IsNearestForEveryFloatOnEveryTarget) {
 // chosen entry exceeds the smallest distance by no more than 2 * 2^-24 * x (both distances move by the midpoint's
 // error).
 TEST(Dynamic8Sweep, NearestByMidpointsIsNearestByDistance) {
-  auto rng = testing::seeded("nearest by distance", 11);
+  auto rng = seeded("nearest by distance", 11);
   int64_t checked = 0, off = 0;
   double worst = 0;
   for (const bool is_signed : {false, true}) {
@@ -180,15 +162,14 @@ TEST(Dynamic8Sweep, NearestByMidpointsIsNearestByDistance) {
       worst = std::max(worst, (chosen - least) / std::fabs(x));
     }
   }
-  std::printf("%lld values: %lld not nearest, by at most %.3g of the value\n", static_cast<long long>(checked),
-              static_cast<long long>(off), worst);
+  figure("{} values: {} not nearest, by at most {} of the value", checked, off, worst);
   EXPECT_LE(worst, 0x1p-23);
 }
 
 // Blocks over the whole range of absmax: denormal, the smallest normal, FLT_MAX. The definition: x = value * (1 /
 // absmax) in float32, where 1 / absmax is 0 for a denormal absmax; scale = absmax.
 TEST(Dynamic8Blocks, AreRightForEveryAbsmax) {
-  auto rng = testing::seeded("blocks", 12);
+  auto rng = seeded("blocks", 12);
   const float limits[] = {std::numeric_limits<float>::denorm_min(),
                           0x1p-140f,
                           0x1.fffffcp-127f,
@@ -231,7 +212,7 @@ TEST(Dynamic8Blocks, AreRightForEveryAbsmax) {
         for (size_t block = std::size(limits); block < scales.size(); ++block) ASSERT_EQ(scales[block], 0.f) << target;
       }
     }
-    std::printf("%-12s %lld codes compared, 0 differ\n", target.c_str(), static_cast<long long>(compared));
+    figure("{} {} codes compared, 0 differ", target, compared);
   }
 }
 
@@ -307,8 +288,8 @@ TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
         compared += static_cast<int64_t>(gradients.size()), differing += wrong;
       }
     }
-  std::printf("%lld codes rounded stochastically, %lld bytes differ; targets: %s\n", static_cast<long long>(compared),
-              static_cast<long long>(differing), testing::compared_targets().c_str());
+  figure("{} codes rounded stochastically, {} bytes differ; targets: {}", compared, differing,
+         testing::compared_targets().c_str());
 }
 
 // bf16 parameters are rounded to the same bits everywhere: every finite gradient times 1.5, which makes every second
@@ -345,10 +326,9 @@ TEST(Bfloat16Parameters, AreRoundedAlikeOnEveryTarget) {
       EXPECT_EQ(param, wanted) << target;
     }
   }
-  std::printf("%lld parameters rounded, %lld of each target on ties, %lld overflow; 0 differ\n",
-              static_cast<long long>(compared), static_cast<long long>(ties), static_cast<long long>(infinite));
+  figure("{} parameters rounded, {} of each target on ties, {} overflow; 0 differ", compared, ties, infinite);
   EXPECT_GT(ties, 10000);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

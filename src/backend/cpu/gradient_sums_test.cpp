@@ -1,18 +1,8 @@
 // Sums of squares of gradients: exact, so alike on every instruction set and however gradients are cut.
 #include "backend/cpu/gradient_sums.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <string>
-#include <vector>
-
 #include "lowtide/optimizer.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::cpu {
 namespace {
@@ -94,8 +84,7 @@ TEST(GradientSums, AreExactOnEveryTargetAndHoweverGradientsAreCut) {
           }
       }
   EXPECT_EQ(differing, 0);
-  std::printf("%lld sums of %lld elements, %lld differ\n", static_cast<long long>(sums),
-              static_cast<long long>(elements), static_cast<long long>(differing));
+  testing::figure("{} sums of {} elements, {} differ", sums, elements, differing);
 }
 
 TEST(GradientSums, TellOfEveryElementThatIsNotFinite) {
@@ -113,7 +102,7 @@ TEST(GradientSums, TellOfEveryElementThatIsNotFinite) {
         EXPECT_TRUE(nan ? std::isnan(largest) : std::isinf(largest)) << target;
         ++told;
       }
-  std::printf("%d told\n", told);
+  testing::figure("{} told", told);
 }
 
 TEST(GradientSums, ReadStridedGradients) {

@@ -1,12 +1,8 @@
 #include "backend/cpu/pieces.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <mutex>
 #include <random>
-#include <set>
-#include <vector>
+
+#include "support/test.h"
 
 namespace lowtide::cpu {
 namespace {
@@ -60,7 +56,7 @@ TEST(Pieces, OfAnyListForOneTo256ThreadsCoverEveryUnitOnce) {
       }
       ++runs;
     }
-  std::printf("%lld lists and numbers of threads\n", static_cast<long long>(runs));
+  testing::figure("{} lists and numbers of threads", runs);
 }
 
 // Where a worker has eight pieces of at least the least size, the last piece keeps the others waiting for an eighth of
@@ -81,7 +77,7 @@ TEST(Pieces, AreSmallEnoughForTheThreadsThereAre) {
       ASSERT_LE(static_cast<double>(piece), std::max(each / 8, static_cast<double>(kGrain.least)));
       worst = std::max(worst, static_cast<double>(piece) / each);
     }
-  std::printf("the last piece takes %.3f of a worker's time at most\n", worst);
+  testing::figure("the last piece takes {} of a worker's time at most", worst);
   EXPECT_LE(worst, 0.125);
 }
 

@@ -1,27 +1,21 @@
 // Packing and unpacking with every option, on every target that runs here and several threads, against the definition.
 #include "backend/cpu/targets.h"
 //
-#include <gtest/gtest.h>
 #include <hwy/highway.h>
-
-#include <bit>
-#include <cmath>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/sign_kernels.h"
 #include "support/sign_reference.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::Bits;
-using testing::sign_of;
 
 constexpr int64_t kScaleBlock = 1024;
 
 // Bytes from any address on, with some on both sides that nobody may change.
 struct Memory {
-  Memory(size_t size, testing::Rng& rng) : offset(static_cast<size_t>(rng.below(9))), all(size + offset + 9) {
+  Memory(size_t size, Rng& rng) : offset(static_cast<size_t>(rng.below(9))), all(size + offset + 9) {
     for (auto& byte : all) byte = static_cast<unsigned char>(rng.next());
   }
   std::byte* at() { return reinterpret_cast<std::byte*>(all.data() + offset); }
@@ -40,7 +34,7 @@ int64_t bits_apart(const Memory& a, const Memory& b) {
   return apart;
 }
 
-int64_t any_count(testing::Rng& rng, int turn) {
+int64_t any_count(Rng& rng, int turn) {
   constexpr int64_t kSizes[] = {0, 1, 7, 8, 63, 64, 65, 127, 128, 511, 512, 513, 1023, 1024, 1025, 2047};
   if (turn % 400 == 0) return rng.between(60000, 300000);  // several pieces
   return rng.chance(0.3) ? kSizes[rng.below(std::size(kSizes))] : rng.below(300);
@@ -67,7 +61,7 @@ bool define(const Case& c, const unsigned char* values, Memory* bits, Memory* pr
   for (int64_t b = c.first / kSignBlock; c.presence && c.count > 0 && b < (blocks + 7) / 8 * 8; ++b)
     presence->put(b, false);
   for (int64_t i = c.first; i < end; ++i) {
-    const double x = testing::value_of(c.dtype, values + (i - c.first) * dtype_bytes(c.dtype));
+    const double x = value_of(c.dtype, values + (i - c.first) * dtype_bytes(c.dtype));
     bits->put(i, x > 0 || (x == 0 && c.zero_is_plus));
     if (c.presence && x != 0) presence->put(i / kSignBlock, true);
     nonfinite |= !std::isfinite(x);
@@ -77,7 +71,7 @@ bool define(const Case& c, const unsigned char* values, Memory* bits, Memory* pr
 }
 
 TEST(CpuSignKernels, PackingWithEveryOption) {
-  auto rng = testing::seeded("packing", 91);
+  auto rng = seeded("packing", 91);
   const auto targets = cpu::make_backend("")->targets();
   std::vector<std::unique_ptr<Backend>> backends;
   for (const auto& name : targets) backends.push_back(cpu::make_backend(name));
@@ -90,11 +84,11 @@ TEST(CpuSignKernels, PackingWithEveryOption) {
     const auto width = static_cast<size_t>(dtype_bytes(c.dtype));
     const auto skipped = static_cast<size_t>(rng.below(9));  // values from any element on
     const bool finite_only = rng.chance(0.3);
-    Bits values = testing::random_elements(c.dtype, c.count + static_cast<int64_t>(skipped), rng);
+    Bits values = random_elements(c.dtype, c.count + static_cast<int64_t>(skipped), rng);
     unsigned char* from = values.data() + skipped * width;
     for (int64_t i = 0; i < c.count; ++i) {
       unsigned char* x = from + static_cast<size_t>(i) * width;
-      if (finite_only && !std::isfinite(testing::value_of(c.dtype, x))) std::memset(x, 0, width);
+      if (finite_only && !std::isfinite(value_of(c.dtype, x))) std::memset(x, 0, width);
     }
     if (c.presence)
       for (int64_t i = 0; i < c.count; i += 64)
@@ -103,7 +97,7 @@ TEST(CpuSignKernels, PackingWithEveryOption) {
           std::memset(from + static_cast<size_t>(i) * width, 0, n * width);
           if (rng.chance(0.5)) from[static_cast<size_t>(i) * width + width - 1] = 0x80;  // -0
         }
-    const Memory before(testing::sign_bytes(c.first + c.count), rng);
+    const Memory before(sign_bytes(c.first + c.count), rng);
     const Memory presence_before(static_cast<size_t>(presence_bytes(c.first + c.count)), rng);
     Memory wanted = before, presence_wanted = presence_before;
     const bool nonfinite = define(c, from, &wanted, &presence_wanted);
@@ -124,7 +118,7 @@ TEST(CpuSignKernels, PackingWithEveryOption) {
     // The comparison sees one wrong value.
     if (c.count == 0) continue;
     unsigned char* x = from + static_cast<size_t>(rng.below(c.count)) * width;
-    const double was = testing::value_of(c.dtype, x);
+    const double was = value_of(c.dtype, x);
     if (was == 0 || std::isnan(was)) continue;
     x[width - 1] ^= 0x80;
     Memory bits = before;
@@ -134,12 +128,8 @@ TEST(CpuSignKernels, PackingWithEveryOption) {
     ++changed;
     seen += bits_apart(bits, wanted) == 1;
   }
-  std::printf(
-      "%d cases on %zu targets, %lld elements, %lld flagged: %lld bits and %lld flags differ; "
-      "%lld of %lld changed values seen\n",
-      kCases, targets.size(), static_cast<long long>(elements), static_cast<long long>(flagged),
-      static_cast<long long>(apart), static_cast<long long>(wrong_flags), static_cast<long long>(seen),
-      static_cast<long long>(changed));
+  figure("{} cases on {} targets, {} elements, {} flagged: {} bits and {} flags differ; {} of {} changed values seen",
+         kCases, targets.size(), elements, flagged, apart, wrong_flags, seen, changed);
   EXPECT_EQ(apart, 0);
   EXPECT_EQ(wrong_flags, 0);
   EXPECT_GT(flagged, 1000);
@@ -149,7 +139,7 @@ TEST(CpuSignKernels, PackingWithEveryOption) {
 }
 
 TEST(CpuSignKernels, UnpackingWithEveryOption) {
-  auto rng = testing::seeded("unpacking", 92);
+  auto rng = seeded("unpacking", 92);
   const auto targets = cpu::make_backend("")->targets();
   std::vector<std::unique_ptr<Backend>> backends;
   for (const auto& name : targets) backends.push_back(cpu::make_backend(name));
@@ -161,7 +151,7 @@ TEST(CpuSignKernels, UnpackingWithEveryOption) {
     const int64_t count = any_count(rng, turn);
     const bool zeros = rng.chance(0.4), presence = rng.chance(0.4), scaled = rng.chance(0.4);
     const int64_t first = presence || scaled ? rng.below(3) * kSignAlignment : rng.below(3000);
-    Memory bits(testing::sign_bytes(first + count), rng), marks(testing::sign_bytes(first + count), rng);
+    Memory bits(sign_bytes(first + count), rng), marks(sign_bytes(first + count), rng);
     Memory present(static_cast<size_t>(presence_bytes(first + count)), rng);
     std::vector<uint16_t> scales(static_cast<size_t>((first + count) / kScaleBlock + 1));
     for (auto& s : scales) s = static_cast<uint16_t>(rng.next() % 0x7f80);
@@ -174,7 +164,7 @@ TEST(CpuSignKernels, UnpackingWithEveryOption) {
         const uint16_t s = scales[static_cast<size_t>(at / kScaleBlock)];
         unsigned char raw[2];
         std::memcpy(raw, &s, 2);
-        scale = rounded(dtype, testing::value_of(DType::kBF16, raw));
+        scale = rounded(dtype, value_of(DType::kBF16, raw));
       }
       wanted[static_cast<size_t>(i)] = zero ? 0 : bits.bit(at) ? scale : -scale;
       zeros_seen += zero;
@@ -184,7 +174,7 @@ TEST(CpuSignKernels, UnpackingWithEveryOption) {
     const auto compare = [&](const Bits& values) {
       int64_t apart = 0;
       for (int64_t i = 0; i < count; ++i) {
-        const double x = testing::value_of(dtype, values.data() + offset + static_cast<size_t>(i) * width);
+        const double x = value_of(dtype, values.data() + offset + static_cast<size_t>(i) * width);
         const double want = wanted[static_cast<size_t>(i)];
         apart += x != want || (want == 0 && !scaled && std::signbit(x));
       }
@@ -209,12 +199,8 @@ TEST(CpuSignKernels, UnpackingWithEveryOption) {
       seen += compare(values) == 1;
     }
   }
-  std::printf(
-      "%d cases on %zu targets, %lld elements, %lld zeros, %lld cases with scales: %lld differ; "
-      "%lld of %lld turned bits seen\n",
-      kCases, targets.size(), static_cast<long long>(elements), static_cast<long long>(zeros_seen),
-      static_cast<long long>(scaled_cases), static_cast<long long>(wrong), static_cast<long long>(seen),
-      static_cast<long long>(turned));
+  figure("{} cases on {} targets, {} elements, {} zeros, {} cases with scales: {} differ; {} of {} turned bits seen",
+         kCases, targets.size(), elements, zeros_seen, scaled_cases, wrong, seen, turned);
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(zeros_seen, 100000);
   EXPECT_GT(turned, 1000);
@@ -223,7 +209,7 @@ TEST(CpuSignKernels, UnpackingWithEveryOption) {
 
 // Many small items and a large one between them in one call: each as alone, and one flag for all.
 TEST(CpuSignKernels, ManyItemsInOneCall) {
-  auto rng = testing::seeded("items of one call", 93);
+  auto rng = seeded("items of one call", 93);
   int64_t apart = 0, items_seen = 0, elements = 0;
   for (const auto& target : cpu::make_backend("")->targets()) {
     const auto cpu = cpu::make_backend(target);
@@ -234,8 +220,8 @@ TEST(CpuSignKernels, ManyItemsInOneCall) {
       uint32_t flag = 0;
       for (int i = 0; i < 300; ++i) {
         const int64_t count = i == 150 ? 400000 : rng.below(2000);
-        values.push_back(testing::random_elements(DType::kBF16, count, rng));
-        bits.emplace_back(testing::sign_bytes(count), rng);
+        values.push_back(random_elements(DType::kBF16, count, rng));
+        bits.emplace_back(sign_bytes(count), rng);
       }
       for (size_t i = 0; i < values.size(); ++i) {
         const auto count = static_cast<int64_t>(values[i].size() / 2);
@@ -251,15 +237,14 @@ TEST(CpuSignKernels, ManyItemsInOneCall) {
       EXPECT_EQ(flag, 1u);
     }
   }
-  std::printf("%lld items, %lld elements: %lld bits differ\n", static_cast<long long>(items_seen),
-              static_cast<long long>(elements), static_cast<long long>(apart));
+  figure("{} items, {} elements: {} bits differ", items_seen, elements, apart);
   EXPECT_EQ(apart, 0);
   EXPECT_GT(items_seen, 500);
 }
 
 // Bits of bytes the other way round, sign bits in place of signs, and zeros of that order.
 TEST(CpuSignKernels, TheOrderBigAndSignBitsOnEveryTarget) {
-  auto rng = testing::seeded("forms of signs", 95);
+  auto rng = seeded("forms of signs", 95);
   const auto bit_of = [](const Bits& bits, int64_t i, bool big) {
     return (bits[static_cast<size_t>(i / 8)] >> (big ? 7 - i % 8 : i % 8) & 1) != 0;
   };
@@ -272,8 +257,8 @@ TEST(CpuSignKernels, TheOrderBigAndSignBitsOnEveryTarget) {
       const int64_t count = any_count(rng, turn);
       const cpu::SignForm form{rng.chance(0.7), rng.chance(0.5)};
       const int threads = 1 + turn % 3;
-      Bits values = testing::random_elements(dtype, count, rng), back(values.size());
-      Bits bits(testing::sign_bytes(count) + 1, 0x5a), zeros(bits.size());
+      Bits values = random_elements(dtype, count, rng), back(values.size());
+      Bits bits(sign_bytes(count) + 1, 0x5a), zeros(bits.size());
       for (auto& byte : zeros) byte = static_cast<unsigned char>(rng.next());
       SignItem item{dtype, 0, count, values.data(), reinterpret_cast<std::byte*>(bits.data())};
       pack_signs(kernels, {&item, 1}, form, threads);
@@ -282,24 +267,24 @@ TEST(CpuSignKernels, TheOrderBigAndSignBitsOnEveryTarget) {
       unpack_signs(kernels, {&item, 1}, form, threads);
       for (int64_t i = 0; i < count; ++i) {
         const unsigned char* x = values.data() + static_cast<size_t>(i) * width;
-        const bool plus = form.sign_bit ? !(x[width - 1] & 0x80) : testing::value_of(dtype, x) >= 0;
+        const bool plus = form.sign_bit ? !(x[width - 1] & 0x80) : value_of(dtype, x) >= 0;
         const bool zero = item.zeros && bit_of(zeros, i, form.big);
         apart += bit_of(bits, i, form.big) != plus;
-        apart += testing::value_of(dtype, back.data() + static_cast<size_t>(i) * width) != (zero ? 0 : plus ? 1 : -1);
+        apart += value_of(dtype, back.data() + static_cast<size_t>(i) * width) != (zero ? 0 : plus ? 1 : -1);
       }
       for (int64_t i = count; i % 8; ++i) apart += bit_of(bits, i, form.big);
       apart += bits.back() != 0x5a;
       elements += count;
     }
   }
-  std::printf("%lld elements: %lld differ\n", static_cast<long long>(elements), static_cast<long long>(apart));
+  figure("{} elements: {} differ", elements, apart);
   EXPECT_EQ(apart, 0);
   EXPECT_GT(elements, 100000);
 }
 
 // Large outputs are stored past the cache, where they are aligned: the same values.
 TEST(CpuSignKernels, ValuesStoredPastTheCache) {
-  auto rng = testing::seeded("values past the cache", 94);
+  auto rng = seeded("values past the cache", 94);
   int64_t apart = 0, elements = 0;
   for (const int64_t target : {int64_t{HWY_AVX2}, int64_t{HWY_AVX3}, int64_t{HWY_AVX3_DL}, int64_t{HWY_SCALAR}}) {
     if (target != HWY_SCALAR && !(hwy::SupportedTargets() & target)) continue;
@@ -308,7 +293,7 @@ TEST(CpuSignKernels, ValuesStoredPastTheCache) {
       const auto dtype = static_cast<DType>(rng.below(3));
       const auto width = static_cast<size_t>(dtype_bytes(dtype));
       const int64_t first = rng.below(200), count = rng.below(3000);
-      Memory bits(testing::sign_bytes(first + count), rng);
+      Memory bits(sign_bytes(first + count), rng);
       std::vector<Bits> values(2, Bits(static_cast<size_t>(count) * width + 256, 0xa5));
       for (const bool stream : {false, true}) {
         unsigned char* base = values[stream].data();
@@ -319,16 +304,16 @@ TEST(CpuSignKernels, ValuesStoredPastTheCache) {
         kernels.unpack[static_cast<int>(dtype)]({item, stream});
         std::memmove(values[stream].data(), base, static_cast<size_t>(count) * width);
         for (int64_t i = 0; i < count; ++i)
-          apart += testing::value_of(dtype, values[stream].data() + static_cast<size_t>(i) * width) !=
-                   (bits.bit(first + i) ? 1 : -1);
+          apart +=
+              value_of(dtype, values[stream].data() + static_cast<size_t>(i) * width) != (bits.bit(first + i) ? 1 : -1);
       }
       elements += count;
     }
   }
-  std::printf("%lld elements: %lld differ\n", static_cast<long long>(elements), static_cast<long long>(apart));
+  figure("{} elements: {} differ", elements, apart);
   EXPECT_EQ(apart, 0);
   EXPECT_GT(elements, 100000);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -2,32 +2,19 @@
 // moves by signs, error feedback.
 #include "backend/cpu/sign_kernels.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-
 #include "backend/cpu/cpu_backend.h"
 #include "lowtide/optimizer.h"
 #include "support/feedback_reference.h"
 #include "support/optimizer_case.h"
-#include "support/share.h"
 #include "support/sign_reference.h"
 #include "support/step_case.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
-using testing::Bits;
-using testing::FeedbackReference;
-using testing::Rng;
-using testing::StepCase;
-
-long long ll(int64_t n) { return n; }
-std::byte* bytes(Bits& bits) { return reinterpret_cast<std::byte*>(bits.data()); }
 int64_t differing(const Bits& a, const Bits& b) {
-  return a.size() == b.size() ? testing::differing_bytes(a.data(), b.data(), static_cast<int64_t>(a.size())) : -1;
+  return a.size() == b.size() ? differing_bytes(a.data(), b.data(), static_cast<int64_t>(a.size())) : -1;
 }
 int64_t rounded_up(int64_t n) { return (n + kSignAlignment - 1) / kSignAlignment * kSignAlignment; }
 
@@ -90,16 +77,16 @@ std::vector<StepItem> parts_of(StepCase& c, StepItem whole, Rng& rng) {
 }
 
 TEST(SignStep, BallotsAreTheSignsOfASteppedZero) {
-  auto rng = testing::seeded("ballots", 91);
+  auto rng = seeded("ballots", 91);
   const auto targets = all_targets();
   const std::pair<int64_t, int64_t> shapes[] = {{5, 1},     {300, 3},  {7, 63},       {9, 65},    {4, 255},
                                                 {400, 257}, {3, 1000}, {1, 4096 * 2}, {1, 70001}, {1, 5}};
   int64_t grid = 0, runs = 0, signs = 0, wrong_bytes = 0, wrong_state = 0, absent = 0, plus = 0, strided = 0;
   for (int rule = 0; rule < cpu::kRules; ++rule)
     for (int codec = 0; codec < cpu::kCodecs; ++codec)
-      for (const DType grad : testing::kDTypes) {
+      for (const DType grad : kDTypes) {
         if (rule_info(rule).make_average_args) continue;  // no direction without a learning rate
-        if (!testing::in_share(grid++)) continue;
+        if (!in_share(grid++)) continue;
         std::vector<StepCase> start;
         int64_t count = kSignAlignment;
         std::vector<int64_t> firsts;
@@ -118,10 +105,10 @@ TEST(SignStep, BallotsAreTheSignsOfASteppedZero) {
           c.set_step(3);
         }
         step_all(*targets.back(), twin, 1);
-        Bits bits(testing::sign_bytes(count)), presence(static_cast<size_t>(presence_bytes(count)));
+        Bits bits(sign_bytes(count)), presence(static_cast<size_t>(presence_bytes(count)));
         for (size_t i = 0; i < twin.size(); ++i)
           for (int64_t e = 0; e < twin[i].layout.numel; ++e) {
-            const float taken = -testing::element(twin[i].param.data(), DType::kF32, e);
+            const float taken = -element(twin[i].param.data(), DType::kF32, e);
             const int64_t at = firsts[i] + e;
             const bool is_plus = taken > 0 || (taken == 0 && zero_is_plus);
             plus += is_plus;
@@ -144,7 +131,7 @@ TEST(SignStep, BallotsAreTheSignsOfASteppedZero) {
               to.push_back({bytes(got), bytes(got_presence), firsts[i], zero_is_plus});
               StepItem item = c.item();
               item.param = nullptr, item.ballot = &to.back();
-              item.param_dtype = testing::kDTypes[rng.below(3)];
+              item.param_dtype = kDTypes[rng.below(3)];
               if (rng.chance(0.3)) {
                 const StridedGradient& g = gradients.emplace_back(c);
                 item.grad = g.data.data(), item.grad_layout = &g.layout;
@@ -158,51 +145,50 @@ TEST(SignStep, BallotsAreTheSignsOfASteppedZero) {
             wrong_bytes += differing(got, bits) + differing(got_presence, presence);
             for (size_t i = 0; i < cases.size(); ++i) {
               cases[i].param = twin[i].param;
-              wrong_state += testing::differing_bytes(cases[i], twin[i]);
+              wrong_state += differing_bytes(cases[i], twin[i]);
             }
             ++runs, signs += count;
           }
       }
-  std::printf("%lld runs, %lld signs, %lld strided gradients: %lld bytes of bits differ, %lld of state\n", ll(runs),
-              ll(signs), ll(strided), ll(wrong_bytes), ll(wrong_state));
-  std::printf("of the references' signs %lld are +; %lld blocks are absent\n", ll(plus), ll(absent));
+  figure("{} runs, {} signs, {} strided gradients: {} bytes of bits differ, {} of state", runs, signs, strided,
+         wrong_bytes, wrong_state);
+  figure("of the references' signs {} are +; {} blocks are absent", plus, absent);
   EXPECT_EQ(wrong_bytes, 0);
   EXPECT_EQ(wrong_state, 0);
-  EXPECT_GT(absent, testing::share_of(1000));
+  EXPECT_GT(absent, share_of(1000));
   EXPECT_GT(plus, signs / runs);
-  EXPECT_GT(strided, testing::share_of(100));
+  EXPECT_GT(strided, share_of(100));
 }
 
 // p - (p decay + lr sign) in float32, rounded to the type.
 uint32_t moved(DType dtype, const unsigned char* element, float sign, float lr, float decay) {
-  const auto p = static_cast<float>(testing::value_of(dtype, element));
+  const auto p = static_cast<float>(value_of(dtype, element));
   const float step = p * decay + sign * lr;
   const float to = p - (step + 0.f);
   uint32_t out;
   std::memcpy(&out, &to, sizeof out);
   if (std::isnan(to)) return dtype == DType::kF32 ? 0x7fc00000u : dtype == DType::kBF16 ? 0x7fc0u : 0x7e00u;
   if (dtype == DType::kF32) return out;
-  return dtype == DType::kBF16 ? testing::bf16_nearest(to) : testing::f16_nearest(to);
+  return dtype == DType::kBF16 ? bf16_nearest(to) : f16_nearest(to);
 }
 
 TEST(SignStep, MovesBySignsAsTheFormulaSays) {
-  auto rng = testing::seeded("moves by signs", 92);
+  auto rng = seeded("moves by signs", 92);
   const auto targets = all_targets();
   int64_t cases = 0, elements = 0, wrong = 0, kept = 0, zeros_seen = 0, unmoved = 0, moved_at_zero = 0, strided = 0;
   double worst = 0;
   for (int c = 0; c < 1500; ++c) {
-    const DType dtype = testing::kDTypes[rng.below(3)];
+    const DType dtype = kDTypes[rng.below(3)];
     const auto width = static_cast<size_t>(dtype_bytes(dtype));
     const int64_t rows = rng.between(1, 6), length = rng.chance(0.02) ? rng.between(1, 40000) : rng.between(1, 700);
     const int64_t sizes[] = {rows, length}, strides[] = {length + rng.between(1, 9), 1};
     const bool gaps = rng.chance(0.4);
     const Layout layout = gaps ? Layout::make(sizes, strides) : Layout::make(sizes, {});
     strided += !layout.contiguous;
-    const Bits start = testing::random_elements(dtype, layout.extent, rng);
+    const Bits start = random_elements(dtype, layout.extent, rng);
     const int64_t first = rng.below(3) * kSignAlignment, n = layout.numel;
-    Bits bits(testing::sign_bytes(first + n)), zeros(bits.size()),
-        presence(static_cast<size_t>(presence_bytes(first + n)));
-    for (auto& byte : bits) byte = static_cast<unsigned char>(rng.next());
+    Bits bits = random_bytes(sign_bytes(first + n), rng), zeros(bits.size()),
+         presence(static_cast<size_t>(presence_bytes(first + n)));
     for (auto& byte : zeros) byte = static_cast<unsigned char>(rng.next() & rng.next());
     for (auto& byte : presence) byte = static_cast<unsigned char>(rng.next() | rng.next());
     const bool with_zeros = rng.chance(0.4), with_presence = rng.chance(0.6), still = rng.chance(0.2);
@@ -226,14 +212,14 @@ TEST(SignStep, MovesBySignsAsTheFormulaSays) {
         const int64_t at = first + i, row = i / length, e = (gaps ? row * strides[0] : row * length) + i % length;
         unsigned char* const to = wanted.data() + static_cast<size_t>(e) * width;
         const unsigned char* const got = param.data() + static_cast<size_t>(e) * width;
-        const double before = testing::value_of(dtype, to);
+        const double before = value_of(dtype, to);
         ++elements;
-        if (with_presence && !testing::sign_of(presence, at / 64)) {
+        if (with_presence && !sign_of(presence, at / 64)) {
           ++kept;
         } else {
-          const bool zero = with_zeros && testing::sign_of(zeros, at);
+          const bool zero = with_zeros && sign_of(zeros, at);
           zeros_seen += zero;
-          const float sign = zero ? 0.f : testing::sign_of(bits, at) ? 1.f : -1.f;
+          const float sign = zero ? 0.f : sign_of(bits, at) ? 1.f : -1.f;
           if (still && std::isfinite(before)) {
             moved_at_zero += std::memcmp(to, got, width) != 0;
             ++unmoved;
@@ -243,22 +229,20 @@ TEST(SignStep, MovesBySignsAsTheFormulaSays) {
             const double exact = before - (before * double{decay} + double{sign} * double{step});
             const double bound =
                 0x1p-24 * (std::fabs(exact) + 2 * (std::fabs(before) * double{decay} + double{step})) * 1.01 + 0x1p-148;
-            worst = std::max(worst, std::fabs(testing::value_of(dtype, got) - exact) / bound);
+            worst = std::max(worst, std::fabs(value_of(dtype, got) - exact) / bound);
           }
           const uint32_t x = moved(dtype, to, sign, step, decay);
           std::memcpy(to, &x, width);
-          if (std::isnan(testing::value_of(dtype, got)) && std::isnan(testing::value_of(dtype, to)))
+          if (std::isnan(value_of(dtype, got)) && std::isnan(value_of(dtype, to)))
             std::memcpy(to, got, width);  // which NaN is not promised
         }
       }
       wrong += differing(param, wanted);
     }
   }
-  std::printf(
-      "%lld cases (%lld strided layouts), %lld elements, %lld without presence, %lld zeros: %lld bytes differ\n",
-      ll(cases), ll(strided), ll(elements), ll(kept), ll(zeros_seen), ll(wrong));
-  std::printf("error of float32 at most %.3f of three roundings'; %lld of %lld moved by lr = 0\n", worst,
-              ll(moved_at_zero), ll(unmoved));
+  figure("{} cases ({} strided layouts), {} elements, {} without presence, {} zeros: {} bytes differ", cases, strided,
+         elements, kept, zeros_seen, wrong);
+  figure("error of float32 at most {} of three roundings'; {} of {} moved by lr = 0", worst, moved_at_zero, unmoved);
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(moved_at_zero, 0);
   EXPECT_LE(worst, 1);
@@ -295,7 +279,7 @@ struct Residual {
 };
 
 TEST(SignStep, FeedbackIsThatOfItsFormulas) {
-  auto rng = testing::seeded("feedback", 93);
+  auto rng = seeded("feedback", 93);
   const auto targets = all_targets();
   Backend& scalar = *targets.back();
   int64_t cases = 0, signs = 0, wrong_bits = 0, wrong_scales = 0, wrong_codes = 0, of_ballots = 0, kept_differs = 0;
@@ -325,24 +309,23 @@ TEST(SignStep, FeedbackIsThatOfItsFormulas) {
     std::vector<const uint16_t*> scales_at;
     std::vector<float> x;
     if (rng.chance(0.5)) {
-      item.dtype = testing::kDTypes[rng.below(3)];
+      item.dtype = kDTypes[rng.below(3)];
       item.value_scale = rng.chance(0.5) ? 1.f : static_cast<float>(rng.over_binades(-4, 4));
       const auto width = static_cast<size_t>(dtype_bytes(item.dtype));
       values.resize(static_cast<size_t>(count) * width);
       std::vector<std::byte> raw(values.size());
       for (int64_t i = 0; i < count; ++i)
-        testing::put(raw, item.dtype, i, rng.chance(0.05) ? (rng.chance(0.5) ? 0. : -0.) : unit * rng.normal());
+        put(raw, item.dtype, i, rng.chance(0.05) ? (rng.chance(0.5) ? 0. : -0.) : unit * rng.normal());
       std::memcpy(values.data(), raw.data(), raw.size());
       item.values = values.data();
-      for (int64_t i = 0; i < count; ++i)
-        x.push_back(testing::element(values.data(), item.dtype, i) * item.value_scale);
+      for (int64_t i = 0; i < count; ++i) x.push_back(element(values.data(), item.dtype, i) * item.value_scale);
     } else {
       const auto voters = static_cast<size_t>(rng.between(1, 9));
       for (size_t v = 0; v < voters; ++v) {
-        Bits& ballot = ballots.emplace_back(testing::sign_bytes(count));
+        Bits& ballot = ballots.emplace_back(sign_bytes(count));
         for (auto& byte : ballot) byte = static_cast<unsigned char>(rng.next());
         auto& of = scales.emplace_back();
-        for (int64_t at = 0; at < count; at += 1024) of.push_back(testing::bf16_nearest(unit * rng.uniform()));
+        for (int64_t at = 0; at < count; at += 1024) of.push_back(bf16_nearest(unit * rng.uniform()));
         weights.push_back(v && rng.chance(0.2) ? 0 : static_cast<uint32_t>(rng.between(1, 1000)));
       }
       const bool equal = rng.chance(0.3);
@@ -369,7 +352,7 @@ TEST(SignStep, FeedbackIsThatOfItsFormulas) {
       Residual kept = start;
       kept.give(item);
       constexpr size_t kBehind = 7;  // bytes that stay
-      Bits bits(testing::sign_bytes(first + count) + kBehind, 0x5a), all = bits;
+      Bits bits(sign_bytes(first + count) + kBehind, 0x5a), all = bits;
       std::vector<uint16_t> got(static_cast<size_t>(first / 1024) + reference.scales.size() + 1, 0x1234), scale = got;
       std::copy(reference.bits.begin(), reference.bits.end(), all.begin() + first / 8);
       std::copy(reference.scales.begin(), reference.scales.end(), scale.begin() + first / 1024);
@@ -381,9 +364,8 @@ TEST(SignStep, FeedbackIsThatOfItsFormulas) {
       ++cases, signs += count;
     }
   }
-  std::printf("%lld cases (%lld of ballots), %lld signs: %lld bytes of bits, %lld scales, %lld residuals differ\n",
-              ll(cases), ll(of_ballots) * ll(static_cast<int64_t>(targets.size())), ll(signs), ll(wrong_bits),
-              ll(wrong_scales), ll(wrong_codes));
+  figure("{} cases ({} of ballots), {} signs: {} bytes of bits, {} scales, {} residuals differ", cases,
+         of_ballots * std::ssize(targets), signs, wrong_bits, wrong_scales, wrong_codes);
   EXPECT_GE(cases, 2000 * static_cast<int64_t>(targets.size()));
   EXPECT_EQ(wrong_bits, 0);
   EXPECT_EQ(wrong_scales, 0);
@@ -399,18 +381,18 @@ TEST(SignStep, FeedbackKeepsNaNVisible) {
       std::vector<float> values(1500, 1.f);
       values[700] = NAN;
       Residual residual(codec, 1500);
-      Bits bits(testing::sign_bytes(1500));
+      Bits bits(sign_bytes(1500));
       uint16_t scales[2] = {};
       FeedbackItem item;
       item.count = 1500, item.values = values.data(), item.bits = bytes(bits), item.bit_scales = scales;
       residual.give(item);
       backend->feedback({&item, 1}, 1, nullptr);
-      for (int64_t i = 0; i < 1500; ++i) EXPECT_EQ(testing::sign_of(bits, i), i != 700);
-      EXPECT_TRUE(std::isnan(testing::scale_value(scales[0])));
-      EXPECT_EQ(testing::scale_value(scales[1]), 1.f);
+      for (int64_t i = 0; i < 1500; ++i) EXPECT_EQ(sign_of(bits, i), i != 700);
+      EXPECT_TRUE(std::isnan(scale_value(scales[0])));
+      EXPECT_EQ(scale_value(scales[1]), 1.f);
       ++looked;
     }
-  std::printf("%lld codecs and targets\n", ll(looked));
+  figure("{} codecs and targets", looked);
 }
 
 // The sum of what was sent is close to what was meant: the part left out is bounded by the residual with feedback, and
@@ -419,7 +401,7 @@ TEST(SignStep, FeedbackFeedsBack) {
   constexpr int64_t kCount = 20480;
   constexpr int kSteps = 400;
   constexpr double kSignal = 0.2;  // of the noise
-  auto rng = testing::seeded("sums of feedback", 94);
+  auto rng = seeded("sums of feedback", 94);
   const auto backend = cpu::make_backend("");
   const char* names[] = {"none", "fp32", "bf16", "dynamic8"};
   std::vector<double> mean(kCount), truth(kCount);
@@ -443,7 +425,7 @@ TEST(SignStep, FeedbackFeedsBack) {
       truth[i] += double{gradient[i]};
     }
     for (size_t c = 0; c < 4; ++c) {
-      Bits bits(testing::sign_bytes(kCount));
+      Bits bits(sign_bytes(kCount));
       std::vector<uint16_t> scales(kCount / 1024);
       FeedbackItem item;
       item.count = kCount, item.values = gradient.data(), item.bits = bytes(bits), item.bit_scales = scales.data();
@@ -461,11 +443,11 @@ TEST(SignStep, FeedbackFeedsBack) {
     for (size_t i = 0; i < kCount; ++i)
       off += (sent[c][i] - truth[i]) * (sent[c][i] - truth[i]), all += truth[i] * truth[i];
     error[c] = std::sqrt(off / all);
-    std::printf("residual %-8s: the sum of %d steps is off by %.4f\n", names[c], kSteps, error[c]);
+    figure("residual {}: the sum of {} steps is off by {}", names[c], kSteps, error[c]);
   }
   EXPECT_GT(error[0], 0.25);
   for (size_t c = 1; c < 4; ++c) EXPECT_LT(error[c], 0.015) << names[c];
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

@@ -1,13 +1,9 @@
 // Votes and counts with every option, on every target that runs here and several threads, against the definition.
-#include <gtest/gtest.h>
-
-#include <bit>
-
 #include "backend/cpu/cpu_backend.h"
-#include "support/share.h"
 #include "support/sign_reference.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
 
 namespace portable {
@@ -15,24 +11,7 @@ namespace portable {
 #include "portable/sign.h"
 }  // namespace portable
 
-using testing::Bits;
-using testing::sign_of;
-
-std::byte* bytes(Bits& bits) { return reinterpret_cast<std::byte*>(bits.data()); }
 void put(Bits* bits, int64_t i) { (*bits)[static_cast<size_t>(i / 8)] |= static_cast<unsigned char>(1 << (i % 8)); }
-
-// `count` random bits, those behind the last in their byte too.
-Bits random_bits(int64_t count, testing::Rng& rng) {
-  Bits bits(testing::sign_bytes(count));
-  for (auto& byte : bits) byte = static_cast<unsigned char>(rng.next());
-  return bits;
-}
-
-int64_t bits_apart(const Bits& a, const Bits& b) {
-  int64_t apart = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) apart += std::popcount(static_cast<unsigned>(a[i] ^ b[i]));
-  return apart;
-}
 
 struct Case {
   int64_t count = 0;
@@ -61,7 +40,7 @@ struct Outcome {
 // Sign by sign.
 Outcome define(const Case& c) {
   Outcome out;
-  out.result.resize(testing::sign_bytes(c.count)), out.zeros.resize(testing::sign_bytes(c.count));
+  out.result.resize(sign_bytes(c.count)), out.zeros.resize(sign_bytes(c.count));
   out.presence.resize(static_cast<size_t>(presence_bytes(c.count)));
   uint64_t all = 0;
   for (size_t v = 0; v < c.ballots.size(); ++v) all += c.weight(v);
@@ -120,7 +99,7 @@ int64_t vote_apart(Backend& cpu, Case c, const Outcome& wanted, int threads) {
   return apart;
 }
 
-Case random_case(testing::Rng& rng, int64_t voters, int64_t count) {
+Case random_case(Rng& rng, int64_t voters, int64_t count) {
   Case c;
   c.count = count;
   for (int64_t v = 0; v < voters; ++v) c.ballots.push_back(random_bits(count, rng));
@@ -143,7 +122,7 @@ Case random_case(testing::Rng& rng, int64_t voters, int64_t count) {
           c.ballots[v][static_cast<size_t>(i / 8)] &= static_cast<unsigned char>(~(1 << (i % 8)));
     }
   }
-  const auto& rules = testing::tie_rules();
+  const auto& rules = tie_rules();
   c.ties = rules[static_cast<size_t>(rng.below(static_cast<int64_t>(rules.size())))].first;
   c.seed = rng.next(), c.step = rng.next() % 1000;
   // Anywhere, on a word's border, and where the 32 bits of a group's number end.
@@ -157,12 +136,12 @@ Case random_case(testing::Rng& rng, int64_t voters, int64_t count) {
 }
 
 TEST(CpuSignKernels, VotesAndCountsWithEveryOption) {
-  auto rng = testing::seeded("votes", 94);
+  auto rng = seeded("votes", 94);
   const auto targets = cpu::make_backend("")->targets();
   std::vector<std::unique_ptr<Backend>> backends;
   for (const auto& name : targets) backends.push_back(cpu::make_backend(name));
   constexpr int64_t kSizes[] = {0, 1, 7, 8, 63, 64, 65, 127, 128, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 4097};
-  const int cases = testing::share_of(20000);
+  const int cases = share_of(20000);
   int64_t apart = 0, votes = 0, ties = 0, seen = 0, turned = 0, large = 0;
   for (int turn = 0; turn < cases; ++turn) {
     int64_t voters = rng.chance(0.8) ? rng.below(20) : rng.below(301);
@@ -187,17 +166,14 @@ TEST(CpuSignKernels, VotesAndCountsWithEveryOption) {
     ++turned;
     seen += vote_apart(*backends[0], other, wanted, 1) > 0;
   }
-  std::printf(
-      "%d votes with counts on %zu targets, %lld ballots' signs, %lld ties: %lld bits differ; "
-      "%lld of %lld turned bits seen\n",
-      cases, targets.size(), static_cast<long long>(votes), static_cast<long long>(ties), static_cast<long long>(apart),
-      static_cast<long long>(seen), static_cast<long long>(turned));
+  figure("{} votes with counts on {} targets, {} ballots' signs, {} ties: {} bits differ; {} of {} turned bits seen",
+         cases, targets.size(), votes, ties, apart, seen, turned);
   EXPECT_EQ(apart, 0);
-  EXPECT_GT(ties, testing::share_of(100000));
-  EXPECT_GE(large, testing::share_of(20));
-  EXPECT_GT(turned, testing::share_of(3000));
+  EXPECT_GT(ties, share_of(100000));
+  EXPECT_GE(large, share_of(20));
+  EXPECT_GT(turned, share_of(3000));
   EXPECT_EQ(seen, turned);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

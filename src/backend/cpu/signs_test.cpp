@@ -1,22 +1,12 @@
-// Signs on the CPU against their definition: predicate, layout, votes, and what breaks ties.
+// Signs on the CPU against their definition: the predicate, and what breaks ties.
 #include "backend/signs.h"
 
-#include <gtest/gtest.h>
-
-#include <bit>
-#include <cmath>
-#include <limits>
-
 #include "backend/cpu/cpu_backend.h"
-#include "lowtide/error.h"
 #include "support/sign_reference.h"
+#include "support/test.h"
 
-namespace lowtide {
+namespace lowtide::testing {
 namespace {
-
-using testing::Bits;
-
-std::byte* bytes(Bits& bits) { return reinterpret_cast<std::byte*>(bits.data()); }
 
 // Every 16-bit element, and the floats around each border.
 TEST(CpuSigns, PlusIsNotBelowZero) {
@@ -30,12 +20,12 @@ TEST(CpuSigns, PlusIsNotBelowZero) {
       // float32: the upper half counts, and the lower ones are the ends of its range.
       const uint32_t x = dtype == DType::kF32 ? i << 16 | (i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : 0xffff) : i;
       std::memcpy(values.data() + i * width, &x, width);
-      const double value = testing::value_of(dtype, values.data() + i * width);
+      const double value = value_of(dtype, values.data() + i * width);
       nans += std::isnan(value), minus_zeros += value == 0 && std::signbit(value);
     }
     cpu->pack_signs({dtype, 0, kCount, values.data(), bytes(bits)}, nullptr);
-    testing::reference_pack(dtype, values, 0, kCount, &wanted);
-    for (int64_t i = 0; i < kCount; ++i) wrong += testing::sign_of(bits, i) != testing::sign_of(wanted, i);
+    reference_pack(dtype, values, 0, kCount, &wanted);
+    for (int64_t i = 0; i < kCount; ++i) wrong += sign_of(bits, i) != sign_of(wanted, i);
     looked += kCount;
   }
   const float cases[] = {0.f, -0.f, NAN, -NAN, INFINITY, -INFINITY, 1e-45f, -1e-45f, 1.f, -1.f};
@@ -44,76 +34,10 @@ TEST(CpuSigns, PlusIsNotBelowZero) {
   cpu->pack_signs({DType::kF32, 0, 10, values.data(), bytes(bits)}, nullptr);
   EXPECT_EQ(bits[0], 0b01010011) << "0, -0, infinity and the smallest denormal are +";
   EXPECT_EQ(bits[1], 0b01) << "and of the rest, 1";
-  std::printf("%lld elements, %lld NaN, %lld -0: %lld wrong\n", static_cast<long long>(looked),
-              static_cast<long long>(nans), static_cast<long long>(minus_zeros), static_cast<long long>(wrong));
+  figure("{} elements, {} NaN, {} -0: {} wrong", looked, nans, minus_zeros, wrong);
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(nans, 1000);
   EXPECT_GE(minus_zeros, 2);
-}
-
-// Pieces at any bit, and what comes back.
-TEST(CpuSigns, PiecesOfAnySizeAnywhere) {
-  auto rng = testing::seeded("sign pieces", 81);
-  const auto cpu = cpu::make_backend("");
-  constexpr int kCases = 3000;
-  int64_t differing = 0, elements = 0, zeros_seen = 0;
-  for (int c = 0; c < kCases; ++c) {
-    const auto dtype = static_cast<DType>(rng.below(3));
-    const auto width = static_cast<size_t>(dtype_bytes(dtype));
-    const int64_t first = rng.below(200), count = rng.below(300);
-    Bits values = testing::random_elements(dtype, count, rng), bits(testing::sign_bytes(first + count) + 3);
-    for (auto& byte : bits) byte = static_cast<unsigned char>(rng.next());
-    Bits wanted = bits;
-    cpu->pack_signs({dtype, first, count, values.data(), bytes(bits)}, nullptr);
-    testing::reference_pack(dtype, values, first, count, &wanted);
-    for (size_t b = 0; b < bits.size(); ++b) differing += std::popcount(static_cast<unsigned>(bits[b] ^ wanted[b]));
-    Bits marks(bits.size());
-    for (auto& byte : marks) byte = static_cast<unsigned char>(rng.next() & rng.next());
-    const bool marked = rng.chance(0.5);
-    Bits back(values.size());
-    cpu->unpack_signs({dtype, first, count, back.data(), bytes(bits), marked ? bytes(marks) : nullptr}, nullptr);
-    for (int64_t i = 0; i < count; ++i) {
-      const bool zero = marked && testing::sign_of(marks, first + i);
-      const double want = zero ? 0 : testing::sign_of(bits, first + i) ? 1 : -1;
-      differing += testing::value_of(dtype, back.data() + static_cast<size_t>(i) * width) != want;
-      zeros_seen += zero;
-    }
-    elements += count;
-  }
-  std::printf("%d pieces of %lld signs, %lld marked as zero: %lld differ\n", kCases, static_cast<long long>(elements),
-              static_cast<long long>(zeros_seen), static_cast<long long>(differing));
-  EXPECT_EQ(differing, 0);
-  EXPECT_GT(zeros_seen, 1000);
-}
-
-// Where counters change their number of planes.
-TEST(CpuSigns, VotesOfAnyNumberOfVoters) {
-  auto rng = testing::seeded("sign votes", 82);
-  const auto cpu = cpu::make_backend("");
-  int64_t differing = 0, votes = 0, ties = 0;
-  for (const size_t voters : {0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 63, 64, 127, 128, 255, 256, 257, 1000}) {
-    const int64_t count = rng.between(60, 200);
-    std::vector<Bits> ballots(voters, Bits(testing::sign_bytes(count)));
-    for (Bits& ballot : ballots)
-      for (auto& byte : ballot) byte = static_cast<unsigned char>(rng.next());
-    // An even number of voters, half of whom contradict the others in part, has ties.
-    for (size_t v = 0; v + 1 < voters; v += 2)
-      for (size_t b = 0; b < ballots[v].size() / 2; ++b) ballots[v + 1][b] = static_cast<unsigned char>(~ballots[v][b]);
-    std::vector<const std::byte*> pointers;
-    for (Bits& ballot : ballots) pointers.push_back(bytes(ballot));
-    Bits result(testing::sign_bytes(count)), wanted, tied;
-    VoteItem item;
-    item.count = count, item.ballots = pointers, item.ties = TieRule::kMinus, item.result = bytes(result);
-    cpu->vote_signs(item, 1, nullptr);
-    const testing::ReferenceVote vote{ballots, std::vector<uint32_t>(voters, 1), "kMinus", {}};
-    ties += vote.count(count, &wanted, &tied, [](int64_t) { return false; });
-    for (size_t b = 0; b < result.size(); ++b) differing += std::popcount(static_cast<unsigned>(result[b] ^ wanted[b]));
-    votes += count * static_cast<int64_t>(voters);
-  }
-  std::printf("%lld votes, %lld ties: %lld bits differ\n", static_cast<long long>(votes), static_cast<long long>(ties),
-              static_cast<long long>(differing));
-  EXPECT_EQ(differing, 0);
-  EXPECT_GT(ties, 300);
 }
 
 // All ties: the bits are fair, independent from element to element and step to step, and those of the element's index
@@ -122,7 +46,7 @@ TEST(CpuSigns, HashedTiesAreFairAndOfTheElement) {
   constexpr int64_t kCount = 200000;
   const auto cpu = cpu::make_backend("");
   const auto bits_of = [&](uint64_t seed, uint64_t step, uint64_t first, int64_t count) {
-    Bits result(testing::sign_bytes(count));
+    Bits result(sign_bytes(count));
     VoteItem item;
     item.count = count, item.seed = seed, item.step = step, item.first_index = first, item.result = bytes(result);
     cpu->vote_signs(item, 1, nullptr);
@@ -131,11 +55,11 @@ TEST(CpuSigns, HashedTiesAreFairAndOfTheElement) {
   const Bits all = bits_of(7, 3, 0, kCount);
   const auto agreement = [&](const Bits& other, int64_t lag) {
     int64_t same = 0;
-    for (int64_t i = 0; i + lag < kCount; ++i) same += testing::sign_of(all, i) == testing::sign_of(other, i + lag);
+    for (int64_t i = 0; i + lag < kCount; ++i) same += sign_of(all, i) == sign_of(other, i + lag);
     return static_cast<double>(same) / static_cast<double>(kCount - lag);
   };
   int64_t plus = 0;
-  for (int64_t i = 0; i < kCount; ++i) plus += testing::sign_of(all, i);
+  for (int64_t i = 0; i < kCount; ++i) plus += sign_of(all, i);
   const double fraction = static_cast<double>(plus) / kCount;
   // A fair coin is off by more than 5 standard deviations in 1 of 1.7 million cases.
   const double bound = 5 * 0.5 / std::sqrt(kCount * 0.9);
@@ -147,17 +71,15 @@ TEST(CpuSigns, HashedTiesAreFairAndOfTheElement) {
         worst,
         std::abs(agreement(bits_of(static_cast<uint64_t>(seed), static_cast<uint64_t>(step), 0, kCount), 0) - 0.5));
   int64_t differing = 0, compared = 0;
-  auto rng = testing::seeded("hashed ties", 83);
+  auto rng = seeded("hashed ties", 83);
   for (int i = 0; i < 200; ++i) {
     const int64_t first = rng.below(kCount - 500), count = rng.between(1, 500);
     const Bits part = bits_of(7, 3, static_cast<uint64_t>(first), count);
-    for (int64_t k = 0; k < count; ++k) differing += testing::sign_of(part, k) != testing::sign_of(all, first + k);
+    for (int64_t k = 0; k < count; ++k) differing += sign_of(part, k) != sign_of(all, first + k);
     compared += count;
   }
-  std::printf(
-      "%lld ties: %.5f are +, 16 correlations, the worst deviation %.5f of %.5f; %lld of %lld differ in parts\n",
-      static_cast<long long>(kCount), fraction, worst, bound, static_cast<long long>(differing),
-      static_cast<long long>(compared));
+  figure("{} ties: {} are +, 16 correlations, the worst deviation {} of {}; {} of {} differ in parts", kCount, fraction,
+         worst, bound, differing, compared);
   EXPECT_LT(worst, bound);
   EXPECT_EQ(differing, 0);
 }
@@ -167,15 +89,9 @@ TEST(CpuSigns, RefusesWhatMakesNoSense) {
   alignas(8) unsigned char memory[64] = {};
   auto* bits = reinterpret_cast<std::byte*>(memory);
   int refused = 0;
-  const auto refuses = [&](auto&& act, const char* part) {
-    try {
-      act();
-      ADD_FAILURE() << part;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-      ++refused;
-    }
+  const auto refuses = [&](const auto& act, const char* part) {
+    expect_refusal(act, part);
+    ++refused;
   };
   const auto pack = [&](const SignItem& item) { return [&cpu, item] { cpu->pack_signs(item, nullptr); }; };
   refuses(pack({DType::kF32, -1, 8, memory, bits}), "got 8 signs from number -1");
@@ -202,8 +118,8 @@ TEST(CpuSigns, RefusesWhatMakesNoSense) {
   refuses(vote([](VoteItem& v) { v.ties = TieRule::kZero; }), "no memory for the marks");
   refuses(vote([](VoteItem& v) { v.result = nullptr; }), "no memory for the result");
   for (const unsigned char byte : memory) EXPECT_EQ(byte, 0);
-  std::printf("%d items refused\n", refused);
+  figure("{} items refused", refused);
 }
 
 }  // namespace
-}  // namespace lowtide
+}  // namespace lowtide::testing

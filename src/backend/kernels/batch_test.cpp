@@ -1,10 +1,7 @@
 // Which launches steps become, and what kernels will find at the addresses they are given.
 #include "backend/kernels/batch.h"
 
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <vector>
+#include "support/test.h"
 
 namespace lowtide::kernels {
 namespace {

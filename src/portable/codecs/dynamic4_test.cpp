@@ -1,19 +1,13 @@
 // dynamic4 on plain floats: its entries, nearest by definition, and stochastic rounding whose mean is the value.
 #include "support/dynamic4_map.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-
-#include "support/random.h"
+#include "support/test.h"
 
 namespace {
 #include "portable/portable.h"
 
 using lowtide::testing::Dynamic4Map;
 using lowtide::testing::Rng;
+using lowtide::testing::figure;
 
 const Dynamic4::Tables& tables() {
   static const Dynamic4::Tables all = [] {
@@ -55,8 +49,7 @@ TEST(Dynamic4, IsNearestForFloatsOfBothSigns) {
     ties += code_of<true>(middle, false, 0) == static_cast<u32>(i);
   }
   for (const float x : {0.f, -0.f, 0x1p-149f, -0x1p-149f, 1.f, -1.f, 1.0000001f, -1.0000001f}) see(x);
-  std::printf("%lld floats, %lld codes differ from nearest\n", static_cast<long long>(swept),
-              static_cast<long long>(differing));
+  figure("{} floats, {} codes differ from nearest", swept, differing);
   EXPECT_EQ(differing, 0);
   EXPECT_EQ(ties, 15) << "a tie keeps the lower entry";
 }
@@ -98,8 +91,8 @@ TEST(Dynamic4, StochasticRoundingHasTheValueAsItsMean) {
     for (const float entry : map.value)
       for (const float x : {std::nextafterf(entry, 0.f), entry, std::nextafterf(entry, 1.f)})
         if (x <= 1 && (is_signed ? x >= -.8875f : x >= 0x1p-8f)) see(x);
-    std::printf("dynamic4 %s: %d values x %u random numbers, means off by %.3f / 65536 of a step at most\n",
-                is_signed ? "signed" : "unsigned", values, kRandoms, worst);
+    figure("dynamic4 {}: {} values x {} random numbers, means off by {} / 65536 of a step at most",
+           is_signed ? "signed" : "unsigned", values, kRandoms, worst);
     EXPECT_LE(worst, kBound);
   }
 }

@@ -1,18 +1,14 @@
 // The dynamic map's constants and the portable quantizer at every boundary, on plain floats. Dense sweeps of all
 // instruction sets are in backend/cpu/codec_test.cpp.
-#include <gtest/gtest.h>
-
-#include <bit>
-#include <cmath>
-#include <cstdio>
-
 #include "support/dynamic_map.h"
 #include "support/sha256.h"
+#include "support/test.h"
 
 namespace {
 #include "portable/portable.h"
 
 using lowtide::testing::DynamicMap;
+using lowtide::testing::figure;
 using lowtide::testing::sha256;
 
 const Dynamic8::Tables& tables() {
@@ -85,7 +81,7 @@ TEST(Dynamic8, CutsExactlyAtEveryMidpoint) {
       checked += 2;
     }
   }
-  std::printf("%d values at boundaries\n", checked);
+  figure("{} values at boundaries", checked);
 }
 
 TEST(Dynamic8, KeepsZeroAndOne) {
@@ -110,7 +106,7 @@ TEST(Dynamic8, NeverStoresAPositiveSecondMomentAsZero) {
   }
   // Control: without the rule the nearest entry is 0 for many of them.
   EXPECT_EQ(DynamicMap(false).nearest(1e-7f), 0);
-  std::printf("%d positive values, 0 stored as zero\n", 3 * checked);
+  figure("{} positive values, 0 stored as zero", 3 * checked);
 }
 
 }  // namespace

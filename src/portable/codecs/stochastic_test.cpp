@@ -1,18 +1,12 @@
 // Stochastic rounding on plain floats: every codec gives one of the two codes around a value, so often that the mean
 // over all 65536 random numbers is the value.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <vector>
-
-#include "support/random.h"
+#include "support/test.h"
 
 namespace {
 #include "portable/portable.h"
 
 using lowtide::testing::Rng;
+using lowtide::testing::figure;
 
 template <class C>
 const typename C::Tables& tables() {
@@ -86,8 +80,8 @@ TEST(StochasticRounding, Dynamic8HasTheValueAsItsMean) {
         is_signed ? see<Dynamic8, true>(x, {1.f, 1.f}, f[1]) : see<Dynamic8, false>(x, {1.f, 1.f}, f[0]);
     }
   for (const bool is_signed : {false, true}) {
-    std::printf("dynamic8 %s: %d values x %u random numbers, means off by %.2f / 65536 of a step at most\n",
-                is_signed ? "signed" : "unsigned", f[is_signed].values, kRandoms, f[is_signed].worst_bias);
+    figure("dynamic8 {}: {} values x {} random numbers, means off by {} / 65536 of a step at most",
+           is_signed ? "signed" : "unsigned", f[is_signed].values, kRandoms, f[is_signed].worst_bias);
     EXPECT_LT(f[is_signed].worst_bias, 2);
   }
 }
@@ -118,8 +112,7 @@ TEST(StochasticRounding, Dynamic8TakesTheLeastOfAllLines) {
       }
     }
   }
-  std::printf("%lld ranks, %lld are not of the least line\n", static_cast<long long>(compared),
-              static_cast<long long>(differing));
+  figure("{} ranks, {} are not of the least line", compared, differing);
   EXPECT_EQ(differing, 0);
 }
 
@@ -139,7 +132,7 @@ TEST(StochasticRounding, Dynamic8KeepsZeroOneAndTheFloor) {
       ASSERT_EQ(Dynamic8::encode_with<false>(t, v, 0.f, true, random), 1u) << v;
     }
   }
-  std::printf("%u random numbers: 0 is 0, 1 is 1, and what is above 0 stays so\n", kRandoms);
+  figure("{} random numbers: 0 is 0, 1 is 1, and what is above 0 stays so", kRandoms);
 }
 
 // float8 by its definition in double.
@@ -196,8 +189,8 @@ TEST(Float8, ScalesArePowersOfTwoThatFit) {
     }
   }
   for (const bool is_signed : {false, true}) {
-    std::printf("float8 %s: %d scales, %d values, means off by %.3f / 65536 of a step at most\n",
-                is_signed ? "signed" : "unsigned", scales, f[is_signed].values, f[is_signed].worst_bias);
+    figure("float8 {}: {} scales, {} values, means off by {} / 65536 of a step at most",
+           is_signed ? "signed" : "unsigned", scales, f[is_signed].values, f[is_signed].worst_bias);
     // Half of the last of 16 random bits; below the smallest normal number x has as many bits, so half of its last
     // more.
     EXPECT_LE(f[is_signed].worst_bias, 0.5 + 1 / 16.0);
@@ -217,7 +210,7 @@ TEST(Float8, KeepsZeroAndNothingElseOfSecondMomentsAtZero) {
       ASSERT_GE(Float8::encode_with<false>(t, as_float(u), 0x1p-40f, false, random), 1u);
     }
   }
-  std::printf("%d positive values, 0 stored as zero\n", checked);
+  figure("{} positive values, 0 stored as zero", checked);
 }
 
 TEST(Float8, RoundsToNearestWithoutRandomNumbers) {
@@ -236,7 +229,7 @@ TEST(Float8, RoundsToNearestWithoutRandomNumbers) {
       ASSERT_EQ(std::fabs(float8_value(is_signed, got) - double{x}), least) << x;
     }
   }
-  std::printf("%d values, 0 not nearest\n", checked);
+  figure("{} values, 0 not nearest", checked);
 }
 
 TEST(StochasticRounding, Bfloat16HasTheValueAsItsMean) {
@@ -253,7 +246,7 @@ TEST(StochasticRounding, Bfloat16HasTheValueAsItsMean) {
     ASSERT_EQ(Bf16::encode_with<false>({}, 0.f, 1.f, true, random), 0u);
     ASSERT_EQ(Bf16::encode_with<true>({}, -0.f, 1.f, true, random), 0x8000u);
   }
-  std::printf("bf16: %d values, means off by 0\n", f[0].values + f[1].values);
+  figure("bf16: {} values, means off by 0", f[0].values + f[1].values);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include "cuda_emulator.h"
 #include "lowtide/optimizer.h"
 #include "runtime.h"
-#include "support/share.h"
+#include "support/test.h"
 #include "support/tested_rules.h"
 
 namespace lowtide {

@@ -1,14 +1,11 @@
 #include "support/fake/fake_backend.h"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-
 #include "backend/cpu/cpu_backend.h"
 #include "backend/catalog.h"
 #include "support/fake/fake_batch.h"
 #include "backend/kernels/items.h"
 #include "core/error.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 namespace {

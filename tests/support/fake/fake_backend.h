@@ -1,19 +1,10 @@
 // A backend on the fake device: the CPU backend's kernels, run late. For tests of all that queues work on a device.
 #pragma once
 
-#include <atomic>
-#include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "backend/backend.h"
 #include "support/fake/fake_device.h"
 #include "support/fake/managed_pages.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 
@@ -162,3 +153,12 @@ class FakeBackend final : public Backend, public Device {
 };
 
 }  // namespace lowtide::fake
+
+namespace lowtide::testing {
+
+// Fails the test if work queued on the device could run in two orders with two results.
+inline void expect_no_race(fake::FakeBackend& backend) {
+  for (const auto& race : backend.fake().race_checker().races()) ADD_FAILURE() << to_string(race);
+}
+
+}  // namespace lowtide::testing

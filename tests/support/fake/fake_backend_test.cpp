@@ -1,11 +1,8 @@
 // Fills and signs on the fake device: late, in the order of their queues, and watched.
 #include "support/fake/fake_backend.h"
 
-#include <gtest/gtest.h>
-
-#include <bit>
-
 #include "support/sign_reference.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 namespace {
@@ -59,10 +56,8 @@ TEST(FakeBackend, SignsAndFillsKeepTheOrderOfQueuesOnly) {
     differing += ordered.differing, racy += ordered.races > 0;
     loose_racy += loose.races > 0, loose_wrong += loose.differing > 0;
   }
-  std::printf(
-      "%d seeds: ordered, %lld bits differ and %lld have races; without the event %lld have races, %lld are wrong\n",
-      kSeeds, static_cast<long long>(differing), static_cast<long long>(racy), static_cast<long long>(loose_racy),
-      static_cast<long long>(loose_wrong));
+  testing::figure("{} seeds: ordered, {} bits differ and {} have races; without the event {} have races, {} are wrong",
+                  kSeeds, differing, racy, loose_racy, loose_wrong);
   EXPECT_EQ(differing, 0);
   EXPECT_EQ(racy, 0);
   EXPECT_EQ(loose_racy, kSeeds);

@@ -1,13 +1,10 @@
 // A call's items, and what they borrow.
 #pragma once
 
-#include <array>
-#include <cstring>
-#include <deque>
 #include <span>
-#include <vector>
 
 #include "support/fake/fake_backend.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 

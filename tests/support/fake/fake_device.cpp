@@ -1,10 +1,7 @@
 #include "support/fake/fake_device.h"
 
-#include <algorithm>
-#include <cstring>
-#include <utility>
-
 #include "core/error.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 namespace {

@@ -4,15 +4,11 @@
 // race checker names the two operations under every seed.
 #pragma once
 
-#include <cstdint>
-#include <deque>
-#include <functional>
 #include <new>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "support/fake/race_checker.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 

@@ -2,15 +2,7 @@
 // exactly which programs lack an order.
 #include "support/fake/fake_device.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <set>
-#include <vector>
-
-#include "lowtide/error.h"
-#include "support/random.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 namespace {
@@ -71,8 +63,8 @@ TEST(FakeDevice, AWaitOrdersAndNothingElseDoes) {
     t.device.copy(t.a, "copy", t.target, t.source);
     reader();
   });
-  std::printf("%d seeds: with a wait %d whole, %d races; without %d whole, %d in fragments, %d poison, %d races\n",
-              kSeeds, waited.whole, waited.racy, loose.whole, loose.partly, loose.nothing, loose.racy);
+  testing::figure("{} seeds: with a wait {} whole, {} races; without {} whole, {} in fragments, {} poison, {} races",
+                  kSeeds, waited.whole, waited.racy, loose.whole, loose.partly, loose.nothing, loose.racy);
   EXPECT_EQ(waited.whole, kSeeds);
   EXPECT_EQ(waited.racy, 0);
   EXPECT_EQ(loose.racy, kSeeds);
@@ -101,8 +93,8 @@ TEST(FakeDevice, AWaitMeansTheLastRecordBeforeIt) {
     t.device.record(event, t.b);  // changes nothing
     reader();
   });
-  std::printf(
-      "%d seeds: recorded after the wait, %d whole and %d races; recorded again before it, %d whole and %d races\n",
+  testing::figure(
+      "{} seeds: recorded after the wait, {} whole and {} races; recorded again before it, {} whole and {} races",
       kSeeds, early.whole, early.racy, again.whole, again.racy);
   EXPECT_EQ(early.racy, kSeeds);
   EXPECT_LT(early.whole, kSeeds);
@@ -127,7 +119,7 @@ TEST(FakeDevice, NothingRunsBeforeTheHostWaits) {
     t.device.synchronize();
     ASSERT_EQ(ran_b, 1);
   }
-  std::printf("%d seeds: %d left what the host did not wait for\n", kSeeds, lazy);
+  testing::figure("{} seeds: {} left what the host did not wait for", kSeeds, lazy);
   EXPECT_GT(lazy, kSeeds / 2);
   EXPECT_LT(lazy, kSeeds);
 }
@@ -153,19 +145,14 @@ TEST(FakeDevice, PoisonComesNoEarlierThanTheCopyMayStart) {
   Bench t(0);
   t.device.copy(t.a, "copy", t.target, t.source);
   EXPECT_EQ(*t.device.data(t.target), 0xDB) << "at enqueue, if nothing is before it";
-  std::printf("%d seeds: %d earlier readers saw the old bytes\n", kSeeds, ordered);
+  testing::figure("{} seeds: {} earlier readers saw the old bytes", kSeeds, ordered);
 }
 
 TEST(FakeDevice, MemoryIsBoundedPoisonedAndWatched) {
   Bench t(1);
   EXPECT_EQ(t.device.used(t.memory), 2 * kBytes);
   EXPECT_EQ(t.device.host_read(t.target), std::vector<uint8_t>(static_cast<size_t>(kBytes), 0xA5));
-  try {
-    t.device.allocate(t.memory, 2 * kBytes + 1);
-    ADD_FAILURE();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::kOutOfMemory);
-  }
+  testing::refusal([&] { t.device.allocate(t.memory, 2 * kBytes + 1); }, ErrorKind::kOutOfMemory);
   t.device.copy(t.a, "copy", t.target, t.source);
   t.device.synchronize();
   t.device.free(t.source.region);
@@ -194,7 +181,7 @@ TEST(FakeDevice, TheVirtualClockOverlapsStreamsAndKeepsWaits) {
   };
   EXPECT_DOUBLE_EQ(seconds(false), 5);
   EXPECT_DOUBLE_EQ(seconds(true), 8);
-  std::printf("5 s and 3 s: %g s side by side, %g s one after the other\n", seconds(false), seconds(true));
+  testing::figure("5 s and 3 s: {} s side by side, {} s one after the other", seconds(false), seconds(true));
 }
 
 // A random program, given to the device and to a model of the definition: an operation comes after the set of those
@@ -256,8 +243,8 @@ TEST(RaceChecker, ReportsExactlyTheProgramsWithAnUnorderedConflict) {
     racy += model.racy;
     wrong += model.racy != !device.race_checker().races().empty();
   }
-  std::printf("%d programs, %d of them with an unordered conflict: the checker is wrong on %d\n", kPrograms, racy,
-              wrong);
+  testing::figure("{} programs, {} of them with an unordered conflict: the checker is wrong on {}", kPrograms, racy,
+                  wrong);
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(racy, kPrograms / 5);
   EXPECT_LT(racy, kPrograms * 4 / 5);

@@ -1,10 +1,7 @@
 #include "support/fake/fake_queues.h"
 
-#include <algorithm>
-#include <numeric>
-#include <utility>
-
 #include "core/error.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 

@@ -2,11 +2,9 @@
 // step that mixes every byte with all before it, so that a chunk read, stepped or written too early or twice shows.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include "support/fake/fake_device.h"
 #include "memory/pager.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 

@@ -1,11 +1,10 @@
 // Guards, recordings and the loss of the fake device.
-#include <utility>
-
 #include "backend/cpu/cpu_backend.h"
 #include "support/fake/fake_batch.h"
 #include "backend/kernels/items.h"
 #include "backend/replays.h"
 #include "core/error.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 

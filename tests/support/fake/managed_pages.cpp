@@ -1,6 +1,5 @@
 #include "support/fake/managed_pages.h"
-
-#include <algorithm>
+#include "support/test.h"
 
 namespace lowtide::fake {
 

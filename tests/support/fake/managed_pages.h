@@ -2,9 +2,10 @@
 // there is no room, the page that was touched longest ago goes to the host. Counts pages, and moves no bytes.
 #pragma once
 
-#include <cstdint>
 #include <list>
 #include <unordered_map>
+
+#include "support/test.h"
 
 namespace lowtide::fake {
 

@@ -1,8 +1,7 @@
 #include "support/fake/race_checker.h"
 
-#include <algorithm>
-
 #include "core/error.h"
+#include "support/test.h"
 
 namespace lowtide::fake {
 

@@ -2,9 +2,7 @@
 // the order in which things happened to run: the verdict is the same for every schedule.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
+#include "support/test.h"
 
 namespace lowtide::fake {
 

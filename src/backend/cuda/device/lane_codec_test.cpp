@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "support/share.h"
+#include "support/test.h"
 
 #include "backend/cuda/device/prelude.inc"
 #include "backend/kernels/step-inl.h"

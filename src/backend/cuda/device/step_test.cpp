@@ -9,7 +9,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "cuda/step_cases.h"
-#include "support/share.h"
+#include "support/test.h"
 
 namespace lowtide {
 namespace {
