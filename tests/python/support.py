@@ -1,6 +1,8 @@
 """Shared by several Python tests: every rule by name, bit-for-bit snapshots, trained optimizers, spoilt dicts."""
 
+import copy
 import io
+import pickle
 import resource
 import subprocess
 import sys
@@ -58,9 +60,10 @@ def copies_of(params: Sequence[torch.Tensor]) -> list[torch.nn.Parameter]:
 def step_alike(*made: tuple[Sequence[torch.Tensor], torch.optim.Optimizer]) -> None:
     """A step of each, parameters with their optimizer, by the same random gradients."""
     random_gradients(made[0][0])
-    for params, opt in made:
+    for params, _ in made[1:]:  # before any of them steps, which may write to gradients
         for param, first in zip(params, made[0][0], strict=True):
             param.grad = None if first.grad is None else first.grad.clone()
+    for _, opt in made:
         opt.step()
 
 
@@ -132,6 +135,25 @@ def through_file(saved: Any) -> Any:
     torch.save(saved, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
+
+
+WAYS = ("state_dict", "file", "pickle", "copy")
+
+
+def carried(way: str, params: Any, opt: Any, folder: Path, **options: Any) -> tuple[Any, Any]:
+    """Copies of the parameters, and an optimizer of theirs that has the state of `opt` by one of WAYS. The first two make a new one,
+    with these options."""
+    if way in ("pickle", "copy"):
+        made: tuple[Any, Any] = copy.deepcopy((params, opt)) if way == "copy" else pickle.loads(pickle.dumps((params, opt)))
+        return made
+    again = copies_of(params)
+    other = type(opt)(again, **options)
+    if way == "state_dict":
+        other.load_state_dict(through_file(opt.state_dict()))
+    else:
+        opt.save(folder / "carried.lowtide")
+        other.load(folder / "carried.lowtide")
+    return again, other
 
 
 def put(path: list[Any], value: Any) -> Callable[[Any], None]:

@@ -13,7 +13,7 @@ import torch
 from lowtide.compat.bitsandbytes import nn, optim
 from lowtide.compat.bitsandbytes.optim import base
 
-from support import bits, refused
+from support import bits, copies_of, refused, step_alike
 
 CLASSES = [name for name in optim.__all__ if name != "GlobalOptimManager"]
 REQUIRED = {"lr": 0.01}
@@ -67,14 +67,10 @@ def test_each_class_steps_resumes_and_is_copied(name, seed):
         assert type(other) is type(opt) and other.param_groups[0]["lr"] == opt.param_groups[0]["lr"]
     again = build(name, params)
     again.load_state_dict(opt.state_dict())
-    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    twins = copies_of(params)
     there = build(name, twins)
     there.load_state_dict(opt.bitsandbytes_state_dict(), move_to_device=True)
-    gradients = [torch.randn_like(p) for p in params]
-    for each, group in ((again, params), (there, twins)):
-        for p, g in zip(group, gradients, strict=True):
-            p.grad = g.clone()
-        each.step()
+    step_alike((params, again), (twins, there))
     assert [bits(p) for p in params] == [bits(p) for p in twins]
 
 
@@ -148,16 +144,12 @@ def test_max_unorm_of_0_clips_nothing(name, options, seed, figure):
     and as many for the moments, of a way of about lr a step."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     params = [torch.nn.Parameter(value) for value in (torch.randn(64, 64), torch.zeros(8, 64))]
-    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    twins = copies_of(params)
     starts = [p.detach().clone() for p in params]
     opt = getattr(optim, name)(params, lr=0.01, weight_decay=0.01, max_unorm=0.0, **options)
     theirs = getattr(bitsandbytes.optim, name)(twins, lr=0.01, weight_decay=0.01, max_unorm=0.0, **options)
     for _ in range(20):
-        for p, twin in zip(params, twins, strict=True):
-            p.grad = torch.randn_like(p)
-            twin.grad = p.grad.clone()
-        opt.step()
-        theirs.step()
+        step_alike((params, opt), (twins, theirs))
     apart = max(
         float((p - twin).detach().norm() / (twin - start).detach().norm())
         for p, twin, start in zip(params, twins, starts, strict=True)

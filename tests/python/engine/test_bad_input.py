@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from support import RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits, trained
+from support import RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits, step_alike, trained
 
 NAN, INF = math.nan, math.inf
 # option, bad value, words of the message
@@ -183,11 +183,7 @@ def test_a_group_that_a_core_refuses_half_way_leaves_nothing(seed):
         opt.add_param_group({"params": [late, overlapping]})
     late.grad = torch.ones_like(late)
     for _ in range(2):
-        random_gradients(params)
-        for param, twin in zip(params, twins, strict=True):
-            twin.grad = param.grad.clone()
-        opt.step()
-        other.step()
+        step_alike((params, opt), (twins, other))
     assert state_bits(opt) == state_bits(other) and [*map(bits, params)] == [*map(bits, twins)]
     assert bits(late) == before, "a step knows nothing of it"
 

@@ -16,7 +16,7 @@ import torch
 from lowtide.state.elsewhere import Elsewhere
 from torch import nn
 
-from support import RULES, bits, make, parameter, random_gradients, state_bits
+from support import RULES, bits, copies_of, make, parameter, random_gradients, state_bits, step_alike
 
 SHAPES = ((64, 256), (70, 100), (9,), ())
 
@@ -24,7 +24,7 @@ SHAPES = ((64, 256), (70, 100), (9,), ())
 def pair(rule: str = "adamw") -> tuple[list[nn.Parameter], lowtide.Optimizer, list[nn.Parameter], lowtide.Optimizer]:
     """Two optimizers of equal parameters, in two groups with other options."""
     params = [parameter(*shape) for shape in SHAPES]
-    twins = [nn.Parameter(p.detach().clone()) for p in params]
+    twins = copies_of(params)
     made = [make(rule, [{"params": of[:2]}, {"params": of[2:], "lr": 0.01}]) for of in (params, twins)]
     return params, made[0], twins, made[1]
 
@@ -34,17 +34,6 @@ def swap(opt: torch.optim.Optimizer) -> list[nn.Parameter]:
     for group in opt.param_groups:
         group["params"] = [nn.Parameter(p.detach().clone(), p.requires_grad) for p in group["params"]]
     return [p for group in opt.param_groups for p in group["params"]]
-
-
-def step_alike(step: int, *sides: tuple[list[nn.Parameter], torch.optim.Optimizer]) -> None:
-    torch.manual_seed(step)
-    random_gradients(sides[0][0])
-    for params, _ in sides[1:]:
-        for p, like in zip(params, sides[0][0], strict=True):
-            assert like.grad is not None
-            p.grad = like.grad.to(p.dtype)
-    for _, opt in sides:
-        opt.step()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -57,7 +46,7 @@ def test_other_tensors_go_on_with_the_state(rule, at, seed, figure):
             old, params = params, swap(opt)
             assert [*opt.state_dict()["state"]] == ([0, 1, 2, 3] if at else [])
             assert {*map(id, opt.state)} == ({*map(id, params)} if at else set()) and not {*map(id, old)} & {*map(id, opt.state)}
-        step_alike(step, (params, opt), (twins, other))
+        step_alike((params, opt), (twins, other))
     assert [*map(bits, params)] == [*map(bits, twins)] and state_bits(opt) == state_bits(other)
     assert opt.report()["steps"] == other.report()["steps"] == 5
     figure(f"{rule}, after {at} steps: 0 bits differ")
@@ -67,7 +56,7 @@ def test_a_step_follows_without_a_state_dict(seed):
     params, opt, twins, other = pair()
     for step in range(4):
         params = swap(opt)  # before every step
-        step_alike(step, (params, opt), (twins, other))
+        step_alike((params, opt), (twins, other))
     assert [*map(bits, params)] == [*map(bits, twins)] and state_bits(opt) == state_bits(other)
 
 
@@ -114,7 +103,7 @@ def test_options_of_single_parameters_stay_with_their_places(seed):
 def test_tensors_that_change_places_keep_their_state(seed):
     """State goes with a tensor that is known, as torch's does."""
     params, opt, _, _ = pair()
-    step_alike(0, (params, opt))
+    step_alike((params, opt))
     before = {id(p): {name: bits(value) for name, value in opt.state[p].items()} for p in params}
     opt.param_groups[0]["params"].reverse()
     opt.zero_grad()
@@ -159,7 +148,7 @@ WRONG = {
 def test_after_a_step_what_does_not_fit_is_refused_by_name(kind, seed, figure):
     """A placeholder is tolerated until then: `zero_grad` and `report` work."""
     params, opt, _, _ = pair()
-    step_alike(0, (params, opt))
+    step_alike((params, opt))
     old, before = opt.param_groups[0]["params"], state_bits(opt)
     make_wrong, words = WRONG[kind]
     opt.param_groups[0]["params"] = make_wrong(old)
@@ -170,7 +159,7 @@ def test_after_a_step_what_does_not_fit_is_refused_by_name(kind, seed, figure):
     assert "param_groups[0]['params']" in str(caught.value) and words in str(caught.value)
     opt.param_groups[0]["params"] = old
     assert state_bits(opt) == before
-    step_alike(1, (params, opt))
+    step_alike((params, opt))
     assert [int(opt.state[p]["step"]) for p in params] == [2, 2, 2, 2]
     figure(str(caught.value))
 
@@ -234,14 +223,14 @@ def test_what_hangs_on_an_optimizer_follows(seed, figure):
 def test_a_captured_step_forbids_other_tensors(seed):
     """Replays find memory where it was. (That a step was captured is said here by hand: there is no graph on a CPU.)"""
     params, opt, _, _ = pair()
-    step_alike(0, (params, opt))
+    step_alike((params, opt))
     opt.engine.captured = True
     old = opt.param_groups[0]["params"]
     opt.param_groups[0]["params"] = [nn.Parameter(p.detach().clone()) for p in old]
     with pytest.raises(ValueError, match="after a step was captured in a graph"):
         opt.step()
     opt.param_groups[0]["params"] = old
-    step_alike(1, (params, opt))
+    step_alike((params, opt))
 
 
 def calls_of(look: Callable[[], object]) -> int:

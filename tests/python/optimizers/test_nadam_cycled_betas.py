@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from support import bits, copies_of, parameter, random_gradients, refused, state_bits, step_alike, through_file
+from support import WAYS, bits, carried, copies_of, parameter, random_gradients, refused, state_bits, step_alike, through_file
 from torch.optim import lr_scheduler
 
 STEPS = 24
@@ -82,40 +81,15 @@ def test_dicts_have_the_product_only_where_options_would_give_another(seed: int)
     assert all("mu_product" not in entry for entry in opt.state.values())
 
 
-def of_dict(opt: lowtide.NAdam, params: Any, path: Path, **options: Any) -> lowtide.NAdam:
-    made = lowtide.NAdam(params, **options)
-    made.load_state_dict(through_file(opt.state_dict()))
-    return made
-
-
-def of_file(opt: lowtide.NAdam, params: Any, path: Path, **options: Any) -> lowtide.NAdam:
-    opt.save(path / "nadam.lowtide")
-    made = lowtide.NAdam(params, **options)
-    made.load(path / "nadam.lowtide")
-    return made
-
-
-def of_pickle(opt: lowtide.NAdam, params: Any, path: Path, **options: Any) -> lowtide.NAdam:
-    made = pickle.loads(pickle.dumps(opt))
-    made.param_groups[0]["params"] = params
-    return made
-
-
-def of_copy(opt: lowtide.NAdam, params: Any, path: Path, **options: Any) -> lowtide.NAdam:
-    made = copy.deepcopy(opt)
-    made.param_groups[0]["params"] = params  # which also carries state into a new core
-    return made
-
-
 @pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("way", [of_dict, of_file, of_pickle, of_copy])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("steps", [1, 5])
-def test_resuming_is_exact(way: Any, steps: int, paged: bool, tmp_path: Path, seed: int) -> None:
+def test_resuming_is_exact(way: str, steps: int, paged: bool, tmp_path: Path, seed: int) -> None:
     """After a scheduler has changed β1 for the step to come, and with it cycled on."""
     options = {"memory": lowtide.Memory(host="8KiB", disk=tmp_path, chunk="4KiB")} if paged else {}
     params, opt = trained(steps, **options)
-    others = copies_of(params)
-    back = way(opt, others, tmp_path, **options)
+    others, back = carried(way, params, opt, tmp_path, **options)
+    back.param_groups[0]["params"] = others = copies_of(others)  # which carries state into a new core
     for beta in (0.8, 0.8, 0.9):
         for each in (opt, back):
             each.param_groups[0]["betas"] = (beta, 0.999)
@@ -162,15 +136,14 @@ def test_a_step_that_is_skipped_leaves_the_product(device: Any, seed: int) -> No
     assert first["mu_product"] == second["mu_product"] and bits(params[0]) == bits(there[0])
 
 
-@pytest.mark.parametrize("way", [of_dict, of_file])
-def test_products_of_overrides_go_to_optimizers_without_them(way: Any, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_products_of_overrides_go_to_optimizers_without_them(way: str, tmp_path: Path, seed: int) -> None:
     """β1 of one parameter was another in each step: its product does not follow from the options of its group."""
     params = [parameter(*shape) for shape in SHAPES]
     lowtide.override(params[0], betas=(0.5, 0.999))
     opt = lowtide.NAdam(params)
     alike(3, (params, opt))
-    others = copies_of(params)
-    back = way(opt, others, tmp_path)
+    _, back = carried(way, params, opt, tmp_path)
     assert [*map(back.engine.core.carried, range(2))] == [*map(opt.engine.core.carried, range(2))]
 
 

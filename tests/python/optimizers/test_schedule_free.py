@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import lowtide
 import pytest
 import torch
 from schedulefree import AdamWScheduleFree as Theirs
-from support import bits, copies_of, disk_that_refuses, parameter, random_gradients, refused, state_bits, step_alike, through_file
+from support import WAYS, bits, carried, copies_of, disk_that_refuses, parameter, random_gradients, refused, state_bits, step_alike
 
 STEPS = 60
 SHAPES = ((48, 256), (7,))
@@ -167,51 +166,8 @@ def test_a_weight_of_its_own_reaches_a_step_by_its_group() -> None:
     assert bits(params[0]) != was
 
 
-GOES_ON: dict[str, Callable[..., Any]] = {}
-
-
-def way(of: Callable[..., Any]) -> Callable[..., Any]:
-    GOES_ON[of.__name__] = of
-    return of
-
-
-@way
-def state_dict(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
-    again = copies_of(params)
-    other = lowtide.AdamWScheduleFree(again, master=opt.param_groups[0]["master"])
-    other.load_state_dict(through_file(opt.state_dict()))
-    return again, other
-
-
-@way
-def file(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
-    again = copies_of(params)
-    other = lowtide.AdamWScheduleFree(again, master=opt.param_groups[0]["master"])
-    opt.save(folder / "file")
-    other.load(folder / "file")
-    return again, other
-
-
-@way
-def pickled(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
-    return pickle.loads(pickle.dumps((params, opt)))  # type: ignore[no-any-return]
-
-
-@way
-def copied(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
-    return copy.deepcopy((params, opt))
-
-
-@way
-def overridden(params: Any, opt: Any, folder: Path) -> tuple[Any, Any]:
-    """A new core takes the place of the optimizer's."""
-    again, other = copied(params, opt, folder)
-    lowtide.override(again[1], lr=opt.param_groups[0]["lr"])
-    return again, other
-
-
 @pytest.mark.parametrize("evaluating", [False, True], ids=["training", "evaluating"])
-@pytest.mark.parametrize("name", GOES_ON)
+@pytest.mark.parametrize("name", [*WAYS, "override"])
 @pytest.mark.parametrize("master", [None, "stochastic"])
 def test_a_run_goes_on_with_the_same_bits(master: Any, name: str, evaluating: bool, tmp_path: Path) -> None:
     """After learning rates that the options of now do not tell, in either mode, and after two switches at that step."""
@@ -220,19 +176,18 @@ def test_a_run_goes_on_with_the_same_bits(master: Any, name: str, evaluating: bo
     opt.train()
     if evaluating:
         opt.eval()
-    again, other = GOES_ON[name](params, opt, tmp_path)
+    again, other = carried("copy" if name == "override" else name, params, opt, tmp_path, master=master)
+    if name == "override":  # a new core takes the place of the optimizer's
+        lowtide.override(again[1], lr=opt.param_groups[0]["lr"])
     assert [bits(param) for param in again] == [bits(param) for param in params]
     if evaluating:
         random_gradients(again)
         with refused(other, "weights to evaluate"):
             other.step()
     for _ in range(3):
-        random_gradients(params)
-        for p, q in zip(params, again, strict=True):
-            q.grad = None if p.grad is None else p.grad.clone()
         for each in (opt, other):
             each.train()
-            each.step()
+        step_alike((params, opt), (again, other))
     for each in (opt, other):
         each.eval()
     assert [bits(param) for param in again] == [bits(param) for param in params]
@@ -335,12 +290,12 @@ def test_weights_of_another_beta_than_the_dict_would_have_are_not_saved(tmp_path
     opt.state_dict()
 
 
-@pytest.mark.parametrize("name", ["state_dict", "file"])
+@pytest.mark.parametrize("name", WAYS[:2])
 def test_loaded_weights_go_back_by_the_beta_of_what_was_loaded(name: str, tmp_path: Path) -> None:
     """Into an optimizer of another β1 (0.9)."""
     params, opt = trained(betas=(0.5, 0.999))
     opt.eval()
-    again, other = GOES_ON[name](params, opt, tmp_path)
+    again, other = carried(name, params, opt, tmp_path)
     for each in (opt, other):
         each.train()
     assert [bits(param) for param in again] == [bits(param) for param in params]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from support import bits, parameter, random_gradients, refused, snapshot, state_bits
+from support import bits, parameter, random_gradients, refused, snapshot, state_bits, step_alike
 
 
 class Wrapped(torch.Tensor):
@@ -73,14 +73,8 @@ def test_a_foreign_parameter_is_taken_along_and_costs_nothing(kind, where, seed,
     twins = [nn.Parameter(p.detach().clone()) for p in (a, b)]
     other = FOREIGN[kind]()
     opt, alone = lowtide.AdamW(groups(a, other, b)), lowtide.AdamW(groups(twins[0], frozen(torch.zeros(0)), twins[1]))
-    for step in range(3):
-        torch.manual_seed(step)
-        random_gradients([a, b])
-        for p, twin in zip((a, b), twins, strict=True):
-            assert p.grad is not None
-            twin.grad = p.grad.clone()
-        opt.step()
-        alone.step()
+    for _ in range(3):
+        step_alike(([a, b], opt), (twins, alone))
     assert [bits(a), bits(b)] == [*map(bits, twins)]
     report, wanted = opt.report(), alone.report()
     assert {k: report[k] for k in ("params", "elements", "state_bytes")} == {

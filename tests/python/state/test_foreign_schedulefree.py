@@ -11,7 +11,7 @@ import lowtide
 import pytest
 import schedulefree
 import torch
-from support import bits, drop, parameter, put, random_gradients, refused, through_file
+from support import bits, copies_of, drop, parameter, put, refused, step_alike, through_file
 
 SHAPES = ((48, 256), (7,))
 STEPS = 20
@@ -29,25 +29,15 @@ def theirs(params: list[torch.nn.Parameter], **options: Any) -> Any:
     return opt
 
 
-def twin(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(param.detach().clone()) for param in params]
-
-
-def steps(made: list[tuple[list[torch.nn.Parameter], Any]], number: int) -> None:
-    """All of them with the same gradients."""
+def steps(number: int, *made: tuple[list[torch.nn.Parameter], Any]) -> None:
     for _ in range(number):
-        random_gradients(made[0][0])
-        grads = [param.grad.clone() for param in made[0][0] if param.grad is not None]
-        for params, opt in made:
-            for param, grad in zip(params, grads, strict=True):
-                param.grad = grad.clone().to(param.dtype)  # the package divides in place
-            opt.step()
+        step_alike(*made)
 
 
 def trained(**options: Any) -> tuple[list[torch.nn.Parameter], Any]:
     params = [parameter(*shape) for shape in SHAPES]
     opt = theirs(params, **options)
-    steps([(params, opt)], STEPS)
+    steps(STEPS, (params, opt))
     return params, opt
 
 
@@ -62,7 +52,7 @@ def test_a_run_of_the_package_goes_on_here(
     params, opt = trained(**options)
     if evaluating:
         opt.eval()
-    saved, again = through_file(opt.state_dict()), twin(params)
+    saved, again = through_file(opt.state_dict()), copies_of(params)
     mine = lowtide.AdamWScheduleFree(again, state="fp32")
     mine.load_state_dict(saved)
     assert [group["train_mode"] for group in mine.param_groups] == [not evaluating]
@@ -72,7 +62,7 @@ def test_a_run_of_the_package_goes_on_here(
     assert float(entry["weight_sum"]) == saved["param_groups"][0]["weight_sum"] and int(entry["step"]) == STEPS
     for each in (opt, mine):
         each.train()
-    steps([(params, opt), (again, mine)], STEPS)
+    steps(STEPS, (params, opt), (again, mine))
     largest = max(float(param.detach().abs().max()) for param in params)
     bound = 2.0**-24 * (4 * largest + STEPS * (3 * largest + (2 * 12 + 3 * 2 * STEPS) * 4 * LR))
     for mode in ("train", "eval"):
@@ -87,7 +77,7 @@ def test_dynamic8_state_is_that_of_float32_encoded() -> None:
     params, opt = trained()
     found = []
     for state in ("fp32", "dynamic8"):
-        mine = lowtide.AdamWScheduleFree(twin(params), state=state)
+        mine = lowtide.AdamWScheduleFree(copies_of(params), state=state)
         mine.load_state_dict(opt.state_dict())
         found.append(mine._core.export_state(0, 0))
     assert bits(found[0]) == bits(opt.state[params[0]]["z"] - params[0].detach())
@@ -98,8 +88,8 @@ def test_dynamic8_state_is_that_of_float32_encoded() -> None:
 def test_bfloat16_weights_take_float32_differences() -> None:
     params = [parameter(48, 256, dtype=torch.bfloat16)]
     opt = theirs(params)
-    steps([(params, opt)], 3)
-    mine = lowtide.AdamWScheduleFree(twin(params), state="fp32")
+    steps(3, (params, opt))
+    mine = lowtide.AdamWScheduleFree(copies_of(params), state="fp32")
     mine.load_state_dict(opt.state_dict())
     assert bits(mine._core.export_state(0, 0)) == bits(opt.state[params[0]]["z"].float() - params[0].detach().float())
 
@@ -107,11 +97,11 @@ def test_bfloat16_weights_take_float32_differences() -> None:
 def test_parameters_without_a_gradient_and_dicts_before_a_step_begin_here() -> None:
     params = [parameter(16), parameter(16)]
     opt = theirs(params)
-    mine = lowtide.AdamWScheduleFree(twin(params))
+    mine = lowtide.AdamWScheduleFree(copies_of(params))
     mine.load_state_dict(opt.state_dict())
     params[0].grad = torch.randn(16)
     opt.step()
-    mine = lowtide.AdamWScheduleFree(twin(params))
+    mine = lowtide.AdamWScheduleFree(copies_of(params))
     mine.load_state_dict(opt.state_dict())
     first, second = mine.param_groups[0]["params"]
     assert int(mine.state[first]["step"]) == 1 and second not in mine.state
@@ -138,7 +128,7 @@ def test_spoilt_dicts_of_schedulefree_are_refused_whole(change: Callable[[Any], 
     params, opt = trained()
     saved = copy.deepcopy(opt.state_dict())
     change(saved)
-    mine = lowtide.AdamWScheduleFree(twin(params), state="fp32")
+    mine = lowtide.AdamWScheduleFree(copies_of(params), state="fp32")
     with refused(mine, *words):
         mine.load_state_dict(saved)
 
@@ -148,15 +138,15 @@ def test_other_classes_of_the_package_are_refused(cls: Any) -> None:
     params = [parameter(16)]
     opt = cls(params, lr=LR)
     opt.train()
-    steps([(params, opt)], 2)
-    mine = lowtide.AdamWScheduleFree(twin(params))
+    steps(2, (params, opt))
+    mine = lowtide.AdamWScheduleFree(copies_of(params))
     with refused(mine, "schedulefree.AdamWScheduleFree"):
         mine.load_state_dict(opt.state_dict())
 
 
 def test_another_rule_refuses_the_dict() -> None:
     params, opt = trained()
-    mine = lowtide.AdamW(twin(params))
+    mine = lowtide.AdamW(copies_of(params))
     with refused(mine, "a group of the package schedulefree's, wanted a state_dict of lowtide's 'adamw'"):
         mine.load_state_dict(opt.state_dict())
 
