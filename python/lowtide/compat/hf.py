@@ -9,6 +9,7 @@ Needs no package of Hugging Face.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
@@ -105,8 +106,8 @@ def optimizer(
         args: the TrainingArguments, which give learning rate, betas, epsilon, weight decay, for "schedule_free_adamw"
             the warm-up (in steps, or below 1 as a share of max_steps), and `optim_args` unless given here. None: their
             defaults.
-        optim_args: "key=value,key=value"; keys are the hyper-parameters of the class (of betas: beta1, beta2, beta3)
-            and options of `lowtide.Options`.
+        optim_args: "key=value,key=value"; keys are the hyper-parameters of the class (of betas: beta1, beta2, beta3),
+            options of `lowtide.Options`, and the fields of `Memory`: "beta2=0.95,host=8GiB,disk=/scratch".
         memory: where state may live, for any name. None: for names with "paged", Memory(device="auto"): state is on the
             device as far as it fits, the rest in host memory. If the state of CPU parameters does not fit into RAM,
             give Memory(host=BYTES, disk=DIRECTORY). No bit of a result depends on it.
@@ -138,8 +139,10 @@ def optimizer(
     kwargs.update(options)
     if "warmup_steps" in defaults and "warmup_steps" not in kwargs:
         kwargs["warmup_steps"] = _warmup_steps(given)
-    if memory is not None or recipe.paged:
-        kwargs["memory"] = memory or Memory(device="auto")
+    if memory is not None:
+        kwargs["memory"] = memory
+    elif recipe.paged:
+        kwargs.setdefault("memory", Memory(device="auto"))
     if args is not None:
         _check_effects(cls, kwargs, args)
     if embeddings_fp32:
@@ -156,9 +159,10 @@ def _apply_text(text: str, cls: type[Optimizer], kwargs: dict[str, Any]) -> None
     hyper = hyper_of(cls)
     del hyper["lr"]  # the Trainer sets it
     betas = dict(zip(BETAS, kwargs.get("betas", ()), strict=False))
-    kinds = {key: kind for key, kind in Options.__annotations__.items() if key not in REFUSED and kind != Memory | None}
-    known = [*betas, *(key for key in hyper if key != "betas"), *kinds]
-    seen = set()
+    kinds = {key: kind for key, kind in Options.__annotations__.items() if key not in REFUSED and key != "memory"}
+    budgets = [field.name for field in dataclasses.fields(Memory)]
+    known = [*betas, *(key for key in hyper if key != "betas"), *kinds, *budgets]
+    seen, budget = set(), []
     for item in text.replace(" ", "").split(","):
         key, equals, value = item.partition("=")
         if not equals or key not in known or key in seen:
@@ -171,8 +175,12 @@ def _apply_text(text: str, cls: type[Optimizer], kwargs: dict[str, Any]) -> None
             kwargs["betas"] = tuple(betas.values())
         elif key in hyper:
             kwargs[key] = _value(key, value, (bool if isinstance(hyper[key], bool) else float,))
+        elif key in budgets:
+            budget.append(item)
         else:
             kwargs[key] = _value(key, value, get_args(kinds[key]) or (kinds[key],))
+    if budget:
+        kwargs["memory"] = Memory.of(",".join(budget))
 
 
 def _value(key: str, text: str, kinds: tuple[type, ...]) -> bool | float | str:

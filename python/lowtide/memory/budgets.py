@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 from lowtide import _core
 from lowtide.checks.values import expect
@@ -68,6 +69,27 @@ class Memory:
     managed: bool = False
     transfer: str | None = None
     step: str | None = None
+
+    @classmethod
+    def of(cls, given: Memory | Mapping[str, Any] | str | None) -> Memory | None:
+        """A budget as configuration files and command lines have it: a mapping of fields, or text such as
+        "host=8GiB,disk=/scratch" (a path with a comma needs a mapping). TypeError or ValueError for other words."""
+        if given is None or isinstance(given, Memory):
+            return given
+        if not isinstance(given, str):
+            return cls(**{_field(str(name)): value for name, value in given.items()})
+        found: dict[str, Any] = {}
+        for word in given.split(","):
+            name, equals, value = (part.strip() for part in word.partition("="))
+            field = _field(name)
+            if field == "managed":
+                wanted = {"true": True, "": True, "false": False}
+                expect(value.lower() in wanted, "memory: managed", repr(value), "true or false")
+                found[field] = wanted[value.lower()]
+                continue
+            expect(bool(equals and value) and field not in found, "memory", repr(given), "NAME=VALUE once for each, between commas")
+            found[field] = value
+        return cls(**found)
 
     def steps_at(self, place: Place) -> str:
         """Who steps parameters on a device: "device", "host" or "auto". Raises ValueError or TypeError for an invalid
@@ -152,6 +174,14 @@ class Memory:
         if self.step == "device":
             return replace(self, host=host)
         return replace(self, host=host, disk=None, disk_limit=None, step="device")
+
+
+def _field(name: str) -> str:
+    """The field that a word of a configuration names, "disk-limit" of the command line included."""
+    known = [field.name for field in fields(Memory)]
+    field = name.replace("-", "_")
+    expect(field in known, "memory", repr(name), f"some of {', '.join(known)}")
+    return field
 
 
 def budget_at(memory: Memory | None, place: Place) -> Budget | None:

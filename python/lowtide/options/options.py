@@ -27,7 +27,7 @@ IGNORED = ("foreach", "fused")
 # The types of options, and their names in messages. The core knows which strings are valid.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "state": ((str,), "a str"),
-    "memory": ((Memory, NoneType), "a lowtide.Memory or None"),
+    "memory": ((Memory, Mapping, str, NoneType), "a lowtide.Memory, a mapping of its fields, 'host=8GiB,disk=/scratch', or None"),
     "min_quantized_numel": ((Integral,), "an integer from 0 to 2^63 - 1"),
     "rounding": ((str,), "'auto', 'nearest' or 'stochastic'"),
     "master": ((str, NoneType), "'residual16', 'residual8', 'stochastic' or None"),
@@ -65,7 +65,8 @@ class Options(TypedDict, total=False):
         max_grad_norm: every step clips the gradients of all groups together to this norm, as `clip_grad_norm_` would; None, the
             default: no clipping.
         cpu_target: instruction set, such as "avx2", for comparisons; only changes speed. "", the default: the best.
-        memory: (group: a separate budget) where state may live; None: no limit (docs/devices.md).
+        memory: (group: a separate budget) where state may live, as a `Memory`, a mapping of its fields, or text such as
+            "host=8GiB,disk=/scratch"; None: no limit (docs/devices.md).
         arithmetic: on devices that have a choice (CUDA): "exact", the same bits as the CPU (the default), or "fast".
         prefetch_in_backward: read streaming state during backward, into at most that many bytes.
         step_in_backward: step and free gradients during backward, as soon as there are that many bytes.
@@ -88,7 +89,7 @@ class Options(TypedDict, total=False):
     amp_scaling: bool
     max_grad_norm: float | None
     cpu_target: str
-    memory: Memory | None
+    memory: Memory | Mapping[str, Any] | str | None
     arithmetic: str
     prefetch_in_backward: bool | int | str
     step_in_backward: bool | int | str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, overload
 
@@ -100,7 +101,7 @@ def plan(
     model_or_params: Any,
     rule: str = "adamw",
     state: str = "dynamic8",
-    memory: Memory | None = None,
+    memory: Memory | Mapping[str, Any] | str | None = None,
     min_quantized_numel: int = 4096,
     rates: Rates | Literal["measure"] | None = None,
     momentum: float | None = None,
@@ -141,7 +142,7 @@ def plan(
     """
     given = {"state": state, "memory": memory, "min_quantized_numel": min_quantized_numel, "master": master}
     check_kinds(given, "plan")
-    device = _device(on)
+    memory, device = Memory.of(memory), _device(on)
     if not isinstance(rule, str):
         raise TypeError(f"plan: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
     if not (rates is None or rates == "measure" or isinstance(rates, Rates)):

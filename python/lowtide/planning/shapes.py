@@ -18,6 +18,7 @@ from lowtide.devices.places import HOST, check_parameter
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, GroupSizes, all_core_groups, refused, sizes_of
 from lowtide.engine.params import Param
+from lowtide.memory.budgets import Memory
 from lowtide.options.options import check_kinds
 from lowtide.options.overrides import look
 
@@ -85,16 +86,16 @@ def members_of(source: Any, dtype: torch.dtype = torch.float32) -> list[tuple[Ma
     if not any(isinstance(entry, Mapping) for entry in entries):
         entries = [{"params": entries}]
     seen: set[int] = set()
-    return [(entry, _members(entry, number, seen, dtype)) for number, entry in enumerate(entries)]
+    return [_members(entry, number, seen, dtype) for number, entry in enumerate(entries)]
 
 
-def _members(entry: Any, number: int, seen: set[int], dtype: torch.dtype) -> list[Param]:
-    """The parameters of one group that are not frozen."""
+def _members(entry: Any, number: int, seen: set[int], dtype: torch.dtype) -> tuple[Mapping[str, Any], list[Param]]:
+    """The group, and its parameters that are not frozen."""
     where = f"parameter group {number}"
     if not isinstance(entry, Mapping) or "params" not in entry:
         raise TypeError(f"{where}: got {type(entry).__name__}, wanted a dict with 'params', as all groups are")
     check_kinds(entry, where)
-    given = entry["params"]
+    memory, given = Memory.of(entry.get("memory")), entry["params"]
     if isinstance(given, torch.nn.Module):
         given = given.parameters()
     params: list[Any] = []
@@ -110,9 +111,10 @@ def _members(entry: Any, number: int, seen: set[int], dtype: torch.dtype) -> lis
             check_parameter(sharding.local_of(member), here, anywhere=True)
         else:
             member = ShapedParam(_shape(member, here), dtype)
-        params.append(Param(member, number, place, HOST, sharding.sharding_of(member, here), memory=entry.get("memory")))
+        params.append(Param(member, number, place, HOST, sharding.sharding_of(member, here), memory=memory))
     met = look([param.tensor for param in params])
-    return [param.with_overrides(each, entry.get("memory")) if each else param for param, each in zip(params, met, strict=True)]
+    members = [param.with_overrides(each, memory) if each else param for param, each in zip(params, met, strict=True)]
+    return {**entry, "memory": memory}, members
 
 
 def _shape(value: Any, where: str) -> Shape:

@@ -122,6 +122,10 @@ def test_options(tmp_path: Path) -> None:
     wanted = {"nonfinite": "raise", "state": "bf16", "maximize": True, "weight_decay": 0.1}
     assert {key: kwargs[key] for key in wanted} == wanted
     assert kwargs["memory"] == lowtide.Memory(device="auto")
+    budget = f"host=1MiB,disk={tmp_path},eps=1e-6,disk_limit=2MiB"
+    for name in ("adamw_8bit", "paged_adamw_8bit"):
+        _, kwargs = lowtide.hf.optimizer(name, optim_args=budget)
+        assert kwargs["memory"] == lowtide.Memory(host="1MiB", disk=str(tmp_path), disk_limit="2MiB") and kwargs["eps"] == 1e-6
     own = lowtide.Memory(host="1MiB", disk=tmp_path)
     assert lowtide.hf.optimizer(args.optim, args, memory=own, optim_args="")[1]["memory"] is own
 
@@ -133,6 +137,7 @@ def test_options(tmp_path: Path) -> None:
     ("adamw_8bit", "momentum=0.9", ("'momentum=0.9' for AdamW", "beta1, beta2, eps")),
     ("lion_8bit", "eps=1e-6", ("'eps=1e-6' for Lion",)),
     ("adamw_8bit", "memory=1GiB", ("memory=1GiB",)),
+    ("adamw_8bit", "host=1GiB,host=2GiB", ("again", "host=2GiB")),
     ("adamw_8bit", "lr=1", ("lr=1",)),
     ("adamw_8bit", "eps=small", ("eps: got 'small'", "a number")),
     ("sgd", "nesterov=maybe", ("nesterov: got 'maybe'", "true or false")),

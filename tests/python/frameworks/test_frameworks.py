@@ -85,6 +85,7 @@ def direct(seed: int, **options: Any) -> dict[str, bytes]:
 
 def check_built(optimizer: torch.optim.Optimizer, model: torch.nn.Module, seed: int, shown: Any, **options: Any) -> None:
     assert type(optimizer) is lowtide.AdamW and weights(model) == weights(matrices(seed))
+    assert optimizer.engine.settings.memory == lowtide.Memory(host="8GiB")
     got, wanted = train(model, optimizer.step, BUILDER_STEPS), direct(seed, **options)
     assert got != weights(matrices(seed))
     wrong = [name for name in wanted if got[name] != wanted[name]]

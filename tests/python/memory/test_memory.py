@@ -63,6 +63,48 @@ def test_disk_gives_the_bits_of_ram(cls: type[lowtide.AdamW], state: str, tmp_pa
         assert all(torch.equal(entry[name], b["state"][number][name]) for name in entry)
 
 
+def test_budgets_in_text_are_budgets(tmp_path: Path) -> None:
+    """The words of configuration files: alone, in a group, in a plan."""
+    text = f"host=200KiB, disk={tmp_path}, disk-limit=2MiB, chunk=32KiB"
+    wanted = lowtide.Memory(host="200KiB", disk=str(tmp_path), disk_limit="2MiB", chunk="32KiB")
+    mapping = {"host": "200KiB", "disk": str(tmp_path), "disk_limit": "2MiB", "chunk": "32KiB"}
+    assert lowtide.Memory.of(text) == lowtide.Memory.of(mapping) == lowtide.Memory.of(wanted) == wanted
+    assert lowtide.Memory.of("managed,device=1GiB") == lowtide.Memory(managed=True, device="1GiB")
+    assert lowtide.Memory.of("managed=False") == lowtide.Memory() and lowtide.Memory.of(None) is None
+    nets, reports = [], []
+    for memory in (wanted, text, mapping):
+        nets.append(model())
+        groups = [{"params": [param], "memory": memory if i else None} for i, param in enumerate(nets[-1].parameters())]
+        for optimizer in (lowtide.AdamW(nets[-1].parameters(), memory=memory), lowtide.AdamW(groups)):
+            train(nets[-1], optimizer, 2)
+            reports.append({name: value for name, value in optimizer.report().items() if not name.endswith("seconds")})
+        planned = lowtide.plan(nets[-1], memory=memory)
+        assert planned == lowtide.plan(nets[-1], memory=wanted) and planned.disk_bytes > 0
+    assert same(nets[0], nets[1]) and same(nets[0], nets[2])
+    assert reports[0] == reports[2] == reports[4] and reports[1] == reports[3] == reports[5] and reports[0]["disk_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("8GiB", "got '8GiB', wanted some of device, host"),
+        ("", "got '', wanted some of"),
+        ("host=", "got 'host=', wanted NAME=VALUE"),
+        ("host=1GiB,host=2GiB", "NAME=VALUE once for each"),
+        ("ram=1GiB", "got 'ram', wanted some of device, host, disk, disk_limit"),
+        ("managed=maybe", "managed: got 'maybe', wanted true or false"),
+        ("host=much", 'host: got "much" as a number of bytes'),
+        ({"hosts": 1}, "got 'hosts', wanted some of"),
+        ({"host": "1GiB", "disk": ""}, "an empty path as disk"),
+    ],
+)
+def test_budgets_in_text_refuse_other_words(given: str | dict[str, object], words: str) -> None:
+    for groups in ([{"params": [torch.nn.Parameter(torch.ones(3))], "memory": given}], None):
+        options = {} if groups else {"memory": given}
+        with pytest.raises(ValueError, match=words):
+            lowtide.AdamW(groups or [torch.nn.Parameter(torch.ones(3))], **options)
+
+
 def test_state_dict_goes_both_ways(tmp_path: Path) -> None:
     here, there = model(), model()
     ram = lowtide.AdamW(here.parameters())
@@ -140,7 +182,7 @@ def test_nothing_stays_on_disk(tmp_path: Path) -> None:
         (lambda p: lowtide.Memory(host="150%", disk=p), ValueError, "150%"),
         (lambda p: lowtide.Memory(host="1MiB", chunk=1000), ValueError, "4096"),
         (lambda p: lowtide.Memory(host="1MiB", disk_limit="1GiB"), ValueError, "disk"),
-        (lambda p: "1GiB", TypeError, "lowtide.Memory"),
+        (lambda p: 1 << 30, TypeError, "lowtide.Memory"),
     ],
 )
 def test_bad_budgets_are_refused(memory, error: type[Exception], words: str, tmp_path: Path) -> None:
