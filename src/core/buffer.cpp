@@ -20,7 +20,7 @@ Buffer::Buffer(Env& env, size_t wanted) {
   const bool huge = wanted >= kHugePage;
   if (wanted > SIZE_MAX - 2 * kHugePage) fail(ErrorKind::kOutOfMemory, "cannot allocate %zu bytes", wanted);
   const size_t bytes = (wanted + kPage - 1) / kPage * kPage;
-  // mmap aligns to 4 KiB only: take one huge page more and give back what sticks out.
+  // mmap only aligns to 4 KiB: take one huge page more and unmap the excess.
   const size_t taken = bytes + (huge ? kHugePage : 0);
   void* raw = nullptr;
   if (const int result = env.map(taken, &raw)) {
@@ -34,8 +34,8 @@ Buffer::Buffer(Env& env, size_t wanted) {
   if (skip) env.unmap(begin, skip);
   if (skip < kHugePage) env.unmap(data() + bytes, kHugePage - skip);
 #if defined(MADV_HUGEPAGE)
-  // 10-25 % more bandwidth for one thread. Advice only: a kernel without huge pages ignores it, and other systems than
-  // Linux have none.
+  // 10-25 % more bandwidth for one thread. Only advice: a kernel without huge pages ignores it, and systems other than
+  // Linux do not have it.
   madvise(data(), bytes, MADV_HUGEPAGE);
 #endif
 }

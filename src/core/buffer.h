@@ -1,4 +1,4 @@
-// Memory from the system for optimizer state: zeroed, page-aligned, huge pages where they help. Move-only owner.
+// Memory from the system for optimizer state: zeroed, page-aligned, in huge pages if they help. Move-only owner.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace lowtide {
 
-// Memory and files are rounded to this, and aligned at it.
+// Memory and files are rounded up and aligned to this.
 inline constexpr int64_t kPageBytes = 4096;
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -23,10 +23,10 @@ struct Unmap {
 class Buffer {
  public:
   Buffer() = default;
-  // Throws kOutOfMemory, naming the bytes, if the system has not got them. env outlives the buffer.
+  // Throws kOutOfMemory, naming the bytes, if the system cannot provide them. env outlives the buffer.
   Buffer(Env& env, size_t bytes);
 
-  // Gives the pages back to the system; the addresses stay, and read as zero until they are written again.
+  // Returns the pages to the system; the addresses stay, and read as zero until they are written again.
   void drop_pages() const;
 
   std::byte* data() const { return data_.get(); }

@@ -1,5 +1,5 @@
-// The cores that this process may run on, the nodes of memory that they belong to, and their cache. All that the
-// library asks the system about them is asked here: Linux answers, other systems do not.
+// The cores that this process may run on, their NUMA nodes, and their cache. This is the only file that asks the system
+// about them: Linux answers, other systems do not.
 #pragma once
 
 #include <bitset>
@@ -9,18 +9,18 @@
 
 namespace lowtide {
 
-using CoreSet = std::bitset<1024>;  // by number, as many as Linux's own set holds
+using CoreSet = std::bitset<1024>;  // by number; as many as Linux's own set holds
 
-// All that any of the process's threads may run on; none where the system does not tell. One thread's own set is not
-// enough: OpenMP runtimes bind the threads they meet (OMP_PROC_BIND), the calling one included, to a single core each.
+// The cores that any thread of the process may run on; empty if the system does not report them. One thread's own set
+// is not enough: OpenMP runtimes bind every thread they see (OMP_PROC_BIND), including the caller, to a single core.
 CoreSet process_cores();
 
 // The core that the calling thread is on, or -1.
 int current_core();
-// Lets the calling thread run on these alone, where the system can do so.
+// Restricts the calling thread to these cores, if the system supports it.
 void keep_to(const CoreSet& cores);
 
-// The largest cache of the machine; 0: not known.
+// The largest cache of the machine; 0: unknown.
 int64_t last_cache_bytes();
 
 // NUMA nodes that own a core of the set, renumbered from 0.
@@ -33,7 +33,7 @@ struct MemoryNodes {
   }
 };
 
-// folder: as /sys/devices/system/node. One node of all cores if it cannot be read or does not name every one of them.
+// folder: like /sys/devices/system/node. One node with all cores if it cannot be read or does not name every core.
 MemoryNodes read_nodes(const std::string& folder, const CoreSet& cores);
 
 // Nodes of the cores that the process had at the first call.

@@ -21,7 +21,7 @@ struct flock whole_file(short type) {
   struct flock range {};
   range.l_type = type;
   range.l_whence = SEEK_SET;
-  return range;  // l_pid must be 0 for locks of a description
+  return range;  // l_pid must be 0 for open-file-description locks
 }
 
 }  // namespace
@@ -47,7 +47,7 @@ int64_t Env::pwrite(int fd, const void* from, int64_t bytes, int64_t offset) {
 int Env::allocate(int fd, int64_t bytes) {
   struct rlimit limit {};
   if (bytes > 0 && ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(bytes) > limit.rlim_cur) {
-    return -EFBIG;  // the call itself would raise SIGXFSZ, which ends a process that has no handler
+    return -EFBIG;  // the call itself would raise SIGXFSZ, which kills a process without a handler
   }
   return -::posix_fallocate(fd, 0, bytes);
 }
@@ -94,7 +94,7 @@ int Env::map(size_t bytes, void** memory) {
 int Env::unmap(void* memory, size_t bytes) { return or_error(::munmap(memory, bytes)); }
 
 Env& system_env() {
-  static Env* const env = new Env;  // never destroyed: files may be closed while the process ends
+  static Env* const env = new Env;  // never destroyed: files may be closed while the process exits
   return *env;
 }
 

@@ -1,8 +1,8 @@
-// Files and the memory of state, as the library sees them: one seam under everything that touches a disk or takes
-// memory for state, so that tests can fail any call.
+// Files and the memory of state behind one interface: everything that touches a disk or allocates memory for state
+// calls it, so that tests can make any call fail.
 //
-// Every function returns what the system call returns, or -errno: no retries, no messages. Callers handle EINTR and
-// short counts. Thread-safe, as the system is.
+// Every function returns the system call's result, or -errno: no retries, no messages. Callers handle EINTR and short
+// counts. Thread-safe, like the system.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ class Env {
  public:
   virtual ~Env() = default;
   virtual int open(const char* path, int flags, unsigned mode);
-  // Relative to an open directory, which stays the same one whatever happens to its path.
+  // Relative to an open directory, which stays the same directory even if its path changes.
   virtual int openat(int directory, const char* name, int flags, unsigned mode);
   virtual int unlinkat(int directory, const char* name);
   virtual int close(int fd);
@@ -26,17 +26,17 @@ class Env {
   virtual int truncate(int fd, int64_t bytes);
   virtual int sync(int fd);  // fsync
   virtual int rename(const char* from, const char* to);
-  // st_mode of the file that a path leads to, links followed.
+  // st_mode of the file at a path, following links.
   virtual int mode_of(const char* path, unsigned* mode);
   virtual int unlink(const char* path);
-  // Exclusive lock of the open file description, of this process or another; -EAGAIN if another one has it. *holder:
-  // the process that has it where the system knows (a lock of the classic kind, by process), else 0. A description is
-  // shared with forked children: the lock ends with unlock() or when the last of its descriptors is closed.
+  // Exclusive lock of the open file description, against this process and others; -EAGAIN if another description holds
+  // it. *holder: the process that holds it if the system knows (a classic lock, owned by a process), else 0. Forked
+  // children share a description: the lock ends with unlock() or when the last of its descriptors is closed.
   virtual int lock(int fd, int* holder);
   virtual int unlock(int fd);
-  // Anonymous memory, zeroed and page-aligned (mmap); *memory is set on success, 0.
+  // Anonymous memory, zeroed and page-aligned (mmap); on success sets *memory and returns 0.
   virtual int map(size_t bytes, void** memory);
-  // Whole pages of it, also a part.
+  // Unmaps whole pages of it, possibly only a part.
   virtual int unmap(void* memory, size_t bytes);
   // False: all I/O goes through pread and pwrite above, where a test can reach it.
   virtual bool allows_io_uring() const { return true; }

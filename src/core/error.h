@@ -1,4 +1,4 @@
-// Functions that throw errors with a formatted message. It says what was given, what was wanted and what to do.
+// Functions that throw errors with a formatted message, which says what was given, what was wanted and what to do.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace lowtide {
 
-// A number as %lld takes it.
+// A number in the type that %lld takes.
 inline constexpr long long ll(int64_t n) { return n; }
 
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
 [[noreturn, gnu::format(printf, 2, 3)]] void fail(ErrorKind kind, const char* pattern, ...);
 
-// Throws kIo; appends what the system says about os_error (an errno, 0 if there is none).
+// Throws kIo; appends the system's text for os_error (an errno, 0 if there is none).
 [[noreturn, gnu::format(printf, 2, 3)]] void fail_io(int os_error, const char* pattern, ...);
 
-// LT_REQUIRE(condition, "got n=%lld, wanted ...", n): throws kInvalidArgument if the caller's value is wrong.
+// LT_REQUIRE(condition, "got n=%lld, wanted ...", n): throws kInvalidArgument if the condition is false.
 #define LT_REQUIRE(condition, ...)                                          \
   do {                                                                      \
     if (!(condition)) [[unlikely]]                                          \

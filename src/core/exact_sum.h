@@ -1,5 +1,5 @@
-// A sum of floats times powers of two that is exact, so that it does not depend on the order of its terms: a number of
-// fixed point, wide enough for all of them.
+// An exact sum of floats times powers of two, so that the order of terms does not matter: a fixed-point number wide
+// enough for all of them.
 #pragma once
 
 #include <algorithm>
@@ -13,38 +13,38 @@ namespace lowtide {
 
 class ExactSum {
  public:
-  // The largest exponent and the smallest that add() takes, and how many terms there may be.
+  // The largest and smallest exponent that add() accepts, and the largest number of terms.
   static constexpr int kLargestExponent = 256, kSmallestExponent = -256;
   static constexpr int64_t kMostTerms = int64_t{1} << 48;
 
   // Adds x * 2^exponent, x >= 0. If x is not finite, the sum becomes NaN.
   void add(float x, int exponent);
-  // Adds count * 2^exponent, a multiple of the smallest term that add() takes, and no larger than its largest.
+  // Adds count * 2^exponent, a multiple of the smallest term that add() accepts and at most its largest.
   void add_count(uint64_t count, int exponent);
   void merge(const ExactSum& other);
 
-  // Rounded to double, always alike: equal sums are equal bits. 0 without terms.
+  // The sum rounded to double, deterministically: equal sums give equal bits. 0 without terms.
   double value() const;
 
   static constexpr int kLimbBits = 32;
-  static constexpr int kLowest = kSmallestExponent - 149;  // the exponent of bit 0: of the smallest float's
-  // Up to the largest float, times 2^kLargestExponent, kMostTerms times.
+  static constexpr int kLowest = kSmallestExponent - 149;  // the exponent of bit 0, which is the smallest float's
+  // Holds the largest float times 2^kLargestExponent, kMostTerms times.
   static constexpr int kLimbs = (128 + kLargestExponent + 48 - kLowest) / kLimbBits + 2;
   using Limbs = std::array<int64_t, kLimbs>;
-  // The sum as numbers of 32 bits, the lowest first: equal sums are equal limbs, and limbs of several sums can be added
-  // to give those that set_limbs() takes. A sum that is NaN has none.
+  // The sum as 32-bit numbers, the lowest first: equal sums have equal limbs, and the limbs of several sums can be
+  // added and passed to set_limbs(). A NaN sum has none.
   Limbs limbs() const;
   void set_limbs(const Limbs& limbs);
 
  private:
   static constexpr int64_t kTermsBetweenCarries = int64_t{1} << 30;
 
-  void add_word(uint32_t word, int at);  // at: of its bit 0
+  void add_word(uint32_t word, int at);  // at: position of its bit 0
   void count_term();
   static void carry(uint64_t (&limbs)[kLimbs]);
 
   uint64_t limbs_[kLimbs] = {};  // kLimbBits of the sum each; the bits above are carries
-  int64_t terms_ = 0;            // since carries
+  int64_t terms_ = 0;            // added since the last carry
   bool finite_ = true;
 };
 
@@ -112,7 +112,7 @@ inline void ExactSum::carry(uint64_t (&limbs)[kLimbs]) {
 
 inline double ExactSum::value() const {
   if (!finite_) return std::numeric_limits<double>::quiet_NaN();
-  const Limbs limbs = this->limbs();  // the same for the same sum
+  const Limbs limbs = this->limbs();  // identical for equal sums
   double sum = 0;
   for (size_t i = 0; i < limbs.size(); ++i)
     sum += std::ldexp(static_cast<double>(limbs[i]), kLowest + static_cast<int>(i) * kLimbBits);

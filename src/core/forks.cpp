@@ -16,7 +16,7 @@ std::atomic<int64_t> count = 0;
 int64_t forks() {
   static const bool counts = [] {
     if (pthread_atfork(nullptr, nullptr, [] { ++count; }) != 0)
-      fail(ErrorKind::kOutOfMemory, "no memory to take note of forks");
+      fail(ErrorKind::kOutOfMemory, "no memory to register a handler for forks");
     return true;
   }();
   (void)counts;

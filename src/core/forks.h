@@ -1,11 +1,11 @@
-// How often this process was forked: process ids do not tell, in a new pid namespace the child may have its parent's.
+// Counts the forks of this process. Process ids do not tell: in a new pid namespace the child may have its parent's id.
 #pragma once
 
 #include <cstdint>
 
 namespace lowtide {
 
-// Forks on the way from the process that asked first to this one. Throws kOutOfMemory, the first time only.
+// Forks between the process that called this first and the current one. Throws kOutOfMemory, only in the first call.
 int64_t forks();
 
 }  // namespace lowtide

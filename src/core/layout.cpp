@@ -55,7 +55,7 @@ void scatter_as(const Layout& layout, const void* packed, int64_t first, int64_t
 
 }  // namespace
 
-constexpr int64_t kMost = int64_t{1} << 62;  // elements, and offsets
+constexpr int64_t kMost = int64_t{1} << 62;  // largest number of elements, and largest offset
 
 Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
   LT_REQUIRE(strides.empty() || strides.size() == sizes.size(), "got %zu strides for %zu sizes; give one each, or none",
@@ -68,7 +68,7 @@ Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> str
     out.numel *= size;
   }
   if (sizes.size() >= 2) out.rows = sizes[0];
-  // Also of no rows: a shard without rows has blocks of a length nevertheless.
+  // Even without rows: a shard without rows still has a block length.
   out.row_length = 1;
   for (const int64_t size : sizes.subspan(sizes.size() >= 2 ? 1 : 0)) {
     LT_REQUIRE(size == 0 || out.row_length <= kMost / size, "a row of the tensor has more than 2^62 elements");

@@ -1,4 +1,4 @@
-// How a strided tensor is walked: as (rows, row length) of elements in row-major order, whatever its strides.
+// Traverses a strided tensor as (rows, row length) of elements in row-major order, whatever its strides.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@ namespace lowtide {
 
 inline int64_t blocks_per_row(int64_t row_length, int64_t block) { return (row_length + block - 1) / block; }
 
-// Elements before block number `index`, where rows of `row_length` are cut into blocks of `block` from their start.
+// Elements before block number `index`, if rows of `row_length` are cut into blocks of `block` from their start.
 int64_t elements_before_block(int64_t row_length, int64_t index, int64_t block);
 
-// Sizes and strides in elements, dims of size 1 dropped and neighbours that are contiguous to each other merged.
+// Sizes and strides in elements, with dims of size 1 dropped and adjacent contiguous dims merged.
 struct Layout {
   int64_t numel = 0;
   int64_t rows = 1;                     // dim 0; 1 for tensors of fewer than two dims
@@ -21,14 +21,14 @@ struct Layout {
   bool contiguous = true;               // row-major without gaps
   std::vector<int64_t> sizes, strides;  // merged; empty if contiguous
 
-  // Empty strides mean contiguous. Throws kInvalidArgument on negative sizes or strides, a number of strides other than
-  // that of sizes, or more than 2^62 elements.
+  // Empty strides mean contiguous. Throws kInvalidArgument on negative sizes or strides, different numbers of strides
+  // and sizes, or more than 2^62 elements.
   static Layout make(std::span<const int64_t> sizes, std::span<const int64_t> strides);
 
   // True if two elements may share an address (an expanded or self-overlapping view).
   bool overlaps_itself() const;
 
-  // Blocks of `block` elements that never cross a row, counted row by row.
+  // Blocks of `block` elements, counted row by row; no block crosses a row.
   int64_t blocks(int64_t block) const { return numel ? rows * blocks_per_row(row_length, block) : 0; }
 
   // Copies elements [first, first + n), in row-major order, between the tensor and a packed buffer.

@@ -1,4 +1,4 @@
-// Threads of the library block all signals, so that the application's threads handle them.
+// Blocks all signals in the library's threads, so that the application's threads handle them.
 #pragma once
 
 #include <pthread.h>
@@ -6,7 +6,7 @@
 
 namespace lowtide {
 
-// Blocks all signals of this thread for as long as it lives; threads that are made meanwhile inherit that.
+// Blocks all signals of this thread for its lifetime; threads created meanwhile inherit that.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {

@@ -16,7 +16,7 @@ constexpr std::string_view kPrefixes = "kmgtpe";
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-// Bytes of a unit, 0 if there is none of this name.
+// Bytes of a unit, 0 for an unknown name.
 uint64_t unit_bytes(std::string_view name) {
   std::string unit;
   for (const char c : name) unit += lower(c);
@@ -53,11 +53,11 @@ int64_t parse_bytes(const std::string& text) {
   const size_t blanks = std::min(rest.find_first_not_of(" \t"), rest.size());
   if (blanks > 0 && blanks == rest.size()) refuse(text, "blanks follow the number and no unit follows them");
   const uint64_t unit = unit_bytes(rest.substr(blanks));
-  if (unit == 0) refuse(text, "what follows the number is no unit (B, kB ... EB, KiB ... EiB)");
+  if (unit == 0) refuse(text, "the text behind the number is not a unit (B, kB ... EB, KiB ... EiB)");
   if (unit == 1 && !fraction.empty()) refuse(text, "there is no fraction of a byte");
 
-  // From the last digit on, each partial sum rounded down: rounding down in between does not change the end, and
-  // 9 EiB + 1 EiB is the most there ever is.
+  // From the last digit on, each partial sum rounded down: intermediate rounding does not change the result, and no sum
+  // exceeds 9 EiB + 1 EiB.
   uint64_t part = 0;
   for (size_t i = fraction.size(); i-- > 0;) part = (part + static_cast<uint64_t>(fraction[i] - '0') * unit) / 10;
   uint64_t bytes = 0;

@@ -20,8 +20,8 @@
 namespace lowtide {
 namespace {
 
-// Default rounding and denormals for one scope. A host program may have set flush-to-zero for its threads; with it the
-// same step would give other bits.
+// Default rounding and denormals for one scope. A host program may have set flush-to-zero for its threads, which would
+// change the bits of a step.
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint() {
@@ -49,8 +49,8 @@ class DefaultFloatingPoint {
 #endif
 };
 
-// A thread woken from sleep is often put on the waker's core, or starts bound to it, and would share it with the
-// caller. Moves it off.
+// Moves a thread off the given core. A thread woken from sleep often lands on the waker's core, or starts bound to it,
+// and would share it with the caller.
 void leave_core(int core) {
   if (core < 0 || current_core() != core) return;
   CoreSet others = process_cores();
@@ -95,7 +95,7 @@ class ThreadPool {
         workers_.back().detach();
       }
     } catch (const std::system_error&) {
-      // No more threads to be had: go on with those there are.
+      // No more threads can be created: continue with the existing ones.
     }
   }
 
@@ -111,8 +111,8 @@ class ThreadPool {
   }
 
   static constexpr int kHelperBits = 16;
-  // More would only wait for each other, and stay for the life of the process. Eight at least: tests of the order of
-  // pieces want more threads than a small machine has cores.
+  // More threads would only wait for each other, and stay as long as the process. At least eight: tests of the order of
+  // pieces need more threads than a small machine has cores.
   const int most_threads_ = std::max(8, available_threads());
 
   std::mutex mutex_;

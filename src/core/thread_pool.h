@@ -1,4 +1,4 @@
-// One pool of threads for the whole process. Jobs are short and cut into pieces by their caller, who works along.
+// One thread pool for the whole process. Jobs are short; the caller cuts them into pieces and works along.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@ namespace lowtide {
 // Cores this process may run on.
 int available_threads();
 
-// Runs job(worker) once on each of `threads` workers (0 is the calling thread) and returns when all are done. Floating
-// point is in its default state on every worker (round to nearest, denormals kept), whatever the caller has set, and as
-// it was afterwards. If the pool is busy with another caller's job, or threads cannot be started, the caller runs
-// worker 0 alone: jobs must take their pieces from a shared counter and not count on the number of workers. job must
-// not throw.
+// Runs job(worker) once on each of `threads` workers (0 is the calling thread) and returns when all are done. Every
+// worker runs with default floating-point settings (round to nearest, denormals kept), whatever the caller has set; the
+// caller's settings are restored. If the pool is busy with another caller's job, or threads cannot be started, the
+// caller runs worker 0 alone: jobs must take their pieces from a shared counter and not rely on the number of workers.
+// job must not throw.
 void run_parallel(int threads, const std::function<void(int worker)>& job);
 
 // Calls work(piece) once for every piece in [0, pieces). Up to `threads` threads take the pieces in increasing order
-// from a shared counter. If work returns bool, false ends the part of the thread that called it.
+// from a shared counter. If work returns bool, false stops the thread that called it.
 template <class Work>
 void parallel_for(int64_t pieces, int threads, Work&& work) {
   std::atomic<int64_t> next{0};
