@@ -6,8 +6,8 @@ namespace lowtide {
 namespace {
 
 constexpr size_t kSmallest = size_t{64} << 10, kLargest = size_t{32} << 20;  // shared buffers
-constexpr size_t kShare = 16;  // a new shared buffer is this part of what there is: what is unused stays small
-constexpr size_t kOwn = 16;    // arrays of this part of a shared buffer and more get one of their own
+constexpr size_t kShare = 16;  // a new shared buffer is this fraction of the existing memory, so that little is unused
+constexpr size_t kOwn = 16;    // arrays of at least this fraction of a shared buffer get their own buffer
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// State memory of one optimizer: small arrays share buffers. No array is freed by itself, because state lives as long
-// as its optimizer.
+// State memory of one optimizer: small arrays share buffers. Arrays are not freed individually, because state lives as
+// long as its optimizer.
 #pragma once
 
 #include <cstddef>
@@ -10,18 +10,18 @@
 
 namespace lowtide {
 
-// The arithmetic of an Arena without its memory: the arena uses it, and so do predictions of what an arena will take.
+// The arithmetic of an Arena without its memory: for the arena, and for predictions of an arena's memory.
 class ArenaSizes {
  public:
   static constexpr size_t kAlignment = 64;
 
-  // Where an allocation goes.
+  // The position of an allocation.
   struct Place {
-    size_t buffer = 0, offset = 0;  // number of the buffer, from 0, and bytes from its start
-    size_t taken = 0;               // size of the buffer if it has to be taken from the system first, else 0
+    size_t buffer = 0, offset = 0;  // index of the buffer, and bytes from its start
+    size_t taken = 0;               // size of the buffer if it must be newly allocated, else 0
   };
   Place allocate(size_t bytes);
-  // Makes one buffer for the next allocations of `bytes` together; its size if it has to be taken, else 0.
+  // Reserves one buffer for the next allocations of `bytes` together; returns its size if it must be allocated, else 0.
   size_t reserve(size_t bytes);
   int64_t allocated_bytes() const { return total_; }  // of all buffers
 

@@ -1,5 +1,5 @@
-// Checksums of chunk records: 64-bit XXH3 over segments, so that threads can share the work. They are the same on every
-// CPU and for any number of threads.
+// Checksums of chunk records: 64-bit XXH3 over segments, so that threads can share the work. The result does not depend
+// on the CPU or the number of threads.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace lowtide {
 
-// The checksum of a record of `bytes` bytes, seeded with its number and generation: another record does not match, nor
-// does the same record of an earlier step.
+// The checksum of a record of `bytes` bytes, seeded with its number and generation: it matches no other record, and not
+// the same record of an earlier step.
 uint64_t chunk_checksum(const std::byte* data, int64_t bytes, int64_t number, uint64_t generation, int threads = 1);
 
 namespace checksum {

@@ -1,5 +1,5 @@
-// XXH3 compiled for AVX2 (the build adds the flag to this file): twice the baseline's speed. Includes nothing whose
-// inline functions other files could end up with.
+// XXH3 compiled for AVX2 (the build adds the flag to this file): twice as fast as the baseline. Includes nothing whose
+// inline functions the linker could pick for other files.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

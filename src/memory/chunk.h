@@ -13,17 +13,17 @@
 
 namespace lowtide {
 
-// The shape of a parameter's state, without its place.
+// The shape of a parameter's state, without its position.
 struct StateShape {
   int64_t rows = 0, row_length = 0;
-  int states = 0;                  // number of arrays: states of the rule, and a residual beside the parameter
+  int states = 0;                  // number of arrays: the rule's states, and a residual beside the parameter
   StateFormat format[kMaxArrays];  // of each array
 };
 
 // Consecutive blocks of one parameter.
 struct Piece {
-  int64_t param = 0;  // number in the caller's counting
-  size_t number = 0;  // among the parameter's pieces
+  int64_t param = 0;  // number assigned by the caller
+  size_t number = 0;  // index among the parameter's pieces
   int64_t first_block = 0, blocks = 0;
   int64_t first_element = 0, elements = 0;
   int64_t codes_at[kMaxArrays] = {};   // byte offsets within the chunk
@@ -42,29 +42,30 @@ struct ShapedParam {
   StateShape shape;
 };
 
-// A chunk where it is stepped: its record is read at `memory`, and changes go to `write_offset` bytes from there.
+// A chunk at the place where it is stepped: its record is read at `memory`, and changes go `write_offset` bytes from
+// there.
 struct PlacedChunk {
   std::span<const Piece> pieces;
   std::byte* memory = nullptr;
   int64_t write_offset = 0;
 };
-// Steps the pieces of these chunks, or reads them: at once, or queued on the stream that the step was given.
+// Steps or reads the pieces of these chunks: at once, or queued on the stream given to the step.
 using ChunkWork = std::function<void(std::span<const PlacedChunk> chunks)>;
 
 int64_t block_count(const StateShape& shape);
 // Blocks [first_block, first_block + blocks) of a parameter, not laid out yet.
 Piece make_piece(const ShapedParam& param, int64_t first_block, int64_t blocks);
-// All of a parameter as one piece, laid out from byte 0; and how many bytes it takes.
+// All of a parameter as one piece, laid out from byte 0, and its size in bytes.
 Piece whole_piece(const StateShape& shape);
 int64_t record_bytes(const StateShape& shape);
-// Gives the piece's parts their places from byte `at` of a record, a multiple of 64; returns the end, likewise.
+// Lays out the piece's parts from byte `at` of a record, a multiple of 64; returns the end, also a multiple of 64.
 int64_t lay_out(Piece& piece, int64_t at);
 
-// Cuts the states of `params`, in this order, into chunks of about `chunk_bytes`: never more, unless a single block
+// Cuts the states of `params`, in this order, into chunks of about `chunk_bytes`: never larger, unless a single block
 // needs more. Every block of every parameter is in exactly one piece.
 std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk_bytes);
 
-// Fills a piece, in memory that is zeroed already, or a whole chunk with states that decode to zero.
+// Fills a piece, in zeroed memory, or a whole chunk with states that decode to zero.
 void fill_zero(const Piece& piece, std::byte* zeroed);
 void fill_zero(const Chunk& chunk, std::byte* memory);
 

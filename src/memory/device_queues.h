@@ -1,6 +1,6 @@
 // The pager's queues on a device: chunks in host memory or on disk, slots and resident chunks in device memory. Reads
-// and writes are queued on two device queues of their own, steps on the caller's. Only finish() waits, and what passes
-// through a DiskRing.
+// and writes have two separate device queues; steps use the caller's. Only finish(), and transfers through a DiskRing,
+// wait.
 #pragma once
 
 #include <array>
@@ -26,13 +26,13 @@ class DeviceQueues final : public Queues {
   // The owner has called finish().
   ~DeviceQueues() override = default;
 
-  // Before each step, which `work` outlives, on the caller's queue: the step comes after all of the step before it. If
-  // this throws, nothing has changed. Not hybrid: steps in slots stay there until they are written. changes: whether
-  // the work changes chunks; otherwise they are not written.
+  // Before each step, which `work` outlives, on the caller's queue: the step runs after all of the previous step. If
+  // this throws, nothing has changed. hybrid: steps write to the chunk's record; otherwise stepped slots keep the
+  // result until they are written. changes: false if the work changes no chunks, so that they are not written.
   void begin_step(void* queue, bool hybrid, bool changes, const ChunkWork& work);
   // After it.
   void end_step();
-  // The caller will queue work on chunks there, until the next step begins.
+  // Tells it that the caller will queue work on chunks there until the next step begins.
   void follow(void* queue);
 
   void read(int chunk, int slot) override;
@@ -41,13 +41,13 @@ class DeviceQueues final : public Queues {
   Event record(Queue queue) override;
   // Throws kInternal if the event is older than the step before this one.
   void wait(Queue queue, Event event) override;
-  // After a failure and end_step(): writes what has been stepped in a slot and is not on its way back.
+  // After a failure and end_step(): writes every slot that was stepped and is not yet being written back.
   void write_stepped();
 
-  // Waits, on the host, for all that is queued: also for what is left when waiting for some of it throws.
+  // Waits, on the host, for all queued work, even if waiting for some of it throws.
   void finish();
   void* transfer_queue() const { return queue_of(Queue::kIn); }
-  // All that is queued so far.
+  // Events for all work queued so far.
   std::vector<Device::Event> record_all() const;
   // The queues whose work uses slots last.
   std::array<void*, 2> slot_queues() const;
@@ -64,16 +64,16 @@ class DeviceQueues final : public Queues {
   DiskRing& ring_;
   void* queues_[3];  // by Queue
   const ChunkWork* work_ = nullptr;
-  // Chunks that are stepped where they are wait for those behind them, to be one call of the work: until a chunk in a
-  // slot follows, or one that migrates, or an event of the steps, or the end.
+  // Chunks that are stepped in place collect here, so that one call of the work steps several: until a chunk in a slot
+  // follows, or a migrating one, or an event of the steps, or the end.
   std::vector<PlacedChunk> waiting_;
-  int64_t waiting_in_host_bytes_ = 0;  // of these, in host memory: their step reads and writes them over the link
+  int64_t waiting_in_host_bytes_ = 0;  // their bytes in host memory, which the step accesses over the link
   bool hybrid_ = false, changes_ = true, following_ = false;
   Device::Event stepped_;
   int unwritten_ = -1, unwritten_slot_ = -1;  // the chunk that was stepped in this slot, until it is written
-  std::deque<Device::Event> events_;          // of this step and the one before
-  Event first_ = 0;                           // the number of events_[0]
-  Event begun_ = 0;                           // of this step's first
+  std::deque<Device::Event> events_;          // of this step and the previous one
+  Event first_ = 0;                           // the index of events_[0]
+  Event begun_ = 0;                           // the index of this step's first event
   int64_t read_bytes_ = 0, written_bytes_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Steps, and what parameters are added with.
+// Steps, and the addition of parameters.
 #include "memory/device_store.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace lowtide {
 namespace {
 
-// Drivers of some devices allocate no more than 4 GiB at a time.
+// Drivers of some devices allocate at most 4 GiB at once.
 constexpr int64_t kLargestDeviceChunk = int64_t{2} << 30;
 
 }  // namespace
@@ -29,7 +29,7 @@ DeviceStore::~DeviceStore() {
   if (queued_ == Queued::kNothing) return;
   try {
     queues_.finish();
-  } catch (...) {  // a device that is lost uses nothing
+  } catch (...) {  // a lost device uses nothing
   }
 }
 
@@ -42,7 +42,7 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
   StorePlan planned = plan(params);
   if (options_.memory.managed) check_managed(planned.plan.tiers[0].resident_bytes);
 
-  // Everything that can fail comes before the first change. The slots' room first: a step takes it again.
+  // Everything that can fail comes before the first change. First the slots' memory, which a step takes again.
   const size_t before = chunks_.size();
   Index places = index_of(planned.added, before);
   const std::vector<Tier>& tiers = planned.plan.tier;
@@ -80,7 +80,7 @@ void DeviceStore::queue_step(const Work& work, bool changes, int threads, const 
   note_what_happened();
   before_queueing();
   take_slots(stream);
-  unwritten_ = nullptr;  // what is kept in host memory is part of this step
+  unwritten_ = nullptr;  // a chunk kept in host memory is part of this step
   const std::vector<bool> chunks = due_chunks(wanted);
   begin_ring(chunks, threads);
   queued_ = Queued::kWork;
@@ -96,7 +96,7 @@ void DeviceStore::queue_step(const Work& work, bool changes, int threads, const 
   }
 }
 
-// Comes after a step that is complete: errors here are not the step's.
+// Runs after a step that is complete: errors here are not the step's.
 void DeviceStore::end_step(const std::vector<int64_t>& wanted) {
   try {
     give_slots_back();
@@ -107,7 +107,7 @@ void DeviceStore::end_step(const std::vector<int64_t>& wanted) {
     if (!next || slots_.size() < pager_.slots() || ring_.slots() > 0) return;
     pager_.expect(queues_, due_chunks(*next));
     pager_.prefetch(queues_);
-  } catch (...) {  // the next step queues it again, or says what is wrong
+  } catch (...) {  // the next step queues it again, or reports the error
     break_off();
   }
 }
@@ -152,7 +152,7 @@ MemoryReport DeviceStore::report() const {
   return report;
 }
 
-// -- The host's part between steps: it waits, reads and changes.
+// -- The host's part between steps: waiting, reading and changing.
 
 void DeviceStore::synchronize() {
   queues_.finish();
@@ -160,31 +160,31 @@ void DeviceStore::synchronize() {
   returning_.clear();
 }
 
-// The host goes on after all that is queued.
+// Makes the host's work follow all queued work.
 void DeviceStore::catch_up() {
   stage_.write_back();
   if (queued_ == Queued::kNothing) return;
-  queues_.finish();  // if it throws, all is as it was: it has to be waited for again
+  queues_.finish();  // if it throws, nothing has changed: the wait must be repeated
   ring_.finish();
   queued_ = Queued::kNothing;
-  pager_.forget();  // what was read ahead is out of date when the host has changed it
+  pager_.forget();  // the host's change makes reads ahead obsolete
   host_writes_.all_happened();
   returning_.clear();
 }
 
-// Whatever is queued next finds the host's changes, and nothing of a step that failed.
+// Makes the next queued work see the host's changes, and nothing of a failed step.
 void DeviceStore::before_queueing() {
   if (queued_ == Queued::kBrokenStep) catch_up();
   stage_.write_back();
   forget_stage();
 }
 
-// After a failure: waits for what is queued, now or, if that fails too, before anything else is.
+// After a failure: waits for the queued work, now or, if that fails as well, before anything else is queued.
 void DeviceStore::break_off() noexcept {
   queued_ = Queued::kBrokenStep;
   try {
     queues_.end_step();
-    queues_.write_stepped();  // the caller counts it as done
+    queues_.write_stepped();  // the caller counts the step as done
   } catch (...) {
   }
   try {
@@ -205,13 +205,13 @@ void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
   } catch (...) {
     try {
       queues_.finish();  // the caller frees the memory
-    } catch (...) {      // a device that is lost uses nothing
+    } catch (...) {      // a lost device uses nothing
     }
     throw;
   }
 }
 
-// Called once memory has been taken: work that is queued there may still use it, and the allocator may fill it there.
+// Call after allocating memory: work queued there may still use it, and the allocator may fill it there.
 void DeviceStore::transfer_behind(void* queue) {
   if (options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(queue));
 }
@@ -240,7 +240,7 @@ void DeviceStore::settle() {
   if (settled_) catch_up();
 }
 
-// No step has changed the chunk since it was settled: the host reads it where it can, whatever is queued for others.
+// No step has changed the chunk since it was settled: the host reads it in place if it can, whatever else is queued.
 void DeviceStore::peek(size_t chunk, std::byte* to) {
   const DeviceRecord& record = chunks_[chunk];
   if (settled_ && record.tier() == Tier::kDisk && !record.kept_data()) {
@@ -260,7 +260,7 @@ void DeviceStore::peek(size_t chunk, std::byte* to) {
   } catch (...) {
     try {
       queues_.finish();  // the caller frees the memory
-    } catch (...) {      // a device that is lost uses nothing
+    } catch (...) {      // a lost device uses nothing
     }
     throw;
   }

@@ -1,14 +1,14 @@
-// A store on a device, under a budget of device memory: as many chunks as fit stay on the device, and the rest lives in
-// pinned host memory and reaches the device in every step, as transfer_mode.h says. What host memory has no room for
-// either is in a scratch file, and comes by way of pinned slots (disk_ring.h). Or, if asked for, all of it lives in
+// A store on a device, under a budget of device memory: as many chunks as fit stay on the device; the rest lives in
+// pinned host memory and reaches the device in every step, as transfer_mode.h says. Chunks that do not fit in host
+// memory either are in a scratch file, and pass through pinned slots (disk_ring.h). Alternatively, all state lives in
 // managed memory, which the driver migrates.
 //
-// A step is queued, not waited for: it is ordered on the caller's queue, and after all of the step before it. But where
-// chunks are on disk it returns when they have been written, and what cannot be written stays in host memory, as in a
-// StateStore. An error of the device passes through; memory that is short is found before a step begins. Host memory
-// and the file outlive a device that is lost: visit() and copy() still read the chunks there that no step may have been
-// changing. A forked child can read nothing of it, and says so: devices do not survive a fork, and pinned memory need
-// not be mapped in the child.
+// A step is queued, without waiting: it is ordered on the caller's queue, after all of the previous step. If chunks are
+// on disk, however, it returns once they have been written; a chunk that cannot be written stays in host memory, as in
+// a StateStore. Errors of the device pass through; a shortage of memory is found before a step begins. Host memory and
+// the file survive a lost device: visit() and copy() still read the chunks there that no step may have been changing. A
+// forked child cannot read any state and says so: devices do not survive a fork, and pinned memory need not be mapped
+// in the child.
 #pragma once
 
 #include <deque>
@@ -31,19 +31,19 @@
 
 namespace lowtide {
 
-// Which chunks in host memory a step on a device may still be changing. Once the device is lost nobody can tell any
-// more, so the question is asked, without waiting, while the device can still answer.
+// Tracks which chunks in host memory a step on a device may still be changing. Once the device is lost nobody can tell,
+// so this asks, without waiting, while the device can still answer.
 class HostWrites {
  public:
-  // For so many chunks; all steps have happened.
+  // Prepares for that many chunks; all steps are done.
   void resize(size_t chunks) { changing_.assign(chunks, false); }
   // A step that changes these chunks is about to be queued.
   void begin(const std::vector<int>& chunks) {
     for (const int chunk : chunks) changing_[static_cast<size_t>(chunk)] = true;
   }
-  // All of that step is queued, and has happened when these have.
+  // All of that step is queued, and is done once these events are.
   void end(std::vector<Device::Event> all) { last_step_ = std::move(all); }
-  // Asks whether the last step that was queued as a whole has happened.
+  // Asks whether the last fully queued step is done.
   void ask(Device& device) {
     const auto happened = [&](const Device::Event& event) { return device.has_happened(event); };
     if (!last_step_.empty() && std::all_of(last_step_.begin(), last_step_.end(), happened)) all_happened();
@@ -62,13 +62,13 @@ class HostWrites {
 
 struct DeviceStoreOptions {
   Memory memory;  // automatic: see Residency
-  // How chunks that do not fit are stepped, where memory.transfer does not say; asked when it first matters. Empty: by
+  // How chunks that do not fit are stepped, if memory.transfer does not say; called when it first matters. Empty: by
   // copies.
   std::function<TransferMode()> choose_transfer_mode = {};
-  // Device memory comes from an allocator that hands out what the caller's queue may still use.
+  // Device memory comes from an allocator that may hand out memory still in use by the caller's queue.
   bool shared_allocator = false;
-  // Keeps memory that is freed next from being handed out before what is queued on this queue has happened. If it
-  // returns false, or without it, such memory is freed when that has happened.
+  // Keeps memory that is about to be freed from being handed out before the work now on this queue is done. If it is
+  // absent or returns false, the memory is freed after that work.
   std::function<bool(void* memory, void* queue)> note_use = {};
 };
 
@@ -82,51 +82,52 @@ class DeviceStore final : public Store {
   void peek(size_t chunk, std::byte* to) override;
 
   // -- What moves between steps
-  // All state out of device memory to host memory (what has no room there, to the disk), and back. No-ops where it is
-  // already so. Throws kInvalidArgument (the budgets), kOutOfMemory or kIo, and changes nothing. Everything that needs
-  // the state brings it back.
+  // Moves all state from device memory to host memory (or to the disk, if it does not fit there), and back. No-ops if
+  // that is already the case. Throws kInvalidArgument (the budgets), kOutOfMemory or kIo, and changes nothing.
+  // Everything that needs the state brings it back.
   void check_offload() const;
   void offload();
   void onload();
   int64_t offloaded_bytes() const;
-  // Plans anew for this budget, which is raised to what the slots take, and moves what that changes. Waits for the
-  // device. Throws and changes nothing; but where device memory is short, what was to go there stays in host memory.
+  // Plans for this budget, which is raised to the needs of the slots, and moves state accordingly. Waits for the
+  // device. Throws and changes nothing; but if device memory is short, state that should move there stays in host
+  // memory.
   void set_device_budget(int64_t bytes);
-  // At least `bytes` less on the device, or nothing; returns how many. Throws as set_device_budget().
+  // Frees at least `bytes` on the device, or nothing; returns the amount. Throws like set_device_budget().
   int64_t demote(int64_t bytes);
-  // Takes more slots, of up to `bytes`, and queues reads of what the next step needs into them, after what is queued on
-  // `stream` where that may still use their memory; that step gives them back. Returns their bytes: 0 where nothing
-  // streams or memory is short.
+  // Takes more slots, of up to `bytes`, and queues reads of the next step's needs into them, behind work queued on
+  // `stream` if that may still use their memory; that step gives them back. Returns their bytes: 0 if nothing streams
+  // or memory is short.
   int64_t prefetch(int64_t bytes, void* stream);
   // Gives these slots back if the next step does not come through step().
   void end_prefetch();
-  // A step is to come. Free device memory that nothing else needs; -1: ask the driver. Under `automatic` residency
-  // decides by it where new state begins, and at the end of each step.
+  // Announces a step. bytes: free device memory that nothing else needs; -1: ask the driver. `automatic` residency uses
+  // it to place new state, and at the end of each step.
   void set_free_bytes(int64_t bytes) { room_ = bytes < 0 ? -1 : bytes + report().device_bytes; }
-  // The queue of the step to come: memory that is taken before it comes after what is queued there.
+  // The queue of the next step: memory allocated before it is used behind the work queued there.
   void set_queue(void* queue) { queue_ = queue; }
-  // Asks, without waiting, whether the last step has happened, while the device can still answer. Call this when it is
-  // known what that step was.
+  // Asks, without waiting, whether the last step is done, while the device can still answer. Call this when it is known
+  // what that step was.
   void note_what_happened();
 
   // -- Recorded steps
-  // Whether all state is in device memory and stays there.
+  // True if all state is in device memory and stays there.
   bool stays() const { return !options_.memory.managed && !offloaded_ && pager_.plan().streamed.empty(); }
-  // The pieces of all chunks where they are, without a step. Only while stays().
+  // Visits the pieces of all chunks in place, without a step. Only while stays().
   void visit_in_place(const Work& work) const;
-  // The steps that follow are queued there, and do not come through step().
+  // The following steps are queued there, without step().
   void follow(void* queue);
 
   MemoryReport report() const override;
 
  private:
-  // Work that the host has queued and not waited for.
+  // Work that the host has queued without waiting for it.
   enum class Queued {
     kNothing,
     kWork,
-    kBrokenStep,  // parts of a step that failed: nothing is queued before they have been waited for
+    kBrokenStep,  // parts of a failed step: wait for them before queueing anything
   };
-  // Slots that a step has used and the device may still use.
+  // Slots of a past step that the device may still use.
   struct Returning {
     std::vector<Device::Event> used;
     DeviceBytes memory;
@@ -135,7 +136,7 @@ class DeviceStore final : public Store {
     Tier to;
     DeviceBytes memory;  // none: on disk
   };
-  using Moves = std::vector<std::optional<Move>>;  // by chunk; nothing: it stays
+  using Moves = std::vector<std::optional<Move>>;  // by chunk; empty: it stays
 
   size_t chunks() const override { return chunks_.size(); }
   bool is_kept(size_t chunk) const override { return chunks_[chunk].kept_data(); }
@@ -191,23 +192,23 @@ class DeviceStore final : public Store {
   Env& env_;
   Device& device_;
   DeviceStoreOptions options_;
-  std::optional<TransferMode> transfer_;  // nothing: not chosen yet
-  std::optional<int64_t> budget_;         // in place of options_.memory.device
+  std::optional<TransferMode> transfer_;  // empty: not chosen yet
+  std::optional<int64_t> budget_;         // replaces options_.memory.device
   std::vector<DeviceRecord> chunks_;
   bool offloaded_ = false;             // chunks that the plan keeps on the device are elsewhere until onload()
   std::unique_ptr<ScratchFile> file_;  // nullptr: nothing has been on disk
   DiskRing ring_;
-  std::vector<DeviceBytes> slots_;  // the plan's, and behind them those that prefetch() has borrowed
+  std::vector<DeviceBytes> slots_;  // the plan's, followed by those that prefetch() has borrowed
   std::deque<Returning> returning_;
   DeviceQueues queues_;
   Queued queued_ = Queued::kNothing;
   HostWrites host_writes_;
-  bool settled_ = true;  // chunks are what they were at the last settle(), until they are told of
+  bool settled_ = true;  // chunks are unchanged since the last settle()
   Buffer stage_memory_;
   Residency residency_;
-  std::optional<int64_t> room_;  // for state, as the caller says; -1: not known; nothing: no step has come
+  std::optional<int64_t> room_;  // for state, as the caller says; -1: unknown; empty: no step yet
   void* queue_ = nullptr;
-  int64_t managed_room_ = -1;  // what was free before there was managed memory; -1: not known
+  int64_t managed_room_ = -1;  // free memory before there was managed memory; -1: unknown
   int64_t promotions_ = 0, demotions_ = 0;
 };
 

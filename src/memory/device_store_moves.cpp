@@ -1,4 +1,4 @@
-// Which chunks are on the device, which in host memory and which on disk, and moving them.
+// Decides which chunks are on the device, in host memory and on disk, and moves them.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -10,7 +10,7 @@
 
 namespace lowtide {
 
-// Where nobody has said how much, an eighth is left for activations and gradients that are not there yet.
+// Without a limit, an eighth is left for activations and gradients that are not there yet.
 int64_t DeviceStore::device_budget() const {
   const int64_t given = options_.memory.device;
   if (budget_) return given < 0 ? *budget_ : std::min(*budget_, given);
@@ -21,7 +21,7 @@ int64_t DeviceStore::device_budget() const {
   return limits.total < 0 ? -1 : limits.total / 8 * 7;
 }
 
-// Where a step brings state: what else the device has to hold, activations and gradients, is known by then.
+// For state created by a step: the device's other needs, activations and gradients, are known by then.
 void DeviceStore::choose_first_budget() {
   if (!options_.memory.automatic || !room_) return;
   if (const std::optional<int64_t> budget = Residency::before_new_state(seen())) budget_ = budget;
@@ -44,13 +44,13 @@ StorePlan DeviceStore::plan(std::span<const ShapedParam> params) {
   StorePlan planned = plan_store(options(), sizes, params);
   if (transfer_ || planned.plan.tiers[0].streamed.empty()) return planned;
   const bool measures = device_.steps_pinned() && options_.choose_transfer_mode;
-  if (measures) device_.host_wait(device_.record(queue_));  // what runs there now is not to be measured, too
+  if (measures) device_.host_wait(device_.record(queue_));  // work that runs there now must not be measured as well
   transfer_ = measures ? options_.choose_transfer_mode() : TransferMode::kCopy;
   return *transfer_ == TransferMode::kZeroCopy ? plan_store(options(), std::move(sizes), params) : planned;
 }
 
-// The new chunks of a plan, with states that decode to zero. Under `automatic` what was to go to the device begins on
-// the host where memory there is short after all; the plan then says so.
+// The new chunks of a plan, with states that decode to zero. Under `automatic`, if device memory is short after all,
+// chunks planned for the device start on the host; the plan then says so.
 std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, const FilePlaces& places) {
   std::vector<DeviceRecord> added;
   const size_t before = chunks_.size();
@@ -74,7 +74,7 @@ std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, const File
   } catch (...) {
     try {
       queues_.finish();  // the memory is freed
-    } catch (...) {      // a device that is lost uses nothing
+    } catch (...) {      // a lost device uses nothing
     }
     throw;
   }
@@ -114,8 +114,8 @@ DeviceRecord DeviceStore::make_zero(const Chunk& chunk, Tier tier, size_t number
   return record;
 }
 
-// A chunk moves in two steps: it is copied, which may fail, and then the copies of all chunks that move take the place
-// of the originals.
+// A chunk moves in two phases: it is copied, which may fail, and then the copies of all moving chunks replace the
+// originals.
 DeviceStore::Move DeviceStore::copy_to(size_t chunk, Tier to) {
   DeviceRecord& record = chunks_[chunk];
   const int64_t bytes = record.chunk.bytes;
@@ -144,8 +144,8 @@ void DeviceStore::adopt(Moves moves) noexcept {
   }
 }
 
-// A driver that has to evict what a step will need again moves everything, and some drivers hang. The driver may or may
-// not have moved the state that this store has already: its bytes must not count as free twice.
+// If a driver has to evict what a step will need again, it moves everything, and some drivers hang. The driver may or
+// may not have moved the state that this store already has: its bytes must not count as free twice.
 void DeviceStore::check_managed(int64_t bytes) {
   const Device::Limits limits = device_.limits();
   int64_t most = limits.total;
@@ -166,7 +166,7 @@ int DeviceStore::ring_of(const TierPlan& plan) const {
   return transfer() == TransferMode::kZeroCopy ? 0 : plan.slots > 0 ? plan.slots : kOverlappingSlots;
 }
 
-// Chunks that go away from the device come first, all or none; then the others come, as far as there is memory.
+// Chunks that leave the device move first, all or none; then the others arrive, as far as there is memory.
 void DeviceStore::move_to(const StorePlan& planned) {
   catch_up();
   const TierPlan& plan = planned.plan.tiers[0];
@@ -179,7 +179,7 @@ void DeviceStore::move_to(const StorePlan& planned) {
       if (const Tier to = planned.plan.tier[i], from = chunks_[i].tier(); to != from && (to < from) == nearer)
         moves[i] = copy_to(i, to);
   };
-  // Whether something has moved.
+  // Adopts the moves; returns true if anything moved.
   const auto commit = [&](Moves& moves) {
     std::vector<bool> resident(moves.size());
     bool moved = false;
@@ -201,7 +201,7 @@ void DeviceStore::move_to(const StorePlan& planned) {
 
   std::exception_ptr error;
   try {
-    for (int i = 0; i < plan.slots; ++i)  // they must have room, too
+    for (int i = 0; i < plan.slots; ++i)  // they also need room
       slots_.emplace_back(device_, MemoryKind::kDevice, plan.slot_bytes);
     transfer_behind(queue_);
     copies_of(true, up);
@@ -258,11 +258,11 @@ void DeviceStore::follow_residency() {
   if (!budget || (*budget < now.held && pager_.plan().resident_bytes == 0)) return;
   try {
     set_device_budget(*budget);
-  } catch (...) {  // the step is done; what could not be moved has stayed
+  } catch (...) {  // the step is done; chunks that could not be moved have stayed
   }
 }
 
-// Host memory first, as far as it has room beside what is there and its slots.
+// Host memory first, as far as it has room beside its current contents and slots.
 std::vector<Tier> DeviceStore::offloaded_tiers() const {
   const int64_t limit = options_.memory.host;
   int64_t room = limit < 0 ? INT64_MAX : limit - static_cast<int64_t>(ring_.slots()) * ring_.slot_bytes();

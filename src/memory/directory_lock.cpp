@@ -24,7 +24,7 @@ struct Held {
   int64_t users = 0;
 };
 
-// The locks of this process by lock file, which keeps its inode number as long as it is open.
+// This process's locks by lock file, which keeps its inode number as long as it is open.
 struct Registry {
   std::mutex mutex;
   std::map<std::pair<dev_t, ino_t>, Held> held;
@@ -46,13 +46,13 @@ void after_fork_in_child() {
 Registry& registry() {
   static Registry* const r = [] {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    return new Registry;  // never destroyed: files may be closed while the process ends
+    return new Registry;  // never destroyed: files may be closed while the process exits
   }();
   return *r;
 }
 
 int open_lock_file(Env& env, int directory, const std::string& path) {
-  // O_NONBLOCK: a planted FIFO or device must not make this wait.
+  // O_NONBLOCK: a planted FIFO or device must not block this.
   constexpr int kFlags = O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   const int fd = retry_interrupted([&] { return env.openat(directory, DirectoryLock::kFileName, kFlags, 0600); });
   const char* const name = DirectoryLock::kFileName;
@@ -68,7 +68,7 @@ int written_holder(Env& env, int fd) {
   const int64_t length = retry_interrupted([&] { return env.pread(fd, text, sizeof text, 0); });
   int pid = 0;
   if (length > 0) std::from_chars(text, text + length, pid);
-  if (pid <= 0 || (::kill(pid, 0) < 0 && errno == ESRCH)) return 0;  // left by one that has ended
+  if (pid <= 0 || (::kill(pid, 0) < 0 && errno == ESRCH)) return 0;  // left by a process that has ended
   return pid;
 }
 
@@ -112,7 +112,7 @@ DirectoryLock::DirectoryLock(Env& env, int directory, const std::string& path) :
   Descriptor fd(env, open_lock_file(env, directory, path));
   struct stat status {};
   if (::fstat(fd.get(), &status) < 0) fail_io(errno, "cannot examine %s/%s", path.c_str(), kFileName);
-  // A second name could be a file that somebody wants to keep.
+  // A file with a second name could be one that somebody wants to keep.
   LT_REQUIRE(S_ISREG(status.st_mode) && status.st_nlink <= 1,
              "got %s/%s that is not a plain file with one name, wanted a lock file: remove it", path.c_str(),
              kFileName);
@@ -133,7 +133,7 @@ DirectoryLock::~DirectoryLock() {
   if (forks() != forks_) return;
   const auto found = r.held.find(file_);
   if (--found->second.users > 0) return;
-  env_.unlock(found->second.fd);  // close() alone does not, where a child of vfork() or clone() has a copy
+  env_.unlock(found->second.fd);  // close() alone does not, if a child of vfork() or clone() has a copy
   env_.close(found->second.fd);
   r.held.erase(found);
 }

@@ -1,9 +1,9 @@
 // Keeps other processes out of a directory by a lock on <directory>/.lowtide.lock. A process holds it once; all of its
-// DirectoryLocks share it, from any thread, until the last is destroyed. The lock ends with the process, however that
-// ends.
+// DirectoryLocks share it, on any thread, until the last is destroyed. The lock ends with the process, whatever ends
+// the process.
 //
-// The file stays when the lock is released, because removing it cannot be made safe: a process that has opened the file
-// but not locked it yet would lock a file without a name, the next process would lock a new one, and both would believe
+// The file stays after the lock is released, because removing it cannot be made safe: a process that has opened but not
+// yet locked the file would lock a file without a name, the next process would lock a new one, and both would believe
 // that they are alone.
 //
 // A forked child has no part in its parent's lock: its copies of the descriptors are closed at fork().

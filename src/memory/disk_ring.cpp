@@ -11,7 +11,7 @@ namespace lowtide {
 DiskRing::~DiskRing() {
   try {
     finish();
-  } catch (...) {  // a device that is lost uses nothing
+  } catch (...) {  // a lost device uses nothing
   }
 }
 
@@ -85,7 +85,7 @@ void DiskRing::arrives(int chunk, Device::Event copied) {
   begin(*free, Use::kArriving, chunk);
 }
 
-// The first slot that is free and has memory, after waiting for one if need be.
+// The first free slot with memory; waits for one if need be.
 DiskRing::Slot& DiskRing::free_slot() {
   note_what_happened();
   while (true) {
@@ -95,14 +95,14 @@ DiskRing::Slot& DiskRing::free_slot() {
       end(*slot);
       continue;
     }
-    // Those that there are wait for a read, or are chunks now that could not be written.
+    // The other slots wait for a read, or hold chunks that could not be written.
     const auto free = std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.use == Use::kNothing; });
     if (free == slots_.end()) fail(ErrorKind::kInternal, "no slot for a chunk on its way to the disk");
     free->memory = PinnedPages(device_, slot_bytes_);
   }
 }
 
-// The one, if any, that will be free without the caller's doing, and began first.
+// The slot, if any, that will become free without the caller's help and started first.
 DiskRing::Slot* DiskRing::oldest() {
   Slot* first = nullptr;
   for (Slot& slot : slots_)
@@ -110,7 +110,7 @@ DiskRing::Slot* DiskRing::oldest() {
   return first;
 }
 
-// Writes begin as soon as they can.
+// Starts writes as soon as possible.
 void DiskRing::note_what_happened() {
   for (Slot& slot : slots_)
     if ((slot.use == Use::kLeaving || slot.use == Use::kArriving) && device_.has_happened(slot.copied)) {
@@ -131,7 +131,7 @@ void DiskRing::read(Slot& slot, int chunk) {
   begin(slot, Use::kReading, chunk);
 }
 
-// Into slots that are free, but for one, which chunks on their way back find without waiting for a read.
+// Reads into free slots, except one, so that chunks on their way back find one without waiting for a read.
 void DiskRing::read_ahead() {
   const auto is_reading = [](const Slot& slot) { return slot.use == Use::kReading; };
   auto reading = static_cast<size_t>(std::count_if(slots_.begin(), slots_.end(), is_reading));
@@ -143,7 +143,7 @@ void DiskRing::read_ahead() {
   }
 }
 
-// The slot holds the only copy of what the step has made: it is written, or kept, whatever fails.
+// The slot holds the only copy of the step's result: it is written or kept, whatever fails.
 void DiskRing::write(Slot& slot) noexcept {
   DeviceRecord& record = chunks_[static_cast<size_t>(slot.chunk)];
   const std::byte* const from = slot.memory.data();
@@ -160,7 +160,7 @@ void DiskRing::write(Slot& slot) noexcept {
   }
 }
 
-// Comes back when the slot is not used any more, or is being written.
+// Returns once the slot is unused or being written.
 void DiskRing::end(Slot& slot) {
   if (slot.use == Use::kLeaving || slot.use == Use::kArriving) {
     device_.host_wait(slot.copied);
@@ -172,7 +172,7 @@ void DiskRing::end(Slot& slot) {
     const Stopwatch waiting(traffic_.waited_seconds);
     try {
       if (writes || !slot.read) file_->wait(slot.ticket);
-      if (writes) chunks_[static_cast<size_t>(slot.chunk)].forget_kept();  // out of date
+      if (writes) chunks_[static_cast<size_t>(slot.chunk)].forget_kept();  // obsolete
     } catch (...) {
       if (writes) keep(slot);  // else nobody waits for it any more
     }
@@ -180,7 +180,7 @@ void DiskRing::end(Slot& slot) {
   slot.use = Use::kNothing;
 }
 
-// In a handler. The slot's memory becomes the chunk's.
+// Called in a handler. The slot's memory becomes the chunk's.
 void DiskRing::keep(Slot& slot) noexcept {
   if (!failure_) failure_ = std::current_exception();
   DeviceRecord& record = chunks_[static_cast<size_t>(slot.chunk)];
@@ -195,7 +195,7 @@ void DiskRing::finish() {
   std::exception_ptr first;
   for (Slot& slot : slots_) try {
       if (slot.use == Use::kLeaving || slot.use == Use::kArriving) end(slot);
-    } catch (...) {  // the device's: it is lost
+    } catch (...) {  // a device error: it is lost
       if (!first) first = std::current_exception();
       slot.use = Use::kNothing;
     }

@@ -1,12 +1,12 @@
-// The way between a disk and a device: slots in pinned host memory, through which chunks on disk pass in a step.
+// The path between a disk and a device: slots in pinned host memory, through which chunks on disk pass in a step.
 //
 //   file --read--> slot --copy--> device          device --copy--> slot --write--> file
 //
-// The device's copies run late, and nothing but the host can start a read or a write behind one, so the host waits: for
-// a chunk's read before its copy is queued, and for its copy back before it is written. While it waits the device steps
-// what was queued before, reads ahead are under way, and so are writes.
+// The device's copies run late, and only the host can start a read or a write behind a copy, so the host waits: for a
+// chunk's read before its copy is queued, and for its copy back before it is written. Meanwhile the device executes
+// queued steps, and reads ahead and writes are running.
 //
-// Used by one thread at a time; borrows all that it is made with.
+// Used by one thread at a time; borrows all its constructor arguments.
 #pragma once
 
 #include <cstddef>
@@ -57,30 +57,31 @@ class DiskRing {
   DiskRing(const DiskRing&) = delete;
   DiskRing& operator=(const DiskRing&) = delete;
 
-  // Between steps: so many slots, of so many bytes each, of this file; 0: nothing is on disk. Their memory comes with
-  // the next step.
+  // Between steps: sets the number of slots and their bytes, and the file; 0: nothing is on disk. The next step
+  // allocates them.
   void resize(ScratchFile* file, int slots, int64_t slot_bytes);
   size_t slots() const { return slots_.size(); }
   int64_t slot_bytes() const { return slot_bytes_; }
-  int64_t bytes() const;  // of host memory, taken
+  int64_t bytes() const;  // of allocated host memory
   const Traffic& traffic() const { return traffic_; }
 
-  // A step of these chunks, which are on disk, in this order. Takes memory. Throws kOutOfMemory and changes nothing.
+  // Starts a step of these chunks, which are on disk, in this order. Allocates memory. Throws kOutOfMemory and changes
+  // nothing.
   void begin_step(std::vector<int> chunks, int threads);
-  // Waits until a chunk is in a slot. Its copy to the device is queued next, and leaves() says when that has happened.
-  // Throws kIo if it cannot be read, and kOutOfMemory.
+  // Waits until a chunk is in a slot. Its copy to the device is queued next, and leaves() marks its end. Throws kIo if
+  // the chunk cannot be read, and kOutOfMemory.
   const std::byte* bring(int chunk);
   void leaves(Device::Event copied);
-  // A slot for a chunk that bring() has brought: its copy from the device is queued next, and arrives() says when that
-  // has happened. It is written then, whatever else is asked for. Throws kOutOfMemory only if the disk has refused all
-  // slots there were and the host has no memory for another.
+  // A slot for a chunk from bring(): its copy from the device is queued next, and arrives() marks its end. The slot is
+  // then written, whatever else is requested. Throws kOutOfMemory only if the disk has refused all slots and the host
+  // has no memory for another.
   std::byte* room_for();
   void arrives(int chunk, Device::Event copied);
 
-  // Waits for all that is under way, also for what is left when waiting for some of it throws. The device has finished
-  // its copies, or does with time. Chunks that could not be written stay in host memory.
+  // Waits for everything in progress, even if waiting for some of it throws. The device has finished its copies, or
+  // will. Chunks that could not be written stay in host memory.
   void finish();
-  // The first write that failed since this was asked last (see KeptInMemory).
+  // The first write that failed since the last call (see KeptInMemory).
   std::exception_ptr take_failure() noexcept { return std::exchange(failure_, nullptr); }
 
  private:
@@ -88,7 +89,7 @@ class DiskRing {
     kNothing,
     kReading,   // from the file
     kTaken,     // by bring(), until leaves()
-    kLeaving,   // for the device
+    kLeaving,   // to the device
     kArriving,  // from the device
     kWriting,   // to the file
   };
@@ -96,10 +97,10 @@ class DiskRing {
     PinnedPages memory;
     Use use = Use::kNothing;
     int chunk = -1;
-    bool read = false;  // kReading: it is over
+    bool read = false;  // kReading: it has finished
     ScratchFile::Ticket ticket = 0;
     Device::Event copied;
-    int64_t since = 0;  // the use began, in the counting of all slots
+    int64_t since = 0;  // when the use began, as a count over all slots
   };
   void begin(Slot& slot, Use use, int chunk);
   Slot& free_slot();

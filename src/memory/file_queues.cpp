@@ -8,8 +8,8 @@
 
 namespace lowtide {
 void FileQueues::begin_step(const ChunkWork& work, int threads, bool changes) {
-  // A transfer that is under way must not be forgotten for lack of memory: one read and one write of each chunk, and
-  // what is read ahead before and after.
+  // A running transfer must not be forgotten for lack of memory: one read and one write per chunk, and reads ahead
+  // before and after.
   transfers_.reserve(2 * (chunks_.size() + slots_.size()));
   work_ = &work;
   threads_ = threads;
@@ -37,7 +37,7 @@ void FileQueues::step(int chunk, int slot) {
   (*work_)({&placed, 1});
 }
 
-// The slot holds the only copy of what the step has made: it is written, or kept, whatever fails.
+// The slot holds the only copy of the step's result: it is written or kept, whatever fails.
 void FileQueues::write(int chunk, int slot) {
   if (!changes_) return;
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
@@ -57,15 +57,15 @@ void FileQueues::write(int chunk, int slot) {
 }
 
 Queues::Event FileQueues::record(Queue queue) {
-  // Steps are over when they return, and so are slots that they have not changed.
+  // Steps are done when they return, and so are slots that they have not changed.
   if (queue == Queue::kStep || (queue == Queue::kOut && !changes_)) return kNone;
   return first_event_ + static_cast<Event>(transfers_.size()) - 1;
 }
 
 void FileQueues::wait(Queue, Event event) {
-  if (event < first_event_) return;  // none, or of an earlier step
+  if (event < first_event_) return;  // no event, or from an earlier step
   const bool writes = transfers_[static_cast<size_t>(event - first_event_)].is_write;
-  // All that was queued before it on its queue has to be over, and the file answers in any order.
+  // All earlier transfers on its queue must be done, and the file answers in any order.
   Event& next = waited_[writes];
   for (next = std::max(next, first_event_); next <= event; ++next) {
     Transfer& transfer = transfers_[static_cast<size_t>(next - first_event_)];
@@ -81,7 +81,7 @@ void FileQueues::complete(Transfer& transfer) {
     } catch (const Error&) {
       if (!transfer.ahead) throw;
     }
-    // A read between two steps that failed is no error of this step if it succeeds now.
+    // A read that failed between two steps is not an error of this step if it succeeds now.
     ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
     std::byte* const to = slots_[static_cast<size_t>(transfer.slot)].data();
     transfer.ticket = file_->read(record.file_offset, to, record.chunk.bytes);
@@ -90,7 +90,7 @@ void FileQueues::complete(Transfer& transfer) {
   const Stopwatch waiting(traffic_.waited_seconds);
   try {
     file_->wait(transfer.ticket);
-    chunks_[static_cast<size_t>(transfer.chunk)].memory = Buffer();  // what was kept is out of date
+    chunks_[static_cast<size_t>(transfer.chunk)].memory = Buffer();  // the kept copy is obsolete
   } catch (...) {
     keep_unwritten(transfer);
   }
@@ -106,7 +106,7 @@ void FileQueues::receive(const Transfer& transfer) {
   record.check(slots_[static_cast<size_t>(transfer.slot)].data(), static_cast<size_t>(transfer.chunk), threads_);
 }
 
-// In a handler: the write failed, and what is in the slot is the only good copy. Its memory becomes the chunk's.
+// Called in a handler: the write failed, and the slot has the only good copy. Its memory becomes the chunk's.
 void FileQueues::keep_unwritten(const Transfer& transfer) noexcept {
   if (!write_failure_) write_failure_ = std::current_exception();
   ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
@@ -116,7 +116,7 @@ void FileQueues::keep_unwritten(const Transfer& transfer) noexcept {
     return;
   }
   record.memory = std::move(slot);
-  slot = Buffer();  // the next read through it allocates another one
+  slot = Buffer();  // the next read through it allocates a new one
 }
 
 std::exception_ptr FileQueues::finish(bool reads) noexcept {

@@ -1,5 +1,5 @@
-// The pager's queues for a synchronous backend: chunks in a file, slots in RAM. Reads and writes are under way on their
-// own; steps run at once, in the calling thread.
+// The pager's queues for a synchronous backend: chunks in a file, slots in RAM. Reads and writes run in the background;
+// steps run at once, in the calling thread.
 #pragma once
 
 #include <exception>
@@ -19,14 +19,14 @@ struct ChunkRecord : FiledChunk {
 
 class FileQueues final : public Queues {
  public:
-  // All borrowed for the object's life. A slot without memory is allocated when it is used, `slot_bytes` large.
+  // All borrowed for the object's lifetime. A slot without memory is allocated on use, `slot_bytes` large.
   FileQueues(Env& env, ScratchFile* file, std::vector<ChunkRecord>& chunks, std::vector<Buffer>& slots,
              int64_t slot_bytes, Traffic& traffic)
       : env_(env), file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
   ~FileQueues() override { finish(); }
 
-  // Before each step, which `work` outlives. Takes the memory that the step's bookkeeping needs. Transfers under way
-  // are taken for reads ahead of it. changes: whether the work changes chunks; otherwise they are not written.
+  // Before each step, which `work` outlives. Allocates memory for the step's bookkeeping. Running transfers count as
+  // reads ahead for it. changes: false if the work changes no chunks, so that they are not written.
   void begin_step(const ChunkWork& work, int threads, bool changes);
 
   void read(int chunk, int slot) override;
@@ -35,8 +35,8 @@ class FileQueues final : public Queues {
   Event record(Queue queue) override;
   void wait(Queue queue, Event event) override;
 
-  // Waits for the writes, or for everything: then it ignores failed reads that nobody has waited for. Chunks that could
-  // not be written stay in RAM; returns the first failure (see KeptInMemory).
+  // Waits for the writes, or for everything, ignoring failed reads that nobody has waited for. Chunks that could not be
+  // written stay in RAM; returns the first failure (see KeptInMemory).
   std::exception_ptr finish_writes() noexcept { return finish(false); }
   std::exception_ptr finish() noexcept { return finish(true); }
 
@@ -61,9 +61,10 @@ class FileQueues final : public Queues {
   int threads_ = 1;  // for checksums
   bool changes_ = true;
   Traffic& traffic_;
-  std::vector<Transfer> transfers_;  // from the oldest under way; an event is the number of a transfer, counted from 0
+  std::vector<Transfer> transfers_;  // from the oldest running one; an event is the number of a transfer, counted from
+                                     // 0
   Event first_event_ = 0;            // of transfers_[0]
-  Event waited_[2] = {0, 0};         // of reads, of writes: those before it are over
+  Event waited_[2] = {0, 0};         // of reads, of writes: earlier ones are done
   std::exception_ptr write_failure_;
 };
 

@@ -1,5 +1,4 @@
-// A chunk that may have a place in a scratch file, and how what is read back from there is known to be what was
-// written.
+// A chunk that may have a place in a scratch file, and the check that the file returns what was written.
 #pragma once
 
 #include <algorithm>
@@ -20,31 +19,31 @@ struct FiledChunk {
   Chunk chunk;
   int64_t file_offset = -1;  // -1: has never been in the file
   uint64_t generation = 0;   // times it was written
-  uint64_t checksum = 0;     // of what was written last
+  uint64_t checksum = 0;     // of the last write
 
   uint64_t checksum_of(const std::byte* bytes, size_t number, uint64_t of_generation, int threads = 1) const {
     return chunk_checksum(bytes, chunk.bytes, static_cast<int64_t>(number), of_generation, threads);
   }
-  // Throws kIo if `got`, read back, is not what was written last.
+  // Throws kIo if `got`, read back, differs from the last write.
   void check(const std::byte* got, size_t number, int threads = 1) const;
-  // At once, and checked. On an error this is as it was.
+  // Reads at once, and checks. On an error this object is unchanged.
   void read(ScratchFile& file, size_t number, std::byte* to) const;
   void write(ScratchFile& file, size_t number, const std::byte* from);
 };
 
-// By chunk, where it is in the file; -1: it has no place there.
+// By chunk, its offset in the file; -1: it has no place there.
 struct FilePlaces {
   std::vector<int64_t> offsets;
   int64_t bytes = 0;  // of the file
 
-  // Throws kInvalidArgument if a limit (-1: none) is below that.
+  // Throws kInvalidArgument if the limit (-1: none) is too low for it.
   void check(int64_t limit) const;
-  // The file made, or made as large. Throws as ScratchFile does and changes nothing.
+  // Creates the file, or enlarges it. Throws like ScratchFile and changes nothing.
   void fit(std::unique_ptr<ScratchFile>& file, Env& env, const std::string& directory) const;
 };
 
-// Chunks that there are keep the place that they have. Those that go to the disk and have none get one behind them.
-// bytes, tiers: of the chunks that there are, and of new ones behind them.
+// Existing chunks keep their places. Those that move to the disk without one get a place at the end. bytes, tiers: of
+// the existing chunks, followed by new ones.
 template <class Record>
 FilePlaces places_of(const std::vector<Record>& chunks, const std::vector<int64_t>& bytes,
                      const std::vector<Tier>& tiers) {

@@ -1,5 +1,5 @@
-// Carries out reads and writes of one file while its caller does something else: by io_uring, or by threads with pread
-// and pwrite. Transfers decides what a short or failed request means.
+// Reads and writes one file while its caller does something else: by io_uring, or by threads with pread and pwrite.
+// Transfers decides what a short or failed request means.
 #pragma once
 
 #include <cstddef>
@@ -17,20 +17,20 @@ struct IoRequest {
   int64_t result = 0;  // bytes transferred or -errno
 };
 
-// One thread at a time uses an engine. Nothing may be under way when it is destroyed.
+// One thread at a time uses an engine. No request may be running when it is destroyed.
 class IoEngine {
  public:
   virtual ~IoEngine() = default;
-  // The request and its memory belong to the engine until next() returns it; at most `depth` do at a time.
+  // The request and its memory belong to the engine until next() returns it; at most `depth` requests at a time.
   virtual void start(IoRequest* request) noexcept = 0;
-  // A request that is over, in any order; nullptr if none is under way or, unless `block`, none is over.
+  // A finished request, in any order; nullptr if none is running or, unless `block`, none has finished.
   virtual IoRequest* next(bool block) noexcept = 0;
   virtual const char* name() const = 0;
 };
 
-// nullptr if the library was built without liburing, or the kernel has no io_uring or does not allow it.
+// nullptr if the library was built without liburing, or the kernel lacks or forbids io_uring.
 std::unique_ptr<IoEngine> make_io_uring_engine(int fd, int depth);
-// If no thread can be started, next() carries out the requests one by one.
+// If no thread can be started, next() executes the requests one by one.
 std::unique_ptr<IoEngine> make_thread_engine(Env& env, int fd, int depth);
 
 }  // namespace lowtide

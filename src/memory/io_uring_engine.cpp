@@ -12,7 +12,7 @@
 namespace lowtide {
 namespace {
 
-constexpr int kMaxRefusals = 1000;  // of the kernel to take requests for lack of resources: about a second
+constexpr int kMaxRefusals = 1000;  // times that the kernel may refuse requests for lack of resources: about a second
 
 class IoUringEngine : public IoEngine {
  public:
@@ -72,7 +72,7 @@ class IoUringEngine : public IoEngine {
       if (!block) return nullptr;
       const bool transient = result == -EINTR || result == -EAGAIN || result == -EBUSY;
       if (result < 0 && (!transient || ++refusals > kMaxRefusals)) break_with(-result);
-      // A broken ring still delivers what the kernel has taken: its memory must not be given back before.
+      // A broken ring still finishes the requests that the kernel has taken: their memory must not be returned before.
       if (broken_ || (result < 0 && result != -EINTR)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -98,8 +98,8 @@ class IoUringEngine : public IoEngine {
   const int fd_;
   io_uring ring_{};
   bool usable_ = false, knows_ops_ = false;
-  int broken_ = 0;     // errno that the ring itself failed with; it gets no new requests
-  int in_kernel_ = 0;  // requests the kernel has taken
+  int broken_ = 0;     // the ring's own error (errno); it gets no new requests
+  int in_kernel_ = 0;  // requests that the kernel has taken
   std::vector<IoRequest*> queued_, refused_;
 };
 

@@ -69,7 +69,7 @@ void OffloadedMemory::bring_back(int threads) {
   } catch (...) {
     for (const Part& part : under_way) try {
         file_->wait(part.ticket);
-      } catch (const Error&) {  // the first error is the one to tell
+      } catch (const Error&) {  // the first error is the one to report
       }
     throw;
   }

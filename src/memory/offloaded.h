@@ -1,5 +1,5 @@
-// State memory put aside for a while, by a program that needs the RAM for something else (generating text between
-// training phases): its bytes go to a scratch file and its pages back to the system, and its addresses stay its own.
+// State memory put aside while a program needs the RAM for something else (generating text between training phases):
+// its bytes go to a scratch file, its pages back to the system, and its addresses remain reserved.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ namespace lowtide {
 class OffloadedMemory {
  public:
   // Writes the buffers, which outlive this object, to a scratch file in `directory` and drops their pages: until
-  // bring_back() they read as zero and must not be written. Throws kInvalidArgument or kIo as ScratchFile does; then
-  // the buffers are as they were.
+  // bring_back() they read as zero and must not be written. Throws kInvalidArgument or kIo like ScratchFile; then the
+  // buffers are unchanged.
   OffloadedMemory(Env& env, const std::string& directory, std::vector<const Buffer*> buffers, int threads);
 
-  // Reads everything back and checks it. Throws kIo: the buffers' contents are then undefined, the file still has them
-  // whole, and another call tries again.
+  // Reads everything back and checks it. Throws kIo: the buffers' contents are then undefined, but the file is intact,
+  // and another call tries again.
   void bring_back(int threads);
 
   int64_t bytes() const { return bytes_; }

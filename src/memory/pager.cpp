@@ -45,7 +45,7 @@ void Pager::step(Queues& queues, const std::vector<bool>& wanted) {
     staying_ = wanted_of(in_place_, wanted);
     queue_step(queues);
   } catch (...) {
-    // The events no longer stand for the last use of their slots, and some may not live to the end of the next step.
+    // The events no longer mark the last use of their slots, and some may not survive the next step.
     forget();
     throw;
   }
@@ -67,8 +67,8 @@ void Pager::prefetch(Queues& queues) {
   }
 }
 
-// A chunk that went through slot k is read into slot k again, after its write. Where chunks change slots only the last
-// write of all stands for that, and what was read ahead is in the wrong ones.
+// A slot is read into again only after the write of its last chunk. If chunks change slots, only the last write of all
+// covers that, and reads ahead are in the wrong slots.
 void Pager::start_over(Queues& queues) {
   queues.wait(Queue::kIn, written_);
   for (const Queues::Event event : loaded_) queues.wait(Queue::kIn, event);
@@ -82,7 +82,7 @@ void Pager::set_slots(Queues& queues, size_t slots) {
   if (slots == free_.size()) return;
   if (slots < free_.size()) {
     start_over(queues);
-  } else {  // what has been read ahead is in the first slots of either ring
+  } else {  // reads ahead are in the first slots of either ring
     queues.wait(Queue::kIn, written_);
     written_ = Queues::kNone;
     free_.assign(free_.size(), Queues::kNone);
@@ -108,14 +108,14 @@ void Pager::load(Queues& queues, size_t k) {
 
 void Pager::queue_step(Queues& queues) {
   const size_t n = streaming_.size(), slots = free_.size(), residents = staying_.size();
-  // A share of the resident chunks before each streamed one and the last after all. Stepping them all first would leave
-  // the transfers idle once the slots are full: resident time would add to theirs instead of running beneath it.
+  // A share of the resident chunks goes before each streamed chunk, the rest after the last. Stepping them all first
+  // would leave the transfers idle once the slots are full: resident time would add to theirs instead of overlapping.
   size_t done = 0;
   const auto step_residents = [&](size_t share) {
     for (; done * (n + 1) < share * residents; ++done) queues.step(staying_[done], -1);
   };
-  // A slot is loaded again `lag` chunks after its own, so that its write has had a step's time: where one thread drives
-  // the queues, waiting for it holds nothing up. Two slots cannot afford that: the read would come too late.
+  // A slot is loaded again `lag` chunks after its own, so that its write has had a step's time: if one thread drives
+  // the queues, the wait then delays nothing. Two slots cannot afford that: the read would come too late.
   const size_t lag = slots > 2 ? 2 : 1;
   for (size_t k = prefetched_; k < n && k < slots; ++k) load(queues, k);
   prefetched_ = 0;

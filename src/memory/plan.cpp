@@ -18,13 +18,13 @@ constexpr int kMostSlots = 64;
 constexpr int kSlots = 4;  // of a store's rings
 constexpr int64_t kSmallestChunk = 64 << 10;
 constexpr int64_t kMostChunks = int64_t{1} << 22;  // a gigabyte of bookkeeping
-// Bounds of the search for the resident set: milliseconds for sizes as they occur, 8 MiB of memory at the worst.
+// Bounds of the search for the resident set: milliseconds for realistic sizes, at most 8 MiB of memory.
 constexpr int64_t kMostUnits = int64_t{1} << 20;  // of one subset sum
 constexpr int64_t kMostWork = int64_t{1} << 24;   // units * sizes of one subset sum
-constexpr int kMostTries = 16;                    // sizes of slots looked at
+constexpr int kMostTries = 16;                    // slot sizes tried
 
 struct SizeClass {
-  int64_t bytes;  // of each chunk; more than 0
+  int64_t bytes;  // of each chunk; above 0
   int64_t count;
 };
 
@@ -34,7 +34,7 @@ struct Choice {
   int64_t bytes = 0;
 };
 
-// As many bytes as fit into `capacity`. Exact within the bounds above.
+// Chooses as many bytes as fit into `capacity`. Exact within the bounds above.
 Choice fill(std::span<const SizeClass> classes, int64_t capacity) {
   Choice choice{std::vector<int64_t>(classes.size(), 0)};
   int64_t unit = 0;
@@ -46,9 +46,9 @@ Choice fill(std::span<const SizeClass> classes, int64_t capacity) {
     choice.keep[i] = std::min({classes[i].count, room / width, (room - most + width - 1) / width});
     room -= choice.keep[i] * width;
   }
-  if (room <= most) {  // else nothing that is left fits
+  if (room <= most) {  // else no remaining chunk fits
     // from[c]: the class whose chunk was the last to make the sum c, and `used`, how many of it that took. A sum keeps
-    // the class that reached it first, so going back from any sum takes no class more often than there is of it.
+    // the first class that reached it, so tracing back from any sum never takes more of a class than exist.
     const int32_t unreached = -1, start = static_cast<int32_t>(classes.size());
     std::vector<int32_t> from(static_cast<size_t>(room) + 1, unreached), used(from.size(), 0);
     from[0] = start;
@@ -77,9 +77,9 @@ Choice fill(std::span<const SizeClass> classes, int64_t capacity) {
   return choice;
 }
 
-// The resident set with the most bytes beside a ring of `slots`; nothing if the budget holds no such ring. For each
-// size that slots could have, larger chunks must be resident and the others may be. From the smallest size on: once
-// the budget less the slots is no more than what was found, larger slots cannot be better.
+// The resident set with the most bytes beside a ring of `slots`; nothing if the budget does not hold such a ring. For
+// each possible slot size, larger chunks must be resident and the others may be. Sizes are tried in ascending order:
+// once the budget minus the slots is no more than the best so far, larger slots cannot be better.
 std::optional<Choice> choose(std::span<const SizeClass> classes, int64_t slots, int64_t budget) {
   std::optional<Choice> best;
   int64_t larger = 0;  // bytes of all chunks larger than the slot
@@ -169,21 +169,23 @@ struct Division {
 
 Division divide(std::span<const TierLimit> tiers, const std::vector<int64_t>& chunk_bytes, const PlanInput& input);
 
-// Keeps what `choice` says of each class in the first of these tiers, beside so many slots, and the others behind it.
+// Keeps the chosen number of each class in the first of these tiers, beside that many slots, and the others behind it.
 Division keep(std::span<const TierLimit> tiers, const std::vector<int64_t>& chunk_bytes, const PlanInput& input,
               std::span<const SizeClass> classes, const Choice& choice, int slots) {
-  std::map<int64_t, int64_t> left;  // still to be kept
+  std::map<int64_t, int64_t> left;  // still to keep
   for (size_t i = 0; i < classes.size(); ++i) left[classes[i].bytes] = choice.keep[i];
   std::vector<bool> resident;
   for (const int64_t bytes : chunk_bytes) resident.push_back(bytes == 0 || left[bytes]-- > 0);
   TierPlan here = plan_keeping(std::move(resident), chunk_bytes, slots);
   const TierLimit &limit = tiers[0], &behind = tiers[1];
   if (tiers.size() == 2 && behind.bytes >= 0 && here.streamed_bytes > behind.bytes)
-    return {{},
-            format("%s of state do not fit in the %s budget of %s, and the %s budget is %s; give at least %lld bytes of "
-                   "%s, or more %s",
-                   exact(sum_of(chunk_bytes)).c_str(), name_of(limit.tier), budget_text(limit).c_str(), name_of(behind.tier),
-                   exact(behind.bytes).c_str(), ll(here.streamed_bytes), name_of(behind.tier), name_of(limit.tier))};
+    return {
+        {},
+        format("%s of state do not fit in the %s budget of %s, and the %s budget is %s; give at least %lld bytes of "
+               "%s, or more %s",
+               exact(sum_of(chunk_bytes)).c_str(), name_of(limit.tier), budget_text(limit).c_str(),
+               name_of(behind.tier), exact(behind.bytes).c_str(), ll(here.streamed_bytes), name_of(behind.tier),
+               name_of(limit.tier))};
   std::vector<int64_t> left_over = chunk_bytes;
   for (size_t i = 0; i < left_over.size(); ++i)
     if (here.resident[i]) left_over[i] = 0;
@@ -192,7 +194,7 @@ Division keep(std::span<const TierLimit> tiers, const std::vector<int64_t>& chun
   return rest;
 }
 
-// These tiers, for chunks that are not nearer; others count as empty.
+// Divides these tiers among chunks that are not nearer; others count as empty.
 Division divide(std::span<const TierLimit> tiers, const std::vector<int64_t>& chunk_bytes, const PlanInput& input) {
   const TierLimit& limit = tiers[0];
   const int64_t total = sum_of(chunk_bytes), room = std::max<int64_t>(limit.bytes - limit.taken, 0);
@@ -226,7 +228,7 @@ Division divide(std::span<const TierLimit> tiers, const std::vector<int64_t>& ch
     if (!choice) return std::nullopt;
     return keep(tiers, chunk_bytes, input, classes, *choice, slots);
   };
-  // With fewer slots here more chunks stay, and less has to fit behind. The last try says what is missing.
+  // With fewer slots here more chunks stay, and less has to fit behind. The last attempt reports what is missing.
   Division best{{}, "no ring was tried"};
   int slots = std::min(input.max_slots, kOverlappingSlots) + 1;
   while (!best.problem.empty() && --slots >= 1)
@@ -251,13 +253,13 @@ std::vector<TierLimit> tiers_of(const StoreOptions& options, const StoreRates& r
   return tiers;
 }
 
-// Large enough for the disk to run at its rate, small enough that the ring leaves most of the budget to residents.
+// Large enough for the disk's full rate, small enough that the ring leaves most of the budget to residents.
 int64_t chunk_bytes_for(const StoreOptions& options, int64_t total) {
   if (options.memory.chunk > 0) return options.memory.chunk;
   StoreOptions given = options;
   given.device_now.reset();
   std::vector<TierLimit> tiers = tiers_of(given, {});
-  if (tiers.size() > 1) tiers.pop_back();  // the last has no slots, all others must leave room
+  if (tiers.size() > 1) tiers.pop_back();  // the last tier has no slots; all others must leave room
   int64_t budget = options.device_now ? total : INT64_MAX;
   for (const TierLimit& limit : tiers)
     if (limit.bytes >= 0) budget = std::min(budget, std::max<int64_t>(limit.bytes - limit.taken, 0));
@@ -318,7 +320,7 @@ StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, s
   }
   const TierLimit& only = input.tiers.front();
   if (input.tiers.size() == 1 && only.bytes >= 0 && sum_of(out.chunk_bytes) > only.bytes - only.taken) {
-    // Chunks follow the budget, and so does what is added to fill their pages: this is of the one to ask for.
+    // Chunks depend on the budget, and so does their padding to pages: compute it for the suggested budget.
     StoreOptions whole = options;
     whole.memory.host = total + options.taken;
     input.whole_bytes = known;

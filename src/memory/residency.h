@@ -1,7 +1,7 @@
-// How much device memory state should have when nobody has said so: a pure policy that learns after each step what is
-// free. State that a step brings begins on the device as far as it fits, less a margin: what else the device has to
-// hold is known by then. State that was there before any step, loaded say, begins on the host, and two steps show how
-// much of it fits. When less than the margin is free, state is demoted until more is free again. It comes back only
+// Chooses how much device memory state should have if no budget says so: a pure policy that learns after each step how
+// much is free. State created by a step starts on the device as far as it fits, less a margin: the device's other needs
+// are known by then. State that existed before any step (loaded, for example) starts on the host, and two steps show
+// how much of it fits. If less than the margin is free, state is demoted until more is free again. It returns only
 // after a number of quiet steps, and with twice the margin free.
 #pragma once
 
@@ -17,12 +17,12 @@ class Residency {
   static constexpr int kQuietSteps = 20;
 
   struct Seen {
-    int64_t free = -1, total = -1;  // bytes of device memory; -1: not known
-    int64_t held = 0;               // bytes that state has there now, slots included
-    int64_t wanted = 0;             // bytes that it would have if all of it fitted
+    int64_t free = -1, total = -1;  // bytes of device memory; -1: unknown
+    int64_t held = 0;               // bytes of state there now, slots included
+    int64_t wanted = 0;             // bytes of state there if all of it fitted
   };
 
-  // 5 % of the device or 1 GiB, whichever is more; but of a small device no more than an eighth.
+  // 5 % of the device or 1 GiB, whichever is more; but at most an eighth of a small device.
   static int64_t margin(int64_t total) {
     constexpr int64_t kGiB = int64_t{1} << 30;
     return total < 0 ? kGiB : std::max(total / 20, std::min(kGiB, total / 8));
@@ -31,14 +31,14 @@ class Residency {
   // The budget for state that has `room`: 5/4 of the margin stay free, between the bounds at which state moves again.
   static int64_t budget(int64_t room, int64_t total) { return std::max<int64_t>(room - margin(total) / 4 * 5, 0); }
 
-  // Where a step brings new state: the budget that all of it should have, which takes no room from what is there.
+  // For new state created by a step: the budget for all state, which takes no room from existing state.
   static std::optional<int64_t> before_new_state(const Seen& seen) {
     if (seen.free < 0) return std::nullopt;
     return std::max(seen.held, budget(seen.free + seen.held, seen.total));
   }
 
-  // After a step: the budget that state should have from now on, if that is not what it has. counts: not another part
-  // of the step before, a bucket of other parameters; only pressure moves state then.
+  // After a step: the budget for state from now on, if it changes. counts: false for another part of the same step, a
+  // bucket of other parameters; then only pressure moves state.
   std::optional<int64_t> after_step(const Seen& seen, bool counts = true) {
     if (seen.free < 0) return std::nullopt;
     if (counts) steps_ = std::min(steps_ + 1, kFirstPromotion + 1);
@@ -64,7 +64,7 @@ class Residency {
 
  private:
   int steps_ = 0, quiet_ = 0;
-  int64_t least_ = INT64_MAX;  // of what was free or held, since the quiet began
+  int64_t least_ = INT64_MAX;  // of free or held bytes, since the quiet began
 };
 
 }  // namespace lowtide

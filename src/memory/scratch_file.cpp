@@ -14,7 +14,7 @@
 namespace lowtide {
 namespace {
 
-// Linux alone has them: elsewhere transfers go through the page cache, and files have a name at first.
+// Only Linux has these: elsewhere transfers use the page cache, and files briefly have a name.
 #if defined(O_TMPFILE) && defined(O_DIRECT)
 constexpr int kNameless = O_TMPFILE | O_EXCL;  // O_EXCL: it can never be given a name
 constexpr int kDirect = O_DIRECT;
@@ -23,7 +23,7 @@ constexpr int kNameless = 0, kDirect = 0;
 #endif
 
 constexpr int kMaxDepth = 1024;
-constexpr int64_t kMaxRequestBytes = 1 << 30;  // the system transfers less than 2 GiB at a time
+constexpr int64_t kMaxRequestBytes = 1 << 30;  // the system transfers less than 2 GiB per call
 constexpr int64_t kMaxBytes = int64_t{1} << 62;
 
 int64_t checked_size(int64_t bytes) {
@@ -41,7 +41,7 @@ const ScratchFile::Options& checked(const ScratchFile::Options& options) {
   return options;
 }
 
-// A slash at the end would make the system follow a link in spite of O_NOFOLLOW.
+// A trailing slash would make the system follow a link despite O_NOFOLLOW.
 std::string without_slashes(std::string path) {
   LT_REQUIRE(!path.empty() && path.find('\0') == std::string::npos,
              "got %s as directory for scratch files, wanted the path of a directory",
@@ -63,13 +63,13 @@ Descriptor open_directory(Env& env, const std::string& path) {
 
 std::string random_name() {
   unsigned long long number = 0;
-  if (::getentropy(&number, sizeof number) != 0) {  // O_EXCL is what protects
+  if (::getentropy(&number, sizeof number) != 0) {  // O_EXCL provides the protection
     number = static_cast<unsigned long long>(::getpid()) ^ reinterpret_cast<uintptr_t>(&number);
   }
   return format(".lowtide-%016llx", number);
 }
 
-// For file systems without O_TMPFILE: a file that nobody else can have made, and whose name goes at once.
+// For file systems without O_TMPFILE: a file that nobody else can have created, whose name is removed at once.
 Descriptor create_named(Env& env, int directory, const std::string& path, int flags) {
   constexpr int kTries = 16;
   int fd = -EEXIST;
@@ -79,7 +79,7 @@ Descriptor create_named(Env& env, int directory, const std::string& path, int fl
     fd = retry_interrupted(
         [&] { return env.openat(directory, name.c_str(), flags | O_CREAT | O_EXCL | O_NOFOLLOW, 0600); });
   }
-  if (fd == -EINVAL) env.unlinkat(directory, name.c_str());  // O_DIRECT can be refused after the file has been made
+  if (fd == -EINVAL) env.unlinkat(directory, name.c_str());  // O_DIRECT can be refused after the file has been created
   Descriptor file(env, fd);
   if (fd < 0) return file;
   int result = -EINTR;
@@ -94,7 +94,7 @@ Descriptor create(Env& env, int directory, const std::string& path, bool direct)
   const int flags = O_RDWR | O_CLOEXEC | (direct ? kDirect : 0);
   if (!kNameless) return create_named(env, directory, path, flags);
   const int fd = retry_interrupted([&] { return env.openat(directory, ".", flags | kNameless, 0600); });
-  // File systems and kernels without O_TMPFILE answer so.
+  // Answers of file systems and kernels without O_TMPFILE.
   const bool unknown = fd == -EOPNOTSUPP || fd == -EISDIR || fd == -ENOENT || (fd == -EINVAL && !direct);
   return unknown ? create_named(env, directory, path, flags) : Descriptor(env, fd);
 }
@@ -103,15 +103,15 @@ int allocate(Env& env, int fd, int64_t bytes) {
   return -retry_interrupted([&] { return env.allocate(fd, bytes); });
 }
 
-// Opens the file without O_DIRECT if the file system refuses that anywhere on the way: in open(), while it allocates by
-// writing (where it has no call for that), or in the first transfer, if it wants more than kAlignment.
+// Opens the file without O_DIRECT if the file system refuses it at any point: in open(), while allocating by writes
+// (without a system call for that), or in the first transfer, if it requires more than kAlignment.
 Descriptor open_file(Env& env, int directory, const std::string& path, int64_t bytes, bool* direct) {
   for (;; *direct = false) {
     Descriptor file = create(env, directory, path, *direct);
     const int fd = file.get();
     if (fd == -EINVAL && *direct) continue;
     if (fd < 0) fail_io(-fd, "cannot create a scratch file in %s", path.c_str());
-    // Never empty: whether grow() will be able to allocate is found out here.
+    // Never empty, so that failures of grow() to allocate are found here.
     const int error = allocate(env, fd, std::max(bytes, ScratchFile::kAlignment));
     if (error == EINVAL && *direct) continue;
     if (error) fail_io(error, "cannot allocate %lld bytes for a scratch file in %s", ll(bytes), path.c_str());
@@ -177,7 +177,7 @@ void ScratchFile::read_now(int64_t offset, std::byte* to, int64_t bytes) const {
         retry_interrupted([&] { return env_.pread(file_.get(), to + all, bytes - all, offset + all); });
     const int64_t begin = all;
     all += std::max<int64_t>(done, 0);
-    if (direct_ && all < bytes) all = all / kAlignment * kAlignment;  // whole pages alone can be read
+    if (direct_ && all < bytes) all = all / kAlignment * kAlignment;  // only whole pages can be read
     if (all == begin)
       fail_transfer({.failed = true,
                      .system_error = static_cast<int>(-std::min<int64_t>(done, 0)),
@@ -192,7 +192,7 @@ void ScratchFile::grow(int64_t bytes) {
   LT_REQUIRE(transfers_->idle(), "got grow() with transfers under way, wanted wait() for each of them first");
   if (wanted <= bytes_) return;
   if (const int error = allocate(env_, file_.get(), wanted)) {
-    env_.truncate(file_.get(), std::max(bytes_, kAlignment));  // gives back what was allocated
+    env_.truncate(file_.get(), std::max(bytes_, kAlignment));  // frees the new allocation
     fail_io(error, "cannot grow a scratch file in %s from %lld to %lld bytes", path_.c_str(), ll(bytes_), ll(wanted));
   }
   bytes_ = wanted;

@@ -36,27 +36,27 @@ void StateStore::add(std::span<const ShapedParam> params) {
   std::vector<Buffer> slots(static_cast<size_t>(plan.slots));
   for (Buffer& slot : slots) slot = Buffer(env_, static_cast<size_t>(plan.slot_bytes));
   const FilePlaces file = places_of(chunks_, planned.chunk_bytes, planned.plan.tier);
-  // The plan counts what streams; places of chunks that have become resident since are still in the file.
+  // The plan counts streamed chunks; chunks that have since become resident still have places in the file.
   if (plan.slots > 0) {
     file.check(options_.memory.disk_limit);
     file.fit(file_, env_, options_.memory.disk);
   }
 
-  // Memory for the bookkeeping, too.
+  // Includes memory for the bookkeeping.
   pieces_.reserve(pieces_.size() + places.size());
   chunks_.reserve(before + added.size());
   auto queues = std::make_unique<FileQueues>(env_, file_.get(), chunks_, slots_, plan.slot_bytes, traffic_);
   Pager pager(plan);
 
-  // New chunks first: nobody misses them if one cannot be written.
+  // New chunks first: if one cannot be written, nothing is lost.
   for (size_t i = 0; i < added.size(); ++i) {
     added[i].file_offset = file.offsets[before + i];
     if (plan.resident[before + i]) continue;
     fill_zero(added[i].chunk, slots[0].data());
     added[i].write(*file_, before + i, slots[0].data());
   }
-  // Then chunks of before that change places. Memory is given up when nothing can fail any more: until then the old
-  // plan must find what it calls resident, and takes what it does not for a record that could not be written.
+  // Then existing chunks that change places. Memory is freed only after the last possible failure: until then the old
+  // plan must find its resident chunks, and treats other chunks in memory as records that could not be written.
   for (size_t i = 0; i < before; ++i) {
     ChunkRecord& record = chunks_[i];
     if (plan.resident[i] && !record.memory.data()) {
@@ -84,7 +84,7 @@ void StateStore::pass(const Work& work, bool changes, int threads, const std::ve
   if (!queues_) return;
   stage_.write_back();
   stage_.forget();
-  unwritten_ = nullptr;  // what is kept in RAM is part of this step
+  unwritten_ = nullptr;  // a chunk kept in RAM is part of this step
   const std::vector<bool> chunks = due_chunks(wanted);
   queues_->begin_step(work, threads, changes);
   try {
@@ -100,14 +100,14 @@ void StateStore::pass(const Work& work, bool changes, int threads, const std::ve
       pager_.prefetch(*queues_);
     }
     failure = queues_->finish_writes();
-  } catch (...) {  // the next step reads it, and says what is wrong
+  } catch (...) {  // the next step reads it, and reports the error
     failure = queues_->finish();
     pager_.forget();
   }
   raise_kept(failure, "step", kept_bytes());
 }
 
-// If it cannot be written, it stays in RAM; see check_written().
+// A chunk that cannot be written stays in RAM; see check_written().
 void StateStore::write_staged(size_t chunk, const std::byte* from) {
   try {
     chunks_[chunk].write(*file_, chunk, from);
@@ -118,7 +118,7 @@ void StateStore::write_staged(size_t chunk, const std::byte* from) {
   }
 }
 
-// Before the slots are used for something else.
+// Call before the slots are used for something else.
 void StateStore::drop_prefetched() {
   if (!pager_.has_prefetched()) return;
   queues_->finish();
@@ -132,7 +132,7 @@ std::byte* StateStore::bring(size_t chunk) {
   return stage_.bring(chunk, env_, slots_[0], pager_.plan().slot_bytes);
 }
 
-// Not by the file's queue of transfers, in which a step's own may be under way.
+// Avoids the file's queue of transfers, in which a step's own may be running.
 void StateStore::peek(size_t chunk, std::byte* to) {
   const ChunkRecord& record = chunks_[chunk];
   if (const std::byte* const memory = record.memory.data())

@@ -2,7 +2,7 @@
 // through a ring of slots in every step.
 //
 // A chunk that cannot be written stays in RAM, above the budget, until a later write succeeds. Functions that change
-// state are then carried out to their end and throw KeptInMemory; a chunk that cannot be read, or is damaged, is kIo.
+// state then still run to their end and throw KeptInMemory; a chunk that cannot be read, or is damaged, raises kIo.
 #pragma once
 
 #include <exception>
@@ -23,7 +23,7 @@ class StateStore final : public Store {
   void add(std::span<const ShapedParam> params) override;
   void peek(size_t chunk, std::byte* to) override;
 
-  // The memory of chunks in RAM; the slots' is freed first (they are allocated again when they are used).
+  // Returns the memory of chunks in RAM, after freeing the slots' memory (allocated again on use).
   std::vector<const Buffer*> shrink();
 
   MemoryReport report() const override;
@@ -43,7 +43,7 @@ class StateStore final : public Store {
   StoreOptions options_;
   std::vector<ChunkRecord> chunks_;
   std::unique_ptr<ScratchFile> file_;
-  std::vector<Buffer> slots_;  // between steps, the first is the stage's memory
+  std::vector<Buffer> slots_;  // between steps, the first is the staging memory
   std::unique_ptr<FileQueues> queues_;
   Traffic traffic_;
 };

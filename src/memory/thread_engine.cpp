@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMaxThreads = 4;  // enough to keep a disk busy with large requests
 
-// nullptr if there is none.
+// The first request, or nullptr.
 IoRequest* take_first(std::vector<IoRequest*>& from) {
   if (from.empty()) return nullptr;
   IoRequest* const request = from.front();
@@ -22,7 +22,7 @@ IoRequest* take_first(std::vector<IoRequest*>& from) {
   return request;
 }
 
-// A POSIX semaphore. (Not a condition variable: those of glibc before 2.41 can lose a signal, bug 25847, and did.)
+// A POSIX semaphore. (Not a condition variable: glibc before 2.41 can lose its signals, bug 25847, and did.)
 class Semaphore {
  public:
   Semaphore() { sem_init(&semaphore_, 0, 0); }
@@ -31,7 +31,7 @@ class Semaphore {
   Semaphore& operator=(const Semaphore&) = delete;
   void post() { sem_post(&semaphore_); }
   void wait() {
-    while (sem_wait(&semaphore_) != 0) {  // a signal
+    while (sem_wait(&semaphore_) != 0) {  // interrupted by a signal
     }
   }
   bool try_wait() { return sem_trywait(&semaphore_) == 0; }
@@ -49,7 +49,7 @@ class ThreadEngine : public IoEngine {
     threads_.reserve(kMaxThreads);
     try {
       for (int i = 0; i < std::min(depth, kMaxThreads); ++i) threads_.emplace_back([this] { run(); });
-    } catch (const std::exception&) {  // those that started will do
+    } catch (const std::exception&) {  // the threads that have started are enough
     }
   }
 
@@ -82,7 +82,7 @@ class ThreadEngine : public IoEngine {
   const char* name() const override { return "threads"; }
 
  private:
-  // False if nothing waits.
+  // Runs one request; returns false if none waits.
   bool run_one() {
     IoRequest* request = nullptr;
     {
@@ -107,8 +107,8 @@ class ThreadEngine : public IoEngine {
 
   Env& env_;
   const int fd_;
-  int under_way_ = 0;  // of the caller's thread alone
-  std::mutex mutex_;   // of the queues
+  int under_way_ = 0;  // used only by the caller's thread
+  std::mutex mutex_;   // guards the queues
   Semaphore work_, done_;
   std::vector<IoRequest*> waiting_, over_;
   std::vector<std::thread> threads_;

@@ -28,7 +28,7 @@ namespace {
 constexpr char kFormat[] = "lowtide transfer rates 1\n";
 constexpr size_t kLongest = 4096;
 
-// FNV-1a: any that gives different keys different names; the key itself is in the file.
+// FNV-1a: any hash that gives different keys different names will do; the key itself is in the file.
 std::string file_for(const std::string& directory, const std::string& key) {
   uint64_t hash = 0xcbf29ce484222325ull;
   for (const char c : key) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
@@ -45,7 +45,7 @@ std::string text_of(const std::string& key, const TransferRates& r) {
   return kFormat + one_line(key) + format("\n%a %a %a %a %a\n", r.in, r.out, r.copy, r.hybrid, r.zero_copy);
 }
 
-// All of it, "" if it cannot be read.
+// The whole file, or "" if it cannot be read.
 std::string read_file(Env& env, const std::string& path) {
   const Descriptor file = Descriptor::open(env, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (file.get() < 0) return "";
@@ -175,7 +175,7 @@ std::optional<TransferMode> find_transfer_mode(const std::string& name) {
 
 std::string cache_directory() {
   const char* const own = std::getenv("XDG_CACHE_HOME");
-  if (own && own[0] == '/') return std::string(own) + "/lowtide";  // relative ones are to be ignored
+  if (own && own[0] == '/') return std::string(own) + "/lowtide";  // relative paths are to be ignored
   const char* const home = std::getenv("HOME");
   return home && home[0] == '/' ? std::string(home) + "/.cache/lowtide" : "";
 }

@@ -10,7 +10,7 @@
 namespace lowtide {
 namespace {
 
-// The first retries follow at once, as after a signal; the others leave a busy system time to recover.
+// The first retries follow at once, as after a signal; later ones give a busy system time to recover.
 constexpr int kHastyRetries = 80;
 static_assert(kHastyRetries < kMaxRetries);
 

@@ -1,5 +1,5 @@
-// Transfers between memory and one file: cuts them into requests, keeps `depth` of these under way, compares every
-// result with what was asked, resumes short ones and retries interrupted ones. One thread at a time.
+// Transfers between memory and one file: cuts them into requests, keeps `depth` of these running, compares every result
+// with the request, resumes short ones and retries interrupted ones. One thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -19,40 +19,40 @@ class Transfers {
   using Ticket = int64_t;
   static constexpr int64_t kAlignment = kPageBytes;
 
-  // How a transfer failed. system_error 0: the file is shorter than it should be.
+  // How a transfer failed. system_error 0: the file is too short.
   struct Outcome {
     bool failed = false, write = false;
     int system_error = 0;
     int64_t offset = 0, bytes = 0;  // of the request that failed
   };
 
-  // `aligned`: requests must stay multiples of kAlignment also when resumed (O_DIRECT).
+  // `aligned`: even resumed requests must be multiples of kAlignment (O_DIRECT).
   Transfers(std::unique_ptr<IoEngine> engine, int depth, int64_t request_bytes, bool aligned);
-  ~Transfers();  // drains
+  ~Transfers();  // waits for all transfers
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
 
-  // Requests beyond `depth` start as earlier ones are seen to be over, in start() and wait().
+  // Requests beyond `depth` start when earlier ones are seen to have finished, in start() and wait().
   Ticket start(bool write, int64_t offset, std::byte* memory, int64_t bytes);
-  // Blocks until nothing of the transfer is under way, failed or not; its ticket is then void.
+  // Blocks until no request of the transfer is running, failed or not; its ticket is then void.
   Outcome wait(Ticket ticket);
   bool knows(Ticket ticket) const { return transfers_.contains(ticket); }
   bool idle() const { return transfers_.empty(); }  // every ticket has been waited for
   const IoEngine& engine() const { return *engine_; }
-  // For a forked child, which has neither the engine's threads nor its part of the kernel: nothing is waited for.
+  // For a forked child, which has neither the engine's threads nor its ring in the kernel: does not wait.
   void abandon() { static_cast<void>(engine_.release()); }
 
  private:
   struct Transfer {
     std::byte* memory;
-    int64_t offset, bytes;  // what no request has been made for yet
+    int64_t offset, bytes;  // for which no request has been made yet
     int under_way = 0;
     Outcome outcome;
     bool over() const { return under_way == 0 && (bytes == 0 || outcome.failed); }
   };
   struct Piece : IoRequest {
     Transfer* of = nullptr;
-    int stalls = 0;  // in a row
+    int stalls = 0;  // consecutive ones
   };
 
   void issue();
@@ -66,7 +66,7 @@ class Transfers {
   std::vector<Piece> pieces_;
   std::vector<Piece*> free_;
   std::map<Ticket, Transfer> transfers_;
-  std::deque<Transfer*> waiting_;  // with bytes that no request has been made for
+  std::deque<Transfer*> waiting_;  // with bytes for which no request has been made
   Ticket last_ = 0;
 };
 
