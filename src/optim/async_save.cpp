@@ -20,7 +20,7 @@ namespace lowtide {
 std::shared_ptr<AsyncSave> AsyncSave::begin(const Tables& tables, const std::string& path, const std::string& metadata,
                                             int64_t copy_bytes) {
   LT_REQUIRE(copy_bytes >= -1, "got copy_bytes=%lld, wanted 0 or more, or -1 for no limit", ll(copy_bytes));
-  // A forked child has the object without the thread, and perhaps with a mutex that is locked for good: it leaves it.
+  // A forked child has the object without the thread, perhaps with a mutex that stays locked: leak it.
   std::shared_ptr<AsyncSave> save(new AsyncSave(tables, path, metadata, copy_bytes), [](AsyncSave* of) {
     if (!of->is_of_parent()) delete of;
   });
@@ -44,10 +44,10 @@ std::shared_ptr<AsyncSave> AsyncSave::begin(const Tables& tables, const std::str
 
 namespace {
 
-// Wherever the process is when the file is written. A name that is refused stays as it is.
+// The path stays valid if the working directory changes. A name that is refused stays as it is.
 std::string absolute_path(const std::string& path) {
   if (path.empty() || path.find('\0') != std::string::npos) return path;
-  std::error_code error;  // without a working directory: as it is given
+  std::error_code error;  // without a working directory: the path as given
   const std::filesystem::path whole = std::filesystem::absolute(path, error);
   return error ? path : whole.string();
 }
@@ -63,7 +63,7 @@ AsyncSave::AsyncSave(const Tables& tables, const std::string& path, const std::s
 
 AsyncSave::~AsyncSave() { join(); }
 
-// By the one who lets the object go, or by the exit of the process.
+// Called by the last owner of the object, or at the exit of the process.
 void AsyncSave::join() {
   std::call_once(joined_, [this] {
     if (thread_.joinable()) thread_.join();
@@ -148,7 +148,7 @@ AsyncSave::Next AsyncSave::next(size_t& part, Copy& copy) {
 }
 
 void AsyncSave::end(std::exception_ptr failure) noexcept {
-  writer_.close();  // a failed save has removed its files by the time that the failure is known
+  writer_.close();  // a failed save has removed its files before the failure is reported
   const std::lock_guard lock(mutex_);
   failure_ = std::move(failure);
   copies_.clear();
@@ -173,7 +173,7 @@ void AsyncSave::leave() noexcept {
   changed_.notify_all();
 }
 
-// The part is about to change: its copy goes to the file.
+// Copies a part that is about to change; the copy goes to the file.
 void AsyncSave::keep(size_t number, const std::byte* memory) noexcept {
   if (is_of_parent()) return;
   const SavedPart& part = at(number);
@@ -242,7 +242,7 @@ bool AsyncSave::wait(double seconds) {
   check_process();
   std::unique_lock lock(mutex_);
   const auto is_done = [&] { return done_; };
-  constexpr double kLongest = 1e9;  // beyond it the clock's count overflows
+  constexpr double kLongest = 1e9;  // a longer wait would overflow the clock
   if (!(seconds >= 0 && seconds <= kLongest))
     changed_.wait(lock, is_done);
   else if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds), is_done))
@@ -276,7 +276,7 @@ int64_t AsyncSave::most_kept_bytes() const {
   return most_kept_;
 }
 
-// Not one whose optimizer is in a call that the exit came out of: it has no end.
+// Skips a save whose optimizer is in the call from which exit was called: that call never ends.
 void AsyncSave::finish_for_exit() noexcept {
   if (is_of_parent()) return;
   std::unique_lock lock(mutex_);

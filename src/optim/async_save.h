@@ -1,8 +1,8 @@
-// A save that runs beside steps: a thread writes the state of the call to the file, part by part. What a step is about
-// to change, and the thread has not come to, is copied first; a step that finds no room for the copy waits until the
-// thread has written an earlier one. The thread reads state where it lives only between the optimizer's calls.
+// A save that runs beside steps: a thread writes the state as of the call to the file, part by part. Before a step
+// changes a part that the thread has not reached, the part is copied; a step that finds no room for the copy waits
+// until the thread has written an earlier one. The thread reads live state only between the optimizer's calls.
 //
-// Memory beyond the lists: kept copies, max(copy_bytes, largest part) at most, and the thread's own buffer, the larger
+// Memory beyond the lists: kept copies, at most max(copy_bytes, largest part), and the thread's own buffer, the larger
 // of the largest part and a piece of the file.
 #pragma once
 
@@ -24,42 +24,42 @@ namespace lowtide {
 
 class AsyncSave {
  public:
-  // Takes the state as it is now: waits for what is queued, and has the stores tell it of changes. Nothing is written
-  // yet. The tables' optimizers are in a call, and outlive the thread: each ends with finish(). copy_bytes -1: no
-  // limit. Throws kInvalidArgument, kDeviceLost, kIo, kOutOfMemory; then no store tells it of anything.
+  // Captures the current state: waits for queued work, and makes the stores announce changes to the save. Nothing is
+  // written yet. The tables' optimizers are in a call, and outlive the thread: each ends with finish(). copy_bytes -1:
+  // no limit. Throws kInvalidArgument, kDeviceLost, kIo, kOutOfMemory; then no store announces anything.
   static std::shared_ptr<AsyncSave> begin(const Tables& tables, const std::string& path, const std::string& metadata,
                                           int64_t copy_bytes);
   ~AsyncSave();
   AsyncSave(const AsyncSave&) = delete;
   AsyncSave& operator=(const AsyncSave&) = delete;
 
-  // -- The optimizer's calls, which come one at a time. None throws; a failure is the save's.
+  // -- Called by the optimizer, one call at a time. None throws; a failure is the save's.
 
-  // Around each call: the thread reads nothing meanwhile.
+  // Around each call: the thread does not read state in between.
   void enter() noexcept;
   void leave() noexcept;
-  // Before state of the kind changes: what is directly addressable of a parameter, and all that is left.
+  // Call before such state changes: the directly addressable state of a parameter, or all remaining state.
   void before_change(size_t param) noexcept;
   void before_any_change() noexcept;
-  // Waits until the file is written, or has failed. Not between enter() and leave().
+  // Waits until the file is written or the save has failed. Not between enter() and leave().
   void finish() noexcept;
-  // No store tells it of changes any more. In a call, once it is done.
+  // Makes the stores stop announcing changes. Call within a call of the optimizer, once the save is done.
   void let_go(const ParamTable& table) const noexcept;
 
   // -- Any thread
 
   bool done() const;
-  // True if it was done within so many seconds (below 0: no limit). Throws the error that made the save fail.
+  // Returns true if it finished within that many seconds (below 0: no limit). Throws the error that made the save fail.
   bool wait(double seconds);
-  // A failure that wait() has not thrown yet is thrown, once; nothing is waited for.
+  // Throws a failure that wait() has not thrown yet, once; does not wait.
   void raise_unraised();
   // True once the save is done and its failure, if any, has been thrown; always true in a forked child.
   bool is_over() const;
   const std::string& path() const { return writer_.path(); }
-  // Bytes of state that steps have copied so far, and the most that were kept at a time.
+  // Bytes of state that steps have copied so far, and the largest amount kept at once.
   int64_t copied_bytes() const;
   int64_t most_kept_bytes() const;
-  // As finish(), but gives up where an optimizer is in a call: the process exits in the middle of it.
+  // Like finish(), but gives up if an optimizer is in a call: the process exits in the middle of it.
   void finish_for_exit() noexcept;
 
  private:
@@ -87,11 +87,11 @@ class AsyncSave {
   const SavedParts parts_;
 
   mutable std::mutex mutex_;  // guards the members below
-  // Always notify_all(): glibc before 2.41 can lose what notify_one() says (bug 25847).
+  // Always notify_all(): glibc before 2.41 can lose a notify_one() (bug 25847).
   std::condition_variable changed_;
   std::vector<bool> taken_;  // by part: read or copied, or about to be
-  int inside_ = 0;           // calls of optimizers under way
-  bool reading_ = false;     // the thread reads state where it lives
+  int inside_ = 0;           // running calls of optimizers
+  bool reading_ = false;     // the thread is reading live state
   int filling_ = 0;          // copies that are being made
   size_t cursor_ = 0;        // all parts before it are taken
   std::deque<Copy> copies_;
@@ -99,7 +99,7 @@ class AsyncSave {
   std::exception_ptr failure_;
   bool done_ = false, raised_ = false;
   std::once_flag joined_;
-  std::thread thread_;  // the last member: it uses all others
+  std::thread thread_;  // the last member, because it uses all others
 };
 
 // The saves of this process that run beside steps: its exit waits for them. A forked child has a list of its own.

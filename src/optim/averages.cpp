@@ -1,4 +1,5 @@
-// Weights of rules that evaluate others than they train (Schedule-Free): moved between the two by their first state.
+// Switches the weights of rules that evaluate weights other than those they train (Schedule-Free), by their first
+// state.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -11,16 +12,16 @@ namespace lowtide {
 namespace {
 
 constexpr int64_t kAtOnce = int64_t{1} << 18;       // elements
-constexpr uint64_t kOwnBits = 0x9e3779b97f4a7c15u;  // makes random bits that steps do not have
+constexpr uint64_t kOwnBits = 0x9e3779b97f4a7c15u;  // makes random bits that no step has
 
-// How often the weights of a parameter were switched since its last step.
+// The number of switches of a parameter's weights since its last step.
 double& switches_of(Parameter& param) { return param.carried.of[rule_info(param.rule).switches]; }
-// Before the first step there is nothing that a switch could round, whether there is state or not.
+// Before the first step a switch rounds nothing, whether there is state or not.
 void note_switch(Parameter& param) {
   if (param.steps > 0) switches_of(param) += 1;
 }
 
-// Memory that the backend of the parameters reaches: the host's, or a copy on the device.
+// Memory that the parameters' backend can access: the host's, or a copy on the device.
 class Reached {
  public:
   Reached(const ParamTable& table, int64_t bytes, void* stream) : device_(table.on.device), stream_(stream) {
@@ -29,10 +30,10 @@ class Reached {
     else
       here_.resize(static_cast<size_t>(bytes));
   }
-  ~Reached() {  // also after an exception: queued work still uses the memory
+  ~Reached() {  // even after an exception: queued work still uses the memory
     try {
       wait();
-    } catch (...) {  // a device that is lost uses nothing
+    } catch (...) {  // a lost device uses nothing
     }
   }
   Reached(const Reached&) = delete;
@@ -51,7 +52,7 @@ class Reached {
     else
       copy_bytes(to, data(), bytes);
   }
-  // Behind all that is queued.
+  // Waits for all queued work.
   void wait() {
     if (device_) device_->host_wait(device_->record(stream_));
   }
@@ -63,13 +64,15 @@ class Reached {
   std::vector<std::byte> here_;
 };
 
-// Moves one parameter, a slice after another.
+// Moves one parameter, slice by slice.
 class Move {
  public:
   Move(ParamTable& table, int64_t number, bool evaluating, void* stream)
       : table_(table), param_(table.at(number)), number_(number), evaluating_(evaluating), stream_(stream) {
     RuleInput in = rule_input(table.group_of(param_).hyper, param_.steps, false);
-    if (!evaluating && param_.evaluating_beta1 > 0) in.beta1 = param_.evaluating_beta1;  // the way back is the same
+    if (!evaluating && param_.evaluating_beta1 > 0)
+      in.beta1 = param_.evaluating_beta1;  // the way back uses the same
+                                           // beta1
     beta1_ = in.beta1;
     rule_info(param_.rule).make_average_args(in, evaluating, args_);
     item_.param = param_.data, item_.param_dtype = param_.dtype, item_.param_layout = &param_.layout;
@@ -79,8 +82,8 @@ class Move {
     item_.args = args_;
     item_.origin = param_.origin;
     item_.master.kind = param_.master;
-    // Bits of its own for each switch, however many there are between two steps: with the same ones, pairs of them
-    // would push every weight one way.
+    // Each switch has its own random bits, however many switches there are between two steps: with the same bits, pairs
+    // of switches would push every weight in one direction.
     if (param_.master)
       set_keys(table.seed ^ (kOwnBits + static_cast<uint64_t>(switches_of(param_))), param_.steps, number, item_);
     item_.stochastic = 0;
@@ -94,13 +97,13 @@ class Move {
   }
 
  private:
-  // A slice: blocks, and the elements of them.
+  // A slice: its blocks and elements.
   struct Slice {
     int64_t block, blocks, begin, count;
   };
 
   void take_resident() {
-    const int residual = param_.states(param_.state_rule);  // behind the states, if there is one
+    const int residual = param_.states(param_.state_rule);  // behind the states, if it exists
     const StateFormat format = param_.format(param_.state_rule, 0);
     for_each_slice([&](const Slice& slice, Reached& state, StepItem& item) {
       CodecItem codes;
@@ -119,7 +122,7 @@ class Move {
     });
   }
 
-  // All that can fail but for writing a residual comes before anything moves.
+  // Everything that can fail, except writing a residual, comes before anything moves.
   void take_paged() {
     const int residual = param_.states(param_.state_rule);
     const auto bytes_of = [&](int64_t elements) { return residual_bytes(param_.master, elements); };
@@ -143,14 +146,14 @@ class Move {
       master.copy_out(of_slice, bytes_of(slice.count));
     });
     if (!param_.has_residual()) return;
-    // The weights have moved: a residual that a disk keeps only half of is refused until it is loaded again.
+    // The weights have moved: a residual that is only half written to a disk is refused until it is loaded again.
     for_each_part(table_, number_, residual, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
       copy_bytes(item.codes, rest.data() + bytes_of(first), bytes_of(elements));
     });
   }
 
-  // Calls take(slice, memory for its first state as floats, its step) for one slice after another. The step takes the
-  // state from that memory, and the second state from zeros.
+  // Calls take(slice, memory for its first state as floats, its step) for each slice in turn. The step takes the first
+  // state from that memory, and zeros as the second state.
   template <class Fn>
   void for_each_slice(Fn&& take) {
     const int64_t row = param_.layout.row_length, blocks = param_.layout.blocks(kBlockElements);
@@ -165,7 +168,7 @@ class Move {
       StepItem item = item_;
       item.first_block = slice.block, item.blocks = slice.blocks;
       item.codes[0] = state.data(), item.codes[1] = second.data();
-      // Gradients of 0 are the state times 0; they are found by their place in the whole parameter.
+      // Gradients are the state times 0; they are addressed by their position in the whole parameter.
       item.grad = reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(state.data()) -
                                                 static_cast<uintptr_t>(slice.begin) * sizeof(float));
       take(slice, state, item);
@@ -193,13 +196,14 @@ void Optimizer::set_evaluating(bool evaluating, void* stream) {
   const auto moves = [&](const Parameter& param) {
     return param.evaluating != evaluating && rule_info(param.rule).make_average_args;
   };
-  {  // frameworks ask before every batch: nothing is brought back or waited for where nothing moves
+  {  // frameworks ask before every batch: if nothing moves, do not bring state back or wait
     const Impl::Call call(*impl_);
     if (std::none_of(table.params.begin(), table.params.end(), moves)) return;
   }
   const Impl::StateCall call(*impl_);
-  if (impl_->on_device) impl_->on_device->synchronize();  // steps may have been on another stream
-  std::optional<StateChange> change;                      // for residuals; other state stays, also beside a save
+  if (impl_->on_device) impl_->on_device->synchronize();  // steps may have used another stream
+  std::optional<StateChange> change;                      // for residuals; other state stays unchanged, even beside a
+                                                          // save
   for (size_t i = 0; i < table.params.size(); ++i) {
     Parameter& param = table.params[i];
     if (!moves(param)) continue;
@@ -209,7 +213,7 @@ void Optimizer::set_evaluating(bool evaluating, void* stream) {
       Move(table, static_cast<int64_t>(i), evaluating, stream).take();
     } else {
       param.note_moved(evaluating, table.group_of(param).hyper.beta1);
-      note_switch(param);  // as shards with elements do
+      note_switch(param);  // as for shards with elements
     }
   }
   if (change) change->check_written();
@@ -227,7 +231,7 @@ void Optimizer::mark_evaluating(int64_t param, bool evaluating, double beta1) {
              "got parameter %lld of rule '%s', which evaluates the weights that it trains, wanted schedulefree",
              ll(param), rule_info(of.rule).name);
   of.note_moved(evaluating, beta1 > 0 ? beta1 : impl_->table.group_of(of).hyper.beta1);
-  if (evaluating && switches_of(of) == 0) note_switch(of);  // a file does not tell: they went there once
+  if (evaluating && switches_of(of) == 0) note_switch(of);  // a file does not tell, but the weights were moved once
 }
 
 }  // namespace lowtide

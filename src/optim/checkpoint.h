@@ -1,6 +1,6 @@
 // Durable checkpoints: one file, written beside its final name, synced and renamed, so that the name always holds a
-// whole old or a whole new checkpoint. The format is docs/checkpoint-format.md; tools/read_checkpoint.py reads it
-// independently. Streams from and to wherever state lives: memory for two pieces, never for a second copy.
+// whole old or a whole new checkpoint. docs/checkpoint-format.md describes the format; tools/read_checkpoint.py reads
+// it independently. Streams to and from wherever state lives: memory for two pieces, never a second copy.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace lowtide {
 
-// The state that is what weights of 16 bits have lost.
+// The state that holds the bits that 16-bit weights lack.
 inline constexpr const char* kResidual = "residual";
 
 struct CheckpointState {
@@ -25,7 +25,7 @@ struct CheckpointState {
 };
 
 struct CheckpointParam {
-  std::string name;            // "0", "1", ... or what the caller names it; unique
+  std::string name;            // "0", "1", ... or the caller's name; unique
   std::vector<int64_t> sizes;  // the parameter's
   int group = 0;
   int64_t steps = 0;
@@ -40,7 +40,7 @@ struct Checkpoint {
   std::vector<CheckpointParam> params;
 };
 
-// Moves bytes [offset, offset + bytes) of a state's codes or scales. May throw anything.
+// Moves bytes [offset, offset + bytes) of a state's codes or scales. May throw any exception.
 struct StatePart {
   size_t param;
   size_t state;
@@ -49,14 +49,14 @@ struct StatePart {
 using StateReader = std::function<void(const StatePart&, int64_t offset, std::byte* to, int64_t bytes)>;
 using StateWriter = std::function<void(const StatePart&, int64_t offset, const std::byte* from, int64_t bytes)>;
 
-// Writes `path`. On any error the file that was there before is untouched and nothing is left behind; with one
-// exception, which its message names: if only the last call fails, the sync of the directory, `path` already holds the
-// whole new checkpoint. A process that is killed may leave `<path>.tmp-<pid>-<random>`: the next save to this path
-// removes it. Throws kInvalidArgument (a value that does not belong into a checkpoint) or kIo, or what `read` throws.
+// Writes `path`. On any error a file that existed before is untouched and nothing is left behind; with one exception,
+// which its message names: if only the last call fails, the sync of the directory, `path` already holds the whole new
+// checkpoint. A killed process may leave `<path>.tmp-<pid>-<random>`: the next save to this path removes it. Throws
+// kInvalidArgument (a value that does not belong in a checkpoint) or kIo, or exceptions of `read`.
 void save_checkpoint(Env& env, const std::string& path, const Checkpoint& checkpoint, const StateReader& read);
 
-// Opens a checkpoint: header, sizes and root are validated against the file before anything is allocated by them.
-// Throws kIo (the system's refusal) or kInvalidArgument (not a checkpoint, truncated, garbled, from a newer version).
+// Opens a checkpoint: validates header, sizes and root against the file before allocating anything by them. Throws kIo
+// (the system refused) or kInvalidArgument (not a checkpoint, truncated, garbled, from a newer version).
 class CheckpointFile {
  public:
   CheckpointFile(Env& env, const std::string& path);
@@ -65,9 +65,9 @@ class CheckpointFile {
   CheckpointFile& operator=(const CheckpointFile&) = delete;
 
   const Checkpoint& contents() const { return contents_; }
-  // Reads and checks every piece of data without handing it on: before anything is changed by load().
+  // Reads and checks every piece of data without passing it on, so that load() can check everything before any change.
   void verify() const;
-  // Hands all state on, piece by piece, in file order; each piece's checksum is checked before it is handed on.
+  // Passes all state on, piece by piece, in file order; each piece's checksum is checked first.
   void load(const StateWriter& write) const;
 
  private:

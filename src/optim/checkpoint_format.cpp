@@ -14,7 +14,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the file is little-endian and is written from memory");
 
-// \r\n and \x1a: shows at once that a transfer as text has changed the file.
+// \r\n and \x1a: reveal at once that a text-mode transfer has changed the file.
 constexpr char kMagic[] = "\x89LTCK\r\n\x1a";
 
 void put(std::string* to, const void* value, size_t bytes) { to->append(static_cast<const char*>(value), bytes); }
@@ -47,7 +47,7 @@ int64_t product(const CheckpointParam& param, size_t first) {
   return empty ? 0 : result;
 }
 
-// Whole bytes per element, or 1, 2 or 4 bits of which each row starts at a byte.
+// True for whole bytes per element, or for 1, 2 or 4 bits with rows that start at a byte.
 bool codes_fit(int64_t bytes, int64_t rows, int64_t row) {
   if (rows == 0 || row == 0) return bytes == 0;
   for (const int width : {1, 2, 4, 8}) {
@@ -70,7 +70,7 @@ void check_state(const CheckpointParam& param, const CheckpointState& state, int
       "4 or 8 bytes or 1, 2 or 4 bits per element",
       name, of, ll(state.code_bytes), ll(rows), ll(row));
   const int64_t blocks = param.block && row ? rows * ((row - 1) / param.block + 1) : 0;
-  // A residual has no scales beside states that do. Codes of 4 bits have one for each half of a block.
+  // Beside states with scales, a residual has none. Codes of 4 bits have one scale per half block.
   const int64_t of_block = row > 1 && state.code_bytes == rows * ((row - 1) / 2 + 1) ? 2 : 1;
   const int64_t wanted = state.name == kResidual ? 0 : 4 * of_block * blocks;
   LT_REQUIRE(state.scale_bytes == wanted,
@@ -119,7 +119,7 @@ Prefix decode_prefix(std::string_view bytes) {
   const uint32_t version = static_cast<uint32_t>(get(bytes, 8));
   LT_REQUIRE(version == kVersion, "format version %u; this version of Lowtide reads version %u", version, kVersion);
   LT_REQUIRE(get(bytes, 56) == XXH3_64bits(bytes.data(), 56), "garbled: the checksum of the first 64 bytes is wrong");
-  // Also with a right checksum: a faulty writer must not make the reader allocate or overflow.
+  // Even with a correct checksum, a faulty writer must not make the reader overallocate or overflow.
   const uint64_t piece = get(bytes, 8) >> 32;
   LT_REQUIRE(std::has_single_bit(piece) && piece >= kSmallestPiece && piece <= kLargestPiece,
              "pieces of %llu bytes; wanted a power of two from %lld to %lld", static_cast<unsigned long long>(piece),

@@ -1,5 +1,5 @@
-// The parts of a checkpoint file (docs/checkpoint-format.md), for its writer and its reader: where each lies, and which
-// values are valid. Both sides check by the same functions, so nothing is written that would not be read.
+// The parts of a checkpoint file (docs/checkpoint-format.md), for its writer and its reader: the position of each, and
+// the valid values. Both use the same checks, so nothing is written that would not be read.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@
 namespace lowtide::checkpoint {
 
 constexpr uint32_t kVersion = 1;
-constexpr int64_t kAlignment = 4096;  // for data in the file
+constexpr int64_t kAlignment = 4096;  // of data in the file
 constexpr int64_t kPrefixBytes = 64;
 constexpr int64_t kPieceBytes = int64_t{4} << 20;  // size of a written piece
 constexpr int64_t kSmallestPiece = 4096, kLargestPiece = int64_t{16} << 20;
 constexpr int64_t kMostHeaderBytes = 100'000'000;
-constexpr int64_t kMostBytes = int64_t{1} << 60;  // limit of data and file: sums of a few never overflow
+constexpr int64_t kMostBytes = int64_t{1} << 60;  // limit of data and file: sums of a few cannot overflow
 constexpr size_t kMostNameBytes = 4096, kMostSizes = 64, kMostStates = 64;
 
 // prefix | header | zeros up to a multiple of kAlignment | data | table of piece checksums | root
@@ -34,47 +34,47 @@ struct Prefix {
 std::string encode(const Prefix& prefix);      // kPrefixBytes
 Prefix decode_prefix(std::string_view bytes);  // throws kInvalidArgument; the result is internally consistent
 
-// One array of the data: all codes or all scales of a state. It is cut into pieces from its start.
+// One array of the data: all codes or all scales of a state, cut into pieces from its start.
 struct Array {
   StatePart part;
   int64_t offset = 0, bytes = 0;  // in the data
   int64_t pieces(int64_t piece_bytes) const { return (bytes + piece_bytes - 1) / piece_bytes; }
 };
-// The arrays in file order, back to back. Checks every value of the checkpoint on the way; throws kInvalidArgument.
+// The arrays in file order, back to back. Checks every value of the checkpoint; throws kInvalidArgument.
 std::vector<Array> arrays_of(const Checkpoint& checkpoint);
 
-// The header: JSON, compact, keys sorted. Both throw kInvalidArgument; decode_header() holds, beside the text and the
-// result, no more than one parameter at a time.
+// The header: JSON, compact, with sorted keys. Both throw kInvalidArgument; besides the text and the result,
+// decode_header() holds at most one parameter at a time.
 std::string encode_header(const Checkpoint& checkpoint);
 Checkpoint decode_header(std::string_view text);
 
 uint64_t piece_checksum(const void* data, int64_t bytes, int64_t index);
-// Everything but the data: prefix, header and zeros, then the table.
+// Covers everything but the data: prefix, header and zeros, then the table.
 uint64_t root_checksum(std::string_view head, const std::vector<uint64_t>& table);
 
-// The file that a checkpoint is written to until it is whole, `<path>.tmp-<pid>-<16 hex digits>`, and what writers that
-// were killed have left of such files. A writer holds a lock on its file until that has its final name, so a file of
-// this kind whose lock can be had is nobody's. (Not where the file system has no locks: nothing is removed there.)
-// Another name at each call.
+// The file to which a checkpoint is written until it is whole, `<path>.tmp-<pid>-<16 hex digits>`, and such files left
+// by killed writers. A writer holds a lock on its file until the file has its final name, so a file of this kind that
+// can be locked belongs to nobody. (On file systems without locks nothing is removed.) Returns another name on each
+// call.
 std::string temporary_name(const std::string& path);
 
 enum class Lock {
   kHeld,
-  kLost,  // another has it, or the file has lost its name: it was taken for abandoned before it was locked
+  kLost,  // another process has it, or the file has lost its name: it was considered abandoned before it was locked
   kNone,  // the file system has no locks
 };
-// Locks the open file, until its descriptor is closed.
+// Locks the open file until its descriptor is closed.
 Lock lock_temporary(Env& env, int fd);
 
-// Removes the temporary files of `path` whose writers are gone. What cannot be removed stays.
+// Removes the temporary files of `path` whose writers are gone. Files that cannot be removed stay.
 void remove_abandoned(Env& env, const std::string& path) noexcept;
 
-// Writes a checkpoint whose data come in any order. One thread at a time uses it.
+// Writes a checkpoint whose data arrive in any order. One thread at a time uses it.
 class Writer {
  public:
-  // Checks the name and every value, and touches no file. env outlives this object. Throws kInvalidArgument.
+  // Checks the name and every value, without touching a file. env outlives this object. Throws kInvalidArgument.
   Writer(Env& env, std::string path, const Checkpoint& checkpoint, int64_t piece_bytes = kPieceBytes);
-  // Unless commit() has returned, the file that was there before is untouched and nothing is left behind.
+  // Unless commit() has returned, a file that existed before is untouched and nothing is left behind.
   ~Writer();
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
@@ -83,8 +83,8 @@ class Writer {
   const std::string& path() const { return path_; }
   int64_t piece_bytes() const { return prefix_.piece_bytes; }
 
-  // In this order, once each; write() for every byte of the data once. Each throws kIo. What is written of a piece in
-  // parts is read back by commit(), against a checksum of each part, to make the piece's own.
+  // Call each once, in this order; write() once for every byte of the data. Each throws kIo. commit() reads back a
+  // piece that was written in parts, checks it against each part's checksum, and computes the piece's own.
   void open();
   // Bytes [at, at + bytes) of the arrays()[array].
   void write(size_t array, int64_t at, const std::byte* from, int64_t bytes);
@@ -94,7 +94,7 @@ class Writer {
 
  private:
   class Replacement;
-  struct Part {                // part of a piece, written by itself
+  struct Part {                // part of a piece, written separately
     int64_t piece, at, bytes;  // at: in the data
     uint64_t checksum;
   };
@@ -112,7 +112,7 @@ class Writer {
   std::unique_ptr<Replacement> file_;
 };
 
-// save_checkpoint() with pieces of another size.
+// save_checkpoint() with a different piece size.
 void save(Env& env, const std::string& path, const Checkpoint& checkpoint, const StateReader& read,
           int64_t piece_bytes);
 

@@ -1,5 +1,5 @@
-// The JSON header of a checkpoint. It is written and read one parameter at a time: a document of the whole header would
-// take ten times its size, and a garbled one many times more.
+// The JSON header of a checkpoint, written and read one parameter at a time: a document of the whole header would take
+// ten times its size, and a garbled one far more.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -15,7 +15,7 @@ namespace {
 
 using json = nlohmann::json;
 
-// nlohmann's values take memory to be destroyed, and end the process where there is none; these do not.
+// nlohmann's values need memory for their destruction, and end the process without it; these do not.
 struct JsonValue {
   enum class Type { kNull, kBoolean, kInteger, kFloat, kString, kArray, kObject };
 
@@ -31,7 +31,7 @@ struct JsonValue {
     constexpr const char* kNames[] = {"null", "boolean", "number", "number", "string", "array", "object"};
     return kNames[static_cast<int>(type)];
   }
-  // nullptr if there is none.
+  // The value of a key; nullptr if there is none.
   const JsonValue* find(std::string_view key) const {
     const auto found = std::lower_bound(keys.begin(), keys.end(), key);
     if (found == keys.end() || *found != key) return nullptr;
@@ -44,7 +44,7 @@ enum class Event { kStart, kEnd, kKey, kValue };
 
 // Depths of containers: header 0, params 1, parameter 2, sizes and states 3, state 4, codes and scales 5.
 constexpr int kParam = 2, kDeepest = 5;
-// One parameter's: 64 states take 16 each, 64 sizes one each, the rest 16.
+// Limit per parameter: 64 states take 16 events each, 64 sizes one each, the rest 16.
 constexpr int kMostEvents = 16 * kMostStates + kMostSizes + 16;
 
 std::string quoted(const std::string& text) {
@@ -86,11 +86,11 @@ void check_object(const JsonValue& value, const char* what, size_t keys) {
   LT_REQUIRE(value.items.size() == keys, "%s has %zu keys; wanted %zu", what, value.items.size(), keys);
 }
 
-// The parser calls the functions with names of its own choice.
+// The parser calls these functions; it determines their names.
 class Decoder {
  public:
   Checkpoint decode(std::string_view text) {
-    // A byte order mark or leading space would be skipped by the parser; the format has neither.
+    // The parser would skip a byte order mark or leading space, which the format does not allow.
     LT_REQUIRE(!text.empty() && text.front() == '{', "the header is not a JSON object");
     json::sax_parse(text.begin(), text.end(), this);
     const JsonValue& rest = root_;
@@ -137,7 +137,7 @@ class Decoder {
     open_.push_back({.type = type});
     return true;
   }
-  // A parameter that is complete is taken, and kept no longer.
+  // Converts a complete parameter and drops its values.
   bool close() {
     JsonValue value = std::move(open_.back());
     open_.pop_back();
@@ -151,7 +151,7 @@ class Decoder {
     return true;
   }
 
-  // Refuses early what would take memory.
+  // Rejects early what would take memory.
   void see(int depth, Event event, bool object = false) {
     if (event == Event::kStart) {
       LT_REQUIRE(depth <= kDeepest && object == (depth == 0 || depth == kParam || depth == 4),
@@ -211,7 +211,7 @@ class Decoder {
   Checkpoint out_;
   JsonValue root_;
   std::vector<JsonValue> open_;                                // containers, outermost first
-  std::array<std::optional<std::string>, kDeepest + 2> keys_;  // the last of the open object of each depth
+  std::array<std::optional<std::string>, kDeepest + 2> keys_;  // by depth: the last key of the open object
   int events_ = 0;                                             // in the open parameter
   int64_t next_ = 0;                                           // end of the last array
 };

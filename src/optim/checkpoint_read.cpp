@@ -19,7 +19,7 @@ struct CheckpointFile::File {
   std::vector<Array> arrays = {};
   std::vector<uint64_t> table = {};
 
-  // Bytes read: fewer than asked only at the end of the file.
+  // Returns the bytes read: fewer than requested only at the end of the file.
   int64_t read(void* to, int64_t bytes, int64_t offset) const {
     int64_t done = 0;
     while (done < bytes) {
@@ -39,7 +39,7 @@ struct CheckpointFile::File {
     LT_REQUIRE(got == bytes, "truncated: it ends at byte %lld", ll(offset + got));
   }
 
-  // Everything but the data. Nothing is allocated that the file does not hold.
+  // Reads everything but the data. Allocates nothing that the file does not hold.
   Checkpoint open(const std::string& path) {
     // O_NONBLOCK: a pipe of that name must not block; on files it does nothing.
     fd = Descriptor::open(env, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -124,7 +124,7 @@ void CheckpointFile::for_each_piece(const StateWriter* write) const {
                    ll(bytes), ll(offset), contents_.params[array.part.param].states[array.part.state].name.c_str(),
                    contents_.params[array.part.param].name.c_str());
       });
-      if (write) (*write)(array.part, at, piece.get(), bytes);  // its errors pass unchanged
+      if (write) (*write)(array.part, at, piece.get(), bytes);  // its exceptions pass unchanged
     }
   }
 }

@@ -1,4 +1,4 @@
-// The files that checkpoints are written to until they are whole.
+// The files to which checkpoints are written until they are whole.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ bool only(std::string_view text, std::string_view of) {
   return !text.empty() && text.find_first_not_of(of) == text.npos;
 }
 
-// True if temporary_name() gives such names to files that are to be called `name`.
+// True if temporary_name() makes such names for a file that will be called `name`.
 bool is_temporary_of(std::string_view candidate, std::string_view name) {
   const std::string_view mark(kMark);
   if (!candidate.starts_with(name) || !candidate.substr(name.size()).starts_with(mark)) return false;
@@ -39,12 +39,12 @@ bool is_temporary_of(std::string_view candidate, std::string_view name) {
 }
 
 void remove_if_abandoned(Env& env, const std::string& file) {
-  // O_NONBLOCK: a planted FIFO must not make this wait.
+  // O_NONBLOCK: a planted FIFO must not block this.
   constexpr int kFlags = O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   const Descriptor fd = Descriptor::open(env, file, kFlags);
   struct stat status {};
   if (fd.get() < 0 || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
-  // Removed under the lock: its writer, had it not come to locking it yet, finds out.
+  // Removed under the lock: if its writer has not locked it yet, the writer will notice.
   if (lock_temporary(env, fd.get()) == Lock::kHeld) retry_interrupted([&] { return env.unlink(file.c_str()); });
 }
 
@@ -66,7 +66,7 @@ Lock lock_temporary(Env& env, int fd) {
   return ::fstat(fd, &status) == 0 && status.st_nlink == 1 ? Lock::kHeld : Lock::kLost;
 }
 
-// Uses readdir(): a std::filesystem::directory_iterator without exceptions ends the process when memory is short.
+// Uses readdir(): std::filesystem::directory_iterator without exceptions ends the process when memory is short.
 void remove_abandoned(Env& env, const std::string& path) noexcept {
   try {
     const std::filesystem::path whole(path);

@@ -20,8 +20,7 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// The rename would put a file in the place of whatever has the name: /dev/null, for the whole system, if root saves
-// there.
+// The rename would replace whatever has the name: if root saves to /dev/null, /dev/null for the whole system.
 void refuse_special(Env& env, const std::string& path) {
   unsigned mode = 0;
   if (env.mode_of(path.c_str(), &mode) != 0 || S_ISREG(mode)) return;  // absent: creating the file reports errors
@@ -33,12 +32,12 @@ void refuse_special(Env& env, const std::string& path) {
 
 }  // namespace
 
-// A new file beside `path` that takes its name, or leaves nothing.
+// A new file beside `path` that either takes its name or leaves nothing.
 class Writer::Replacement {
  public:
   Replacement(Env& env, const std::string& path) : env_(env), path_(path) {
     refuse_special(env, path);
-    remove_abandoned(env, path);  // first: they may take the room that this one needs
+    remove_abandoned(env, path);  // first: abandoned files may take the room that this one needs
     for (int tries = 0; tries < kMostTries && !exists_; ++tries) create();
     if (!exists_) fail_io(EEXIST, "could not create '%s' and keep it: something removes it at once", name());
   }
@@ -49,7 +48,7 @@ class Writer::Replacement {
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;
 
-  // A full disk shows now, not after all state has been read.
+  // Reports a full disk now, not after all state has been read.
   void allocate(int64_t bytes) {
     const int result = retry_interrupted([&] { return env_.allocate(file_.get(), bytes); });
     if (result == -EOPNOTSUPP || result == -EINVAL || result == -ENOSYS) return;  // this file system cannot
@@ -68,7 +67,7 @@ class Writer::Replacement {
   }
 
   void commit() {
-    // Not tried again after an error, not even EINTR: the system may have dropped the data it could not write.
+    // Never retried after an error, not even EINTR: the system may have dropped the data that it could not write.
     if (const int result = env_.sync(file_.get())) fail_io(-result, "could not sync '%s'", name());
     if (const int result = file_.close()) fail_io(-result, "could not close '%s'", name());
     // Before the rename, so that only one thing can fail after it.
@@ -79,7 +78,7 @@ class Writer::Replacement {
       fail_io(-result, "could not rename '%s' to '%s'", name(), path_.c_str());
     exists_ = false;
     const int result = env_.sync(names.get());
-    if (result == 0 || result == -EINVAL) return;  // EINVAL: this file system has no such thing
+    if (result == 0 || result == -EINVAL) return;  // EINVAL: this file system does not support it
     fail_io(-result,
             "'%s' holds the new checkpoint, but after a power failure it may hold the old one: could not sync the "
             "directory '%s'",
@@ -89,7 +88,7 @@ class Writer::Replacement {
  private:
   static constexpr int kMostTries = 100;
 
-  // call(bytes done so far) until all are.
+  // Calls call(bytes done so far) until all bytes are done.
   template <class Call>
   void transfer(const char* what, int64_t at, int64_t bytes, Call&& call) {
     for (int64_t all = 0; all < bytes;) {
@@ -108,13 +107,13 @@ class Writer::Replacement {
     retry_interrupted([&] { return env_.unlink(name()); });
   }
 
-  // Leaves nothing, and exists_ false, if the name is taken or another save has taken the new file for abandoned.
+  // Leaves nothing, and exists_ false, if the name is taken or another save has considered the new file abandoned.
   void create() {
     temporary_ = temporary_name(path_);
     file_ = Descriptor::open(env_, temporary_, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (file_.get() == -EEXIST) return;
     if (file_.get() < 0) fail_io(-file_.get(), "could not write '%s': no file '%s' there", path_.c_str(), name());
-    // A descriptor of its own: the lock has to outlive the closing of the file, before the rename.
+    // A separate descriptor: the lock must outlive the closing of the file, before the rename.
     lock_ = Descriptor::open(env_, temporary_, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
     const int opened = lock_.get();
     exists_ = opened >= 0 && lock_temporary(env_, opened) != Lock::kLost;

@@ -11,7 +11,7 @@
 namespace lowtide {
 namespace {
 
-// Returns the slots that prefetch() borrowed for a step, whether the step is taken, skipped or refused.
+// Returns the slots that prefetch() borrowed for a step, whether the step is executed, skipped or refused.
 class Borrowed {
  public:
   explicit Borrowed(ParamTable& table) : table_(table) {}
@@ -47,7 +47,7 @@ DeviceSteps::DeviceSteps(ParamTable& table, StepBuffers& buffers)
 DeviceSteps::~DeviceSteps() {
   try {
     wait_for_steps();
-  } catch (...) {  // a device that is lost uses nothing
+  } catch (...) {  // a lost device uses nothing
   }
 }
 
@@ -73,9 +73,9 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
   const std::shared_ptr<QueuedClip> clip = take_clip(own);
   StepPlan plan(table_, buffers_, grads, own, ballots);
   Borrowed borrowed(table_);
-  announce(options);  // before memory is taken
+  announce(options);  // before memory is allocated
   plan.gather();
-  // Norms are waited for anyway: a step that needs them is taken, or not, when it returns.
+  // Norms are waited for anyway: when it returns, a step with norms has been decided.
   const bool searches = plan.searches() && !table_.needs_norms;
   std::shared_ptr<Guard> guard;
   if (clip)
@@ -96,7 +96,7 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
     try {
       note_queued(options.stream);
       if (pending_) pending_->queued = queued_;
-    } catch (...) {  // a device that is lost uses nothing
+    } catch (...) {  // a lost device uses nothing
     }
     throw;
   }
@@ -108,8 +108,8 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
   return taken;
 }
 
-// A clip that the device has puts the factor into the items itself. One that the host knows, or must know for norms of
-// parameters, becomes a factor like any other; nullptr then.
+// A clip computed by the device is applied to the items there. A clip that the host knows, or must know for norms of
+// parameters, becomes an ordinary factor; then this returns nullptr.
 std::shared_ptr<QueuedClip> DeviceSteps::take_clip(StepOptions& options) const {
   std::shared_ptr<QueuedClip> clip = std::move(options.clip);
   if (!clip) return nullptr;
@@ -177,13 +177,14 @@ void DeviceSteps::resolve() {
   }
   if (pending_->replayed) {
     device_.host_wait(device_.record(replay_queue_));
-    // Else the answer is of an earlier one. Only the last recording counts: who records again gives up those before.
+    // Else the answer belongs to an earlier one. Only the last recording counts: a new recording gives up the earlier
+    // ones.
     require_replayed(recordings_.back()->step->was_replayed());
   }
   const int64_t bad = pending_->guard->first();
   Pending step = std::move(*pending_);
   pending_.reset();
-  // Its steps may still run.
+  // Its steps may still be running.
   std::erase_if(old_guards_, [&](const auto& old) { return device_.has_happened(old.first); });
   if (!step.replayed) old_guards_.emplace_back(step.queued, std::move(step.guard));
   if (bad < 0) return;

@@ -1,5 +1,5 @@
-// Steps on a device. Only they can be pending (the device searches the gradients itself, and the step is uncounted if
-// it finds one that is not finite), be recorded for replays, and borrow device memory between steps.
+// Steps on a device. Only these can be pending (the device checks the gradients itself, and the step is uncounted if
+// one is not finite), be recorded for replays, and borrow device memory between steps.
 #pragma once
 
 #include <deque>
@@ -16,22 +16,22 @@ class DeviceSteps {
  public:
   // Both outlive this object.
   DeviceSteps(ParamTable& table, StepBuffers& buffers);
-  // Waits until all that is queued on callers' queues has happened.
+  // Waits until all work queued on the callers' queues is done.
   ~DeviceSteps();
 
   StepResult step(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots);
   StepResult prepare_replay(const StepOptions& options);
   int64_t prefetch(int64_t bytes, void* stream);
   int64_t demote(int64_t bytes);
-  // Work for the parameters was queued there.
+  // Call after queueing work for the parameters there.
   void note_queued(void* stream) { queued_ = device_.record(stream); }
 
   // Waits until it is known whether the last step was taken.
   void resolve();
-  // And throws what a step could not throw by itself.
+  // Also throws the error that a pending step could not throw itself.
   void resolve_and_raise();
   void synchronize();
-  // Tells residences of the step to come: its queue, and how much memory is free.
+  // Announces a step to the residences: its queue, and the free memory.
   void announce(const StepOptions& options);
 
  private:
@@ -41,12 +41,12 @@ class DeviceSteps {
       int64_t param, steps;
       Carried carried;
       bool uninitialized;
-      size_t pieces;  // as many of Pending::progress, which follow those of the one before
+      size_t pieces;  // number of entries in Pending::progress, which follow the previous one's
     };
     std::shared_ptr<Guard> guard;
     Device::Event queued;         // all of the step
-    std::vector<int64_t> params;  // parameters of the items that the guard counts
-    std::vector<Before> before;   // to go back to
+    std::vector<int64_t> params;  // parameters of the guarded items
+    std::vector<Before> before;   // for undoing the step
     std::vector<Progress> progress;
     int64_t steps = 0;
     bool raises = false, replayed = false;
@@ -60,28 +60,28 @@ class DeviceSteps {
     std::shared_ptr<RecordedStep> step;
   };
 
-  // The plan's counts are what the step is uncounted to if the guard finds something.
+  // If the guard finds a bad gradient, the step is uncounted to the plan's counts.
   void begin_pending(const StepPlan& plan, std::shared_ptr<Guard> guard, bool replayed);
   std::shared_ptr<QueuedClip> take_clip(StepOptions& options) const;
   void wait_for_steps();
   void raise_nonfinite();
 
-  // recorded_steps.cpp: a step on a capturing queue, and what its replays need.
+  // recorded_steps.cpp: a step on a capturing queue, and the input of its replays.
   StepResult record(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots);
-  // Refuses state that a recorded step would not find.
+  // Refuses state that a recorded step could not use.
   void require_in_place() const;
-  // Refuses replays that nothing was prepared for.
+  // Refuses replays that were not prepared.
   void check_replays() const;
 
   ParamTable& table_;
   StepBuffers& buffers_;
   Backend& backend_;
   Device& device_;
-  Device::Event queued_;  // all that the last step has queued on the caller's stream
+  Device::Event queued_;  // everything that the last step has queued on the caller's stream
   std::optional<Pending> pending_;
-  std::optional<int64_t> unraised_;  // the parameter whose gradient kRaise has not reported yet
-  std::vector<std::pair<Device::Event, std::shared_ptr<Guard>>> old_guards_;  // and what uses them
-  std::vector<std::unique_ptr<Recording>> recordings_;  // all: what a replay of any reads must live
+  std::optional<int64_t> unraised_;  // the parameter with a bad gradient that kRaise has not reported yet
+  std::vector<std::pair<Device::Event, std::shared_ptr<Guard>>> old_guards_;  // each with the work that uses it
+  std::vector<std::unique_ptr<Recording>> recordings_;  // all of them, because replays of any of them read their memory
   void* replay_queue_ = nullptr;
   bool replays_ = false;
 };

@@ -19,7 +19,7 @@ static_assert(kernels::kSumLimbs == ExactSum::kLimbs && kernels::kSumLowest == E
 #include "portable/math.h"
 #include "backend/kernels/clip-inl.h"
 
-// Known when it is made.
+// A clip that is known from the start.
 class KnownClip final : public QueuedClip {
  public:
   explicit KnownClip(const kernels::Clip& clip) : clip_(clip) {}
@@ -41,7 +41,7 @@ void check_all(const ParamTable& table, std::span<const Gradient> grads, const v
   LT_REQUIRE(!stream || table.on.device, "got a stream for CPU parameters, wanted nullptr");
 }
 
-// Items of which gradients alone are read.
+// Items whose gradients alone are read.
 std::vector<StepItem> items_of(ParamTable& table, std::span<const Gradient> grads) {
   std::vector<StepItem> items;
   for (size_t i = 0; i < grads.size(); ++i) {

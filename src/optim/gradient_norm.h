@@ -1,4 +1,4 @@
-// The norm of all gradients of an optimizer, and what clips them to one.
+// The norm of all gradients of an optimizer, and the clip that limits it.
 #pragma once
 
 #include <span>
@@ -9,22 +9,22 @@
 
 namespace lowtide {
 
-// One read of the gradients; on a device it runs behind the work queued on `stream`, and the call waits. Throws
+// Reads the gradients once; on a device it runs behind the work queued on `stream`, and the call waits. Throws
 // kInvalidArgument for gradients that a step would refuse.
 cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, void* stream);
 
-// Throws kInvalidArgument for a factor of gradients that is not finite as float32.
+// Throws kInvalidArgument for a gradient factor that is not finite as float32.
 void check_grad_scale(double scale);
 
-// The norm to be made of gradients times a factor. norm_type: 2 or infinity. Throws kInvalidArgument.
+// The norm to compute from gradients times a factor. norm_type: 2 or infinity. Throws kInvalidArgument.
 kernels::ClipTo clip_request(double max_norm, double norm_type, double factor);
 
-// The norm, not finite if a gradient is not; the factor with which a step makes max_norm of a norm that is larger, as
-// torch has it; and whether it then need not look for gradients that are not finite. A norm that is not finite clips
-// nothing: the step's own check reports the gradient.
+// The norm, not finite if a gradient is not; the factor with which a step reduces a larger norm to max_norm, as in
+// torch; and whether the step may then skip its check of gradients. A norm that is not finite clips nothing: the step's
+// own check reports the gradient.
 kernels::Clip clip_of(const cpu::GradientSums& sums, const kernels::ClipTo& to);
 
-// The same options without a clip: waits for it, and has its factor in grad_scale.
+// The same options with the clip's factor in grad_scale instead; waits for the clip.
 StepOptions without_clip(const StepOptions& options);
 
 }  // namespace lowtide

@@ -1,4 +1,4 @@
-// Hyper-parameters as the list lowtide/hyper.def has them: by name, their ranges, and the checks.
+// Hyper-parameters by name, as lowtide/hyper.def lists them, their ranges, and their checks.
 #pragma once
 
 #include "backend/catalog.h"
@@ -17,7 +17,7 @@ void for_each_hyper(H& hyper, Fn&& field) {
 // The range of a value in words: "0 or more". "" for flags.
 const char* range_of(const std::string& hyper_parameter);
 
-// Throws kInvalidArgument naming the value and what was wanted. rule: one that users name.
+// Throws kInvalidArgument naming the value and what was wanted. rule: one that users can name.
 void check_hyper(int rule, const Hyper& hyper);
 // The input from which RuleInfo::make_args computes the rule's arguments for step `t`.
 RuleInput rule_input(const Hyper& hyper, int64_t t, bool first);

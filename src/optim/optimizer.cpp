@@ -10,7 +10,7 @@
 namespace lowtide {
 namespace {
 
-// Adds a store's field to the sum of all; of texts the first stays.
+// Adds a store's field to the total; for texts the first one stays.
 template <class Number>
 void add_field(Number part, Number& sum) {
   sum += part;
@@ -171,7 +171,7 @@ void Optimizer::synchronize() {
 void Optimizer::offload() {
   const Impl::Call call(*impl_);
   impl_->resolve();
-  for (const auto& residence : impl_->table.residences) residence->check_offload();  // all of them, or none
+  for (const auto& residence : impl_->table.residences) residence->check_offload();  // offload all of them or none
   if (impl_->table.saving) impl_->table.saving->before_any_change();
   for (const auto& residence : impl_->table.residences) residence->offload(impl_->table.on.threads);
 }
@@ -206,7 +206,7 @@ MemoryReport Optimizer::report() const {
     report.disk_bytes += residence->on_disk_bytes();
     report.allocated_bytes += residence->direct_bytes() - residence->on_disk_bytes();
     if (!residence->store()) continue;
-    // Norms are computed in a pass of their own over what the step reads.
+    // Norms are computed in a separate pass over what the step reads.
     const bool twice = std::any_of(table.params.begin(), table.params.end(), [&](const Parameter& param) {
       return &table.residence_of(param) == residence.get() && param.paged && param.norms_read_arrays();
     });

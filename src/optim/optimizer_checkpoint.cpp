@@ -1,4 +1,4 @@
-// All state to a file and back: of one optimizer, or of several that share their parameters' numbers.
+// Saves all state to a file and loads it: for one optimizer, or several that share their parameters' numbers.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -36,8 +36,8 @@ void copy_state(const Tables& tables, const StatePart& part, int64_t offset, int
   if (to) copy_bytes(to, here, bytes);
 }
 
-// The rule whose states a file has: the fullest; beside a residual, which lies behind them, the one whose states the
-// parameter has, or the one in effect if those are as many.
+// The rule whose states the file has: the fullest one; with a residual, which lies behind the states, the rule whose
+// states the parameter has, or the rule in effect if it has equally many.
 int rule_saved(const Parameter& param, const CheckpointParam& saved) {
   if (param.has_residual() && param.has_state) return param.state_rule;
   if (param.has_residual() && saved.states.size() == static_cast<size_t>(param.arrays(param.rule))) return param.rule;
@@ -81,15 +81,15 @@ void check_fits(const Tables& tables, const Checkpoint& saved) {
   }
 }
 
-// Bytes of the floats that a part of a file holds; 0: codes, or a residual's bits.
+// Bytes of each float in a part of a file; 0 for codes, or a residual's bits.
 size_t float_bytes(const CheckpointParam& param, const StatePart& part) {
   if (part.scales) return sizeof(float);
   if (param.states[part.state].name == kResidual) return 0;
   return param.codec == "fp32" ? sizeof(float) : param.codec == "bf16" ? 2 : 0;
 }
 
-// Refuses floats that would spread through weights in silence, as a state dict's are refused: those that are not
-// finite, and numbers below 0 in a scale or a state without sign. Pieces hold whole floats.
+// Refuses floats that would silently spread through weights, as for a state dict: values that are not finite, and
+// negative numbers in a scale or an unsigned state. Pieces hold whole floats.
 void check_floats(const Checkpoint& saved, const StatePart& part, const std::byte* from, int64_t bytes) {
   const CheckpointParam& param = saved.params[part.param];
   const CheckpointState& state = param.states[part.state];
@@ -114,7 +114,7 @@ void clear_state(ParamTable& table, int64_t param, int k) {
   });
 }
 
-// The file's state is in place: so are its counts, and parameters without state in the file lose theirs.
+// Once the file's state is in place, sets its counts; parameters without state in the file lose theirs.
 void commit(const Tables& tables, const Checkpoint& saved) {
   for (size_t i = 0; i < tables.params(); ++i) {
     Parameter& param = tables.at(i);
@@ -129,10 +129,10 @@ void commit(const Tables& tables, const Checkpoint& saved) {
   for (size_t i = 0; i < tables.params(); ++i) tables.at(i).partially_written = 0;
 }
 
-// One save after another: waits for the one before, and throws its failure if nobody has heard of it.
+// Saves run one after another: waits for the previous one, and throws its failure if nobody has seen it.
 void wait_for_save(const ParamTable& table) {
   if (!table.saving) return;
-  table.saving->before_any_change();  // in a call, state can be read by this thread alone
+  table.saving->before_any_change();  // inside a call, only this thread can read state
   table.saving->finish();
   table.saving->raise_unraised();
 }
@@ -174,12 +174,12 @@ std::string load_tables(const Tables& tables, const std::string& path) {
   const auto check = [&](const StatePart& part, int64_t, const std::byte* from, int64_t bytes) {
     if (tables.of(part.param).nonfinite != NonFinite::kPropagate) check_floats(saved, part, from, bytes);
   };
-  file.load(check);  // and the checksums of all pieces, before anything changes
+  file.load(check);  // also checks all checksums, before anything changes
   for (size_t i = 0; i < tables.params(); ++i)
     if (!saved.params[i].states.empty()) tables.of(i).allocate_states(i, rule_saved(tables.at(i), saved.params[i]));
   std::string metadata = saved.metadata;
   bool begun = false;
-  const auto begin = [&] {  // until all is in place, no step must be taken with a part of it
+  const auto begin = [&] {  // until all is in place, no step may use a part of it
     for (size_t i = 0; i < tables.params(); ++i) {
       Parameter& param = tables.at(i);
       param.partially_written = param.has_state ? kAllStates : 0;

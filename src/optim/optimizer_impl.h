@@ -1,4 +1,4 @@
-// An Optimizer holds a table of parameters, and on a device what steps there need. The public calls are in
+// An Optimizer holds a table of parameters and, on a device, the machinery of steps there. The public calls are in
 // optimizer.cpp (parameters, steps, signs, tiers), optimizer_state.cpp and optimizer_checkpoint.cpp.
 #pragma once
 
@@ -22,7 +22,7 @@ struct Optimizer::Impl {
     if (table.saving) table.saving->finish();
   }
 
-  // A save beside steps reads nothing for as long as this lives.
+  // Keeps a save beside steps from reading for its lifetime.
   class Inside {
    public:
     explicit Inside(Impl& impl) : saving_(impl.table.saving) {
@@ -38,7 +38,7 @@ struct Optimizer::Impl {
     const std::shared_ptr<AsyncSave> saving_;
   };
 
-  // Refuses a second call while one is under way (another thread, or a callback of this one).
+  // Refuses a second call while one is running (on another thread, or from a callback of this one).
   class Call {
    public:
     explicit Call(Impl& impl) : impl_(impl) {
@@ -59,7 +59,7 @@ struct Optimizer::Impl {
     std::optional<Inside> inside_;
   };
 
-  // A call that touches state: what the last step did is known, and state that was put aside is back.
+  // A call that touches state: it first resolves the last step and brings back state that was put aside.
   class StateCall : Call {
    public:
     explicit StateCall(Impl& impl) : Call(impl) {
@@ -71,7 +71,7 @@ struct Optimizer::Impl {
   void resolve() {
     if (on_device) on_device->resolve();
   }
-  // Once nobody has to hear of it any more.
+  // Call once its outcome has been reported.
   void forget_save() {
     if (!table.saving || !table.saving->is_over()) return;
     table.saving->let_go(table);
@@ -84,15 +84,15 @@ struct Optimizer::Impl {
   std::atomic_flag busy;
 };
 
-// The rest of the library looks into an Optimizer with this. Not part of the public interface.
+// The library's access to the inside of an Optimizer. Not part of the public interface.
 struct OptimizerEnv {
   using Call = Optimizer::Impl::Call;
   using Inside = Optimizer::Impl::Inside;
   using StateCall = Optimizer::Impl::StateCall;
   static Optimizer::Impl& impl(Optimizer& of) { return *of.impl_; }
 
-  // An Optimizer whose files and state memory go through a given Env: the seam where tests fail any call of a whole
-  // one. As Optimizer(options). env outlives the optimizer. device: where parameters are, if not in host memory.
+  // An Optimizer whose files and state memory go through the given Env, where tests can make any call fail. Like
+  // Optimizer(options). env outlives the optimizer. device: the parameters' backend, if they are not in host memory.
   static Optimizer make(const OptimizerOptions& options, Env& env, std::unique_ptr<Backend> device = nullptr);
 };
 

@@ -1,4 +1,4 @@
-// States one by one: what they are, and copies of them wherever they live.
+// Single states: their descriptions, and copies of them wherever they live.
 #include "optim/optimizer_impl.h"
 #include "optim/state_parts.h"
 

@@ -13,7 +13,7 @@ constexpr int kFp32 = 0;
 
 const char* name_of(int rule) { return rule_info(rule).name; }
 
-// Steps of long averages of both signs are lost in 4 bits.
+// In 4 bits, steps of long signed averages are lost.
 void check_averages(int rule, int codec, const Hyper& hyper) {
   constexpr double kLongest = 0.9, kLate = 0x1p53;  // behind all schedules
   const CodecInfo& as = codec_info(codec);
@@ -39,11 +39,11 @@ size_t budget_of(const GroupOptions& options, std::span<const GroupSpec> before,
   return shared == -1 ? 0 : before[static_cast<size_t>(shared)].budget;
 }
 
-// The layout by which a shard's codec is chosen.
+// The layout that determines a shard's codec.
 Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
   const size_t dims = shard.size();
-  LT_REQUIRE(whole.sizes.size() == dims, "got a shard of %zu dimensions of a parameter of %zu, wanted as many", dims,
-             whole.sizes.size());
+  LT_REQUIRE(whole.sizes.size() == dims, "got a shard of %zu dimensions for a parameter of %zu, wanted the same number",
+             dims, whole.sizes.size());
   for (size_t d = 0; d < dims; ++d) {
     const bool same = whole.sizes[d] == shard[d];
     const bool piece = dims == 1 && !whole.offsets.empty();  // its blocks begin with it
@@ -62,14 +62,14 @@ Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
   return Layout::make(whole.sizes, {});
 }
 
-// True if a shard's elements of a row are in several places of the whole's row.
+// True if a shard's elements of a row are not contiguous in the whole's row.
 bool row_is_scattered(std::span<const int64_t> shard, const WholeParam& whole) {
   for (size_t d = 2; d < shard.size(); ++d)
     if (shard[d] != whole.sizes[d]) return true;
   return false;
 }
 
-// own: of the shard. layout: of the whole.
+// own: the shard's layout. layout: the whole's.
 int codec_for(const GroupSpec& group, std::span<const int64_t> sizes, const Layout& own, const Layout& layout,
               const WholeParam* whole) {
   const CodecInfo* wanted = &codec_info(group.codec);
@@ -86,14 +86,16 @@ int codec_for(const GroupSpec& group, std::span<const int64_t> sizes, const Layo
   return whole && whole->rows_cut && (wanted->scaled || row_is_scattered(sizes, *whole)) ? kFp32 : codec;
 }
 
-// Where a shard lies in `whole`, which whole_layout() has accepted.
+// The position of a shard in `whole`, which whole_layout() has accepted.
 ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole, const Layout& layout, bool scaled) {
   ShardOrigin origin;
   origin.row_stride = blocks_per_row(layout.row_length, kBlockElements) * kBlockElements;
   if (whole.offsets.empty() || layout.numel == 0) return origin;
   if (sizes.size() < 2) {
     origin.first_column = sizes.empty() ? 0 : whole.offsets[0];
-    if (scaled) origin.first_column -= origin.first_column % kBlockElements;  // blocks of a piece may lie across
+    if (scaled)
+      origin.first_column -= origin.first_column % kBlockElements;  // blocks of a piece may cross those of
+                                                                    // the whole
   } else {
     origin.first_row = whole.offsets[0];
     origin.first_column = whole.offsets[1] * (layout.row_length / whole.sizes[1]);
@@ -138,7 +140,7 @@ void check_change(const GroupSpec& group, const Hyper& to, bool has_params, bool
   if (in_codec) check_averages(group.rule, group.codec, to);
   const int was = effective_rule(group.rule, group.hyper);
   const int now = effective_rule(group.rule, to);
-  // SGD's and LARS's only state comes and stays with its momentum; others would lose what they have.
+  // SGD's and LARS's only state depends on momentum and stays; other rules would lose states.
   LT_REQUIRE(was == now || !has_params || state_comes_and_goes(group.rule),
              "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
              "as they were when the group got its parameters: they decide which states there are",
@@ -217,7 +219,7 @@ uint32_t ParamSpec::make_args(const GroupSpec& group, const StepTerms& step, std
   in.norm[0] = step.norm[0], in.norm[1] = step.norm[1];
   std::copy_n(step.carried.of, kMaxCarried, in.carried);
   const uint32_t stochastic = stochastic_states(rule, codec, group.rounding, in);
-  if (stochastic) in.error *= 2;  // up to a whole step between codes, not half of one
+  if (stochastic) in.error *= 2;  // up to a whole step between codes instead of half a step
   rule_info(rule).make_args(in, args);
   return stochastic;
 }

@@ -1,6 +1,6 @@
-// A parameter as options, sizes and types alone determine it: the rule that steps it, the format and
-// layout of its state, its bytes, the arguments of its steps, and every refusal. Pure: no optimizer, no state, no
-// device. Adding parameters, planning, checks of saved state and Python ask it, so all of them decide and refuse alike.
+// A parameter as determined by options, sizes and types alone: the rule that steps it, the format and layout of its
+// state, its bytes, the arguments of its steps, and every refusal. Pure: no optimizer, no state, no device.
+// Registration, planning, checks of saved state and Python all ask it, so all decide and refuse alike.
 #pragma once
 
 #include <cstddef>
@@ -17,33 +17,33 @@
 
 namespace lowtide {
 
-// The limit for one parameter, and for all of a plan together: no sum of the bytes of their states overflows.
+// The limit for one parameter, and for a whole plan: no sum of the bytes of their states overflows.
 inline constexpr int64_t kMostElements = int64_t{1} << 52;
 
-// The options of a group, checked, names as numbers of the catalog.
+// The checked options of a group, with names as catalog numbers.
 struct GroupSpec {
   Hyper hyper;
   int rule = 0;  // the rule that users name
   int codec = 0, master = 0;
   RoundingMode rounding = RoundingMode::kAuto;
   int64_t min_quantized_numel = 0;
-  size_t budget = 0;  // 0: the optimizer's; others in the order of the groups that bring their own
+  size_t budget = 0;  // 0: the optimizer's; others in the order of the groups that set their own
 };
 
-// rule: of the optimizer. before: the groups that there are; they and the optimizer have `budgets` budgets. A group
-// with its own gets the number `budgets`. Throws kInvalidArgument for everything that a group is refused for, but for
-// the numbers of its budget (check_memory).
+// rule: the optimizer's. before: the existing groups; they and the optimizer have `budgets` budgets. A group with its
+// own budget gets the number `budgets`. Throws kInvalidArgument for every reason to refuse a group, except the numbers
+// in its budget (check_memory).
 GroupSpec make_group(const GroupOptions& options, int rule, std::span<const GroupSpec> before = {}, size_t budgets = 1);
 
-// Throws kInvalidArgument unless the group can go on with these. has_params: it has parameters, whose states must stay
-// what they are; in_codec: some of their states are stored in the group's codec.
+// Throws kInvalidArgument unless the group can switch to these values. has_params: it has parameters, whose states must
+// not change; in_codec: some of their states are stored in the group's codec.
 void check_change(const GroupSpec& group, const Hyper& to, bool has_params, bool in_codec);
 void check_rounding(int codec, RoundingMode mode);
 void check_param_dtype(DType dtype);
 
 // Numbers that the rule carries from step to step beside states (optim/carried.h).
 struct Carried {
-  double of[kMaxCarried] = {kCarriedUnknown};  // unknown: what the hyper-parameters of now give, but for switches
+  double of[kMaxCarried] = {kCarriedUnknown};  // unknown: computed from the current hyper-parameters, except switches
 
   bool known() const { return of[0] != kCarriedUnknown; }
   bool operator==(const Carried&) const = default;
@@ -51,18 +51,18 @@ struct Carried {
 
 // One step of a parameter, as far as its rule's arguments depend on it.
 struct StepTerms {
-  int64_t t = 1;           // its number for the parameter, from 1
-  bool first = false;      // the state holds nothing yet
-  bool direction = false;  // arguments for the direction alone: lr = -1, no decay, a parameter of zeros
+  int64_t t = 1;           // the parameter's step number, from 1
+  bool first = false;      // the state is still empty
+  bool direction = false;  // arguments for the direction only: lr = -1, no decay, a parameter of zeros
   Carried carried;         // before the step
-  double norm[2] = {};     // norms of the whole parameter; 0: not known, or the rule needs none
+  double norm[2] = {};     // norms of the whole parameter; 0: unknown, or not needed
 };
 
 // A parameter, without its memory and its strides.
 struct ParamSpec {
-  int family = 0;  // the rule as users name it
-  int rule = 0;    // the one that steps: SGD without momentum steps as sgd_plain. Follows the group's hyper-parameters
-  int codec = 0;   // for its states; may differ from the group's: see make_spec
+  int family = 0;  // the rule that users name
+  int rule = 0;    // the rule that steps: SGD without momentum steps as sgd_plain. Follows the group's hyper-parameters
+  int codec = 0;   // of its states; may differ from the group's: see make_spec
   int master = 0;  // a number of masters.def; float32 weights have none
   std::vector<int64_t> sizes;
   Layout shape;  // contiguous, of these sizes
@@ -80,20 +80,20 @@ struct ParamSpec {
   int64_t bytes(int of_rule) const;  // codes and scales of all arrays
   StateShape state_shape(int of_rule) const;
 
-  // The rule with all the states that the parameter can have: SGD's momentum may come later.
+  // The rule with all states that the parameter can have: SGD's momentum may come later.
   int fullest_rule() const { return states(rule) < states(family) ? family : rule; }
-  // True if norms of whole parameters, where the rule needs any, are computed from arrays.
+  // True if the rule's norms of whole parameters, if any, are computed from arrays.
   bool norms_read_arrays() const;
 
-  // Writes the rule's arguments of a step, kArgsBytes at most. Returns which states are rounded stochastically: bit k.
+  // Writes the rule's arguments of a step, at most kArgsBytes. Returns which states are rounded stochastically: bit k.
   uint32_t make_args(const GroupSpec& group, const StepTerms& step, std::byte* args) const;
 };
 
-// The codec is the group's, but float32 for a parameter that is smaller than min_quantized_numel, that the codec would
-// not make smaller (rows of one element need a scale each), or whose shards cut blocks or lie scattered in a row; codes
-// of 4 bits become dynamic8 where rows are of an odd length, and so no whole bytes. It is decided by the `whole` of
-// which a parameter of `sizes` is a shard, so that all shards decide alike. Throws kInvalidArgument for everything that
-// a parameter is refused for, but for its memory and strides.
+// The codec is the group's, but float32 for a parameter that has fewer elements than min_quantized_numel, that the
+// codec would not make smaller (rows of one element need a scale each), or whose shards cut blocks or are scattered in
+// a row; 4-bit codes become dynamic8 if rows have odd length, and so no whole bytes. The `whole` of which the parameter
+// is a shard decides, so that all shards decide alike. Throws kInvalidArgument for every reason to refuse a parameter,
+// except its memory and strides.
 ParamSpec make_spec(const GroupSpec& group, std::span<const int64_t> sizes, DType dtype,
                     const std::optional<WholeParam>& whole = {});
 

@@ -81,7 +81,7 @@ const Layout& Parameter::gradient_layout(const Gradient& grad, size_t number) {
   if (!grad.strides) return shape;
   const size_t dims = sizes.size();
   if (grad_strides.empty() || !std::equal(grad_strides.begin(), grad_strides.end(), grad.strides)) {
-    // Both or neither: strides that are remembered for another layout would be believed by the next step.
+    // Both or neither: strides remembered for another layout would mislead the next step.
     Layout layout = Layout::make(sizes, {grad.strides, dims});
     grad_strides.reserve(dims);
     grad_layout = std::move(layout);
@@ -148,7 +148,7 @@ void ParamTable::set_hyper(int number, const Hyper& hyper) {
     if (param.group == number) follow_group(param);
 }
 
-// Follows a change of momentum to or from 0: SGD's state comes with it and stays.
+// Follows a change of momentum to or from 0: SGD's state appears with momentum and stays.
 void ParamTable::follow_group(Parameter& param) {
   const GroupSpec& group = group_of(param);
   const int now = effective_rule(group.rule, group.hyper);
@@ -193,7 +193,7 @@ void ParamTable::rebind(int64_t number, const TensorView& view) {
   Parameter& param = at(number);
   LT_REQUIRE(view.sizes == param.sizes, "the sizes of parameter %lld changed; build a new optimizer for it",
              ll(number));
-  const int master = group_of(param).master;  // a float32 parameter has none, and another type would need one
+  const int master = group_of(param).master;  // a float32 parameter has none, and other types would need one
   LT_REQUIRE(view.dtype == param.dtype || !master,
              "the element type of parameter %lld, whose group has master='%s', changed; build a new optimizer for it",
              ll(number), master_info(master).name);
@@ -251,7 +251,7 @@ void ParamTable::place_waiting() {
 
 void ParamTable::allocate_states(size_t number, int of_rule) {
   Parameter& param = params[number];
-  // A residual keeps to the states that it lies with.
+  // Beside a residual, only the states in use exist.
   if (param.has_state && (param.has_residual() || param.states(param.state_rule) >= param.states(of_rule))) return;
   const int effective = std::exchange(param.rule, of_rule);
   const bool had = std::exchange(param.has_state, false);

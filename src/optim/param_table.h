@@ -1,4 +1,4 @@
-// The table of an optimizer's parameters, their groups and their budgets: adding, finding, placing and refusing them.
+// The table of an optimizer's parameters, their groups and their budgets: adds, finds, places and refuses them.
 #pragma once
 
 #include <cstdint>
@@ -54,39 +54,40 @@ struct ParamTable {
   Parameter& with_state(int64_t param, int k);
   const GroupSpec& group_of(const Parameter& param) const { return groups[static_cast<size_t>(param.group)]; }
   Residence& residence_of(const Parameter& param) const { return *residences[group_of(param).budget]; }
-  // Refuses state of which only a part was replaced.
+  // Refuses state that was only partly replaced.
   void require_whole(const Parameter& param, size_t number) const;
 
-  // Gives `param` its state. Under a budget every parameter of that budget that waits for its state, or has a gradient
-  // now, gets it too: only for all of them together can it be said what fits. `grads`: of this step, or empty.
+  // Gives `param` its state. Under a budget, every parameter of that budget that waits for its state, or has a gradient
+  // now, gets its state too, because only all of them together determine what fits. `grads`: of this step, or empty.
   void place(size_t param, std::span<const Gradient> grads);
   void place_waiting();
-  // Gives `param` all states of this rule, unless it has as many.
+  // Gives `param` all states of this rule, unless it already has as many.
   void allocate_states(size_t param, int rule);
-  // Brings back what offload() put aside. Every call that touches state begins with this.
+  // Brings back the state that offload() put aside. Every call that touches state begins with this.
   void onload() {
     for (const std::unique_ptr<Residence>& residence : residences)
       if (residence->may_be_offloaded()) residence->onload(on.threads);
   }
 
-  // True if the memory of two parameters may overlap: among all of them, or among the `stepped` alone.
+  // True if the memory of two parameters may overlap: among all, or only among the `stepped` ones.
   bool overlap() { return overlap_ ? *overlap_ : *(overlap_ = find_overlap()); }
   bool overlap(std::span<const int64_t> stepped) const;
 
   Env& env;  // for all files and all state memory
   Backends on;
-  int rule;  // for groups that name no other
+  int rule;  // of groups that name no other
   NonFinite nonfinite;
   uint64_t seed;                                       // for stochastic rounding
-  std::vector<std::unique_ptr<Residence>> residences;  // the first is that of groups without a budget of their own
+  std::vector<std::unique_ptr<Residence>> residences;  // the first belongs to groups without their own budget
   std::vector<GroupSpec> groups;
-  bool needs_norms = false;  // a rule of theirs needs norms of whole parameters before each step
-  bool has_average = false;  // a rule of theirs evaluates other weights than it trains (RuleInfo::make_average_args)
+  bool needs_norms = false;      // some rule needs norms of whole parameters before each step
+  bool has_average = false;      // some rule evaluates weights other than those it trains (RuleInfo::make_average_args)
   std::deque<Parameter> params;  // stable addresses: items and callers point into them
   int64_t steps = 0, skipped_steps = 0;
-  std::shared_ptr<AsyncSave> saving;  // told before state changes; nullptr: none runs, and none has failed unheard
-  // Counts changes of the rule, the memory or the state's memory of any parameter: what a step works out from them
-  // stays true while it stands still.
+  std::shared_ptr<AsyncSave> saving;  // told before state changes; nullptr: none is running, and no failure is
+                                      // unreported
+  // Counts changes of the rule, the memory or the state's memory of any parameter: results that a step derives from
+  // these stay valid while the count does not change.
   uint64_t changes = 0;
 
  private:
@@ -95,8 +96,8 @@ struct ParamTable {
   void follow_group(Parameter& param);
   bool find_overlap() const;
 
-  void* opened_on_;              // a framework's queue, until a step says another
-  std::optional<bool> overlap_;  // for all parameters at their present addresses
+  void* opened_on_;              // a framework's queue, until a step names another
+  std::optional<bool> overlap_;  // among all parameters at their current addresses
 };
 
 }  // namespace lowtide

@@ -1,4 +1,4 @@
-// A parameter as the optimizer keeps it: its description (ParamSpec), its address, and its state.
+// A parameter in the optimizer: its description (ParamSpec), its address, and its state.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace lowtide {
 
-// How far a piece of a parameter has come. Pieces differ only after a step that a failing disk stopped half way.
+// The progress of a piece of a parameter. Pieces differ only after a failing disk stopped a step half-way.
 struct Progress {
   int64_t behind = 0;  // steps of the parameter that the piece has missed
   bool uninitialized = false;
@@ -22,38 +22,38 @@ constexpr uint32_t kAllStates = (uint32_t{1} << kMaxArrays) - 1;
 struct Parameter : ParamSpec {
   explicit Parameter(ParamSpec spec) : ParamSpec(std::move(spec)) {}
 
-  // A step of many small parameters waits for memory: what every step reads of them lies together, behind the
-  // specification's numbers.
+  // A step of many small parameters is bound by memory latency: the fields that every step reads are together, behind
+  // the numbers of the specification.
   int group = 0;
   DType dtype = DType::kF32;
   int64_t steps = 0;
   Carried carried;                 // after these steps
-  uint32_t partially_written = 0;  // bit k: replacing state k failed half way, so part of it is of before
-  bool evaluating = false;         // the weights are those to evaluate: see Optimizer::set_evaluating
+  uint32_t partially_written = 0;  // bit k: replacing state k failed half-way, so part of it is old
+  bool evaluating = false;         // the parameter has its evaluation weights: see Optimizer::set_evaluating
   bool has_state = false;
-  bool uninitialized = false;  // the state holds nothing yet: no step, and nothing was restored into it
+  bool uninitialized = false;  // the state is empty: no step, and nothing was restored into it
   bool paged = false;          // the state is in its budget's store; codes and scales are null
-  bool wants_state = false;    // before its first gradient, with the others of its budget
-  Layout layout;               // its own, strided
+  bool wants_state = false;    // before its first gradient, together with the others of its budget
+  Layout layout;               // its own strided layout
   int state_rule = 0;          // whose states are allocated; SGD keeps its buffer while momentum is 0
   void* data = nullptr;
-  Layout grad_layout;                 // the last strided gradient's
-  std::vector<int64_t> grad_strides;  // strides that grad_layout was made from; empty: there was none
-  std::vector<Progress> progress;     // for each piece, where paged
-  double evaluating_beta1 = 0;        // by which the weights moved to those to evaluate
+  Layout grad_layout;                 // of the last strided gradient
+  std::vector<int64_t> grad_strides;  // the strides from which grad_layout was made; empty: none
+  std::vector<Progress> progress;     // for each piece, if paged
+  double evaluating_beta1 = 0;        // with which the weights moved to the evaluation weights
   void* codes[kMaxArrays] = {};
   float* scales[kMaxArrays] = {};
 
-  // The layout of a gradient of this, the number-th parameter; stays until the next one with other strides. Throws
-  // kInvalidArgument for an element type or strides that no gradient has.
+  // The layout of a gradient of this, the number-th parameter; valid until one with other strides. Throws
+  // kInvalidArgument for an invalid element type or strides.
   const Layout& gradient_layout(const Gradient& grad, size_t number);
 
-  // One more step of all its state, if it has any.
+  // Counts one more step of all its state, if it has any.
   void count_step() {
     ++steps;
     if (uninitialized && arrays(rule) > 0) uninitialized = false;
   }
-  // To the weights to evaluate, by this beta1, or back.
+  // Notes a move to the evaluation weights with this beta1, or back.
   void note_moved(bool to_evaluate, double by_beta1) {
     evaluating = to_evaluate;
     evaluating_beta1 = to_evaluate ? by_beta1 : 0;
@@ -63,14 +63,14 @@ struct Parameter : ParamSpec {
     uninitialized = now;
     for (Progress& piece : progress) piece.uninitialized = now;
   }
-  // The parameter has the states of `of_rule` now, and they hold nothing yet.
+  // The parameter now has the states of `of_rule`, which are empty.
   void begin_state(int of_rule) {
     has_state = true;
     partially_written = 0;
     state_rule = of_rule;
     uninitialized = true;
   }
-  // Allocates them, each decoding to zero. Throws kOutOfMemory and changes nothing.
+  // Allocates them, decoding to zero. Throws kOutOfMemory and changes nothing.
   void allocate_state(Arena& arena, int of_rule);
 };
 

@@ -1,5 +1,5 @@
-// Measures what planning.h predicts with: steps through the optimizer itself, the disk through the scratch file that
-// streaming state uses.
+// Measures the rates with which planning.h predicts: steps through the optimizer itself, the disk through the scratch
+// file that streaming state uses.
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -37,13 +37,13 @@ void check_seconds(double seconds, double most) {
 
 constexpr int64_t kRow = 4096;
 
-// A working set of four times the last cache, at 10 bytes an element (8-bit state), of 16 Mi elements at least.
+// A working set of four times the last-level cache, at 10 bytes per element (8-bit state), of at least 16 Mi elements.
 int64_t elements_beyond_cache() {
   constexpr int64_t kFewest = int64_t{16} << 20, kMost = int64_t{256} << 20;
   return std::clamp(4 * last_cache_bytes() / 10 / kRow * kRow, kFewest, kMost);
 }
 
-// Numbers that neither a codec nor a disk finds easy: splitmix64.
+// Fills memory with numbers that neither a codec nor a disk can compress: splitmix64.
 void fill_random(Buffer& memory, const std::function<void(uint64_t word, std::byte* to)>& put) {
   uint64_t state = 0;
   for (size_t i = 0; i + 8 <= memory.bytes(); i += 8) {
@@ -61,7 +61,7 @@ int64_t free_bytes(const std::string& directory) {
   return static_cast<int64_t>(found.f_bavail) * static_cast<int64_t>(found.f_frsize);
 }
 
-// Seconds of one pass over the file, as many transfers under way at a time as there are buffers.
+// Seconds of one pass over the file, with as many concurrent transfers as there are buffers.
 double pass(ScratchFile& file, std::vector<Buffer>& memory, bool write) {
   const auto start = Clock::now();
   std::vector<ScratchFile::Ticket> tickets;
@@ -131,7 +131,7 @@ DiskRates measure_disk_rates(const std::string& directory, int64_t bytes, double
     fill_random(memory.emplace_back(system_env(), static_cast<size_t>(kLargestChunk)),
                 [](uint64_t word, std::byte* to) { *reinterpret_cast<uint64_t*>(to) = word; });
   }
-  pass(file, memory, true);  // the first write of allocated space is of another kind
+  pass(file, memory, true);  // the first write of allocated space behaves differently
   std::vector<double> reads, writes;
   const auto start = Clock::now();
   do {

@@ -1,4 +1,4 @@
-// Steps that are recorded on a capturing queue, and what their replays need.
+// Records steps on a capturing queue, and prepares their replays.
 #include <algorithm>
 
 #include "backend/replays.h"
@@ -17,7 +17,7 @@ void DeviceSteps::require_in_place() const {
   }
 }
 
-// Called on a capturing queue: nothing is waited for, and nothing allocated but by the backend.
+// Called on a capturing queue: waits for nothing, and only the backend allocates.
 StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
   LT_REQUIRE(!ballots && options.directions.empty(),
              "got ballots or directions on a queue that is being captured, wanted one that is not");

@@ -1,4 +1,4 @@
-// Where the state of the parameters under one budget lives: in memory of its own while that fits, else in a store.
+// Keeps the state of the parameters under one budget: directly in memory while it fits, else in a store.
 #pragma once
 
 #include <memory>
@@ -16,42 +16,42 @@ namespace lowtide {
 // Throws kInvalidArgument on a bad value.
 void check_memory(const Memory& memory);
 
-// Residence::place decides this before it does it.
+// The decision of Residence::place.
 struct Placement {
   std::vector<ShapedParam> shaped;  // the parameters whose rule has state
-  int64_t record_bytes = 0;         // what these take where they are directly addressable
-  bool direct = false;              // they are: there is no limit, or what is left of it holds all of them
-  StoreOptions store;               // otherwise, of the store that takes them
+  int64_t record_bytes = 0;         // their bytes if they are directly addressable
+  bool direct = false;              // they are: there is no limit, or the remaining budget holds all of them
+  StoreOptions store;               // else the options of the store that takes them
 };
-// taken: bytes of the budget that directly addressable state of other parameters has.
+// taken: bytes of the budget used by directly addressable state of other parameters.
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params);
 
 class Residence {
  public:
   // Throws kInvalidArgument on a bad value. env and backend, which steps, outlive this object. A disk's relative path
-  // is resolved now, whatever directory the process is in when the disk is used.
+  // is resolved now, so a later change of the working directory has no effect.
   Residence(Env& env, const Memory& memory, Backend& backend, const DeviceAllocator& allocator = {});
 
-  // Whether state is placed for all parameters together: with a budget to divide, or chunks to cut.
+  // True if state is placed for all parameters together: with a budget to divide, or chunks to cut.
   bool waits() const { return device_ || memory_.host >= 0; }
-  // Gives all of `params` their state: directly addressable if they are in host memory and what is left of the budget
-  // holds all of them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo; then none has changed.
+  // Gives all of `params` their state: directly addressable if they are in host memory and the remaining budget holds
+  // all of them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo, and changes nothing.
   void place(std::span<Parameter* const> params, std::span<const int64_t> numbers);
 
-  // Throws kInvalidArgument if offload() cannot be: no disk, or its limit is too low.
+  // Throws kInvalidArgument if offload() is impossible: no disk, or its limit is too low.
   void check_offload();
-  // All state out of RAM to the disk, or out of device memory to RAM, and back. No-ops where it is already so. Throws
-  // as check_offload(), or kIo; then it stays where it was.
+  // Moves all state from RAM to the disk, or from device memory to RAM, and back. No-ops if that is already the case.
+  // Throws like check_offload(), or kIo; the state then stays where it was.
   void offload(int threads);
   void onload(int threads);
   bool may_be_offloaded() const { return offloaded_ || on_device_; }
-  // Bytes that offload() has put aside, and those of them on disk.
+  // Bytes that offload() has put aside, and the part of them on disk.
   int64_t offloaded_bytes() const { return on_device_ ? on_device_->offloaded_bytes() : on_disk_bytes(); }
   int64_t on_disk_bytes() const { return offloaded_ ? offloaded_->bytes() : 0; }
 
-  // nullptr where parameters are in host memory, or there is no state yet.
+  // nullptr if parameters are in host memory, or there is no state yet.
   DeviceStore* device_store() { return on_device_.get(); }
-  // The queue that what comes is ordered on; before a step, DeviceStore::set_free_bytes() too.
+  // Sets the queue that orders further work; before a step, also calls DeviceStore::set_free_bytes().
   void tell(void* queue, std::optional<int64_t> free_bytes = {});
   bool automatic() const { return memory_.automatic; }
   Store* store() { return on_device_ ? static_cast<Store*>(on_device_.get()) : in_ram_.get(); }

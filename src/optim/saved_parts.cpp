@@ -25,7 +25,7 @@ SavedParts::SavedParts(const Tables& tables, const checkpoint::Writer& file) : o
   for (const SavedPart& part : all_) largest_ = std::max(largest_, part.bytes);
 }
 
-// In file order, cut as the file is.
+// In file order, cut like the file.
 void SavedParts::add_direct(const Tables& tables, const checkpoint::Writer& file) {
   for (size_t i = 0; i < file.arrays().size(); ++i) {
     const checkpoint::Array& array = file.arrays()[i];

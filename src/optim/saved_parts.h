@@ -49,13 +49,13 @@ struct SavedPart {
     size_t array;             // number in the file
     int64_t at, from, bytes;  // in the array; in the part
   };
-  Store* store = nullptr;  // the chunk's; nullptr: at `memory`
+  Store* store = nullptr;  // of the chunk; nullptr: at `memory`
   size_t chunk = 0;
   const std::byte* memory = nullptr;
   int64_t bytes = 0;
   std::vector<Range> ranges;
 
-  // As Store::peek.
+  // Like Store::peek.
   void read(std::byte* to) const;
   void write(checkpoint::Writer& file, const std::byte* from) const;
 };
@@ -67,7 +67,7 @@ class SavedParts {
   // Pieces in file order, then chunks in the order of their stores.
   const std::vector<SavedPart>& all() const { return all_; }
   int64_t largest() const { return largest_; }
-  // Calls fn(number) for the pieces of a parameter. One that was added since has none, and so has a chunk.
+  // Calls fn(number) for the pieces of a parameter. Parameters added since, and chunks, have none.
   template <class Fn>
   void of_param(size_t param, Fn&& fn) const {
     if (param >= of_param_.size()) return;
@@ -92,7 +92,7 @@ class SavedParts {
 
   std::vector<SavedPart> all_;
   std::vector<Pieces> of_param_;
-  std::unordered_map<Store*, std::vector<size_t>> of_chunk_;  // by number; kNone: the file takes nothing of it
+  std::unordered_map<Store*, std::vector<size_t>> of_chunk_;  // by number; kNone: the file contains nothing of it
   int64_t largest_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Reading and replacing states between steps, wherever they live.
+// Reads and replaces states between steps, wherever they live.
 #pragma once
 
 #include <cstring>
@@ -9,12 +9,12 @@
 
 namespace lowtide {
 
-// memcpy that takes null pointers where there is nothing to copy.
+// memcpy that accepts null pointers if there is nothing to copy.
 inline void copy_bytes(void* to, const void* from, int64_t bytes) {
   if (bytes) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-// State is about to be replaced: a failure of an earlier call is not this one's.
+// Marks a replacement of state: failures of earlier calls do not belong to it.
 class StateChange {
  public:
   explicit StateChange(ParamTable& table) : table_(table) {
@@ -22,7 +22,7 @@ class StateChange {
       if (residence->store()) residence->store()->forget_unwritten();
     if (table_.saving) table_.saving->before_any_change();
   }
-  // Throws kIo if state that was replaced could not be written: it is complete, and kept in RAM.
+  // Throws kIo if replaced state could not be written: it is complete, and kept in RAM.
   void check_written() const {
     for (const std::unique_ptr<Residence>& residence : table_.residences)
       if (residence->store()) residence->store()->check_written();
@@ -45,8 +45,8 @@ inline void require_decoded(ParamTable& table, int64_t number, int k) {
              k, ll(number));
 }
 
-// Calls visit(item, first element, elements) for the parts of array k: one where it is directly addressable, else each
-// piece. The item of a residual has codes alone, in no codec.
+// Calls visit(item, first element, elements) for the parts of array k: one part if it is directly addressable, else
+// each piece. The item of a residual only has codes, in no codec.
 template <class Fn>
 void for_each_part(ParamTable& table, int64_t number, int k, bool change, Fn&& visit) {
   Parameter& param = table.with_state(number, k);

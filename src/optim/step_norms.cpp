@@ -1,5 +1,5 @@
-// Norms of whole parameters, for the arguments of rules that need them (LAMB, LARS): a pass over what the step is about
-// to read, before it. Sums are exact, so no bit depends on threads, chunks or tiers.
+// Norms of whole parameters, for the arguments of rules that need them (LAMB, LARS): a pass before the step over what
+// it will read. Sums are exact, so no bit depends on threads, chunks or tiers.
 #include <bit>
 #include <cmath>
 #include <mutex>
@@ -11,16 +11,16 @@
 namespace lowtide {
 namespace {
 
-// A call of the backend gives 1 MiB of results.
+// One call of the backend gives 1 MiB of results.
 constexpr int64_t kBlocksAtOnce = int64_t{1} << 16;
-// A thread adds this many at a time: some 30 us of work, beside which a merge of sums costs nothing.
+// A thread adds this many at a time: some 30 us of work, compared with which a merge of sums is negligible.
 constexpr int64_t kBlocksOfThread = int64_t{1} << 12;
 
 int64_t blocks_of(const StepItem& item) {
   return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
 }
 
-// The blocks [begin, begin + count) of an item's.
+// The blocks [begin, begin + count) of an item.
 StepItem slice_of(const StepItem& item, int64_t begin, int64_t count) {
   StepItem out = item;
   const int64_t row = item.param_layout->row_length;
@@ -40,7 +40,7 @@ StepItem slice_of(const StepItem& item, int64_t begin, int64_t count) {
 
 }  // namespace
 
-// The sums of squares of parameters, by number.
+// Sums of squares for parameters, by number.
 class StepPlan::NormSums {
  public:
   NormSums(const ParamTable& table, void* stream) : on_(table.on), stream_(stream), sums_(table.params.size()) {}
@@ -117,7 +117,7 @@ void StepPlan::measure(size_t first, size_t count) {
   std::vector<int64_t> wanted;
   for (size_t i = 0; i < count; ++i) {
     const Parameter& param = table_.params[static_cast<size_t>(numbers[i])];
-    if (!rule_info(param.rule).norms) continue;  // of a group with another rule
+    if (!rule_info(param.rule).norms) continue;  // in a group with another rule
     if (streams(param) && param.norms_read_arrays()) {
       buffers_.streamed[static_cast<size_t>(numbers[i])] = &items[i];
       wanted.push_back(numbers[i]);
@@ -131,7 +131,7 @@ void StepPlan::measure(size_t first, size_t count) {
     residence->store()->look(
         [&](std::span<const Store::PlacedChunk> chunks) {
           for_each_part(chunks, [&](const StepItem& part, const Piece& piece) { sums.add(part, piece.param); });
-          sums.add_waiting();  // their memory is another chunk's when this returns
+          sums.add_waiting();  // when this returns, another chunk uses their memory
         },
         table_.on.threads, wanted, options_.stream);
   }

@@ -87,13 +87,13 @@ void StepPlan::gather() {
   }
   items_ = {buffers_.items.data(), made};
   ordered_ = !ballots_ && table_.overlap();
-  // A parameter that moved while it had no gradient is known by an address that another may have now.
+  // A parameter that moved while it had no gradient is recorded with an address that another may have now.
   LT_REQUIRE(buffers_.wanted.empty() || !ordered_ || !table_.overlap(params()),
              "got parameters whose memory overlaps, which are stepped one after another; with state in chunks that "
              "cannot be: %s",
              table_.on.device ? "on a device, make them one parameter"
                               : "give them a budget of their own that holds their state");
-  // Items behind this step's were made before a change, or for signs: a longer step makes them again.
+  // Items beyond this step's were made before a change, or for signs: a longer step makes them again.
   if (!known) std::fill(buffers_.params.begin() + static_cast<ptrdiff_t>(made), buffers_.params.end(), -1);
   if (moves) buffers_.made_at = table_.changes;
 }
@@ -129,7 +129,7 @@ StepItem StepPlan::make_item(Parameter& param, size_t number) {
   return item;
 }
 
-// Arguments that were made for an earlier item, or new ones.
+// Returns arguments made for an earlier item, or new ones.
 const StepArgs& StepPlan::find_args(const Parameter& param, int64_t number, int64_t t, bool first, bool direction) {
   const bool own = !buffers_.norms.empty();
   for (size_t i = own ? 0 : args_used_; i > 0; --i)

@@ -1,5 +1,5 @@
 // One step, from its gradients to the last kernel: the parameters stepped and their arguments. A plan lives on the
-// stack of its step and nothing of it outlives the step but the memory of its lists, which the next one takes over.
+// stack of its step; only the memory of its lists survives the step, for the next one.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct StepArgs {
   int64_t t;
   Carried carried;  // before the step
   bool first, direction, own;
-  uint32_t stochastic;  // bit k: state k is rounded so
+  uint32_t stochastic;  // bit k: state k is rounded stochastically
   float grad_scale;
   alignas(16) std::byte bytes[kArgsBytes];
 
@@ -27,7 +27,7 @@ struct StepArgs {
     return t == step && carried == carried_before(param, step) && group == param.group && first == begins &&
            codec == param.codec && rule == param.rule && direction == makes_direction && !own;
   }
-  // Pieces that are steps behind have the arguments of the present hyper-parameters.
+  // Pieces that are steps behind get arguments from the current hyper-parameters.
   static Carried carried_before(const Parameter& param, int64_t step) {
     return step == param.steps + 1 ? param.carried : Carried{};
   }
@@ -43,16 +43,16 @@ struct StepBuffers {
   std::vector<StepItem> items, direct, batch;
   std::vector<int64_t> params, empty, wanted, direct_params;
   std::vector<const StepItem*> streamed;  // by parameter
-  std::vector<Progress*> stepped;         // progress of the pieces of `batch`
+  std::vector<Progress*> stepped;         // progress of the pieces in `batch`
   std::vector<BallotTarget> targets;
   std::vector<ParamNorms> norms;
   std::deque<StepArgs> args;
-  // ParamTable::changes when the items were made: while that stands still, an item of the same parameter differs from
-  // the last step's by gradient and arguments alone. 0: make them again.
+  // ParamTable::changes when the items were made: while it is unchanged, a parameter's item differs from the last
+  // step's only in gradient and arguments. 0: make them again.
   uint64_t made_at = 0;
 };
 
-// Where signs go in place of parameters.
+// The destination of signs that replace a move of parameters.
 struct Ballots {
   SignBuffer out;
   bool zero_is_plus = true;
@@ -60,8 +60,8 @@ struct Ballots {
 
 class StepPlan {
  public:
-  // ballots: nullptr: parameters move. All arguments outlive the plan. Throws
-  // kInvalidArgument for what every step is refused for.
+  // ballots: nullptr: parameters move. All arguments outlive the plan. Throws kInvalidArgument for errors common to all
+  // steps.
   StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Gradient> grads, const StepOptions& options,
            const Ballots* ballots = nullptr);
   StepPlan(const StepPlan&) = delete;
@@ -72,12 +72,12 @@ class StepPlan {
   void gather();
 
   std::span<StepItem> items() { return items_; }
-  // The numbers of the parameters of these, and of those that have no elements to work on: shards of no rows.
+  // The parameter numbers of the items, including parameters without elements: shards without rows.
   std::span<const int64_t> params() const { return {buffers_.params.data(), items_.size()}; }
   const std::vector<int64_t>& empty() const { return buffers_.empty; }
   void set_guard(Guard* guard);
 
-  // True if this step looks at its gradients; and the first item with a non-finite one; -1: there is none.
+  // Whether this step checks its gradients; and the first item with a non-finite one; -1: none.
   bool searches() const { return table_.nonfinite != NonFinite::kPropagate && !options_.assume_finite; }
   int64_t first_bad() const {
     return searches() ? backend_.first_nonfinite(items_, table_.on.threads, options_.stream) : -1;
@@ -86,17 +86,17 @@ class StepPlan {
   StepResult refuse(int64_t bad) const;
   [[noreturn]] static void fail_nonfinite(int64_t param);
 
-  // Takes the step and counts it, or counts it as skipped where gradients are not finite. guarded: the items' guard
-  // looks at them. What it throws says how far it came: see Optimizer::step.
+  // Takes the step and counts it, or counts it as skipped if gradients are not finite. guarded: the items' guard checks
+  // them. See Optimizer::step for its exceptions.
   StepResult take(bool guarded = false);
 
-  // For recordings: all that would be stepped, in one list, a part for each piece; and counting it.
+  // For recordings: everything that would be stepped, in one list with one part per piece; and its counting.
   void append_parts_in_place(std::vector<StepItem>& parts);
   void count_all();
 
  private:
   StepItem make_item(Parameter& param, size_t number);
-  // The item's arguments, and how its states and weights are rounded, for the step after `steps` of them.
+  // Sets the item's arguments, and the rounding of its states and weights, for the step after `steps` steps.
   void set_args(const Parameter& param, int64_t number, int64_t steps, bool first, StepItem& item) {
     const bool direction = ballots_ || is_direction(item, param);
     if (!args_ || !args_->fit(param, steps + 1, first, direction) || !buffers_.norms.empty())
@@ -139,7 +139,7 @@ class StepPlan {
   }
   void commit();
 
-  // step_norms.cpp: finds the norms of the items from `first` on, and gives them arguments with these. Waits for the
+  // step_norms.cpp: finds the norms of the items from `first` on, and makes their arguments with these. Waits for the
   // device; if it throws, nothing has changed.
   class NormSums;
   void measure(size_t first, size_t count);
@@ -152,13 +152,13 @@ class StepPlan {
   const Ballots* ballots_;
   std::span<StepItem> items_;
   size_t args_used_ = 0;
-  const StepArgs* args_ = nullptr;  // the last item's
-  bool ordered_ = false;            // parameters share memory: they are stepped one after another
+  const StepArgs* args_ = nullptr;  // of the last item
+  bool ordered_ = false;            // parameters share memory: step them one after another
 };
 
-// Number of a parameter's first sign, or, of one behind the last, of all signs.
+// Index of a parameter's first sign; for param_count, the number of all signs.
 int64_t sign_offset(const ParamTable& table, size_t param);
-// Refuses memory for signs that is missing, and a stream for host memory.
+// Refuses missing memory for signs, and a stream for host memory.
 void check_signs(const ParamTable& table, const SignBuffer& signs, bool presence, const void* stream);
 
 }  // namespace lowtide

@@ -1,4 +1,4 @@
-// Taking a planned step: addressable state in one call, then streamed state chunk by chunk.
+// Executes a planned step: addressable state in one call, then streamed state chunk by chunk.
 #include <algorithm>
 #include <exception>
 
@@ -20,7 +20,7 @@ StepResult StepPlan::take(bool guarded) {
   const int threads = table_.on.threads;
   void* const stream = options_.stream;
   const bool norms = table_.needs_norms;
-  // Norms, too, depend on what the parameters before have left. Parameters of a step that streams do not overlap.
+  // Norms also depend on how earlier parameters were stepped. Parameters of a step that streams do not overlap.
   if (norms && ordered_ && buffers_.wanted.empty()) {
     for (size_t i = 0; i < items_.size(); ++i) {
       measure(i, 1);
@@ -45,7 +45,7 @@ StepResult StepPlan::take(bool guarded) {
   return found;
 }
 
-// Zeroes the memory that signs or directions are written to: from zeros, a step leaves the amount to subtract.
+// Zeroes the memory for signs or directions: starting from zeros, a step leaves the amount to subtract.
 void StepPlan::clear_targets() const {
   if (ballots_) {
     const int64_t count = sign_offset(table_, table_.params.size());
@@ -72,8 +72,8 @@ void StepPlan::split() {
   }
 }
 
-// A failing disk of one budget does not keep the others from their step. What stopped something matters more than what
-// could not be written.
+// A failing disk of one budget does not stop the steps of the others. An error that stopped a step is reported before
+// one that only kept chunks from being written.
 void StepPlan::step_streamed() {
   std::exception_ptr stopped, unwritten;
   for (const std::unique_ptr<Residence>& residence : table_.residences) {
@@ -93,7 +93,7 @@ void StepPlan::step_streamed() {
   std::rethrow_exception(unwritten);
 }
 
-// Whether all pieces of the streamed parameters of this residence are stepped.
+// True if all pieces of the streamed parameters of this residence have been stepped.
 bool StepPlan::all_done(const Residence& residence) const {
   return std::all_of(buffers_.wanted.begin(), buffers_.wanted.end(), [&](int64_t number) {
     const Parameter& param = table_.params[static_cast<size_t>(number)];
@@ -102,7 +102,7 @@ bool StepPlan::all_done(const Residence& residence) const {
   });
 }
 
-// The item that steps one piece, whose state is in memory now.
+// The item that steps one piece, whose state is now in memory.
 StepItem StepPlan::part_of(const StepItem& whole, const Piece& piece, std::byte* memory, int64_t write_offset) {
   const Parameter& param = table_.params[static_cast<size_t>(piece.param)];
   const Progress& progress = param.progress[piece.number];
@@ -131,7 +131,7 @@ void StepPlan::step_chunks(std::span<const Store::PlacedChunk> chunks) {
   for (Progress* const piece : buffers_.stepped) piece->done = true;
 }
 
-// Counts a step of the streamed parameters of which some piece was stepped; their other pieces fall behind.
+// Counts a step of each streamed parameter with a stepped piece; its other pieces fall behind.
 void StepPlan::commit() {
   for (const int64_t number : buffers_.wanted) {
     Parameter& param = table_.params[static_cast<size_t>(number)];
