@@ -1,5 +1,5 @@
-// The operations of a backend, the same table for every one. Kernels see pointers and counts, never memory tiers. The
-// optimizer checks every argument first; an implementation checks only what it alone can know (no device, no memory).
+// The operations of a backend. Kernels see pointers and counts, never memory tiers. The optimizer checks every argument
+// first; an implementation only checks what it alone can know (no device, no memory).
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,10 @@
 
 namespace lowtide {
 
-// Where the signs of a step go in place of the step itself: the signs of the parameter that the update would make out
-// of zeros. first: number of its first sign, a multiple of kSignAlignment. bits and presence (backend/signs.h) are as
-// from packing, and zeros before the step: a step of one part of the parameter sets that part's bits alone.
+// The destination of the signs of a step, which replace the step itself: the signs of the parameter that the update
+// would make from zeros. first: index of its first sign, a multiple of kSignAlignment. bits and presence
+// (backend/signs.h) are laid out as by packing, and are zero before the step: a step of one part of the parameter only
+// sets that part's bits.
 struct BallotTarget {
   std::byte* bits = nullptr;
   std::byte* presence = nullptr;
@@ -29,13 +30,13 @@ struct BallotTarget {
 
 struct StepItem;
 
-// A queued search for non-finite gradients that nobody waits for. Steps that are given it do nothing if it finds one.
+// A queued check for non-finite gradients that nobody waits for. Steps that depend on it do nothing if it finds one.
 class Guard {
  public:
   virtual ~Guard() = default;
-  // Waits for it: the position of the first item with one, -1 if there is none.
+  // Waits for the result: the index of the first bad item, -1 if there is none.
   virtual int64_t first() = 0;
-  // The answer in memory of the device, which kernels read: kernels::kNoItem, or that position.
+  // The result in device memory, which kernels read: kernels::kNoItem, or that index.
   virtual const uint32_t* word() const = 0;
 };
 
@@ -43,28 +44,29 @@ class Guard {
 class RecordedStep {
  public:
   virtual ~RecordedStep() = default;
-  // Queues, on `stream`, what the next replay there needs: the same items, with args, scales and keys of the step that
-  // it is to be. A replay without it changes nothing. Refuses what replays.h says, where that is known without a wait.
+  // Queues, on `stream`, the input of the next replay there: the same items, with args, scales and keys of the step
+  // that it will take. A replay without it changes nothing. Refuses what replays.h says, if that is known without
+  // waiting.
   virtual void prepare(std::span<const StepItem> items, void* stream) = 0;
-  // True if every replay since the last question had been prepared. Waits for the replays queued on the stream of the
-  // last prepare().
+  // True if every replay since the last call was prepared. Waits for the replays queued on the stream of the last
+  // prepare().
   virtual bool all_prepared() = 0;
-  // True if a replay has taken the last preparation, or there was none. Waits likewise.
+  // True if a replay has used the last preparation, or there was none. Also waits.
   virtual bool was_replayed() = 0;
 };
 
-// How weights of 16 bits are made more precise (portable/master.h).
+// How 16-bit weights are made more precise (portable/master.h).
 struct MasterWeights {
   int kind = 0;              // a number of masters.def; 0: none
   void* residual = nullptr;  // [elements of the part], contiguous; nullptr if the kind has none
   uint32_t key[2] = {};      // for stochastic rounding
 };
 
-// Where a parameter lies in the whole one that it may be a shard of. Random bits go by the index of an element in the
-// whole: its element (row, column) has the index (first_row + row) * row_stride + first_column + column.
+// The position of a parameter in the whole of which it may be a shard. Random bits depend on an element's index in the
+// whole: element (row, column) has index (first_row + row) * row_stride + first_column + column.
 struct ShardOrigin {
-  int64_t first_row = 0, first_column = 0;  // codecs with scales: columns are whole blocks
-  int64_t row_stride = 0;                   // a row of the whole, rounded up to whole blocks; 0: of the parameter
+  int64_t first_row = 0, first_column = 0;  // with scaled codecs, columns are whole blocks
+  int64_t row_stride = 0;                   // a row of the whole, rounded up to whole blocks; 0: a row of the parameter
 
   int64_t stride(int64_t row_length) const {
     return row_stride ? row_stride : blocks_per_row(row_length, kBlockElements) * kBlockElements;
@@ -81,25 +83,25 @@ struct StepItem {
   int rule = 0, codec = 0;     // numbers of rules.def and codecs.def
   float grad_scale = 1.f;      // multiplies every gradient (loss scale, maximize)
   const void* args = nullptr;  // the rule's Args
-  // The part of the parameter that is stepped, in blocks counted row by row; -1: to the end. Codes and scales begin
-  // with the first block's.
+  // The part of the parameter to step, in blocks counted row by row; -1: to the end. Codes and scales begin at the
+  // first block.
   int64_t first_block = 0, blocks = -1;
   void* codes[kMaxStates] = {};    // [elements of the part], contiguous
   float* scales[kMaxStates] = {};  // [blocks], nullptr if the codec has none
-  // Bytes from where codes, scales and the residual are read to where they are written: 0, in place, or a whole chunk
-  // elsewhere.
+  // Offset in bytes from where codes, scales and the residual are read to where they are written: 0 in place, or to
+  // another chunk.
   int64_t write_offset = 0;
   Guard* guard = nullptr;   // made by this backend for this step and queue
   uint32_t stochastic = 0;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2] = {};
   ShardOrigin origin;
-  MasterWeights master;  // its residual is read and written as codes are
+  MasterWeights master;  // its residual is read and written like codes
   // Not nullptr: the parameter is neither read nor written (`param` may be nullptr), and signs are made. With args of
   // lr = -1 and no decay they are the signs of the rule's direction.
   const BallotTarget* ballot = nullptr;
 };
 
-// The elements of one state of one parameter, or of a part of it, encoded, and as packed row-major floats.
+// The elements of one state of one parameter, or of a part of it, encoded and as packed row-major floats.
 struct CodecItem {
   int codec = 0;
   bool is_signed = true;
@@ -121,35 +123,35 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;
-  // Variants of the kernels that can run here, best first, and the one in use. Choosing none means the best.
+  // The kernel variants that can run here, best first, and the one in use. Choosing none selects the best.
   virtual std::vector<std::string> targets() const = 0;
   virtual const char* target() const = 0;
-  // For parameters, gradients and codes that are not in host memory; nullptr where they are.
+  // For parameters, gradients and codes on a device; nullptr if they are in host memory.
   virtual Device* device() { return nullptr; }
-  // For norms of gradients in memory of the device; nullptr where there are none.
+  // For norms of gradients in device memory; nullptr if unsupported.
   virtual GradientReader* gradient_reader() { return nullptr; }
 
   // One step over all items; items of one call may share no memory unless `ordered`, which runs them one after another
   // in the given order on one thread. Ordered on `stream`.
   virtual void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) = 0;
-  // The sums that norms of whole parameters are made of, for items of rules that have them (RuleInfo::norms): one for
-  // each block of the items, one item after another. Nothing of the items is written, and states are read only where
-  // the rule says so (RuleInfo::norms_read_state). Synchronous.
+  // The sums for norms of whole parameters, for items of rules that have them (RuleInfo::norms): one per block of the
+  // items, one item after another. Writes nothing to the items, and reads states only if the rule requires it
+  // (RuleInfo::norms_read_state). Synchronous.
   virtual void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) = 0;
   // Index of the first item with a gradient that is not finite (or 2^62 and above), -1 if there is none. Synchronous.
   virtual int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) = 0;
-  // The same, queued: see Guard. nullptr where there is no such thing, and first_nonfinite is to be asked. On a
-  // capturing queue it is recorded, to be searched by each replay, with the scales of the step that is prepared for it.
+  // The same, queued: see Guard. nullptr if unsupported: call first_nonfinite instead. On a capturing queue it is
+  // recorded, and each replay checks, with the scales of the step prepared for it.
   virtual std::shared_ptr<Guard> queue_guard(std::span<const StepItem> /*items*/, void* /*stream*/) { return nullptr; }
-  // Records a step of these items on a capturing queue. Throws kUnsupported where queues cannot capture.
+  // Records a step of these items on a capturing queue. Throws kUnsupported if queues cannot capture.
   virtual std::shared_ptr<RecordedStep> record_step(std::span<const StepItem> items, bool ordered, void* stream);
-  // values = decoded codes, and codes = encoded values, blocks within rows as in a step. Synchronous.
+  // Decodes codes to values, and encodes values to codes, in blocks within rows as in a step. Synchronous.
   virtual void decode(const CodecItem& item, void* stream) = 0;
   virtual void encode(const CodecItem& item, void* stream) = 0;
 
-  // Signs to bits, bits to +1, -1 and 0, majorities and what they are made of, steps by signs, and error feedback
-  // (backend/signs.h). Items of one call share no byte that one of them writes. Ordered on `stream`. Throw
-  // kInvalidArgument for items that make no sense.
+  // Packs signs to bits, unpacks bits to +1, -1 and 0, computes majorities and their counters, steps by signs, and does
+  // error feedback (backend/signs.h). Items of one call do not share bytes that one of them writes. Ordered on
+  // `stream`. Throw kInvalidArgument for inconsistent items.
   virtual void pack_signs(std::span<const SignItem> items, int threads, void* stream) = 0;
   virtual void unpack_signs(std::span<const SignItem> items, int threads, void* stream) = 0;
   virtual void vote_signs(const VoteItem& item, int threads, void* stream) = 0;
