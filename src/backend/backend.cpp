@@ -8,6 +8,14 @@ void Device::use_allocator(const Allocator&) {
   fail(ErrorKind::kUnsupported, "this backend takes device memory from its driver only");
 }
 
+void Backend::norms(std::span<const StepItem>, int, std::span<BlockNorms>, void*) {
+  fail(ErrorKind::kUnsupported, "the %s backend brings no norms to the host", name());
+}
+
+void Backend::add_norms(std::span<const StepItem>, void*) {
+  fail(ErrorKind::kUnsupported, "the %s backend adds no norms on its device", name());
+}
+
 std::shared_ptr<RecordedStep> Backend::record_step(std::span<const StepItem>, bool, void*) {
   fail(ErrorKind::kUnsupported, "the %s backend records no steps for replays", name());
 }

@@ -29,6 +29,10 @@ struct BallotTarget {
 };
 
 struct StepItem;
+struct Hyper;
+namespace kernels {
+struct NormSums;  // backend/kernels/sums.h
+}
 
 // A queued check for non-finite gradients that nobody waits for. Steps that depend on it do nothing if it finds one.
 class Guard {
@@ -99,6 +103,11 @@ struct StepItem {
   // Not nullptr: the parameter is neither read nor written (`param` may be nullptr), and signs are made. With args of
   // lr = -1 and no decay they are the signs of the rule's direction.
   const BallotTarget* ballot = nullptr;
+  // Not nullptr: Backend::norm_sums() of the whole parameter, from which its norms go into the arguments on the device,
+  // with these hyper-parameters. adds_norms: the step itself adds the item's blocks to them before.
+  kernels::NormSums* norms = nullptr;
+  const Hyper* hyper = nullptr;
+  bool adds_norms = false;
 };
 
 // The elements of one state of one parameter, or of a part of it, encoded and as packed row-major floats.
@@ -134,10 +143,15 @@ class Backend {
   // One step over all items; items of one call may share no memory unless `ordered`, which runs them one after another
   // in the given order on one thread. Ordered on `stream`.
   virtual void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) = 0;
-  // The sums for norms of whole parameters, for items of rules that have them (RuleInfo::norms): one per block of the
-  // items, one item after another. Writes nothing to the items, and reads states only if the rule requires it
-  // (RuleInfo::norms_read_state). Synchronous.
-  virtual void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) = 0;
+  // The sums that norms of whole parameters are made of, for items of rules that have them (RuleInfo::norms): one for
+  // each block of the items, one item after another. Nothing of the items is written, and states are read only where
+  // the rule says so (RuleInfo::norms_read_state). Synchronous. For backends without norm_sums().
+  virtual void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream);
+  // Memory of the device for the sums of norms of so many parameters, which lives as long as the backend and may be
+  // copied like any: zeros begin a sum. nullptr: there is no such thing, and norms() is to be asked.
+  virtual kernels::NormSums* norm_sums(int64_t /*count*/) { return nullptr; }
+  // Adds what norms() finds to StepItem::norms of items whose adds_norms is set. Ordered on `stream`.
+  virtual void add_norms(std::span<const StepItem> items, void* stream);
   // Index of the first item with a gradient that is not finite (or 2^62 and above), -1 if there is none. Synchronous.
   virtual int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) = 0;
   // The same, queued: see Guard. nullptr if unsupported: call first_nonfinite instead. On a capturing queue it is

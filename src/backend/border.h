@@ -14,6 +14,7 @@
 #include <span>
 
 #include "backend/gradient_reader.h"
+#include "lowtide/hyper.h"
 
 namespace lowtide::border {
 
@@ -61,6 +62,8 @@ struct Table {
   Call<Handle<Device>*, Backend> device;
   Call<void, Backend, Items<const StepItem>, int, bool, void*> step;
   Call<void, Backend, Items<const StepItem>, int, Items<BlockNorms>, void*> norms;
+  Call<kernels::NormSums*, Backend, int64_t> norm_sums;
+  Call<void, Backend, Items<const StepItem>, void*> add_norms;
   Call<int64_t, Backend, Items<const StepItem>, int, void*> first_nonfinite;
   Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, void*> queue_guard;
   Call<Handle<SharedRecording>*, Backend, Items<const StepItem>, bool, void*> record_step;
@@ -130,7 +133,7 @@ inline uint64_t digest(const Sample& sample) {
   };
   add({sizeof(Table), sizeof(StepItem), sizeof(Layout), sizeof(BallotTarget), sizeof(BlockNorms), sizeof(CodecItem)});
   add({sizeof(SignItem), sizeof(VoteItem), sizeof(CountItem), sizeof(ApplyItem), sizeof(FeedbackItem), kMaxStates});
-  add({sizeof(kernels::Sums), sizeof(kernels::ClipTo), sizeof(kernels::Clip)});
+  add({sizeof(kernels::Sums), sizeof(kernels::ClipTo), sizeof(kernels::Clip), sizeof(kernels::NormSums), sizeof(Hyper)});
   add_each(sample.layout.sizes, sample.layout.strides);
   add_each(sample.vote.ballots, sample.vote.weights, sample.vote.presence);
   add_each(sample.count.ballots, sample.count.weights, sample.count.planes);

@@ -189,6 +189,10 @@ class PluginBackend final : public Backend, public GradientReader {
   void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) override {
     call(table_.norms, backend_.get(), items, threads, out, stream);
   }
+  kernels::NormSums* norm_sums(int64_t count) override { return call(table_.norm_sums, backend_.get(), count); }
+  void add_norms(std::span<const StepItem> items, void* stream) override {
+    call(table_.add_norms, backend_.get(), items, stream);
+  }
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override {
     return call(table_.first_nonfinite, backend_.get(), items, threads, stream);
   }

@@ -75,8 +75,8 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
   Borrowed borrowed(table_);
   announce(options);  // before memory is allocated
   plan.gather();
-  // Norms are waited for anyway: when it returns, a step with norms has been decided.
-  const bool searches = plan.searches() && !table_.needs_norms;
+  // A step that waits for norms is taken, or not, when it returns.
+  const bool searches = plan.searches() && !table_.waits_for_norms();
   std::shared_ptr<Guard> guard;
   if (clip)
     guard = backend_.gradient_reader()->queue_clipped_guard(plan.items(), clip, options.grad_scale, searches,
@@ -114,7 +114,7 @@ std::shared_ptr<QueuedClip> DeviceSteps::take_clip(StepOptions& options) const {
   std::shared_ptr<QueuedClip> clip = std::move(options.clip);
   if (!clip) return nullptr;
   GradientReader* const reader = backend_.gradient_reader();
-  if (!table_.needs_norms && reader && reader->has_queued(*clip)) {
+  if (!table_.waits_for_norms() && reader && reader->has_queued(*clip)) {
     check_grad_scale(options.grad_scale);
     options.grad_scale = 1;
     return clip;

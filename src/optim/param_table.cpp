@@ -74,6 +74,14 @@ void Backends::clear(void* at, int64_t bytes, void* stream) const {
     std::memset(at, 0, static_cast<size_t>(bytes));
 }
 
+kernels::NormSums* ParamTable::norm_sums() {
+  if (norm_sums_room_ < params.size()) {
+    norm_sums_ = on.at_params.norm_sums(static_cast<int64_t>(2 * params.size()));
+    if (norm_sums_) norm_sums_room_ = 2 * params.size();
+  }
+  return norm_sums_;
+}
+
 const Layout& Parameter::gradient_layout(const Gradient& grad, size_t number) {
   LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
              "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",

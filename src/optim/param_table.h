@@ -69,7 +69,11 @@ struct ParamTable {
       if (residence->may_be_offloaded()) residence->onload(on.threads);
   }
 
-  // True if the memory of two parameters may overlap: among all, or only among the `stepped` ones.
+  // Where norms of whole parameters are summed up, by number; nullptr where the host does that, and waits for it.
+  kernels::NormSums* norm_sums();
+  bool waits_for_norms() { return needs_norms && !norm_sums(); }
+
+  // True if the memory of two parameters may overlap: among all of them, or among the `stepped` alone.
   bool overlap() { return overlap_ ? *overlap_ : *(overlap_ = find_overlap()); }
   bool overlap(std::span<const int64_t> stepped) const;
 
@@ -96,8 +100,10 @@ struct ParamTable {
   void follow_group(Parameter& param);
   bool find_overlap() const;
 
-  void* opened_on_;              // a framework's queue, until a step names another
-  std::optional<bool> overlap_;  // among all parameters at their current addresses
+  kernels::NormSums* norm_sums_ = nullptr;  // for so many parameters
+  size_t norm_sums_room_ = 0;
+  void* opened_on_;              // a framework's queue, until a step says another
+  std::optional<bool> overlap_;  // for all parameters at their present addresses
 };
 
 }  // namespace lowtide

@@ -21,7 +21,7 @@ void DeviceSteps::require_in_place() const {
 StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
   LT_REQUIRE(!ballots && options.directions.empty(),
              "got ballots or directions on a queue that is being captured, wanted one that is not");
-  LT_REQUIRE(!table_.needs_norms,
+  LT_REQUIRE(!table_.waits_for_norms(),
              "got a step of %s on a queue that is being captured, wanted one that is not: the host has to know norms "
              "of whole parameters before each step",
              rule_info(table_.rule).name);
@@ -42,6 +42,7 @@ StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOption
                "assume_finite");
   }
   plan.set_guard(recording->guard.get());
+  if (table_.needs_norms && plan.place_norms()) plan.clear_norms();
   plan.append_parts_in_place(recording->parts);
   for (const Gradient& grad : grads) {
     const size_t dims = table_.params[recording->grads.size()].sizes.size();
@@ -73,6 +74,7 @@ StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
   if (table_.saving) table_.saving->before_any_change();
   plan.gather();
   plan.set_guard(recording.guard.get());
+  if (table_.needs_norms) plan.place_norms();
   std::vector<StepItem> parts;
   plan.append_parts_in_place(parts);
   const auto same = [](const StepItem& a, const StepItem& b) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "backend/kernels/sums.h"
 #include "core/exact_sum.h"
 #include "core/thread_pool.h"
 #include "optim/step_plan.h"
@@ -108,6 +109,55 @@ class StepPlan::NormSums {
   int64_t waiting_blocks_ = 0;
   std::vector<BlockNorms> blocks_;
 };
+
+bool StepPlan::place_norms() {
+  kernels::NormSums* const sums = table_.norm_sums();
+  if (!sums) return false;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const int64_t number = params()[i];
+    const Parameter& param = table_.params[static_cast<size_t>(number)];
+    if (!rule_info(param.rule).norms) continue;
+    items_[i].norms = sums + number;
+    items_[i].hyper = &table_.group_of(param).hyper;
+    items_[i].adds_norms = true;
+  }
+  return true;
+}
+
+void StepPlan::clear_norms() {
+  const auto words = static_cast<int64_t>(table_.params.size() * sizeof(kernels::NormSums) / sizeof(uint32_t));
+  table_.on.device->fill(options_.stream, table_.norm_sums(), 0, sizeof(uint32_t), words);
+}
+
+void StepPlan::add_streamed_norms() {
+  buffers_.streamed.assign(table_.params.size(), nullptr);
+  buffers_.batch.clear();
+  std::vector<int64_t> wanted;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const int64_t number = params()[i];
+    const Parameter& param = table_.params[static_cast<size_t>(number)];
+    if (!rule_info(param.rule).norms || !streams(param)) continue;
+    if (param.norms_read_arrays()) {
+      buffers_.streamed[static_cast<size_t>(number)] = &items_[i];
+      wanted.push_back(number);
+    } else {
+      buffers_.batch.push_back(items_[i]);
+    }
+  }
+  if (!buffers_.batch.empty()) backend_.add_norms(buffers_.batch, options_.stream);
+  for (const std::unique_ptr<Residence>& residence : table_.residences) {
+    if (!residence->store() || wanted.empty()) continue;
+    residence->store()->look(
+        [&](std::span<const Store::PlacedChunk> chunks) {
+          buffers_.batch.clear();
+          for_each_part(chunks, [&](const StepItem& part, const Piece&) { buffers_.batch.push_back(part); });
+          backend_.add_norms(buffers_.batch, options_.stream);
+        },
+        table_.on.threads, wanted, options_.stream);
+  }
+  for (size_t i = 0; i < items_.size(); ++i)
+    if (streams(table_.params[static_cast<size_t>(params()[i])])) items_[i].adds_norms = false;
+}
 
 void StepPlan::measure(size_t first, size_t count) {
   const std::span<StepItem> items = items_.subspan(first, count);

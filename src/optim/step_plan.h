@@ -90,7 +90,12 @@ class StepPlan {
   // them. See Optimizer::step for its exceptions.
   StepResult take(bool guarded = false);
 
-  // For recordings: everything that would be stepped, in one list with one part per piece; and its counting.
+  // Where the device sums up norms itself: has the items add theirs, to sums that begin with zeros from here on. Else
+  // false.
+  bool place_norms();
+  void clear_norms();
+
+  // For recordings: all that would be stepped, in one list, a part for each piece; and counting it.
   void append_parts_in_place(std::vector<StepItem>& parts);
   void count_all();
 
@@ -139,10 +144,12 @@ class StepPlan {
   }
   void commit();
 
-  // step_norms.cpp: finds the norms of the items from `first` on, and makes their arguments with these. Waits for the
-  // device; if it throws, nothing has changed.
+  // step_norms.cpp. Each if it throws, nothing has changed.
+  // Finds the norms of the items from `first` on, and gives them arguments with these. Waits for the device.
   class NormSums;
   void measure(size_t first, size_t count);
+  // Behind place_norms(): queues the sums of items that stream, and leaves the others' to their step.
+  void add_streamed_norms();
 
   ParamTable& table_;
   StepBuffers& buffers_;

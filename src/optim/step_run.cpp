@@ -19,8 +19,12 @@ StepResult StepPlan::take(bool guarded) {
     for (const int64_t number : params()) table_.saving->before_change(static_cast<size_t>(number));
   const int threads = table_.on.threads;
   void* const stream = options_.stream;
-  const bool norms = table_.needs_norms;
-  // Norms also depend on how earlier parameters were stepped. Parameters of a step that streams do not overlap.
+  const bool norms = table_.waits_for_norms();
+  if (table_.needs_norms && place_norms()) {
+    clear_norms();
+    add_streamed_norms();
+  }
+  // Norms, too, depend on what the parameters before have left. Parameters of a step that streams do not overlap.
   if (norms && ordered_ && buffers_.wanted.empty()) {
     for (size_t i = 0; i < items_.size(); ++i) {
       measure(i, 1);

@@ -2,7 +2,9 @@
 //   kNormsReadState                       whether terms() looks at the state
 //   terms(p, g, s, args, F (&out)[2])     two values of each element; the norms are the roots of the sums of their
 //   squares
-// and find the norms in `norm` of their input when the step's arguments are made.
+//   put_norms(args, h)                    writes what of the arguments depends on h.norm, and reads nothing else of h
+//                                         than what kernels::DeviceNorms has. args(h) ends with it: norms that a device
+//                                         has found go into arguments that the host has made without
 
 template <class R, class = void>
 inline constexpr bool kHasNorms = false;
@@ -24,16 +26,16 @@ LT_FN float norm_inverse(u32 exponent) { return as_float((254u - exponent) << 23
 
 // True if ratios of norms make sense: without norms, or where one is 0 or not finite, ratios are 1.
 template <class H>
-LT_HOST_FN bool has_norms(const H& h) {
+LT_FN bool has_norms(const H& h) {
   constexpr double kLargest = 0x1.fffffffffffffp1023;
   return h.norm[0] > 0 && h.norm[1] > 0 && h.norm[0] <= kLargest && h.norm[1] <= kLargest;
 }
 // min(1, max_unorm |p| / |update|), as bitsandbytes clips.
 template <class H>
-LT_HOST_FN double clip_ratio(const H& h) {
+LT_FN double clip_ratio(const H& h) {
   if (!has_norms(h)) return 1;
   const double ratio = h.max_unorm * h.norm[0] / h.norm[1];
   return ratio < 1 ? ratio : 1;
 }
 // Converts to float; a ratio beyond the largest float would make 0 * inf.
-LT_HOST_FN float finite_float(double x) { return x < 0x1.fffffep127 ? float(x) : 0x1.fffffep127f; }
+LT_FN float finite_float(double x) { return x < 0x1.fffffep127 ? float(x) : 0x1.fffffep127f; }

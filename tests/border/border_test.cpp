@@ -108,6 +108,9 @@ void check_steps(Backend& backend) {
   std::vector<BlockNorms> norms(3);
   backend.norms(items, 4, norms, kStream);
   CHECK(saw("norms", items.data(), items.size(), 4) && norms[2].sum[1] == 2 && norms[2].unit[1] == 4);
+  CHECK(backend.norm_sums(int64_t{1} << 40) == reinterpret_cast<kernels::NormSums*>(uintptr_t{1} << 40));
+  backend.add_norms(items, kStream);
+  CHECK(saw("add_norms", items.data(), items.size(), 0));
 
   const std::shared_ptr<RecordedStep> recorded = backend.record_step(items, false, kStream);
   recorded->prepare(items, kStream);

@@ -229,9 +229,30 @@ inline void make_extreme(StepCase& c, Rng& rng) {
   }
 }
 
+// Gradients and states so small that their squares and reciprocals leave the range of float32, of one size in a block.
+inline void make_small(StepCase& c, Rng& rng) {
+  const auto size = [&] { return static_cast<int>(-40 - rng.below(110)); };
+  for (int k = 0; k < rule_info(c.rule).states; ++k) {
+    for (float& scale : c.scales[k])
+      scale = rng.chance(0.1) ? 0.f : static_cast<float>(std::ldexp(1 + rng.uniform(), size()));
+    if (codec_info(c.codec).scaled) continue;
+    const bool is_signed = (rule_info(c.rule).signed_mask >> k) & 1;
+    for (int64_t i = 0; i < c.layout.numel; ++i) {
+      const double value = rng.chance(0.1) ? 0 : rng.over_binades(-149, -60);
+      put(c.codes[k], codec_info(c.codec).format[1].code_bits == 32 ? DType::kF32 : DType::kBF16, i,
+          is_signed ? value : std::fabs(value));
+    }
+  }
+  int exponent = 0;
+  for (int64_t i = 0; i < c.layout.numel; ++i) {
+    if (i % kBlockElements == 0) exponent = size();
+    put(c.grad, c.grad_dtype, i, rng.chance(0.1) ? 0 : std::ldexp(2 * rng.uniform() - 1, exponent));
+  }
+}
+
 // Usual states to nearest, any states, misaligned memory, all pairs of types in one launch, memory that is not
-// contiguous, usual states stochastically, weights with masters, and the ends of the numbers.
-enum Variant { kUsual, kAny, kMisaligned, kMixed, kStrided, kStochastic, kMasters, kExtreme, kVariants };
+// contiguous, usual states stochastically, weights with masters, the ends of the numbers, and small ones.
+enum Variant { kUsual, kAny, kMisaligned, kMixed, kStrided, kStochastic, kMasters, kExtreme, kSmall, kVariants };
 
 // Parameters of these (rows, length).
 inline std::vector<StepCase> make_cases(std::span<const std::pair<int64_t, int64_t>> shapes, int rule, int codec,
@@ -245,6 +266,7 @@ inline std::vector<StepCase> make_cases(std::span<const std::pair<int64_t, int64
     if (variant != kAny) make_usual(c, rng);
     if (variant == kUsual) c.stochastic = 0;
     if (variant == kExtreme) make_extreme(c, rng);
+    if (variant == kSmall) make_small(c, rng);
     if (variant == kStochastic) make_random(c, i, rng);
     if (variant == kMasters && c.param_dtype != DType::kF32) c.set_master(static_cast<int>(1 + i % 3), rng);
   }

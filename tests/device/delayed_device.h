@@ -27,6 +27,11 @@ class DelayedDevice final : public Backend, public Device {
   void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) override {
     backend_->norms(items, threads, out, given(stream));
   }
+  kernels::NormSums* norm_sums(int64_t count) override { return backend_->norm_sums(count); }
+  void add_norms(std::span<const StepItem> items, void* stream) override {
+    delay(stream);
+    backend_->add_norms(items, given(stream));
+  }
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override {
     return backend_->first_nonfinite(items, threads, given(stream));
   }

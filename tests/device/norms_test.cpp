@@ -1,6 +1,14 @@
-// Norms on a device are the bits of the CPU's: of whole parameters, block by block, and of gradients.
+// Norms on a device are the bits of the CPU's: of whole parameters, block by block or as exact sums, and of gradients.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <limits>
+
 #include "backend/cpu/gradient_sums.h"
 #include "backend/gradient_reader.h"
+#include "core/exact_sum.h"
 #include "device/device_support.h"
 #include "support/test.h"
 
@@ -20,6 +28,40 @@ int64_t blocks_of(const StepItem& item) {
   return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
 }
 
+// The sums that a device has made of items.
+std::vector<kernels::NormSums> sums_on_device(std::span<StepItem> items) {
+  TestDevice& device = TestDevice::get();
+  const Hyper hyper;
+  std::vector<kernels::NormSums> sums(items.size() + 1);  // the last is nobody's
+  kernels::NormSums* const there = device.backend->norm_sums(std::ssize(sums));
+  const auto bytes = static_cast<int64_t>(sums.size() * sizeof sums[0]);
+  device.backend->device()->fill(device.queue, there, 0, 1, bytes);
+  for (size_t i = 0; i < items.size(); ++i)
+    items[i].norms = there + i, items[i].hyper = &hyper, items[i].adds_norms = true;
+  device.backend->add_norms(items, device.queue);
+  device.backend->device()->copy(device.queue, sums.data(), there, bytes);
+  device.wait();
+  return sums;
+}
+
+// Whether these are the sums of the blocks.
+bool are_sums(const kernels::NormSums& got, std::span<const BlockNorms> blocks) {
+  for (int t = 0; t < 2; ++t) {
+    ExactSum wanted, sum;
+    int64_t others = 0;
+    for (const BlockNorms& block : blocks)
+      if (std::isfinite(block.sum[t]))
+        wanted.add(block.sum[t], 2 * std::ilogb(block.unit[t]));
+      else
+        ++others;
+    ExactSum::Limbs limbs;
+    std::copy_n(got.limbs[t], limbs.size(), limbs.begin());
+    sum.set_limbs(limbs);
+    if (got.others[t] != others || sum.limbs() != wanted.limbs()) return false;
+  }
+  return true;
+}
+
 // Compares norms here and on the device, which must not change the cases.
 struct Compared {
   int64_t blocks = 0, differing = 0, changed = 0;
@@ -35,14 +77,26 @@ struct Compared {
       on_cpu.push_back(cases[i].item()), on_device.push_back(there[i].item());
       count += blocks_of(on_cpu.back());
     }
-    std::vector<BlockNorms> wanted(static_cast<size_t>(count)), got(wanted.size());
-    if (count) std::memset(static_cast<void*>(got.data()), 0xa5, got.size() * sizeof got[0]);
+    std::vector<BlockNorms> wanted(static_cast<size_t>(count));
     open_backend("cpu", "")->norms(on_cpu, 1, wanted, nullptr);
-    device.backend->norms(on_device, 1, got, device.queue);
     blocks += count;
-    differing += differing_bytes(reinterpret_cast<const std::byte*>(got.data()),
-                                 reinterpret_cast<const std::byte*>(wanted.data()),
-                                 static_cast<int64_t>(got.size() * sizeof got[0]));
+    if (device.backend->norm_sums(1)) {
+      const std::vector<kernels::NormSums> got = sums_on_device(on_device);
+      std::span<const BlockNorms> left = wanted;
+      for (size_t i = 0; i < cases.size(); ++i) {
+        const auto of_item = static_cast<size_t>(blocks_of(on_cpu[i]));
+        differing += are_sums(got[i], left.first(of_item)) ? 0 : sizeof got[i];
+        left = left.subspan(of_item);
+      }
+      EXPECT_TRUE(are_sums(got.back(), {}));
+    } else {
+      std::vector<BlockNorms> got(wanted.size());
+      if (count) std::memset(static_cast<void*>(got.data()), 0xa5, got.size() * sizeof got[0]);
+      device.backend->norms(on_device, 1, got, device.queue);
+      differing += testing::differing_bytes(reinterpret_cast<const std::byte*>(got.data()),
+                                            reinterpret_cast<const std::byte*>(wanted.data()),
+                                            static_cast<int64_t>(got.size() * sizeof got[0]));
+    }
     for (size_t i = 0; i < cases.size(); ++i) {
       there[i].fetch();
       changed += differing_bytes(cases[i], before[i]);

@@ -27,9 +27,19 @@ HAS_LOCAL = re.compile(r"norms_kernel|ballot_kernel|feedback_kernel|count_kernel
 # registers. One access is an instruction of some ten thousand.
 MOST_LOCAL_OF_THREE_STATES = 75
 
+# Fast steps of dynamic8 are one register short: a round of the plain path reads the number of the tile's blocks from local
+# memory, which has it once, where others keep it. One access of a thousand instructions.
+MOST_LOCAL_OF_FAST_DYNAMIC8 = 2
+
 # Fused sums of the codes of float8, which the source asks for: for each element and state one to read, one to write. Their
 # products, by 2 and 1/2, are exact.
 FUSED_IN_FLOAT8 = 2
+
+# Norms only read codes, on two paths: of plain tiles and of others.
+NORM_PATHS = 2
+
+# Rules whose arithmetic of numbers in range is not IEEE's (real-inl.h): careful steps have it once more, with the reads.
+HAS_CAREFUL = {"adam", "adamw", "adamamsgrad", "adamwamsgrad", "lion"}
 
 
 def hot_paths(states: int) -> int:
@@ -73,9 +83,12 @@ def fused(kernel: Kernel) -> tuple[int, int]:
     checked = sum("rcp_rn" in name for name in called)
     may = 6 * float_reciprocals + 2 * count(r"MUFU\.RSQ$") + count(r"MUFU\.RCP64H$") - count("FCHK") - 4 * checked
     words = demangled(kernel.name).split()
+    if "norms_kernel" in words[:-2] and words[-1] == "Float8":
+        may += ELEMENTS_OF_A_LANE * STATES.get(words[-2].lower(), 2) * NORM_PATHS
     if words[1:2] == ["float8"]:
         states = STATES.get(words[0], 2)
         may += FUSED_IN_FLOAT8 * ELEMENTS_OF_A_LANE * states * hot_paths(states)
+        may += ELEMENTS_OF_A_LANE * states * (words[0] in HAS_CAREFUL)
     return count(r"FFMA(?!.*\.SAT)"), may
 
 
@@ -83,6 +96,8 @@ def wrong_everywhere(kernel: Kernel, name: str) -> list[str]:
     """Everything that no kernel may do."""
     wrong = wrong_selectors(kernel)
     most_local = MOST_LOCAL_OF_THREE_STATES if STATES.get(name.partition(" ")[0]) == 3 else 0
+    if name.endswith(" dynamic8 fast"):
+        most_local = max(most_local, MOST_LOCAL_OF_FAST_DYNAMIC8)
     if kernel.spills > most_local and not HAS_LOCAL.search(name):
         wrong.append(f"{kernel.spills} accesses to local memory, at most {most_local}")
     if "cuda_device_fast" not in kernel.name:

@@ -155,7 +155,7 @@ class LAMB(Optimizer):
         p = p − lr · (min(1, max_unorm ‖p‖ / ‖r‖) · r + λ p),  r without λ p
 
     State and its bytes per parameter are the same as for `AdamW`; streaming state is read twice in a step. A DTensor must be
-    replicated, and steps cannot be captured in CUDA graphs (docs/rules.md).
+    replicated (docs/rules.md).
 
     Args:
         params, lr, betas, eps, weight_decay, options: as in `AdamW`.
@@ -190,7 +190,7 @@ class LARS(Optimizer):
     With max_unorm η is 1, and the vector that lr multiplies is at most max_unorm · ‖p‖ long, as bitsandbytes' LARS clips it.
 
     State and its bytes per parameter are the same as for `SGD`. Only with max_unorm do norms need state: streaming state is
-    then read twice in a step. A DTensor must be replicated, and steps cannot be captured in CUDA graphs.
+    then read twice in a step. A DTensor must be replicated.
 
     Args:
         params, lr, options: as in `AdamW`.

@@ -13,7 +13,7 @@ namespace lowtide::kernels {
 namespace {
 #include "portable/portable.h"
 
-static_assert(sizeof(DeviceItem) % alignof(int64_t) == 0);
+static_assert(sizeof(DeviceItem) % alignof(DeviceNorms) == 0 && sizeof(DeviceNorms) % alignof(int64_t) == 0);
 static_assert(sizeof(DeviceItem::key) == sizeof(StepItem::key));
 
 unsigned char* chars(const std::byte* p) { return reinterpret_cast<unsigned char*>(const_cast<std::byte*>(p)); }
@@ -31,9 +31,15 @@ const int64_t* at(const std::byte* device, size_t bytes) { return reinterpret_ca
 
 void Batch::clear() {
   items_.clear();
+  norms_.clear();
   starts_.clear();
   dims_.clear();
   launches_.clear();
+}
+
+void Batch::begin_launch(int rule, int codec, bool ballot) {
+  const int64_t norms = rule_info(rule).norms ? static_cast<int64_t>(norms_.size()) : -1;
+  launches_.push_back({rule, codec, ballot, size(), 0, 0, norms, false, false});
 }
 
 DeviceTensor Batch::tensor(const void* data, DType dtype, const Layout& layout) {
@@ -82,6 +88,16 @@ void Batch::add(const StepItem& item, int64_t index) {
   if (item.args) std::memcpy(out.args, item.args, rule_info(item.rule).args_bytes);
   const int64_t blocks = item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
   add(out, blocks, unit_blocks_);
+  if (launches_.back().norms >= 0) add_norms(item);
+}
+
+void Batch::add_norms(const StepItem& item) {
+  DeviceNorms& norms = norms_.emplace_back();
+  if (!item.norms) return;
+  const Hyper& h = *item.hyper;
+  norms = {item.norms, item.adds_norms, h.lr, h.eps, h.weight_decay, h.trust_coefficient, h.max_unorm, {}};
+  launches_.back().puts_norms = true;
+  launches_.back().adds_norms |= item.adds_norms;
 }
 
 void Batch::add_steps(std::span<const StepItem> items, bool ordered) {
@@ -136,21 +152,23 @@ void Batch::add(const ApplyItem& item) {
 }
 
 size_t Batch::bytes() const {
-  return items_.size() * sizeof(DeviceItem) + (starts_.size() + dims_.size()) * sizeof(int64_t);
+  return items_.size() * sizeof(DeviceItem) + norms_.size() * sizeof(DeviceNorms) +
+         (starts_.size() + dims_.size()) * sizeof(int64_t);
 }
 
 void Batch::write(std::byte* to, const std::byte* device) {
-  const size_t item_bytes = items_.size() * sizeof(DeviceItem), start_bytes = starts_.size() * sizeof(int64_t);
+  const size_t dims_at = bytes() - dims_.size() * sizeof(int64_t);
   for (DeviceItem& item : items_)
     for (DeviceTensor* tensor : {&item.param, &item.grad})
       if (tensor->dim_count)
-        tensor->dims = at(device, item_bytes + start_bytes + reinterpret_cast<size_t>(tensor->dims));
+        tensor->dims = at(device, dims_at + reinterpret_cast<size_t>(tensor->dims));
   const auto put = [&](const void* data, size_t bytes) {
     if (bytes) std::memcpy(to, data, bytes);
     to += bytes;
   };
-  put(items_.data(), item_bytes);
-  put(starts_.data(), start_bytes);
+  put(items_.data(), items_.size() * sizeof(DeviceItem));
+  put(norms_.data(), norms_.size() * sizeof(DeviceNorms));
+  put(starts_.data(), starts_.size() * sizeof(int64_t));
   put(dims_.data(), dims_.size() * sizeof(int64_t));
 }
 
@@ -159,7 +177,12 @@ const DeviceItem* Batch::items(const std::byte* device, const Launch& launch) co
 }
 
 const int64_t* Batch::starts(const std::byte* device, const Launch& launch) const {
-  return at(device, items_.size() * sizeof(DeviceItem)) + launch.first;
+  return at(device, items_.size() * sizeof(DeviceItem) + norms_.size() * sizeof(DeviceNorms)) + launch.first;
+}
+
+const DeviceNorms* Batch::norms(const std::byte* device, const Launch& launch) const {
+  if (launch.norms < 0) return nullptr;
+  return reinterpret_cast<const DeviceNorms*>(device + items_.size() * sizeof(DeviceItem)) + launch.norms;
 }
 
 std::vector<std::byte> codec_tables(int codec) {

@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "backend/kernels/items.h"
+#include "backend/kernels/sums.h"
 
 namespace lowtide::kernels {
 
@@ -20,6 +21,8 @@ class Batch {
     bool ballot;
     int64_t first, count;  // items
     int64_t units;
+    int64_t norms;                 // of a rule that has them: of its first item among those of the batch; else -1
+    bool puts_norms, adds_norms;   // into arguments; to sums before: of an item or more
 
     bool operator==(const Launch&) const = default;
   };
@@ -31,9 +34,7 @@ class Batch {
   void add_steps(std::span<const StepItem> items, bool ordered);
 
   // Begins a launch; add() goes to it.
-  void begin_launch(int rule, int codec, bool ballot = false) {
-    launches_.push_back({rule, codec, ballot, size(), 0, 0});
-  }
+  void begin_launch(int rule, int codec, bool ballot = false);
   // index: the item's position among the caller's. In units of the shape.
   void add(const StepItem& item, int64_t index);
   // In blocks.
@@ -51,6 +52,8 @@ class Batch {
   // Where a launch finds its items and their starts.
   const DeviceItem* items(const std::byte* device, const Launch& launch) const;
   const int64_t* starts(const std::byte* device, const Launch& launch) const;
+  // Beside its items; nullptr for a rule without norms.
+  const DeviceNorms* norms(const std::byte* device, const Launch& launch) const;
 
   // Items, which lie one behind another.
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
@@ -58,10 +61,12 @@ class Batch {
  private:
   DeviceTensor tensor(const void* data, DType dtype, const Layout& layout);
   void add(const DeviceItem& item, int64_t blocks, int64_t unit_blocks);
+  void add_norms(const StepItem& item);
 
   int64_t unit_blocks_;
   std::vector<size_t> order_;      // scratch of add_steps, kept for its memory
   std::vector<DeviceItem> items_;  // with dims as positions in dims_ until they are written
+  std::vector<DeviceNorms> norms_;
   std::vector<int64_t> starts_, dims_;
   std::vector<Launch> launches_;
 };

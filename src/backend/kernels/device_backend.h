@@ -38,7 +38,7 @@ inline Target parse_target(const std::string& text) {
 //                                     results behind them; the same place is host() on the host, and at<T>(offset)
 //   download(host, device, bytes)     copies results, and waits for them
 //   wait()                            for all that is queued
-//   norms(launch), sums(units), merge_sums(), convert(encodes, item, units), apply(units), pack(item), unpack(item),
+//   sums(units), merge_sums(), convert(encodes, item, units), apply(units), pack(item), unpack(item),
 //   vote(signs), vote_presence(signs), count(signs), feedback(signs), fill(bytes)
 //                                     a kernel, found or refused now; calling it with its arguments queues it
 template <class Self>
@@ -48,27 +48,6 @@ class DeviceBackend : public Backend, public GradientReader {
   explicit DeviceBackend(int64_t unit_blocks = 1) : steps_(unit_blocks) {}
 
   GradientReader* gradient_reader() override { return this; }
-
-  void norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) override {
-    self().with_call("norms", stream, false, [&](auto& call) {
-      check_pointers(call, items);
-      batch_.clear();
-      batch_.add_steps(items, false);
-      for (const Batch::Launch& part : batch_.launches()) call.norms(part), call.tables(part.codec);
-      if (out.empty()) return;
-      const size_t at = batch_.bytes();  // items are aligned as norms are
-      const auto there = upload(call, batch_, out.size_bytes());
-      auto* norms = there.template at<BlockNorms>(at);
-      for (const Batch::Launch& part : batch_.launches()) {
-        if (part.units)
-          call.norms(part)(batch_.items(there.device(), part), batch_.starts(there.device(), part), part.count,
-                           part.units, call.tables(part.codec), norms);
-        norms += part.units;
-      }
-      call.download(there.host() + at, there.device() + at, out.size_bytes());
-      batch_.take_norms(reinterpret_cast<const BlockNorms*>(there.host() + at), out);
-    });
-  }
 
   Sums read_gradients(std::span<const StepItem> items, void* stream) override {
     Sums found;

@@ -23,4 +23,19 @@ struct Sums {
   uint32_t largest;          // largest magnitude as float bits; more than infinity's bits if there is a NaN
 };
 
+// The sums of squares of a parameter's terms (portable/norms.h): parts that are found in any order, or of the shards of
+// a parameter, are added number by number.
+struct NormSums {
+  int64_t limbs[2][kSumLimbs];  // what is to be carried included
+  int64_t others[2];            // blocks whose sum is not finite
+};
+
+// Beside a DeviceItem of a rule with norms, and what put_norms() finds there.
+struct DeviceNorms {
+  NormSums* sums;  // nullptr: the item's arguments are complete
+  int64_t adds;    // not 0: its own blocks are still to be added to the sums
+  double lr, eps, weight_decay, trust_coefficient, max_unorm;
+  double norm[2];
+};
+
 }  // namespace lowtide::kernels

@@ -20,9 +20,15 @@ struct Lamb : TwoMoments {
   template <class H>
   LT_HOST_FN Args args(const H& h) {
     const bool clips = h.max_unorm > 0;
-    const double ratio = clips ? clip_ratio(h) : has_norms(h) ? h.norm[0] / h.norm[1] : 1;
-    return Args{moment_args(h), float(1 / (1 - power(h.beta1, h.t))), clips ? 0.f : float(h.weight_decay),
-                finite_float(h.lr * ratio), clips ? float(h.lr * h.weight_decay) : 0.f};
+    Args a{moment_args(h), float(1 / (1 - power(h.beta1, h.t))), clips ? 0.f : float(h.weight_decay), 0.f,
+           clips ? float(h.lr * h.weight_decay) : 0.f};
+    put_norms(a, h);
+    return a;
+  }
+  template <class H>
+  LT_FN void put_norms(Args& a, const H& h) {
+    const double ratio = h.max_unorm > 0 ? clip_ratio(h) : has_norms(h) ? h.norm[0] / h.norm[1] : 1;
+    a.step_size = finite_float(h.lr * ratio);
   }
 
   // Updates the moments; returns r.

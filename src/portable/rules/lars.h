@@ -24,18 +24,25 @@ struct LarsBase {
   }
   template <class H>
   LT_HOST_FN Args args(const H& h) {
+    Args a{0.f,
+           float(h.weight_decay),
+           0.f,
+           h.first ? 0.f : float(h.momentum),
+           h.first ? 1.f : float(1 - h.dampening),
+           h.nesterov ? 1.f : 0.f,
+           h.nesterov ? float(h.momentum) : 1.f,
+           h.max_unorm > 0 ? float(h.weight_decay) : 0.f};
+    put_norms(a, h);
+    return a;
+  }
+  template <class H>
+  LT_FN void put_norms(Args& a, const H& h) {
     const bool clips = h.max_unorm > 0;
     double local = 1;
     if (!clips && has_norms(h))
       local = h.trust_coefficient * h.norm[0] / (h.norm[1] + h.weight_decay * h.norm[0] + h.eps);
-    return Args{float(h.lr * (clips ? clip_ratio(h) : 1)),
-                float(h.weight_decay),
-                finite_float(local),
-                h.first ? 0.f : float(h.momentum),
-                h.first ? 1.f : float(1 - h.dampening),
-                h.nesterov ? 1.f : 0.f,
-                h.nesterov ? float(h.momentum) : 1.f,
-                clips ? float(h.weight_decay) : 0.f};
+    a.lr = float(h.lr * (clips ? clip_ratio(h) : 1));
+    a.local = finite_float(local);
   }
   template <class H>
   LT_HOST_FN double decay(const H& h, int) {

@@ -242,6 +242,43 @@ TEST_F(CudaResident, ClippedStepsWaitForNothing) {
   std::printf("clipped steps: no call that waits\n");
 }
 
+// Nor do norms of whole parameters, with and without a clip.
+TEST_F(CudaResident, NormsWaitForNothing) {
+  for (const char* const rule : {"lamb", "lars"})
+    for (const bool clips : {false, true}) {
+      restart({});
+      OptimizerOptions options;
+      options.backend = "cuda";
+      options.rule = rule;
+      options.memory.device = 64 << 20;
+      Optimizer optimizer(options);
+      Parameters params(optimizer, 50);
+      const auto stepped = [&] {
+        StepOptions step;
+        if (clips) step.clip = optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr);
+        optimizer.step(params.grads, step);
+      };
+      constexpr int kWarm = 32;
+      for (int warm = 0; warm < kWarm; ++warm) {
+        stepped();
+        if (warm % 2) optimizer.synchronize();
+      }
+      for (int i = 0; i < 3; ++i) {
+        const auto before = cuda_emulator::counters();
+        stepped();
+        const auto after = cuda_emulator::counters();
+        EXPECT_EQ(after.synchronizing, before.synchronizing) << "waited";
+        EXPECT_EQ(after.allocations, before.allocations);
+        cuda_emulator::run_all();
+        // As above; one clears the sums, one adds to them, one puts them into arguments. Norms that read state in the
+        // budget's chunks are a call before the step's, whose items take the factor, too.
+        const int64_t others = clips ? 6 + 2 + (optimizer.report().chunks > 0) : 1;
+        EXPECT_EQ(cuda_emulator::counters().launches - before.launches, others + 1 + 3 * params.launches) << rule;
+      }
+      EXPECT_EQ(optimizer.report().steps, kWarm + 3);
+    }
+}
+
 // A graph holds no clip: its replays would clip by the factor of the step that was recorded.
 TEST_F(CudaResident, RecordedStepsDoNotClip) {
   restart({});

@@ -114,24 +114,24 @@ void store(Warp& warp, const Instruction& at, uint32_t mask) {
   }
 }
 
-template <class Fn>
+template <class T, class Fn>
 void atomic(Warp& warp, const Instruction& at, uint32_t mask) {
   const Addresses to = addresses(warp, at, at.x[1], mask);
   for (uint32_t rest = mask; rest; rest &= rest - 1) {
     const auto lane = static_cast<uint32_t>(std::countr_zero(rest));
-    std::byte* there = memory(warp, at, lane, to.of[lane], 4, true);
-    const uint32_t by = warp.source<uint32_t>(at.x[2])[lane];
-    uint32_t value;
-    std::memcpy(&value, there, 4);
-    const uint32_t result = Fn{}(value, by);
-    std::memcpy(there, &result, 4);
-    warp.destination<uint32_t>(at.x[0])[lane] = value;
+    std::byte* there = memory(warp, at, lane, to.of[lane], sizeof(T), true);
+    const T by = warp.source<T>(at.x[2])[lane];
+    T value;
+    std::memcpy(&value, there, sizeof(T));
+    const T result = Fn{}(value, by);
+    std::memcpy(there, &result, sizeof(T));
+    warp.destination<T>(at.x[0])[lane] = value;
   }
 }
 
-template <class Fn>
+template <class T = uint32_t, class Fn>
 Handler handler(Fn) {
-  return atomic<Fn>;
+  return atomic<T, Fn>;
 }
 
 }  // namespace
@@ -169,6 +169,7 @@ Handler atomic_handler(std::string_view op) {
   if (op == "or.b32") return handler([](uint32_t a, uint32_t b) { return a | b; });
   if (op == "and.b32") return handler([](uint32_t a, uint32_t b) { return a & b; });
   if (op == "add.u32") return handler([](uint32_t a, uint32_t b) { return a + b; });
+  if (op == "add.u64") return handler<uint64_t>([](uint64_t a, uint64_t b) { return a + b; });
   if (op == "min.u32") return handler([](uint32_t a, uint32_t b) { return std::min(a, b); });
   if (op == "max.u32") return handler([](uint32_t a, uint32_t b) { return std::max(a, b); });
   return nullptr;

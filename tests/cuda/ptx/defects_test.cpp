@@ -141,7 +141,7 @@ TEST(PtxDefects, AWrongMaskIsFound) {
 TEST(PtxDefects, AReadBeyondAnAllocationIsFound) {
   for (const bool stochastic : {false, true}) {
     const std::string found =
-        found_in_step({stochastic, R"((ld\.v4\.u32 \{[^}]*\}, \[%rd\d+)\+16\];)", "$1+32];"});
+        found_in_step({stochastic, R"((ld\.global\.v4\.u32 \{[^}]*\}, \[%rd\d+)\+16\];)", "$1+32];"});
     EXPECT_NE(found.find("which no allocation holds"), std::string::npos) << found;
   }
 }

@@ -3,9 +3,14 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/kernels/sums.h"
+#include "core/exact_sum.h"
 #include "cuda/step_cases.h"
 #include "cuda_emulator.h"
 #include "lowtide/optimizer.h"
@@ -264,7 +269,7 @@ TEST(PtxSteps, TakeBlocksBeyondTheRangeOf32Bits) {
     }
 }
 
-// The norms of such blocks.
+// The sums of norms of such blocks.
 TEST(PtxSteps, GiveTheNormsOfBlocksBeyondTheRangeOf32Bits) {
   auto rng = testing::seeded("norms of far blocks of PTX", 176);
   int rule = 0;
@@ -275,18 +280,88 @@ TEST(PtxSteps, GiveTheNormsOfBlocksBeyondTheRangeOf32Bits) {
   StepItem on_host = start.item(), on_device = there.item();
   const Layout whole = far_layout(300);
   make_far(on_host, whole), make_far(on_device, whole);
-  std::vector<BlockNorms> wanted(static_cast<size_t>(blocks));
-  cpu::make_backend("")->norms({&on_host, 1}, 1, wanted, nullptr);
-  Batch batch;
+  std::vector<BlockNorms> blocks_of_host(static_cast<size_t>(blocks));
+  cpu::make_backend("")->norms({&on_host, 1}, 1, blocks_of_host, nullptr);
+  const Shared sums(sizeof(kernels::NormSums));
+  auto* const got = reinterpret_cast<kernels::NormSums*>(sums.get());
+  *got = {};
+  const Hyper hyper;
+  on_device.norms = got, on_device.hyper = &hyper, on_device.adds_norms = true;
+  Batch batch(cuda_kernels::kTileBlocks);
   batch.add_steps({&on_device, 1}, false);
-  const Shared table(batch.bytes()), got(wanted.size() * sizeof(BlockNorms));
+  const Shared table(batch.bytes());
   batch.write(table.get(), table.get());
   const Batch::Launch& part = batch.launches()[0];
-  ASSERT_EQ(cuda_kernels::norms(rule, 0, batch.items(table.get(), part), batch.starts(table.get(), part), part.count,
-                                part.units, nullptr, reinterpret_cast<BlockNorms*>(got.get()), {nullptr, 2}),
-            cudaSuccess);
+  cuda_kernels::StepLaunch launch;
+  launch.rule = rule, launch.count = part.count, launch.tiles = part.units;
+  launch.items = batch.items(table.get(), part), launch.starts = batch.starts(table.get(), part);
+  launch.norms = batch.norms(table.get(), part);
+  ASSERT_EQ(cuda_kernels::add_norms(launch, {nullptr, 2}), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
-  EXPECT_EQ(differing_bytes(wanted.data(), got.get(), static_cast<int64_t>(wanted.size() * sizeof(BlockNorms))), 0);
+  for (int t = 0; t < 2; ++t) {
+    ExactSum wanted, sum;
+    for (const BlockNorms& block : blocks_of_host) wanted.add(block.sum[t], 2 * std::ilogb(block.unit[t]));
+    ExactSum::Limbs limbs;
+    std::copy_n(got->limbs[t], limbs.size(), limbs.begin());
+    sum.set_limbs(limbs);
+    EXPECT_EQ(sum.limbs(), wanted.limbs());
+    EXPECT_EQ(got->others[t], 0);
+  }
+}
+
+// Sums of norms become arguments as the host makes them, for every rule that has norms: norms that are no number, too.
+TEST(PtxSteps, PutNormsIntoArgumentsAsTheHostDoes) {
+  auto rng = testing::seeded("arguments of norms of PTX", 177);
+  constexpr int kCases = 40;
+  int rules_with_norms = 0;
+  for (int rule = 0; rule < std::ssize(rules()); ++rule) {
+    const RuleInfo& info = rule_info(rule);
+    if (!info.norms) continue;
+    ++rules_with_norms;
+    StepCase start(rule, 0, DType::kF32, DType::kF32, 1, 8, rng);
+    DeviceCase there(start, 0, false);
+    const Shared sums(kCases * sizeof(kernels::NormSums));
+    std::vector<Hyper> hypers(kCases);
+    std::vector<std::vector<std::byte>> before(kCases), wanted(kCases);
+    std::vector<StepItem> items(kCases, there.item());
+    for (size_t i = 0; i < kCases; ++i) {
+      Hyper& h = hypers[i];
+      h.lr = rng.uniform(), h.eps = std::ldexp(rng.uniform(), -20),
+      h.weight_decay = rng.chance(0.5) ? rng.uniform() : 0;
+      h.trust_coefficient = rng.uniform(), h.max_unorm = rng.chance(0.5) ? rng.uniform() : 0;
+      RuleInput input;
+      input.lr = h.lr, input.eps = h.eps, input.weight_decay = h.weight_decay, input.t = 7;
+      input.trust_coefficient = h.trust_coefficient, input.max_unorm = h.max_unorm;
+      before[i].resize(info.args_bytes), wanted[i].resize(info.args_bytes);
+      info.make_args(input, before[i].data());
+      auto& of = reinterpret_cast<kernels::NormSums*>(sums.get())[i];
+      of = {};
+      for (int t = 0; t < 2; ++t) {
+        ExactSum sum;
+        for (int64_t terms = rng.below(4); terms > 0; --terms)
+          sum.add(static_cast<float>(rng.over_binades(-100, 100) * rng.over_binades(0, 1)), 0);
+        std::copy_n(sum.limbs().begin(), sum.limbs().size(), of.limbs[t]);
+        of.others[t] = rng.chance(0.1);
+        input.norm[t] = of.others[t] ? std::nan("") : std::sqrt(sum.value());
+      }
+      info.make_args(input, wanted[i].data());
+      items[i].args = before[i].data(), items[i].hyper = &h, items[i].norms = &of, items[i].adds_norms = false;
+    }
+    Batch batch(cuda_kernels::kTileBlocks);
+    batch.add_steps(items, false);
+    const Shared table(batch.bytes());
+    batch.write(table.get(), table.get());
+    const Batch::Launch& part = batch.launches()[0];
+    EXPECT_TRUE(part.puts_norms && !part.adds_norms);
+    cuda_kernels::StepLaunch launch;
+    launch.rule = rule, launch.count = part.count, launch.tiles = part.units;
+    launch.items = batch.items(table.get(), part), launch.norms = batch.norms(table.get(), part);
+    ASSERT_EQ(cuda_kernels::put_norms(launch, {nullptr, 2}), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+    for (size_t i = 0; i < kCases; ++i)
+      EXPECT_EQ(std::memcmp(launch.items[i].args, wanted[i].data(), info.args_bytes), 0) << info.name << ", case " << i;
+  }
+  EXPECT_GT(rules_with_norms, 0);
 }
 
 // The executor runs two blocks of the large grid that this fill has.

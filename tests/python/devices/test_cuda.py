@@ -27,12 +27,12 @@ ROOMY = EmulatedCuda.roomy
 
 
 def pair(
-    cuda: EmulatedCuda, memory: lowtide.Memory | None, **options: Any
-) -> tuple[Twins, lowtide.AdamW, lowtide.AdamW]:
+    cuda: EmulatedCuda, memory: lowtide.Memory | None, rule: Any = lowtide.AdamW, **options: Any
+) -> tuple[Twins, Any, Any]:
     """Equal parameters here and there, with an optimizer each."""
     here = [parameter(*shape) for shape in SHAPES]
     there = cuda.parameters(here)
-    return Twins(cuda, here, there), lowtide.AdamW(here), lowtide.AdamW(there, memory=memory, **options)
+    return Twins(cuda, here, there), rule(here), rule(there, memory=memory, **options)
 
 
 def test_device_memory_is_torchs(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
@@ -255,9 +255,12 @@ class Graph:
         self._cuda.call("cudaGraphDestroy", self._graph)
 
 
-@pytest.mark.parametrize("nonfinite", ["skip", "raise", "propagate"])
-def test_graphs(cuda: EmulatedCuda, nonfinite: str, seed: int, figure: Figure) -> None:
-    twins, first, second = pair(cuda, ROOMY, nonfinite=nonfinite)
+@pytest.mark.parametrize(
+    ("rule", "nonfinite"),
+    [("AdamW", "skip"), ("AdamW", "raise"), ("AdamW", "propagate"), ("LAMB", "skip"), ("LARS", "propagate")],
+)
+def test_graphs(cuda: EmulatedCuda, rule: str, nonfinite: str, seed: int, figure: Figure) -> None:
+    twins, first, second = pair(cuda, ROOMY, getattr(lowtide, rule), nonfinite=nonfinite)
     twins.step(first, second, 1)
     with pytest.raises(ValueError):
         second.prepare_replay()
@@ -296,7 +299,7 @@ def test_graphs(cuda: EmulatedCuda, nonfinite: str, seed: int, figure: Figure) -
     with pytest.raises(ValueError):
         second.step()
     graph.close()
-    figure(f"{nonfinite}: replays with their own lr, {twins.compared} bytes alike")
+    figure(f"{rule}, {nonfinite}: replays with their own lr, {twins.compared} bytes alike")
 
 
 def test_a_learning_rate_on_the_device(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:

@@ -6,36 +6,13 @@
 #include "backend/cuda/device/prelude.inc"
 #include "backend/cuda/device/tiles-inl.h"
 #include "backend/cuda/device/nonfinite-inl.h"
+#include "backend/cuda/device/root-inl.h"
 #include "backend/kernels/clip-inl.h"
-
-// As ExactSum::value() rounds it.
-LT_FN double value_of(const Sums& sums) {
-  u64 carried = 0;
-  double sum = 0;
-  for (int i = 0; i < kSumLimbs; ++i) {
-    u64 limb = static_cast<u64>(sums.limbs[i]) + carried;
-    carried = limb >> 32;
-    if (i + 1 < kSumLimbs) limb &= 0xffffffffu;
-    const u64 unit = static_cast<u64>(1023 + kSumLowest + 32 * i) << 52;  // a power of two, as bits
-    double scale;
-    __builtin_memcpy(&scale, &unit, sizeof scale);
-    sum = sum + static_cast<double>(limb) * scale;
-  }
-  return sum;
-}
-
-LT_FN double root_of(double x) {
-#ifdef __CUDA_ARCH__
-  return __dsqrt_rn(x);
-#else
-  return __builtin_sqrt(x);
-#endif
-}
 
 static __global__ void __launch_bounds__(cuda_kernels::kThreads)
     clip_kernel(const Sums* sums, ClipTo to, Clip* clip, float* norm) {
   if (item_id() != 0) return;
-  *clip = clip_to(clip_norm(sums->largest, root_of(value_of(*sums)), to.is_largest != 0, to.scale), to);
+  *clip = clip_to(clip_norm(sums->largest, root_of(sums->limbs), to.is_largest != 0, to.scale), to);
   if (norm) *norm = static_cast<float>(clip->norm);
 }
 

@@ -29,7 +29,7 @@ using testing::DeviceCase;
 using testing::Lie;
 using testing::StepCase;
 
-std::atomic<i64> hot_pairs, wide_pairs;  // of blocks
+std::atomic<i64> hot_pairs, wide_pairs, careful_pairs;  // of blocks
 
 // The hot path, counted: by one lane of each warp.
 template <class R, class C>
@@ -39,7 +39,7 @@ struct Counted : LaneBlocks<R, C> {
   LT_FN bool step(const Tile& tile, const typename R::Args& args, const typename Base::Shared& shared, const Form& form,
                   const LaneAt& at, typename Base::Words& words, Next&& next, typename Base::Held* held = nullptr) {
     const bool done = Base::template step<kIsCommon, kHeld>(tile, args, shared, form, at, words, next, held);
-    if (done && threadIdx.x % 32 == 0) ++hot_pairs, wide_pairs += form.wide;
+    if (done && threadIdx.x % 32 == 0) ++hot_pairs, wide_pairs += form.wide, careful_pairs += tile.careful;
     return done;
   }
 };
@@ -57,7 +57,7 @@ int rule_number(const char* name) {
 }
 
 struct Tally {
-  i64 steps = 0, pairs = 0, hot = 0, wide = 0, differing = 0;
+  i64 steps = 0, pairs = 0, hot = 0, wide = 0, careful = 0, differing = 0;
 };
 
 // A step on the CPU and on the device, `shift` elements behind aligned ones.
@@ -80,15 +80,16 @@ void step_counted(const StepCase& start, size_t shift, Tally& tally, Lie lie = L
                         launch.count,
                         launch.units,
                         of_codec.get(),
+                        nullptr,
                         nullptr};
-  hot_pairs = wide_pairs = 0;
+  hot_pairs = wide_pairs = careful_pairs = 0;
   ASSERT_EQ(queue_kernel(counted_kernel<R, C>, a.tiles, cuda_kernels::kWarps, {nullptr, 2}, a), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   there.fetch();
   ++tally.steps;
   for (i64 blocks = got.layout.blocks(kBlock); blocks > 0; blocks -= cuda_kernels::kTileBlocks)
     tally.pairs += (std::min<i64>(blocks, cuda_kernels::kTileBlocks) + 1) / 2;
-  tally.hot += hot_pairs, tally.wide += wide_pairs;
+  tally.hot += hot_pairs, tally.wide += wide_pairs, tally.careful += careful_pairs;
   tally.differing += differing_bytes(got, wanted);
 }
 
@@ -147,6 +148,35 @@ TEST(CudaHotPath, TakesOtherRules) {
   check_all<Ademamix, Dynamic4>("ademamix", 4);
   check_all<Lamb, Dynamic4>("lamb", 4);
   check_all<Lars, Float8>("lars", 3);
+}
+
+// A step from states of zeros with gradients of one size.
+template <class R, class C>
+Tally step_on(const char* name, int codec, double size) {
+  auto rng = testing::seeded("small gradients", 97);
+  StepCase c = usual_case(rule_number(name), codec, DType::kBF16, DType::kBF16, 3, 256 * 40, rng);
+  for (int k = 0; k < R::kStates; ++k) {
+    std::fill(c.scales[k].begin(), c.scales[k].end(), 0.f);
+    if (c.scales[k].empty()) std::fill(c.codes[k].begin(), c.codes[k].end(), std::byte{0});
+  }
+  for (i64 i = 0; i < c.layout.numel; ++i) testing::put(c.grad, c.grad_dtype, i, size * (2 * rng.uniform() - 1));
+  Tally tally;
+  step_counted<R, C>(c, 0, tally);
+  EXPECT_EQ(tally.differing, 0) << name << " " << size;
+  EXPECT_EQ(tally.hot, tally.pairs) << name << ": pairs of blocks went the slow path, with gradients of " << size;
+  return tally;
+}
+
+TEST(CudaHotPath, TakesSmallGradientsCarefully) {
+  for (const double size : {1e-12, 1e-30, 1e-40}) {
+    EXPECT_GT((step_on<AdamW, Dynamic8>("adamw", 2, size).careful), 0);
+    EXPECT_GT((step_on<AdamW, Fp32>("adamw", 0, size).careful), 0);
+    EXPECT_GT((step_on<AdamW, Bf16>("adamw", 1, size).careful), 0);
+    EXPECT_GT((step_on<AdamW, Float8>("adamw", 3, size).careful), 0);
+    step_on<Lion, Dynamic8>("lion", 2, size);
+    step_on<Adagrad, Dynamic8>("adagrad", 2, size);
+  }
+  for (const double size : {1e-3, 0.}) EXPECT_EQ((step_on<AdamW, Dynamic8>("adamw", 2, size).careful), 0);
 }
 
 TEST(CudaHotPath, RefusesWhatItCannotHave) {

@@ -2,9 +2,10 @@
 // the portable codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
 //   Shared                     tables of a thread block in shared memory
 //   Codes<kSigned>             words as memory has them; get(i): in units of the scale
-//     encode_four(i, ...)      four values, to nearest, times factor(the block's absmax)
+//     encode_four(i, ...)      four values, to nearest, times factor(inverse(the block's absmax))
 //     round_four<kNormal>(...) four values, stochastically, times inverse(absmax); random: as LaneRandom gives them;
 //                              kNormal: none is a denormal number
+//     inverse_of_small(absmax, values)  the inverse of any absmax, with whose product values then give their codes
 //     scale(absmax)            what is stored with the block
 template <class C>
 struct LaneCodec;
@@ -38,6 +39,7 @@ struct PlainCodes {
   u32 word[kLaneElements * sizeof(T) / 4];
   LT_FN float factor(float) { return 1.f; }
   LT_FN float inverse(float) { return 1.f; }
+  LT_FN float inverse_of_small(float, const float (&)[kLaneElements]) { return 1.f; }
   LT_METHOD float get(const NoTables&, int i) const { return Packed<T>::get(word, i); }
   LT_METHOD void encode_four(const NoTables&, int i, const float* value, float) {
     Packed<T>::set_two(word, i, value[0], value[1]);
@@ -93,6 +95,7 @@ struct LaneCodec<Float8> {
     u32 word[kLaneElements / 4];
     LT_FN float scale(float absmax) { return Float8::block_scale<kSigned>(absmax).scale; }
     LT_FN float inverse(float absmax) { return Float8::block_scale<kSigned>(absmax).inverse; }
+    LT_FN float inverse_of_small(float absmax, const float (&)[kLaneElements]) { return inverse(absmax); }
     LT_METHOD float get(const NoTables&, int i) const {
       const u32 byte = __byte_perm(word[i / 4], 0, 0x4440u + i % 4), magnitude = kSigned ? byte & 0x7fu : byte;
       const float t = as_float(magnitude * (1u << Float8::kCut) + Float8::kZeroBits<kSigned>);
@@ -135,7 +138,8 @@ struct LaneCodec<Dynamic4> {
     u32 word[kLaneElements / 8];
     LT_FN float scale(float absmax) { return Dynamic4::block_scale<kSigned>(absmax).scale; }
     LT_FN float inverse(float absmax) { return Dynamic4::block_scale<kSigned>(absmax).inverse; }
-    LT_FN float factor(float absmax) { return inverse(absmax); }
+    LT_FN float inverse_of_small(float absmax, const float (&)[kLaneElements]) { return inverse(absmax); }
+    LT_FN float factor(float inverse) { return inverse; }
     LT_METHOD float get(const Shared& shared, int i) const {
       return Dynamic4::decode<kSigned>(shared, word[i / 8] >> 4 * (i % 8));
     }

@@ -43,7 +43,7 @@ struct Both {
   void compare(float value, float absmax) {
     const float inverse = block_inverse(absmax, 1.f);
     const u32 wanted = Dynamic8::encode_with<kSigned>(*tables, value, inverse, false, 0u);
-    const u32 got = Lane::sum<kSigned>(*shared, value, Lane::Codes<kSigned>::factor(absmax)) >> 16;
+    const u32 got = Lane::sum<kSigned>(*shared, value, Lane::Codes<kSigned>::factor(inverse)) >> 16;
     ++compared;
     if (got == wanted) return;
     if (++differing < 5)
@@ -76,7 +76,7 @@ TEST(CudaLaneCodec, Dynamic8KeepsZeroAndNothingElseAtZero) {
   for (int exponent = -100; exponent <= 20; ++exponent) {
     const float value = __builtin_ldexpf(1.f, exponent);
     both.compare<false>(value, 0x1p20f);
-    EXPECT_NE(Lane::sum<false>(*both.shared, value, Lane::Codes<false>::factor(0x1p20f)) >> 16, 0u);
+    EXPECT_NE(Lane::sum<false>(*both.shared, value, Lane::Codes<false>::factor(0x1p-20f)) >> 16, 0u);
   }
   both.compare<false>(0.f, 0x1p20f);
   both.compare<false>(0.f, 0.f);

@@ -68,8 +68,10 @@ struct LaneCodec<Dynamic8> {
   struct alignas(16) Pair {
     float slope, intercept, other_slope, other_intercept;
   };
-  struct Shared {
+  struct Values {
     float value[2][256];  // as the portable, [0] unsigned, [1] signed
+  };
+  struct Shared : Values {
     Pair pair[2][kPairs];
     u8 pair_at[2][kRows];  // of (u + shift_of) >> kRowShift less kFirstRow, of the bits of a magnitude: in bytes
     u64 row[2];            // address of what pair_at has for u = 0, << 32, with 32 - kRowShift of the bits shifted out
@@ -79,10 +81,14 @@ struct LaneCodec<Dynamic8> {
   };
 
   // By all threads of a block, which then meet.
-  LT_FN void fill(Shared& shared, const void* tables) {
+  LT_FN void fill_values(Values& shared, const void* tables) {
     const Dynamic8Table* const side = static_cast<const Dynamic8::Tables*>(tables)->side;
     for (u32 i = threadIdx.x; i < 256; i += blockDim.x)
       shared.value[0][i] = side[0].value[i], shared.value[1][i] = side[1].value[i];
+  }
+  LT_FN void fill(Shared& shared, const void* tables) {
+    const Dynamic8Table* const side = static_cast<const Dynamic8::Tables*>(tables)->side;
+    fill_values(shared, tables);
     for (u32 i = threadIdx.x; i < 1 + kBuckets; i += blockDim.x)
       shared.second_moment[i] = i ? side[0].bucket[i - 1] - ((i + kFirstUp) << 16) : 0u - bits(0x1.fffffep-1f);
     for (u32 i = threadIdx.x; i < kMagnitudes; i += blockDim.x) {
@@ -214,9 +220,17 @@ struct LaneCodec<Dynamic8> {
     u32 word[kLaneElements / 4];
     LT_FN float scale(float absmax) { return absmax; }
     LT_FN float inverse(float absmax) { return absmax == 0.f ? 0.f : unchecked_divide(1.f, absmax); }
+    // Small blocks become larger, which is exact, and their reciprocals smaller by as much. Denormal ones have 0.
+    // Second moments all do: then those above 0 are normal numbers.
+    LT_FN float inverse_of_small(float absmax, float (&value)[kLaneElements]) {
+      if (kSigned && absmax >= 0x1p-64f) return inverse(absmax);
+#pragma unroll
+      for (float& x : value) x = x * 0x1p64f;
+      return absmax < 0x1p-126f ? 0.f : unchecked_divide(1.f, absmax * 0x1p64f);
+    }
     // Exact: a power of two, and reciprocals in range.
-    LT_FN float factor(float absmax) { return inverse(absmax) * (kSigned ? 0x1p-104f : 0x1p22f); }
-    LT_METHOD float get(const Shared& shared, int i) const {
+    LT_FN float factor(float inverse) { return inverse * (kSigned ? 0x1p-104f : 0x1p22f); }
+    LT_METHOD float get(const Values& shared, int i) const {
       return as_float(word_by_byte < kSigned ? sizeof shared.value[0] : 0 > (shared.value, word[i / 4], i % 4));
     }
     LT_METHOD void encode_four(const Shared& shared, int i, const float* value, float factor) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backend/kernels/items.h"
+#include "backend/kernels/sums.h"
 #include "lowtide/tensor.h"
 
 namespace lowtide::cuda_kernels {
@@ -32,7 +33,8 @@ struct StepLaunch {
   bool fast = false;    // approximate arithmetic, where there is such a kernel; else the bits of the CPU backend
   bool ballot = false;  // signs instead of parameters
   const kernels::DeviceItem* items = nullptr;
-  const int64_t* starts = nullptr;  // [count], tiles before each
+  const kernels::DeviceNorms* norms = nullptr;  // beside these, of an LT_NORM_RULE
+  const int64_t* starts = nullptr;              // [count], tiles before each
   int64_t count = 0, tiles = 0;
   const void* tables = nullptr;         // of the codec
   const ReplayState* replay = nullptr;  // of a recorded step
@@ -41,9 +43,10 @@ cudaError_t step(const StepLaunch& launch, const Queue& queue);
 // Behind the launches of a recorded step: counts the replay.
 cudaError_t finish_replay(ReplayState* replay, const Queue& queue);
 
-// The norms of an LT_NORM_RULE: out[blocks]. starts in blocks.
-cudaError_t norms(int rule, int codec, const kernels::DeviceItem* items, const int64_t* starts, int64_t count,
-                  int64_t blocks, const void* tables, BlockNorms* out, const Queue& queue);
+// For steps of an LT_NORM_RULE, before they are queued: add to the sums of norms, and put norms into the items'
+// arguments.
+cudaError_t add_norms(const StepLaunch& launch, const Queue& queue);
+cudaError_t put_norms(const StepLaunch& launch, const Queue& queue);
 
 // item: one, `blocks` of it.
 cudaError_t decode(int codec, bool is_signed, const kernels::DeviceItem* item, int64_t blocks, const void* tables,

@@ -30,53 +30,191 @@ LT_FN Form common_form() { return {1, 1, 0, true}; }
 template <int kBytes>
 using Unit = std::conditional_t<kBytes == 4, u32, std::conditional_t<kBytes == 2, u16, u8>>;
 
-// kWords words. Wide: 16 bytes at a time, or 8, without hints: a lane's neighbour takes the other half of its sectors,
-// which lines that leave the caches first no longer had (float32 state on an H100: 0.90 of a copy, and 0.82 with
-// hints). Else so many units of kUnit bytes; the others are 0.
-template <int kWords, int kUnit>
-LT_FN void load_lane(u32* word, const u8* from, bool wide, int units) {
-  constexpr int kOfWord = 4 / kUnit;
-  if (wide) {
-    if constexpr (kWords == 2) {
-      const uint2 two = *reinterpret_cast<const uint2*>(from);
-      word[0] = two.x, word[1] = two.y;
-    } else {
-#pragma unroll
-      for (int i = 0; i < kWords; i += 4) {
-        const uint4 four = reinterpret_cast<const uint4*>(from)[i / 4];
-        word[i] = four.x, word[i + 1] = four.y, word[i + 2] = four.z, word[i + 3] = four.w;
-      }
-    }
+// Tells the compiler that memory is global, which it cannot see where pointers come from memory: it would use generic
+// loads and stores, which might be of the shared tables.
+LT_FN void assume_global([[maybe_unused]] const void* memory) {
+#ifdef __CUDA_ARCH__
+  __builtin_assume(__isGlobal(memory));
+#endif
+}
+
+// kWords words, 16 bytes at a time, or 8.
+template <int kWords>
+LT_FN void load_whole(u32* word, const u8* from) {
+  assume_global(from);
+  if constexpr (kWords == 2) {
+    const uint2 two = *reinterpret_cast<const uint2*>(from);
+    word[0] = two.x, word[1] = two.y;
   } else {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      word[i] = 0;
-#pragma unroll
-      for (int u = 0; u < kOfWord; ++u)
-        if (i * kOfWord + u < units)
-          word[i] |= static_cast<u32>(reinterpret_cast<const Unit<kUnit>*>(from)[i * kOfWord + u]) << 8 * kUnit * u;
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 four = reinterpret_cast<const uint4*>(from)[i / 4];
+      word[i] = four.x, word[i + 1] = four.y, word[i + 2] = four.z, word[i + 3] = four.w;
     }
   }
 }
-template <int kWords, int kUnit>
-LT_FN void store_lane(const u32* word, u8* to, bool wide, int units) {
-  constexpr int kOfWord = 4 / kUnit;
-  if (wide) {
-    if (units == 0) return;
-    if constexpr (kWords == 2) {
-      *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kWords; i += 4)
-        reinterpret_cast<uint4*>(to)[i / 4] = make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]);
-    }
+template <int kWords>
+LT_FN void store_whole(const u32* word, u8* to) {
+  assume_global(to);
+  if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
   } else {
 #pragma unroll
-    for (int i = 0; i < kWords * kOfWord; ++i)
-      if (i < units)
-        reinterpret_cast<Unit<kUnit>*>(to)[i] =
-            static_cast<Unit<kUnit>>(word[i / kOfWord] >> 8 * kUnit * (i % kOfWord));
+    for (int i = 0; i < kWords; i += 4)
+      reinterpret_cast<uint4*>(to)[i / 4] = make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]);
   }
+}
+
+// kWords words of a lane, units of kUnit bytes. Wide: 16 bytes at a time, or 8, without hints: a lane's neighbour takes
+// the other half of its sectors, which lines that leave the caches first no longer had (float32 state on an H100: 0.90
+// of a copy, and 0.82 with hints).
+//
+// Else the lane's bytes begin anywhere, and may be fewer. It reads the pieces of so many bytes that they lie in, from
+// the first on, as they are aligned; settle() reads the last one, which its neighbour has read by then, and shifts them
+// into place. Behind the bytes that there are stands anything. A lane whose pieces leave the tile reads unit by unit:
+// what lies beside it may be nobody's.
+template <int kWords, int kUnit>
+struct LaneBytes {
+  static constexpr int kOfPiece = kWords < 4 ? kWords : 4, kPieces = kWords / kOfPiece;  // words of a piece
+  static constexpr int kPieceBytes = 4 * kOfPiece;
+  const u8* piece;  // the first
+  int before;       // bytes of it that are not the lane's
+  int bytes;        // of the lane
+  bool apart;       // unit by unit
+
+  // first: bytes behind the tile's first, which is at base; all: bytes of the tile.
+  LT_FN LaneBytes find(const u8* base, int first, int units, int all) {
+    LaneBytes of;
+    of.before = units ? static_cast<int>(reinterpret_cast<u64>(base + first) % kPieceBytes) : 0;
+    of.piece = base + first - of.before;
+    of.bytes = units * kUnit;
+    const int end = (of.before + of.bytes + kPieceBytes - 1) / kPieceBytes * kPieceBytes;
+    of.apart = first < of.before || first - of.before + end > all;
+    return of;
+  }
+
+  LT_METHOD void load(u32* word) const {
+    if (apart) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        word[i] = 0;
+#pragma unroll
+        for (int u = 0; u < 4; u += kUnit)
+          if (4 * i + u < bytes) word[i] |= static_cast<u32>(*unit_at(piece + before + 4 * i + u)) << 8 * u;
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) load_piece(word + i * kOfPiece, i);
+  }
+  LT_METHOD void settle(u32* word) const {
+    u32 in[kWords + kOfPiece];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) in[i] = word[i];
+#pragma unroll
+    for (int i = 0; i < kOfPiece; ++i) in[kWords + i] = 0;
+    if (!apart) load_piece(in + kWords, kPieces);
+    const int by = apart ? 0 : before;
+    // By whole words first.
+    if constexpr (kOfPiece == 4) move_down<2>(in, by);
+    move_down<1>(in, by);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = kUnit == 4 ? in[i] : shifted(in[i], in[i + 1], by % 4 * 8);
+  }
+
+  // By all lanes: each stores the pieces that begin in its bytes' first ones, with the last bytes of the lane before.
+  // The first and the last lane of a half, whose other bytes are not theirs, store what is left by units.
+  LT_METHOD void store(const u32* word) const {
+    u32 out[kOfPiece + kWords + kOfPiece];  // from the piece before the first on
+    const u32 lane = thread_again() % 32;
+#pragma unroll
+    for (int i = 0; i < kOfPiece; ++i) {
+      out[i] = __shfl_sync(kAllLanes, word[kWords - kOfPiece + i], static_cast<int>((lane + 31) % 32));
+      out[kOfPiece + kWords + i] = 0;
+    }
+    const int after = __shfl_down_sync(kAllLanes, bytes, 1);
+    constexpr u32 kOfHalf = kBlock / kLaneElements;
+    const bool is_first = lane % kOfHalf == 0, is_last = lane % kOfHalf == kOfHalf - 1 || after == 0;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) out[kOfPiece + i] = word[i];
+    if (bytes == 0) return;
+    u8* const to = const_cast<u8*>(piece);
+    if (is_first && is_last) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i)
+#pragma unroll
+        for (int u = 0; u < 4; u += kUnit)
+          if (4 * i + u < bytes) *unit_at(to + before + 4 * i + u) = static_cast<Unit<kUnit>>(word[i] >> 8 * u);
+      return;
+    }
+    move_up<1>(out, before);
+    if constexpr (kOfPiece == 4) move_up<2>(out, before);
+#pragma unroll
+    for (int i = 2 * kOfPiece + kWords - 1; i >= kOfPiece && kUnit < 4; --i)
+      out[i] = shifted(out[i - 1], out[i], 32 - before % 4 * 8);
+    const int begin = is_first ? before : 0, end = is_last ? before + bytes : 4 * kWords;
+    u32 rest[kOfPiece];  // of the piece that is not whole
+    const int at = is_first ? 0 : end / kPieceBytes;
+#pragma unroll
+    for (int i = 0; i <= kPieces; ++i) {
+      if (i * kPieceBytes >= begin && (i + 1) * kPieceBytes <= end)
+        store_whole<kOfPiece>(out + (i + 1) * kOfPiece, to + i * kPieceBytes);
+#pragma unroll
+      for (int j = 0; j < kOfPiece; ++j) rest[j] = i == 0 || i == at ? out[(i + 1) * kOfPiece + j] : rest[j];
+    }
+    const int from = begin - at * kPieceBytes, until = end - at * kPieceBytes;
+    if (from <= 0 && (until <= 0 || until >= kPieceBytes)) return;
+#pragma unroll
+    for (int i = 0; i < kPieceBytes; i += kUnit)
+      if (i >= from && i < until)
+        *unit_at(to + at * kPieceBytes + i) = static_cast<Unit<kUnit>>(rest[i / 4] >> i % 4 * 8);
+  }
+
+ private:
+  LT_METHOD static const Unit<kUnit>* unit_at(const u8* at) { return reinterpret_cast<const Unit<kUnit>*>(at); }
+  LT_METHOD static Unit<kUnit>* unit_at(u8* at) { return reinterpret_cast<Unit<kUnit>*>(at); }
+  // By kStep words, if so many words are in `by` bytes.
+  template <int kStep>
+  LT_METHOD static void move_down(u32 (&in)[kWords + kOfPiece], int by) {
+    const bool here = (by / 4 & kStep) != 0;
+#pragma unroll
+    for (int i = 0; i < kWords + kStep; ++i) in[i] = here ? in[i + kStep] : in[i];
+  }
+  template <int kStep>
+  LT_METHOD static void move_up(u32 (&out)[kWords + 2 * kOfPiece], int by) {
+    const bool here = (by / 4 & kStep) != 0;
+#pragma unroll
+    for (int i = kWords + 2 * kOfPiece - 1; i >= kStep; --i) out[i] = here ? out[i - kStep] : out[i];
+  }
+  // Four bytes of two words, from bit `by` on.
+  LT_METHOD static u32 shifted(u32 low, u32 high, int by) { return static_cast<u32>((u64{high} << 32 | low) >> by); }
+  LT_METHOD void load_piece(u32* word, int i) const {
+    if (i * kPieceBytes < before + bytes)
+      load_whole<kOfPiece>(word, piece + i * kPieceBytes);
+    else
+#pragma unroll
+      for (int j = 0; j < kOfPiece; ++j) word[j] = 0;
+  }
+};
+
+template <int kWords, int kUnit>
+LT_FN void load_lane(u32* word, const u8* base, int first, bool wide, int units, int all) {
+  if (wide)
+    load_whole<kWords>(word, base + first);
+  else
+    LaneBytes<kWords, kUnit>::find(base, first, units, all).load(word);
+}
+// Puts what load_lane has loaded of the same into place.
+template <int kWords, int kUnit>
+LT_FN void settle_lane(u32* word, const u8* base, int first, bool wide, int units, int all) {
+  if (!wide) LaneBytes<kWords, kUnit>::find(base, first, units, all).settle(word);
+}
+template <int kWords, int kUnit>
+LT_FN void store_lane(const u32* word, u8* base, int first, bool wide, int units) {
+  if (!wide)
+    LaneBytes<kWords, kUnit>::find(base, first, units, 0).store(word);
+  else if (units)
+    store_whole<kWords>(word, base + first);
 }
 
 // Elements of a type as they lie in words.
@@ -124,17 +262,25 @@ struct ElementWords {
 #endif
 };
 
-LT_FN void load_elements(u32 (&word)[kLaneElements], const u8* base, int dtype, bool wide, const LaneAt& at) {
+// all: elements of the tile.
+LT_FN void load_elements(u32 (&word)[kLaneElements], const u8* base, int dtype, bool wide, const LaneAt& at, int all) {
   if (dtype == 0)
-    load_lane<kLaneElements, 4>(word, base + 4 * i64{at.element}, wide, at.count);
+    load_lane<kLaneElements, 4>(word, base, 4 * at.element, wide, at.count, 4 * all);
   else
-    load_lane<kLaneElements / 2, 2>(word, base + 2 * i64{at.element}, wide, at.count);
+    load_lane<kLaneElements / 2, 2>(word, base, 2 * at.element, wide, at.count, 2 * all);
+}
+LT_FN void settle_elements(u32 (&word)[kLaneElements], const u8* base, int dtype, bool wide, const LaneAt& at,
+                           int all) {
+  if (dtype == 0)
+    settle_lane<kLaneElements, 4>(word, base, 4 * at.element, wide, at.count, 4 * all);
+  else
+    settle_lane<kLaneElements / 2, 2>(word, base, 2 * at.element, wide, at.count, 2 * all);
 }
 LT_FN void store_elements(const u32 (&word)[kLaneElements], u8* base, int dtype, bool wide, const LaneAt& at) {
   if (dtype == 0)
-    store_lane<kLaneElements, 4>(word, base + 4 * i64{at.element}, wide, at.count);
+    store_lane<kLaneElements, 4>(word, base, 4 * at.element, wide, at.count);
   else
-    store_lane<kLaneElements / 2, 2>(word, base + 2 * i64{at.element}, wide, at.count);
+    store_lane<kLaneElements / 2, 2>(word, base, 2 * at.element, wide, at.count);
 }
 
 template <class T>

@@ -12,12 +12,6 @@
 // 1 ulp of the reciprocal, then one multiplication for the division (2 ulp together), and at most 1 ulp for the square
 // root (PTX ISA: rcp.approx, sqrt.approx).
 
-struct Real {
-  float x;
-  LT_METHOD Real(float value) : x(value) {}
-  Real() = default;
-};
-
 LT_FN float unchecked_divide(float a, float b) {
 #ifndef __CUDA_ARCH__
   return a / b + 0.f;  // as below, no -0
@@ -48,14 +42,22 @@ LT_FN float unchecked_sqrt(float x) {
 #endif
 }
 
-LT_FN Real operator+(Real a, Real b) { return a.x + b.x; }
-LT_FN Real operator-(Real a, Real b) { return a.x - b.x; }
-LT_FN Real operator*(Real a, Real b) { return a.x * b.x; }
-LT_FN Real operator/(Real a, Real b) { return unchecked_divide(a.x, b.x); }
-LT_FN bool operator<(Real a, Real b) { return a.x < b.x; }
-LT_FN bool operator>(Real a, Real b) { return a.x > b.x; }
-LT_FN Real sqrt(Real a) { return unchecked_sqrt(a.x); }
-LT_FN Real abs(Real a) { return abs(a.x); }
-LT_FN Real max(Real a, Real b) { return max(a.x, b.x); }
-LT_FN Real select(bool m, Real a, Real b) { return m ? a.x : b.x; }
-LT_FN Real move(Real p, Real x) { return p.x - x.x; }
+// kHasZero: a step may be -0 nevertheless.
+template <bool kHasZero>
+struct Real {
+  float x;
+  LT_METHOD Real(float value) : x(value) {}
+  Real() = default;
+
+  LT_METHOD friend Real operator+(Real a, Real b) { return a.x + b.x; }
+  LT_METHOD friend Real operator-(Real a, Real b) { return a.x - b.x; }
+  LT_METHOD friend Real operator*(Real a, Real b) { return a.x * b.x; }
+  LT_METHOD friend Real operator/(Real a, Real b) { return unchecked_divide(a.x, b.x); }
+  LT_METHOD friend bool operator<(Real a, Real b) { return a.x < b.x; }
+  LT_METHOD friend bool operator>(Real a, Real b) { return a.x > b.x; }
+  LT_METHOD friend Real sqrt(Real a) { return unchecked_sqrt(a.x); }
+  LT_METHOD friend Real abs(Real a) { return __builtin_fabsf(a.x); }
+  LT_METHOD friend Real max(Real a, Real b) { return a.x > b.x ? a.x : b.x; }
+  LT_METHOD friend Real select(bool m, Real a, Real b) { return m ? a.x : b.x; }
+  LT_METHOD friend Real move(Real p, Real x) { return p.x - (kHasZero ? x.x + 0.f : x.x); }
+};

@@ -8,17 +8,19 @@ struct StepArguments {
   i64 count, tiles;
   const void* tables;
   const cuda_kernels::ReplayState* replay;
+  const DeviceNorms* norms;  // beside the items, of a rule that has them
 };
 
 // Whether this is the replay of a recorded step for which nothing has been prepared.
 LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && replay->prepared == replay->done; }
 
-// The rounds of a plain tile. A lane loads the next one's words before it makes codes of this one's states, so that its
-// warp does not wait for them. Returns a bit for each round that is done.
+// The rounds of a plain tile, up to one that is out of range: behind that a tile goes on carefully, for where one
+// operand is small, others are. A lane loads the next one's words before it makes codes of this one's states, so that
+// its warp does not wait for them.
 template <class Lanes, class Args, class Shared>
-LT_FN u32 step_plain(const Tile& tile, const Args& args, const Shared& shared, typename Lanes::Held& held) {
-  const int blocks = tile.blocks;
-  u32 done = 0;
+LT_FN void step_plain(Tile& tile, const Args& args, const Shared& shared, typename Lanes::Held& held) {
+  const bool is_first = threadIdx.x % 32 == 0;
+  if (is_first) tile.rest = tile.blocks;
   LaneAt next = tile.place_straight(0);
   typename Lanes::Words ahead;
   const auto load = [&](const LaneAt& at) {
@@ -29,21 +31,26 @@ LT_FN u32 step_plain(const Tile& tile, const Args& args, const Shared& shared, t
   };
   if constexpr (Lanes::kHolds) Lanes::take_scales(tile, held);
   load(next);
-  for (int b = 0; b < blocks; b += 2) {
+  for (bool goes_on = true; goes_on;) {
     const LaneAt at = next;
+    const int b = at.block & ~1;  // both halves', which are an even block and the one behind it
+    goes_on = b + 2 < tile.blocks;
     typename Lanes::Words words = ahead;
     const bool is_done = Lanes::template step<true, Lanes::kHolds>(
         tile, args, shared, common_form(), at, words,
         [&] {
-          if (b + 2 >= blocks) return;
+          if (!goes_on) return;
           next = tile.place_straight(b + 2);
           load(next);
         },
         &held);
-    if (is_done) done |= 1u << b / 2;
+    if (!is_done) {
+      if (is_first) tile.rest = b, tile.careful = true;
+      break;
+    }
   }
-  if constexpr (Lanes::kHolds) Lanes::give_scales(tile, held, done);
-  return done;
+  __syncwarp();
+  if constexpr (Lanes::kHolds) Lanes::give_scales(tile, held, tile.rest);
 }
 
 template <class R, class C, class Lanes>
@@ -67,17 +74,14 @@ LT_FN void step_tiles(const StepArguments& a) {
       tile.number = t,
       tile.fill(item, (t - a.starts[of]) * cuda_kernels::kTileBlocks, Lanes::takes(item, args), Lanes::formats().of);
     __syncwarp();
-    u32 done = 0;  // rounds
-    if constexpr (Lanes::kLoadsAhead)
-      if (tile.plain) done = step_plain<Lanes>(tile, args, shared, held[threadIdx.x / 32]);
-    const u32 all = ~0u >> (32 - (tile.blocks + 1) / 2);
-    for (int b = 0; done != all && b < tile.blocks; b += 2) {
-      const u32 round = 1u << b / 2;
-      if (done & round) continue;
-      done |= round;
-      const LaneAt at = tile.place(b);
+    if constexpr (Lanes::kLoadsAhead) {
+      static_assert(Lanes::kHasCareful);
+      if (tile.plain) step_plain<Lanes>(tile, args, shared, held[threadIdx.x / 32]);
+    }
+    while (tile.rest < tile.blocks) {
       bool is_done = false;
-      if (tile.hot && (!Lanes::kLoadsAhead || !tile.plain)) {
+      if (tile.hot) {
+        const LaneAt at = tile.place(tile.rest);
         Form form = tile.form;
         if (!tile.plain) {
           // Rows may begin or end where no lane's elements do.
@@ -85,15 +89,20 @@ LT_FN void step_tiles(const StepArguments& a) {
           form.wide = !__any_sync(kAllLanes, !form.wide || not_whole);
         }
         typename Lanes::Words words;
-        if (Lanes::kHasCommon && form.wide && tile.is_common) {
+        if (!tile.careful && Lanes::kHasCommon && form.wide && tile.is_common) {
           Lanes::load(tile, common_form(), at, words);
           is_done = Lanes::template step<true>(tile, args, shared, common_form(), at, words, [] {});
         } else {
           Lanes::load(tile, form, at, words);
           is_done = Lanes::template step<false>(tile, args, shared, form, at, words, [] {});
         }
+        if (Lanes::kHasCareful && !is_done && !tile.careful) {
+          tile.be_careful();
+          continue;
+        }
       }
-      if (!is_done) slow_blocks<R, C>(tile.slow_block(at), tables);
+      // Where it works is found again, for no registers are left to keep that.
+      if (!is_done) slow_blocks<R, C>(tile.slow_block(tile.place(tile.rest)), tables);
       tile.advance();
     }
     t = tile.number;  // in between the registers are needed

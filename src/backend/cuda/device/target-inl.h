@@ -5,6 +5,18 @@
 inline constexpr i64 kBlocksOfTile = cuda_kernels::kTileBlocks;
 inline constexpr u32 kAllLanes = ~0u;
 
+// threadIdx.x, read where it is asked for: the compiler keeps that one, and what follows from it, in registers that a
+// step's values need.
+LT_FN u32 thread_again() {
+#ifdef __CUDA_ARCH__
+  u32 x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+#else
+  return threadIdx.x;
+#endif
+}
+
 LT_FN i64 group_id() { return blockIdx.x; }
 LT_FN i64 group_count() { return gridDim.x; }
 LT_FN u32 id_in_group() { return threadIdx.x; }

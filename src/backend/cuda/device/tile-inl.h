@@ -36,10 +36,12 @@ struct alignas(16) Tile {
   // For the states, and for the weights, for the blocks of the two halves, which lie on one side of 2^32.
   RandomKey key[2][kMaxStates + 1];
   u32 index_high[2];
-  // Where the indices of all blocks follow one another, below the same bits, cursors stay at the first one. left: so
-  // many elements follow the first one.
+  // Where the indices of all blocks follow one another, below the same bits, cursors stay at the first one.
   bool straight;
-  int left;
+  int left;  // elements
+  // The loop's state, for which a lane has no registers: the first block that is left, and whether steps are careful.
+  int rest;
+  bool careful;
   int blocks;
   u32 stochastic;  // as DeviceItem
   float grad_scale;
@@ -56,6 +58,8 @@ struct alignas(16) Tile {
     stochastic = of.stochastic;
     grad_scale = of.grad_scale;
     write_offset = of.write_offset;
+    rest = 0;
+    careful = false;
     hot = is_hot;
     first.find(of, first_block);
     for (int half = 0; half < 2; ++half) {
@@ -65,7 +69,13 @@ struct alignas(16) Tile {
     const i64 all = i64{blocks} * kBlock, in_row = of.row_length - first.column;
     const bool rows_follow = of.row_length % kBlock == 0 && of.row_stride == of.row_length;
     straight = (rows_follow || in_row > all - kBlock) && (first.index + all - 1) >> 32 == first.index >> 32;
-    left = static_cast<int>(rows_follow || all < in_row ? all : in_row);
+    if (straight) {
+      left = static_cast<int>(rows_follow || all < in_row ? all : in_row);
+    } else {
+      Cursor last;
+      last.find(of, first_block + blocks - 1);
+      left = static_cast<int>(last.element - first.element) + in_block(last);
+    }
     find_memory(formats);
   }
 
@@ -73,7 +83,7 @@ struct alignas(16) Tile {
   LT_METHOD LaneAt place(int b) const {
     if (straight) return place_straight(b);
     LaneAt at;
-    at.half = static_cast<int>(threadIdx.x % 32 / kLanes);
+    at.half = static_cast<int>(thread_again() % 32 / kLanes);
     at.there = b + at.half < blocks;
     // Without a block of its own a half sees the other's, and stores nothing.
     if (!at.there) at.half = 0;
@@ -81,7 +91,7 @@ struct alignas(16) Tile {
     const Cursor& of = cursor[at.half];
     at.element = static_cast<int>(of.element - first.element);
     at.index = static_cast<u32>(of.index);
-    const int of_lane = static_cast<int>(threadIdx.x % kLanes) * kLaneElements;
+    const int of_lane = static_cast<int>(thread_again() % kLanes) * kLaneElements;
     const int here = at.there ? in_block(of) - of_lane : 0;
     at.count = here < 0 ? 0 : here < kLaneElements ? here : kLaneElements;
     if (here > 0) at.element += of_lane, at.index += static_cast<u32>(of_lane);
@@ -112,12 +122,18 @@ struct alignas(16) Tile {
                             : kBlock};
   }
 
+  // By all lanes.
+  LT_METHOD void be_careful() {
+    __syncwarp();
+    if (thread_again() % 32 == 0) careful = true;
+    __syncwarp();
+  }
   // By all lanes, behind a round.
   LT_METHOD void advance() {
-    if (straight) return;
     __syncwarp();
-    if (threadIdx.x % kLanes == 0) {
-      const int half = static_cast<int>(threadIdx.x % 32 / kLanes);
+    if (thread_again() % 32 == 0) rest += 2;
+    if (!straight && thread_again() % kLanes == 0) {
+      const int half = static_cast<int>(thread_again() % 32 / kLanes);
       cursor[half].advance(*item, 2);
       if (static_cast<u32>(cursor[half].index >> 32) != index_high[half]) find_keys(half);
     }

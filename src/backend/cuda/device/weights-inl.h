@@ -45,15 +45,23 @@ LT_FN void split_lane(u32 (&word)[kLaneElements], u32 (&rest)[kLaneElements / 2]
 
 struct LaneWeights : ElementWords {
   LT_METHOD void load(const Tile& tile, const Form& form, const LaneAt& at) {
-    load_elements(word, tile.param, form.param, form.wide, at);
+    load_elements(word, tile.param, form.param, form.wide, at, tile.left);
+  }
+  LT_METHOD void settle(const Tile& tile, const Form& form, const LaneAt& at) {
+    settle_elements(word, tile.param, form.param, form.wide, at, tile.left);
   }
   LT_METHOD void get(const Tile& tile, const Form& form, const LaneAt& at, float (&x)[kLaneElements]) const {
     switch (form.master) {
-#define LT_MASTER(number, name, bits)                                                                           \
-  case number: {                                                                                                \
-    u32 rest[kLaneElements / 2];                                                                                \
-    if constexpr (bits > 0) load_lane<bits / 2, bits / 8>(rest, residual<bits>(tile, at), form.wide, at.count); \
-    return form.param == 1 ? join_lane<bf16, bits>(x, word, rest) : join_lane<f16, bits>(x, word, rest);        \
+#define LT_MASTER(number, name, bits)                                                                                 \
+  case number: {                                                                                                      \
+    u32 rest[kLaneElements / 2];                                                                                      \
+    if constexpr (bits > 0) {                                                                                         \
+      constexpr int kBytes = bits / 8;                                                                                \
+      load_lane<bits / 2, kBytes>(rest, tile.residual, kBytes * at.element, form.wide, at.count, kBytes * tile.left); \
+      settle_lane<bits / 2, kBytes>(rest, tile.residual, kBytes * at.element, form.wide, at.count,                    \
+                                    kBytes * tile.left);                                                              \
+    }                                                                                                                 \
+    return form.param == 1 ? join_lane<bf16, bits>(x, word, rest) : join_lane<f16, bits>(x, word, rest);              \
   }
 #include "portable/masters.def"
 #undef LT_MASTER
@@ -68,7 +76,8 @@ struct LaneWeights : ElementWords {
     const LaneRandom random{at.index, tile.key[at.half][kMaxStates]};                                               \
     form.param == 1 ? split_lane<bf16, bits>(word, rest, x, random) : split_lane<f16, bits>(word, rest, x, random); \
     if constexpr (bits > 0)                                                                                         \
-      store_lane<bits / 2, bits / 8>(rest, residual<bits>(tile, at) + tile.write_offset, form.wide, at.count);      \
+      store_lane<bits / 2, bits / 8>(rest, tile.residual + tile.write_offset, bits / 8 * at.element, form.wide,     \
+                                     at.count);                                                                     \
     break;                                                                                                          \
   }
 #include "portable/masters.def"
@@ -77,11 +86,5 @@ struct LaneWeights : ElementWords {
         pack(word, x, form.param);
     }
     store_elements(word, tile.param, form.param, form.wide, at);
-  }
-
- private:
-  template <int kBits>
-  LT_METHOD static u8* residual(const Tile& tile, const LaneAt& at) {
-    return tile.residual + at.element * i64{kBits / 8};
   }
 };

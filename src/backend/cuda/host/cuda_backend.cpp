@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "backend/cuda/device/clip.h"
 #include "backend/cuda/device/launch.h"
@@ -46,6 +47,25 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
       if (const CudaClippedGuard* const guard = clips(items)) scale_items(call, there.device(), *guard);
       queue_steps(call.scope, steps_, there.device(), tables, fast_, nullptr, call.queue);
       // Until then the step reads the answers of its guards.
+      const Device::Event done = there.end(call.scope);
+      for_each_answer(items, [&](Answer& answer) { note_use(call, answer, done); });
+    });
+  }
+
+  kernels::NormSums* norm_sums(int64_t count) override {
+    const Scope scope(info_, "allocating memory for norms");
+    norm_sums_.emplace_back(scope, static_cast<size_t>(count) * sizeof(kernels::NormSums));
+    return reinterpret_cast<kernels::NormSums*>(norm_sums_.back().data());
+  }
+
+  void add_norms(std::span<const StepItem> items, void* stream) override {
+    with_call("norms", stream, false, [&](Call& call) {
+      const std::vector<const void*> tables = add_steps(call, items, false);
+      Upload there = upload(call, steps_);
+      if (const CudaClippedGuard* const guard = clips(items)) scale_items(call, there.device(), *guard);
+      for_each_launch(steps_, there.device(), tables, fast_, nullptr, [&](const auto& launch, const auto& part) {
+        if (part.adds_norms) call.scope.check(cuda_kernels::add_norms(launch, call.queue));
+      });
       const Device::Event done = there.end(call.scope);
       for_each_answer(items, [&](Answer& answer) { note_use(call, answer, done); });
     });
@@ -169,9 +189,6 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     auto queued(Kernel kernel, Last... last) {
       return [=, this](auto... arguments) { scope.check(kernel(arguments..., last..., queue)); };
     }
-    auto norms(const kernels::Batch::Launch& part) {
-      return queued(std::bind_front(cuda_kernels::norms, part.rule, part.codec));
-    }
     auto convert(bool encodes, const CodecItem& item, int64_t) {
       return queued(std::bind_front(encodes ? cuda_kernels::encode : cuda_kernels::decode, item.codec, item.is_signed));
     }
@@ -290,6 +307,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   SearchTable searched_;
   OwnStream side_;  // for what is waited for at once, and for answers on their way to the host
   std::map<int, DeviceMemory> tables_;
+  std::vector<DeviceMemory> norm_sums_;
 };
 
 // -1 where the runtime cannot tell.

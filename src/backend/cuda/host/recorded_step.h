@@ -18,21 +18,33 @@
 
 namespace lowtide::cuda_host {
 
-// Queues the launches of a batch that is, or will be, at `device`. tables: for each launch. replay: of a recorded step.
-inline void queue_steps(const Scope& scope, const kernels::Batch& batch, const std::byte* device,
-                        std::span<const void* const> tables, bool fast, const cuda_kernels::ReplayState* replay,
-                        const cuda_kernels::Queue& queue) {
+// Calls queue(launch, part) for the launches, with work to do, of a batch that is, or will be, at `device`. tables: for
+// each launch. replay: of a recorded step.
+template <class Queue>
+void for_each_launch(const kernels::Batch& batch, const std::byte* device, std::span<const void* const> tables,
+                     bool fast, const cuda_kernels::ReplayState* replay, Queue&& queue) {
   size_t n = 0;
   for (const kernels::Batch::Launch& part : batch.launches()) {
     cuda_kernels::StepLaunch launch;
     launch.rule = part.rule, launch.codec = part.codec;
     launch.fast = fast, launch.ballot = part.ballot;
     launch.items = batch.items(device, part), launch.starts = batch.starts(device, part);
+    launch.norms = batch.norms(device, part);
     launch.count = part.count, launch.tiles = part.units;
     launch.tables = tables[n++];
     launch.replay = replay;
-    if (part.units) scope.check(cuda_kernels::step(launch, queue));
+    if (part.units) queue(launch, part);
   }
+}
+
+inline void queue_steps(const Scope& scope, const kernels::Batch& batch, const std::byte* device,
+                        std::span<const void* const> tables, bool fast, const cuda_kernels::ReplayState* replay,
+                        const cuda_kernels::Queue& queue) {
+  for_each_launch(batch, device, tables, fast, replay, [&](const cuda_kernels::StepLaunch& launch, const auto& part) {
+    if (part.adds_norms) scope.check(cuda_kernels::add_norms(launch, queue));
+    if (part.puts_norms) scope.check(cuda_kernels::put_norms(launch, queue));
+    scope.check(cuda_kernels::step(launch, queue));
+  });
 }
 
 // The parts of its backend that a recorded step uses. The backend outlives it.

@@ -127,6 +127,27 @@ class SyclBackend final : public kernels::DeviceBackend<SyclBackend> {
     });
   }
 
+  void norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) override {
+    with_call("norms", stream, false, [&](Call& call) {
+      check_pointers(call, items);
+      steps_.clear();
+      steps_.add_steps(items, false);
+      for (const kernels::Batch::Launch& part : steps_.launches()) call.norms(part), call.tables(part.codec);
+      if (out.empty()) return;
+      const size_t at = steps_.bytes();  // items are aligned as norms are
+      const auto there = upload(call, steps_, out.size_bytes());
+      auto* norms = there.at<BlockNorms>(at);
+      for (const kernels::Batch::Launch& part : steps_.launches()) {
+        if (part.units)
+          call.norms(part)(steps_.items(there.device(), part), steps_.starts(there.device(), part), part.count,
+                           part.units, call.tables(part.codec), norms);
+        norms += part.units;
+      }
+      call.download(there.host() + at, there.device() + at, out.size_bytes());
+      steps_.take_norms(reinterpret_cast<const BlockNorms*>(there.host() + at), out);
+    });
+  }
+
   int64_t first_nonfinite(std::span<const StepItem> items, int, void* stream) override {
     uint32_t first = kNone;
     with_call("first_nonfinite", stream, false, [&](Call& call) {

@@ -139,8 +139,10 @@ inline unsigned int atomicMin(unsigned int* at, unsigned int value) {
   *at = value < old ? value : old;
   return old;
 }
-inline unsigned int atomicAdd(unsigned int* at, unsigned int value) {
-  const unsigned int old = *cuda_emulator::aligned(at);
+template <class T>
+  requires std::is_same_v<T, unsigned int> || std::is_same_v<T, unsigned long long>
+T atomicAdd(T* at, std::type_identity_t<T> value) {
+  const T old = *cuda_emulator::aligned(at);
   *at = old + value;
   return old;
 }
