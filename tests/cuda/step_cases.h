@@ -172,7 +172,7 @@ inline cudaError_t try_step_on_device(std::span<StepItem> items, const Launch& h
   launch.count = static_cast<int64_t>(items.size()), launch.tiles = tiles;
   launch.ballot = items[0].ballot != nullptr;
   launch.tables = on_device.get(), launch.replay = how.replay;
-  const cudaError_t error = cuda_kernels::step(launch, {nullptr, 2});
+  const cudaError_t error = cuda_kernels::step(launch, {nullptr, 2, 0});
   return error == cudaSuccess ? cudaStreamSynchronize(nullptr) : error;
 }
 inline void step_on_device(std::span<StepItem> items, const Launch& how) {

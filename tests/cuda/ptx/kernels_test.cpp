@@ -296,7 +296,7 @@ TEST(PtxSteps, GiveTheNormsOfBlocksBeyondTheRangeOf32Bits) {
   launch.rule = rule, launch.count = part.count, launch.tiles = part.units;
   launch.items = batch.items(table.get(), part), launch.starts = batch.starts(table.get(), part);
   launch.norms = batch.norms(table.get(), part);
-  ASSERT_EQ(cuda_kernels::add_norms(launch, {nullptr, 2}), cudaSuccess);
+  ASSERT_EQ(cuda_kernels::add_norms(launch, {nullptr, 2, 0}), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   for (int t = 0; t < 2; ++t) {
     ExactSum wanted, sum;
@@ -356,7 +356,7 @@ TEST(PtxSteps, PutNormsIntoArgumentsAsTheHostDoes) {
     cuda_kernels::StepLaunch launch;
     launch.rule = rule, launch.count = part.count, launch.tiles = part.units;
     launch.items = batch.items(table.get(), part), launch.norms = batch.norms(table.get(), part);
-    ASSERT_EQ(cuda_kernels::put_norms(launch, {nullptr, 2}), cudaSuccess);
+    ASSERT_EQ(cuda_kernels::put_norms(launch, {nullptr, 2, 0}), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     for (size_t i = 0; i < kCases; ++i)
       EXPECT_EQ(std::memcmp(launch.items[i].args, wanted[i].data(), info.args_bytes), 0) << info.name << ", case " << i;
@@ -373,7 +373,7 @@ TEST(PtxFills, OfMoreThan16GiB) {
   int64_t stride = 0;
   ptx::observe([&](const ptx::Launched& launched) { stride = int64_t{launched.blocks} * launched.threads; });
   ptx::policy().blocks = kBlocks;
-  ASSERT_EQ(cuda_kernels::fill(reinterpret_cast<unsigned char*>(memory), 0x5a5a5a5a, kBytes, {nullptr, 1 << 17}),
+  ASSERT_EQ(cuda_kernels::fill(reinterpret_cast<unsigned char*>(memory), 0x5a5a5a5a, kBytes, {nullptr, 1 << 17, 0}),
             cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   ptx::policy().blocks = UINT32_MAX;
@@ -401,7 +401,7 @@ TEST(PtxSteps, ReplaysAreCounted) {
   auto* const replay = reinterpret_cast<cuda_kernels::ReplayState*>(memory.get());
   *replay = {3, 2, 0};
   for (int i = 0; i < 2; ++i) {
-    ASSERT_EQ(cuda_kernels::finish_replay(replay, {nullptr, 2}), cudaSuccess);
+    ASSERT_EQ(cuda_kernels::finish_replay(replay, {nullptr, 2, 0}), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   }
   EXPECT_EQ(replay->done, 3u);

@@ -83,7 +83,7 @@ void step_counted(const StepCase& start, size_t shift, Tally& tally, Lie lie = L
                         nullptr,
                         nullptr};
   hot_pairs = wide_pairs = careful_pairs = 0;
-  ASSERT_EQ(queue_kernel(counted_kernel<R, C>, a.tiles, cuda_kernels::kWarps, {nullptr, 2}, a), cudaSuccess);
+  ASSERT_EQ(queue_kernel(counted_kernel<R, C>, a.tiles, cuda_kernels::kWarps, {nullptr, 2, 0}, a), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   there.fetch();
   ++tally.steps;

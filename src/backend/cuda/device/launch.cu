@@ -1,4 +1,8 @@
 // Dispatches steps by rule, counts replays, and tells whether this build has code for the device.
+#include <map>
+#include <mutex>
+#include <utility>
+
 #include "backend/cuda/device/steps.h"
 #include "backend/cuda/device/prelude.inc"
 
@@ -20,6 +24,13 @@ cudaError_t step(const StepLaunch& launch, const Queue& queue) {
 #undef LT_RULE
   }
   return cudaErrorInvalidValue;
+}
+
+std::atomic<int>& resident_of(const void* kernel, const Queue& queue) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, std::atomic<int>> all;
+  const std::lock_guard lock(mutex);
+  return all[{kernel, queue.device}];
 }
 
 cudaError_t finish_replay(ReplayState* replay, const Queue& queue) {

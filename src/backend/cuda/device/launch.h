@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "backend/kernels/items.h"
@@ -16,7 +17,12 @@ namespace lowtide::cuda_kernels {
 struct Queue {
   cudaStream_t stream;
   int processors;
+  int device;  // its ordinal
 };
+
+// How many thread blocks of the kernel a multiprocessor of the queue's device holds at a time; 0: nobody has asked CUDA
+// yet. Any thread.
+std::atomic<int>& resident_of(const void* kernel, const Queue& queue);
 
 // Blocks of a tile, the unit of work of a warp in a step: items' starts are counted in tiles.
 inline constexpr int64_t kTileBlocks = 32;

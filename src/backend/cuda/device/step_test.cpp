@@ -116,7 +116,7 @@ TEST(CudaSteps, AreStoppedByGuardsAndUnpreparedReplays) {
   *guard = 3;
   EXPECT_EQ(changed_by(guard, nullptr), 0);
   const auto finish = [&] {
-    ASSERT_EQ(cuda_kernels::finish_replay(replay, {nullptr, 2}), cudaSuccess);
+    ASSERT_EQ(cuda_kernels::finish_replay(replay, {nullptr, 2, 0}), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   };
   *replay = {1, 0, 0};
@@ -165,7 +165,7 @@ TEST(CudaSearch, FindsTheFirstGradientThatIsNotFinite) {
       }
       auto* const found = reinterpret_cast<uint32_t*>(first.get());
       *found = kernels::kNoItem;
-      ASSERT_EQ(cuda_kernels::first_nonfinite(items, starts, 5, tiles, found, {nullptr, 2}), cudaSuccess);
+      ASSERT_EQ(cuda_kernels::first_nonfinite(items, starts, 5, tiles, found, {nullptr, 2, 0}), cudaSuccess);
       ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
       EXPECT_EQ(*found, bad < 0 ? kernels::kNoItem : static_cast<uint32_t>(bad)) << "trial " << trial;
       ++searches;

@@ -212,7 +212,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
         can_be_captured || !scope.is_capturing(on),
         "got a stream that is being captured for a graph, wanted one that is not; a step is captured by preparing "
         "the optimizer for replays");  // a replay would read what the host has written since
-    Call call{*this, scope, {on, info_.processors}, {info_, device_}};
+    Call call{*this, scope, info_.queue(on), {info_, device_}};
     work(call);
     scope.queued(on);
   }

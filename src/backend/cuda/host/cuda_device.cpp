@@ -158,8 +158,7 @@ void CudaDevice::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes
   const cudaStream_t stream = queue_of(scope, queue);
   if (count <= 0) return;
   const uint32_t word = pattern_bytes == 4 ? pattern : (pattern & 0xff) * 0x01010101u;
-  scope.check(
-      cuda_kernels::fill(static_cast<unsigned char*>(to), word, count * pattern_bytes, {stream, info_.processors}));
+  scope.check(cuda_kernels::fill(static_cast<unsigned char*>(to), word, count * pattern_bytes, info_.queue(stream)));
   scope.queued(stream);
 }
 

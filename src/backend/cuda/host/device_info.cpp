@@ -8,7 +8,6 @@
 #include <fstream>
 #include <string>
 
-#include "backend/cuda/device/launch.h"
 #include "backend/cuda/host/code.h"
 #include "backend/cuda/host/errors.h"
 

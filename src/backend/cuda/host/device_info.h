@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "backend/cuda/device/launch.h"
 #include "backend/cuda/host/contexts.h"
 #include "core/error.h"
 
@@ -20,6 +21,8 @@ struct DeviceInfo {
   bool reaches_pinned = false;      // and pinned memory by the host's own address
   bool concurrent_managed = false;  // managed memory can be prefetched, and used by the host at the same time
   bool synchronous = false;         // LOWTIDE_SYNC=1: every operation is waited for, to name the one that fails
+
+  cuda_kernels::Queue queue(cudaStream_t stream) const { return {stream, processors, ordinal}; }
 };
 
 // ordinal: -1 for the device that is present (cudaGetDevice). Throws kUnsupported if there is no device, or none that

@@ -23,10 +23,10 @@ CudaRecordedStep::CudaRecordedStep(const RecordingParts& of, const Scope& scope,
       memory_(scope, bytes_ + sizeof(ReplayState)),
       answers_(of.info, 2 * sizeof(ReplayState)),
       side_(scope) {
-  const cuda_kernels::Queue side{side_.get(), of.info.processors};
+  const cuda_kernels::Queue side = of.info.queue(side_.get());
   scope.check(cuda_kernels::fill(reinterpret_cast<unsigned char*>(state()), 0, sizeof(ReplayState), side));
   scope.check(cudaStreamSynchronize(side_.get()));
-  const cuda_kernels::Queue recording{stream, of.info.processors};
+  const cuda_kernels::Queue recording = of.info.queue(stream);
   queue_steps(scope, batch_, memory_.data(), tables, fast, state(), recording);
   scope.check(cuda_kernels::finish_replay(state(), recording));
 }
