@@ -65,6 +65,14 @@ class TensorReader {
   // How often torch has seen the tensor change; None for one of inference mode, which it does not count.
   nb::object version(nb::handle tensor) const;
 
+  // Has the processor fetch what reading the tensor will need. The third or fourth word of its Python object is the
+  // address of torch's own; where neither is, something is fetched that nobody needs.
+  static void fetch(nb::handle tensor) {
+    const auto* const words = reinterpret_cast<const char* const*>(tensor.ptr());
+    for (const char* const address : {words[2], words[3]})
+      for (const int at : {0, 64, 128}) __builtin_prefetch(address + at);
+  }
+
   // Whether the type is Tensor or Parameter itself, and read without its Python attributes.
   bool is_exact(nb::handle tensor) const {
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
