@@ -108,6 +108,15 @@ def refused(opt: torch.optim.Optimizer, *words: str, kind: Any = ValueError) -> 
     assert snapshot(opt) == before, f"changed by a call that failed with: {caught.value}"
 
 
+def raised(call: Callable[[], Any]) -> tuple[str, str]:
+    """The name and text of what `call` raises; "nothing" and ""."""
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
 def trained(
     rule: str = "adamw", steps: int = 3, dtype: torch.dtype = torch.float32, **options: Any
 ) -> tuple[list[torch.nn.Parameter], lowtide.Optimizer]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
+import inspect
 import os
 import tempfile
 import traceback
@@ -13,12 +15,13 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+T = TypeVar("T")
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 MOST = 4
@@ -156,9 +159,54 @@ def shared_ranks() -> Ranks:
     return ranks
 
 
+def on_ranks(count: int | None = None) -> Callable[[Callable[..., str | None]], Callable[..., None]]:
+    """The test is called on each of `count` ranks, else of as many as its argument `world` says, or `layout`, with what pytest
+    gives it. Rank 0 returns the figure, if there is one."""
+
+    def made(job: Callable[..., str | None]) -> Callable[..., None]:
+        def test(figure: Callable[[str], None], **given: Any) -> None:
+            world = count or given.get("world") or given["layout"].world
+            told = shared_ranks().run(world, _call_job, job.__module__, job.__name__, given)[0]
+            if told:
+                figure(told)
+
+        figure = inspect.Parameter("figure", inspect.Parameter.KEYWORD_ONLY)
+        test.__name__, test.__module__, test.__doc__ = job.__name__, job.__module__, job.__doc__
+        test.__signature__ = inspect.Signature([*inspect.signature(job).parameters.values(), figure])  # type: ignore[attr-defined]
+        test.job = job  # type: ignore[attr-defined]
+        return test
+
+    return made
+
+
+def _call_job(module: str, name: str, given: dict[str, Any]) -> str | None:
+    told: str | None = getattr(importlib.import_module(module), name).job(**given)
+    return told
+
+
+def of_all(value: T) -> list[T]:
+    """What each rank gives, on all of them."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every
+
+
+def alike(value: T) -> T:
+    """The value, which all ranks have."""
+    every = of_all(value)
+    assert all(one == value for one in every), f"ranks differ: {every!r:.2000}"
+    return value
+
+
 def differing(a: dict[str, bytes], b: dict[str, bytes]) -> list[str]:
     assert a.keys() == b.keys(), sorted(a.keys() ^ b.keys())
     return [name for name in a if a[name] != b[name]]
+
+
+def same(one: dict[str, bytes], other: dict[str, bytes], what: object = "") -> int:
+    """How many bytes were compared, of which none may differ."""
+    assert differing(one, other) == [], what
+    return size(one)
 
 
 def size(found: dict[str, bytes]) -> int:

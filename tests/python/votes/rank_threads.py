@@ -117,9 +117,7 @@ class Between(groups.Transport):
     def exchange(self, send: torch.Tensor, receive: torch.Tensor) -> None:
         assert send.shape == receive.shape == (self.size, send.shape[1]) and send.is_contiguous()
         self.moved_bytes += (self.size - 1) * send.shape[1]
-        self._ranks.meet(
-            self.rank, send, lambda every: receive.copy_(torch.stack([one[self.rank] for one in every]))
-        )
+        self._ranks.meet(self.rank, send, lambda every: receive.copy_(torch.stack([one[self.rank] for one in every])))
 
     def collect(self, mine: torch.Tensor, every: torch.Tensor) -> None:
         assert every.shape == (self.size, mine.numel()) and mine.is_contiguous()

@@ -40,9 +40,7 @@ def run(ranks: RankThreads, device: StandIn, cases: Sequence[Any]) -> jobs.Found
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_votes(
-    device: StandIn, world: int, seed: int, share: float, monkeypatch: pytest.MonkeyPatch, figure: Figure
-) -> None:
+def test_votes(device: StandIn, world: int, seed: int, share: float, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
     """Optimizers, tensors and hooks; ties, weights, masters, folds, values that are not finite."""
     cases = cases_of(seed + world, CASES if share == 1 else FEW)
     found = run(RankThreads(monkeypatch, world), device, cases)

@@ -26,9 +26,7 @@ def train(rank: int, world: int, store: str, kind: str, timeout: float, pipe: Co
     """Sends "ready", for each step its number and a hash of the parameters after it, and at the end the error."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.ReLU(), torch.nn.Linear(40, 30))
     forward: Any = model

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_support import shared_ranks
+from distributed_support import alike, on_ranks, shared_ranks
 from lowtide.distributed import ErrorFeedbackSign
 from torch.nn.parallel import DistributedDataParallel
-from vote_jobs import raised
+from support import bits, raised
 from vote_reference import aligned, generator
 
 SHAPES = ((1500,), (40, 30), (3,), (2, 1030))
@@ -90,12 +90,20 @@ def left_out(run: Run, weights: list[int]) -> list[torch.Tensor]:
     return [found[offset : offset + torch.Size(shape).numel()].view(shape) for offset, shape in pairs]
 
 
-def sums_of(residual: str, passes: int, feedback: bool, weights: list[int]) -> dict[str, Any]:
-    """Relative errors of what came out in all, by parameter, also with what is left; what came out last; bytes."""
+PASSES = 100
+
+
+# The share of the sum that rounding may lose: residuals of some 20 gradients, in each of 100 passes on two sides, at
+# random.
+ROUNDING = {"fp32": 1e-5, "bf16": 20 * 2**-9 * 200**0.5 / 100, "dynamic8": 20 * 2**-6 * 200**0.5 / 100}
+
+
+def sums_of(residual: str, feedback: bool, weights: list[int]) -> tuple[float, float, int]:
+    """The largest relative error of what came out in all, also with what is left; and bytes of residuals."""
     run = Run(residual=residual, weight=weights[dist.get_rank()])
     sent, due = ([torch.zeros(shape) for shape in SHAPES] for _ in range(2))
     out: list[torch.Tensor] = []
-    for number in range(passes):
+    for number in range(PASSES):
         out = run.backward(number)
         add(sent, out)
         add(due, mean(number, weights))
@@ -103,9 +111,37 @@ def sums_of(residual: str, passes: int, feedback: bool, weights: list[int]) -> d
             for kept, numel in zip(run.hook._residuals.parts, run.hook._layout.numels, strict=True):
                 kept.put(torch.zeros(numel))
             run.hook._shard.clear()
-    found = {"errors": errors(sent, due), "last": b"".join(part.numpy().tobytes() for part in out)}
+    alike([*map(bits, out)])
+    found = max(errors(sent, due))
     add(sent, left_out(run, weights))
-    return found | {"whole": errors(sent, due), "bytes": run.hook.residual_bytes()}
+    return found, max(errors(sent, due)), run.hook.residual_bytes()
+
+
+@pytest.mark.parametrize(
+    ("residual", "world", "weights"),
+    [("fp32", 3, [1, 1, 1]), ("fp32", 2, [1, 3]), ("bf16", 3, [1, 1, 1]), ("dynamic8", 3, [1, 1, 1])],
+)
+@on_ranks()
+def test_sums_are_those_of_means(residual: str, world: int, weights: list[int]) -> str:
+    error, whole, kept = sums_of(residual, True, weights)
+    # Without what is left: that is bounded, and so 1 / PASSES of the sum.
+    assert whole < ROUNDING[residual] and error < 0.15
+    numel = sum(torch.Size(shape).numel() for shape in SHAPES)
+    width = {"fp32": 4, "bf16": 2, "dynamic8": 1}[residual]
+    signs = sum(aligned(torch.Size(shape).numel()) for shape in SHAPES)
+    assert numel * width <= kept <= 1.02 * width * (numel + 2 * (signs / world + 1024))
+    return (
+        f"{residual}, weights {weights}: {PASSES} passes within {error:.2%} of the sum of means, with "
+        f"what is left {whole:.5%}; {kept} bytes of residuals for {numel} elements"
+    )
+
+
+@on_ranks(3)
+def test_without_feedback() -> str:
+    """Control."""
+    error, _, _ = sums_of("fp32", False, [1, 1, 1])
+    assert error > 0.3
+    return f"{PASSES} passes within {error:.2%} of the sum of means"
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -118,35 +154,6 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     )  # fmt: skip
 
 
-def resume(residual: str, dtype: torch.dtype) -> dict[str, Any]:
-    """A pass with an infinity on one rank, a loss scale that changes, and another hook that takes over."""
-    run, scaled = Run(dtype, residual=residual), Run(dtype, residual=residual)
-    equal = True
-    for number in range(4):
-        scaled.scale = 2.0 ** (number % 3 * 2)
-        pairs = zip(run.backward(number), scaled.backward(number), strict=True)
-        equal &= all(bool((a == b).all()) for a, b in pairs)
-    before = run.hook.state_dict()
-    spoilt = all(bool(out.isnan().all()) for out in run.backward(4, spoil=dist.get_rank() == 0))
-    untouched = same(before, run.hook.state_dict())
-    other = Run(dtype, residual=residual)
-    other.hook.load_state_dict(before)
-    resumed = all(
-        bool((a == b).all())
-        for number in range(5, 8)
-        for a, b in zip(run.backward(number), other.backward(number), strict=True)
-    )
-    changed = not same(before, run.hook.state_dict())
-    refused = [raised(lambda: other.hook.load_state_dict(bad)) for bad in spoilt_dicts(before)]
-    intact = same(other.hook.state_dict(), run.hook.state_dict())
-    run.scale = float(dist.get_rank() + 1)
-    differing = raised(lambda: run.backward(9))
-    return {
-        "equal": equal, "spoilt": spoilt, "untouched": untouched, "resumed": resumed, "changed": changed,
-        "refused": refused, "intact": intact, "differing": differing,
-    }  # fmt: skip
-
-
 def spoilt_dicts(good: dict[str, Any]) -> list[dict[str, Any]]:
     name = next(iter(good["residual"]))
     return [
@@ -157,6 +164,36 @@ def spoilt_dicts(good: dict[str, Any]) -> list[dict[str, Any]]:
         {**good, "shard": good["shard"][:-1]},
         {"votes": 3},
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("residual", ["fp32", "bf16", "dynamic8"])
+@on_ranks(3)
+def test_resumes_bit_for_bit(residual: str, dtype: torch.dtype) -> None:
+    """A loss scale that changes, a pass with an infinity on one rank, another hook that takes over, and dicts that it refuses."""
+
+    def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+        return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+    run, scaled = Run(dtype, residual=residual), Run(dtype, residual=residual)
+    for number in range(4):
+        scaled.scale = 2.0 ** (number % 3 * 2)
+        assert equal(run.backward(number), scaled.backward(number))
+    before = run.hook.state_dict()
+    assert all(bool(out.isnan().all()) for out in run.backward(4, spoil=dist.get_rank() == 0))
+    assert same(before, run.hook.state_dict())
+    other = Run(dtype, residual=residual)
+    other.hook.load_state_dict(before)
+    assert all(equal(run.backward(number), other.backward(number)) for number in range(5, 8))
+    assert not same(before, run.hook.state_dict())
+    words = ("residual: got 'none'", "average_state()", "other parameters", "got nothing", "shard", "got no")
+    for bad, word in zip(spoilt_dicts(before), words, strict=True):
+        kind, text = raised(lambda: other.hook.load_state_dict(bad))
+        assert kind == "ValueError" and word in text, (kind, text)
+    assert same(other.hook.state_dict(), run.hook.state_dict())
+    run.scale = float(dist.get_rank() + 1)
+    kind, text = raised(lambda: run.backward(9))
+    assert kind == "RuntimeError" and "loss_scale" in text, text
 
 
 def first_half(path: str, passes: int, weights: list[int]) -> tuple[float, float, list[float]]:
@@ -194,56 +231,8 @@ def second_half(path: str, passes: range) -> tuple[list[float], list[float], tup
     return found[0], found[1], refusal
 
 
-PASSES = 100
-
-
-# The share of the sum that rounding may lose: residuals of some 20 gradients, in each of 100 passes on two sides, at
-# random.
-ROUNDING = {"fp32": 1e-5, "bf16": 20 * 2**-9 * 200**0.5 / 100, "dynamic8": 20 * 2**-6 * 200**0.5 / 100}
-
-
-@pytest.mark.parametrize(
-    ("residual", "weights"), [("fp32", [1, 1, 1]), ("fp32", [1, 3]), ("bf16", [1, 1, 1]), ("dynamic8", [1, 1, 1])]
-)
-def test_sums_are_those_of_means(residual: str, weights: list[int], figure: Callable[[str], None]) -> None:
-    world = len(weights)
-    answers = shared_ranks().run(world, sums_of, residual, PASSES, True, weights)
-    assert len({found["last"] for found in answers}) == 1, "ranks differ"
-    found = answers[0]
-    # Without what is left: that is bounded, and so 1 / PASSES of the sum.
-    assert max(found["whole"]) < ROUNDING[residual] and max(found["errors"]) < 0.15
-    numel = sum(torch.Size(shape).numel() for shape in SHAPES)
-    width = {"fp32": 4, "bf16": 2, "dynamic8": 1}[residual]
-    signs = sum(aligned(torch.Size(shape).numel()) for shape in SHAPES)
-    assert numel * width <= found["bytes"] <= 1.02 * width * (numel + 2 * (signs / world + 1024))
-    figure(
-        f"{residual}, weights {weights}: {PASSES} passes within {max(found['errors']):.2%} of the sum of means, with "
-        f"what is left {max(found['whole']):.5%}; {found['bytes']} bytes of residuals for {numel} elements"
-    )
-
-
-def test_without_feedback(figure: Callable[[str], None]) -> None:
-    """Control."""
-    found = shared_ranks().run(3, sums_of, "fp32", PASSES, False, [1, 1, 1])[0]
-    assert max(found["errors"]) > 0.3
-    figure(f"{PASSES} passes within {max(found['errors']):.2%} of the sum of means")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("residual", ["fp32", "bf16", "dynamic8"])
-def test_resumes_bit_for_bit(residual: str, dtype: torch.dtype) -> None:
-    words = ["residual: got 'none'", "average_state()", "other parameters", "got nothing", "shard", "got no"]
-    for found in shared_ranks().run(3, resume, residual, dtype):
-        assert all(found[key] for key in ("equal", "spoilt", "untouched", "resumed", "changed", "intact")), found
-        for (kind, text), word in zip(found["refused"], words, strict=True):
-            assert kind == "ValueError" and word in text, (kind, text)
-        assert found["differing"][0] == "RuntimeError" and "loss_scale" in found["differing"][1]
-
-
 @pytest.mark.parametrize(("weights", "then"), [([1, 1, 1, 1], 2), ([2, 1], 3)])
-def test_another_number_of_workers(
-    weights: list[int], then: int, tmp_path: Path, figure: Callable[[str], None]
-) -> None:
+def test_another_number_of_workers(weights: list[int], then: int, tmp_path: Path, figure: Callable[[str], None]) -> None:
     path = str(tmp_path / "rank0")
     before = shared_ranks().run(len(weights), first_half, path, 10, weights)
     for moved, size, _ in before:

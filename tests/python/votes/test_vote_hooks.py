@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_support import shared_ranks
+from distributed_support import of_all, on_ranks, shared_ranks
 from lowtide.distributed import ShardVote, SignVote, hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from vote_jobs import Bucket, by_bucket, one_pass, raised
+from support import raised
+from vote_jobs import Bucket, by_bucket, one_pass
 from vote_reference import aligned, elect, generator, tie_bits
 
 
@@ -56,17 +57,14 @@ def reference(
     mine: list[torch.Tensor], votes: int, seed: int = 0, weights: tuple[int, ...] = (1,) * 4, ties_stay: bool = False
 ) -> tuple[list[torch.Tensor], int]:
     """The majority of all ranks' gradients, and how many ties there were."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
+    every = of_all(mine)
     tie = tie_bits(sum(aligned(grad.numel()) for grad in mine), seed, votes)
     if ties_stay:
         tie.zero_()
     first, ties, out = 0, 0, []
     for number, grad in enumerate(mine):
         part = tie[first : first + grad.numel()]
-        result, _, tied = elect(
-            [one[number].float() for one in every], list(weights[: len(every)]), votes % 2 == 0, part
-        )
+        result, _, tied = elect([one[number].float() for one in every], list(weights[: len(every)]), votes % 2 == 0, part)
         out.append(result.to(grad.dtype).view(grad.shape))
         first, ties = first + aligned(grad.numel()), ties + tied
     return out, ties
@@ -96,7 +94,7 @@ def votes_of_signs(
     ties = "zero" if weighted else "hash"
     hook = by_bucket(SignVote(ddp, timeout=15, weight=weights[dist.get_rank()], ties=ties))
     hook.register(ddp)
-    buckets_job = watch_buckets(hook)
+    buckets = watch_buckets(hook)
     wrong = compared = tied = unused = 0
     for step in range(4):
         for param in model.parameters():
@@ -118,238 +116,7 @@ def votes_of_signs(
                 param -= 0.01 * want
                 same -= 0.01 * want
     counts = {"wrong": wrong, "compared": compared, "ties": tied, "unused": unused, "votes": hook.votes}
-    return {**counts, "buckets": buckets_job}
-
-
-SIZES = (1000, 65, 1, 2049, 1024, 7)
-# Contiguous from the last on, as torch's; in runs of their own; one for each parameter; one for all.
-CUTS = (((4, 5), (2, 3), (0, 1)), ((5, 3, 1), (0, 4, 2)), ((5,), (4,), (3,), (2,), (1,), (0,)), (range(6),))
-
-
-def buckets_job(ties: str, passes: int, seed: int) -> tuple[int, int, int]:
-    """Passes of hooks of equal models whose buckets differ, the first without overlap, the second with buckets that wait for
-    more: elements that differ from those of one
-    bucket for all, elements in all, and passes that were not applied."""
-    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
-    all_cuts = (CUTS[0], CUTS[2], *CUTS)
-    hooks = [
-        SignVote(
-            torch.nn.ParameterList(params), ties=ties, seed=seed, weight=1 + dist.get_rank(), overlap=number > 0
-        )
-        for number in range(len(all_cuts))
-    ]  # fmt: skip
-    for number, hook in enumerate(hooks):
-        hook._least = 1500 if number == 1 else 1
-    wrong = compared = skipped = 0
-    for number in range(passes):
-        random = generator(seed, dist.get_rank(), number)
-        grads = [torch.randint(-1, 2, (size,), generator=random).float() for size in SIZES]
-        grads[3][:192] = 0
-        if number % 4 == 2:
-            grads[number % 6][0] = float("nan") if dist.get_rank() == dist.get_world_size() - 1 else 1.0
-        found = [torch.cat(one_pass(hook, params, grads, cuts)) for hook, cuts in zip(hooks, all_cuts, strict=True)]
-        for other, hook in zip(found, hooks, strict=True):
-            wrong += int((other.nan_to_num(5) != found[-1].nan_to_num(5)).sum())
-            wrong += hook.last_outcome.nonfinite_ranks != hooks[-1].last_outcome.nonfinite_ranks
-            wrong += hook.votes != hooks[-1].votes
-            compared += other.numel()
-        skipped += not hooks[0].last_outcome.applied
-    return wrong, compared, skipped
-
-
-def other_buckets() -> list[tuple[str, str]]:
-    """Errors where the last rank has other buckets, and of a pass in which it has those of the others."""
-    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
-    hook = by_bucket(SignVote(torch.nn.ParameterList(params), timeout=15))
-    odd = dist.get_rank() == dist.get_world_size() - 1
-    grads = [torch.ones(size) for size in SIZES]
-    return [raised(lambda: one_pass(hook, params, grads, CUTS[2 if odd and first else 0])) for first in (True, False)]
-
-
-def algorithms() -> list[str]:
-    """How bits travelled: of a hook for a large model, one for a small model, and one that does not overlap."""
-    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
-    grads = [torch.full((size,), -0.5) for size in SIZES]
-    found, least = [], hooks.LEAST
-    for large, overlap in ((True, True), (False, True), (True, False)):
-        hooks.LEAST = 1 if large else least
-        try:
-            hook = SignVote(torch.nn.ParameterList(params), overlap=overlap)
-        finally:
-            hooks.LEAST = least
-        one_pass(hook, params, grads, CUTS[0])
-        found.append(hook.last_outcome.algorithm + (", measured" if hook.last_outcome.seconds["measure"] else ""))
-    return found
-
-
-def broken_off(alone: bool) -> tuple[list[str], int]:
-    """All workers, or the last one alone, break a pass off after two of three buckets and begin the next: errors of the others'
-    pass and of the two that follow, and elements of the last one's result that are not the majority."""
-    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
-    hook = by_bucket(SignVote(torch.nn.ParameterList(params), timeout=30))
-    grads = [torch.full((size,), -0.5) for size in SIZES]
-    breaks = not alone or dist.get_rank() == dist.get_world_size() - 1
-    errors = []
-    if breaks:
-        for index, numbers in enumerate(CUTS[0][:2]):
-            buffer = torch.cat([torch.full((SIZES[number],), 2.0) for number in numbers])
-            hook(None, Bucket(index, False, [params[number] for number in numbers], buffer))
-    if alone:  # the one is a pass ahead: its first bucket meets the others' third
-        errors.append(raised(lambda: one_pass(hook, params, grads, CUTS[0]))[0])
-    found: list[torch.Tensor] = []
-    errors.append(raised(lambda: found.extend(one_pass(hook, params, grads, CUTS[0])))[0])
-    return errors, sum(int((one != -1).sum()) for one in found) if found else -1
-
-
-def one_cannot(where: str) -> tuple[str, list[bool], str]:
-    """Rank 0 fails in the second bucket's ballot, or when it looks at the parameters' values: the error of each worker,
-    which gradients it has left as they were, and the error of the next pass."""
-    params = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
-    hook = by_bucket(SignVote(torch.nn.ParameterList(params), timeout=30, check_every=1))
-    buffers, pack, values = hook._buffers, hook._buffers.pack, hook._values
-    kept: list[torch.Tensor] = []
-    calls = 0
-
-    def failing(*given: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if dist.get_rank() == 0 and (where == "values" or calls == 2):
-            raise MemoryError("none left")
-        return pack(*given) if where == "pack" else values()
-
-    if where == "pack":
-        buffers.pack = failing
-    else:
-        hook._values = failing
-    grads = [torch.full((size,), -0.5) for size in SIZES]
-
-    def placed(buffer: torch.Tensor) -> torch.Tensor:
-        kept.append(buffer)
-        return buffer
-
-    error = raised(lambda: one_pass(hook, params, grads, CUTS[0], placed))
-    untouched = [bool((buffer == -0.5).all()) for buffer in kept]
-    buffers.pack, hook._values = pack, values
-    return error[1], untouched, raised(lambda: one_pass(hook, params, grads, CUTS[0]))[0]
-
-
-def not_finite() -> dict[str, Any]:
-    """A NaN on rank 1 in the second of four passes; then a hook that takes over its state."""
-    model = network("plain")
-    ddp = DistributedDataParallel(model, bucket_cap_mb=0.004)
-    hook = by_bucket(SignVote(model))
-    hook.register(ddp)
-    nans, values = [], []
-    for step in range(4):
-        model.zero_grad()
-        spoilt = batch(torch.float32, step)
-        if step == 1 and dist.get_rank() == 1:
-            spoilt[0, 0] = float("nan")
-        ddp(spoilt).sum().backward()
-        nans.append(all(bool(p.grad.isnan().all()) for p in model.parameters()))
-        values.append({float(x) for p in model.parameters() for x in p.grad.unique()})
-    other_model = network("plain")
-    other_ddp = DistributedDataParallel(other_model)
-    other = SignVote(other_model)
-    other.register(other_ddp)
-    other.load_state_dict(hook.state_dict())
-    same = []
-    for one, zero_grads in ((ddp, model), (other_ddp, other_model)):
-        zero_grads.zero_grad()
-        one(batch(torch.float32, 9)).sum().backward()
-        same.append([p.grad.clone() for p in zero_grads.parameters()])
-    equal = all(bool((a == b).all()) for a, b in zip(*same, strict=True))
-    return {"nans": nans, "values": values, "votes": hook.votes, "equal": equal}
-
-
-def two_models() -> int:
-    """Hooks of two models whose passes follow each other without a pause; one uneven, one with other weights."""
-    wrong = 0
-    models = [network("plain", seed=seed) for seed in (0, 1)]
-    plains = [copy.deepcopy(model) for model in models]
-    ddps = [DistributedDataParallel(model, bucket_cap_mb=0.004) for model in models]
-    for number, ddp in enumerate(ddps):
-        SignVote(ddp, seed=number).register(ddp)
-    for step in range(3):
-        for model in models:
-            model.zero_grad()
-        data = batch(torch.float32, step, 0)
-        (ddps[0](data).square().mean() + ddps[1](data).square().mean()).backward()
-        for number, (model, plain) in enumerate(zip(models, plains, strict=True)):
-            wanted, _ = reference(local_gradients(plain, torch.float32, step, 1), step, number)
-            wrong += sum(int((p.grad != want).sum()) for p, want in zip(model.parameters(), wanted, strict=True))
-    return wrong
-
-
-def registered() -> tuple[list[str], bool, int]:
-    """`register` with FSDP2 modules within each other: gradients that are no signs, whether the pairs' shards are
-    equal, the number of votes in a pass, and the error where shards do not start alike."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "inside"))
-    group = mesh["between"].get_group()
-    model = network("plain")
-    for layer in model:
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer, mesh=mesh["inside"])
-    fully_shard(model, mesh=mesh["inside"])
-    vote = ShardVote(group=group)
-    vote.register(model)
-    model(batch(torch.float32, 0)).square().mean().backward()
-    odd, equal = [], True
-    for name, param in model.named_parameters():
-        mine = param.grad.to_local()
-        every = [torch.empty_like(mine) for _ in range(2)]
-        dist.all_gather(every, mine, group=group)
-        equal &= bool((every[0] == every[1]).all())
-        if not bool(((mine == 1) | (mine == -1) | (mine == 0)).all()):
-            odd.append(name)
-    with torch.no_grad():
-        next(model.parameters()).to_local().add_(dist.get_rank(group))
-    try:
-        ShardVote(group=group).register(model)
-        odd.append("other values were not seen")
-    except ValueError as error:
-        if "seed alike" not in str(error):
-            odd.append(str(error))
-    return odd, equal, vote.votes
-
-
-def sharded() -> dict[str, Any]:
-    """FSDP2 inside pairs, a vote between them."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "inside"))
-    model = network("plain")
-    for layer in model:
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer, mesh=mesh["inside"])
-    fully_shard(model, mesh=mesh["inside"])
-    group = mesh["between"].get_group()
-    vote = ShardVote(group=group)
-    found = {"wrong": 0, "calls": 0, "elements": 0, "ties": 0}
-
-    def hook(tensor: torch.Tensor) -> None:
-        every = [torch.empty_like(tensor) for _ in range(2)]
-        dist.all_gather(every, tensor, group=group)
-        before = vote.votes
-        vote(tensor)
-        total = sum(one.sign() for one in every)
-        found["calls"], found["elements"] = found["calls"] + 1, found["elements"] + tensor.numel()
-        found["wrong"] += int(((total != 0) & (tensor != total.sign())).sum())
-        tie = tie_bits(aligned(tensor.numel()), 0, before)[: tensor.numel()]
-        tied = (every[0] * every[1]) < 0
-        found["wrong"] += int((tensor[tied] != tie[tied]).sum())
-        found["ties"] += int(tied.sum())
-
-    for module in model.modules():
-        if hasattr(module, "set_all_reduce_hook"):
-            module.set_all_reduce_hook(hook)
-    for step in range(3):
-        model.zero_grad()
-        model(batch(torch.float32, step)).square().mean().backward()
-        for param in model.parameters():
-            mine = param.grad.to_local()
-            every = [torch.empty_like(mine) for _ in range(2)]
-            dist.all_gather(every, mine.contiguous(), group=group)
-            found["wrong"] += int((every[0] != every[1]).sum()) + int((mine.abs() > 1).sum())
-    return found
+    return {**counts, "buckets": buckets}
 
 
 CASES: dict[str, tuple[str, torch.dtype, int, dict[str, Any]]] = {
@@ -395,62 +162,221 @@ def test_weighted_votes(world: int, figure: Callable[[str], None]) -> None:
     figure(f"{world} workers: {found['compared']} elements equal, {found['ties']} ties that are 0")
 
 
+SIZES = (1000, 65, 1, 2049, 1024, 7)
+# Contiguous from the last on, as torch's; in runs of their own; one for each parameter; one for all.
+CUTS = (((4, 5), (2, 3), (0, 1)), ((5, 3, 1), (0, 4, 2)), ((5,), (4,), (3,), (2,), (1,), (0,)), (range(6),))
+
+
+def zeros() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("ties", ["hash", "plus", "minus", "zero", "previous"])
-def test_buckets_change_no_bit(ties: str, world: int, seed: int, share: float, figure: Callable[[str], None]) -> None:
-    """Buckets are voted on one by one, as they come: the result is that of one vote on all gradients."""
-    for wrong, compared, skipped in shared_ranks().run(world, buckets_job, ties, max(8, int(40 * share)), seed):
-        assert wrong == 0 and skipped >= 2
-    figure(f"{ties}, {world} workers: {compared} elements in {len(CUTS)} sets of buckets, {wrong} differ; {skipped} passes NaN")
+@on_ranks()
+def test_buckets_change_no_bit(ties: str, world: int, seed: int, share: float) -> str:
+    """Buckets are voted on one by one, as they come: the result is that of one vote on all gradients. Hooks of equal models
+    have other buckets, the first without overlap, the second with buckets that wait for more."""
+    params = zeros()
+    all_cuts = (CUTS[0], CUTS[2], *CUTS)
+    hooks = [
+        SignVote(
+            torch.nn.ParameterList(params), ties=ties, seed=seed, weight=1 + dist.get_rank(), overlap=number > 0
+        )
+        for number in range(len(all_cuts))
+    ]  # fmt: skip
+    for number, hook in enumerate(hooks):
+        hook._least = 1500 if number == 1 else 1
+    compared = skipped = 0
+    for number in range(max(8, int(40 * share))):
+        random = generator(seed, dist.get_rank(), number)
+        grads = [torch.randint(-1, 2, (size,), generator=random).float() for size in SIZES]
+        grads[3][:192] = 0
+        if number % 4 == 2:
+            grads[number % 6][0] = float("nan") if dist.get_rank() == world - 1 else 1.0
+        found = [torch.cat(one_pass(hook, params, grads, cuts)) for hook, cuts in zip(hooks, all_cuts, strict=True)]
+        for other, hook in zip(found, hooks, strict=True):
+            assert torch.equal(other.nan_to_num(5), found[-1].nan_to_num(5)) and hook.votes == hooks[-1].votes
+            assert hook.last_outcome.nonfinite_ranks == hooks[-1].last_outcome.nonfinite_ranks
+            compared += other.numel()
+        skipped += not hooks[0].last_outcome.applied
+    assert skipped >= 2
+    return f"{ties}, {world} workers: {compared} elements in {len(CUTS)} sets of buckets, 0 differ; {skipped} passes NaN"
 
 
+@on_ranks(3)
 def test_workers_with_other_buckets() -> None:
-    for first, second in shared_ranks().run(3, other_buckets):
-        assert first[0] == "ValueError" and "2" in first[1], first
-        assert second == ("nothing", "")
+    """The last rank's, in one pass; in the next one it has those of the others."""
+    params, grads = zeros(), [torch.ones(size) for size in SIZES]
+    hook = by_bucket(SignVote(torch.nn.ParameterList(params), timeout=15))
+    kind, text = raised(lambda: one_pass(hook, params, grads, CUTS[2 if dist.get_rank() == 2 else 0]))
+    assert kind == "ValueError" and "2" in text, text
+    one_pass(hook, params, grads, CUTS[0])
 
 
 @pytest.mark.parametrize(("world", "wanted"), [(2, "one_phase"), (3, "two_phase")])
+@on_ranks()
 def test_nothing_is_measured_beside_computing(world: int, wanted: str) -> None:
-    for large, small, waiting in shared_ranks().run(world, algorithms):
-        assert large == wanted and "measured" in small and "measured" in waiting
+    """How bits travel: of a hook for a large model, one for a small model, and one that does not overlap."""
+    params, grads = zeros(), [torch.full((size,), -0.5) for size in SIZES]
+    least = hooks.LEAST
+    for large, overlap in ((True, True), (False, True), (True, False)):
+        hooks.LEAST = 1 if large else least
+        try:
+            hook = SignVote(torch.nn.ParameterList(params), overlap=overlap)
+        finally:
+            hooks.LEAST = least
+        one_pass(hook, params, grads, CUTS[0])
+        measured = hook.last_outcome.seconds["measure"] > 0
+        assert (hook.last_outcome.algorithm == wanted and not measured) if large and overlap else measured
 
 
 @pytest.mark.parametrize("alone", [False, True])
+@on_ranks(3)
 def test_a_pass_that_is_broken_off(alone: bool) -> None:
-    """The next one has nothing of its parts; where one worker alone is there, all are refused, and the pass after it is right."""
-    for errors, wrong in shared_ranks().run(3, broken_off, alone):
-        assert errors == (["ValueError", "nothing"] if alone else ["nothing"]) and wrong == 0, errors
+    """After two of three buckets. The next pass has nothing of its parts; where the last worker alone breaks off, it is a pass
+    ahead: its first bucket meets the others' third, all are refused, and the pass after it is right."""
+    params, grads = zeros(), [torch.full((size,), -0.5) for size in SIZES]
+    hook = by_bucket(SignVote(torch.nn.ParameterList(params), timeout=30))
+    if not alone or dist.get_rank() == dist.get_world_size() - 1:
+        for index, numbers in enumerate(CUTS[0][:2]):
+            buffer = torch.cat([torch.full((SIZES[number],), 2.0) for number in numbers])
+            hook(None, Bucket(index, False, [params[number] for number in numbers], buffer))
+    if alone:
+        assert raised(lambda: one_pass(hook, params, grads, CUTS[0]))[0] == "ValueError"
+    assert all(bool((one == -1).all()) for one in one_pass(hook, params, grads, CUTS[0]))
 
 
 @pytest.mark.parametrize("where", ["pack", "values"])
+@on_ranks(2)
 def test_a_worker_that_fails_in_the_middle_of_a_pass(where: str) -> None:
-    """The others hear of it at once, no gradient is replaced anywhere, and the next pass goes on."""
-    for rank, (error, untouched, after) in enumerate(shared_ranks().run(2, one_cannot, where)):
-        assert ("none left" if rank == 0 else "[0] failed") in error, error
-        assert untouched == [True] * 3 and after == "nothing"
+    """Rank 0, in the second bucket's ballot, or when it looks at the parameters' values: the other hears of it at once, no
+    gradient is replaced anywhere, and the next pass goes on."""
+    params, grads = zeros(), [torch.full((size,), -0.5) for size in SIZES]
+    hook = by_bucket(SignVote(torch.nn.ParameterList(params), timeout=30, check_every=1))
+    owner, name = (hook._buffers, "pack") if where == "pack" else (hook, "_values")
+    works, calls, kept = getattr(owner, name), [], []
+
+    def failing(*given: Any) -> Any:
+        calls.append(given)
+        if dist.get_rank() == 0 and (where == "values" or len(calls) == 2):
+            raise MemoryError("none left")
+        return works(*given)
+
+    setattr(owner, name, failing)
+    text = raised(lambda: one_pass(hook, params, grads, CUTS[0], lambda buffer: (kept.append(buffer), buffer)[1]))[1]
+    assert ("none left" if dist.get_rank() == 0 else "[0] failed") in text, text
+    assert len(kept) == 3 and all(bool((buffer == -0.5).all()) for buffer in kept)
+    setattr(owner, name, works)
+    one_pass(hook, params, grads, CUTS[0])
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_nan_on_one_rank(world: int, figure: Callable[[str], None]) -> None:
-    for found in shared_ranks().run(world, not_finite):
-        assert found["nans"] == [False, True, False, False] and found["equal"] and found["votes"] == 4
-        assert all(values <= {-1.0, 0.0, 1.0} for values in found["values"][::2])
-    figure(f"{world} workers: a NaN on one is NaN on all, in that pass only")
+@on_ranks()
+def test_nan_on_one_rank(world: int) -> str:
+    """A NaN on rank 1 in the second of four passes; then a hook that takes over the state."""
+    model = network("plain")
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.004)
+    hook = by_bucket(SignVote(model))
+    hook.register(ddp)
+    for step in range(4):
+        model.zero_grad()
+        spoilt = batch(torch.float32, step)
+        if step == 1 and dist.get_rank() == 1:
+            spoilt[0, 0] = float("nan")
+        ddp(spoilt).sum().backward()
+        for p in model.parameters():
+            assert bool(p.grad.isnan().all()) if step == 1 else {*p.grad.unique().tolist()} <= {-1.0, 0.0, 1.0}
+    other = network("plain")
+    other_ddp, taking_over = DistributedDataParallel(other), SignVote(other)
+    taking_over.register(other_ddp)
+    taking_over.load_state_dict(hook.state_dict())
+    for forward, of in ((ddp, model), (other_ddp, other)):
+        of.zero_grad()
+        forward(batch(torch.float32, 9)).sum().backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    assert hook.votes == taking_over.votes == 4, "the pass of a NaN is none"
+    return f"{world} workers: a NaN on one is NaN on all, in that pass only"
 
 
 @pytest.mark.parametrize("world", [2, 4])
+@on_ranks()
 def test_two_models(world: int) -> None:
-    assert shared_ranks().run(world, two_models) == [0] * world
+    """Hooks of two models whose passes follow each other without a pause; one uneven, one with other weights."""
+    models = [network("plain", seed=seed) for seed in (0, 1)]
+    plains = [copy.deepcopy(model) for model in models]
+    ddps = [DistributedDataParallel(model, bucket_cap_mb=0.004) for model in models]
+    for number, ddp in enumerate(ddps):
+        SignVote(ddp, seed=number).register(ddp)
+    for step in range(3):
+        for model in models:
+            model.zero_grad()
+        data = batch(torch.float32, step, 0)
+        (ddps[0](data).square().mean() + ddps[1](data).square().mean()).backward()
+        for number, (model, plain) in enumerate(zip(models, plains, strict=True)):
+            wanted, _ = reference(local_gradients(plain, torch.float32, step, 1), step, number)
+            assert all(torch.equal(p.grad, want) for p, want in zip(model.parameters(), wanted, strict=True))
 
 
-def test_fsdp2_between_nodes(figure: Callable[[str], None]) -> None:
-    for found in shared_ranks().run(4, sharded):
-        assert found["wrong"] == 0 and found["calls"] >= 3 and found["ties"] > 100
-    figure(f"2 x 2 ranks: {found['calls']} votes on {found['elements']} elements of shards, {found['ties']} ties")
+def in_pairs() -> tuple[torch.nn.Module, dist.ProcessGroup]:
+    """A model under FSDP2 inside pairs, and the group between them."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "inside"))
+    model = network("plain")
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh["inside"])
+    fully_shard(model, mesh=mesh["inside"])
+    return model, mesh["between"].get_group()
 
 
-def test_every_fsdp2_module_votes(figure: Callable[[str], None]) -> None:
-    for odd, equal, votes in shared_ranks().run(4, registered):
-        assert odd == [] and equal and votes >= 3
-    figure(f"2 x 2 ranks: {votes} modules within each other voted in one pass, and all gradients are signs")
+def between(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    every = [torch.empty_like(tensor) for _ in range(2)]
+    dist.all_gather(every, tensor.contiguous(), group=group)
+    return every
+
+
+@on_ranks(4)
+def test_fsdp2_between_nodes() -> str:
+    model, group = in_pairs()
+    vote = ShardVote(group=group)
+    calls = elements = ties = 0
+
+    def hook(tensor: torch.Tensor) -> None:
+        nonlocal calls, elements, ties
+        every, before = between(tensor, group), vote.votes
+        vote(tensor)
+        total = every[0].sign() + every[1].sign()
+        assert not bool(((total != 0) & (tensor != total.sign())).any())
+        tied = every[0] * every[1] < 0
+        assert torch.equal(tensor[tied], tie_bits(aligned(tensor.numel()), 0, before)[: tensor.numel()][tied])
+        calls, elements, ties = calls + 1, elements + tensor.numel(), ties + int(tied.sum())
+
+    for module in model.modules():
+        if hasattr(module, "set_all_reduce_hook"):
+            module.set_all_reduce_hook(hook)
+    for step in range(3):
+        model.zero_grad()
+        model(batch(torch.float32, step)).square().mean().backward()
+        for param in model.parameters():
+            every = between(param.grad.to_local(), group)
+            assert torch.equal(*every) and not bool((every[0].abs() > 1).any())
+    assert calls >= 3 and ties > 100
+    return f"2 x 2 ranks: {calls} votes on {elements} elements of shards, {ties} ties"
+
+
+@on_ranks(4)
+def test_every_fsdp2_module_votes() -> str:
+    """`register` with modules within each other; where shards do not start alike, it refuses."""
+    model, group = in_pairs()
+    vote = ShardVote(group=group)
+    vote.register(model)
+    model(batch(torch.float32, 0)).square().mean().backward()
+    for name, param in model.named_parameters():
+        mine = param.grad.to_local()
+        assert torch.equal(*between(mine, group)) and {*mine.unique().tolist()} <= {-1.0, 0.0, 1.0}, name
+    assert vote.votes >= 3
+    with torch.no_grad():
+        next(model.parameters()).to_local().add_(dist.get_rank(group))
+    kind, text = raised(lambda: ShardVote(group=group).register(model))
+    assert kind == "ValueError" and "seed alike" in text, text
+    return f"2 x 2 ranks: {vote.votes} modules within each other voted in one pass, and all gradients are signs"

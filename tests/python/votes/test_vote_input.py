@@ -10,10 +10,11 @@ import lowtide.distributed as votes
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_support import shared_ranks
+from distributed_support import alike, on_ranks
 from lowtide.distributed.buffers import SignBuffers
 from torch.nn.parallel import DistributedDataParallel
-from vote_jobs import raised, snapshot
+from support import raised
+from vote_jobs import snapshot
 
 Lion = votes.DistributedLion
 
@@ -43,11 +44,6 @@ def with_sparse_gradient() -> Any:
     return param
 
 
-def accumulate_sparse() -> None:
-    counts = votes.SignAccumulator([with_sparse_gradient()])
-    counts.add()
-
-
 CALLS: dict[str, tuple[str, str, Callable[[], Any]]] = {
     "ties": ("ValueError", "ties: got 'most'", lambda: Lion([ones(3)], vote={"ties": "most"})),
     "algorithm": ("ValueError", "algorithm: got 3", lambda: votes.Collective(algorithm=3)),
@@ -68,7 +64,7 @@ CALLS: dict[str, tuple[str, str, Callable[[], Any]]] = {
     "meta parameters": ("ValueError", "meta", lambda: Lion([ones(3, device="meta")])),
     "meta counts": ("NotImplementedError", "meta", lambda: votes.SignAccumulator([ones(3, device="meta")])),
     "sparse": ("ValueError", "sparse", lambda: Lion([with_sparse_gradient()]).step()),
-    "sparse counts": ("ValueError", "sparse", accumulate_sparse),
+    "sparse counts": ("ValueError", "sparse", lambda: votes.SignAccumulator([with_sparse_gradient()]).add()),
     "most": ("ValueError", "most: got 0", lambda: votes.SignAccumulator([ones(3)], most=0)),
     "nothing to count": ("ValueError", "params: got none", lambda: votes.SignAccumulator([torch.ones(3)])),
     "residual": ("ValueError", "got 'fp8'", lambda: votes.ErrorFeedbackSign(torch.nn.Linear(3, 3), residual="fp8")),
@@ -92,200 +88,152 @@ CALLS: dict[str, tuple[str, str, Callable[[], Any]]] = {
 }  # fmt: skip
 
 
-def bad_calls() -> dict[str, tuple[str, str]]:
-    return {name: raised(call) for name, (_, _, call) in CALLS.items()}
+@pytest.mark.parametrize("world", [1, 2])
+@on_ranks()
+def test_bad_arguments(world: int) -> str:
+    for name, (kind, words, call) in CALLS.items():
+        found = raised(call)
+        assert found[0] == kind and words in found[1], (name, found)
+    return f"{len(CALLS)} calls refused on each of {world} workers"
 
 
-def outside() -> tuple[tuple[str, str], tuple[str, str], float]:
-    """Rank 1 of 2 is not in the group; rank 0 makes the group's own, and nobody waits for anybody."""
-    group = dist.new_group([0])
-    calls = [lambda: votes.Collective(group=group), lambda: votes.SignVote(torch.nn.Linear(3, 3), group=group)]
-    found = [raised(call) for call in calls]
-    param = ones(70)
-    if dist.get_rank() == 0:
+@on_ranks(2)
+def test_processes_outside_the_group() -> None:
+    """Rank 1 is not in the group; rank 0 makes the group's own, and nobody waits for anybody."""
+    group, outside = dist.new_group([0]), dist.get_rank() == 1
+    for call in (lambda: votes.Collective(group=group), lambda: votes.SignVote(torch.nn.Linear(3, 3), group=group)):
+        kind, text = raised(call)
+        assert kind == ("ValueError" if outside else "nothing") and ("not in" in text) == outside, text
+    if not outside:
+        param = ones(70)
         opt = Lion([param], lr=0.5, vote={"group": group, "timeout": 5})
         param.grad = torch.ones(70)
         opt.step()
-    return found[0], found[1], float(param[0].detach())
+        assert bool((param == 0.5).all())
 
 
-def without_group() -> list[tuple[str, str]]:
+@on_ranks(1)
+def test_without_process_group() -> None:
     dist.destroy_process_group()
     calls: list[Callable[[], Any]] = [votes.Collective, lambda: Lion([ones(3)]), lambda: Vote(timeout=3)]
-    return [raised(call) for call in [*calls, lambda: votes.SignVote(torch.nn.Linear(3, 3))]]
+    for call in [*calls, lambda: votes.SignVote(torch.nn.Linear(3, 3))]:
+        kind, text = raised(call)
+        assert kind == "ValueError" and "init_process_group" in text, text
 
 
-def one_cannot(what: str) -> tuple[tuple[str, str], bool, tuple[str, str]]:
-    """Rank 1 alone cannot vote: what all raise, whether parameters are untouched, and what the next step raises."""
+def refuses_ballots(opt: Any) -> Callable[[], None]:
+    """Breaks the optimizer's ballots; returns what mends them."""
+    ballots, opt._ballots = opt._ballots, lambda scale: [][1]
+    return lambda: setattr(opt, "_ballots", ballots)
+
+
+@pytest.mark.parametrize(("what", "words"), [("gradient", "sparse"), ("option", "lr"), ("ballot", "list index out of range")])
+@on_ranks(3)
+def test_one_worker_that_cannot_vote(what: str, words: str) -> None:
+    """Rank 1: all hear of it, parameters are untouched, and the next step is taken."""
     odd = dist.get_rank() == 1
     params = [ones(100), ones(3, 4)]
-    opt: Any = Lion(params, lr=0.1)
+    opt = Lion(params, lr=0.1)
     for param in params:
         param.grad = torch.ones_like(param)
+    mend: Callable[[], Any] = lambda: None
     if what == "gradient" and odd:
         params[1].grad = sparse(3, 4)
     if what == "option" and odd:
         opt.param_groups[0]["lr"] = -1.0
     if what == "ballot" and odd:
-        ballots, opt._ballots = opt._ballots, lambda scale: [][1]
+        mend = refuses_ballots(opt)
     before = snapshot(params)
-    first, untouched = raised(opt.step), snapshot(params) == before
-    if odd:
-        params[1].grad = torch.ones(3, 4)
-        opt.param_groups[0]["lr"] = 0.1
-        if what == "ballot":
-            opt._ballots = ballots
-    return first, untouched, raised(opt.step)
+    kind, text = raised(opt.step)
+    assert kind in (("ValueError", "IndexError") if odd else ("RuntimeError",)) and (words if odd else "1") in text, text
+    assert snapshot(params) == before
+    mend()
+    params[1].grad = torch.ones(3, 4)
+    opt.param_groups[0]["lr"] = 0.1
+    opt.step()
 
 
-def nothing_to_move(algorithm: str) -> list[tuple[str, str]]:
+@pytest.mark.parametrize("algorithm", ["one_phase", "two_phase", "auto"])
+@on_ranks(2)
+def test_nothing_to_move(algorithm: str) -> None:
     """Parameters without elements only: steps that all can take, and one that rank 1 cannot."""
     param = ones(0, 5)
     opt = Lion([param], vote={"algorithm": algorithm})
-    counts = votes.SignAccumulator([param])
-    found = []
     for broken in (False, True, False):
         param.grad = torch.ones(0, 5)
-        if broken and dist.get_rank() == 1:
-            ballots, opt._ballots = opt._ballots, lambda scale: [][1]  # type: ignore[method-assign]
-        found.append(raised(opt.step))
-        if broken and dist.get_rank() == 1:
-            opt._ballots = ballots  # type: ignore[method-assign]
+        odd = broken and dist.get_rank() == 1
+        mend = refuses_ballots(opt) if odd else lambda: None
+        assert raised(opt.step)[0] == ("IndexError" if odd else "RuntimeError" if broken else "nothing")
+        mend()
+    counts = votes.SignAccumulator([param])
     counts.add()
     counts.finish()
     assert param.grad.shape == (0, 5)
     model = torch.nn.Linear(3, 3)
     model.none = torch.nn.Parameter(torch.ones(0))
     ddp = DistributedDataParallel(model)
-    hook = votes.SignVote(ddp)
-    hook.register(ddp)
-    found.append(raised(lambda: (ddp(torch.ones(2, 3)).sum() + model.none.sum()).backward()))
-    return found
+    votes.SignVote(ddp).register(ddp)
+    (ddp(torch.ones(2, 3)).sum() + model.none.sum()).backward()
 
 
-def one_hook_cannot() -> list[tuple[str, str]]:
-    found = []
+@on_ranks(3)
+def test_one_hook_that_cannot_vote() -> None:
+    odd = dist.get_rank() == 1
     model = torch.nn.Linear(30, 40)
     ddp = DistributedDataParallel(model)
-    broken = [dist.get_rank() == 1]
-    hook = votes.ErrorFeedbackSign(ddp, loss_scale=lambda: -3.0 if broken[0] else 1.0)
+    scale = [-3.0 if odd else 1.0]
+    hook = votes.ErrorFeedbackSign(ddp, loss_scale=lambda: scale[0])
     hook.register(ddp)
-    for _ in range(2):
-        found.append(raised(lambda: ddp(torch.ones(2, 30)).sum().backward()))
-        broken[0] = False
-        model.zero_grad()
-        ddp = DistributedDataParallel(model)  # the reducer of a pass that was broken off is of no use
-        hook.register(ddp)
+    kind, text = raised(ddp(torch.ones(2, 30)).sum().backward)
+    assert kind == "RuntimeError" and ("loss_scale: got -3" if odd else "ranks [1] failed") in text, text
+    scale[0] = 1.0
+    model.zero_grad()
+    ddp = DistributedDataParallel(model)  # the reducer of a pass that was broken off is of no use
+    hook.register(ddp)
+    ddp(torch.ones(2, 30)).sum().backward()
     vote, tensor = Vote(), torch.ones(6, 5)
-    found.append(raised(lambda: vote(tensor.T if dist.get_rank() == 1 else tensor)))
-    found.append(raised(lambda: vote(tensor[: dist.get_rank() + 1])))
-    found.append(raised(lambda: vote(tensor)))
-    return found
+    kind, text = raised(lambda: vote(tensor.T if odd else tensor))
+    assert kind == ("ValueError" if odd else "RuntimeError") and ("strides" if odd else "ranks [1] failed") in text, text
+    kind, text = raised(lambda: vote(tensor[: dist.get_rank() + 1]))
+    assert kind == "ValueError" and "numel" in text, text
+    vote(tensor)
 
 
-def shards() -> dict[str, Any]:
-    """Plain tensors of all kinds: signs, zeros of dead blocks, NaN everywhere, and none at all."""
-    vote, rank = Vote(seed=3), dist.get_rank()
-    out: dict[str, Any] = {}
+@on_ranks(3)
+def test_plain_tensors() -> str:
+    """All kinds: signs, zeros of dead blocks, NaN everywhere, and none at all."""
+    vote = Vote(seed=3)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         tensor = torch.arange(-100, 101).to(dtype) + 0.5
         tensor[64:128] = 0
+        wanted = tensor.sign()
         vote(tensor)
-        assert tensor.dtype == dtype
-        out[str(dtype)] = tensor.float()
-    empty = torch.ones(0, 4)
-    vote(empty)
+        assert tensor.dtype == dtype and torch.equal(tensor, wanted)
+    vote(torch.ones(0, 4))
     scalar = torch.tensor(-2.0)
     vote(scalar)
     spoilt = torch.ones(5)
-    spoilt[1] = float("inf") if rank == 1 else 1
+    spoilt[1] = float("inf") if dist.get_rank() == 1 else 1
     vote(spoilt)
-    zero = torch.ones(2)
-    found = []
+    assert float(scalar) == -1 and bool(spoilt.isnan().all())
+    plus = 0
     for _ in range(40):  # in turn with another tensor, as two layers
-        zero[:] = torch.tensor([0.0, 1.0])
+        zero = torch.tensor([0.0, 1.0])
         vote(zero)
-        found.append(float(zero[0]))
+        plus += bool(zero[0] > 0)
         vote(torch.ones(2))
-    plus = sum(value > 0 for value in found)
-    return out | {"scalar": float(scalar), "nan": bool(spoilt.isnan().all()), "plus": plus, "votes": vote.votes}
+    assert 8 <= alike(plus) <= 32 and vote.votes == 86
+    return f"a zero is + in {plus} of 40 votes that take turns with those of another tensor"
 
 
-def broadcast() -> list[bytes]:
+@on_ranks(3)
+def test_broadcasts_of_every_type() -> None:
     torch.manual_seed(dist.get_rank())
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).bfloat16()
     extra = [torch.randn(()), torch.randn(0, 2), torch.randn(4, 5).T, torch.randint(9, (3,)), torch.randn(3) > 0]
     votes.broadcast_parameters(model, source=1)
     votes.broadcast_parameters(extra, dist.group.WORLD, source=1)
-    return snapshot([*model.parameters(), *model.buffers(), *extra])
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_bad_arguments(world: int, figure: Callable[[str], None]) -> None:
-    for answers in shared_ranks().run(world, bad_calls):
-        for name, (kind, words, _) in CALLS.items():
-            assert answers[name][0] == kind and words in answers[name][1], (name, answers[name])
-    figure(f"{len(CALLS)} calls refused on each of {world} workers")
-
-
-def test_processes_outside_the_group() -> None:
-    inside, away = shared_ranks().run(2, outside)
-    assert inside[0][0] == inside[1][0] == "nothing" and inside[2] == 0.5
-    for kind, text in away[:2]:
-        assert kind == "ValueError" and "not in" in text
-    assert away[2] == 1.0
-
-
-def test_without_process_group() -> None:
-    for kind, text in shared_ranks().run(1, without_group)[0]:
-        assert kind == "ValueError" and "init_process_group" in text
-
-
-@pytest.mark.parametrize(
-    ("what", "words"), [("gradient", "sparse"), ("option", "lr"), ("ballot", "list index out of range")]
-)
-def test_one_worker_that_cannot_vote(what: str, words: str) -> None:
-    answers = shared_ranks().run(3, one_cannot, what)
-    for rank, ((kind, text), untouched, after) in enumerate(answers):
-        assert untouched and after[0] == "nothing", after
-        if rank == 1:
-            assert kind in ("ValueError", "IndexError") and words in text, (kind, text)
-        else:
-            assert kind == "RuntimeError" and "1" in text, (kind, text)
-
-
-@pytest.mark.parametrize("algorithm", ["one_phase", "two_phase", "auto"])
-def test_nothing_to_move(algorithm: str) -> None:
-    for rank, found in enumerate(shared_ranks().run(2, nothing_to_move, algorithm)):
-        own = "IndexError" if rank == 1 else "RuntimeError"
-        assert [kind for kind, _ in found] == ["nothing", own, "nothing", "nothing"], found
-
-
-def test_one_hook_that_cannot_vote() -> None:
-    for rank, found in enumerate(shared_ranks().run(3, one_hook_cannot)):
-        kinds = [kind for kind, _ in found]
-        own = "ValueError" if rank == 1 else "RuntimeError"
-        assert kinds == ["RuntimeError", "nothing", own, "ValueError", "nothing"], found
-        assert ("loss_scale: got -3" if rank == 1 else "ranks [1] failed") in found[0][1]
-        assert ("strides" if rank == 1 else "ranks [1] failed") in found[2][1]
-        assert "numel" in found[3][1]
-
-
-def test_plain_tensors(figure: Callable[[str], None]) -> None:
-    answers = shared_ranks().run(3, shards)
-    for found in answers:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            wanted = (torch.arange(-100, 101) + 0.5).sign()
-            wanted[64:128] = 0
-            assert bool((found[str(dtype)] == wanted).all())
-        assert found["scalar"] == -1 and found["nan"] and found["votes"] == 86
-        assert 8 <= found["plus"] <= 32 and found["plus"] == answers[0]["plus"]
-    figure(f"a zero is + in {answers[0]['plus']} of 40 votes that take turns with those of another tensor")
-
-
-def test_broadcasts_of_every_type() -> None:
-    answers = shared_ranks().run(3, broadcast)
-    assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 12
+    assert len(alike(snapshot([*model.parameters(), *model.buffers(), *extra]))) == 12
 
 
 @pytest.mark.parametrize(("ties", "times"), [("hash", 1), ("zero", 2), ("previous", 2), (None, 1)])

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from emulated_cuda import EmulatedCuda, prepare
 from lowtide.distributed import DistributedLion, ShardVote, SignOptimizer, Signum
 from stand_in import StandIn, Usm, missing
-from support import DTYPES, bits
-from vote_jobs import by_bucket, one_pass, raised
+from support import DTYPES, bits, raised
+from vote_jobs import by_bucket, one_pass
 
 CLASSES: dict[str, type[SignOptimizer]] = {"lion": DistributedLion, "signum": Signum}
 

@@ -48,9 +48,7 @@ def generator(*of: int) -> torch.Generator:
 
 
 def initial(case: Case) -> list[torch.Tensor]:
-    return [
-        torch.randn(shape, generator=generator(case.seed, i)).to(case.dtype) for i, shape in enumerate(SHAPES)
-    ]
+    return [torch.randn(shape, generator=generator(case.seed, i)).to(case.dtype) for i, shape in enumerate(SHAPES)]
 
 
 def gradient(case: Case, rank: int, step: int, number: int) -> torch.Tensor | None:
@@ -93,9 +91,8 @@ def elect(
         if ballot is None:
             continue
         c = ballot.reshape(-1)
-        live = torch.zeros(numel, dtype=torch.bool)
-        for begin in range(0, numel, BLOCK):
-            live[begin : begin + BLOCK] = bool((c[begin : begin + BLOCK] != 0).any())
+        blocks = torch.nn.functional.pad(c != 0, (0, -numel % BLOCK)).view(-1, BLOCK)
+        live = blocks.any(1).repeat_interleave(BLOCK)[:numel]
         total += torch.where((c > 0) | ((c == 0) & zero_is_plus), 1, -1) * live * weight
         votes += live * weight
     tied = (votes > 0) & (total == 0)
