@@ -209,7 +209,7 @@ class Engine:
                 with suppress(TypeError, ValueError, NotImplementedError):
                     self.follow_moves(groups)
         if self._overrides != overrides.changes():
-            self.follow_overrides(groups)
+            self._follow_overrides(groups)
         if self.foreign and (numbers := self._foreign_gradients()):
             self._take_in(groups, numbers)
         names = [*keys]
@@ -266,10 +266,18 @@ class Engine:
                 if not before.get("momentum"):
                     family.momentum_began(self.core_of, core_group.params)
 
-    def follow_overrides(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Builds new cores if an override that matters was set or withdrawn."""
-        if self._overrides == (changes := overrides.changes()):
-            return
+    def follow_between_steps(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Follows overrides, and moves before the first step. Parameters that cannot be stepped where they are now are for the step
+        to refuse: placeholders have memory by then."""
+        if self._overrides != overrides.changes():
+            self._follow_overrides(groups)
+        if not self.captured and not self.has_stepped():
+            with suppress(TypeError, ValueError, NotImplementedError):
+                self.follow_moves(groups)
+
+    def _follow_overrides(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Builds new cores if overrides were made or taken back that change something."""
+        changes = overrides.changes()
         now = []
         for param, met in zip(self.params, overrides.look(self.tensors), strict=True):
             overridden = param.overridden.joined(met) if param.overridden else met
@@ -460,8 +468,11 @@ class Engine:
             return [i for i, param in self.foreign.items() if param.grad is not None]
 
     def options_of(self, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
-        """The options of each parameter, by number, from these parameter groups and its overrides."""
-        return {i: options for each in self.groups for options in [each.options(groups)] for i in each.params}
+        """The options of each parameter, by number, with these parameter groups and its overrides."""
+        found: dict[int, Mapping[str, Any]] = {}
+        for each in self.groups:
+            found.update(dict.fromkeys(each.params, each.options(groups)))
+        return found
 
     def stand_ins(self) -> list[torch.Tensor]:
         """The parameters as the core of the first place has them, with empty tensors for foreign ones."""
@@ -469,9 +480,8 @@ class Engine:
         return [param.tensor if param.place else places.stand_in(home) for param in self.params]
 
     def set_seed(self, seed: int) -> None:
-        if seed != self.settings.seed:
-            self.settings.seed = seed
-            self.core.set_seed(seed)
+        self.settings.seed = seed
+        self.core.set_seed(seed)
 
     def note_capture(self) -> None:
         """Notes that a step is captured in a graph."""

@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -21,6 +20,7 @@ from torch.optim.optimizer import ParamsT
 
 from lowtide import _core
 from lowtide._core import QueuedClip
+from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.devices import sharding
 from lowtide.engine.cores import Cores
@@ -241,18 +241,15 @@ class Optimizer(torch.optim.Optimizer):
         self.engine.follow(self.param_groups, chain(self.defaults, self._beside))
 
     def _follow(self, takes_state: bool = True) -> None:
-        """Called before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless all state
-        is replaced, assignments to `state`. The step refuses parameters that cannot be stepped at all: placeholders have memory
-        by then."""
+        """Before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless it is all replaced,
+        what was put into `state`."""
         if not self.engine.are_registered(self.param_groups):
             self._follow_params()
         if takes_state:
             self._follow_state()
         elif type(self.state) is not States:
             self.state = States(dict, self.state)
-        self.engine.follow_overrides(self.param_groups)
-        with suppress(TypeError, ValueError, NotImplementedError):
-            self.engine.follow_moves(self.param_groups)
+        self.engine.follow_between_steps(self.param_groups)
         if self.engine.renewed:
             self._show_state()
 
@@ -626,21 +623,19 @@ class Optimizer(torch.optim.Optimizer):
             if replaced is not None:
                 state_dict = replaced
 
-        def taken(groups: list[dict[str, Any]]) -> None:
-            self._take_groups(groups)
+        assert isinstance(self.state, States)
+        with KeptErrors() as kept:
+            self._take_groups(dicts.load(self.engine, self.param_groups, self.state, state_dict, kept))
             for post_hook in self._optimizer_load_state_dict_post_hooks.values():
                 post_hook(self)
-
-        assert isinstance(self.state, States)
-        dicts.load(self.engine, self.param_groups, self.state, state_dict, taken)
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """Adopts param_groups that were read, and their seed."""
         self.param_groups = self._listed = groups
         self._groups = [*groups]
-        if groups:
+        if groups and groups[0][SEED] != self.engine.settings.seed:
+            self.defaults[SEED] = groups[0][SEED]
             self.engine.set_seed(groups[0][SEED])
-            self.defaults[SEED] = self.engine.settings.seed
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Like torch's. If other tensors have replaced parameters, releases the memory of the old ones."""
@@ -683,11 +678,9 @@ class Optimizer(torch.optim.Optimizer):
         belongs to another model, or an OSError from opening it, nothing has changed."""
         self._follow(takes_state=False)
 
-        def taken(groups: list[dict[str, Any]]) -> None:
-            self._take_groups(groups)
+        with KeptErrors() as kept:
+            self._take_groups(files.load(self.engine, self.param_groups, path, kept))
             self._show_state()
-
-        files.load(self.engine, self.param_groups, path, taken)
 
     def torch_state_dict(self) -> dict[str, Any]:
         """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).

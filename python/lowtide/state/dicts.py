@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from lowtide.engine.engine import Engine
 from lowtide.state import restore, views
 from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.foreign.readers import READERS
-from lowtide.state.format import CODEC, eight_bits, residual_bits
+from lowtide.state.format import CODEC, eight_bits, is_stamped, residual_bits
 from lowtide.state.groups import read_groups
 
 
@@ -38,22 +38,21 @@ def load(
     groups: Sequence[dict[str, Any]],
     states: restore.States,
     state_dict: Any,
-    taken: Callable[[list[dict[str, Any]]], None],
-) -> None:
-    """Copies `state_dict` into live state; then `taken` gets the new parameter groups. After a ValueError nothing has
-    changed."""
+    kept: KeptErrors,
+) -> list[dict[str, Any]]:
+    """Copies `state_dict` into live state; returns the new parameter groups. ValueError: nothing has changed."""
     expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
     for key, kind in (("state", dict), ("param_groups", list)):
         expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them: is it of an optimizer?")
         expect(isinstance(state_dict[key], kind), key, type(state_dict[key]).__name__, f"a {kind.__name__}")
     state, saved = state_dict["state"], state_dict["param_groups"]
-    dicts = all([isinstance(part, dict) for part in [*state.values(), *saved]])
-    ours = not dicts or any(["lowtide_format" in group for group in saved])
     with refusals():
-        reader = None if ours else next((each for each in READERS if each.recognizes(state, saved)), None)
+        reader = None
+        if not any(map(is_stamped, saved)) and all(isinstance(part, dict) for part in [*state.values(), *saved]):
+            reader = next((each for each in READERS if each.recognizes(state, saved)), None)
         found = read_groups(engine, groups, state_dict, reader)
         entries: dict[int, dict[str, Any]] = {}
-        for key, entry in state_dict["state"].items():
+        for key, entry in state.items():
             expect(key in found.numbers, "state", f"an entry {key!r}", "only ids that stand in param_groups")
             expect(isinstance(entry, dict), f"state[{key!r}]", type(entry).__name__, "a dict")
             entries[found.numbers[key]] = entry
@@ -64,12 +63,11 @@ def load(
             if back:
                 back()
             raise
-    engine.show_unstepped(False)  # the requested entries have been given
-    with KeptErrors() as kept:
-        restore.apply(engine, states, plan, kept)
-        states.changed = False
-        engine.showed()
-        taken(found.groups)
+    engine.show_unstepped(False)  # what was asked for has been given
+    restore.apply(engine, states, plan, kept)
+    states.changed = False
+    engine.showed()
+    return found.groups
 
 
 def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:

@@ -105,18 +105,16 @@ class ReadOnly(torch.Tensor):
 _CODES, _SCALE = "_codes", "_scale"
 
 
-def as_shown(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The core's tensors of a parameter by the names that users see: codes are NAME_codes, beside NAME_scale. Code that would
-    take them for the values of NAME, as torch.optim would, finds none."""
-    return {f"{name}{_CODES}" if f"{name}{_SCALE}" in tensors else name: value for name, value in tensors.items()}
-
-
-def read_only(entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Makes views of codes and scales in a shown entry read-only: a code of 0 means minus its scale."""
-    for name, value in entry.items():
-        if name.endswith((_CODES, _SCALE)) and type(value) is torch.Tensor:
-            entry[name] = value.as_subclass(ReadOnly)
-    return entry
+def as_shown(tensors: Mapping[str, torch.Tensor], read_only: bool = False) -> dict[str, torch.Tensor]:
+    """The core's tensors of a parameter by the names that users see: codes are NAME_codes, beside NAME_scale. Who takes them for
+    the values of NAME, as torch.optim would, finds none. read_only: codes and scales refuse to be written: a code of 0 is minus
+    its scale."""
+    shown: dict[str, torch.Tensor] = {}
+    for name, value in tensors.items():
+        coded = f"{name}{_SCALE}" in tensors
+        guarded = read_only and (coded or name.endswith(_SCALE)) and type(value) is torch.Tensor
+        shown[f"{name}{_CODES}" if coded else name] = value.as_subclass(ReadOnly) if guarded else value
+    return shown
 
 
 def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,9 +169,12 @@ class Shown(Noting):
     """An entry of `Optimizer.state`. Notes assignments, for the next step or save to adopt; stand-ins cannot be replaced
     (RuntimeError). A pickle or a copy is a plain dict."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], param: torch.Tensor, number: int, assigned: set[int]) -> None:
-        """number: the parameter's, which is added to `assigned` once anything is replaced."""
-        super().__init__(tensors)
+    def __init__(
+        self, views: Mapping[str, torch.Tensor], param: torch.Tensor, number: int, assigned: set[int], read_only: bool = True
+    ) -> None:
+        """views: by the core's names; read_only: see `as_shown`. number: the parameter's, which goes into `assigned` once anything is
+        replaced."""
+        super().__init__(as_shown(views, read_only))
         self._param, self._number, self._assigned = id(param), number, assigned
 
     def is_of(self, param: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -23,7 +23,7 @@ from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import path_of, size_of
 from lowtide.state.carried import as_now, checked, own_numbers
 from lowtide.state.pending_save import PendingSave
-from lowtide.state.groups import check_count, read_groups
+from lowtide.state.groups import read_groups
 
 _KEY = "lowtide_groups"
 _SHARDS = "lowtide_shards"
@@ -58,18 +58,14 @@ def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:
 
 
 def load(
-    engine: Engine,
-    param_groups: Sequence[dict[str, Any]],
-    path: str | os.PathLike[str],
-    taken: Callable[[list[dict[str, Any]]], None],
-) -> None:
-    """See `Optimizer.load`. `taken` gets the new parameter groups once the state is loaded."""
+    engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.PathLike[str], kept: KeptErrors
+) -> list[dict[str, Any]]:
+    """See `Optimizer.load`. Returns the new parameter groups when the state is there."""
     name = path_of("path", path)
     metadata = read_metadata(_core.checkpoint_metadata(name), name)
     found = isinstance(metadata, dict) and isinstance(metadata.get(_KEY), list)
     expect(found, name, "a checkpoint without the options of param_groups", "one that Optimizer.save wrote")
     _check_shards(engine, metadata.get(_SHARDS), name)
-    check_count(metadata[_KEY], param_groups)
     groups: list[dict[str, Any]] = []
     number = 0
     for n, saved in enumerate(metadata[_KEY]):
@@ -86,12 +82,11 @@ def load(
     expect(each, f"{name}, {_CARRIED}", got, f"a dict of one for each of {number} parameters at most")
     names = [tuple(engine.core_of(i).carried(i)) for i in range(number)]
     given = {i: checked(own[str(i)], names[i], f"{name}, {_CARRIED}") for i in range(number) if names[i] and str(i) in own}
-    with KeptErrors() as kept:
-        kept.call(engine.core.load, name)
-        for i, of_param in engine.options_of(new_groups).items():
-            if names[i] and (steps := engine.core_of(i).step_count(i)):
-                engine.core_of(i).set_carried(i, given.get(i) or as_now(engine.family, of_param, steps))
-        taken(new_groups)
+    kept.call(engine.core.load, name)
+    for i, of_param in engine.options_of(new_groups).items():
+        if names[i] and (steps := engine.core_of(i).step_count(i)):
+            engine.core_of(i).set_carried(i, given.get(i) or as_now(engine.family, of_param, steps))
+    return new_groups
 
 
 def read_metadata(text: str, where: str) -> Any:

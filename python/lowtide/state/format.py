@@ -53,17 +53,14 @@ def is_stamped(group: Any) -> bool:
     return isinstance(group, dict) and not group.keys().isdisjoint(STAMP)
 
 
-def check_stamp(group: dict[str, Any], rule: str, where: str) -> None:
-    """Raises ValueError unless a group of another dict has this rule and a supported version."""
+def read_stamp(group: dict[str, Any], first: dict[str, Any], rule: str, mine: int, where: str) -> int:
+    """The seed of a group of another dict: one for all groups; without one (earlier versions) `mine` stays. ValueError unless the
+    group is of this rule, and of a version that we read."""
     version: Any = group.get("lowtide_format")
     expect(isinstance(version, int) and version >= 1, f"{where}['lowtide_format']", repr(version), f"1 to {FORMAT}")
     expect(version <= FORMAT, f"{where}['lowtide_format']", version, f"at most {FORMAT}: a newer version made it")
     wanted = f"{rule!r}: load it into an optimizer of the class that saved it (docs/rules.md names it by its rule)"
     expect(group.get("lowtide_rule") == rule, f"{where}['lowtide_rule']", repr(group.get("lowtide_rule")), wanted)
-
-
-def read_seed(group: dict[str, Any], first: dict[str, Any], where: str, mine: int) -> int:
-    """The seed of a saved group, the same in all groups. Without one (torch.optim, earlier versions) the current seed stays."""
     seed: Any = group.get(SEED, mine)
     valid = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
     expect(valid, f"{where}[{SEED!r}]", repr(seed), "an integer from 0 to 2^63 - 1")
@@ -103,32 +100,33 @@ def check_entry(
 ) -> dict[str, torch.Tensor]:
     """The tensors of an entry whose uint8 codes use `codec`. Raises ValueError unless they match the live tensors of a
     parameter of this shape."""
-    for name in live:
-        if name == "step" or name.endswith(SCALE):
+    tensors: dict[str, torch.Tensor] = {}
+    for name, like in live.items():
+        if name not in entry:
+            break
+        if name == "step":
             continue
-        expect(name in entry, where, f"keys {sorted(map(str, as_shown(entry)))}", sorted(as_shown(live)))
-        check_tensor(entry[name], f"{where}, {name}")
-        told = []  # each one's codec, as its tensors tell, or its dtype
-        for part, of_codes in ((entry, codec), (live, live_codec)):
-            dtype, coded = part[name].dtype, part[name].dtype == torch.uint8
-            rows, length = rows_of(shape)
-            packed = length % 2 == 0 and tuple(part[name].shape) == (rows, length // 2)
-            of_codes = "dynamic4" if packed else eight_bits(of_codes)
-            if coded != (f"{name}_scale" in part):
-                told.append(f"{dtype} {'without' if coded else 'with'} scales")
-            else:
-                told.append({torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: of_codes}.get(dtype, str(dtype)))
-        got, wanted = told
-        expect(
-            got == wanted,
-            f"{where}, {name}",
-            got,
-            f"{wanted}: build the optimizer with the state, min_quantized_numel and overrides of the saved one",
-        )
-    expect(set(entry) == set(live), where, f"keys {sorted(map(str, as_shown(entry)))}", sorted(as_shown(live)))
-    tensors = {name: entry[name] for name in live if name != "step"}
-    for name, tensor in tensors.items():
-        check_tensor(tensor, f"{where}, {name}")
-        expect(tensor.dtype == live[name].dtype, f"{where}, {name}", tensor.dtype, live[name].dtype)
-        expect(tensor.shape == live[name].shape, f"{where}, {name}", tuple(tensor.shape), tuple(live[name].shape))
+        here, tensor, scale = f"{where}, {name}", entry[name], f"{name}{SCALE}"
+        check_tensor(tensor, here)
+        alike = tensor.dtype == like.dtype and (scale in entry) == (scale in live)
+        if not alike or (tensor.dtype == torch.uint8 and (codec, tensor.shape) != (live_codec, like.shape)):
+            got, wanted = _told_by(entry, name, shape, codec), _told_by(live, name, shape, live_codec)
+            expect(got == wanted or name.endswith(SCALE), here, got,
+                   f"{wanted}: build the optimizer with the state, min_quantized_numel and overrides of the saved one")  # fmt: skip
+        expect(tensor.dtype == like.dtype, here, tensor.dtype, like.dtype)
+        expect(tensor.shape == like.shape, here, tuple(tensor.shape), tuple(like.shape))
+        tensors[name] = tensor
+    if entry.keys() != live.keys():
+        raise ValueError(f"{where}: got keys {sorted(map(str, as_shown(entry)))}, wanted {sorted(as_shown(live))}")
     return tensors
+
+
+def _told_by(tensors: dict[str, torch.Tensor], name: str, shape: torch.Size, codec: str) -> str:
+    """The codec of a moment, as its tensors tell, or what its dtype is."""
+    dtype, coded = tensors[name].dtype, tensors[name].dtype == torch.uint8
+    if coded != (f"{name}{SCALE}" in tensors):
+        return f"{dtype} {'without' if coded else 'with'} scales"
+    rows, length = rows_of(shape)
+    packed = length % 2 == 0 and tuple(tensors[name].shape) == (rows, length // 2)
+    of_codes = "dynamic4" if packed else eight_bits(codec)
+    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: of_codes}.get(dtype, str(dtype))

@@ -12,7 +12,7 @@ from lowtide.engine.engine import Engine
 from lowtide.options.options import check_kinds
 from lowtide.state import torch_dict
 from lowtide.state.foreign.readers import Reader
-from lowtide.state.format import FIXED, MODE, OWN_KEYS, SEED, SPREAD, STAMP, check_stamp, is_stamped, read_seed
+from lowtide.state.format import FIXED, MODE, OWN_KEYS, SEED, SPREAD, STAMP, is_stamped, read_stamp
 
 
 class Groups(NamedTuple):
@@ -26,11 +26,6 @@ class Groups(NamedTuple):
     anew: bool = False  # a torch.optim dict has states other than the current ones: its options determine them, as in torch
 
 
-def check_count(saved: Sequence[Any], live: Sequence[dict[str, Any]]) -> None:
-    """Raises ValueError if the number of groups differs from the live ones."""
-    expect(len(saved) == len(live), "param_groups", f"{len(saved)} groups", f"{len(live)}")
-
-
 def read_groups(
     engine: Engine,
     live: Sequence[dict[str, Any]],
@@ -42,10 +37,12 @@ def read_groups(
     is neither Lowtide nor torch.optim. copied: makes a copy of an option of the dict, for the groups to own; copies of millions
     of values take seconds."""
     saved = state_dict["param_groups"]
-    check_count(saved, live)
+    expect(len(saved) == len(live), "param_groups", f"{len(saved)} groups", f"{len(live)}")
     ours = reader is None and any(map(is_stamped, saved))
     groups: list[dict[str, Any]] = []
     numbers: dict[Any, int] = {}
+    saved_codecs: list[str] = []
+    spread: set[bool] = set()
     anew = False
     for n, (group, mine) in enumerate(zip(saved, live, strict=True)):
         where = f"param_groups[{n}]"
@@ -56,34 +53,39 @@ def read_groups(
         for key in params:
             expect(isinstance(key, (int, str)) and key not in numbers, f"{where}['params']", repr(key), "distinct ids")
             numbers[key] = len(numbers)
+        made: dict[str, Any] = {}
+        for key in ("params", *OWN_KEYS):
+            made[key] = mine[key]
         if reader:
             names = engine.family.option_names()
             group = reader.read_group(engine.family.rule, group, {name: mine[name] for name in names}, where)
         elif ours:
-            check_stamp(group, engine.family.rule, where)
+            made[SEED] = read_stamp(group, saved[0], engine.family.rule, mine[SEED], where)
+            saved_codecs += [str(group.get("state"))] * len(params)
+            spread.add(bool(group.get(SPREAD, False)))
         else:
             torch_dict.check_group(engine, n, mine, group, where)
+            made |= {name: mine[name] for name in engine.family.option_names()}
         of_torch = () if ours or reader else torch_dict.IMPLEMENTATION_KEYS
         drop = ("params", SPREAD, *STAMP, *FIXED, *of_torch)
-        new = {key: copied(value) for key, value in group.items() if key not in drop}
-        if of_torch:
-            new = {**{name: mine[name] for name in engine.family.option_names()}, **new}
-        kept = {key: mine[key] for key in ("params", *OWN_KEYS)}
-        if ours:
-            kept[SEED] = read_seed(group, saved[0], where, mine[SEED])
+        for key, value in group.items():
+            if key not in drop:
+                made[key] = copied(value)
         if "param_names" in mine:
-            new.setdefault("param_names", mine["param_names"])
+            made.setdefault("param_names", mine["param_names"])
         if MODE in mine:
-            new.setdefault(MODE, True)
-            expect(isinstance(new[MODE], bool), f"{where}['{MODE}']", repr(new[MODE]), "True or False")
-        groups.append({**kept, **new})
+            made.setdefault(MODE, True)
+            expect(isinstance(made[MODE], bool), f"{where}['{MODE}']", repr(made[MODE]), "True or False")
+        groups.append(made)
         try:
             for core_group in engine.groups:
                 if core_group.of != n:
                     continue
-                options = core_group.options({n: groups[-1]})
+                options = core_group.options({n: made})
                 check_kinds({"rounding": options["rounding"]}, where)
                 hyper, (state, least, master) = engine.family.hyper_of(core_group.rule, options), core_group.format
+                if hyper == core_group.pushed and options["rounding"] == core_group.rounding:  # the core has taken them
+                    continue
                 rule = core_group.rule or engine.family.core_rule
                 codecs = [engine.core_of(i).state_codec(i) for i in core_group.params]
                 common = (rule, hyper, state, least, options["rounding"], master)
@@ -96,7 +98,5 @@ def read_groups(
                     anew = True
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
-    saved_codecs = [str(group.get("state")) for group in saved for _ in group["params"]] if ours else None
-    spread = {bool(group.get(SPREAD, False)) for group in saved if ours}
     expect(len(spread) < 2, "param_groups", f"{SPREAD!r} in some groups", "it in all or none")
-    return Groups(groups, numbers, saved_codecs, True in spread, saved, anew)
+    return Groups(groups, numbers, saved_codecs if ours else None, True in spread, saved, anew)

@@ -72,12 +72,13 @@ def plan(
 
 
 def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, Any] | None, where: str) -> Entry:
-    """An entry with values from which steps can continue, and with the numbers that its options imply if it carries none."""
-    signed = engine.signed(number)
+    """An entry with values that steps can go on with, and with the numbers that its options give if it carries none."""
+    core = engine.core_of(number)
+    signed = dict(core.states_of(number))
     for name, tensor in entry.tensors.items():
         positive = not signed.get(name, False)  # scales are positive as well
         check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
-    if entry.step and entry.carried is None and options is not None and engine.core_of(number).carried(number):
+    if entry.step and entry.carried is None and options is not None and core.carried(number):
         return entry._replace(carried=as_now(engine.family, options, entry.step))
     return entry
 
@@ -180,8 +181,8 @@ def _local(
     }
 
 
-def copy_in(engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], entries: list[dict[str, torch.Tensor]]) -> None:
-    """Copies another optimizer's live state, by parameter number, into an optimizer with the same parameters."""
+def copy_in(engine: Engine, states: dict[torch.Tensor, dict[str, Any]], entries: list[dict[str, torch.Tensor]]) -> None:
+    """Puts copies of another optimizer's live state, by parameter number, into one with the same parameters."""
     codecs = [engine.core_of(i).state_codec(i) for i in range(len(engine.params))]
     with KeptErrors() as kept:
         apply(engine, states, plan(engine, dict(enumerate(entries)), Groups([], {}, codecs)), kept)
@@ -197,31 +198,26 @@ def shown_states(engine: Engine) -> States:
 
 
 def apply(
-    engine: Engine, states: MutableMapping[torch.Tensor, dict[str, Any]], entries: Mapping[int, Entry], kept: KeptErrors
+    engine: Engine, states: dict[torch.Tensor, dict[str, Any]], entries: Mapping[int, Entry], kept: KeptErrors
 ) -> None:
     """Carries out a checked plan, by parameter number: zeroes state (no tensors), copies tensors into it, or encodes floats
     into it. All allocation comes first, so that a MemoryError leaves the state unchanged."""
     engine.core.onload()
+    waiting = {*engine.awaited}
     for i, entry in entries.items():
         if entry.tensors:
             engine.core_of(i).allocate_state(i)
     for i, entry in entries.items():
         core = engine.core_of(i)
         live, paged = core.state(i), core.is_paged(i)
-        names = [name for name, _ in core.states_of(i)]
-        there = core.read_state(i) if paged and MOMENTUM in names and MOMENTUM not in entry.tensors else {}
-        names = [name for name in names if name in live or (paged and (not there or name in there))]
-        for k, name in enumerate(names):
-            if name not in entry.tensors:
-                kept.call(core.import_state, i, k, torch.zeros(local_of(engine.tensors[i]).shape))
-            elif entry.encode:
-                values = entry.tensors[name].detach().to("cpu", torch.float32).contiguous()
-                kept.call(core.import_state, i, k, values)
+        whole = dict(core.states_of(i)).keys() <= entry.tensors.keys()
+        if entry.encode or not whole:
+            _import_states(engine, i, entry, live, kept)
         if RESIDUAL not in entry.tensors and (paged or RESIDUAL in live) and core.has_state(i):
             _clear_residual(core, i, live)
         if paged and entry.tensors and not entry.encode:
-            whole = core.read_state(i) if any(name not in entry.tensors for name in names) else {}
-            copies = {name: tensor for name, tensor in whole.items() if name != "step"}
+            there = {} if whole else core.read_state(i)
+            copies = {name: tensor for name, tensor in there.items() if name != "step"}
             copies |= {name: tensor.detach().cpu().contiguous() for name, tensor in entry.tensors.items()}
             kept.call(core.write_state, i, copies)
         elif not entry.encode:
@@ -233,11 +229,25 @@ def apply(
         elif entry.carried is not None:
             core.set_carried(i, dict(entry.carried))
         if views.has_entry(engine, i):
-            states[engine.tensors[i]] = views.shown(engine, i)
+            dict.__setitem__(states, engine.tensors[i], views.shown(engine, i))
+            waiting.discard(i)
         else:
             states.pop(engine.tensors[i], None)
-    waiting = {i for i in entries if not views.has_entry(engine, i)}
-    engine.await_states({*engine.awaited, *waiting} - (entries.keys() - waiting))
+            waiting.add(i)
+    engine.await_states(waiting)
+
+
+def _import_states(engine: Engine, number: int, entry: Entry, live: dict[str, torch.Tensor], kept: KeptErrors) -> None:
+    """Encodes the values of an entry; states that it does not have become zeros."""
+    core, paged = engine.core_of(number), engine.core_of(number).is_paged(number)
+    names = [name for name, _ in core.states_of(number)]
+    there = core.read_state(number) if paged and MOMENTUM in names and MOMENTUM not in entry.tensors else {}
+    names = [name for name in names if name in live or (paged and (not there or name in there))]
+    for k, name in enumerate(names):
+        if name not in entry.tensors:
+            kept.call(core.import_state, number, k, torch.zeros(local_of(engine.tensors[number]).shape))
+        elif entry.encode:
+            kept.call(core.import_state, number, k, entry.tensors[name].detach().to("cpu", torch.float32).contiguous())
 
 
 def _clear_residual(core: _core.Optimizer, number: int, live: dict[str, torch.Tensor]) -> None:

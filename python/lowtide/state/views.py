@@ -13,7 +13,7 @@ from lowtide.devices.places import HOST
 from lowtide.devices.sharding import local_of
 from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.engine import Engine
-from lowtide.state.elsewhere import Elsewhere, Shown, as_shown, read_only
+from lowtide.state.elsewhere import Elsewhere, Shown
 
 MOMENTUM = "momentum_buffer"  # exists only with momentum in SGD
 
@@ -32,8 +32,7 @@ def shown(engine: Engine, number: int) -> Shown:
     if engine.entry:
         own: Shown = engine.entry(engine, number, entry)
         return own
-    made = as_shown(entry)
-    return Shown(read_only(made) if engine.shows_sizes else made, engine.tensors[number], number, engine.assigned)
+    return Shown(entry, engine.tensors[number], number, engine.assigned, read_only=engine.shows_sizes)
 
 
 def has_entry(engine: Engine, number: int) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lowtide.state.elsewhere import ReadOnly, Shown, as_core, as_shown, read_only
+from lowtide.state.elsewhere import ReadOnly, Shown, as_core
 from lowtide.engine.engine import Engine
 from lowtide.state.foreign.bitsandbytes import MOMENTS, part_of
 
@@ -33,7 +33,7 @@ class Entry(Shown):
     """
 
     def __init__(self, engine: Engine, number: int, views: dict[str, Tensor]) -> None:
-        super().__init__(read_only(as_shown(views)), engine.tensors[number], number, engine.assigned)
+        super().__init__(views, engine.tensors[number], number, engine.assigned)
         self._engine = engine
 
     def _names(self) -> list[str]:
