@@ -25,9 +25,8 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import PARAMETER_DTYPES, expect
-from lowtide.devices import arrays
+from lowtide.devices import arrays, places
 from lowtide.devices.arrays import Array
-from lowtide.devices.bit_order import is_turned, turn, turned
 from lowtide.devices.places import EXACT, Place
 
 if TYPE_CHECKING:
@@ -61,12 +60,12 @@ def pack(x: AnyArray, *, out: AnyArray | None = None, bitorder: BitOrder = "litt
     """
     values = arrays.contiguous(arrays.read(x, "x"))
     bits = _bits_out(out, "out", values, values.numel)
-    signer, stream = _signer_of(values.place)
-    turning = is_turned(values, bitorder)
+    signer, stream = _signer(values.place), values.place.queue()
+    turning = _is_turned(values, bitorder)
     order = "little" if turning else bitorder
     signer.pack(values.address, values.dtype, values.numel, bits.address, bits.nbytes, order, torch.get_num_threads(), stream)
     if turning:
-        turn(bits.value)
+        _turn(bits)
     result: AnyArray = bits.value
     return result
 
@@ -107,9 +106,9 @@ def unpack(
             raise ValueError(f"out: got shape {values.shape}, wanted {n} elements, or shape={shape}")
         if dtype is not None and _dtype_name(dtype) != values.dtype:
             raise ValueError(f"out: got {values.dtype}, wanted dtype={_dtype_name(dtype)}")
-    signer, stream = _signer_of(packed.place)
-    if is_turned(packed, bitorder):
-        packed, marks, bitorder = turned(packed), turned(marks) if marks is not None else None, "little"
+    signer, stream = _signer(packed.place), packed.place.queue()
+    if _is_turned(packed, bitorder):
+        packed, marks, bitorder = _turned(packed), _turned(marks) if marks is not None else None, "little"
     signer.unpack(
         packed.address, packed.nbytes, values.address, values.dtype, n, *_address_of(marks), bitorder, torch.get_num_threads(),
         stream,
@@ -173,11 +172,11 @@ def majority(
     earlier = _bits_in(previous, "previous", n, first) if previous is not None else None
     if (earlier is None) == (ties == "previous"):
         raise ValueError(f"previous: got {type(previous).__name__} with ties={ties!r}, wanted it with 'previous' only")
-    signer, stream = _signer_of(first.place)
-    turning = is_turned(first, bitorder)
+    signer, stream = _signer(first.place), first.place.queue()
+    turning = _is_turned(first, bitorder)
     if turning:
         rows, _kept = _turned_rows(rows, _kept)
-        earlier = turned(earlier) if earlier is not None else None
+        earlier = _turned(earlier) if earlier is not None else None
     order = "little" if turning else bitorder
     signer.majority(
         rows, n, votes, ties, _unsigned("seed", seed), _unsigned("step", step), _unsigned("offset", offset),
@@ -185,18 +184,35 @@ def majority(
     )  # fmt: skip
     for one in (bits, zeros) if turning else ():
         if one is not None:
-            turn(one.value)
+            _turn(one)
     return bits.value if zeros is None else (bits.value, zeros.value)
+
+
+def _is_turned(array: Array, order: str) -> bool:
+    """True if packed signs beside `array` must be reversed for its kernels: on devices they only support "little"."""
+    return order == "big" and not array.place.on_host
+
+
+def _turned(bits: Array) -> Array:
+    """Each byte with its bits reversed, in new memory on the same device; queued on torch's current stream."""
+    out = bits.empty(bits.shape, "uint8")
+    places.look_up(_turned_bytes(bits.value.device), bits.value, out=out)
+    return arrays.read(out, "bits")
+
+
+def _turn(bits: Array) -> None:
+    """Reverses the bits of each byte in place."""
+    bits.value.copy_(_turned(bits).value)
+
+
+@cache
+def _turned_bytes(device: torch.device) -> torch.Tensor:
+    return torch.tensor([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], dtype=torch.uint8, device=device)
 
 
 @cache
 def _signer(place: Place) -> _core.Signer:
     return _core.Signer(place.kind.backend, place.queue(), place.target(EXACT))
-
-
-def _signer_of(place: Place) -> tuple[_core.Signer, int]:
-    """The signer of the device, and the queue on which a call is ordered."""
-    return _signer(place), place.queue()
 
 
 def _address_of(array: Array | None) -> tuple[int, int]:
@@ -282,7 +298,7 @@ def _rows(ballots: Any, n: int) -> tuple[Array, list[int], list[Array]]:
 
 def _turned_rows(rows: list[int], kept: list[Array]) -> tuple[list[int], list[Array]]:
     """The result of `_rows` for bits in reverse order."""
-    kept = [turned(one) for one in kept]
+    kept = [_turned(one) for one in kept]
     if len(kept[0].shape) == 2:
         return [kept[0].address + v * kept[0].strides[0] for v in range(len(rows))], kept
     addresses = iter([one.address for one in kept])

@@ -19,8 +19,7 @@ import atheris
 with atheris.instrument_imports(include=["lowtide.state", "lowtide.checks"]):
     import lowtide
     from lowtide.state import dicts, restore
-    from lowtide.state.foreign.readers import READERS
-    from lowtide.state.groups import read_groups
+    from lowtide.state.groups import READERS, read_groups
 
 import torch
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -53,21 +53,13 @@ def ram_available() -> int:
 
 def memory_rate() -> float:
     """Bytes per second that `a += b` reads and writes over tensors of 128 MiB: the best of ten runs."""
-    from lowtide.cli.clock import adder, seconds_of
+    from lowtide.cli.core_model import adder, seconds_of
 
     add, moved = adder(32 << 20)
     return moved / min(seconds_of(add) for _ in range(10))
 
 
 AnyForecast: TypeAlias = Forecasts | DeviceForecast
-
-
-class Where(NamedTuple):
-    """The place of a plan's parameters."""
-
-    device: str = "cpu"
-    dtype: torch.dtype = torch.float32
-    link: float = 0.0  # bytes per second, each way; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -86,10 +78,10 @@ class Formats:
 
 
 def plan_formats(
-    model: Sequence[Shape], rule: str, state: str, memory: Memory | None, hyper: dict[str, Any], measure: bool, on: Where
-) -> Formats:
-    """Values for `lowtide plan`. Raises ValueError, TypeError or OSError for bad arguments; a plan says itself if it does not
-    fit."""
+    model: Sequence[Shape], rule: str, state: str, memory: Memory | None, hyper: dict[str, Any], measure: bool, on: str,
+    dtype: torch.dtype, link: float,
+) -> Formats:  # fmt: skip
+    """For `lowtide plan`. link: of the device `on` each way, in bytes per second; 0: unknown. ValueError, TypeError or OSError for bad arguments; what does not fit says so itself."""
     known = family_of(rule)[1]
     for name, value in hyper.items():
         if value not in (None, False) and name not in known:
@@ -97,11 +89,11 @@ def plan_formats(
     free = -1
     if memory is not None and memory.disk:
         free = _core.disk_info(path_of("memory: disk", memory.disk))["free_bytes"]
-    more: dict[str, Any] = {**hyper, "on": on.device, "dtype": on.dtype}
+    more: dict[str, Any] = {**hyper, "on": on, "dtype": dtype}
     # Plan first with arbitrary rates, so that bad arguments show before anything is measured.
     predict(model, rule, state, memory, rates=Rates(1, 1, 1, link=1), **more)
     rates = measure_rates(memory.disk if memory else None, rule, **hyper) if measure else Rates()
-    rates = dataclasses.replace(rates, link=on.link)
+    rates = dataclasses.replace(rates, link=link)
     plans: dict[str, AnyForecast] = {}
     for each in _core.codec_names():
         try:

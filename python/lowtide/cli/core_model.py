@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from typing import Any
 
 import torch
 
-from lowtide.cli.clock import adder, seconds_of
 
 _CACHE_BYTES = 512 << 10  # less than a core's second-level cache, except on old cores
 _ROUNDS = 40
@@ -35,6 +35,18 @@ class Model:
     threads: int
     saturating: int  # cores that consume all that memory gives
     element_seconds: float  # per element on all threads, at best
+
+
+def seconds_of(step: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def adder(elements: int) -> tuple[Callable[[], object], int]:
+    """a += b over float32, whose speed is the memory's, and the bytes that it moves."""
+    a, b = torch.zeros(elements), torch.zeros(elements)
+    return lambda: a.add_(b), 12 * elements
 
 
 def measure(

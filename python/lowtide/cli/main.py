@@ -168,10 +168,10 @@ def plan(
     there = None if device is None else size_of("--device", device)
     memory = Memory(device=there, host=host, disk=disk, disk_limit=disk_limit, chunk=chunk, step=step) if limited else None
     rate = 0.0 if link is None else float(size_of("--link", link))
-    where = commands.Where("cpu" if device is None else on, getattr(torch, dtype), rate)
+    where = "cpu" if device is None else on
     hyper = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "betas": pair,
              "alpha": alpha}  # fmt: skip
-    found = commands.plan_formats(model, rule, state, memory, hyper, measure, where)
+    found = commands.plan_formats(model, rule, state, memory, hyper, measure, where, getattr(torch, dtype), rate)
     if as_json:
         plans = {name: _plan_dict(one) for name, one in found.plans.items()}
         _out({

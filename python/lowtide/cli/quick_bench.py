@@ -16,7 +16,7 @@ import torch
 
 from lowtide import _core
 from lowtide.cli import core_model
-from lowtide.cli.clock import adder, seconds_of
+from lowtide.cli.core_model import adder, seconds_of
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.classes import CLASSES

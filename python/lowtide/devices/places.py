@@ -49,18 +49,6 @@ class Kind(NamedTuple):
     automatic: bool = False  # state moves to the device if it fits, unless a budget says otherwise
 
 
-def _ram(_: torch.device) -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _xpu_queue(device: torch.device) -> int:  # a sycl::queue*; torch's queues are in order and live as long as torch
-    return int(torch.xpu.current_stream(device).sycl_queue)
-
-
-def _xpu_memory(device: torch.device) -> int:
-    return int(torch.xpu.get_device_properties(device).total_memory)
-
-
 def _xpu_free(device: torch.device) -> int:
     """Bytes that the driver could give: state there is not torch's memory, so unused memory in torch's cache does not count."""
     try:
@@ -77,31 +65,20 @@ def _xpu_room(device: torch.device) -> int:
     return max(free - max(torch.xpu.max_memory_reserved(device) - torch.xpu.memory_reserved(device), 0), 0)
 
 
-def _cuda_queue(device: torch.device) -> int:  # a cudaStream_t; 0 is a valid stream, the legacy default one
-    return int(torch.cuda.current_stream(device).cuda_stream)
-
-
-def _cuda_memory(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).total_memory)
-
-
-def _cuda_target(device: torch.device, arithmetic: str) -> str:
-    return f"{arithmetic}:{device.index}"
-
-
 def _cuda_allocator(device: torch.device) -> Allocator:
     cache = cuda_memory.cache_of(device)
     return Allocator(cache.allocate, cache.release, cache.note_use)
 
 
 KINDS: dict[str, Kind] = {
-    "cpu": Kind("cpu", lambda _: 0, _ram),
+    "cpu": Kind("cpu", lambda _: 0, lambda _: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
     "cuda": Kind(
         "cuda",
-        _cuda_queue,
-        _cuda_memory,
+        # A cudaStream_t; 0 is a stream too, the legacy default one.
+        lambda device: int(torch.cuda.current_stream(device).cuda_stream),
+        lambda device: int(torch.cuda.get_device_properties(device).total_memory),
         arithmetics=(EXACT, "fast"),
-        target=_cuda_target,
+        target=lambda device, arithmetic: f"{arithmetic}:{device.index}",
         free=lambda device: cuda_memory.cache_of(device).free(),
         room=lambda device: cuda_memory.cache_of(device).room(),
         allocator=_cuda_allocator,
@@ -110,7 +87,13 @@ KINDS: dict[str, Kind] = {
         automatic=True,
     ),
     "xpu": Kind(
-        "sycl", _xpu_queue, _xpu_memory, free=_xpu_free, room=_xpu_room, empty_cache=lambda: torch.xpu.empty_cache()
+        "sycl",
+        # A sycl::queue*; torch's queues are in order and live as long as it.
+        lambda device: int(torch.xpu.current_stream(device).sycl_queue),
+        lambda device: int(torch.xpu.get_device_properties(device).total_memory),
+        free=_xpu_free,
+        room=_xpu_room,
+        empty_cache=lambda: torch.xpu.empty_cache(),
     ),
 }
 
@@ -159,9 +142,6 @@ class Place(NamedTuple):
         """True if a step would be recorded for replays instead of executed."""
         return has_kernels(self.device) and KINDS[self.device.type].capturing(self.device)
 
-    def allocator(self) -> Allocator | None:
-        return self.kind.allocator(self.device)
-
     def core_arguments(self, arithmetic: str) -> tuple[str, int, str, str, Allocator | None]:
         """A core's arguments: the backend, the queue, `.device` of its tensors, the target and the allocator. Raises like
         `require_backend` and `target`."""
@@ -169,7 +149,7 @@ class Place(NamedTuple):
             return "cpu", 0, self.reads, "", None
         target = self.target(arithmetic)
         self.require_backend()
-        return self.kind.backend, self.queue(), self.reads, target, self.allocator()
+        return self.kind.backend, self.queue(), self.reads, target, self.kind.allocator(self.device)
 
     def target(self, arithmetic: str) -> str:
         """The backend's name of the device. Raises ValueError for an arithmetic that it does not have."""

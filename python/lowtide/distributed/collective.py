@@ -13,7 +13,7 @@ from lowtide import _core
 from lowtide.checks.values import expect, hint
 from lowtide.devices.places import Place
 from lowtide.distributed.buffers import SignBuffers, SignPart
-from lowtide.distributed.device_vote import DeviceVote, Rules
+from lowtide.distributed.device_vote import DeviceVote
 from lowtide.distributed.groups import Transport, new_group
 from lowtide.distributed.layout import address, digest
 from lowtide.distributed.residuals import DeviceShardResidual, ShardResidual
@@ -158,7 +158,7 @@ class Collective:
         if buffers.of.stay and not failure:
             assert not isinstance(residual, ShardResidual)
             try:
-                there = DeviceVote(self.transport, buffers, Rules(self.ties, self.seed, step), residual)
+                there = DeviceVote(self.transport, buffers, (self.ties, self.seed, step), residual)
             except Exception as error:  # any exception: the others are waiting
                 failure = error
         arguments = (

@@ -4,7 +4,6 @@ core's two phases in host memory. Only small records of the other rounds pass th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -19,22 +18,15 @@ _INFINITY = 0x7F80  # bfloat16 as int16; negative numbers are below 0
 _ROW = 1024  # words that get the same weight in a checksum
 
 
-class Rules(NamedTuple):
-    """How a vote is decided, and its number."""
-
-    ties: str
-    seed: int
-    step: int
-
-
 class DeviceVote:
     """One vote on `part`, whose tensors are on the device: its result stays in separate memory until `deliver`. A message holds
     the bits of a shard and their presence or scales; a result also the marks of ties. Everything is ordered on torch's current
     stream. The constructor allocates; after it nothing here can fail on a single worker, except by losing the device."""
 
     def __init__(
-        self, transport: Transport, part: SignBuffers | SignPart, rules: Rules, residual: DeviceShardResidual | None
+        self, transport: Transport, part: SignBuffers | SignPart, rules: tuple[str, int, int], residual: DeviceShardResidual | None
     ) -> None:
+        """rules: the rule of ties, the seed and the number of the vote."""
         self._transport, self._part, self._rules, self._residual = transport, part, rules, residual
         size = transport.size
         self._each, self._first, self._count = _core.vote_shard(part.count, transport.rank, size)
@@ -99,7 +91,7 @@ class DeviceVote:
         _to_rows(bits, self._send[:, : self._bits])
 
     def _decide(self, votes: Sequence[int], queue: int) -> None:
-        part, rules, residual = self._part, self._rules, self._residual
+        part, residual = self._part, self._residual
         ballots = [row.data_ptr() for row in self._received]
         extras = [ballot + self._bits for ballot in ballots]
         result = self._mine.data_ptr()
@@ -111,7 +103,7 @@ class DeviceVote:
             return
         previous, zeros = address(part.previous), part.zeros is not None
         _core.vote_ballots(
-            part.of.signer, self._count, ballots, extras, votes, rules.ties, rules.seed, rules.step,
+            part.of.signer, self._count, ballots, extras, votes, *self._rules,
             part.first + self._first, previous and previous + self._first // 8, result,
             zeros and result + self._bits + self._extra, result + self._bits, queue,
         )  # fmt: skip

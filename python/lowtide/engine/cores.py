@@ -7,10 +7,10 @@ never stepped. A parameter's number, and thus its random bits, do not depend on 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any, TypeVar
 
 from lowtide import _core
-from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Recut
@@ -19,6 +19,29 @@ from lowtide.report.fields import CoreReport
 
 RESIDUAL = "residual"  # of weights, stored beside the moments in a parameter's state
 _Result = TypeVar("_Result")
+
+
+class KeptErrors:
+    """Runs a block of calls to its end even if one meets a disk error: the core keeps the unwritten state in RAM and reports the
+    error after the call. Raises the first one at the end."""
+
+    _first: OSError | None = None
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Raises whatever `function` raises, except an OSError of a call that is complete."""
+        try:
+            function(*args)
+        except OSError as error:
+            if not getattr(error, "complete", False):
+                raise
+            self._first = self._first or error
+
+    def __enter__(self) -> KeptErrors:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        if kind is None and self._first is not None:
+            raise self._first
 
 
 class Cores:
@@ -36,8 +59,9 @@ class Cores:
     ) -> None:
         """hyper: the hyper-parameters that each group was told. automatic: whether a budget depends on free memory. told: see
         `Shares`. steps_beside: steps so far in which the first core took no part."""
-        self._places, self._cores = list(cores), list(cores.values())
-        self._owners = [self._places.index(param.place) if param.place else 0 for param in params]
+        self._cores, self._list = dict(cores), list(cores.values())
+        at = {place: owner for owner, place in enumerate(cores)}
+        self._owners = [at[param.place] if param.place else 0 for param in params]
         self._params = params
         self._hyper = list(hyper)
         self._automatic, self._told = automatic, told
@@ -49,8 +73,8 @@ class Cores:
     def _asked(self, only: Sequence[int] | None) -> list[tuple[Place, _core.Optimizer]]:
         """The cores that have any of these parameters. A hook of one device must not touch the others: they have their own
         threads in backward, and this thread does not know their queues."""
-        asked = range(len(self._cores)) if only is None else sorted({self._owners[number] for number in only})
-        return [(self._places[owner], self._cores[owner]) for owner in asked]
+        every = list(self._cores.items())
+        return every if only is None else [every[owner] for owner in sorted({self._owners[number] for number in only})]
 
     def _told_of(self, place: Place, call: Callable[..., _Result], *arguments: Any, unplaced: bool = False) -> _Result:
         """The result of the call. The core at `place` knows only its share of a budget, so its errors get the amount that was
@@ -64,7 +88,7 @@ class Cores:
 
     def _waits(self, place: Place) -> bool:
         """True if a parameter there is trained and has no state yet."""
-        core, params = self._cores[self._places.index(place)], enumerate(self._params)
+        core, params = self._cores[place], enumerate(self._params)
         return any(param.place == place and param.tensor.requires_grad and not core.has_state(i) for i, param in params)
 
     def check(self, grad_scale: float = 1.0, stream: int = 0, assume_finite: bool = False, free_bytes: int = -1,
@@ -85,16 +109,15 @@ class Cores:
         refuses; it waits for that answer. If a device or disk fails later, the devices after it are not stepped."""
         bad = self.check(grad_scale, 0, assume_finite, -1, only)
         if bad >= 0:  # the step finds it again, and counts
-            owner = self._owners[bad]
-            place = self._places[owner]
-            self._cores[owner].step(grad_scale, False, place.queue(), self._room(place), only, directions)
+            ((place, core),) = self._asked([bad])
+            core.step(grad_scale, False, place.queue(), self._room(place), only, directions)
             return bad
         asked = self._asked(only)
         # A device works on while the host steps, so device steps are queued first.
         with KeptErrors() as kept:
             for place, core in sorted(asked, key=lambda each: each[0].on_host):
                 kept.call(core.step, grad_scale, True, place.queue(), self._room(place), only, directions)
-        self.steps_beside += not asked or asked[0][1] is not self._cores[0]
+        self.steps_beside += not asked or asked[0][1] is not self._list[0]
         return -1
 
     def prepare_replay(self, grad_scale: float = 1.0, stream: int = 0) -> None:
@@ -102,17 +125,17 @@ class Cores:
         raise ValueError(f"prepare_replay: got parameters on {self.names()}, wanted one device: {advice}")
 
     def names(self) -> str:
-        return " and ".join(place.name for place in self._places)
+        return " and ".join(place.name for place in self._cores)
 
     def prefetch(self, size: int, stream: int = 0) -> int:
         taken = 0
-        for place, core in zip(self._places, self._cores, strict=True):
+        for place, core in self._cores.items():
             taken += core.prefetch(size - taken, place.queue())
         return taken
 
     def demote(self, size: int) -> int:
         freed = 0
-        for core in self._cores:
+        for core in self._list:
             freed += core.demote(max(size - freed, 0))
         return freed
 
@@ -120,11 +143,11 @@ class Cores:
         self._each(lambda core: core.synchronize())
 
     def set_evaluating(self, evaluating: bool, stream: int = 0) -> None:
-        for place, core in zip(self._places, self._cores, strict=True):
+        for place, core in self._cores.items():
             core.set_evaluating(evaluating, place.queue())
 
     def place_states(self) -> None:
-        for place, core in zip(self._places, self._cores, strict=True):
+        for place, core in self._cores.items():
             self._told_of(place, core.place_states)
 
     def onload(self) -> None:
@@ -134,7 +157,7 @@ class Cores:
         """Like `_core.Optimizer.offload`: all state moves, or none."""
         moved: list[_core.Optimizer] = []
         try:
-            for place, core in zip(self._places, self._cores, strict=True):
+            for place, core in self._cores.items():
                 self._told_of(place, core.offload)
                 moved.append(core)
         except BaseException:
@@ -155,7 +178,7 @@ class Cores:
         """Like `_core.Optimizer.set_hyper`. A core refuses values that do not fit its parameters' formats."""
         told: list[_core.Optimizer] = []
         try:
-            for core in self._cores:
+            for core in self._list:
                 core.set_hyper(group, hyper)
                 told.append(core)
         except (TypeError, ValueError):
@@ -165,18 +188,18 @@ class Cores:
         self._hyper[group] = hyper
 
     def stepped_count(self) -> int:
-        return sum(core.stepped_count() for core in self._cores)
+        return sum(core.stepped_count() for core in self._list)
 
     def skipped_steps(self) -> int:
-        return sum(core.skipped_steps() for core in self._cores)
+        return sum(core.skipped_steps() for core in self._list)
 
     def cpu_target(self) -> str:
-        return self._cores[0].cpu_target()
+        return self._list[0].cpu_target()
 
     def report(self) -> CoreReport:
         """Sums over the cores, except steps: the first core counts those in which it takes part. transfer: the first one that
         is set."""
-        reports: list[CoreReport] = [core.report() for core in self._cores]
+        reports: list[CoreReport] = [core.report() for core in self._list]
         found = reports[0].copy()
         for name, first in found.items():
             if name != "steps":
@@ -187,16 +210,16 @@ class Cores:
         return found
 
     def save(self, path: str, metadata: str) -> None:
-        _core.save_together(self._cores, self._owners, path, metadata)
+        _core.save_together(self._list, self._owners, path, metadata)
 
     def save_async(self, path: str, metadata: str, copy_bytes: int) -> _core.SaveHandle:
-        return _core.save_together_async(self._cores, self._owners, path, metadata, copy_bytes)
+        return _core.save_together_async(self._list, self._owners, path, metadata, copy_bytes)
 
     def load(self, path: str) -> str:
-        return _core.load_together(self._cores, self._owners, path)
+        return _core.load_together(self._list, self._owners, path)
 
     def _each(self, call: Callable[[_core.Optimizer], object]) -> None:
-        for core in self._cores:
+        for core in self._list:
             call(core)
 
 

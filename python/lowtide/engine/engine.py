@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from lowtide import _core
-from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.devices import places, sharding
 from lowtide.devices.flattened import shard_of
 from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Recut
-from lowtide.engine.cores import Core, Cores, carry
+from lowtide.engine.cores import Core, Cores, KeptErrors, carry
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, Format, all_core_groups, are_fixed, are_same, core_groups, fixed_options, refused, register
 from lowtide.engine.host_steps import settle
@@ -117,7 +116,7 @@ class Engine:
             added.append(param.with_overrides(met, memory) if met else param)
             plain &= here
         if not plain:
-            settled = self.cores if wanted_places(self.params) else ()
+            settled = {param.place for param in self.params if param.place}
             added = examine_all(added, None, settled, self.family.MAY_WAIT)
         members = [*self.members, Members(tensors, memory, fixed_options(self.family, group))]
         made = core_groups(self.family, number, group, memory, added, first, len(self.groups))
@@ -129,7 +128,7 @@ class Engine:
             self._rebuild(groups, params, members, [*range(first), *[-1] * len(added)])
             return
         cores = {}
-        for place in wanted_places(params) or [*self.cores][:1] or [HOST]:
+        for place in wanted_places(params, self.cores):
             cores[place] = self.cores.get(place) or self._new_core(place, shares)
         part = shares.own if len(cores) > 1 else None
         try:
@@ -267,8 +266,8 @@ class Engine:
                     family.momentum_began(self.core_of, core_group.params)
 
     def follow_between_steps(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Follows overrides, and moves before the first step. Parameters that cannot be stepped where they are now are for the step
-        to refuse: placeholders have memory by then."""
+        """Follows overrides and, before the first step, moves. The step refuses parameters that cannot be stepped: placeholders have
+        memory by then."""
         if self._overrides != overrides.changes():
             self._follow_overrides(groups)
         if not self.captured and not self.has_stepped():
@@ -276,7 +275,7 @@ class Engine:
                 self.follow_moves(groups)
 
     def _follow_overrides(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Builds new cores if overrides were made or taken back that change something."""
+        """Builds new cores if an override that matters was set or withdrawn."""
         changes = overrides.changes()
         now = []
         for param, met in zip(self.params, overrides.look(self.tensors), strict=True):
@@ -323,14 +322,14 @@ class Engine:
         self._rebuild(groups, now, self.members)
         return True
 
-    def moving(self, groups: Sequence[dict[str, Any]], call: Callable[[], Found]) -> Found:
+    def moving(self, groups: Sequence[dict[str, Any]], call: Callable[..., Found], *arguments: Any) -> Found:
         """Calls the core; if it finds parameters on other devices than before, follows them and calls again."""
         try:
-            return call()
+            return call(*arguments)
         except ValueError:
             if not self.follow_moves(groups):
                 raise
-        return call()
+        return call(*arguments)
 
     def follow_states(self, groups: Sequence[dict[str, Any]], carry: bool) -> Callable[[], None]:
         """Builds new cores for options of these groups that determine which states exist (amsgrad, centered, nesterov, a
@@ -353,11 +352,11 @@ class Engine:
     ) -> tuple[list[Param], Shares]:
         """Assigns places to these parameters, and budgets. of: their core groups; kept: the number of parameters already
         assigned. Raises NotImplementedError for places that the class does not support."""
-        now, wanted, shares = params, wanted_places(params) or [*self.cores][:1] or [HOST], UNLIMITED
+        now, wanted, shares = params, wanted_places(params, self.cores), UNLIMITED
         plain = wanted == [HOST] and not self.settings.memory and not any(map(_MEMORY, of))
         if not plain:
             now = settle(self.family, self.settings.memory, groups, of, params, kept)
-            wanted = wanted_places(now) or wanted[:1]
+            wanted = wanted_places(now, wanted)
         if len(wanted) > 1 and not self.family.SEVERAL:
             got = " and ".join(place.name for place in wanted)
             raise NotImplementedError(f"{self.family.name}: got parameters on {got}, wanted all of them on one device")
@@ -401,7 +400,7 @@ class Engine:
         over; None: the same numbers. -1 starts afresh."""
         made = all_core_groups(self.family, groups, [each.memory for each in members], params)
         now, shares = self._settle(groups, made, params)
-        wanted = wanted_places(now) or [*self.cores][:1] or [HOST]
+        wanted = wanted_places(now, self.cores)
         cores = {place: self._new_core(place, shares) for place in wanted}
         for place, core in cores.items():
             register(core, self.family, place, made, 0, now, 0, shares.own if len(cores) > 1 else None)
@@ -468,7 +467,7 @@ class Engine:
             return [i for i, param in self.foreign.items() if param.grad is not None]
 
     def options_of(self, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
-        """The options of each parameter, by number, with these parameter groups and its overrides."""
+        """The options of each parameter, by number, from these parameter groups and its overrides."""
         found: dict[int, Mapping[str, Any]] = {}
         for each in self.groups:
             found.update(dict.fromkeys(each.params, each.options(groups)))

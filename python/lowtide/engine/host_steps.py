@@ -50,18 +50,12 @@ class Load(NamedTuple):
     weights: int
 
 
-class Ends(NamedTuple):
-    """Seconds until each has finished its part of a step, with full overlap."""
-
-    device: float
-    host: float
-
-
-def ends(streams: float, copied: float, steps: float, link: float) -> Ends:
-    """streams: bytes of state that pass through the device; copied: bytes of the weights that the CPU steps, with gradients of
-    the same type; steps: seconds of the CPU's steps and its disk; link: bytes per second."""
+def ends(streams: float, copied: float, steps: float, link: float) -> tuple[float, float]:
+    """Seconds until the device and the host have done their parts of a step, if all that can overlap does. streams: bytes of state
+    that pass through the device; copied: bytes of the weights that the CPU steps, with gradients of the same type; steps: seconds of
+    the CPU's steps and its disk; link: bytes per second."""
     come = 2 * copied / link
-    return Ends(streams / link + come, come + copied / link + steps)
+    return streams / link + come, come + copied / link + steps
 
 
 def settle(

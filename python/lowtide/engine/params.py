@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from lowtide.checks.values import expect
 from lowtide.devices import places, sharding
-from lowtide.devices.places import Place
+from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.memory.budgets import Memory
 from lowtide.options.overrides import Overridden
@@ -85,6 +85,7 @@ def examine_all(params: Sequence[Param], where: Sequence[str] | None, of_others:
     return now
 
 
-def wanted_places(params: Sequence[Param]) -> list[Place]:
-    """The places at which parameters are stepped, starting with the first parameter's."""
-    return [*dict.fromkeys(filter(None, map(_PLACE, params)))]
+def wanted_places(params: Sequence[Param], before: Iterable[Place] = ()) -> list[Place]:
+    """The places at which parameters are stepped, in the order of the parameters. If no parameter can be stepped, the first place of
+    `before`, else the host: every optimizer has a core."""
+    return [*dict.fromkeys(filter(None, map(_PLACE, params)))] or [*before][:1] or [HOST]

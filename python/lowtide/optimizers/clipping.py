@@ -121,7 +121,7 @@ class Clipper:
     def _measure(
         self, groups: Sequence[dict[str, Any]], limit: float, kind: float, scale: float, group: ProcessGroup | None
     ) -> Clip | Queued:
-        clip, self.norm = self._engine.moving(groups, lambda: measure(self._engine, limit, kind, scale, group))
+        clip, self.norm = self._engine.moving(groups, measure, self._engine, limit, kind, scale, group)
         return clip
 
     def drop(self) -> None:

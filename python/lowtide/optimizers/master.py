@@ -9,9 +9,9 @@ from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices.sharding import local_of
 from lowtide.engine.cores import RESIDUAL
-from lowtide.engine.engine import Engine
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.state.format import residual_bits
+from lowtide.state.views import local_state
 
 _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -79,7 +79,7 @@ def export_fp32(
         if id(tensor) not in made:
             number = numbers.get(id(tensor))
             local = local_of(tensor)
-            residual = None if number is None else _residual(optimizer.engine, number)
+            residual = None if number is None else local_state(optimizer.engine, number).get(RESIDUAL)
             made[id(tensor)] = join(local, residual) if local.is_floating_point() else local.detach().cpu().clone()
         names[name] = made[id(tensor)]
     if path is not None:
@@ -88,11 +88,3 @@ def export_fp32(
         once = {id(tensor): name for name, tensor in reversed(names.items())}
         save_file({name: names[name].contiguous() for name in once.values()}, path, {"format": "pt"})
     return names
-
-
-def _residual(engine: Engine, number: int) -> Tensor | None:
-    core = engine.core_of(number)
-    if not core.has_state(number):
-        return None
-    live = core.read_state(number) if core.is_paged(number) else core.state(number)
-    return live.get(RESIDUAL)

@@ -20,10 +20,10 @@ from torch.optim.optimizer import ParamsT
 
 from lowtide import _core
 from lowtide._core import QueuedClip
-from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.devices import sharding
-from lowtide.engine.cores import Cores
+from lowtide.devices.flattened import first_flattened
+from lowtide.engine.cores import Cores, KeptErrors
 from lowtide.engine.engine import Engine, Settings
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
@@ -232,17 +232,14 @@ class Optimizer(torch.optim.Optimizer):
             self._follow_params()
         self._follow_state()
         try:
-            self._tell_options()
+            self.engine.follow(self.param_groups, chain(self.defaults, self._beside))
         finally:
             if self.engine.renewed:
                 self._show_state()
 
-    def _tell_options(self) -> None:
-        self.engine.follow(self.param_groups, chain(self.defaults, self._beside))
-
     def _follow(self, takes_state: bool = True) -> None:
-        """Before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless it is all replaced,
-        what was put into `state`."""
+        """Called before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless all state
+        is replaced, assignments to `state`."""
         if not self.engine.are_registered(self.param_groups):
             self._follow_params()
         if takes_state:
@@ -378,12 +375,7 @@ class Optimizer(torch.optim.Optimizer):
         if bad:
             engine.count(skipped=1)
         else:
-            try:  # like `Engine.moving`, without its two calls in every step
-                found = self._step_core(scale, bad is not None, only, queued)
-            except ValueError:
-                if not engine.follow_moves(self.param_groups):
-                    raise
-                found = self._step_core(scale, bad is not None, only, queued)
+            found = engine.moving(self.param_groups, self._step_core, scale, bad is not None, only, queued)
         self._skips.look(engine.skipped_steps(), found, engine.settings.amp_scaling)
         if only is None:  # else other groups of the same gradients may follow
             self._clipper.clip = None
@@ -597,7 +589,7 @@ class Optimizer(torch.optim.Optimizer):
         self.onload()
         if self.state:
             self._place_states()
-        spreads = spread.is_wanted(self.engine)
+        spreads = first_flattened(self.engine.tensors) is not None
         saved = spread.entries_of(self.engine) if spreads else dicts.saved_entries(self.engine, self.param_groups)
         live = self.state
         self.state = States(dict, saved)

@@ -16,13 +16,13 @@ from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices.places import Place, place_on
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, GroupSizes, all_core_groups, sizes_of
+from lowtide.engine.groups import CoreGroup, all_core_groups, sizes_of
 from lowtide.engine.host_steps import Speeds, ends, settle
 from lowtide.engine.params import Param, wanted_places
 from lowtide.engine.shares import shares_of, state_on_device
 from lowtide.memory.budgets import Memory
 from lowtide.memory.forecast import forecast
-from lowtide.planning.rates import Rates, seconds_text
+from lowtide.planning.rates import Rates, seconds_text, table_text
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ class DeviceForecast:
             ("  device", seconds_text(self.device_seconds)),
             ("  CPU and disk", seconds_text(self.host_seconds) if self.host_params else "0 s"),
         ]
-        names, cells = max(len(name) for name, _ in rows), max(len(cell) for _, cell in rows)
-        return "\n".join([head, *(f"{name.ljust(names)}  {cell.rjust(cells)}" for name, cell in rows)])
+        return "\n".join([head, *table_text(rows)])
 
 
 def predict(
@@ -111,8 +110,7 @@ def predict(
         return Speeds(rates.link, min(steps), min(rates.read, rates.write) if disk else math.inf)
 
     made = all_core_groups(family, groups, memories, params)
-    params = settle(family, memory, groups, made, params, 0, speeds)
-    return _Prediction(family, memory, made, params, rates, device).plan()
+    return _Prediction(family, memory, made, settle(family, memory, groups, made, params, 0, speeds), rates, device).plan()
 
 
 def _check(budget: Memory | None, whole: Memory, place: Place) -> None:
@@ -128,13 +126,14 @@ def _check(budget: Memory | None, whole: Memory, place: Place) -> None:
     expect(known, where, f"device={budget.device!r}", wanted)
 
 
+@dataclass
 class _Prediction:
-    def __init__(
-        self, family: Family, memory: Memory, groups: Sequence[CoreGroup], params: Sequence[Param], rates: Rates, device: torch.device
-    ) -> None:
-        self._family, self._memory, self._groups, self._rates, self._device = family, memory, groups, rates, device
-        self._params = params
-        self._tensors = [param.tensor for param in params]
+    _family: Family
+    _memory: Memory
+    _groups: Sequence[CoreGroup]
+    _params: Sequence[Param]
+    _rates: Rates
+    _device: torch.device
 
     def plan(self) -> DeviceForecast:
         at = wanted_places(self._params)
@@ -147,27 +146,26 @@ class _Prediction:
                 for name in part.keys() - {"problem", "state_bytes"}:
                     found[name] = found[name] + part[name] if name in found else part[name]
         total = DeviceForecast(
-            self._family.rule, str(self._device), len(self._params), sum(tensor.numel() for tensor in self._tensors),
+            self._family.rule, str(self._device), len(self._params), sum(param.tensor.numel() for param in self._params),
             fits=not problems, problem="; ".join(problems), **found,
         )  # fmt: skip
         return total if problems or not self._rates.link else self._timed(total)
 
-    def _sizes(self, place: Place) -> tuple[list[int], list[GroupSizes]]:
-        here = [i for i, param in enumerate(self._params) if param.place == place]
-        sizes = sizes_of(self._groups, self._params, {*here})
-        return here, [group._replace(rate=self._rates.step_of(group.state)) for group in sizes]
-
     def _part(self, place: Place, memory: Memory) -> dict[str, Any]:
         """The forecast's fields to which parameters at one place contribute."""
-        here, sizes = self._sizes(place)
+        here = [i for i, param in enumerate(self._params) if param.place == place]
+        sizes = [
+            group._replace(rate=self._rates.step_of(group.state)) for group in sizes_of(self._groups, self._params, {*here})
+        ]
         budget = memory.budget(place)
         if place.mirrored:
             read, write = number("rates: read", self._rates.read), number("rates: write", self._rates.write)
             found = forecast(self._family.core_rule, budget, sizes, read, write)[0]
-            weights = sum(self._tensors[i].numel() * self._tensors[i].element_size() for i in here)
+            tensors = [self._params[i].tensor for i in here]
+            weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             return {
                 "state_bytes": found.state_bytes, "problem": found.problem, "host_params": len(here),
-                "host_elements": sum(self._tensors[i].numel() for i in here), "host_bytes": found.host_bytes,
+                "host_elements": sum(tensor.numel() for tensor in tensors), "host_bytes": found.host_bytes,
                 "copy_bytes": 2 * weights, "disk_bytes": found.disk_bytes, "gradients_per_step": weights,
                 "weights_per_step": weights, "disk_per_step": found.moved_per_step, "by_host": tuple(here),
                 "host_seconds": max(found.step_seconds, found.disk_seconds),

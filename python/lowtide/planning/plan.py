@@ -19,7 +19,7 @@ from lowtide.options.hyper import BETAS, hyper_values
 from lowtide.options.options import check_kinds
 from lowtide.planning.on_device import DeviceForecast
 from lowtide.planning.on_device import predict as predict_on
-from lowtide.planning.rates import Rates, family_of, seconds_text, step_rates
+from lowtide.planning.rates import Rates, family_of, seconds_text, step_rates, table_text
 from lowtide.planning.shapes import Planned, groups_of, members_of
 
 _AVERAGES = (*BETAS, "alpha")  # the length of averages
@@ -41,16 +41,11 @@ class Forecasts(Forecast):
         columns = [("", _LABELS)] + [(self.names[n], _column(self.budgets[n], self.memories[n])) for n in shown]
         if len(shown) > 1:
             columns.append(("in all", _column(self, None, limit="")))
-        widths = [max(map(len, (head, *cells))) for head, cells in columns]
-        rows = zip(*((head, *cells) for head, cells in columns), strict=True)
-        lines = [
-            "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths)))
-            for row in rows
-        ]
+        lines = table_text(zip(*((head, *cells) for head, cells in columns), strict=True))
         verdict = "fits" if self.fits else "does not fit"
         head = f"{self.rule}: {self.params} parameters, {self.elements:,} elements: {verdict}"
         problems = [f"{self.names[n]}: {self.budgets[n].problem}" for n in shown if not self.budgets[n].fits]
-        return "\n".join([head, *(line.rstrip() for line in lines if line.strip()), *problems])
+        return "\n".join([head, *filter(None, lines), *problems])
 
 
 _LABELS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -42,6 +42,17 @@ class Rates:
         """Bytes per second of this state format."""
         rate = self.step.get(state, 0.0) if isinstance(self.step, Mapping) else self.step
         return number(f"rates: step of {state}", rate)
+
+
+def table_text(rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table, the first column aligned left, the others right."""
+    rows = [*rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    )
+    return [line.rstrip() for line in lines]
 
 
 def seconds_text(seconds: float) -> str:

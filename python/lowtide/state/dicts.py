@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 
-from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
 from lowtide.state.elsewhere import as_shown
-from lowtide.engine.cores import RESIDUAL
+from lowtide.engine.cores import RESIDUAL, KeptErrors
 from lowtide.engine.engine import Engine
 from lowtide.state import restore, views
 from lowtide.state.carried import as_tensors, own_numbers
-from lowtide.state.foreign.readers import READERS
 from lowtide.state.format import CODEC, eight_bits, is_stamped, residual_bits
-from lowtide.state.groups import read_groups
+from lowtide.state.groups import READERS, read_groups
 
 
 @contextmanager
@@ -40,7 +38,7 @@ def load(
     state_dict: Any,
     kept: KeptErrors,
 ) -> list[dict[str, Any]]:
-    """Copies `state_dict` into live state; returns the new parameter groups. ValueError: nothing has changed."""
+    """Copies `state_dict` into live state; returns the new parameter groups. After a ValueError nothing has changed."""
     expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
     for key, kind in (("state", dict), ("param_groups", list)):
         expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them: is it of an optimizer?")
@@ -63,7 +61,7 @@ def load(
             if back:
                 back()
             raise
-    engine.show_unstepped(False)  # what was asked for has been given
+    engine.show_unstepped(False)  # the requested entries have been given
     restore.apply(engine, states, plan, kept)
     states.changed = False
     engine.showed()

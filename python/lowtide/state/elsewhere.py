@@ -106,9 +106,9 @@ _CODES, _SCALE = "_codes", "_scale"
 
 
 def as_shown(tensors: Mapping[str, torch.Tensor], read_only: bool = False) -> dict[str, torch.Tensor]:
-    """The core's tensors of a parameter by the names that users see: codes are NAME_codes, beside NAME_scale. Who takes them for
-    the values of NAME, as torch.optim would, finds none. read_only: codes and scales refuse to be written: a code of 0 is minus
-    its scale."""
+    """The core's tensors of a parameter by the names that users see: codes are NAME_codes, beside NAME_scale. Code that would
+    take them for the values of NAME, as torch.optim would, finds none. read_only: codes and scales refuse writes, since a code of 0
+    means minus its scale."""
     shown: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
         coded = f"{name}{_SCALE}" in tensors
@@ -172,8 +172,8 @@ class Shown(Noting):
     def __init__(
         self, views: Mapping[str, torch.Tensor], param: torch.Tensor, number: int, assigned: set[int], read_only: bool = True
     ) -> None:
-        """views: by the core's names; read_only: see `as_shown`. number: the parameter's, which goes into `assigned` once anything is
-        replaced."""
+        """views: by the core's names; read_only: see `as_shown`. number: the parameter's, which is added to `assigned` once anything
+        is replaced."""
         super().__init__(as_shown(views, read_only))
         self._param, self._number, self._assigned = id(param), number, assigned
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from lowtide import _core
-from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import expect
+from lowtide.engine.cores import KeptErrors
 from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import path_of, size_of
 from lowtide.state.carried import as_now, checked, own_numbers
@@ -60,7 +60,7 @@ def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:
 def load(
     engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.PathLike[str], kept: KeptErrors
 ) -> list[dict[str, Any]]:
-    """See `Optimizer.load`. Returns the new parameter groups when the state is there."""
+    """See `Optimizer.load`. Returns the new parameter groups once the state is loaded."""
     name = path_of("path", path)
     metadata = read_metadata(_core.checkpoint_metadata(name), name)
     found = isinstance(metadata, dict) and isinstance(metadata.get(_KEY), list)

@@ -54,8 +54,8 @@ def is_stamped(group: Any) -> bool:
 
 
 def read_stamp(group: dict[str, Any], first: dict[str, Any], rule: str, mine: int, where: str) -> int:
-    """The seed of a group of another dict: one for all groups; without one (earlier versions) `mine` stays. ValueError unless the
-    group is of this rule, and of a version that we read."""
+    """The seed of a saved group, the same in all groups; without one (earlier versions) `mine`. Raises ValueError unless the group
+    has this rule and a supported version."""
     version: Any = group.get("lowtide_format")
     expect(isinstance(version, int) and version >= 1, f"{where}['lowtide_format']", repr(version), f"1 to {FORMAT}")
     expect(version <= FORMAT, f"{where}['lowtide_format']", version, f"at most {FORMAT}: a newer version made it")
@@ -122,7 +122,7 @@ def check_entry(
 
 
 def _told_by(tensors: dict[str, torch.Tensor], name: str, shape: torch.Size, codec: str) -> str:
-    """The codec of a moment, as its tensors tell, or what its dtype is."""
+    """The codec of a moment, as its tensors tell, or its dtype."""
     dtype, coded = tensors[name].dtype, tensors[name].dtype == torch.uint8
     if coded != (f"{name}{SCALE}" in tensors):
         return f"{dtype} {'without' if coded else 'with'} scales"

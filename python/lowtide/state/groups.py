@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
 from lowtide.options.options import check_kinds
 from lowtide.state import torch_dict
-from lowtide.state.foreign.readers import Reader
+from lowtide.state.entries import Entry, ParamSpec
+from lowtide.state.foreign import bitsandbytes, flashoptim, schedulefree, torchao
 from lowtide.state.format import FIXED, MODE, OWN_KEYS, SEED, SPREAD, STAMP, is_stamped, read_stamp
+
+
+class Reader(Protocol):
+    """A module of `state.foreign`. All functions raise ValueError with the value and what was wanted."""
+
+    def recognizes(self, state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
+        """True if the two halves of a state_dict come from this library."""
+
+    def read_group(self, rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
+        """The options of `group` under their names here. `mine`: hyper-parameters of the optimizer's group, which replace those
+        that `group` lacks."""
+
+    def read_entry(self, spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
+        """The state of one parameter."""
+
+
+READERS: tuple[Reader, ...] = (schedulefree, bitsandbytes, torchao, flashoptim)
 
 
 class Groups(NamedTuple):

@@ -9,18 +9,16 @@ from typing import Any
 import torch
 
 from lowtide import _core
-from lowtide.checks.kept_errors import KeptErrors
 from lowtide.checks.values import check_moment, expect, read_step
 from lowtide.devices.sharding import local_of
 from lowtide.state.elsewhere import Noting, Shown, as_core
-from lowtide.engine.cores import RESIDUAL
+from lowtide.engine.cores import RESIDUAL, KeptErrors
 from lowtide.engine.engine import Engine
 from lowtide.state import spread, torch_dict, views
 from lowtide.state.carried import as_now, read_number
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
-from lowtide.state.foreign.readers import Reader
 from lowtide.state.format import check_entry, residual_bits, take_codec
-from lowtide.state.groups import Groups
+from lowtide.state.groups import Groups, Reader
 from lowtide.state.views import MOMENTUM
 
 

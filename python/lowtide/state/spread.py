@@ -22,7 +22,6 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import check_floats, check_moment, expect, read_step
-from lowtide.devices.flattened import first_flattened
 from lowtide.devices.sharding import local_of, rows_of
 from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.engine import Engine
@@ -35,26 +34,14 @@ from lowtide.state.views import MOMENTUM
 _PIECE = 1 << 20  # elements processed at a time
 
 
-def is_wanted(engine: Engine) -> bool:
-    """True if FSDP1 manages parameters of this optimizer."""
-    return first_flattened(engine.tensors) is not None
-
-
 def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     """The state of all parameters that have any, in new tensors: FSDP1 accepts no empty entries. Parameters with the same
     moments have the same names, as FSDP1 requires: scales if any can have them (0: this one has none), likewise residuals."""
-    raw = [_local_state(engine, i) for i in range(len(engine.params))]
+    raw = [views.local_state(engine, i) for i in range(len(engine.params))]
     # Decided by the options, not by this rank's parts: another rank may have larger parts with other formats.
     scaled = any(_core.code_sizes(group.format.state, True, 1, BLOCK)[2] for group in engine.groups if group.params)
     residual = any(RESIDUAL in views.layout(engine, i) for i in range(len(engine.params)))
     return {param: _spread(engine, i, raw[i], scaled, residual) for i, param in enumerate(engine.tensors) if raw[i]}
-
-
-def _local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    core = engine.core_of(number)
-    if not core.has_state(number) and not core.step_count(number):
-        return {}
-    return core.read_state(number) if core.is_paged(number) else core.state(number)
 
 
 def _spread(

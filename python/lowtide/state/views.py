@@ -58,17 +58,18 @@ def _reader(engine: Engine, number: int, name: str) -> Callable[[], torch.Tensor
     return read
 
 
-def _wrapped(engine: Engine, number: int, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    of = engine.params[number].sharding
-    return of.wrap(entry) if of else entry
+def local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
+    """The core's tensors of a parameter, copied if they stream; empty before its first step unless state is allocated."""
+    core = engine.core_of(number)
+    if not core.has_state(number) and not core.step_count(number):
+        return {}
+    return core.read_state(number) if core.is_paged(number) else core.state(number)
 
 
 def live(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    """The live state of a parameter, copied if it streams; empty if it has none and has not been stepped."""
-    if engine.core_of(number).is_paged(number):
-        return _wrapped(engine, number, engine.core_of(number).read_state(number))
-    entry = _wrapped(engine, number, engine.core_of(number).state(number))
-    return entry if engine.core_of(number).has_state(number) or int(entry["step"]) else {}
+    """As `local_state`, with DTensors of a parameter that is one."""
+    of, entry = engine.params[number].sharding, local_state(engine, number)
+    return of.wrap(entry) if of else entry
 
 
 def layout(engine: Engine, number: int) -> dict[str, torch.Tensor]:

@@ -34,9 +34,7 @@ __all__ = [
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int = 8) -> torch.Tensor:
-    """See `lowtide.state.blockwise.dynamic_map`."""
-    return blockwise.dynamic_map(signed, max_exponent_bits, total_bits)
+create_dynamic_map = blockwise.dynamic_map
 
 
 @dataclass(eq=False)

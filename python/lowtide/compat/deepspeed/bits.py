@@ -18,7 +18,9 @@ returns.
 
 from __future__ import annotations
 
+import sys
 from operator import index
+from types import ModuleType
 
 import torch
 
@@ -30,6 +32,20 @@ from lowtide.sign import pack, packed_bytes, unpack
 
 # Elements of a device that are packed at a time; packing makes a copy of half their size.
 _PIECE = 1 << 24
+
+
+class PackbitsBuilder:
+    """Stands in for the PackbitsBuilder of DeepSpeed's accelerators; there is nothing to build."""
+
+    NAME = "pack_bits"
+
+    def load(self, verbose: bool = True) -> ModuleType:
+        """A module with `packbits` and `unpackbits`. verbose: has no effect."""
+        return sys.modules[__name__]
+
+    def is_compatible(self, verbose: bool = False) -> bool:
+        """True. verbose: has no effect."""
+        return True
 
 
 def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:

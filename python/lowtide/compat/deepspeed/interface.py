@@ -1,8 +1,7 @@
 """All names of `lowtide.compat.deepspeed`."""
 
 from lowtide.compat.deepspeed import xpu_packbits
-from lowtide.compat.deepspeed.bits import packbits, unpackbits
-from lowtide.compat.deepspeed.builder import PackbitsBuilder
+from lowtide.compat.deepspeed.bits import PackbitsBuilder, packbits, unpackbits
 from lowtide.compat.deepspeed.joined import all_reduce_majority, byte_sum, majority, parity
 
 __all__ = [
