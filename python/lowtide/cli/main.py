@@ -110,7 +110,7 @@ def plan(
     device: Annotated[
         str | None, typer.Option(help="Memory of the device for state, e.g. 8GiB: parameters are there.", metavar="SIZE")
     ] = None,
-    on: Annotated[str, typer.Option(help="The device, by torch's name.", metavar="NAME")] = "cuda",
+    on: Annotated[str | None, typer.Option(help="The device, by torch's name; without: cuda.", metavar="NAME")] = None,
     step: Annotated[str | None, typer.Option(help="Who steps: device, host (the CPU) or auto.", metavar="NAME")] = None,
     link: Annotated[
         str | None, typer.Option(help="Rate of the device's link each way, e.g. 25GB a second.", metavar="SIZE")
@@ -140,8 +140,9 @@ def plan(
     text.check_name("--rule", rule, _PLANNED_RULES)
     text.check_name("--state", state, _STATES)
     text.check_name("--dtype", dtype, ["float32", "bfloat16", "float16"])
-    if device is None and (step is not None or link is not None):
-        raise ValueError(f"got {'--step' if step is not None else '--link'} without --device, wanted --device SIZE too")
+    for name, value in (("--step", step), ("--link", link), ("--on", on)):
+        if device is None and value is not None:
+            raise ValueError(f"got {name} without --device, wanted --device SIZE too")
     if device is not None and "%" in device:
         raise ValueError(f"--device: got {device!r}, wanted bytes such as 8GiB: the device need not be here")
     if device is not None and (disk is not None or step == "auto") and not (measure and link is not None):
@@ -168,7 +169,7 @@ def plan(
     there = None if device is None else size_of("--device", device)
     memory = Memory(device=there, host=host, disk=disk, disk_limit=disk_limit, chunk=chunk, step=step) if limited else None
     rate = 0.0 if link is None else float(size_of("--link", link))
-    where = "cpu" if device is None else on
+    where = "cpu" if device is None else on or "cuda"
     hyper = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "betas": pair,
              "alpha": alpha}  # fmt: skip
     found = commands.plan_formats(model, rule, state, memory, hyper, measure, where, getattr(torch, dtype), rate)

@@ -242,8 +242,8 @@ def clip_in_step(trainer: Any) -> None:
         return
     before = accelerator.clip_grad_norm_
 
-    def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2) -> Any:
-        params = list(parameters)
+    def clip_grad_norm_(parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2) -> Any:
+        params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         optimizer = _optimizer_of(accelerator, params)
         if optimizer is None:
             return before(params, max_norm, norm_type)

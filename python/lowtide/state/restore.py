@@ -70,7 +70,7 @@ def plan(
 
 
 def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, Any] | None, where: str) -> Entry:
-    """An entry with values that steps can go on with, and with the numbers that its options give if it carries none."""
+    """An entry with values from which steps can continue, and with the numbers that its options imply if it carries none."""
     core = engine.core_of(number)
     signed = dict(core.states_of(number))
     for name, tensor in entry.tensors.items():
@@ -90,11 +90,13 @@ def _read_own(
         expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
     if not entry:
         return NOTHING
-    entry, codec = take_codec(as_core(entry), codec, where)
+    given, entry = entry, as_core(entry)
+    expect(len(entry) == len(given), where, f"keys {sorted(map(str, given))}", "each moment once, as values or as codes")
+    entry, codec = take_codec(entry, codec, where)
     carried = None
     names = engine.core_of(number).carried(number).keys()
-    if given := names & entry.keys():
-        expect(given == names, where, f"no {', '.join(sorted(names - given))} beside {', '.join(sorted(given))}", "all of them")
+    if there := names & entry.keys():
+        expect(there == names, where, f"no {', '.join(sorted(names - there))} beside {', '.join(sorted(there))}", "all of them")
         carried = {name: read_number(entry[name], name, where) for name in names}
         entry = {name: value for name, value in entry.items() if name not in names}
     live = views.layout(engine, number) if live is None else live
@@ -180,7 +182,7 @@ def _local(
 
 
 def copy_in(engine: Engine, states: dict[torch.Tensor, dict[str, Any]], entries: list[dict[str, torch.Tensor]]) -> None:
-    """Puts copies of another optimizer's live state, by parameter number, into one with the same parameters."""
+    """Copies another optimizer's live state, by parameter number, into an optimizer with the same parameters."""
     codecs = [engine.core_of(i).state_codec(i) for i in range(len(engine.params))]
     with KeptErrors() as kept:
         apply(engine, states, plan(engine, dict(enumerate(entries)), Groups([], {}, codecs)), kept)
@@ -205,6 +207,14 @@ def apply(
     for i, entry in entries.items():
         if entry.tensors:
             engine.core_of(i).allocate_state(i)
+    in_place = True  # every tensor is the live one that it would be copied into
+    for i, entry in entries.items():
+        live = engine.core_of(i).state(i) if entry.tensors else {}
+        for name, tensor in entry.tensors.items():
+            like = live.get(name)
+            in_place &= like is not None and (tensor.data_ptr(), tensor.stride()) == (like.data_ptr(), like.stride())
+    if not in_place:
+        entries = _apart(engine, entries)
     for i, entry in entries.items():
         core = engine.core_of(i)
         live, paged = core.state(i), core.is_paged(i)
@@ -235,8 +245,19 @@ def apply(
     engine.await_states(waiting)
 
 
+def _apart(engine: Engine, entries: Mapping[int, Entry]) -> dict[int, Entry]:
+    """The same entries with copies of all views of live state. Swapped or transposed state would change before it is read."""
+    cores = [engine.core_of(i) for i in range(len(engine.params))]
+    memory = {each.untyped_storage().data_ptr() for i, core in enumerate(cores) for each in core.state(i).values() if each.numel()}
+    found = {}
+    for i, entry in entries.items():
+        shared = {name: value.clone() for name, value in entry.tensors.items() if value.untyped_storage().data_ptr() in memory}
+        found[i] = entry._replace(tensors={**entry.tensors, **shared})
+    return found
+
+
 def _import_states(engine: Engine, number: int, entry: Entry, live: dict[str, torch.Tensor], kept: KeptErrors) -> None:
-    """Encodes the values of an entry; states that it does not have become zeros."""
+    """Encodes the values of an entry; states that the entry lacks become zeros."""
     core, paged = engine.core_of(number), engine.core_of(number).is_paged(number)
     names = [name for name, _ in core.states_of(number)]
     there = core.read_state(number) if paged and MOMENTUM in names and MOMENTUM not in entry.tensors else {}

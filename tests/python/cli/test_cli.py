@@ -280,6 +280,7 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "--params and --shapes": [*plan, "--shapes", "x"],
         "--step without --device": [*plan, "--step", "auto"],
         "--link without --device": [*plan, "--link", "25GB"],
+        "--on without --device": [*plan, "--on", "xpu"],
         "'25%', wanted bytes": [*plan, "--device", "25%"],
         "mean 8GiB": [*plan, "--device", "8"],
         "on: got 'gpu'": [*plan, "--device", "1GiB", "--on", "gpu"],

@@ -90,12 +90,13 @@ def test_accelerate(seed: int, clips: list[float], figure: Any) -> None:
         runs.append(trained(model))
         counts.append(len(clips))
         clips.clear()
-    other = torch.nn.Parameter(torch.ones(3))
-    other.grad = torch.full((3,), 5.0)
-    accelerator.clip_grad_norm_([other], 1.0)
+    others = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for other, given in zip(others, ([others[0]], others[1]), strict=True):  # in a list, and alone
+        other.grad = torch.full((3,), 5.0)
+        accelerator.clip_grad_norm_(given, 1.0)
     figure(f"weights {apart(runs):.1e} lr apart; torch's function called {counts}")
     assert counts[0] > 0 and counts[1] == 0 and apart(runs) < 1e-3
-    assert float(other.grad.norm()) == pytest.approx(1.0, rel=1e-5) and len(clips) == 1
+    assert [float(other.grad.norm()) for other in others] == pytest.approx([1.0, 1.0], rel=1e-5) and len(clips) == 2
 
 
 class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]

@@ -40,6 +40,57 @@ def test_resumed_run_equals_the_uninterrupted_one(rule, codec, dtype, seed, figu
     assert [g["lr"] for g in resumed.param_groups] == [g["lr"] for g in opt.param_groups]
 
 
+@pytest.mark.parametrize("codec", ["fp32", "dynamic8"])
+@pytest.mark.parametrize("way", ["entries of a dict", "numbers of a dict", "entries of state", "tensors of state"])
+def test_state_that_is_swapped_arrives_whole(codec, way, seed):
+    """What a dict and `state` have are views of live state: each must be read before it is written."""
+    if (codec, way) == ("dynamic8", "tensors of state"):
+        pytest.skip("codes and scales alone mean nothing, and cannot be swapped")
+    params = [parameter(32, 256) for _ in range(2)]
+    opt = lowtide.AdamW(params, state=codec)
+    random_gradients(params)
+    opt.step()
+    wanted = [{name: value.clone() for name, value in opt.state[param].items()} for param in reversed(params)]
+    saved = opt.state_dict()
+    if way == "entries of a dict":
+        opt.load_state_dict({**saved, "state": {0: saved["state"][1], 1: saved["state"][0]}})
+    elif way == "numbers of a dict":
+        saved["param_groups"][0]["params"] = [1, 0]
+        opt.load_state_dict(saved)
+    elif way == "entries of state":
+        opt.state[params[0]], opt.state[params[1]] = opt.state[params[1]], opt.state[params[0]]
+    else:
+        first, second = (opt.state[param] for param in params)
+        for name in ("exp_avg", "exp_avg_sq"):
+            first[name], second[name] = second[name], first[name]
+    opt.state_dict()  # takes in what was assigned
+    found = [opt.state[param] for param in params]
+    assert all(torch.equal(each[name], of[name]) for each, of in zip(found, wanted, strict=True) for name in of)
+
+
+def test_state_that_is_turned_arrives_whole(seed):
+    param = parameter(64, 64)
+    opt = lowtide.AdamW([param], state="fp32")
+    random_gradients([param])
+    opt.step()
+    average = opt.state[param]["exp_avg"]
+    wanted = average.t().clone()
+    opt.state[param]["exp_avg"] = average.t()
+    opt.state_dict()
+    assert torch.equal(opt.state[param]["exp_avg"], wanted)
+
+
+def test_a_moment_that_stands_twice_in_an_entry_is_refused(seed):
+    param = parameter(32, 256)
+    opt = lowtide.AdamW([param])
+    random_gradients([param])
+    opt.step()
+    saved = opt.state_dict()
+    saved["state"][0]["exp_avg"] = torch.zeros_like(saved["state"][0]["exp_avg_codes"])
+    with pytest.raises(ValueError, match="'exp_avg', 'exp_avg_codes', .* wanted each moment once"):
+        opt.load_state_dict(saved)
+
+
 def test_only_plain_tensors_and_no_two_share_memory(seed, figure):
     _, opt = trained()
     saved = opt.state_dict()
