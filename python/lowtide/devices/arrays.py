@@ -86,7 +86,8 @@ def contiguous(array: Array) -> Array:
 
 def written(value: Any, where: str, like: Array) -> Array:
     """The caller's array for results, on the device of `like`.
-    || Raises ValueError if it is not contiguous, is read-only, or requires grad.
+
+    Raises ValueError if it is not contiguous, is read-only, or requires grad.
     """
     array = read(value, where)
     if array.value is not value:

@@ -74,7 +74,8 @@ class Cache:
 
     def room(self) -> int:
         """Bytes free even at a step's peak: between backward and the optimizer's step activations are gone, but they come back.
-        || Torch's peak includes state and does not change when state moves: others need the peak minus the state held at that
+
+        Torch's peak includes state and does not change when state moves: others need the peak minus the state held at that
         time."""
         stats = self._stats()
         self._note_peak(stats)

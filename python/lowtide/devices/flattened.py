@@ -33,7 +33,8 @@ def first_flattened(params: Sequence[torch.Tensor]) -> int | None:
 def shard_of(param: torch.Tensor, of: Sharding | None) -> Shard | None:
     """The whole of which a parameter is this rank's part, in the core's form; None for a whole parameter. of: its layout on a
     mesh, if it is a DTensor.
-    || A part of a FlatParameter is a part of the vector that all ranks hold together; blocks begin with the part."""
+
+    A part of a FlatParameter is a part of the vector that all ranks hold together; blocks begin with the part."""
     if of:
         return of.shard
     if not getattr(param, _MARK, False):

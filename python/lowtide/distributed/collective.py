@@ -132,12 +132,15 @@ class Collective:
         """Workers announce what they are about to do; if all can, `fill` writes this worker's ballot into `buffers` (or a part
         of them, in a vote in parts: see `complete`), and the majority replaces it there; with the `residual` of this worker's
         shard and buffers with scales, the mean of sign times scale does.
-        || part, more: for a vote in parts, which takes its last rounds once: the number of parts before this one (0: it
+
+        part, more: for a vote in parts, which takes its last rounds once: the number of parts before this one (0: it
         begins), and whether others follow, without `fill`. The parts' results are void unless the last part is applied: a part
         that is not applied, or an error in any part, ends the vote on all workers.
-        || alike: values that must agree on all workers, by name; errors give the values of floats. failure: this worker's
+
+        alike: values that must agree on all workers, by name; errors give the values of floats. failure: this worker's
         error; the others are told, and it is raised here.
-        || Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another worker failed,
+
+        Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another worker failed,
         ConnectionError if a worker cannot be reached or the result did not arrive whole everywhere.
         """
 

@@ -87,7 +87,8 @@ class SignOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of all workers together; returns the closure's loss, if there is a closure.
-        || Raises, on every reachable worker: ValueError if workers differ in parameters, options or steps, and, with
+
+        Raises, on every reachable worker: ValueError if workers differ in parameters, options or steps, and, with
         nonfinite="raise", if a gradient on any of them is not finite; an error of `Optimizer.step` on one worker, and
         RuntimeError on the others; ConnectionError if a worker is lost or its message is damaged beyond what a vote tolerates.
         Parameters are then as before the step. If the vote itself failed, state includes the gradient."""
@@ -244,8 +245,10 @@ class SignOptimizer(Optimizer):
         """Continues in another process group, after the previous one was lost, or with other workers: all take the parameters,
         including the master's residuals, and the number of votes of the worker that is furthest. Each keeps its own momentum; a
         new worker's is empty. Every worker of the group must call it.
-        || vote: `VoteOptions` that change, such as `group` (None, the default: all workers).
-        || Returns the number of votes. Raises ValueError if workers differ in class or shapes, ConnectionError if one is lost
+
+        vote: `VoteOptions` that change, such as `group` (None, the default: all workers).
+
+        Returns the number of votes. Raises ValueError if workers differ in class or shapes, ConnectionError if one is lost
         again: call it once more then, in yet another group."""
         options: VoteOptions = {**self._vote, "group": None, **vote}
         collective = Collective(**options)

@@ -85,7 +85,8 @@ class Signum(SignOptimizer):
         pass, `step()` votes on m = β m + (1 − β) times the mean of their gradients, and no sum of gradients is kept. Equals
         summing them, except for rounding. (Lion has no such form: its sign needs the gradient beside the momentum.) If there
         are fewer calls than `micro_batches`, the missing ones count as gradients of zero.
-        || Raises ValueError without momentum, after `micro_batches` calls, or for a number other than in the previous call;
+
+        Raises ValueError without momentum, after `micro_batches` calls, or for a number other than in the previous call;
         then nothing has changed. A micro-batch with a non-finite gradient is left out, and the vote then treats all workers as
         having a non-finite gradient.
         """

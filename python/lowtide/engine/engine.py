@@ -68,7 +68,8 @@ class Members(NamedTuple):
 
 class Engine:
     """Holds no parameter group of the optimizer, which may replace them: methods that need their options take them as `groups`.
-    || Other files read the fields without an underscore but never assign them. If a method that replaces cores or parameters
+
+    Other files read the fields without an underscore but never assign them. If a method that replaces cores or parameters
     raises, nothing has changed."""
 
     def __init__(self, family: Family, settings: Settings, entry: Callable[..., Any] | None = None) -> None:

@@ -84,7 +84,8 @@ class CoreGroup:
 
     def push(self, core: Core, number: int, hyper: dict[str, float], rounding: str) -> dict[str, float] | None:
         """Tells `core` about changes; returns the previous hyper-parameters, or None if they are unchanged.
-        || While the core is being told, its values are unknown: after an interrupt (Ctrl-C) the next push tells it again."""
+
+        While the core is being told, its values are unknown: after an interrupt (Ctrl-C) the next push tells it again."""
         if rounding != self.rounding:
             self.rounding, before_rounding = "", self.rounding
             try:

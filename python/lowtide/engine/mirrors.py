@@ -135,7 +135,8 @@ class _Mirror:
 
 class MirrorCore(_core.Optimizer):
     """A CPU core for parameters elsewhere. Replaces `_core.Optimizer` in every call.
-    || Threads and streams: copies are queued on torch's current stream of the device, and the CPU waits for them before it
+
+    Threads and streams: copies are queued on torch's current stream of the device, and the CPU waits for them before it
     steps. The copies back are queued there when a step returns."""
 
     def __init__(

@@ -113,7 +113,8 @@ class _Passes:
 
 class PrefetchInBackward(InBackward):
     """Takes device memory that backward frees, to read the next step's state into it.
-    || If a step has several backward passes (gradient accumulation), only the last one does this; the number of passes is
+
+    If a step has several backward passes (gradient accumulation), only the last one does this; the number of passes is
     learned from the previous step, so the first step reads nothing ahead.
     """
 
@@ -170,7 +171,8 @@ class _Bucket:
 class StepInBackward(InBackward):
     """Steps gradients in buckets, one for each device, once a bucket holds enough bytes, and the rest when backward ends. One
     bucket is stepped at a time, because all devices are told the options.
-    || Stepped parameters count as changed in place: if autograd still needs the earlier values, it raises instead of computing
+
+    Stepped parameters count as changed in place: if autograd still needs the earlier values, it raises instead of computing
     with the new ones.
     """
 

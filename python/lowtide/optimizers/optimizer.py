@@ -133,7 +133,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group as torch does. On an error the optimizer is unchanged.
-        || Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError; NotImplementedError for
+
+        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError; NotImplementedError for
         parameters on a device that this installation cannot step.
         """
         if not isinstance(param_group, dict):
@@ -423,7 +424,8 @@ class Optimizer(torch.optim.Optimizer):
     def prepare_replay(self) -> None:
         """Call this before each replay of a graph (`torch.cuda.CUDAGraph`) in which a step was captured, on the stream of the
         replay: it counts a step, and gives the replay its number and the current options.
-        || Before the capture, take a step without a graph. All state must be on the device then (`report()["moved_per_step"]`
+
+        Before the capture, take a step without a graph. All state must be on the device then (`report()["moved_per_step"]`
         is 0) and stay there; parameters and gradients keep their memory (zero_grad(set_to_none=False)). Non-finite gradients
         affect a replay like a step. Raises ValueError if no step has been captured or memory has moved, for a second call
         without a replay in between, for a replay that was not prepared (it has changed nothing), after clip_grad_norm_ or with
@@ -523,7 +525,8 @@ class Optimizer(torch.optim.Optimizer):
         """Moves all state from RAM to the disk of `memory`, or from a device to pinned host memory, to make room while no steps
         are taken (for generation, or another model). The next step, or any other use of the state, brings it back
         automatically; until then the tensors in `state` show zeros and must not be written.
-        || Raises ValueError if a budget that holds state has no disk or too little of it, or too little host memory; OSError,
+
+        Raises ValueError if a budget that holds state has no disk or too little of it, or too little host memory; OSError,
         and then the state stays where it was."""
         self.engine.core.offload()
 
@@ -580,7 +583,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Like torch's; state that streams from a disk or is on a device is copied into CPU tensors (`save` avoids that).
-        || Before the first step it has no entries, like torch's; after it every trained parameter has one, with zeros if it has
+
+        Before the first step it has no entries, like torch's; after it every trained parameter has one, with zeros if it has
         not been stepped. Codes are named "…_codes", beside "…_scale", so that torch.optim cannot mistake them for values.
         Raises ValueError, MemoryError or OSError if the budget cannot hold state that is placed for it; ValueError for an
         assignment to `state` that does not fit.
@@ -650,12 +654,14 @@ class Optimizer(torch.optim.Optimizer):
     ) -> PendingSave | None:
         """Writes state and options to one file, durably and all or nothing, straight from wherever the state lives: without a
         second copy in memory. docs/checkpoint-format.md describes the format (no pickle).
-        || asynchronous: returns at once; the file, with the current state and options, is written while steps go on. Before a
+
+        asynchronous: returns at once; the file, with the current state and options, is written while steps go on. Before a
         step changes state that is not written yet, it copies that state, chunk by chunk: at most `copies` bytes, or one chunk
         if that is more. A step that finds no room waits for the writer. A second save waits for the first; `load` is refused
         during a save; deleting the optimizer, and the end of the process, wait for the file. Do not write to tensors in
         `state[p]` meanwhile. Other options: docs/checkpoints.md.
-        || Raises OSError (a file that existed before is untouched) or ValueError. The failure of an asynchronous save comes out
+
+        Raises OSError (a file that existed before is untouched) or ValueError. The failure of an asynchronous save comes out
         of its `wait()` or, if nobody has waited, of the next `save`, which then writes nothing."""
         self._follow()
         expect(isinstance(asynchronous, bool), "asynchronous", repr(asynchronous), "True or False")
@@ -676,7 +682,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def torch_state_dict(self) -> dict[str, Any]:
         """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
-        || Raises ValueError for rules that torch does not have: Lion, AdEMAMix, a Muon with parameters that are not
+
+        Raises ValueError for rules that torch does not have: Lion, AdEMAMix, a Muon with parameters that are not
         matrices."""
         self._follow()
         return torch_dict.write(self.engine, self.param_groups)
@@ -685,8 +692,10 @@ class Optimizer(torch.optim.Optimizer):
         """A dict that the bitsandbytes optimizer of this rule loads: copies, on the CPU. dynamic8 codes stay as they are, with
         their map; if row lengths are not multiples of 256, values are encoded again, in blocks that cross the ends of rows. All
         other state becomes float32.
-        || nested: the layout of bitsandbytes since 0.49.2; else the earlier flat one.
-        || Raises ValueError for what bitsandbytes lacks: a rule, an option in use that it would ignore, DTensor parameters."""
+
+        nested: the layout of bitsandbytes since 0.49.2; else the earlier flat one.
+
+        Raises ValueError for what bitsandbytes lacks: a rule, an option in use that it would ignore, DTensor parameters."""
         self._follow()
         return bitsandbytes.write(self.engine, self.param_groups, nested)
 

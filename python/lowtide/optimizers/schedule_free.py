@@ -59,7 +59,8 @@ class AdamWScheduleFree(Optimizer):
     @torch.no_grad()
     def eval(self) -> None:
         """Replaces the weights by the average x. Steps are refused until `train()`; a second call does nothing.
-        || Each direction rounds the weights once, in their type and `master`'s residual: a run that was evaluated, or saved
+
+        Each direction rounds the weights once, in their type and `master`'s residual: a run that was evaluated, or saved
         here and resumed, continues with the same bits, but differs by that rounding from a run without evaluation. Takes up to
         3 MiB where the parameters are and, for streaming state, a float32 copy of the largest parameter on the host. Raises
         OSError or MemoryError if state cannot be read or, for a residual, written; call again to continue with the remaining

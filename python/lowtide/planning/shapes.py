@@ -52,7 +52,8 @@ def groups_of(
     """The groups that an optimizer of this family would make of `source`, in order, and the planned part of each. `defaults`
     give the options that a group lacks; extra: hyper-parameters of all groups, checked alike even if the class does not have
     them; dtype: of bare shapes.
-    || Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state. Raises ValueError,
+
+    Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state. Raises ValueError,
     TypeError or NotImplementedError for input that an optimizer would refuse, on any device.
     """
     entries = members_of(source, dtype)

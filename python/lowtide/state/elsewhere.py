@@ -15,7 +15,8 @@ _ADVICE = "wanted .clone() or .to() of it, which copy its values, or load_state_
 
 class Elsewhere(torch.Tensor):
     """A tensor with the shape, element type, bytes and device of state, without memory.
-    || Operations that read values first copy the current values to its device: `.to()` and `.cpu()` return tensors on other
+
+    Operations that read values first copy the current values to its device: `.to()` and `.cpu()` return tensors on other
     devices, `+` and `.sum()` results. Writing, and operations that would share memory (`.view()`, indexing), raise
     RuntimeError. `.detach()`, and `.to()` its own device, return it unchanged, as for every tensor."""
 

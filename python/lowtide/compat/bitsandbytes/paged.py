@@ -84,7 +84,8 @@ def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.dev
 
 def prefetch_tensor(A: torch.Tensor, to_cpu: bool = False) -> None:
     """Hints that a paged tensor is needed on its device, or (to_cpu) on the host. The hint never changes values.
-    || Raises ValueError for a tensor that is not paged, RuntimeError for a device that does not exist."""
+
+    Raises ValueError for a tensor that is not paged, RuntimeError for a device that does not exist."""
     expect(_is_paged(A), "A", "a tensor that is not paged", "one of get_paged()")
     if A.numel():
         lib.cprefetch(A.data_ptr(), A.nbytes, -1 if to_cpu else getattr(A, "page_deviceid", 0))

@@ -97,7 +97,8 @@ def _check_errors(errors: Any, shape: torch.Size, where: str) -> None:
 
 def master_weight(param: torch.Tensor, errors: Any, master_bytes: int, where: str) -> torch.Tensor:
     """The float32 value of a bfloat16 or float16 parameter: param + errors / most · 2^(exponent - mantissa bits - 1).
-    || master_bytes: 3 for int8 errors, 4 for int16; in a state_dict they have the parameter's type, as torch requires: int8 as
+
+    master_bytes: 3 for int8 errors, 4 for int16; in a state_dict they have the parameter's type, as torch requires: int8 as
     its values and int16 as its bits.
     """
     expect(param.dtype in _MANTISSA_BITS, where, param.dtype, "a bfloat16 or float16 parameter")

@@ -51,7 +51,8 @@ class GlobalOptimManager:
     ) -> None:
         """Sets options of parameters, whatever their group says: `key` to `value`, or all of `key_value_dict`. Keys:
         optim_bits, min_8bit_size, lr, betas, eps, weight_decay, alpha, t_alpha, t_beta3, max_unorm.
-        || Raises ValueError for other keys."""
+
+        Raises ValueError for other keys."""
         given = {key: value} if key is not None and value is not None else {}
         expect(not (given and key_value_dict), "override_config", "key and key_value_dict", "one of them")
         options = _translated(given or key_value_dict or {})
