@@ -19,6 +19,7 @@
 
 #include "lowtide/optimizer.h"
 #include "optim/hyper.h"
+#include "optim/param_spec.h"
 
 namespace lowtide::python {
 
@@ -35,8 +36,10 @@ LT_PYTHON_TYPE(Tensor, object, "torch.Tensor");
 LT_PYTHON_TYPE(TensorDict, dict, "dict[str, torch.Tensor]");
 LT_PYTHON_TYPE(FieldDict, dict, "dict[str, typing.Any]");
 LT_PYTHON_TYPE(HyperDict, dict, "dict[str, float | bool]");
+LT_PYTHON_TYPE(OptionDict, dict, "dict[str, str | int | None]");
 LT_PYTHON_TYPE(NumberDict, dict, "dict[str, float]");
 LT_PYTHON_TYPE(HyperValue, object, "float | bool");
+LT_PYTHON_TYPE(OptionValue, object, "str | int | None");
 LT_PYTHON_TYPE(Report, dict, "typing.Any");  // lowtide.report.fields.CoreReport, which stands above this module
 LT_PYTHON_TYPE(Allocate, object, "collections.abc.Callable[[int], int]");
 LT_PYTHON_TYPE(Free, object, "collections.abc.Callable[[int], None]");
@@ -61,23 +64,42 @@ struct Address {
   }
 };
 
-// Missing keys keep `h`'s values; unknown keys are refused.
-inline Hyper hyper_from(Hyper h, const HyperDict& given) {
-  size_t used = 0;
-  for_each_hyper(h, [&](const char* name, auto& value) {
-    if (!given.contains(name)) return;
-    ++used;
+// Reads a dict whose keys are names. Missing keys keep what there is; unknown keys are refused.
+class Fields {
+ public:
+  // of: what the names are of, for errors.
+  Fields(const nanobind::dict& given, const char* of) : given_(given), of_(of) {}
+
+  // Into `value` what the dict has by this name. ValueError for another type, naming `wanted`.
+  template <class T>
+  void take(const char* name, T& value, const char* wanted) {
+    if (!given_.contains(name)) return;
+    ++used_;
     try {
-      value = nanobind::cast<std::remove_reference_t<decltype(value)>>(given[name]);
+      value = nanobind::cast<T>(given_[name]);
     } catch (const nanobind::cast_error&) {
-      const std::string text = nanobind::cast<std::string>(nanobind::repr(given[name]));
-      throw nanobind::value_error(("got " + std::string(name) + "=" + text + ", wanted a number").c_str());
+      const std::string got = nanobind::cast<std::string>(nanobind::repr(given_[name]));
+      throw nanobind::value_error(("got " + std::string(name) + "=" + got + ", wanted " + wanted).c_str());
     }
-  });
-  if (used != given.size()) {
-    const std::string keys = nanobind::cast<std::string>(nanobind::repr(given.keys()));
-    throw nanobind::value_error(("unknown hyper-parameter among " + keys).c_str());
   }
+
+  // ValueError if there is a key that no take() had.
+  void done() const {
+    if (used_ == given_.size()) return;
+    const std::string keys = nanobind::cast<std::string>(nanobind::repr(given_.keys()));
+    throw nanobind::value_error(("unknown " + std::string(of_) + " among " + keys).c_str());
+  }
+
+ private:
+  const nanobind::dict& given_;
+  const char* of_;
+  size_t used_ = 0;
+};
+
+inline Hyper hyper_from(Hyper h, const HyperDict& given) {
+  Fields fields(given, "hyper-parameter");
+  for_each_hyper(h, [&](const char* name, auto& value) { fields.take(name, value, "a number"); });
+  fields.done();
   return h;
 }
 
@@ -88,6 +110,23 @@ inline std::optional<Memory> memory_from(const GivenMemory& given) {
   if (!given) return std::nullopt;
   const auto& [host, disk, disk_limit, chunk, device, managed, transfer, automatic] = *given;
   return Memory{host, disk, disk_limit, chunk, device, managed, transfer, automatic};
+}
+
+// A group's options of lowtide/group.def but for its budget. A text of None is "".
+inline GroupOptions group_from(const OptionDict& given, const Hyper& hyper) {
+  GroupOptions out{.hyper = hyper};
+  Fields fields(given, "option");
+  for_each_option(out, [&]<class T>(const char* name, T& value, bool) {
+    if constexpr (std::is_same_v<T, std::string>) {
+      std::optional<std::string> text = value;
+      fields.take(name, text, "a str or None");
+      value = text.value_or("");
+    } else if constexpr (std::is_same_v<T, int64_t>) {
+      fields.take(name, value, "an integer below 2^63");
+    }
+  });
+  fields.done();
+  return out;
 }
 
 // A shard: sizes of the whole, whether the cut is not between rows, and where the shard begins.

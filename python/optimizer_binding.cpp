@@ -71,9 +71,10 @@ those tensors, changed; "replaced": none of them; "mixed": some of them.)");
 device: of parameters and gradients, as str(tensor.device) has it. target: the backend's name of that device.
 allocator: where its memory comes from; None: the driver. It is called by any method, and when the optimizer and all
 views of its state are gone.)")
-      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "state"_a, "min_quantized_numel"_a, "memory"_a = nb::none(),
-           "rounding"_a = "auto", "master"_a = "", "budget_of"_a = -1, "rule"_a = "",
-           "budget_of: the group whose budget it shares; -1: the optimizer's. rule: another than the optimizer's.")
+      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "options"_a, "memory"_a = nb::none(), "budget_of"_a = -1,
+           "rule"_a = "",
+           R"(options: of `group_options`, those that are not the defaults. budget_of: the group whose budget it shares; -1:
+the optimizer's. rule: another than the optimizer's.)")
       .def("set_rounding", PyOptimizer::core(&Optimizer::set_rounding), "group"_a, "rounding"_a)
       .def("set_seed", PyOptimizer::core(&Optimizer::set_seed), "seed"_a)
       .def("set_hyper", &PyOptimizer::set_hyper, "group"_a, "hyper"_a)

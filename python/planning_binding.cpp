@@ -47,24 +47,17 @@ FieldDict forecast_dict(const Forecast& found) {
 
 // (sizes, whole, element type)
 using Param = std::tuple<std::vector<int64_t>, GivenWhole, std::string>;
-// (params, state, min_quantized_numel, hyper-parameters that are not the defaults, memory or None, step rate, group
-// whose budget it shares or -1, rule or "", master or "")
-using Group =
-    std::tuple<std::vector<Param>, std::string, int64_t, HyperDict, GivenMemory, double, int, std::string, std::string>;
+// (params, options, hyper-parameters that are not the defaults, memory or None, step rate, group whose budget it shares
+// or -1, rule or "")
+using Group = std::tuple<std::vector<Param>, OptionDict, HyperDict, GivenMemory, double, int, std::string>;
 
 std::pair<FieldDict, std::vector<FieldDict>> forecast_dicts(const std::string& rule, const GivenMemory& memory,
                                                             const std::vector<Group>& groups, double read_rate,
                                                             double write_rate) {
   ForecastRequest request{{.rule = rule, .memory = memory_from(memory).value_or(Memory{})}, {}, read_rate, write_rate};
-  for (const auto& [params, state, min_quantized_numel, hyper, own, step_rate, budget_of, of_group, master] : groups) {
-    const Hyper defaults = default_hyper(of_group.empty() ? rule : of_group);
-    GroupOptions options{.hyper = hyper_from(defaults, hyper),
-                         .state = state,
-                         .min_quantized_numel = min_quantized_numel,
-                         .memory = memory_from(own),
-                         .master = master,
-                         .budget_of = budget_of,
-                         .rule = of_group};
+  for (const auto& [params, given, hyper, own, step_rate, budget_of, of_group] : groups) {
+    GroupOptions options = group_from(given, hyper_from(default_hyper(of_group.empty() ? rule : of_group), hyper));
+    options.memory = memory_from(own), options.budget_of = budget_of, options.rule = of_group;
     PlannedGroup& group = request.groups.emplace_back(PlannedGroup{std::move(options), {}, step_rate});
     for (const auto& [sizes, whole, dtype] : params)
       group.params.push_back({sizes, whole_from(whole), dtype_named(dtype)});
@@ -109,8 +102,8 @@ void bind_planning(nb::module_& m) {
   m.def(
       "forecast", &forecast_dicts, "rule"_a, "memory"_a.none(), "groups"_a, "read_rate"_a = 0.0,
       "write_rate"_a = 0.0,
-      R"(groups: (params, state, min_quantized_numel, hyper-parameters that are not the defaults, own budget, bytes of state
-stepped per second, group whose budget it shares or -1, rule or "", master or ""). params: (sizes, whole, element type).
+      R"(groups: (params, options of `group_options`, hyper-parameters that are not the defaults, own budget, bytes of state
+stepped per second, group whose budget it shares or -1, rule or ""). params: (sizes, whole, element type).
 Returns the fields of `lowtide.Forecast` in all and for each budget: the optimizer's, then each group's.)");
   m.def("measure_step_rate", &step_rate, "rule"_a, "state"_a, "hyper"_a = HyperDict(nb::dict()), "threads"_a = 0,
         "elements"_a = 0, "seconds"_a = 0.5,

@@ -41,12 +41,11 @@ PyOptimizer::PyOptimizer(const std::string& rule, const std::string& nonfinite, 
       core_(shared_->optimizer),
       binding_(core_, device) {}
 
-int PyOptimizer::add_group(const HyperDict& hyper, const std::string& state, int64_t min_quantized_numel,
-                           const GivenMemory& memory, const std::string& rounding, const std::string& master,
-                           int budget_of, const std::string& rule) {
-  const Hyper defaults = default_hyper(rule.empty() ? rule_ : rule);
-  return core_.add_group({hyper_from(defaults, hyper), state, min_quantized_numel, memory_from(memory), rounding,
-                          master, budget_of, rule});
+int PyOptimizer::add_group(const HyperDict& hyper, const OptionDict& options, const GivenMemory& memory, int budget_of,
+                           const std::string& rule) {
+  GroupOptions group = group_from(options, hyper_from(default_hyper(rule.empty() ? rule_ : rule), hyper));
+  group.memory = memory_from(memory), group.budget_of = budget_of, group.rule = rule;
+  return core_.add_group(group);
 }
 
 void PyOptimizer::set_hyper(int group, const HyperDict& hyper) {

@@ -65,8 +65,7 @@ class PyOptimizer {
               const GivenMemory& memory, const std::string& backend, Address stream, const std::string& device,
               const std::string& target, const AllocatorFunctions& allocator, uint64_t seed);
 
-  int add_group(const HyperDict& hyper, const std::string& state, int64_t min_quantized_numel,
-                const GivenMemory& memory, const std::string& rounding, const std::string& master, int budget_of,
+  int add_group(const HyperDict& hyper, const OptionDict& options, const GivenMemory& memory, int budget_of,
                 const std::string& rule);
   void set_hyper(int group, const HyperDict& hyper);
   int64_t add_param(int group, const Tensor& param, bool with_state, const GivenWhole& whole);

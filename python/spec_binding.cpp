@@ -21,20 +21,13 @@ using namespace nb::literals;
 namespace lowtide::python {
 namespace {
 
-GroupSpec group_from(const std::string& rule, const HyperDict& hyper, const std::string& state,
-                     int64_t min_quantized_numel, const std::string& rounding, const std::string& master) {
-  return make_group({.hyper = hyper_from(default_hyper(rule), hyper),
-                     .state = state,
-                     .min_quantized_numel = min_quantized_numel,
-                     .rounding = rounding,
-                     .master = master},
-                    find_rule(rule));
+GroupSpec spec_from(const std::string& rule, const HyperDict& hyper, const OptionDict& options) {
+  return make_group(group_from(options, hyper_from(default_hyper(rule), hyper)), find_rule(rule));
 }
 
-void check_group(const std::string& rule, const HyperDict& hyper, const std::string& state, int64_t min_quantized_numel,
-                 const std::string& rounding, const std::string& master, const std::optional<HyperDict>& present,
-                 const std::vector<std::string>& codecs) {
-  const GroupSpec group = group_from(rule, present ? *present : hyper, state, min_quantized_numel, rounding, master);
+void check_group(const std::string& rule, const HyperDict& hyper, const OptionDict& options,
+                 const std::optional<HyperDict>& present, const std::vector<std::string>& codecs) {
+  const GroupSpec group = spec_from(rule, present ? *present : hyper, options);
   const bool in_codec = std::find(codecs.begin(), codecs.end(), codec_info(group.codec).name) != codecs.end();
   check_change(group, hyper_from(group.hyper, hyper), !codecs.empty(), in_codec);
 }
@@ -69,6 +62,18 @@ std::vector<HyperParameter> hyper_parameters(const std::string& rule) {
   return all;
 }
 
+using GroupOption = std::tuple<const char*, OptionValue, bool>;  // name, default (None: no text), fixed
+
+std::vector<GroupOption> group_options() {
+  std::vector<GroupOption> all;
+  for_each_option(GroupOptions{}, [&]<class T>(const char* name, const T& value, bool fixed) {
+    if constexpr (std::is_same_v<T, int64_t>) all.emplace_back(name, nb::cast(value), fixed);
+    if constexpr (std::is_same_v<T, std::string>)
+      all.emplace_back(name, value.empty() ? nb::object(nb::none()) : nb::cast(value), fixed);
+  });
+  return all;
+}
+
 LT_PYTHON_TYPE(Shape, tuple, "tuple[int, ...]");
 
 // The state of a parameter, as Optimizer::state() has it.
@@ -79,12 +84,10 @@ struct StateLayout {
   int64_t bytes;
 };
 
-StateLayout state_layout(const std::string& rule, const HyperDict& hyper, const std::string& state,
-                         int64_t min_quantized_numel, const std::string& rounding, const std::string& master,
+StateLayout state_layout(const std::string& rule, const HyperDict& hyper, const OptionDict& options,
                          const std::vector<int64_t>& sizes, const std::string& dtype, const GivenWhole& whole,
                          bool fullest) {
-  const ParamSpec spec = make_spec(group_from(rule, hyper, state, min_quantized_numel, rounding, master), sizes,
-                                   dtype_named(dtype), whole_from(whole));
+  const ParamSpec spec = make_spec(spec_from(rule, hyper, options), sizes, dtype_named(dtype), whole_from(whole));
   const int of_rule = fullest ? spec.fullest_rule() : spec.rule;
   StateLayout out{rule_info(spec.rule).name, codec_info(spec.codec).name, {}, {}, spec.bytes(of_rule)};
   for (int k = 0; k < spec.arrays(of_rule); ++k) {
@@ -152,6 +155,8 @@ default: the rule's. flag: a bool. range: in words; "" for flags. rules: those t
       .def_ro("rules", &HyperParameter::rules);
   m.def("hyper_parameters", &hyper_parameters, "rule"_a = "",
         "All; with a rule, those that it reads, with its defaults.");
+  m.def("group_options", &group_options,
+        "The options of a group but for its budget: name, default, and whether it is fixed when the group is added.");
   nb::class_<StateLayout>(m, "StateLayout", R"(The state of a parameter.
 
 rule: that steps it, of the catalog. states: name, and whether it takes both signs. tensors: key, dtype and shape, as
@@ -162,13 +167,13 @@ rule: that steps it, of the catalog. states: name, and whether it takes both sig
       .def_ro("tensors", &StateLayout::tensors)
       .def_ro("bytes", &StateLayout::bytes);
   m.def(
-      "check_group", &check_group, "rule"_a, "hyper"_a, "state"_a, "min_quantized_numel"_a, "rounding"_a = "auto",
-      "master"_a = "", "present"_a = nb::none(), "codecs"_a = std::vector<std::string>(),
+      "check_group", &check_group, "rule"_a, "hyper"_a, "options"_a, "present"_a = nb::none(),
+      "codecs"_a = std::vector<std::string>(),
       R"(Raises where `Optimizer.add_group` refuses the group. With `present`, the hyper-parameters of a group whose parameters
 have these codecs, raises where `set_hyper` refuses the change.)");
   m.def(
-      "state_layout", &state_layout, "rule"_a, "hyper"_a, "state"_a, "min_quantized_numel"_a, "rounding"_a, "master"_a,
-      "sizes"_a, "dtype"_a, "whole"_a = nb::none(), "fullest"_a = true,
+      "state_layout", &state_layout, "rule"_a, "hyper"_a, "options"_a, "sizes"_a, "dtype"_a, "whole"_a = nb::none(),
+      "fullest"_a = true,
       R"(State of a parameter of such a group. fullest: all states that it can have; else those of its hyper-parameters.)");
   // Addresses of contiguous host memory: float32 values [rows, row_length], codes, and scales (0: the codec has none).
   m.def("code_sizes", &code_sizes, "codec"_a, "signed"_a, "rows"_a, "row_length"_a,

@@ -83,7 +83,8 @@ def header_page(path: Path) -> str:
         if name := TYPE.search(code) or OTHERS.search(code):
             text += f"\n## {name[1]}\n"
         text += f"\n```cpp\n{code}\n```\n"
-        for included in re.findall(r'#include "lowtide/(\w+\.def)"', code):
+        listed = dict.fromkeys(re.findall(r"lowtide/(\w+\.def)", code)) if not code.startswith("#include") else ()
+        for included in listed:
             text += f"\n`lowtide/{included}`:\n\n```cpp\n{(path.parent / included).read_text(encoding='utf-8')}```\n"
     return text
 

@@ -30,6 +30,7 @@
 #include <stdint.h>
 
 #include "lowtide/export.h"
+#include "lowtide/group.def"
 #include "lowtide/version.h"
 
 #ifdef __cplusplus
@@ -140,19 +141,21 @@ typedef struct lt_optimizer_options {
 #define LT_OPTIMIZER_OPTIONS_INIT \
   { sizeof(lt_optimizer_options), 0, 0, LT_NONFINITE_SKIP, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
+/* lowtide/group.def lists the options and says what each means. A text of NULL is the default. */
 typedef struct lt_group_options {
   int64_t struct_size;
-  const char* state;               /* state format, one of lt_state_formats(); NULL: "dynamic8" */
-  int64_t min_quantized_numel;     /* parameters with fewer elements keep float32 state */
-  const lt_memory_options* memory; /* this group's own budget; NULL: the optimizer's */
-  const char* rounding; /* how state is rounded to its format: "nearest", "stochastic", or "auto": stochastic for
-                           averages and sums ("bf16": only if their beta is 0.995 or more); NULL: "auto". "float8" and
-                           "dynamic4" refuse "nearest" */
-  const char* master; /* extra precision of bfloat16 and float16 weights: "residual16", "residual8", "stochastic"; NULL:
-                         none */
+#define LT_GROUP_TEXT(name, value, fixed) const char* name;
+#define LT_GROUP_COUNT(name, value, fixed) int64_t name;
+#define LT_GROUP_BUDGET(name) const lt_memory_options* name;
+  LT_GROUP_OPTIONS(LT_GROUP_TEXT, LT_GROUP_COUNT, LT_GROUP_BUDGET)
+#undef LT_GROUP_TEXT
+#undef LT_GROUP_COUNT
+#undef LT_GROUP_BUDGET
 } lt_group_options;
+#define LT_GROUP_NULL(...) , 0
+#define LT_GROUP_NUMBER(name, value, fixed) , value
 #define LT_GROUP_OPTIONS_INIT \
-  { sizeof(lt_group_options), 0, 4096, 0, 0, 0 }
+  { sizeof(lt_group_options) LT_GROUP_OPTIONS(LT_GROUP_NULL, LT_GROUP_NUMBER, LT_GROUP_NULL) }
 
 typedef struct lt_step_options {
   int64_t struct_size;

@@ -25,6 +25,7 @@
 
 #include "lowtide/error.h"
 #include "lowtide/export.h"
+#include "lowtide/group.def"
 #include "lowtide/hyper.h"
 #include "lowtide/memory.h"
 #include "lowtide/tensor.h"
@@ -78,22 +79,15 @@ struct OptimizerOptions {
 
 struct GroupOptions {
   Hyper hyper = {};
-  // State format, one of codec_names(). With the experimental 4-bit format ("dynamic4"), parameters whose rows have odd
-  // length get "dynamic8", and add_param and set_hyper refuse a signed average whose beta is above 0.9.
-  std::string state = "dynamic8";
-  int64_t min_quantized_numel = 4096;  // parameters with fewer elements keep float32 state
-  std::optional<Memory> memory = {};   // this group's own budget
-  // How state is rounded to its format: "nearest", "stochastic" (up or down at random, so that averages stay unbiased),
-  // or "auto": stochastic for averages and sums ("bf16": only if their beta is 0.995 or more). Formats that need it
-  // ("float8", "dynamic4") refuse "nearest"; float32 is never rounded stochastically.
-  std::string rounding = "auto";
-  // Extra precision of bfloat16 and float16 weights, kept as a residual beside each weight; float32 weights need none.
-  // "": none. "residual16", 2 bytes: weight and residual together are the float32 weight, bit for bit (float16: for
-  // magnitudes of 2^-14 and above, else to 2^-41). "residual8", 1 byte: 24 bits of it. "stochastic", no bytes: weights
-  // are rounded stochastically. A weight that others change between steps keeps its residual, which is at most half a
-  // unit in the last place.
-  std::string master = "";
-  int budget_of = -1;     // share the budget of this group, whose number must be lower; -1: the optimizer's
+  // lowtide/group.def lists these options and says what each means.
+#define LT_GROUP_TEXT(name, value, fixed) std::string name = value;
+#define LT_GROUP_COUNT(name, value, fixed) int64_t name = value;
+#define LT_GROUP_BUDGET(name) std::optional<Memory> name = {};
+  LT_GROUP_OPTIONS(LT_GROUP_TEXT, LT_GROUP_COUNT, LT_GROUP_BUDGET)
+#undef LT_GROUP_TEXT
+#undef LT_GROUP_COUNT
+#undef LT_GROUP_BUDGET
+  int budget_of = -1;     // share the budget of this group, of a lower number; -1: the optimizer's
   std::string rule = "";  // the rule of this group; "": the optimizer's
 };
 

@@ -232,11 +232,12 @@ lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options
     const lt_group_options given = struct_from(options, lt_group_options LT_GROUP_OPTIONS_INIT);
     lowtide::GroupOptions wanted;
     wanted.hyper = lowtide::default_hyper(optimizer->rule);
-    if (given.state) wanted.state = given.state;
-    wanted.min_quantized_numel = given.min_quantized_numel;
-    if (given.memory) wanted.memory = memory_from(given.memory);
-    if (given.rounding) wanted.rounding = given.rounding;
-    if (given.master) wanted.master = given.master;
+#define LT_GROUP_COUNT(name, value, fixed) wanted.name = given.name;
+#define LT_GROUP_TEXT(name, value, fixed) \
+  if (given.name) wanted.name = given.name;
+#define LT_GROUP_BUDGET(name) \
+  if (given.name) wanted.name = memory_from(given.name);
+    LT_GROUP_OPTIONS(LT_GROUP_TEXT, LT_GROUP_COUNT, LT_GROUP_BUDGET)
     give(core.add_group(wanted), group);
   });
 }

@@ -20,7 +20,17 @@ namespace lowtide {
 // The limit for one parameter, and for a whole plan: no sum of the bytes of their states overflows.
 inline constexpr int64_t kMostElements = int64_t{1} << 52;
 
-// The checked options of a group, with names as catalog numbers.
+// Calls field(name, member, fixed) for every option of lowtide/group.def; members are texts, int64_t and the budget.
+template <class Options, class Fn>
+void for_each_option(Options&& options, Fn&& field) {
+#define LT_GROUP_OPTION(name, value, fixed) field(#name, options.name, fixed);
+#define LT_GROUP_BUDGET(name) field(#name, options.name, true);
+  LT_GROUP_OPTIONS(LT_GROUP_OPTION, LT_GROUP_OPTION, LT_GROUP_BUDGET)
+#undef LT_GROUP_OPTION
+#undef LT_GROUP_BUDGET
+}
+
+// The options of a group, checked, names as numbers of the catalog.
 struct GroupSpec {
   Hyper hyper;
   int rule = 0;  // the rule that users name

@@ -1,7 +1,18 @@
 // Claim: the hyper-parameter of docs/adding-a-hyper-parameter.md, added as the page says, is a member of Hyper with its
-// default and range, has its effect in C++ and C, and stands in C's list of names.
+// default and range, has its effect in C++ and C, and stands in C's list of names. The option of groups is a member of
+// GroupOptions and of lt_group_options with its default, is refused, and has its effect in C++, C and a forecast.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "lowtide/lowtide.h"
+#include "lowtide/planning.h"
 #include "part.h"
 #include "support/optimizer_case.h"
 #include "support/test.h"
@@ -11,7 +22,7 @@ namespace {
 
 constexpr int kSteps = 6;
 
-TEST(NewHyper, IsTwoFiles) { EXPECT_EQ(std::size(kPartFiles), 2u); }
+TEST(NewHyper, IsTwoFiles) { EXPECT_EQ(std::size(kPartFiles), 2u + 5u) << "and an option of groups is five"; }
 
 // Lion moves a parameter by lr in each step, whatever the gradient.
 double moved_by(double lr, double warmup) {
@@ -72,6 +83,61 @@ TEST(NewHyper, IsKnownInC) {
   EXPECT_EQ(value, 7);
   EXPECT_EQ(lt_optimizer_set(optimizer, group, "warmup", 0), LT_INVALID_ARGUMENT);
   lt_optimizer_destroy(optimizer);
+}
+
+// The formats of a matrix and of a vector of as many elements.
+std::vector<std::string> formats_of(const GroupOptions& group) {
+  Optimizer optimizer({});
+  optimizer.add_group(group);
+  Tensor matrix(DType::kF32, {64, 256}), vector(DType::kF32, {64 * 256});
+  for (Tensor* const param : {&matrix, &vector}) {
+    const int64_t number = optimizer.add_param(0, param->view());
+    optimizer.allocate_state(number);
+  }
+  return {optimizer.state(0)[0].codec, optimizer.state(1)[0].codec};
+}
+
+TEST(NewGroupOption, HasItsDefaultEffectAndRefusal) {
+  EXPECT_EQ(GroupOptions{}.min_quantized_ndim, 0);
+  EXPECT_EQ(formats_of({}), (std::vector<std::string>{"dynamic8", "dynamic8"}));
+  EXPECT_EQ(formats_of({.min_quantized_ndim = 2}), (std::vector<std::string>{"dynamic8", "fp32"}));
+  EXPECT_EQ(formats_of({.min_quantized_ndim = 3}), (std::vector<std::string>{"fp32", "fp32"}));
+  EXPECT_EQ(refusal([] { formats_of({.min_quantized_ndim = -1}); }), "got min_quantized_ndim=-1, wanted 0 or more");
+}
+
+TEST(NewGroupOption, IsPlannedWith) {
+  const auto bytes = [](int64_t ndim) {
+    ForecastRequest request{{}, {}};
+    request.groups.push_back({{.min_quantized_ndim = ndim}, {{{64 * 256}, std::nullopt, DType::kF32}}});
+    return forecast(request).total.state_bytes;
+  };
+  EXPECT_EQ(bytes(2), int64_t{64 * 256 * 8});
+  EXPECT_LT(bytes(1), bytes(2) / 3);
+}
+
+TEST(NewGroupOption, IsKnownInC) {
+  const auto format_of_vector = [](const lt_group_options& options) {
+    lt_optimizer* optimizer = nullptr;
+    EXPECT_EQ(lt_optimizer_create(nullptr, &optimizer), LT_OK);
+    EXPECT_EQ(lt_optimizer_add_group(optimizer, &options, nullptr), LT_OK) << lt_last_error();
+    std::vector<float> values(64 * 256);
+    const int64_t size = 64 * 256;
+    const lt_tensor param = {values.data(), LT_F32, 1, &size, nullptr};
+    EXPECT_EQ(lt_optimizer_add_param(optimizer, 0, &param, nullptr), LT_OK) << lt_last_error();
+    EXPECT_EQ(lt_optimizer_allocate_state(optimizer, 0), LT_OK);
+    lt_state_view view = {};
+    EXPECT_EQ(lt_optimizer_state(optimizer, 0, 0, &view), LT_OK);
+    const std::string codec = view.codec;
+    lt_optimizer_destroy(optimizer);
+    return codec;
+  };
+  lt_group_options options = LT_GROUP_OPTIONS_INIT;
+  EXPECT_EQ(options.min_quantized_ndim, 0);
+  EXPECT_EQ(format_of_vector(options), "dynamic8");
+  options.min_quantized_ndim = 2;
+  EXPECT_EQ(format_of_vector(options), "fp32");
+  options.struct_size = offsetof(lt_group_options, min_quantized_ndim);
+  EXPECT_EQ(format_of_vector(options), "dynamic8") << "a caller that was built before has the default";
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ def stand_ins() -> dict[str, types.ModuleType]:
 def result(core: types.ModuleType, rule: str, state: str, target: str, backend: str = "cpu") -> str:
     numbers = random.Random(f"{rule} {state}")
     optimizer = core.Optimizer(rule, cpu_target=target, threads=2, backend=backend, target="" if backend == "cpu" else "cpu")
-    group = optimizer.add_group({**core.default_hyper(rule), "lr": 0.01}, state, 0)
+    group = optimizer.add_group({**core.default_hyper(rule), "lr": 0.01}, {"state": state, "min_quantized_numel": 0})
     parameters = [Tensor(shape, numbers) for shape in SHAPES]
     try:
         for parameter in parameters:

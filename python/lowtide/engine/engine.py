@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -19,14 +19,14 @@ from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Recut
 from lowtide.engine.cores import Core, Cores, KeptErrors, carry
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, Format, all_core_groups, are_fixed, are_same, core_groups, fixed_options, refused, register
+from lowtide.engine.groups import CoreGroup, all_core_groups, are_fixed, are_same, core_groups, fixed_options, refused, register
 from lowtide.engine.host_steps import settle
 from lowtide.engine.mirrors import MirrorCore
 from lowtide.engine.params import Param, examine, examine_all, wanted_places
 from lowtide.engine.shares import UNLIMITED, Shares, shares_of
 from lowtide.memory.budgets import Memory, budget_at
 from lowtide.options import overrides
-from lowtide.options.options import Options, check_kinds
+from lowtide.options.options import GROUP_OPTIONS, Options, check_kinds
 from lowtide.report.fields import CoreReport
 from lowtide.report.log import logger
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _ALL = 2**63 - 1
 Found = TypeVar("Found")
-_MASTER, _MEMORY, _TENSOR = map(attrgetter, ("format.master", "memory", "tensor"))
+_OPTIONS, _MEMORY, _TENSOR = map(attrgetter, ("options", "memory", "tensor"))
+_MASTER = itemgetter("master")
 
 
 @dataclass
@@ -228,9 +229,9 @@ class Engine:
             self._threads = threads
 
     def _check_fixed(self, of: int, group: Mapping[str, Any]) -> None:
-        """Raises ValueError if an option of parameter group `of` changed although it is fixed when the group is added."""
-        needed = {*Format._fields, "rounding"}
-        expect(needed <= group.keys(), f"param_groups[{of}]", f"no {sorted(needed - group.keys())}", "them as they were")
+        """Raises ValueError if an option of parameter group `of` has changed that is fixed when a group is added."""
+        missing = sorted(GROUP_OPTIONS.keys() - group.keys())
+        expect(not missing, f"param_groups[{of}]", f"no {missing}", "them as they were")
         was, now = self.members[of].fixed, fixed_options(self.family, group)
         if changed := [key for key in was if now[key] != was[key]]:
             got, wanted = (", ".join(f"{key}={options[key]!r}" for key in changed) for options in (now, was))
@@ -245,8 +246,8 @@ class Engine:
                 continue
             hyper = None
             try:
-                options = core_group.options(groups)
-                if (rounding := options["rounding"]) != core_group.rounding:
+                options = core_group.options_of(groups)
+                if (rounding := options["rounding"]) != core_group.options["rounding"]:
                     check_kinds({"rounding": rounding}, f"parameter group {of}")
                 hyper = family.hyper_of(core_group.rule, options)
                 before = core_group.push(self.core, number, hyper, rounding)
@@ -439,7 +440,7 @@ class Engine:
         self.place, self.on_host = None if several else home, plain or all(place.on_host for place in cores)
         self.in_ram = self.on_host and not self.settings.memory and not any(map(_MEMORY, groups))
         self.may_capture = not plain and any(place.device.type != "cpu" for place in cores)
-        self._fresh = any(map(_MASTER, groups))
+        self._fresh = any(map(_MASTER, map(_OPTIONS, groups)))
         self._shares = shares
         self.core = cores[home]
         if several:

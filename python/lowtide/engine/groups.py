@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from operator import itemgetter
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -18,36 +19,29 @@ from lowtide.engine.cores import Core
 from lowtide.engine.family import Family
 from lowtide.engine.params import Param
 from lowtide.memory.budgets import Budget, Memory
-from lowtide.options.options import Options
+from lowtide.options.options import FIXED, GROUP_OPTIONS, Options
 
 
-class Format(NamedTuple):
-    """The options that are fixed when a group is added, in the core's form."""
+_VALUES = itemgetter(*GROUP_OPTIONS)
 
-    state: str
-    min_quantized_numel: int
-    master: str
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Format:
-        return cls(options["state"], int(options["min_quantized_numel"]), options["master"] or "")
+def core_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group that the core takes beside hyper-parameters and budgets."""
+    return dict(zip(GROUP_OPTIONS, _VALUES(options), strict=True))
 
 
 def fixed_options(family: Family, group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a parameter group that are fixed when it is added, in the user's form."""
-    return {key: group.get(key) for key in (*Format._fields, *family.FIXED)}
+    """The options of a parameter group that are fixed when it is added."""
+    return {key: group.get(key) for key in (*FIXED, *family.FIXED)}
 
 
 def group_defaults(hyper: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """The options of a group that sets none: hyper-parameters and the per-group part of `Options`."""
-    return {
-        **hyper,
-        "maximize": options.get("maximize", False),
-        "state": options.get("state", "dynamic8"),
-        "min_quantized_numel": options.get("min_quantized_numel", 4096),
-        "rounding": options.get("rounding", "auto"),
-        "master": options.get("master"),
-    }
+    """The options of a group that sets none: hyper-parameters and those of `Options` that are a group's."""
+    given: Mapping[str, Any] = options
+    made = {**hyper, "maximize": False, **GROUP_OPTIONS}
+    for name in made.keys() & given.keys():
+        made[name] = given[name]
+    return made
 
 
 _PLAIN = frozenset((float, int, bool, str, NoneType))
@@ -72,8 +66,7 @@ class CoreGroup:
     overrides: Mapping[str, Any]
     rule: str  # "": the optimizer's
     pushed: dict[str, float]  # the hyper-parameters that the core has
-    rounding: str  # the rounding that the core has
-    format: Format
+    options: dict[str, Any]  # `core_options`, likewise
     memory: Memory | None  # its own budget
     budget_of: int  # number of the group whose budget it shares; -1: none
     params: list[int] = field(default_factory=list)  # numbers, ascending
@@ -85,15 +78,16 @@ class CoreGroup:
     def push(self, core: Core, number: int, hyper: dict[str, float], rounding: str) -> dict[str, float] | None:
         """Tells `core` about changes; returns the previous hyper-parameters, or None if they are unchanged.
 
-        While the core is being told, its values are unknown: after an interrupt (Ctrl-C) the next push tells it again."""
-        if rounding != self.rounding:
-            self.rounding, before_rounding = "", self.rounding
+        What the core has is unknown from before it is told until it has answered: an interrupt (Ctrl-C) between the two
+        makes the next push tell it again."""
+        if rounding != self.options["rounding"]:
+            self.options["rounding"], before_rounding = "", self.options["rounding"]
             try:
                 core.set_rounding(number, rounding)
-            except ValueError:  # refused: the core is unchanged
-                self.rounding = before_rounding
+            except ValueError:  # refused: the core is as it was
+                self.options["rounding"] = before_rounding
                 raise
-            self.rounding = rounding
+            self.options["rounding"] = rounding
         if hyper == self.pushed:
             return None
         self.pushed, before = {}, self.pushed
@@ -105,8 +99,8 @@ class CoreGroup:
         self.pushed = hyper
         return before
 
-    def options(self, groups: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]]) -> Mapping[str, Any]:
-        """The options that apply to its parameters now."""
+    def options_of(self, groups: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]]) -> Mapping[str, Any]:
+        """The options that hold for its parameters now, as users write them."""
         group = groups[self.of]
         return {**group, **self.overrides} if self.overrides else group
 
@@ -126,8 +120,7 @@ def core_groups(
             if budget_of < 0 and each.memory == own:
                 budget_of = at + n
         options = {**group, **override}
-        hyper, form = family.hyper_of(rule, options), Format.of(options)
-        made.append(CoreGroup(number, override, rule, hyper, options["rounding"], form, own, budget_of))
+        made.append(CoreGroup(number, override, rule, family.hyper_of(rule, options), core_options(options), own, budget_of))
         return made[-1]
 
     param, rule = None, ""
@@ -182,8 +175,8 @@ def register(
             param = params[group.params[0] - first] if group.params and (group.overrides or group.rule) else None
             here = group.memory if group.budget_of < 0 else None
             here = part(group, place) if here and part else here
-            (state, least, master), budget = group.format, here.budget(place) if here else None
-            core.add_group(group.pushed, state, least, budget, group.rounding, master, group.budget_of, group.rule)
+            budget = here.budget(place) if here else None
+            core.add_group(group.pushed, group.options, budget, group.budget_of, group.rule)
         for i, param in enumerate(params, first):
             tensor, number = param.tensor, numbers[i]
             group = groups[number - at]
@@ -205,14 +198,12 @@ class GroupSizes(NamedTuple):
     """A group as `_core.forecast` takes it."""
 
     params: list[tuple[list[int], Any, str]]  # sizes, whole, type
-    state: str
-    min_quantized_numel: int
+    options: dict[str, Any]  # `core_options`
     hyper: dict[str, float]
     budget: Budget | None = None  # its own
     rate: float = 0.0  # bytes of state stepped per second
     budget_of: int = -1
     rule: str = ""
-    master: str = ""
 
 
 def sizes_of(groups: Sequence[CoreGroup], params: Sequence[Param], some: Container[int] | None = None) -> list[GroupSizes]:
@@ -220,8 +211,7 @@ def sizes_of(groups: Sequence[CoreGroup], params: Sequence[Param], some: Contain
     found = []
     for group in groups:
         here = [params[i] for i in group.params if some is None or (i in some and params[i].tensor.requires_grad)]
-        state, least, master = group.format
-        found.append(GroupSizes([size_of(param) for param in here], state, least, group.pushed, rule=group.rule, master=master))
+        found.append(GroupSizes([size_of(param) for param in here], group.options, group.pushed, rule=group.rule))
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
-from lowtide.engine.groups import Format
+from lowtide.engine.groups import core_options
 
 
 def is_partition(tensor: torch.Tensor) -> bool:
@@ -66,10 +66,9 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
         where, family = f"parameter group {number}, in partitions of ZeRO", engine.family
         got, wanted = f"{family.name}, which takes matrices whole", "a rule that steps element by element, as AdamW does"
         expect(not family.rule_for(torch.empty(1, 1), group), where, got, wanted)
-        state, least, master = Format.of(group)
-        try:  # a partition does not know of which parameter it is a shard
+        try:  # a partition is a shard of it knows not what
             _core.state_layout(
-                family.core_rule, family.hyper_of("", group), state, least, "auto", master, [1], "float32", ([2], True, [0]), False
+                family.core_rule, family.hyper_of("", group), core_options(group), [1], "float32", ([2], True, [0]), False
             )  # fmt: skip
         except ValueError as error:
             raise family.error(where, family.core_rule, error) from error

@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from lowtide import _core
 from lowtide.checks.values import expect, hint
 from lowtide.memory.budgets import Memory
 from lowtide.report.log import warn
@@ -17,7 +18,10 @@ REFUSED = {
     "differentiable": "steps are not recorded by autograd",
     "decoupled_weight_decay": "the class decides how weights decay: use AdamW, or NAdam(decoupled_weight_decay=True)",
 }
-# Options of the whole optimizer, which a parameter group cannot set.
+# Options of a parameter group, their defaults, and those of them that are fixed when a group is added: the core's list.
+GROUP_OPTIONS = {name: default for name, default, _ in _core.group_options()}
+FIXED = tuple(name for name, _, fixed in _core.group_options() if fixed)
+# Options of the whole optimizer, which a parameter group cannot set for itself.
 WHOLE_OPTIMIZER = (
     "nonfinite", "seed", "amp_scaling", "max_grad_norm", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
     "offload_in_backward",

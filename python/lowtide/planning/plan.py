@@ -112,11 +112,10 @@ def plan(
     """Predicts the memory and time of an optimizer, using its own decisions. Allocates no state, touches no disk.
 
     Args:
-        model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state", "memory" and so
-            on per group), or shapes. Tensors may be on any device, including "meta". Frozen parameters are left out. For a
-            DTensor (FSDP2), this rank's part is planned.
-        rule: one of docs/rules.md: "adamw", "adam", "lion", "sgd", "adagrad", "rmsprop", "ademamix", "lamb",
-            "lars", "muon".
+        model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state",
+            "memory" and so on per group), or shapes. Tensors may be on any device, "meta" too. Frozen parameters
+            are left out. Of a DTensor (FSDP2), this rank's part is planned.
+        rule: one that docs/rules.md lists, such as "adamw", or "muon".
         state, memory, min_quantized_numel: as for the optimizer.
         rates: for the seconds. "measure" measures the rates that this model needs on this machine: about a second for each
             state format and, if state goes to disk, 1.3 seconds for each directory (see `measure_rates`).
@@ -147,8 +146,8 @@ def plan(
     options = {key: value for key, value in options.items() if value is not None}
     extra = dict(zip(options, hyper_values(list(options), options), strict=True))
     hyper |= options if betas is None else {**options, "betas": betas}
-    defaults = {**group_defaults(hyper, {}), **given, "min_quantized_numel": int(min_quantized_numel)}
-    del defaults["memory"]  # an option of the whole optimizer
+    defaults = {**group_defaults(hyper, {}), **given}
+    del defaults["memory"]  # of the whole optimizer
     if device.type != "cpu":
         if rates == "measure":
             raise ValueError(f"plan: got rates='measure' on {device}, wanted lowtide.Rates(link=, step=, ...): measure_rates() measures them")
@@ -174,7 +173,7 @@ def _device(on: str | torch.device) -> torch.device:
 
 def _predict(family: Family, memory: Memory | None, groups: Planned, rates: Rates) -> Forecasts:
     read, write = number("rates: read", rates.read), number("rates: write", rates.write)
-    described = [sizes._replace(rate=rates.step_of(sizes.state)) for _, sizes in groups]
+    described = [sizes._replace(rate=rates.step_of(sizes.options["state"])) for _, sizes in groups]
     budget = memory.budget() if memory else None
     total, budgets = forecast(family.core_rule, budget, described, read, write)
     own = [(f"group {group.of}", group.memory) for group, sizes in groups if sizes.budget]
@@ -186,10 +185,10 @@ def _measure_for(family: Family, unrated: Forecasts, groups: Planned) -> Rates:
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
     step: dict[str, float] = {}
-    for state in sorted({sizes.state for _, sizes in groups if sizes.params}):
-        here = [sizes.hyper for _, sizes in groups if sizes.params and sizes.state == state]
-        # The step that takes most has the largest of each. A large parameter may refuse options of its optimizer: 4 bits for
-        # long averages. The rate is then unknown.
+    for state in sorted({sizes.options["state"] for _, sizes in groups if sizes.params}):
+        here = [sizes.hyper for _, sizes in groups if sizes.params and sizes.options["state"] == state]
+        # The step that takes most has the largest of each. A large parameter may refuse options of its optimizer: 4 bits,
+        # of long averages. The rate is then unknown.
         most = {key: max(hyper.get(key, 0) for hyper in here) for key in here[0] if key in _MEASURED}
         for hyper in (most, {key: value for key, value in most.items() if key not in _AVERAGES}):
             with contextlib.suppress(ValueError):

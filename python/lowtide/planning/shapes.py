@@ -66,10 +66,10 @@ def groups_of(
         rule, hyper = group.rule or family.core_rule, {**extra, **group.pushed}
         try:
             own = group.memory.budget() if group.memory and group.budget_of < 0 else None
-            _core.check_group(rule, hyper, sizes.state, sizes.min_quantized_numel, group.rounding, sizes.master)
+            _core.check_group(rule, hyper, sizes.options)
             for i, (shape, whole, kind) in zip(group.params, sizes.params, strict=True):
                 param = params[i]
-                _core.state_layout(rule, hyper, sizes.state, sizes.min_quantized_numel, "auto", sizes.master, shape, kind, whole)
+                _core.state_layout(rule, hyper, sizes.options, shape, kind, whole)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise refused(family, group.of, param, group.rule, error) from error
         found.append((group, sizes._replace(hyper=hyper, budget=own, budget_of=group.budget_of)))

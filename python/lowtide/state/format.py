@@ -29,15 +29,14 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import check_tensor, expect
 from lowtide.devices.sharding import is_dtensor, local_of, rows_of
+from lowtide.options.options import GROUP_OPTIONS
 from lowtide.state.elsewhere import as_shown
-from lowtide.engine.groups import Format
 
 FORMAT = 1
 SPREAD = "lowtide_spread"  # True in all groups of a dict whose entries come from spread.py
 SEED = "lowtide_seed"
 STAMP = ("lowtide_format", "lowtide_rule", SEED)
-FIXED = Format._fields  # belong to the live tensors; loading never changes them
-OWN_KEYS = (*STAMP, *FIXED, "rounding")  # group keys that other libraries do not use
+OWN_KEYS = (*STAMP, *GROUP_OPTIONS)  # keys of groups that other libraries have no use for
 HIDDEN_KEYS = ("params", "param_names", *STAMP)
 MODE = "train_mode"  # a key of Schedule-Free's groups, as in the package schedulefree
 SCALE = "_scale"  # after the name of a moment: its scales

@@ -91,9 +91,8 @@ def _tensors(engine: Engine, number: int, fullest: bool) -> dict[str, torch.Tens
     """Tensors on "meta" like the state that a parameter has with its current hyper-parameters or, if `fullest`, with any."""
     group = next(each for each in engine.groups if each.has(number))
     param, local = engine.params[number], local_of(engine.tensors[number])
-    state, least, master = group.format
     found = _core.state_layout(
-        group.rule or engine.family.core_rule, group.pushed, state, least, group.rounding, master, list(local.shape),
+        group.rule or engine.family.core_rule, group.pushed, group.options, list(local.shape),
         str(local.dtype).removeprefix("torch."), shard_of(param.tensor, param.sharding), fullest,
     )  # fmt: skip
     return {

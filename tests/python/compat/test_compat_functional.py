@@ -133,7 +133,7 @@ def test_codes_are_those_of_the_state(seed, figure):
     """quantize_blockwise with blocks of 256 gives the codes that dynamic8 stores."""
     p = torch.nn.Parameter(torch.zeros(64, 256))
     core = _core.Optimizer("lion", threads=1)
-    core.add_group(_core.default_hyper("lion"), "dynamic8", 0)
+    core.add_group(_core.default_hyper("lion"), {"min_quantized_numel": 0})
     core.add_param(0, p)
     values = torch.randn(64, 256) * torch.exp(3 * torch.randn(64, 256))
     core.import_state(0, 0, values)

@@ -25,7 +25,7 @@ def test_codes_are_those_of_an_optimizer(codec: str, rule: str, signed: bool, si
     values = torch.randn(sizes, generator=torch.Generator().manual_seed(5))
     values = values if signed else values.abs()
     core = _core.Optimizer(rule, threads=1)
-    core.add_group({"momentum": 0.9} if rule == "sgd" else {}, codec, 0)
+    core.add_group({"momentum": 0.9} if rule == "sgd" else {}, {"state": codec, "min_quantized_numel": 0})
     core.add_param(0, torch.zeros(sizes), True)
     core.import_state(0, 0, values)
     _, codes, *scales = core.state(0).values()
@@ -52,9 +52,9 @@ def test_what_cannot_be_encoded_is_refused() -> None:
 
 
 def test_a_group_changes_as_an_optimizer_lets_it() -> None:
-    def of_optimizer(rule: str, state: str, present: Any, hyper: Any, params: bool) -> str:
+    def of_optimizer(rule: str, options: dict[str, Any], present: Any, hyper: Any, params: bool) -> str:
         core = _core.Optimizer(rule, threads=1)
-        core.add_group(present, state, 0)
+        core.add_group(present, options)
         if params:
             core.add_param(0, torch.zeros(16, 256), False)
         return refusal(lambda: core.set_hyper(0, hyper))[1]
@@ -62,11 +62,11 @@ def test_a_group_changes_as_an_optimizer_lets_it() -> None:
     refused = 0
     changes: list[dict[str, float | bool]] = [{"momentum": 0.9}, {"amsgrad": True}, {"beta1": 0.95}, {"lr": -1.0}, {"eps": 0.0}]
     for rule, state, hyper, params in itertools.product(_core.rule_names(), ["dynamic8", "fp32"], changes, [False, True]):
-        present = {"momentum": 0.0} if rule != "lars" else {}
+        present, options = {"momentum": 0.0} if rule != "lars" else {}, {"state": state, "min_quantized_numel": 0}
         said = refusal(
-            lambda: _core.check_group(rule, hyper, state, 0, present=present, codecs=[state] if params else [])
+            lambda: _core.check_group(rule, hyper, options, present=present, codecs=[state] if params else [])
         )[1]
-        assert said == of_optimizer(rule, state, present, hyper, params)
+        assert said == of_optimizer(rule, options, present, hyper, params)
         refused += bool(said)
     assert refused > 20
 

@@ -127,7 +127,7 @@ def test_report_during_a_step_of_another_thread_is_refused(tmp_path: Path, figur
 )  # fmt: skip
 def test_metadata_of_others_is_no_groups(metadata: str, tmp_path: Path, capsys) -> None:
     core = _core.Optimizer("adamw")
-    core.add_group({}, "dynamic8", 4096, None)
+    core.add_group({}, {})
     core.save(str(tmp_path / "file"), metadata)
     found = commands.describe_checkpoint(tmp_path / "file")
     assert found["groups"] == [] and found["rule"] == "adamw"

@@ -15,6 +15,7 @@ import torch
 from lowtide import _core
 from lowtide.engine.family import Family
 from lowtide.options.hyper import group_key, hyper_keys
+from lowtide.options.options import Options
 from lowtide.report.fields import CoreReport, Report
 from support import CODECS, FOUR_BITS, RULES, RULE_OF, bits, make, parameter, random_gradients, state_bits
 
@@ -217,6 +218,14 @@ def test_every_codec_has_a_row():
     assert lowtide.AdamW([parameter(2)]).param_groups[0]["state"] in names
     for codec in names:
         assert f'"{codec}"' in Path(lowtide.options.options.__file__).read_text(), f"options.Options does not describe {codec}"
+
+
+def test_every_option_of_a_group_is_described_and_has_the_cores_default():
+    page = (DOCUMENT.parent / "pytorch.md").read_text()
+    group = lowtide.AdamW([parameter(2)]).param_groups[0]
+    for name, default, _ in _core.group_options():
+        assert group[name] == default and name in Options.__annotations__
+        assert f"{name}: (group)" in Options.__doc__ and f"\n| `{name}` |" in page
 
 
 @pytest.mark.parametrize("rule", sorted(_core.rule_names()))
