@@ -140,7 +140,7 @@ TEST(GoldenBits, EveryCombinationOfOptions) {
     for (const DType grad : kGoldenTypes)
       for (const char* master : {"", "residual16", "residual8", "stochastic"})
         if (!*master || param != DType::kF32) cells.columns.push_back({param, grad, master});
-  GoldenList list("bits.txt",
+  GoldenList list("bits",
                   "# Hashes of parameters and states after some steps; tests/golden/bits_test.cpp. -: refused.\n"
                   "# Rows: rule+options, state format, rounding. Columns: parameter/gradient type+master.\n");
   check_everywhere(list, cells, 512 << 10);
@@ -155,7 +155,7 @@ TEST(GoldenBits, LargeParameters) {
                      {DType::kBF16, DType::kBF16, "residual16"},
                      {DType::kF16, DType::kF32, "residual8"}},
                     3};
-  GoldenList list("bits_large.txt", "# As bits.txt, of parameters of many blocks; tests/golden/bits_test.cpp.\n");
+  GoldenList list("bits_large", "# As [bits], of parameters of many blocks; tests/golden/bits_test.cpp.\n");
   check_everywhere(list, cells, 1 << 20);
 }
 

@@ -1,6 +1,6 @@
-// Claim: docs/bytes.md says what every optimizer takes in every state format, with every kind of master weights, in RAM
+// Claim: docs/rules.md says what every optimizer takes in every state format, with every kind of master weights, in RAM
 // and on disk; forecast() says the same before a run, and the optimizer's report after a step.
-// LOWTIDE_GOLDEN=write writes the page anew (golden.h).
+// LOWTIDE_GOLDEN=write writes these tables (golden.h).
 #include "golden/cases.h"
 #include "lowtide/planning.h"
 #include "support/test.h"
@@ -9,7 +9,7 @@ namespace lowtide::testing {
 namespace {
 
 constexpr int64_t kRows = 512, kColumns = 1024, kCount = kRows * kColumns;
-constexpr const char* kPage = "docs/bytes.md";
+const GoldenPart kTables{"docs/rules.md", "## Bytes per parameter", "## "};
 
 struct Bytes {
   int64_t params, state, ram, disk, moved;
@@ -77,7 +77,7 @@ std::string table(const Cell& cell) {
   return out.str();
 }
 
-TEST(GoldenBytes, PageIsWhatIsPlannedAndMeasured) {
+TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
   const TemporaryDirectory directory;
   Comparison compare;
   std::map<std::string, std::optional<Bytes>> found;  // those without master weights are asked for four times
@@ -88,19 +88,18 @@ TEST(GoldenBytes, PageIsWhatIsPlannedAndMeasured) {
     return found[name] = compare.of({}, group_of(rule, format, master), name);
   };
   std::ostringstream page;
-  page << "# Bytes per parameter\n\n"
-          "The test `GoldenBytes` makes this page and checks it: the bytes are those that `forecast` predicts and "
+  page << "\nThe test `GoldenBytes` writes these tables and checks them: the bytes are those that `forecast` predicts and "
           "that the "
           "optimizer reports\nafter a step of a bfloat16 parameter of "
        << kRows << " x " << kColumns
        << " elements. \"-\": refused. An option stands behind the name of its rule.\n\n"
-          "## State\n\nThe same in RAM, on disk and on a device.\n\n";
+          "### State\n\nThe same in RAM, on disk and on a device.\n\n";
   page << table([&](const GoldenRule& rule, const std::string& format) {
     const std::optional<Bytes> bytes = in_ram(rule, format, "");
     return bytes ? per_parameter(bytes->state) : "-";
   });
 
-  page << "\n## Master weights\n\nBytes that each kind adds to the state of a 16-bit parameter, whatever the optimizer "
+  page << "\n### Master weights\n\nBytes that each kind adds to the state of a 16-bit parameter, whatever the optimizer "
           "and "
           "the state format.\n\n| master | adds |\n|---|---|\n";
   for (const char* master : {"residual16", "residual8", "stochastic"}) {
@@ -116,7 +115,7 @@ TEST(GoldenBytes, PageIsWhatIsPlannedAndMeasured) {
     page << "| " << master << " | " << per_parameter(adds) << " |\n";
   }
 
-  page << "\n## RAM, disk and traffic under a budget\n\nRAM / disk / moved per step, with `host` of half a byte per "
+  page << "\n### RAM, disk and traffic under a budget\n\nRAM / disk / moved per step, with `host` of half a byte per "
           "parameter, and a disk. State that fits into the budget stays in RAM.\n\n";
   OptimizerOptions options;
   options.memory.host = kCount / 2, options.memory.disk = directory.path();
@@ -129,8 +128,9 @@ TEST(GoldenBytes, PageIsWhatIsPlannedAndMeasured) {
            per_parameter(bytes->moved, 2);
   });
 
-  if (golden_write()) write_golden(golden_path(kPage), page.str());
-  EXPECT_EQ(page.str(), read_golden(golden_path(kPage))) << kPage;
+  page << "\n";
+  if (golden_write()) kTables.write(page.str());
+  EXPECT_EQ(page.str(), kTables.read()) << kTables.file;
   figure("bytes per parameter: {} combinations planned and measured, {} of them refused by both", compare.cells,
          compare.refused);
 }

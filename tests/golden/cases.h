@@ -3,6 +3,7 @@
 
 #include "golden/golden.h"
 #include "lowtide/optimizer.h"
+#include "optim/hyper.h"
 #include "support/half_reference.h"
 #include "support/plainest_target.h"
 #include "support/test.h"
@@ -20,43 +21,34 @@ struct GoldenRule {
   Hyper hyper;
 };
 
+// Sets the hyper-parameter of "name=value". Fails the test for another name.
+inline void set_by_name(Hyper& hyper, const std::string& assignment) {
+  const size_t at = assignment.find('=');
+  int found = 0;
+  for_each_hyper(hyper, [&]<class T>(const std::string& name, T& value) {
+    if (name == assignment.substr(0, at)) value = static_cast<T>(std::stod(assignment.substr(at + 1))), ++found;
+  });
+  EXPECT_EQ(found, 1) << assignment;
+}
+
+// Every rule without options, each followed by its cases of list.txt.
 inline std::vector<GoldenRule> golden_rules() {
   std::vector<GoldenRule> rules;
-  const auto add = [&rules](
-                       const char* rule, const char* options, void (*set)(Hyper&) = [](Hyper&) {}) {
+  const std::string cases = golden_section("cases").read();
+  for (const std::string& rule : rule_names()) {
     Hyper hyper = default_hyper(rule);
     hyper.lr = 0.01, hyper.weight_decay = 0.05, hyper.trust_coefficient = 0.1;  // moves 16-bit weights
-    set(hyper);
-    rules.push_back({*options ? std::string(rule) + "+" + options : rule, rule, hyper});
-  };
-  for (const char* rule : {"adam", "adamw"}) {
-    add(rule, "");
-    add(rule, "amsgrad", [](Hyper& h) { h.amsgrad = true; });
-    add(rule, "nesterov", [](Hyper& h) { h.nesterov = true; });
-    add(rule, "maximize", [](Hyper& h) { h.maximize = true; });
+    rules.push_back({rule, rule, hyper});
+    std::istringstream lines(cases);
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with(rule + "+")) continue;
+      std::istringstream words(line);
+      GoldenRule one{"", rule, hyper};
+      std::string word, colon;
+      for (words >> one.name >> colon; words >> word;) set_by_name(one.hyper, word);
+      rules.push_back(one);
+    }
   }
-  add("lion", "");
-  add("lion", "maximize", [](Hyper& h) { h.maximize = true; });
-  add("sgd", "");
-  add("sgd", "momentum", [](Hyper& h) { h.momentum = 0.9; });
-  add("sgd", "dampening", [](Hyper& h) { h.momentum = 0.9, h.dampening = 0.3; });
-  add("sgd", "nesterov", [](Hyper& h) { h.momentum = 0.9, h.nesterov = true; });
-  add("adagrad", "");
-  add("adagrad", "initial", [](Hyper& h) { h.initial_accumulator_value = 0.1, h.lr_decay = 0.1; });
-  add("rmsprop", "");
-  add("rmsprop", "momentum", [](Hyper& h) { h.momentum = 0.9; });
-  add("rmsprop", "centered", [](Hyper& h) { h.centered = true, h.alpha = 0.9; });
-  add("rmsprop", "centered,momentum", [](Hyper& h) { h.centered = true, h.momentum = 0.9, h.alpha = 0.9; });
-  add("ademamix", "");
-  add("ademamix", "schedules", [](Hyper& h) { h.t_alpha = 3, h.t_beta3 = 4, h.beta3 = 0.9; });
-  add("lamb", "");
-  add("lamb", "max_unorm", [](Hyper& h) { h.max_unorm = 0.05; });
-  add("lars", "");
-  add("lars", "nesterov", [](Hyper& h) { h.nesterov = true; });
-  add("lars", "no_momentum", [](Hyper& h) { h.momentum = 0; });
-  add("lars", "max_unorm", [](Hyper& h) { h.max_unorm = 0.05; });
-  add("schedulefree", "");
-  add("schedulefree", "warmup", [](Hyper& h) { h.warmup_steps = 3, h.r = 1, h.weight_lr_power = 1; });
   return rules;
 }
 

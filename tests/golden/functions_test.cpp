@@ -184,7 +184,7 @@ void add_collectives(GoldenTable& table, int threads) {
 }
 
 TEST(GoldenFunctions, MastersPackingMajoritiesCountersVotes) {
-  GoldenList list("functions.txt",
+  GoldenList list("functions",
                   "# Hashes of what functions without an optimizer give; tests/golden/functions_test.cpp.\n");
   for (const int threads : {1, 3}) {
     GoldenTable table{{"hash"}, {}};

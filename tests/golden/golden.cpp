@@ -53,6 +53,25 @@ Cells parse(const std::string& text) {
   return cells;
 }
 
+std::string path_of(const std::string& file) { return std::string(LOWTIDE_SOURCE_DIR "/") + file; }
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Where the part begins and ends.
+std::pair<size_t, size_t> place_in(const std::string& all, const GoldenPart& part) {
+  const std::string begin = part.begin + "\n";
+  size_t from = all.starts_with(begin) ? 0 : all.find("\n" + begin);
+  EXPECT_NE(from, std::string::npos) << "got no line '" << part.begin << "' in " << part.file << ", wanted one";
+  if (from == std::string::npos) return {all.size(), all.size()};
+  from += begin.size() + (from ? 1 : 0);
+  if (all.compare(from, part.end.size(), part.end) == 0) return {from, from};
+  const size_t to = all.find("\n" + part.end, from);
+  return {from, to == std::string::npos ? all.size() : to + 1};
+}
+
 }  // namespace
 
 bool golden_write() {
@@ -60,25 +79,30 @@ bool golden_write() {
   return wish && std::string(wish) == "write";
 }
 
-std::string golden_path(const std::string& file) { return std::string(LOWTIDE_SOURCE_DIR "/") + file; }
-
-std::string read_golden(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+std::string GoldenPart::read() const {
+  const std::string all = text_of(path_of(file));
+  const auto [from, to] = place_in(all, *this);
+  return all.substr(from, to - from);
 }
 
-void write_golden(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  ASSERT_TRUE(file.flush()) << path;
+void GoldenPart::write(const std::string& text) const {
+  std::string all = text_of(path_of(file));
+  const auto [from, to] = place_in(all, *this);
+  all.replace(from, to - from, text);
+  std::ofstream out(path_of(file), std::ios::binary);
+  out << all;
+  ASSERT_TRUE(out.flush()) << file;
 }
 
-GoldenList::GoldenList(std::string file, std::string head)
-    : path_(golden_path("tests/golden/" + file)), head_(std::move(head)), write_(golden_write()) {}
+GoldenPart golden_section(const std::string& name) { return {"tests/golden/list.txt", "[" + name + "]", "["}; }
+
+GoldenList::GoldenList(std::string section, std::string head)
+    : section_(std::move(section)), head_(std::move(head)), write_(golden_write()) {}
 
 void GoldenList::check(const GoldenTable& got, const std::string& where, bool whole) {
-  if (write_) write_golden(path_, head_ + text_of(got)), write_ = false;
-  const Cells wanted = parse(read_golden(path_)), cells = cells_of(got);
+  const GoldenPart list = golden_section(section_);
+  if (write_) list.write(head_ + text_of(got)), write_ = false;
+  const Cells wanted = parse(list.read()), cells = cells_of(got);
   int compared = 0, refused = 0, differ = 0, missing = 0, extra = 0;
   const auto offence = [&](int& count, const std::string& cell, const std::string& text) {
     if (++count <= 20) ADD_FAILURE() << where << ": " << cell << ": " << text;
@@ -94,7 +118,7 @@ void GoldenList::check(const GoldenTable& got, const std::string& where, bool wh
   }
   for (const auto& [name, value] : wanted)
     if (whole && !cells.contains(name)) offence(missing, name, "in the list, not made");
-  EXPECT_GT(compared, 0) << path_;
+  EXPECT_GT(compared, 0) << section_;
   EXPECT_EQ(differ + missing + extra, 0);
   figure("golden bits, {}: {} cells compared, {} of them refusals; {} differ, {} missing, {} not in the list", where,
          compared, refused, differ, missing, extra);

@@ -1,7 +1,7 @@
-// Results that must never change, as lists of hashes in this folder: one cell for each combination of options.
+// Results that must never change, as hashes in sections of list.txt: one cell for each combination of options.
 //
-// A test makes its cells and compares them with the committed list. A cell that differs, is missing or is not in the
-// list fails the test by name. After an intended change of results, or a new rule or state format, write the lists anew
+// A test makes its cells and compares them with its section. A cell that differs, is missing or is not in the section
+// fails the test by name. After an intended change of results, or a new rule or state format, write the sections again
 // and review the difference:
 //   LOWTIDE_GOLDEN=write build/dev/lowtide_cross_tests --gtest_filter='Golden*'
 #pragma once
@@ -17,26 +17,32 @@ struct GoldenTable {
   std::vector<std::pair<std::string, std::vector<std::string>>> rows;  // a name, and one value for each column
 };
 
-// The committed list `file`, of this folder.
+// A section of the committed list.
 class GoldenList {
  public:
-  GoldenList(std::string file, std::string head);
-  // Fails the test unless the cells are those of the list. `where`: what made them, to be printed. With
-  // LOWTIDE_GOLDEN=write the first table becomes the list, and later ones are compared with it. Of one that is not
+  GoldenList(std::string section, std::string head);
+  // Fails the test unless the cells are those of the section. `where`: what made them, to be printed. With
+  // LOWTIDE_GOLDEN=write the first table becomes the section, and later ones are compared with it. Of one that is not
   // `whole` no cell can be missing.
   void check(const GoldenTable& got, const std::string& where, bool whole = true);
 
  private:
-  std::string path_, head_;
+  std::string section_, head_;
   bool write_;
 };
 
 // Whether LOWTIDE_GOLDEN=write asks for new lists.
 bool golden_write();
-// The folder of a committed file: "tests/golden", "docs".
-std::string golden_path(const std::string& file);
-std::string read_golden(const std::string& path);
-void write_golden(const std::string& path, const std::string& text);
+// The part of a committed file from the line `begin` to the line that starts with `end`, or to the file's end. `begin`
+// itself does not belong to it. Fails the test if there is none.
+struct GoldenPart {
+  std::string file, begin, end;
+
+  std::string read() const;
+  void write(const std::string& text) const;
+};
+// A section of list.txt.
+GoldenPart golden_section(const std::string& name);
 
 // XXH3, over everything added.
 class GoldenHash {

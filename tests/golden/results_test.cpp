@@ -187,7 +187,7 @@ void add_imports(Results& results, const OptimizerOptions& options) {
 
 TEST(GoldenResults, VotesDirectionsFilesShardsImports) {
   const TemporaryDirectory directory;
-  GoldenList list("results.txt",
+  GoldenList list("results",
                   "# Hashes of results other than those of plain steps; tests/golden/results_test.cpp. -: refused.\n");
   for (const GoldenPlace& place : golden_places(160 << 10)) {
     if (place.host >= 0 && place.threads == 1) continue;  // nothing here is larger than 4 chunks

@@ -1,46 +1,62 @@
-"""Claim: a rule is three files: its header, its line in rules.def and its Python class.
+"""Claim: a rule is the files of docs/adding-a-rule.md: what finds rules in Python finds it, and it steps as its reference.
 
-rule_from_python.py ROOT PART PACKAGE: PART has the files of docs/adding-a-rule.md (extract.py), PACKAGE the module that
-was built with them. This adds the package's Python files with the class, counts the files that differ from those of the
-tree, and steps the rule.
+rule_from_python.py ROOT PART PACKAGE: PART has the files of the page (extract.py), PACKAGE the module that was built with
+them. The tests of the package that ask each rule for its parts run on a copy of the tree's tests with the page's documents.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-CLASS = '''
+from package import completed
 
-@steps("accumulated_sign")
-class AccumulatedSign(Optimizer):
-    """The rule of docs/adding-a-rule.md."""
+TESTS = (
+    "options/test_options.py::test_every_rule_has_a_class_and_a_row",
+    "options/test_options.py::test_defaults_and_options_are_those_of_the_core",
+    "engine/test_promises.py::test_bytes_per_parameter_are_those_of_its_moments",
+)
 
-    def __init__(self, params: ParamsT, lr: float | Tensor = 1e-3, **options: Unpack[Options]) -> None:
-        super().__init__(params, "accumulated_sign", {"lr": lr}, options)
-'''
+
+def merged_files(root: Path) -> list[str]:
+    """The files that the page's table names, one a row; of the header, its folder."""
+    page = (root / "docs" / "adding-a-rule.md").read_text(encoding="utf-8")
+    table = page[page.index("## What a merge touches") :]
+    return re.findall(r"^\| [^`|]*`([^`]+/[^`]+)`", table, re.MULTILINE)
+
+
+def check_parts(root: Path, part: Path, package: Path) -> None:
+    """Has the tests of the tree look for the parts of the new rule."""
+    tree = part.parent / "rule_tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(root / "tests/python", tree / "tests/python", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(part / "docs", tree / "docs")
+    shutil.copyfile(root / "pyproject.toml", tree / "pyproject.toml")
+    names = [f"tests/python/{test}" for test in TESTS]
+    command = [sys.executable, "-m", "pytest", "-v", "-k", "row or accumulated_sign", "-p", "no:cacheprovider", *names]
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count(" PASSED") == len(TESTS), done.stdout + done.stderr
+    print(f"{len(TESTS)} tests of the package find the rule and its parts")
 
 
 def main(root: Path, part: Path, package: Path) -> None:
     try:
+        import pytest  # noqa: F401
         import torch
-    except ImportError:
-        print("skipped: no torch")
+    except ImportError as error:
+        print(f"skipped: no {error.name}")
         sys.exit(77)
-    for file in (root / "python/lowtide").rglob("*.py"):
-        to = package / file.relative_to(root / "python/lowtide")
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, to)
-    rules = package / "optimizers/rules.py"
-    rules.write_text(rules.read_text() + CLASS)
-
-    touched = [str(file.relative_to(part / "src")) for file in (part / "src").rglob("*") if file.is_file()]
-    for file in package.rglob("*.py"):
-        if file.read_bytes() != (root / "python/lowtide" / file.relative_to(package)).read_bytes():
-            touched.append(str(file.relative_to(package)))
-    print(f"{len(touched)} files of a rule: {', '.join(touched)}")
-    assert len(touched) == 3, f"got {touched}, wanted a header, rules.def and a Python file"
+    touched, merged = completed(root, part, package), merged_files(root)
+    named = [name for name in touched if name in merged or str(Path(name).parent) in merged]
+    assert len(touched) == 4 and touched == named, (touched, merged)
+    print(f"{len(merged)} files of a rule's merge: {', '.join(merged)}")
+    assert len(merged) == 6 and all((root / name).exists() for name in merged), merged
+    check_parts(root, part, package)
 
     sys.path.insert(0, str(package.parent))
     import lowtide

@@ -14,34 +14,45 @@ from typing import Any
 import lowtide
 import pytest
 import torch
+from lowtide import _core
+from lowtide.optimizers.classes import CLASSES
 from lowtide.state.elsewhere import Elsewhere
 
-# name → class, options that make the rule do all it can
+# Options that make a rule do more than its defaults do.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.9},
+    "adagrad": {"lr_decay": 0.01, "initial_accumulator_value": 0.1},
+    "rmsprop": {"momentum": 0.9, "centered": True},
+    "ademamix": {"t_alpha": 10, "t_beta3": 20},
+    "schedulefree": {"warmup_steps": 3},
+}
+# name → class, options: every rule of the core, and variants
 RULES: dict[str, tuple[type[lowtide.Optimizer], dict[str, Any]]] = {
-    "adamw": (lowtide.AdamW, {}),
-    "adam": (lowtide.Adam, {}),
-    "lion": (lowtide.Lion, {}),
-    "sgd": (lowtide.SGD, {"momentum": 0.9}),
+    **{rule: (CLASSES[rule], _OPTIONS.get(rule, {})) for rule in _core.rule_names()},
     "sgd_plain": (lowtide.SGD, {}),
     "adamw_amsgrad": (lowtide.AdamW, {"amsgrad": True}),
     "nadam": (lowtide.NAdam, {}),
-    "adagrad": (lowtide.Adagrad, {"lr_decay": 0.01, "initial_accumulator_value": 0.1}),
-    "rmsprop": (lowtide.RMSprop, {"momentum": 0.9, "centered": True}),
-    "ademamix": (lowtide.AdEMAMix, {"t_alpha": 10, "t_beta3": 20}),
-    "schedulefree": (lowtide.AdamWScheduleFree, {"warmup_steps": 3}),
-    "lamb": (lowtide.LAMB, {}),
-    "lars": (lowtide.LARS, {}),
 }
 RULE_OF = {"sgd_plain": "sgd", "adamw_amsgrad": "adamw", "nadam": "adam"}  # the others are called as the core's rule
 CODECS = ("dynamic8", "float8", "bf16", "fp32")  # for every rule
 FOUR_BITS = ("dynamic4",)  # for averages of 0.9 at most
-LONG_AVERAGES = ("lion", "rmsprop", "ademamix", "schedulefree")  # of RULES
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def make(rule: str, params: Any, **options: Any) -> lowtide.Optimizer:
     cls, fixed = RULES[rule]
     return cls(params, **{**fixed, **options})
+
+
+def _takes_four_bits(rule: str) -> bool:
+    try:
+        make(rule, [torch.nn.Parameter(torch.zeros(64, 256))], state=FOUR_BITS[0])
+    except ValueError:
+        return False
+    return True
+
+
+LONG_AVERAGES = [rule for rule in RULES if not _takes_four_bits(rule)]
 
 
 def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:

@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 
 from sass.cubins import Kernel, demangled
 
 ELEMENTS_OF_A_LANE = 16
 
-# Rules with another number of states than two.
-STATES = {"lion": 1, "sgd": 1, "sgdplain": 0, "adagrad": 1, "rmsprop": 1, "lars": 1, "larsclipped": 1, "larsplain": 0,
-          "adamamsgrad": 3, "adamwamsgrad": 3, "rmspropcenteredmomentum": 3, "ademamix": 3}  # fmt: skip
+_STRUCT = re.compile(r"^struct (\w+)(?: : (?:\w+<)?(\w+)>?)? \{|kStates = (\d+);", re.MULTILINE)
+
+
+def states_of_rules() -> dict[str, int]:
+    """The number of states of each rule, by its struct's name in lower case, as its header or that of its base says."""
+    bases: dict[str, str] = {}
+    states: dict[str, int] = {}
+    for header in sorted((Path(__file__).parents[2] / "src" / "portable" / "rules").glob("*.h")):
+        name = ""
+        for struct, base, count in _STRUCT.findall(header.read_text(encoding="utf-8")):
+            if struct:
+                name = struct.lower()
+                bases[name] = base.lower()
+            else:
+                states[name] = int(count)
+    for name in bases:
+        of = name
+        while of and of not in states:
+            of = bases.get(of, "")
+        if of:
+            states[name] = states[of]
+    return states
+
+
+STATES = states_of_rules()
 
 # Blocks of a step that are resident on a multiprocessor together (__launch_bounds__), and what it has for them by
 # architecture: bytes of shared memory, of which each block costs the system 1,024; registers are 65,536 everywhere.

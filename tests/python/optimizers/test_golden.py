@@ -1,12 +1,11 @@
-"""Results of the Python package that must never change, as hashes in golden.txt: one line for each cell.
+"""Results of the Python package that must never change, as hashes in a section of tests/golden/list.txt: one line a cell.
 
 A cell that differs, is missing or is not in the list fails by name. After an intended change of results, or a new class
-or state format, write the list anew and review the difference:
+or state format, write the section again and review the difference:
 
     LOWTIDE_GOLDEN=write .venv/bin/python -m pytest -q tests/python/optimizers/test_golden.py
 
-tests/golden has the lists of the C++ interface. Data is made of integers: torch's random numbers and its matrix
-products depend on the CPU.
+Data is made of integers: torch's random numbers and its matrix products depend on the CPU.
 """
 
 import ctypes
@@ -23,6 +22,7 @@ import pytest
 import torch
 from lowtide import _core, sign
 from lowtide.compat import bitsandbytes, deepspeed, flashoptim
+from lowtide.optimizers.classes import CLASSES as OF_RULES
 
 import bnb_library
 
@@ -30,15 +30,13 @@ Figure = Callable[[str], None]
 Cells = Iterator[tuple[str, bytes]]
 
 TARGET = "LOWTIDE_GOLDEN_TARGET"  # the instruction set of this run; none: the best there is
-LIST = Path(__file__).parent / "golden.txt"
+LIST, SECTION = Path(__file__).parents[2] / "golden" / "list.txt", "\n[python]\n"
 FORMATS = ("fp32", "bf16", "dynamic8", "float8", "dynamic4")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# By the name of their cells: classes with options, and all others that are made for a rule of the core.
 CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "Adam": (lowtide.Adam, {}),
-    "AdamW": (lowtide.AdamW, {}),
     "AdamW amsgrad": (lowtide.AdamW, {"amsgrad": True}),
     "NAdam": (lowtide.NAdam, {}),
-    "Lion": (lowtide.Lion, {}),
     "SGD": (lowtide.SGD, {"lr": 0.1}),
     "SGD momentum": (lowtide.SGD, {"lr": 0.1, "momentum": 0.9}),
     "SGD nesterov": (lowtide.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
@@ -47,9 +45,9 @@ CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "RMSprop centered": (lowtide.RMSprop, {"centered": True, "momentum": 0.9, "alpha": 0.9}),
     "AdEMAMix": (lowtide.AdEMAMix, {"t_alpha": 10, "t_beta3": 20}),
     "AdamWScheduleFree": (lowtide.AdamWScheduleFree, {"warmup_steps": 3}),
-    "LAMB": (lowtide.LAMB, {}),
     "LARS": (lowtide.LARS, {"lr": 0.1}),
 }
+CLASSES |= {cls.__name__: (cls, {}) for rule in _core.rule_names() if (cls := OF_RULES[rule]).__name__ not in CLASSES}
 # Averages of bitsandbytes' dicts: the rule, and how many parts state1 has.
 BITSANDBYTES = {
     "Adam": 2, "AdamW": 2, "Lion": 1, "SGD momentum": 1, "RMSprop": 1, "Adagrad": 1, "AdEMAMix": 3, "LAMB": 2,
@@ -365,8 +363,11 @@ def test_every_cell_has_the_bits_of_the_list(
             got[name] = "-" if value == b"-" else hashlib.blake2b(value, digest_size=5).hexdigest()
     if os.environ.get("LOWTIDE_GOLDEN") == "write" and not target:
         bnb_library.library()
-        LIST.write_text("".join(f"{name}: {value}\n" for name, value in got.items()))
-    wanted = dict(line.rsplit(": ", 1) for line in LIST.read_text().splitlines())
+        others, _, section = LIST.read_text().partition(SECTION)
+        head = section.splitlines()[0]
+        LIST.write_text(others + SECTION + "".join(f"{line}\n" for line in (head, *map(": ".join, got.items()))))
+    _, _, section = LIST.read_text().partition(SECTION)
+    wanted = dict(line.rsplit(": ", 1) for line in section.splitlines() if not line.startswith("#"))
     if bnb_functions not in PARTS:
         wanted = {name: value for name, value in wanted.items() if not name.startswith(BNB)}
         figure(f"without the cells of {bnb_library.PATH}, which is not there")
