@@ -305,7 +305,7 @@ void DeviceStore::take_slots(void* stream) {
   pager_.set_slots(queues_, slots_.size());
 }
 
-// Whether state has left the device.
+// Moves state off the device; returns true if any moved.
 bool DeviceStore::demote_for_slots(int64_t bytes) {
   const TierPlan& plan = pager_.plan();
   const int64_t before = plan.resident_bytes;
@@ -313,25 +313,25 @@ bool DeviceStore::demote_for_slots(int64_t bytes) {
   residency_.disturbed();
   try {
     set_device_budget(std::max<int64_t>(plan.bytes - bytes, 0));
-  } catch (const Error& error) {  // host memory is short, too
+  } catch (const Error& error) {  // host memory is short as well
     if (error.kind() == ErrorKind::kDeviceLost) throw;
   }
   return pager_.plan().resident_bytes < before;
 }
 
 int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
-  if (ring_.slots() > 0) return 0;  // reads of a file would be waited for
+  if (ring_.slots() > 0) return 0;  // reads of a file would have to be waited for
   if (chunks_.empty() || offloaded_ || queued_ == Queued::kBrokenStep || pager_.plan().slots == 0) return 0;
   free_returned();
   const int64_t each = pager_.plan().slot_bytes;
-  const bool own = slots_.size() >= static_cast<size_t>(pager_.plan().slots);  // before the first step it has none
+  const bool own = slots_.size() >= static_cast<size_t>(pager_.plan().slots);  // there are none before the first step
   if (own) pager_.set_slots(queues_, slots_.size());
   const size_t most =
       std::min(static_cast<size_t>(std::max<int64_t>(bytes, 0) / each), own ? pager_.slots_wanted() : 0);
   const size_t before = slots_.size();
   slots_.reserve(before + most);
   try {
-    // Memory that the last step may still use: since the ring became smaller reads come after that.
+    // Memory that the last step may still use: since the ring shrank, reads are ordered after that.
     for (; slots_.size() < before + most && !returning_.empty(); returning_.pop_front())
       slots_.push_back(std::move(returning_.front().memory));
     try {
@@ -365,7 +365,7 @@ void DeviceStore::give_slots_back() {
   const auto own = static_cast<size_t>(pager_.plan().slots);
   if (slots_.size() <= own) return;
   pager_.set_slots(queues_, own);
-  // At once: the forward pass that is queued next may need the memory. It must not wait for write-back.
+  // Now, because the forward pass that is queued next may need the memory; it must not wait for write-back.
   const std::array<void*, 2> queues = queues_.slot_queues();
   const auto is_noted = [&](void* memory) {
     return options_.note_use &&

@@ -322,14 +322,14 @@ int64_t DeviceStore::offloaded_bytes() const {
 }
 
 // -- The chunks that are on disk
-// Counts only the chunks that there are.
+// Counts only existing chunks.
 FilePlaces DeviceStore::places_for(const std::vector<Tier>& tiers) const {
   std::vector<int64_t> bytes;
   for (const DeviceRecord& record : chunks_) bytes.push_back(record.chunk.bytes);
   return places_of(chunks_, bytes, tiers);
 }
 
-// A place says nothing of where the chunk is.
+// A place does not say that the chunk is there.
 void DeviceStore::make_places(const FilePlaces& places) {
   if (places.bytes == 0) return;
   places.check(options_.memory.disk_limit);
@@ -337,7 +337,7 @@ void DeviceStore::make_places(const FilePlaces& places) {
   for (size_t i = 0; i < chunks_.size(); ++i) chunks_[i].file_offset = places.offsets[i];
 }
 
-// Where chunks are on disk there is at least one slot.
+// If chunks are on disk, there is at least one slot.
 void DeviceStore::fit_ring(int slots) noexcept {
   int64_t largest = 0;
   for (const DeviceRecord& record : chunks_)
@@ -347,7 +347,7 @@ void DeviceStore::fit_ring(int slots) noexcept {
 
 void DeviceStore::begin_ring(const std::vector<bool>& wanted, int threads) {
   if (ring_.slots() == 0) return;
-  ring_.take_failure();  // of a step that was broken off: what is kept is part of this one
+  ring_.take_failure();  // of an aborted step: a kept chunk is part of this step
   std::vector<int> on_disk;
   for (const int chunk : pager_.plan().streamed)
     if (const auto i = static_cast<size_t>(chunk); chunks_[i].tier() == Tier::kDisk && (wanted.empty() || wanted[i]))
@@ -355,7 +355,7 @@ void DeviceStore::begin_ring(const std::vector<bool>& wanted, int threads) {
   ring_.begin_step(std::move(on_disk), threads);
 }
 
-// At once, to memory of the host, wherever the chunk is.
+// Reads at once, into host memory, wherever the chunk is.
 void DeviceStore::read_record(size_t chunk, std::byte* to) {
   const DeviceRecord& record = chunks_[chunk];
   if (record.tier() != Tier::kDisk) return copy_now(to, record.memory.data(), record.chunk.bytes);
@@ -364,7 +364,7 @@ void DeviceStore::read_record(size_t chunk, std::byte* to) {
   record.read(*file_, chunk, to);
 }
 
-// Takes what the host has changed. If it cannot be written, it stays in host memory; see check_written().
+// Stores the host's changes. A chunk that cannot be written stays in host memory; see check_written().
 void DeviceStore::write_record(size_t chunk, const std::byte* from) {
   DeviceRecord& record = chunks_[chunk];
   if (record.tier() != Tier::kDisk) return copy_now(record.memory.data(), from, record.chunk.bytes);

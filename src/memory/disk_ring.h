@@ -21,8 +21,8 @@
 
 namespace lowtide {
 
-// A chunk of the state of parameters on a device, as it is kept: on the device, in host memory or in a scratch file.
-// Pinned host memory that a file can be read into: aligned to pages.
+// A chunk of state of parameters on a device, as it is kept: on the device, in host memory or in a scratch file.
+// Page-aligned pinned host memory, into which a file can be read.
 class PinnedPages {
  public:
   PinnedPages() = default;
@@ -40,8 +40,8 @@ class PinnedPages {
 
 struct DeviceRecord : FiledChunk {
   MemoryKind kind = MemoryKind::kPinned;  // of `memory`; kShared: the driver migrates it
-  DeviceBytes memory = {};                // none: it is on disk
-  // One of these has instead what could not be written there.
+  DeviceBytes memory = {};                // empty: it is on disk
+  // If the chunk could not be written to disk, one of these holds it instead.
   PinnedPages kept = {};
   Buffer kept_change = {};  // made by the host
 

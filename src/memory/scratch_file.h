@@ -27,10 +27,10 @@ namespace lowtide {
 // Counts the bytes that a store has read from its scratch file and written to it.
 struct Traffic {
   int64_t read_bytes = 0, written_bytes = 0;
-  double waited_seconds = 0;  // that steps stood still for reads and writes
+  double waited_seconds = 0;  // for which steps waited for reads and writes
 };
 
-// Adds the seconds of its life.
+// Adds the seconds of its lifetime.
 class Stopwatch {
  public:
   explicit Stopwatch(double& seconds) : seconds_(seconds) {}

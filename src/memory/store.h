@@ -30,16 +30,16 @@
 
 namespace lowtide {
 
-// Learns in which order steps of some of the parameters come. Gradient release takes one bucket of them after another,
-// the same in every iteration: what a step wants says nothing of what the next one will want, but what came behind that
-// bucket the last time does.
+// Learns the order of steps of parts of the parameters. Gradient release steps one bucket of parameters after another,
+// in the same order in every iteration: a step does not predict the wishes of the next one, but the bucket that
+// followed it the last time does.
 class StepOrder {
  public:
-  // A step of these parameters (empty: all) has come; changes: whether it changes their state. Returns the parameters
-  // of the step that followed it the last time, valid until the next call; nullptr: none has yet, but one of all
-  // parameters is taken to be followed by another.
+  // Records a step of these parameters (empty: all); changes: whether it changes their state. Returns the parameters of
+  // the step that followed it the last time, valid until the next call; nullptr if none has yet. A step of all
+  // parameters is assumed to be followed by another.
   //
-  // A step is known by its first parameter. Chunks would not do: buckets of small parameters share them.
+  // The first parameter identifies a step. Chunks would not do: buckets of small parameters share them.
   const std::vector<int64_t>* next_after(const std::vector<int64_t>& wanted, bool changes) {
     Step& step = steps_[{wanted.empty() ? -1 : wanted.front(), changes}];
     step.wanted = wanted;
@@ -49,7 +49,7 @@ class StepOrder {
     if (!step.next && !wanted.empty()) return nullptr;
     return &(step.next ? step.next : &step)->wanted;
   }
-  // Whether the last step began an iteration: one of its parameters had been stepped in the one before. Otherwise it
+  // True if the last step began an iteration: one of its parameters had been stepped in the previous one. Otherwise it
   // was another bucket.
   bool begins() const { return begins_; }
 
@@ -71,14 +71,13 @@ class StepOrder {
   };
   std::map<std::pair<int64_t, bool>, Step> steps_;
   Step* last_ = nullptr;
-  std::vector<int64_t> stepped_;  // by parameter: the last iteration
+  std::vector<int64_t> stepped_;  // by parameter: the last iteration in which it was stepped
   int64_t iteration_ = 0;
   bool begins_ = true;
 };
 
-// The kIo error of a call that was carried out to its end: a disk refused a write, and what could not be written is
-// kept in RAM. Until it is raised, a failure is the std::exception_ptr of the first write that failed: taking one needs
-// no memory.
+// The kIo error of a call that ran to its end although a disk refused a write: the unwritten chunks are kept in RAM.
+// Until it is raised, the failure is stored as the std::exception_ptr of the first failed write, which needs no memory.
 class KeptInMemory : public Error {
  public:
   using Error::Error;

@@ -62,7 +62,7 @@ std::string host_name() {
 
 using Clock = std::chrono::steady_clock;
 
-// State of 8-bit AdamW for bfloat16 parameters and gradients, cut into chunks, in host and in device memory twice each.
+// State of 8-bit AdamW for bfloat16 parameters and gradients, cut into chunks, twice in host and in device memory.
 class Bench {
  public:
   static constexpr int kChunks = 4;
@@ -90,7 +90,7 @@ class Bench {
   ~Bench() {
     try {
       finish();
-    } catch (...) {  // a device that is lost uses nothing
+    } catch (...) {  // a lost device uses nothing
     }
   }
 
@@ -120,7 +120,7 @@ class Bench {
     step(near_[0], host_[1], i);
   }
 
-  // Bytes per second of queueing this for all chunks: the best of three, after one that does not count.
+  // Bytes per second of queueing this for all chunks: the best of three, after a warm-up.
   template <class Queue>
   double rate(Queue&& queue) {
     double best = 0;
@@ -131,7 +131,7 @@ class Bench {
       finish();
       const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
       if (pass > 0 || seconds > 0.025) best = std::max(best, static_cast<double>(kChunks * chunk_) / seconds);
-      if (std::chrono::duration<double>(Clock::now() - begin).count() > 0.025) break;  // a slow machine: enough
+      if (std::chrono::duration<double>(Clock::now() - begin).count() > 0.025) break;  // a slow machine: one is enough
     }
     return best;
   }
