@@ -291,7 +291,7 @@ namespace {
 
 struct List {
   const int64_t of_forks = forks();
-  List* const of_parent;  // whose mutex may be locked for good in this process
+  List* const of_parent;  // whose mutex may stay locked in this process
   std::mutex mutex;
   std::vector<std::weak_ptr<AsyncSave>> saves;
 
@@ -300,7 +300,7 @@ struct List {
 
 std::atomic<List*> last = nullptr;  // never freed: a thread may be using it while the process exits
 
-// nullptr: there is none.
+// The list; nullptr if there is none.
 List* list_of_this_process() {
   List* const list = last;
   return list && list->of_forks == forks() ? list : nullptr;

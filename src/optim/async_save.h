@@ -102,12 +102,12 @@ class AsyncSave {
   std::thread thread_;  // the last member, because it uses all others
 };
 
-// The saves of this process that run beside steps: its exit waits for them. A forked child has a list of its own.
+// The saves of this process that run beside steps: its exit waits for them. A forked child has its own list.
 namespace running_saves {
 
 // Any thread. Throws std::bad_alloc.
 void add(const std::shared_ptr<AsyncSave>& save);
-// Waits for all that are not done. Does nothing where memory is short.
+// Waits for all unfinished saves. Does nothing if memory is short.
 void finish_all() noexcept;
 
 }  // namespace running_saves

@@ -16,26 +16,26 @@
 
 namespace lowtide {
 
-// Where an optimizer computes: on the CPU, and on a device if its parameters are there.
+// The backends of an optimizer: the CPU, and a device if its parameters are there.
 struct Backends {
-  // device: where the parameters are, in place of what the options say. Throws kInvalidArgument or kUnsupported.
+  // device: the backend of the parameters, if not the one in the options. Throws kInvalidArgument or kUnsupported.
   Backends(const OptimizerOptions& options, std::unique_ptr<Backend> device);
 
-  // 0: one for each core. Throws kInvalidArgument.
+  // 0: one per core. Throws kInvalidArgument.
   void set_threads(int n);
 
-  // Zeroes memory where the parameters are, ordered on `stream`.
+  // Zeroes memory on the parameters' side, ordered on `stream`.
   void clear(void* at, int64_t bytes, void* stream) const;
 
   std::unique_ptr<Backend> host;       // converts state that is brought to host memory
   std::unique_ptr<Backend> elsewhere;  // nullptr: the parameters are in host memory
-  Backend& at_params;                  // one of the two: it steps
+  Backend& at_params;                  // one of the two: the one that steps
   Device* device;                      // nullptr: the parameters are in host memory
   int threads = 1;
   DeviceAllocator allocator;  // a framework's device memory; empty: the device's own
 };
 
-// The most that a parameter can be said to have taken: rules count in double.
+// The largest step count of a parameter: rules count in double.
 inline constexpr int64_t kMostSteps = int64_t{1} << 53;
 
 class AsyncSave;

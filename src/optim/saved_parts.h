@@ -1,7 +1,7 @@
-// The tables whose state one file holds, and the description of that state.
+// The tables whose state one file holds, and a description of that state.
 //
-// Where the bytes of a checkpoint's data are, in parts that are read, or copied, one at a time: chunks, and pieces of
-// arrays that are directly addressable. Each byte of the data is in one part.
+// The bytes of a checkpoint's data, in parts that are read or copied one at a time: chunks, and pieces of directly
+// addressable arrays. Each byte of the data is in exactly one part.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@
 
 namespace lowtide {
 
-// The tables that have an optimizer's parameters between them. All count the same parameters and groups.
+// The tables among which an optimizer's parameters are divided. All have the same parameter and group numbers.
 class Tables {
  public:
   explicit Tables(ParamTable& only) : all_{&only} {}
-  // owner: of each parameter, the table that steps it.
+  // owner: for each parameter, the table that steps it.
   Tables(std::vector<ParamTable*> all, std::vector<int> owner) : all_(std::move(all)), owner_(std::move(owner)) {}
 
   size_t params() const { return all_.front()->params.size(); }
@@ -39,9 +39,9 @@ class Tables {
 
 // A parameter with the states of this rule; -1: without state.
 CheckpointParam describe(const Parameter& param, int of_rule);
-// The state as it is now. Throws kInvalidArgument for state that is replaced in part.
+// The current state. Throws kInvalidArgument for partly replaced state.
 Checkpoint describe(const Tables& tables, const std::string& metadata);
-// The file has one count for each parameter: training goes on from the same counts after a save and after a load.
+// The file has one count per parameter: training continues from the same counts after a save and after a load.
 void count_as_saved(const Tables& tables);
 
 struct SavedPart {
