@@ -11,13 +11,13 @@ LT_FN float sum_lanes(float (&lane)[n]) {
 }
 
 // How a codec rounds: to the nearest code, or to one of the two codes around a value by random_16(index, key), so that
-// what is decoded is the value on average.
+// decoded values are correct on average.
 struct Rounding {
   bool stochastic = false;
   RandomKey key = {0, 0};
 };
 
-// An average whose beta is at least this loses itself in nearest rounding: its codes move only by half a step or more.
+// With nearest rounding, an average whose beta is at least this gets lost: codes only move by half a step or more.
 inline constexpr double kStochasticBeta = 0.995;
 
 // Decoding multiplies a block's codes by `scale`, encoding its values by `inverse`.
@@ -30,7 +30,7 @@ struct BlockScale {
 LT_FN float block_inverse(float absmax, float top) { return absmax >= 0x1p-126f ? top / absmax : 0.f; }
 LT_FN BlockScale absmax_scale(float absmax, float top) { return {absmax / top, block_inverse(absmax, top)}; }
 
-// The codes in which a codec stores states of one kind, and the scales of a block. Most codecs store all states alike,
+// The codes in which a codec stores states of one kind, and the scales per block. Most codecs store all states alike,
 // with one scale or none.
 template <class>
 struct Void {
@@ -61,7 +61,8 @@ LT_FN BlockScale block_scale(float absmax) {
     return {1.f, 1.f};
 }
 
-// The code of element `index`. A codec's encode_with takes the 16 random bits of the element, or anything where it
+// The code of element `index`. A codec's encode_with takes the element's 16 random bits, or anything if it rounds to
+// nearest.
 // rounds to nearest.
 template <class C, bool kSigned, class F, class U>
 LT_FN auto encode_at(const typename C::Tables& t, F value, F inverse, const Rounding& rounding, U index) {

@@ -1,13 +1,14 @@
-// Error feedback: what one bit per value leaves out is added to the next values (Seide et al. 2014; EF-signSGD,
-// Karimireddy et al., arXiv 1901.09847, algorithm 1; one scale per block as in Zheng et al., arXiv 1905.10936).
+// Error feedback: the remainder that one bit per value leaves out is added to the next values (Seide et al. 2014;
+// EF-signSGD, Karimireddy et al., arXiv 1901.09847, algorithm 1; one scale per block as in Zheng et al., arXiv
+// 1905.10936).
 //   c = x + residual     scale = bf16(mean |c|)     sent: scale * (c >= 0 ? 1 : -1)     residual = c - sent
-// One scale for kFeedbackBlock values.
+// One scale per kFeedbackBlock values.
 inline constexpr int kFeedbackBlock = 1024;
 
-// The sum of |c| is taken by sum_lanes, over so many.
+// sum_lanes adds |c| over this many lanes.
 inline constexpr int kSumLanes = 16;
 
-// bfloat16 bits of the scale. What rounds to zero sends nothing, and all stays in the residual.
+// bfloat16 bits of the scale. A scale that rounds to zero sends nothing; everything stays in the residual.
 LT_FN u16 feedback_scale(float sum, int count) {
   return static_cast<u16>(bf16_encode(sum / static_cast<float>(count)));
 }
@@ -17,7 +18,7 @@ LT_FN F feedback_residual(F c, M plus, F scale) {
   return c - select(plus, scale, F(0.f) - scale);
 }
 
-// The mean of what voters sent, term by term in their order: x = (sum of weight * (+-scale)) * inverse, inverse = 1 /
+// The mean of the voters' values, term by term in their order: x = (sum of weight * (+-scale)) * inverse, inverse = 1 /
 // sum of weights. Voters of weight 0 have no term.
 template <class F, class M>
 LT_FN F feedback_term(F sum, M plus, F weighted_scale) {

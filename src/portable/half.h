@@ -1,12 +1,12 @@
-// bf16 and fp16 as bits, to and from float: round to nearest, ties to even (IEEE 754), NaN stays NaN. Bit arithmetic
-// only, so that every target agrees, denormals included.
+// Converts bf16 and fp16, as bits, to and from float: round to nearest, ties to even (IEEE 754), NaN stays NaN. Bit
+// arithmetic only, so that all targets agree, even for denormals.
 
 template <class U>
 LT_FN auto bf16_decode(U h) {
   return as_float(h << 16);
 }
 
-// The rounded value in the upper 16 bits; the lower ones are left over.
+// Returns the rounded value in the upper 16 bits; the lower bits are garbage.
 template <class F>
 LT_FN auto bf16_round(F x) {
   const auto u = bits(x);
@@ -25,7 +25,7 @@ LT_FN auto f16_decode(U h) {
   const auto magnitude = as_float((h & U(0x7fffu)) << 13);  // exponent still biased by 15: 2^-112 too small
   using F = decltype(magnitude * magnitude);
   const F scaled = magnitude * F(0x1p112f);  // exact, denormal halves included
-  // Exponent 31 (infinity, NaN) must become 255, and was scaled to 143.
+  // Exponent 31 (infinity, NaN) must become 255, but was scaled to 143.
   const U special = bits(scaled) + U((255u - 143u) << 23);
   const U u = select(scaled < F(0x1p16f), bits(scaled), special);
   return as_float(u | ((h & U(0x8000u)) << 16));

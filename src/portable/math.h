@@ -1,4 +1,4 @@
-// The vocabulary of the portable kernels for F = float, U = u32, M = bool. Vector types bring the same functions.
+// The vocabulary of the portable kernels for F = float, U = u32, M = bool. Vector types define the same functions.
 LT_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 LT_FN float abs(float x) { return __builtin_fabsf(x); }
 LT_FN float max(float a, float b) { return a > b ? a : b; }
@@ -25,14 +25,14 @@ LT_FN float pick(const float (&table)[16], u32 i) { return table[i & 15u]; }
 // Host only.
 LT_HOST_FN double power(double base, double exponent) { return __builtin_pow(base, exponent); }
 
-// Sign as Lion takes it: +1, -1, and 0 for both zeros.
+// Lion's sign: +1, -1, and 0 for both zeros.
 template <class F>
 LT_FN F sign(F x) {
   return select(x > F(0.f), F(1.f), select(x < F(0.f), F(-1.f), F(0.f)));
 }
 
-// p - x, but exactly p where x is a zero of either sign: a step of length 0 changes no bit. (x + 0 has no negative
-// zero; -0 - (-0) would be +0.)
+// p - x, but exactly p if x is a zero of either sign: a step of length 0 changes no bit. (x + 0 has no negative zero;
+// -0 - (-0) would be +0.)
 template <class F>
 LT_FN F move(F p, F x) {
   return p - (x + F(0.f));

@@ -1,4 +1,4 @@
-// Everything of the portable kernels, in order. Included once per target, inside its namespace (see README.md).
+// All portable kernels, in order. Included once per target, inside its namespace (see README.md).
 #include "portable/types.h"
 #include "portable/math.h"
 #include "portable/half.h"

@@ -1,7 +1,7 @@
 // Counter-based random bits for stochastic rounding: a hash of (seed, step, global element index), so that the result
-// depends on nothing else (threads, tiers, shards, order). Two multiplications; one was shown not to be enough: pairs
-// at lags 16 and 256 correlate. Element indices are those of the whole parameter, whose rows count as padded to whole
-// blocks (so that a block begins at a multiple of its size); bits above 32 are folded into the key.
+// depends on nothing else (threads, tiers, shards, order). Two multiplications; one is not enough: pairs at lags 16 and
+// 256 correlate. Element indices count in the whole parameter, with rows padded to whole blocks (so that a block begins
+// at a multiple of its size); bits above 32 are folded into the key.
 
 struct RandomKey {
   u32 k0, k1;
@@ -29,8 +29,8 @@ inline constexpr u32 kRandomIncrement = 0x9e3779b9u;
 inline constexpr u32 kRandomFactor0 = 0x2c1b3c6du, kRandomFactor1 = 0x297a2d39u;
 inline constexpr int kRandomShift0 = 15, kRandomShift1 = 13, kRandomShift2 = 16;
 
-// A hash in two parts: what k0 makes of the index, and what k1 makes of that. Over all keys the results of the two are
-// exactly even and independent, because a key word is added before each and all that follows is one to one.
+// A hash in two parts: k0 acts on the index, and k1 on the result. Over all keys the results of the two are exactly
+// uniform and independent, because a key word is added before each and everything after it is one-to-one.
 template <class U>
 LT_FN U random_half(U index, RandomKey key) {
   const U x = index * U(kRandomIncrement) + U(key.k0);
@@ -43,7 +43,7 @@ LT_FN U random_rest(U half, RandomKey key) {
   return x ^ (x >> kRandomShift2);
 }
 
-// 32 random bits for number `index`.
+// 32 random bits for index `index`.
 template <class U>
 LT_FN U random_bits(U index, RandomKey key) {
   return random_rest(random_half(index, key), key);
@@ -55,11 +55,11 @@ LT_FN RandomKey key_at(RandomKey key, u32 index_high) {
   return RandomKey{random_bits(index_high, key), random_bits(~index_high, key)};
 }
 
-// Stochastic rounding takes 16 random bits for each element. Four neighbours share a hash: element 4 n + k has byte k
-// of hash n, and below it byte 2 or 3 of the half of that hash, as k is even or odd. Each element's 16 bits are exactly
-// even over all keys. Two elements with one lower byte are enough: it decides a rounding in 1 of 256 cases, so that it
-// correlates two roundings by 2^-8 at most. (Bytes 0 and 1 of the half are mixed too little: columns of matrices
-// correlate.)
+// Stochastic rounding takes 16 random bits per element. Four neighbours share a hash: element 4 n + k has byte k of
+// hash n as its upper byte and, as its lower byte, byte 2 or 3 of that half of the hash, for even or odd k. Each
+// element's 16 bits are exactly uniform over all keys. Two elements may share a lower byte: it decides a rounding in 1
+// of 256 cases, so it correlates two roundings by 2^-8 at most. (Bytes 0 and 1 of the half are mixed too little:
+// columns of matrices correlate.)
 template <class U>
 LT_FN U random_16(U index, RandomKey key) {
   const U half = random_half(index >> 2, key), hash = random_rest(half, key);

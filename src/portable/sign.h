@@ -1,4 +1,4 @@
-// Signs as bits, 1 for +, and votes over them. Words W are unsigned integers of one element a bit, the first the
+// Signs as bits, 1 for +, and votes over them. Words W are unsigned integers with one element per bit, the first in the
 // lowest.
 
 // The element types as integers.
@@ -20,14 +20,14 @@ struct SignBits<f16> {
   static constexpr Raw kInfinity = 0x7c00, kMinusZero = 0x8000, kOne = 0x3c00;
 };
 
-// A sign is + where x >= 0, everywhere: both zeros are +, no NaN is. Decided on integers, because devices that flush
-// denormals would take them for zeros.
+// A sign is + if x >= 0, everywhere: both zeros are +, no NaN is. Decided on integers, because devices that flush
+// denormals would treat them as zeros.
 template <class T>
 LT_FN bool is_plus(typename SignBits<T>::Raw x) {
   return (x <= SignBits<T>::kInfinity) | (x == SignBits<T>::kMinusZero);
 }
 
-// The same where zeros of both signs are `zero_is_plus`.
+// The same, except that zeros of both signs are `zero_is_plus`.
 template <class T>
 LT_FN bool is_plus(typename SignBits<T>::Raw x, bool zero_is_plus) {
   const bool positive = (x != 0) & (x <= SignBits<T>::kInfinity);
@@ -66,7 +66,8 @@ LT_FN void carry_save_add(W a, W b, W c, W* sum, W* carry) {
   *sum = differ ^ c;
 }
 
-// Counters, one for each bit of a word, in planes: bit j of all counters is plane[j]. Adds 2^j where `row` has a 1.
+// Counters, one per bit of a word, in planes: bit j of all counters is plane[j]. Adds 2^j to counters with a 1 in
+// `row`.
 template <class W>
 LT_FN void count_row(W* plane, int planes, int j, W row) {
   for (; j < planes; ++j) {
@@ -76,8 +77,8 @@ LT_FN void count_row(W* plane, int planes, int j, W row) {
   }
 }
 
-// Eight rows: seven additions, and one carry of weight 2^(j + 3) that ripples on. Counters that hold their sum have
-// these planes.
+// Adds eight rows: seven additions, and one carry of weight 2^(j + 3) that ripples on. The planes must be able to hold
+// the sum.
 template <class W>
 LT_FN void count_rows(W* plane, int planes, int j, const W (&row)[8]) {
   W two[4], four[2], eight;
@@ -87,8 +88,8 @@ LT_FN void count_rows(W* plane, int planes, int j, const W (&row)[8]) {
   count_row(plane, planes, j + 3, eight);
 }
 
-// Sums the weights of the voters with a 1, for each bit: row(v) is voter v's word, asked for once for each 1 in its
-// weight, weights[v]. The planes must hold the sum of all weights.
+// For each bit, sums the weights of the voters with a 1: row(v) is voter v's word, requested once for each 1 in its
+// weight, weights[v]. The planes must be able to hold the sum of all weights.
 template <class W, class Weights, class Row>
 LT_FN void count_votes(W* plane, int planes, const Weights& weights, int voters, Row&& row) {
   for (int j = 0; j < planes; ++j) plane[j] = 0;
@@ -106,7 +107,7 @@ LT_FN void count_votes(W* plane, int planes, const Weights& weights, int voters,
   }
 }
 
-// The same for few planes of a known number, which then need no memory.
+// The same for a small, known number of planes, which then need no memory.
 template <int kPlanes, class W, class Row>
 LT_FN void count_votes_in_registers(W (&plane)[kPlanes], const u32* weights, int voters, Row&& row) {
   for (W& p : plane) p = 0;
@@ -119,7 +120,7 @@ LT_FN void count_votes_in_registers(W (&plane)[kPlanes], const u32* weights, int
   }
 }
 
-// Where counters are above half of `sum`, and where they are half of it.
+// The counters above half of `sum`, and those equal to half of it.
 template <class W>
 struct Majority {
   W plus, tie;
@@ -139,8 +140,8 @@ LT_FN Majority<W> majority(const W* plane, int planes, u32 sum) {
   return {above, sum & 1u ? W{0} : equal};
 }
 
-// The same where what was counted differs between the elements of a word and is itself in planes, by `half` the number
-// of votes (rounded down) and true in `odd` if the number is odd.
+// The same if the number of votes differs between the elements of a word and is itself in planes: `half` is the number
+// (rounded down) and `odd` is true if the number is odd.
 template <class W>
 LT_FN Majority<W> majority(const W* plane, int planes, const W* half, W odd) {
   W above = 0, equal = static_cast<W>(~W{0});
@@ -151,16 +152,16 @@ LT_FN Majority<W> majority(const W* plane, int planes, const W* half, W odd) {
   return {above, equal & ~odd};
 }
 
-// Random bits of ties: random_bits(group's low half, key of its high half) serves the elements from 32 * group.
+// Random bits of ties: random_bits(group's low half, key of its high half) gives the bits of elements from 32 * group.
 LT_FN RandomKey tie_key(u64 seed, u64 step, u64 group_high) {
-  constexpr u64 kStream = 0x7469657300000000ull;  // apart from the keys of parameters
+  constexpr u64 kStream = 0x7469657300000000ull;  // distinct from the keys of parameters
   return random_key(seed, step, kStream, group_high);
 }
 LT_FN u32 tie_group(u64 seed, u64 step, u64 group) {
   return random_bits(static_cast<u32>(group), tie_key(seed, step, group >> 32));
 }
 
-// One bit for each bit of W, for the elements from `index`.
+// One random bit for each bit of W, for the elements from `index`.
 template <class W>
 LT_FN W tie_bits(u64 seed, u64 step, u64 index) {
   W all = 0;
@@ -174,7 +175,7 @@ LT_FN W tie_bits(u64 seed, u64 step, u64 index) {
   return all;
 }
 
-// A vote's result. previous: the earlier result's word, looked at for kPrevious only.
+// A vote's result. previous: the earlier result's word, only read for kPrevious.
 template <class W>
 LT_FN W break_ties(const Majority<W>& of, Tie rule, u64 seed, u64 step, u64 index, W previous) {
   if (of.tie == 0) return of.plus;

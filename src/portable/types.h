@@ -1,5 +1,5 @@
-// Names of the fixed-width types, and the function markers. An includer for a device defines LT_FN and LT_HOST_FN
-// first.
+// Names of the fixed-width types, and the function markers. An includer for a device first defines LT_FN and
+// LT_HOST_FN.
 #ifndef LT_FN
 #define LT_FN static inline __attribute__((always_inline))
 #endif
@@ -22,13 +22,13 @@ struct f16 {
   u16 bits;
 };
 
-// Two codes of 4 bits, the first in the low half. Where states have such codes, arrays are counted in elements still,
-// and rows are of an even length.
+// Two 4-bit codes, the first in the low half. Arrays of such codes are still counted in elements, and rows have even
+// length.
 struct u4 {
   u8 pair;
 };
 
-// The number of Code for n elements, which is also where element n is in an array of them.
+// The number of Code for n elements, which is also the position of element n in an array of them.
 template <class Code>
 inline constexpr int kCodesOf = 1;
 template <>

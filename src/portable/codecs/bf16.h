@@ -1,5 +1,5 @@
-// State in bfloat16: 2 bytes, no scale. A positive second moment is never stored as 0: below half of the smallest
-// denormal it becomes that denormal. Stochastic: 16 random bits are added below the code and carry into it.
+// State in bfloat16: 2 bytes, no scale. A positive second moment is never stored as 0: a value below half of the
+// smallest denormal becomes that denormal. Stochastic: 16 random bits are added below the code and carry into it.
 struct Bf16 {
   using Code = bf16;
   static constexpr const char* kName = "bf16";
@@ -7,7 +7,7 @@ struct Bf16 {
   static constexpr float kError = 0x1p-9f;  // relative, of a typical value at most
   struct Tables {};
 
-  // code: the 16 bits in a U.
+  // code: the 16 bits, in a U.
   template <bool kSigned, class U>
   LT_FN auto decode(const Tables&, U code) {
     return bf16_decode(code);

@@ -1,30 +1,30 @@
 // dynamic4: 4 bits for each value, two to a byte, with one float32 scale per 128 values within a row.
-// Signed states have the dynamic map of 4 bits (Dettmers et al., arXiv 2110.02861; Li et al., arXiv 2309.01507). It has
-// an entry at 1 and none at -1, so the scale makes the absmax +-.8875, the largest entry of both signs: with the absmax
-// at 1, an average of negative gradients would shrink by .8875 in every step and end at half its size. Second
-// moments have 16 entries whose roots are evenly spaced: (k / 16)^2, k = 1 ... 16, and so no zero. In a block of zeros
-// alone they decode to zero, for so does the scale.
+// Signed states use the 4-bit dynamic map (Dettmers et al., arXiv 2110.02861; Li et al., arXiv 2309.01507). It has an
+// entry at 1 and none at -1, so the scale maps the absmax to +-.8875, the largest entry with both signs: with the
+// absmax at 1, an average of negative gradients would shrink by .8875 in every step and end at half its size. Second
+// moments have 16 entries whose roots are evenly spaced: (k / 16)^2, k = 1 ... 16, hence no zero. In a block of zeros
+// they decode to zero because the scale is zero.
 //
-// Nearest, signed: entry i is left for i + 1 when x = value * (1 / scale) is above the midpoint (c[i] + c[i+1]) / 2
-// computed in float32; a tie keeps the lower index. Second moments have no such form of their own: they always are
-// rounded stochastically, and values from outside as with the middle of all random numbers.
+// Nearest, signed: entry i is left for i + 1 if x = value * (1 / scale) is above the midpoint (c[i] + c[i+1]) / 2
+// computed in float32; a tie keeps the lower index. Second moments have no such form: they are always rounded
+// stochastically, and values from outside as with the middle of all random numbers.
 //
 // Stochastic: one of the two entries around x, chosen in proportion to its distance, so that decoded values are x on
-// average. y(x) is the straight line between these two, of rank r at entry r, in float32 as x * slope + intercept; its
-// floor after a random part of 1 is added is the rank.
+// average. y(x) is the straight line between these two, with rank r at entry r, in float32 as x * slope + intercept;
+// the floor of y plus a random fraction of 1 is the rank.
 //
-// The rank below x, or the nearest, is found by the exponent and 2 bits of mantissa: of such a bucket there are 32 from
-// 2^-8, the lowest second moment, to 1, and none has two boundaries inside. Of signed states one is lower, and compared
-// with by itself.
+// The rank below x, or the nearest, is looked up by the exponent and 2 bits of mantissa: there are 32 such buckets from
+// 2^-8, the lowest second moment, to 1, and no bucket contains two boundaries. One boundary of signed states is lower,
+// and is compared separately.
 struct Dynamic4Table {
   static constexpr int kBuckets = 32, kBits = 21;  // kBits: bits of a float below a bucket
   static constexpr float kLowest = 0x1p-8f, kBelowOne = 0x1.fffffep-1f;
   alignas(64) float value[16];  // decoded value of a code, in units of the scale
-  // Added to the bits of a magnitude: the rank is in the upper bits of the sum.
+  // Added to the bits of a magnitude: the upper bits of the sum are the rank.
   alignas(64) u32 below[kBuckets], nearest[kBuckets];
-  // Between the entry of a rank and the next, in units of 2^-16 of a rank and half of one more, which truncation takes.
+  // Between a rank's entry and the next, in units of 2^-16 of a rank plus half a unit, for truncation.
   alignas(64) float slope[16], intercept[16];
-  float least;  // signed: to nearest, magnitudes up to here are 0
+  float least;  // signed, to nearest: magnitudes up to this are 0
 };
 
 struct Dynamic4 {
@@ -64,7 +64,7 @@ struct Dynamic4 {
       const U below = select(rank == U(kSignedZero + 1), U(0u), U(kSignedZero) - rank);  // there is no entry at -1
       return select(x < F(0.f), below, U(kSignedZero) + rank);
     }
-    // A midpoint itself belongs to the lower index: for negative values that is the larger magnitude.
+    // A midpoint belongs to the lower index: for negative values that is the larger magnitude.
     const U sign = bits(x) >> 31;
     const F magnitude = as_float((bits(x) & U(0x7fffffffu)) + sign);
     const F inside = max(min(magnitude, F(Dynamic4Table::kBelowOne)), F(Dynamic4Table::kLowest));
@@ -102,7 +102,7 @@ struct Dynamic4 {
     return (truncate(y) + random) >> 16;
   }
 
-  // For ranks that count how many of n boundaries are below a value, or (not above) at it.
+  // Bucket tables for ranks that count how many of n boundaries are below a value, or (unless above) at it.
   LT_HOST_FN void make_buckets(u32 (&buckets)[Dynamic4Table::kBuckets], const float* boundary, int n, bool above) {
     constexpr int kBits = Dynamic4Table::kBits;
     const u32 first = bits(Dynamic4Table::kLowest) >> kBits;
@@ -116,7 +116,7 @@ struct Dynamic4 {
       buckets[key & (Dynamic4Table::kBuckets - 1)] = ((before - key) << kBits) + carry;
     }
   }
-  // Between entries 0 ... n.
+  // Lines between entries 0 ... n.
   LT_HOST_FN void make_lines(Dynamic4Table& table, const float* entry, int n) {
     make_buckets(table.below, entry + 1, n - 1, false);
     for (int rank = 0; rank < 16; ++rank) {

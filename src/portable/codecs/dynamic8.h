@@ -1,31 +1,32 @@
-// dynamic8: bitsandbytes' 8-bit dynamic map with one float32 scale (the absmax) per block of 256 within a row
-// (Dettmers et al., arXiv 2110.02861). Signed states use 127 negative entries, 0, 127 positive ones and 1; second
-// moments use the unsigned map of 256 entries.
+// dynamic8: bitsandbytes' 8-bit dynamic map with one float32 scale (the absmax) per block of 256 within a row (Dettmers
+// et al., arXiv 2110.02861). Signed states use 127 negative entries, 0, 127 positive entries and 1; second moments use
+// the unsigned map of 256 entries.
 //
-// Nearest: entry i is left for i + 1 when x = value * (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed
-// in float32; a tie keeps the lower index. And: a positive second moment never encodes to 0. (In a block whose values
-// span many decades the smallest would be stored as 0, and the next step would divide by eps alone.)
+// Nearest: entry i is left for i + 1 if x = value * (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed in
+// float32; a tie keeps the lower index. In addition, a positive second moment never encodes to 0. (In a block whose
+// values span many decades the smallest would be stored as 0, and the next step would divide by eps alone.)
 //
 // Stochastic: one of the two entries around x, chosen in proportion to its distance, so that decoded values are x on
-// average. y(x) is a line through the entries, of rank r at entry r; its floor after a random part of 1 is added is the
-// rank. It consists of straight pieces, for a decade's entries are evenly spaced: one for each decade, one for each
-// joint of two decades, one to the first entry, and one from the last entry but one to 1. Up to that entry their slopes
-// fall, so that y(x) is the least of all of them, whichever way the pieces that matter are found: that, each in float32
+// average. y(x) passes through the entries, with rank r at entry r; the floor of y plus a random fraction of 1 is the
+// rank. y consists of straight pieces, because a decade's entries are evenly spaced: one per decade, one per joint of
+// two decades, one up to the first entry, and one from the second-to-last entry to 1. Up to that entry their slopes
+// fall, so y(x) is the least of all pieces, however the relevant pieces are found: that minimum, each in float32 as x *
+// slope + intercept, is the definition.
 // as x * slope + intercept, is the definition.
 #include "portable/codecs/dynamic8_map.h"
 
 struct Dynamic8Table {
   // Buckets of floats that share their top 16 bits: 7 bits of mantissa are enough for a bucket to hold at most one
-  // midpoint. From that of 2^-22, which is above the unsigned map's first midpoint (1.6e-7: all positive values are
-  // code 1 or above) and below the signed map's (2.75e-7), to that of 1.
+  // midpoint. The first is that of 2^-22, which is above the unsigned map's first midpoint (1.6e-7: all positive values
+  // are code 1 or above) and below the signed map's (2.75e-7); the last is that of 1.
   static constexpr u32 kFirstKey = 0x3480u, kLastKey = 0x3f80u;
   float value[256];                      // decoded value of a code, in units of absmax
   u32 bucket[kLastKey - kFirstKey + 1];  // (rank below the bucket << 16) + (0xffff - low half of the midpoint, if any)
 
-  // Stochastic rounding, in units of 2^-16 of a rank and half of one more, which truncation takes. For each binade from
-  // that of kLowestRow to that of 1, in row exponent & kRowMask, the two pieces that can be the least there. Where a
-  // decade begins inside a binade, adding `carry` to the bits of a value above the joint's middle carries into the
-  // exponent: the next row. The last row is the piece up to 1.
+  // Stochastic rounding, in units of 2^-16 of a rank plus half a unit, for truncation. For each binade from that of
+  // kLowestRow to that of 1, row (exponent & kRowMask) has the two pieces that can be the least there. If a decade
+  // begins inside a binade, adding `carry` to the bits of a value above the joint's middle carries into the exponent:
+  // the next row. The last row is the piece up to 1.
   static constexpr int kRows = 32;
   static constexpr u32 kRowMask = 31, kFirstExponent = 127 - 22, kLastExponent = 127;  // exponents
   static constexpr float kLowestRow = 0x1p-22f;
@@ -69,7 +70,7 @@ struct Dynamic8 {
 
   template <bool kSigned, class F, class U>
   LT_FN U encode_with(const Tables& t, F value, F inverse, bool stochastic, U random) {
-    const F x = value * inverse;  // at most 1, or so little above that it is in the last bucket
+    const F x = value * inverse;  // at most 1, or so little above it that it is in the last bucket
     if (stochastic) {
       const U rank = stochastic_rank<kSigned>(t.side[kSigned], abs(x), random);
       if constexpr (!kSigned) return select(value > F(0.f), rank, U(0u));
@@ -77,7 +78,7 @@ struct Dynamic8 {
       return select(x < F(0.f), below, U(kSignedZero) + rank);
     }
     const U sign = bits(x) >> 31;
-    // A midpoint itself belongs to the lower index: for negative values that is the larger magnitude.
+    // A midpoint belongs to the lower index: for negative values that is the larger magnitude.
     const F magnitude = kSigned ? as_float((bits(x) & U(0x7fffffffu)) + sign) : x;
     const U u = bits(max(magnitude, F(0x1p-22f)));  // a NaN becomes the floor
     const U rank = (gather(t.side[kSigned].bucket, (u >> 16) - U(Dynamic8Table::kFirstKey)) + (u & U(0xffffu))) >> 16;
@@ -112,20 +113,20 @@ struct Dynamic8 {
   struct Line {
     float slope = 0, intercept = 0;
   };
-  // Rank of a decade's first entry; decade 7 is the entry 1.
+  // Rank of a decade's first entry; decade 7 consists of the entry 1.
   LT_HOST_FN int first_rank(bool is_signed, int decade) { return is_signed ? 1 << decade : (2 << decade) - 1; }
-  // Where decade + 1 begins, 0 to 6; entry: of rank 0.
+  // The beginning of decade + 1, for 0 to 6; entry: the map from rank 0.
   LT_HOST_FN float decade_end(const float* entry, bool is_signed, int decade) {
     const int next = first_rank(is_signed, decade + 1);
     return decade == 6 ? entry[next - 1] : (entry[next - 1] + entry[next]) * 0.5f;
   }
-  // Through the entries of two ranks.
+  // The line through the entries of two ranks.
   LT_HOST_FN Line line(const float* entry, int low, int high) {
     const double slope = 65536.0 * (high - low) / (double{entry[high]} - double{entry[low]});
     return {float(slope), float(65536.0 * low - slope * double{entry[low]} + 0.5)};
   }
 
-  // Up to the entry 1, of that rank, where it is exact.
+  // The line up to entry 1, with that rank, exact there.
   LT_HOST_FN Line last_line(const float* entry, int rank) {
     const float slope = line(entry, rank - 1, rank).slope;
     return {slope, 65536.f * float(rank) - slope};
@@ -136,7 +137,7 @@ struct Dynamic8 {
     const float* entry = table.value + (is_signed ? kSignedZero : 0);
     const auto first = [=](int decade) { return first_rank(is_signed, decade); };
     const auto joint = [=](int decade) { return decade_end(entry, is_signed, decade); };
-    for (int row = 0; row < Dynamic8Table::kRows; ++row)  // none of the others is looked at
+    for (int row = 0; row < Dynamic8Table::kRows; ++row)  // other entries are never read
       table.carry[row] = 0,
       table.slope[row] = table.intercept[row] = table.joint_slope[row] = table.joint_intercept[row] = 0;
     int decade = 0;
@@ -146,7 +147,7 @@ struct Dynamic8 {
       const bool ends = decade < 7 && bits(joint(decade)) >> 23 == key;
       table.carry[row] = ends ? 0x7fffffu - (bits(joint(decade)) & 0x7fffffu) : 0;
       const int low = first(decade), high = decade < 7 ? first(decade + 1) - 1 : low;
-      // The joint at that end of the decade which this row is at.
+      // The joint at the end of the decade where this row lies.
       Line of_joint = decade < 6 && 2 * begin > entry[high] ? line(entry, high, high + 1) : line(entry, low - 1, low);
       Line of_decade = low < high ? line(entry, low, high) : of_joint;
       if (is_signed && decade == 0) of_decade = line(entry, 0, 1), of_joint = line(entry, 1, 2);  // two ends, one entry

@@ -2,8 +2,8 @@
 // torch.optim.RMSprop has it:
 //   g = g + weight_decay p      s = alpha s + (1 - alpha) g^2      a = alpha a + (1 - alpha) g  (centered)
 //   d = g / (sqrt(s - a^2) + eps)      p = p - lr (momentum ? b : d),  b = momentum b + d
-// Where s - a^2 is no more than what rounding of the stored averages makes of it, that much of s counts instead: a
-// difference of noise, often zero or less, would make steps of g / eps.
+// If s - a^2 is no larger than the rounding error of the stored averages, that error bound replaces it: a difference of
+// noise, often zero or less, would give steps of g / eps.
 
 struct RmspropArgs {
   float alpha, one_minus_alpha, eps, lr, l2, momentum;
@@ -19,7 +19,7 @@ struct RmspropBase {
   }
   template <class H>
   LT_HOST_FN Args args(const H& h) {
-    constexpr double kAverages = 3;  // errors that the difference may have: s's once, a's twice
+    constexpr double kAverages = 3;  // errors in the difference: s's once, a's twice
     return Args{float(h.alpha),    float(1 - h.alpha),        float(h.eps), float(h.lr), float(h.weight_decay),
                 float(h.momentum), float(kAverages * h.error)};
   }
@@ -34,7 +34,7 @@ struct RmspropBase {
   LT_FN F average(F s, F x, const Args& a) {
     return s * a.alpha + x * a.one_minus_alpha;
   }
-  // The gradient in units of its root mean square, or of its deviation from the mean.
+  // The gradient divided by its root mean square, or by its deviation from the mean.
   template <class F>
   LT_FN F scaled(F g, F& square, const Args& a) {
     square = average(square, g * g, a);
@@ -44,7 +44,7 @@ struct RmspropBase {
   LT_FN F scaled(F g, F& square, F& mean, const Args& a) {
     square = average(square, g * g, a);
     mean = average(mean, g, a);
-    // A square that overflows (of a huge weight under an L2 penalty) counts alone: inf - inf is no number.
+    // A square that overflows (of a huge weight under an L2 penalty) counts alone, because inf - inf is NaN.
     const F spread = select(square < F(0x1p127f), max(square - mean * mean, square * a.least), square);
     return g / (sqrt(spread) + a.eps);
   }

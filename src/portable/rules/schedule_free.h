@@ -1,10 +1,10 @@
-// Schedule-Free AdamW (Defazio et al., arXiv 2405.15682, algorithm 1, with its weight decay at y), as the package
-// schedulefree has it. z takes AdamW's steps without a first moment, x is the average of all z, and gradients are those
-// at y, between them:
+// Schedule-Free AdamW (Defazio et al., arXiv 2405.15682, algorithm 1, with its weight decay at y), like the package
+// schedulefree. z takes AdamW's steps without a first moment, x is the average of all z, and gradients are taken at y,
+// between them:
 //   v = b2 v + (1 - b2) g^2                u = g / (sqrt(v) / sqrt(1 - b2^t) + eps) + weight_decay y
 //   z = z - lr_t u      x = (1 - c) x + c z      y = (1 - b1) z + b1 x      lr_t = lr min(1, t / warmup_steps)
 //   c = w_t / (w_1 + ... + w_t),  w_t = t^r (the largest lr_i so far)^weight_lr_power
-// The weights are y. In place of z, which is as large as they are, the state is d = z - y, a sum of steps:
+// The weights are y. The state is not z, which is as large as the weights, but d = z - y, a sum of steps:
 //   y = y + c d - lr_t (1 - b1 (1 - c)) u      d = (1 - c) (d - b1 lr_t u)      x = y - d (1 - b1) / b1
 
 struct ScheduleFreeArgs {
@@ -32,7 +32,7 @@ struct AdamWScheduleFree {
                                     "dividing by it";
   }
 
-  // The sum of all w and the largest rate.
+  // The sum of all w, and the largest rate.
   static constexpr const char* kCarriedNames[] = {"weight_sum", "lr_max"};
   static constexpr double kCarriedMost = 0x1.fffffffffffffp1023;
   template <class H>
@@ -43,7 +43,7 @@ struct AdamWScheduleFree {
   LT_HOST_FN double weight(const H& h, double t, double most) {
     return power(t, h.r) * power(most, h.weight_lr_power);
   }
-  // Sum of i^q for i from `first` + 1 to `last`, by Euler and Maclaurin: to a part in 10^12 where `first` is kOneByOne.
+  // Sum of i^q for i from `first` + 1 to `last`, by Euler-Maclaurin: accurate to 1e-12 if `first` is kOneByOne.
   LT_HOST_FN double sum_of_powers(double first, double last, double q) {
     const double a = power(first, q), b = power(last, q);
     return (last * b - first * a) / (q + 1) + (b - a) / 2 + q / 12 * (b / last - a / first);
@@ -57,7 +57,7 @@ struct AdamWScheduleFree {
       after[1] = h.carried[1] > now ? h.carried[1] : now;
       sum = h.carried[0] + weight(h, h.t, after[1]);
     } else {
-      after[1] = h.t > 0 ? rate(h, h.t) : 0;  // no rate of such steps falls
+      after[1] = h.t > 0 ? rate(h, h.t) : 0;  // the rate never falls in such steps
       double t = 0;
       while (t < h.t && t < kOneByOne) ++t, sum += weight(h, t, rate(h, t));
       if (const double end = h.t < h.warmup_steps ? h.t : __builtin_floor(h.warmup_steps); t < end) {
@@ -73,7 +73,7 @@ struct AdamWScheduleFree {
     double after[2];
     carry(h, after);
     const double c = weight(h, h.t, after[1]) / after[0];
-    return c <= 1 ? c : after[0] > 0 ? 1 : 0;  // 0 / 0: all weights so far are 0, or too small, and x stays
+    return c <= 1 ? c : after[0] > 0 ? 1 : 0;  // 0 / 0: all weights so far are 0, or too small, so x stays
   }
 
   template <class H>
@@ -88,7 +88,7 @@ struct AdamWScheduleFree {
   LT_HOST_FN double decay(const H& h, int k) {
     return k == 0 ? 1 - share(h) : h.beta2;
   }
-  // Moves y to x, or x to y. The second moment stays as it is.
+  // Moves y to x, or x to y. The second moment does not change.
   template <class H>
   LT_HOST_FN Args average_args(const H& h, bool evaluating) {
     const double far = (1 - h.beta1) / h.beta1;

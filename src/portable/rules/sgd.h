@@ -1,4 +1,4 @@
-// SGD with momentum as torch.optim.SGD has it (Sutskever et al. 2013, without their learning rate inside the momentum):
+// SGD with momentum in torch.optim.SGD's form (Sutskever et al. 2013, but with the learning rate outside the momentum):
 //   g = g + weight_decay p     b = momentum b + (1 - dampening) g, but b = g at the first step
 //   p = p - lr (nesterov ? g + momentum b : b)
 
@@ -44,7 +44,7 @@ struct Sgd {
   }
 };
 
-// Without momentum there is nothing to remember.
+// Without momentum there is no state.
 struct SgdPlain {
   using Family = Sgd;
   template <class H>
