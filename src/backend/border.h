@@ -1,10 +1,10 @@
-// The border between the library and its plug-ins, which may be of other compilers and other C++ libraries: plain data
+// The border between the library and its plug-ins, which may use other compilers and other C++ libraries: plain data
 // and functions. Neither exceptions nor virtual calls cross it, and each side frees its own allocations.
 //
-// Items cross as they are, without a copy: all compilers of a platform lay structs out alike. Of the standard library
-// they hold std::span and, in Layout, std::vector, whose parts are in the same places in libstdc++ and libc++ (a
-// pointer and a count; three pointers) although nobody promises it. digest() is therefore computed on both sides of
-// what one side made, and a plug-in with another result is refused.
+// Items cross unchanged, without a copy: all compilers of a platform lay structs out alike. From the standard library
+// they contain std::span and, in Layout, std::vector, whose members have the same layout in libstdc++ and libc++ (a
+// pointer and a count; three pointers), although nobody guarantees it. Therefore both sides compute digest() of an
+// object that one side made, and a plug-in with a different result is refused.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace lowtide::border {
 
-// Where a side that is called puts words. add copies them, and never fails.
+// The callee's output of texts. add copies them, and never fails.
 struct Text {
   void* context;
   void (*add)(void* context, const char* text) noexcept;
@@ -31,7 +31,7 @@ struct Outcome {
   Text message;
 };
 
-// An object of the plug-in's, of type T there.
+// An object owned by the plug-in, of type T there.
 template <class T>
 struct Handle;
 
@@ -46,10 +46,10 @@ struct Items {
 template <class Result, class T, class... Arguments>
 using Call = Result (*)(Outcome*, Handle<T>*, Arguments...) noexcept;
 
-// Each does, and takes, what its namesake does in backend.h and device.h. After a failure a result means
-// nothing. Texts that are returned live as long as the backend.
+// Each entry does, and takes, the same as its namesake in backend.h and device.h. After a failure its result is
+// meaningless. Returned texts live as long as the backend.
 struct Table {
-  using Event = std::shared_ptr<void>;  // as Device::Event; nullptr crosses as nullptr
+  using Event = std::shared_ptr<void>;  // like Device::Event; nullptr crosses as nullptr
   using SharedGuard = std::shared_ptr<Guard>;
   using SharedClip = std::shared_ptr<QueuedClip>;
   using SharedRecording = std::shared_ptr<RecordedStep>;
@@ -67,7 +67,7 @@ struct Table {
   Call<int64_t, Backend, Items<const StepItem>, int, void*> first_nonfinite;
   Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, void*> queue_guard;
   Call<Handle<SharedRecording>*, Backend, Items<const StepItem>, bool, void*> record_step;
-  // Its GradientReader.
+  // The backend's GradientReader.
   Call<kernels::Sums, Backend, Items<const StepItem>, void*> read_gradients;
   Call<Handle<SharedClip>*, Backend, Items<const StepItem>, const kernels::ClipTo&, float*, void*> queue_clip;
   Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, Handle<SharedClip>*, double, bool, void*> clipped_guard;
@@ -78,7 +78,7 @@ struct Table {
   Call<void, Backend, Items<const ApplyItem>, int, void*> apply_signs;
   Call<void, Backend, Items<const FeedbackItem>, int, void*> feedback;
 
-  // Guard. guard_own: as the plug-in's steps take it in StepItem::guard.
+  // Guard. guard_own: the form in which the plug-in's steps take it in StepItem::guard.
   Call<void, SharedGuard> guard_release;
   Call<Guard*, SharedGuard> guard_own;
   Call<int64_t, SharedGuard> guard_first;
@@ -93,7 +93,7 @@ struct Table {
   Call<void, SharedRecording, Items<const StepItem>, void*> recording_prepare;
   Call<bool, SharedRecording> recording_all_prepared, recording_was_replayed;
 
-  // Device, which is its backend's.
+  // Device, owned by its backend.
   Call<Device::Limits, Device> device_limits;
   Call<void*, Device, MemoryKind, int64_t> device_allocate;
   Call<void, Device, void*> device_free;
@@ -114,7 +114,7 @@ struct Table {
   Call<void, Device> device_trust_memory;
 };
 
-// One of each that holds parts of the standard library.
+// One of each type with members from the standard library.
 struct Sample {
   const Layout& layout;
   const VoteItem& vote;
@@ -122,7 +122,7 @@ struct Sample {
   const FeedbackItem& feedback;
 };
 
-// Where this side finds the parts of the sample, and the sizes of all that crosses.
+// A hash of this side's layout of the sample, and of the sizes of everything that crosses.
 inline uint64_t digest(const Sample& sample) {
   uint64_t digest = 0;
   const auto add = [&](std::initializer_list<uint64_t> words) {
@@ -141,15 +141,15 @@ inline uint64_t digest(const Sample& sample) {
   return digest;
 }
 
-// A plug-in shows `const Exports* lt_<backend>_plugin()`, which lives as long as the plug-in. The first two stay
-// where they are, so that plug-ins of all versions can be told apart.
+// A plug-in exports `const Exports* lt_<backend>_plugin()`, which lives as long as the plug-in. The first two members
+// never move, so that plug-ins of all versions can be told apart.
 struct Exports {
   const char* version;  // the project's, as version()
   uint64_t (*digest)(const Sample&);
   const Table* table;
-  // The runtime's version and the devices that kernels can run on, in words; returns how many there are.
+  // Writes the runtime's version and the usable devices as text; returns the number of devices.
   int32_t (*devices)(Outcome*, Text) noexcept;
-  // A backend; target and queue as open_backend (registry.h) takes them.
+  // Opens a backend; target and queue are as for open_backend (registry.h).
   Handle<Backend>* (*open)(Outcome*, const char* target, void* queue) noexcept;
 };
 

@@ -13,7 +13,7 @@
 
 namespace lowtide::border {
 
-// work(), whose exceptions become the outcome.
+// Runs work(); its exceptions become the outcome.
 template <class Work>
 auto attempt(Outcome* outcome, Work&& work) noexcept -> decltype(work()) {
   const auto fails = [&](int32_t kind, int os_error, const char* text) {
@@ -34,7 +34,7 @@ auto attempt(Outcome* outcome, Work&& work) noexcept -> decltype(work()) {
   if constexpr (!std::is_void_v<decltype(work())>) return {};
 }
 
-// Handles as what they stand for, and the reverse. A shared object has one of its own for each handle.
+// Converts handles to the objects that they represent, and back. Each handle of a shared object owns a reference.
 template <class T>
 T* object(Handle<T>* handle) {
   return reinterpret_cast<T*>(handle);
@@ -71,7 +71,7 @@ T& self(Handle<std::shared_ptr<T>>* handle) {
   return **object(handle);
 }
 
-// A method as a function of the table, whichever of these it is assigned to.
+// A method as a function of the table, of whatever type it is assigned to.
 template <auto Method>
 struct Exported {
   template <class Result, class T, class... Arguments>
@@ -177,8 +177,8 @@ inline constexpr Table kTable = [] {
   return table;
 }();
 
-// The exports of a plug-in. Devices: int(std::string* text), as Exports::devices. Open: a std::unique_ptr<Backend> of
-// (const char* target, void* queue). Both may throw.
+// The exports of a plug-in. Devices: int(std::string* text), like Exports::devices. Open: returns a
+// std::unique_ptr<Backend> from (const char* target, void* queue). Both may throw.
 template <auto Devices, auto Open>
 const Exports* exports() {
   static const Exports all{
@@ -200,7 +200,7 @@ const Exports* exports() {
   return &all;
 }
 
-// The plug-in's function for that.
+// Defines the plug-in's exported function.
 #define LT_EXPORT_PLUGIN(backend, devices, open)                               \
   extern "C" LT_API const ::lowtide::border::Exports* lt_##backend##_plugin(); \
   const ::lowtide::border::Exports* lt_##backend##_plugin() { return ::lowtide::border::exports<devices, open>(); }

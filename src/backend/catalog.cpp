@@ -18,7 +18,7 @@ namespace {
 template <class R>
 constexpr int kNumber = -1;  // the rule's number in rules.def
 
-// {name of a hyper-parameter} in the text becomes its value, {rule} the rule's name.
+// Replaces {name of a hyper-parameter} in the text by its value, and {rule} by the rule's name.
 std::string filled_in(std::string_view text, const char* rule, const Hyper& h) {
   std::string out;
   for (size_t open; (open = text.find('{')) != text.npos;) {
@@ -130,7 +130,7 @@ CodecInfo make_codec() {
 }
 
 static_assert(kBlock == kBlockElements);
-// The numbers of the lists are positions in the tables below.
+// The numbers in the lists must be positions in the tables below.
 constexpr int kRuleNumbers[] = {
 #define LT_RULE(number, name, Rule) number,
 #include "portable/rules.def"
@@ -156,7 +156,7 @@ constexpr int kMasterNumbers[] = {
 static_assert(counts_up(kMasterNumbers), "masters.def is numbered 1, 2, 3, ...");
 static_assert(counts_up(kRuleNumbers) && counts_up(kCodecNumbers),
               "rules.def and codecs.def are numbered 0, 1, 2, ...");
-// Rules with terms() are LT_NORM_RULE, no others.
+// Rules with terms(), and no others, are LT_NORM_RULE.
 #define LT_RULE(number, name, Rule) static_assert(!kHasNorms<Rule>, #name " has terms(), wanted LT_NORM_RULE");
 #define LT_NORM_RULE(number, name, Rule) static_assert(kHasNorms<Rule>, #name " has no terms(), wanted LT_RULE");
 #include "portable/rules.def"
@@ -233,7 +233,7 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInp
 
 namespace {
 
-// The rules that users name: with kernels in this library, or left out of its build.
+// The rules that users name: those with kernels in this library, or those left out of its build.
 std::vector<std::string> names_of(bool built) {
   bool has[std::size(host::kRuleNumbers)] = {};
 #define LT_RULE(number, name, Rule) has[number] = true;
@@ -266,7 +266,7 @@ std::vector<std::string> codec_names() {
 
 namespace {
 
-// Position in `table` of the entry that users know as `name`; `names` are those they may know.
+// Index in `table` of the entry with the user-visible name `name`; `names` are the valid ones.
 template <class Info>
 int find(const char* what, const std::string& name, const std::vector<Info>& table,
          const std::vector<std::string>& names) {

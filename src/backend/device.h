@@ -1,4 +1,4 @@
-// The services of a backend whose parameters are not in host memory: memory, transfers, and order between them.
+// The services of a backend whose parameters are not in host memory: memory, transfers, and their order.
 #pragma once
 
 #include <cstddef>
@@ -10,66 +10,66 @@ namespace lowtide {
 
 enum class MemoryKind {
   kDevice,  // the host must not touch it
-  kPinned,  // host memory that transfers reach at full rate; kernels must not rely on it
+  kPinned,  // host memory that transfers access at full rate; kernels must not rely on it
   kShared,  // migrates between host and device; only one of them may touch it at a time
 };
 
-// Queues are the backend's (a sycl::queue*, a cudaStream_t): in order each, unordered among each other, and work on
-// them is late. nullptr is the backend's own. Used by one thread at a time. Errors of work that was queued may come
-// with any later call.
+// Queues are the backend's (a sycl::queue*, a cudaStream_t): each is in order, different queues are unordered, and work
+// runs asynchronously. nullptr is the backend's own queue. Used by one thread at a time. Errors of queued work may be
+// reported by any later call.
 class Device {
  public:
-  using Event = std::shared_ptr<void>;  // nullptr: has happened
+  using Event = std::shared_ptr<void>;  // nullptr: already over
   struct Limits {
-    int64_t total = -1, free = -1, largest_allocation = -1;  // bytes of device memory; -1: not known
+    int64_t total = -1, free = -1, largest_allocation = -1;  // bytes of device memory; -1: unknown
   };
 
   virtual ~Device() = default;
   virtual Limits limits() const = 0;
-  // Aligned to 64 bytes at least, not initialized. Throws kOutOfMemory, naming the bytes; never nullptr.
+  // Aligned to at least 64 bytes, not initialized. Throws kOutOfMemory, naming the bytes; never returns nullptr.
   virtual void* allocate(MemoryKind kind, int64_t bytes) = 0;
-  // Nothing that is queued may still use it.
+  // No queued work may still use it.
   virtual void free(void* memory) noexcept = 0;
 
-  // A queue of the device's own, alive as long as this object.
+  // A new queue of the device, valid as long as this object.
   virtual void* make_queue() = 0;
-  // Between memory of any kind; the host's may be any.
+  // Copies between memory of any kind; host memory need not be pinned.
   virtual void copy(void* queue, void* to, const void* from, int64_t bytes) = 0;
-  // Sets `count` elements of 1 or 4 bytes each (the low bytes of `pattern`) of memory of any of the kinds. `to` is
-  // aligned to pattern_bytes.
+  // Sets `count` elements of 1 or 4 bytes each (the low bytes of `pattern`) in memory of any kind. `to` is aligned to
+  // pattern_bytes.
   virtual void fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) = 0;
-  // Asks for shared memory to be moved to the device.
+  // Requests that shared memory be moved to the device.
   virtual void prefetch(void* queue, const void* shared, int64_t bytes) = 0;
 
-  // All that is queued so far.
+  // An event for all work queued so far.
   virtual Event record(void* queue) = 0;
-  // Work that is queued from here on runs after the event, which may be of another queue.
+  // Makes work queued from now on run after the event, which may belong to another queue.
   virtual void wait(void* queue, const Event& event) = 0;
   virtual void host_wait(const Event& event) = 0;
-  // True if it has happened; false where only waiting could tell.
+  // True if it is over; false if only waiting could tell.
   virtual bool has_happened(const Event& event) { return !event; }
 
-  // True if steps may be given codes and scales in pinned memory: kernels then reach it over the link.
+  // True if steps may be given codes and scales in pinned memory, which kernels access over the link.
   virtual bool steps_pinned() const { return false; }
-  // True if the driver moves shared memory page by page, as it is touched, so that prefetches help and the host may
-  // touch it while kernels run. Else all of it moves before each kernel, whatever that uses.
+  // True if the driver moves shared memory page by page on access, so that prefetches help and the host may touch it
+  // while kernels run. Else all of it moves before each kernel, whatever the kernel uses.
   virtual bool pages_shared() const { return true; }
-  // True if work queued there is recorded for later replays (a CUDA graph) instead of run.
+  // True if work queued there is recorded for later replays (a CUDA graph) instead of executed.
   virtual bool is_capturing(void* /*queue*/) { return false; }
-  // Its name and its driver's version, the key of remembered measurements; "": not known.
+  // Its name and its driver's version, the key of remembered measurements; "": unknown.
   virtual std::string describe() const { return ""; }
-  // Set once the device can do nothing more in this process: every call throws kDeviceLost, and frees do nothing.
+  // True once the device is unusable in this process: every call throws kDeviceLost, and frees do nothing.
   virtual bool is_lost() const { return false; }
 
-  // Takes device memory (kDevice) from elsewhere from now on: a framework's cache, so that it is seen, limited and
-  // shared there. allocate returns nullptr if there is none. Throws kUnsupported.
+  // Takes further device memory (kDevice) from another source: a framework's cache, which then counts, limits and
+  // shares it. allocate returns nullptr if out of memory. Throws kUnsupported.
   struct Allocator {
     void* context = nullptr;
     void* (*allocate)(void* context, int64_t bytes) = nullptr;
     void (*free)(void* context, void* memory) = nullptr;
   };
   virtual void use_allocator(const Allocator& allocator);
-  // From now on the memory that its backend is given is taken to be the device's, and nobody asks.
+  // From now on, assumes without asking that all memory passed to its backend is the device's.
   virtual void trust_memory() {}
 };
 

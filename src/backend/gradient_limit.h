@@ -1,4 +1,4 @@
-// When a gradient counts as not finite.
+// The limit from which a gradient counts as not finite.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace lowtide {
 
 inline constexpr float kGradientLimit = 0x1p62f;
 
-// The smallest magnitude, as float bits, that a gradient must stay below: 2^62 after scaling, so that its square does
+// The limit, as float bits, below which a gradient's magnitude must stay: 2^62 after scaling, so that its square does
 // not overflow; never above infinity.
 inline uint32_t gradient_limit_bits(float grad_scale) {
   const float limit = kGradientLimit / std::fabs(grad_scale);

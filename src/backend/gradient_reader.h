@@ -1,4 +1,4 @@
-// The norm of gradients in memory of a device: what a backend of one does beside the operations of Backend.
+// The norm of gradients in device memory: what a device's backend offers beside the operations of Backend.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace lowtide {
 
-// The norm of gradients and the factor that clips them, which may still be on their way.
+// The norm of gradients and the factor that clips them, possibly still being computed.
 class QueuedClip {
  public:
   virtual ~QueuedClip() = default;
@@ -21,20 +21,20 @@ class QueuedClip {
 class GradientReader {
  public:
   virtual ~GradientReader() = default;
-  // Reads the gradients of these items once, for their exact sum of squares and their largest magnitude; those that are
-  // not finite, and their neighbours, are left out of the sum. Nothing else of the items is looked at. Synchronous.
+  // Reads the gradients of these items once, for their exact sum of squares and their largest magnitude; non-finite
+  // values, and their neighbours, are left out of the sum. Reads nothing else of the items. Synchronous.
   virtual kernels::Sums read_gradients(std::span<const StepItem> items, void* stream) = 0;
-  // The same, queued, and what clips them: nothing waits. *norm, of the device's memory or nullptr, gets the norm
-  // there. nullptr where there is no such thing, and read_gradients is to be asked.
+  // The same, queued, and the clip made from it, without waiting. *norm, in device memory or nullptr, gets the norm
+  // there. nullptr if unsupported: call read_gradients instead.
   virtual std::shared_ptr<QueuedClip> queue_clip(std::span<const StepItem> /*items*/, const kernels::ClipTo& /*to*/,
                                                  float* /*norm*/, void* /*stream*/) {
     return nullptr;
   }
-  // True if the clip is one of queue_clip's.
+  // True if the clip comes from queue_clip.
   virtual bool has_queued(const QueuedClip& /*clip*/) const { return false; }
-  // A guard for the steps of items whose gradients such a clip has measured: steps that are given it multiply
-  // these by its factor and by `scale`, too. searches: it looks for what is not finite, as queue_guard does, unless the
-  // norm says that there is nothing; else word() is nullptr, and first() means nothing.
+  // A guard for steps of items whose gradients such a clip has measured: these steps also multiply the gradients by the
+  // clip's factor and by `scale`. searches: it checks for non-finite values, like queue_guard, unless the norm rules
+  // them out; else word() is nullptr, and first() is meaningless.
   virtual std::shared_ptr<Guard> queue_clipped_guard(std::span<const StepItem> /*items*/,
                                                      const std::shared_ptr<QueuedClip>& /*clip*/, double /*scale*/,
                                                      bool /*searches*/, void* /*stream*/) {

@@ -1,6 +1,5 @@
-// Plug-ins: shared libraries liblowtide_<backend><N>.so with a backend, and how the library finds and opens one.
-// Plug-in and library may be of different compilers (border.h), and are of the same version: the library refuses
-// others.
+// Plug-ins: shared libraries liblowtide_<backend><N>.so that hold a backend, and how the library finds and opens one.
+// Plug-in and library may use different compilers (border.h) but have the same version: the library refuses others.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +10,7 @@
 
 namespace lowtide {
 
-// A plug-in that is published as a Python package of its own: pip install "lowtide[<extra>]" brings it.
+// A plug-in that is published as a separate Python package: pip install "lowtide[<extra>]" installs it.
 struct PluginPackage {
   const char* backend;
   int number;
@@ -20,25 +19,25 @@ struct PluginPackage {
 inline constexpr PluginPackage kPluginPackages[] = {{"cuda", 13, "lowtide_cuda13", "cuda13"},
                                                     {"sycl", 9, "lowtide_sycl", "sycl"}};
 
-// `pip install "lowtide[...]", or ` for that plug-in of a backend; "" where none is published.
+// `pip install "lowtide[...]", or ` for that plug-in of a backend; "" if none is published.
 std::string pip_install_or(const char* backend, int number);
 
-// Where plug-ins are: the folder that the library is in, and others that were added.
+// The folders of plug-ins: the library's own, and others that were added.
 using PluginFolders = std::vector<std::filesystem::path>;
 
-// The plug-in's file in one of these folders, or in its package beside one of them, as pip puts it; empty: there is
-// none.
+// The plug-in's file in one of these folders, or in its package beside one of them, where pip puts it; empty if there
+// is none.
 std::filesystem::path find_plugin(const PluginFolders& folders, const char* backend, int number);
-// Where it is expected, for messages.
+// The path where it is expected, for messages.
 std::filesystem::path plugin_file(const PluginFolders& folders, const char* backend, int number);
 
 struct Plugin {
   const border::Exports* exports = nullptr;
-  std::string missing;  // why there is none, and how to get it
+  std::string missing;  // why it is missing, and how to get it
 };
 
-// The shared library `path` as a plug-in of `backend` ("sycl", "cuda"). It stays loaded. hint: what to do if it, or
-// what it needs, cannot be loaded.
+// Loads the shared library `path` as a plug-in of `backend` ("sycl", "cuda"). It stays loaded. hint: what to do if it,
+// or a library that it needs, cannot be loaded.
 Plugin load_plugin(const std::string& path, const char* backend, const char* hint);
 
 // For each plug-in: the one in `folders` that fits the process and the machine.

@@ -19,12 +19,12 @@ Text text_into(std::string& text) {
   return {&text, [](void* context, const char* words) noexcept {
             try {
               static_cast<std::string*>(context)->append(words);
-            } catch (const std::bad_alloc&) {  // the words are lost, and not what they tell of
+            } catch (const std::bad_alloc&) {  // the text is lost, but not the error
             }
           }};
 }
 
-// A call of a plug-in's function, whose failure is thrown.
+// Calls a plug-in's function and throws its failure.
 template <class Result, class... Parameters, class... Arguments>
 Result call(Result (*function)(Outcome*, Parameters...) noexcept, Arguments&&... arguments) {
   std::string message;
@@ -43,14 +43,14 @@ Result call(Result (*function)(Outcome*, Parameters...) noexcept, Arguments&&...
   }
 }
 
-// Calls that have no one to tell of a failure: nothing is known that fails there.
+// Calls that cannot report a failure: no failure of these is known.
 template <class... Parameters, class... Arguments>
 void call_quietly(void (*function)(Outcome*, Parameters...) noexcept, Arguments... arguments) noexcept {
   Outcome outcome{.message = {nullptr, [](void*, const char*) noexcept {}}};
   function(&outcome, arguments...);
 }
 
-// An object of the plug-in's, released with this.
+// An object of the plug-in, with the function that releases it.
 template <class T>
 class Owned {
  public:
@@ -82,7 +82,7 @@ class PluginGuard final : public Guard {
 
 class PluginClip final : public QueuedClip {
  public:
-  // of: who has queued it.
+  // of: the backend that queued it.
   PluginClip(const Table& table, Owned<Table::SharedClip> clip, std::shared_ptr<const void> of)
       : table_(table), clip_(std::move(clip)), of_(std::move(of)) {}
   kernels::Clip wait() override { return call(table_.clip_wait, clip_.get()); }
@@ -110,7 +110,7 @@ class PluginRecordedStep final : public RecordedStep {
   Owned<Table::SharedRecording> recording_;
 };
 
-// Nothing where the plug-in made nothing.
+// nullptr if the plug-in returned nothing.
 template <class T, class Shared>
 std::shared_ptr<T> wrap(const Table& table, Owned<Shared> made) {
   return made.get() ? std::make_shared<T>(table, std::move(made)) : nullptr;

@@ -1,4 +1,4 @@
-// The library's side of the border: a Backend whose work a plug-in does, and what a plug-in says of its devices.
+// The library's side of the border: a Backend implemented by a plug-in, and a plug-in's description of its devices.
 #pragma once
 
 #include <memory>
@@ -8,16 +8,16 @@
 
 namespace lowtide {
 
-// `target` and `queue` as open_backend (registry.h) takes them. Throws the plug-in's Errors, as all calls of it do.
+// `target` and `queue` as for open_backend (registry.h). Throws the plug-in's Errors, as all its calls do.
 std::unique_ptr<Backend> open_plugin(const border::Exports& plugin, const std::string& target, void* queue);
 
-// The runtime's version and the devices that kernels can run on, in words, into `text`; returns how many there are.
+// Writes the runtime's version and the usable devices to `text`; returns the number of devices.
 int list_devices(const border::Exports& plugin, std::string* text);
 
-// True if it was compiled so that data crosses the border unchanged (border::digest).
+// True if its compiler and libraries let data cross the border unchanged (border::digest).
 bool reads_as_written(const border::Exports& plugin);
 
-// A guard as StepItem::guard takes it: the backend's own.
+// The plug-in's own form of a guard, for StepItem::guard.
 Guard* own_guard(Guard* guard);
 
 }  // namespace lowtide

@@ -1,4 +1,4 @@
-// Keys of the random bits that states are rounded by, for host code: portable/random.h has the definition.
+// Keys of the random bits for rounding states, for host code: portable/random.h has the definition.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace lowtide {
 void set_keys(uint64_t seed, int64_t step, int64_t param, StepItem& item);
 
 // The random numbers of a run of elements that begins with number `first` of the parameter: the first's index, in two
-// halves, and how many elements, `n` at most, have the indices that follow with the same upper half.
+// halves, and how many elements, at most `n`, have consecutive indices with the same upper half.
 struct RandomRun {
   uint32_t index, index_high;
   int64_t count;

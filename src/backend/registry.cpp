@@ -15,7 +15,7 @@
 namespace lowtide {
 namespace {
 
-// The folder of the shared library, Python module or program that this code is in.
+// The folder of the shared library, Python module or program that contains this code.
 std::filesystem::path own_folder() {
   Dl_info info;
   if (!dladdr(reinterpret_cast<void*>(&own_folder), &info) || !info.dli_fname) return {};
@@ -23,7 +23,7 @@ std::filesystem::path own_folder() {
   return std::filesystem::weakly_canonical(info.dli_fname, ignored).parent_path();
 }
 
-// Where plug-ins are looked for.
+// The folders that are searched for plug-ins.
 class Folders {
  public:
   void add(const std::filesystem::path& folder) {
@@ -45,7 +45,7 @@ Folders& folders() {
   return all;
 }
 
-// Loaded when first asked for. A failure is not remembered: the user may install the missing part.
+// Loaded on first use. A failure is not remembered: the user may install the missing part.
 class LoadedOnce {
  public:
   explicit LoadedOnce(Plugin (*load)()) : load_(load) {}
@@ -63,7 +63,7 @@ class LoadedOnce {
 
 struct PluginBackend {
   const char *name, *title;
-  const char* no_device;  // advice where there is no device, unless its plug-in gives some
+  const char* no_device;  // advice if there is no device, unless its plug-in gives some
   LoadedOnce plugin;
 };
 
