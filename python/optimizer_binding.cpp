@@ -90,16 +90,18 @@ groups). whole: of a shard, see shard_of in lowtide.devices.flattened.)")
       .def(
           "step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
           "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none(), "clip"_a = nb::none(),
+          "loss_scale"_a = 0, "found_inf"_a = 0,
           R"(One step over every parameter whose `.grad` is not None. Returns -1 when applied or not known yet, else (skipped)
 the number of the first parameter with a non-finite gradient. Releases the GIL while computing.
 
 free_bytes: see lowtide::StepOptions. only: parameters with other numbers count as without a gradient. directions: of
 each parameter an address of contiguous float32, or 0: it gets what would be subtracted, without learning rate and
-weight decay, and the parameter stays.)")
+weight decay, and the parameter stays. loss_scale, found_inf: addresses, as lowtide::LossScaling has them.)")
       .def("gradient_sums", &PyOptimizer::gradient_sums, "only"_a = nb::none(), "stream"_a = 0,
            "The exact sum of the squares of the gradients, as numbers of 32 bits that may be added to those of others, "
            "and the largest magnitude as float bits. Waits for it.")
       .def("queue_clip", &PyOptimizer::queue_clip, "max_norm"_a, "norm_type"_a, "grad_scale"_a, "norm"_a, "stream"_a,
+           "loss_scale"_a = 0,
            "What clips the gradients, for `step`: on CUDA queued. The address `norm` gets the norm as float32.")
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
@@ -116,7 +118,8 @@ are not all zeros. Both are written whole.)")
            "Moves all parameters by signs (zeros: 0 for none), with lr and weight_decay of their groups. Counts no "
            "step.")
       .def("has_state", PyOptimizer::core(&Optimizer::has_state), "param"_a)
-      .def("stepped_count", &PyOptimizer::stepped_count, "Parameters that have taken a step. Unlike `report` it waits for nothing.")
+      .def("stepped_count", &PyOptimizer::stepped_count,
+           "Parameters that have taken a step. Unlike `report` it waits for nothing.")
       .def("skipped_steps", PyOptimizer::core(&Optimizer::skipped_steps),
            "Steps that were skipped, as far as is known without waiting.")
       .def("allocate_state", PyOptimizer::core(&Optimizer::allocate_state), "param"_a)

@@ -60,7 +60,7 @@ int64_t PyOptimizer::add_param(int group, const Tensor& param, bool with_state, 
 int64_t PyOptimizer::step(double grad_scale, bool assume_finite, Address stream, int64_t free_bytes,
                           const std::optional<std::vector<int64_t>>& only,
                           const std::optional<std::vector<Address>>& directions,
-                          const std::shared_ptr<QueuedClip>& clip) {
+                          const std::shared_ptr<QueuedClip>& clip, Address loss_scale, Address found_inf) {
   std::vector<float*> addresses;
   if (directions) addresses.assign(directions->begin(), directions->end());
   const Busy busy(*this);
@@ -71,7 +71,8 @@ int64_t PyOptimizer::step(double grad_scale, bool assume_finite, Address stream,
                               .assume_finite = assume_finite,
                               .free_bytes = free_bytes,
                               .directions = addresses,
-                              .clip = clip});
+                              .clip = clip,
+                              .scaling = {loss_scale, found_inf}});
   });
   if (result.applied)
     binding_.note_changed([&](size_t i) { return grads[i].data && (addresses.empty() || !addresses[i]); });
@@ -99,11 +100,13 @@ std::pair<ExactSum::Limbs, int64_t> PyOptimizer::gradient_sums(const std::option
 }
 
 std::shared_ptr<QueuedClip> PyOptimizer::queue_clip(double max_norm, double norm_type, double grad_scale, Address norm,
-                                                    Address stream) {
+                                                    Address stream, Address loss_scale) {
   const Busy busy(*this);
   const auto& grads = binding_.collect();
   const nb::gil_scoped_release nogil;
-  return core_.queue_clip_grad_norm(grads, max_norm, norm_type, norm, {.stream = stream, .grad_scale = grad_scale});
+  return core_.queue_clip_grad_norm(
+      grads, max_norm, norm_type, norm,
+      {.stream = stream, .grad_scale = grad_scale, .scaling = {.scale = loss_scale, .found_inf = nullptr}});
 }
 
 void PyOptimizer::prepare_replay(double grad_scale, Address stream) {

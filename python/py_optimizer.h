@@ -72,13 +72,13 @@ class PyOptimizer {
 
   int64_t step(double grad_scale, bool assume_finite, Address stream, int64_t free_bytes,
                const std::optional<std::vector<int64_t>>& only, const std::optional<std::vector<Address>>& directions,
-               const std::shared_ptr<QueuedClip>& clip);
+               const std::shared_ptr<QueuedClip>& clip, Address loss_scale, Address found_inf);
   int64_t check(double grad_scale, Address stream, bool assume_finite, int64_t free_bytes,
                 const std::optional<std::vector<int64_t>>& only);
   // The exact sum of the squares of the gradients as the limbs of an ExactSum, and the largest magnitude as float bits.
   std::pair<ExactSum::Limbs, int64_t> gradient_sums(const std::optional<std::vector<int64_t>>& only, Address stream);
   std::shared_ptr<QueuedClip> queue_clip(double max_norm, double norm_type, double grad_scale, Address norm,
-                                         Address stream);
+                                         Address stream, Address loss_scale);
   void prepare_replay(double grad_scale, Address stream);
   int64_t prefetch(int64_t bytes, Address stream);
   int64_t ballots(Address bits, Address presence, bool zero_is_plus, double grad_scale, bool assume_finite,

@@ -168,10 +168,17 @@ typedef struct lt_step_options {
                             activations are back, including memory that the caller's allocator caches unused; -1: what
                             the driver reports free now */
   lt_queued_clip* clip;  /* from lt_optimizer_queue_clip_grad_norm for these gradients, which are also multiplied by its
-                            factor; made for this step, from gradients that have not changed since; NULL: none */
+                            factor; made for this step, from gradients that have not changed since; on a stream that is
+                            being captured, one that was queued there: each replay clips by its own norm; NULL: none */
+  /* Loss scaling by float32 words in memory of the parameters' device, for a step on a CUDA stream that is being
+   * captured: each replay reads them, divides gradients by *loss_scale (NULL: they are divided already) and, if
+   * *found_inf is above 0, changes nothing and counts as skipped. NULL: no loss scaling.
+   * lt_optimizer_queue_clip_grad_norm measures gradients divided by *loss_scale; pass found_inf alone to its step. */
+  const float* loss_scale;
+  const float* found_inf;
 } lt_step_options;
 #define LT_STEP_OPTIONS_INIT \
-  { sizeof(lt_step_options), 0, 1.0, 0, -1, 0 }
+  { sizeof(lt_step_options), 0, 1.0, 0, -1, 0, 0, 0 }
 
 /* ---- Reports: set struct_size with the macro before the call ------------------------------------------------------
  */
@@ -305,11 +312,10 @@ LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* g
 LT_API lt_status lt_optimizer_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                              double max_norm, double norm_type, const lt_step_options* options,
                                              lt_clip_report* report);
-/* The same for a step that gets *clip in its options: no call waits for the norm, except steps of LAMB and LARS. On
- * CUDA the read is queued on options->stream, and the step finds the factor on the device; elsewhere the norm is known
- * when the call returns. Gradients must stay until the step has read them. *norm, a float32 in memory of the
- * parameters' device, gets the norm there; NULL: not wanted. The caller owns *clip: pass it to lt_queued_clip_destroy;
- * NULL after a failure. */
+/* The same for a step that gets *clip in its options: no call waits for the norm. On CUDA the read is queued on
+ * options->stream, and the step finds the factor on the device; elsewhere the norm is known when the call returns.
+ * Gradients must stay until the step has read them. *norm, a float32 in memory of the parameters' device, gets the norm
+ * there; NULL: not wanted. The caller owns *clip: pass it to lt_queued_clip_destroy; NULL after a failure. */
 LT_API lt_status lt_optimizer_queue_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                                    double max_norm, double norm_type, const lt_step_options* options,
                                                    float* norm, lt_queued_clip** clip);

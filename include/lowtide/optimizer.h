@@ -132,8 +132,13 @@ struct StepOptions {
   // their device. Not for ballots(), and not on a queue that is being recorded.
   std::span<float* const> directions = {};
   // The result of queue_clip_grad_norm() for these gradients, which are also multiplied by its factor. It must be made
-  // for this step, from gradients that have not changed since. Not on a queue that is being recorded.
+  // for this step, from gradients that have not changed since. On a queue that is being recorded, queue it there: each
+  // replay then clips by its own norm, and its prepare_replay() takes the same grad_scale.
   std::shared_ptr<QueuedClip> clip = nullptr;
+  // Only for a step that is being recorded, on CUDA. A replay that finds an infinity counts as skipped under every
+  // NonFinite policy; no replay checks the gradients. queue_clip_grad_norm() with a scale measures divided gradients;
+  // pass found_inf alone to its step.
+  LossScaling scaling = {};
 };
 
 struct StepResult {

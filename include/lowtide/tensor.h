@@ -24,4 +24,11 @@ struct TensorView {
   std::vector<int64_t> strides = {};
 };
 
+// Loss scaling (torch.amp.GradScaler) by words in memory of the parameters' device, which every replay of a recorded step
+// reads. The memory must outlive the replays.
+struct LossScaling {
+  const float* scale = nullptr;      // gradients are divided by it; nullptr: they have been divided
+  const float* found_inf = nullptr;  // above 0: the replay changes nothing; nullptr: no loss scaling
+};
+
 }  // namespace lowtide

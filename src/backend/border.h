@@ -70,7 +70,9 @@ struct Table {
   // The backend's GradientReader.
   Call<kernels::Sums, Backend, Items<const StepItem>, void*> read_gradients;
   Call<Handle<SharedClip>*, Backend, Items<const StepItem>, const kernels::ClipTo&, float*, void*> queue_clip;
-  Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, Handle<SharedClip>*, double, bool, void*> clipped_guard;
+  Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, Handle<SharedClip>*, double, bool, const LossScaling&,
+       void*>
+      clipped_guard;
   Call<void, Backend, const CodecItem&, void*> decode, encode;
   Call<void, Backend, Items<const SignItem>, int, void*> pack_signs, unpack_signs;
   Call<void, Backend, const VoteItem&, int, void*> vote_signs;
@@ -133,7 +135,8 @@ inline uint64_t digest(const Sample& sample) {
   };
   add({sizeof(Table), sizeof(StepItem), sizeof(Layout), sizeof(BallotTarget), sizeof(BlockNorms), sizeof(CodecItem)});
   add({sizeof(SignItem), sizeof(VoteItem), sizeof(CountItem), sizeof(ApplyItem), sizeof(FeedbackItem), kMaxStates});
-  add({sizeof(kernels::Sums), sizeof(kernels::ClipTo), sizeof(kernels::Clip), sizeof(kernels::NormSums), sizeof(Hyper)});
+  add({sizeof(kernels::Sums), sizeof(kernels::ClipTo), sizeof(kernels::Clip), sizeof(LossScaling),
+       sizeof(kernels::NormSums), sizeof(Hyper)});
   add_each(sample.layout.sizes, sample.layout.strides);
   add_each(sample.vote.ballots, sample.vote.weights, sample.vote.presence);
   add_each(sample.count.ballots, sample.count.weights, sample.count.planes);

@@ -125,10 +125,12 @@ inline constexpr Table kTable = [] {
     return attempt(outcome, [&] { return handle(reader_of(self(backend)).queue_clip(items, to, norm, stream)); });
   };
   table.clipped_guard = [](Outcome* outcome, Handle<Backend>* backend, Items<const StepItem> items,
-                           Handle<Table::SharedClip>* clip, double scale, bool searches, void* stream) noexcept {
+                           Handle<Table::SharedClip>* clip, double scale, bool searches, const LossScaling& scaling,
+                           void* stream) noexcept {
     return attempt(outcome, [&] {
       GradientReader& reader = reader_of(self(backend));
-      return handle(reader.queue_clipped_guard(items, *object(clip), scale, searches, stream));
+      const std::shared_ptr<QueuedClip> none;
+      return handle(reader.queue_clipped_guard(items, clip ? *object(clip) : none, scale, searches, scaling, stream));
     });
   };
   table.decode = Exported<&Backend::decode>{};

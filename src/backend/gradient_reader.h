@@ -34,10 +34,12 @@ class GradientReader {
   virtual bool has_queued(const QueuedClip& /*clip*/) const { return false; }
   // A guard for steps of items whose gradients such a clip has measured: these steps also multiply the gradients by the
   // clip's factor and by `scale`. searches: it checks for non-finite values, like queue_guard, unless the norm rules
-  // them out; else word() is nullptr, and first() is meaningless.
+  // them out; else word() is nullptr, and first() is meaningless. scaling: found_inf decides instead of a check; only on
+  // a capturing queue, and then the clip may be nullptr.
   virtual std::shared_ptr<Guard> queue_clipped_guard(std::span<const StepItem> /*items*/,
                                                      const std::shared_ptr<QueuedClip>& /*clip*/, double /*scale*/,
-                                                     bool /*searches*/, void* /*stream*/) {
+                                                     bool /*searches*/, const LossScaling& /*scaling*/,
+                                                     void* /*stream*/) {
     return nullptr;
   }
 };

@@ -217,9 +217,11 @@ class PluginBackend final : public Backend, public GradientReader {
     return plugins && plugins->of() == identity_;
   }
   std::shared_ptr<Guard> queue_clipped_guard(std::span<const StepItem> items, const std::shared_ptr<QueuedClip>& clip,
-                                             double scale, bool searches, void* stream) override {
-    Handle<Table::SharedClip>* const own = static_cast<PluginClip&>(*clip).handle();
-    Owned made(table_.guard_release, call(table_.clipped_guard, backend_.get(), items, own, scale, searches, stream));
+                                             double scale, bool searches, const LossScaling& scaling,
+                                             void* stream) override {
+    Handle<Table::SharedClip>* const own = clip ? static_cast<PluginClip&>(*clip).handle() : nullptr;
+    Owned made(table_.guard_release,
+               call(table_.clipped_guard, backend_.get(), items, own, scale, searches, scaling, stream));
     return wrap<PluginGuard>(table_, std::move(made));
   }
   void decode(const CodecItem& item, void* stream) override { call(table_.decode, backend_.get(), item, stream); }

@@ -64,7 +64,8 @@ lowtide::StepOptions step_options_from(const lt_step_options* options) {
           flag(given.assume_finite, "assume_finite"),
           given.free_bytes,
           {},
-          given.clip ? given.clip->clip : nullptr};
+          given.clip ? given.clip->clip : nullptr,
+          {given.loss_scale, given.found_inf}};
 }
 
 lowtide::TensorView view_of(const lt_tensor* tensor) {

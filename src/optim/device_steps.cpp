@@ -64,10 +64,8 @@ void DeviceSteps::synchronize() {
 }
 
 StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
-  if (device_.is_capturing(options.stream)) {
-    LT_REQUIRE(!options.clip, "got a step to record that clips, wanted one that does not: replays would clip alike");
-    return record(grads, options, ballots);
-  }
+  if (device_.is_capturing(options.stream)) return record(grads, options, ballots);
+  require_no_scaling(options);
   resolve_and_raise();
   StepOptions own = options;
   const std::shared_ptr<QueuedClip> clip = take_clip(own);
@@ -77,12 +75,7 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
   plan.gather();
   // A step that waits for norms is taken, or not, when it returns.
   const bool searches = plan.searches() && !table_.waits_for_norms();
-  std::shared_ptr<Guard> guard;
-  if (clip)
-    guard = backend_.gradient_reader()->queue_clipped_guard(plan.items(), clip, options.grad_scale, searches,
-                                                            options.stream);
-  else if (searches)
-    guard = backend_.queue_guard(plan.items(), options.stream);
+  const std::shared_ptr<Guard> guard = queue_guard(plan, clip, searches, options);
   const bool pending = guard && searches;
   if (guard) plan.set_guard(guard.get());
   if (pending) begin_pending(plan, guard, false);
@@ -106,6 +99,14 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
   if (pending_) pending_->queued = queued_;
   if (kept) std::rethrow_exception(kept);
   return taken;
+}
+
+std::shared_ptr<Guard> DeviceSteps::queue_guard(StepPlan& plan, const std::shared_ptr<QueuedClip>& clip, bool searches,
+                                                const StepOptions& options) const {
+  if (clip || options.scaling.found_inf)
+    return backend_.gradient_reader()->queue_clipped_guard(plan.items(), clip, options.grad_scale, searches,
+                                                           options.scaling, options.stream);
+  return searches ? backend_.queue_guard(plan.items(), options.stream) : nullptr;
 }
 
 // A clip computed by the device is applied to the items there. A clip that the host knows, or must know for norms of

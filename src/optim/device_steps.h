@@ -53,7 +53,10 @@ class DeviceSteps {
   };
 
   struct Recording {
-    std::shared_ptr<Guard> guard;  // or nullptr
+    std::shared_ptr<Guard> guard;         // or nullptr
+    bool decides = false;                 // by a search, or by what the framework has found
+    bool scales = false;                  // by the framework's loss scale; infinities are then skipped
+    std::optional<double> clipped_scale;  // of gradients, where the guard multiplies them
     std::vector<StepItem> parts;
     std::vector<Gradient> grads;
     std::deque<std::vector<int64_t>> strides;
@@ -63,6 +66,9 @@ class DeviceSteps {
   // If the guard finds a bad gradient, the step is uncounted to the plan's counts.
   void begin_pending(const StepPlan& plan, std::shared_ptr<Guard> guard, bool replayed);
   std::shared_ptr<QueuedClip> take_clip(StepOptions& options) const;
+  // A guard of the plan's items that clips, searches, or both; nullptr for neither, or where there is none.
+  std::shared_ptr<Guard> queue_guard(StepPlan& plan, const std::shared_ptr<QueuedClip>& clip, bool searches,
+                                     const StepOptions& options) const;
   void wait_for_steps();
   void raise_nonfinite();
 

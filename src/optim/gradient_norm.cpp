@@ -93,7 +93,7 @@ kernels::ClipTo clip_request(double max_norm, double norm_type, double factor) {
   LT_REQUIRE(is_largest || norm_type == 2, "got norm_type=%g, wanted 2 or infinity", norm_type);
   LT_REQUIRE(max_norm >= 0, "got max_norm=%g, wanted 0 or more", max_norm);
   check_grad_scale(factor);
-  return {max_norm, factor, is_largest, 0};
+  return {max_norm, factor, is_largest, 0, nullptr};
 }
 
 kernels::Clip clip_of(const cpu::GradientSums& sums, const kernels::ClipTo& to) {
@@ -103,6 +103,7 @@ kernels::Clip clip_of(const cpu::GradientSums& sums, const kernels::ClipTo& to) 
 ClippedNorm Optimizer::clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type,
                                       const StepOptions& options) {
   const Impl::Call call(*impl_);
+  require_no_scaling(options);
   const kernels::ClipTo to = clip_request(max_norm, norm_type, options.grad_scale);
   return reported(clip_of(gradient_sums(*this, grads, options.stream), to));
 }
@@ -110,9 +111,11 @@ ClippedNorm Optimizer::clip_grad_norm(std::span<const Gradient> grads, double ma
 std::shared_ptr<QueuedClip> Optimizer::queue_clip_grad_norm(std::span<const Gradient> grads, double max_norm,
                                                             double norm_type, float* norm, const StepOptions& options) {
   const Impl::Call call(*impl_);
-  const kernels::ClipTo to = clip_request(max_norm, norm_type, options.grad_scale);
+  kernels::ClipTo to = clip_request(max_norm, norm_type, options.grad_scale);
   ParamTable& table = impl_->table;
   Device* const device = table.on.device;
+  if (!device || !device->is_capturing(options.stream)) require_no_scaling(options);
+  to.loss_scale = options.scaling.scale;
   if (device) {
     check_all(table, grads, options.stream);
     if (auto queued = reader_of(table).queue_clip(items_of(table, grads), to, norm, options.stream)) return queued;
@@ -130,7 +133,13 @@ std::shared_ptr<QueuedClip> Optimizer::queue_clip_grad_norm(std::span<const Grad
   return std::make_shared<KnownClip>(found);
 }
 
+void require_no_scaling(const StepOptions& options) {
+  LT_REQUIRE(!options.scaling.scale && !options.scaling.found_inf,
+             "got loss scaling on the device for a step that is not recorded in a graph, wanted grad_scale");
+}
+
 StepOptions without_clip(const StepOptions& options) {
+  require_no_scaling(options);
   StepOptions own = options;
   if (!options.clip) return own;
   own.clip = nullptr;

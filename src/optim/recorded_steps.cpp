@@ -1,10 +1,12 @@
 // Records steps on a capturing queue, and prepares their replays.
 #include <algorithm>
 
+#include "backend/gradient_reader.h"
 #include "backend/replays.h"
 #include "core/error.h"
 #include "optim/async_save.h"
 #include "optim/device_steps.h"
+#include "optim/gradient_norm.h"
 
 namespace lowtide {
 
@@ -25,7 +27,21 @@ StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOption
              "got a step of %s on a queue that is being captured, wanted one that is not: the host has to know norms "
              "of whole parameters before each step",
              rule_info(table_.rule).name);
-  StepPlan plan(table_, buffers_, grads, options);
+  const GradientReader* const reader = backend_.gradient_reader();
+  LT_REQUIRE(!options.clip || (reader && reader->has_queued(*options.clip)),
+             "got a step to record behind a clip that the host has found, wanted one of this optimizer's "
+             "queue_clip_grad_norm() inside the capture: replays would clip alike");
+  StepOptions own = options;
+  const std::shared_ptr<QueuedClip> clip = take_clip(own);
+  const LossScaling& scaling = options.scaling;
+  LT_REQUIRE(!scaling.scale || scaling.found_inf, "got a loss scale without found_inf, wanted both");
+  LT_REQUIRE(!scaling.found_inf || reader,
+             "got loss scaling on the device for a backend that reads no gradients there");
+  if (scaling.found_inf) {
+    check_grad_scale(options.grad_scale);
+    own.grad_scale = 1;
+  }
+  StepPlan plan(table_, buffers_, grads, own);
   require_in_place();
   for (size_t i = 0; i < grads.size(); ++i)
     LT_REQUIRE(!grads[i].data || table_.params[i].has_state || table_.params[i].layout.numel == 0,
@@ -35,12 +51,13 @@ StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOption
   LT_REQUIRE(!table_.overlap(plan.params()),
              "got parameters whose memory overlaps, which cannot be recorded: make them one parameter");
   auto recording = std::make_unique<Recording>();
-  if (plan.searches()) {
-    recording->guard = backend_.queue_guard(plan.items(), options.stream);
-    LT_REQUIRE(recording->guard || plan.items().empty(),
-               "got a step to record that the host has to look at the gradients for, wanted NonFinite::kPropagate or "
-               "assume_finite");
-  }
+  recording->scales = scaling.found_inf;
+  recording->decides = recording->scales || plan.searches();
+  if (clip || recording->scales) recording->clipped_scale = options.grad_scale;
+  recording->guard = queue_guard(plan, clip, recording->decides, options);
+  LT_REQUIRE(recording->guard || !recording->decides || plan.items().empty(),
+             "got a step to record that the host has to look at the gradients for, wanted NonFinite::kPropagate or "
+             "assume_finite");
   plan.set_guard(recording->guard.get());
   if (table_.needs_norms && plan.place_norms()) plan.clear_norms();
   plan.append_parts_in_place(recording->parts);
@@ -56,7 +73,8 @@ StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOption
 }
 
 StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
-  LT_REQUIRE(!options.clip, "got a clip for a replay, wanted none: a recorded step does not clip");
+  LT_REQUIRE(!options.clip, "got a clip for a replay, wanted none: a recorded step clips as it was recorded");
+  require_no_scaling(options);
   LT_REQUIRE(!recordings_.empty(),
              "got a replay to prepare and no recorded step, wanted a step on a queue that is being captured before");
   resolve();
@@ -67,7 +85,14 @@ StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
              table_.params.size());
   LT_REQUIRE(!device_.is_capturing(options.stream),
              "got a replay to prepare on a queue that is being captured, wanted it before the replay");
-  StepPlan plan(table_, buffers_, recording.grads, options);
+  StepOptions own = options;
+  if (recording.clipped_scale) {
+    LT_REQUIRE(options.grad_scale == *recording.clipped_scale,
+               "got grad_scale=%g for a replay that clips, wanted %g, as it was recorded", options.grad_scale,
+               *recording.clipped_scale);
+    own.grad_scale = 1;
+  }
+  StepPlan plan(table_, buffers_, recording.grads, own);
   announce(options);
   table_.onload();
   require_in_place();
@@ -89,9 +114,11 @@ StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
   replay_queue_ = options.stream;
   replays_ = true;
   recording.step->prepare(parts, options.stream);
-  if (recording.guard) begin_pending(plan, recording.guard, true);
+  const bool pending = recording.guard && recording.decides;
+  if (pending) begin_pending(plan, recording.guard, true);
+  if (pending && recording.scales) pending_->raises = false;
   plan.count_all();
-  return StepResult{true, -1, recording.guard != nullptr};
+  return StepResult{true, -1, pending};
 }
 
 void DeviceSteps::check_replays() const {

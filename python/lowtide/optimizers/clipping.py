@@ -57,6 +57,13 @@ class Queued(NamedTuple):
         return Clip(*self.clip.wait()).times(self.scale)
 
 
+class LossScaling(NamedTuple):
+    """GradScaler's words on the device, for a step in a graph: addresses of float32, 0 for none."""
+
+    scale: int
+    found_inf: int
+
+
 class Sums(NamedTuple):
     """Exact sums over gradients or parts of them."""
 
@@ -119,9 +126,10 @@ class Clipper:
         return self.norm
 
     def _measure(
-        self, groups: Sequence[dict[str, Any]], limit: float, kind: float, scale: float, group: ProcessGroup | None
-    ) -> Clip | Queued:
-        clip, self.norm = self._engine.moving(groups, measure, self._engine, limit, kind, scale, group)
+        self, groups: Sequence[dict[str, Any]], limit: float, kind: float, scale: float, group: ProcessGroup | None,
+        loss_scale: int = 0,
+    ) -> Clip | Queued:  # fmt: skip
+        clip, self.norm = self._engine.moving(groups, measure, self._engine, limit, kind, scale, group, loss_scale)
         return clip
 
     def drop(self) -> None:
@@ -129,10 +137,11 @@ class Clipper:
         self.clip = None
 
     def clipped(
-        self, groups: Sequence[dict[str, Any]], scale: float, bad: bool | None, only: list[int] | None, partitioned: bool
-    ) -> tuple[float, bool | None, _core.QueuedClip | None]:
-        """The factor of the gradients including clipping, and whether one is known not to be finite (None: unknown); and a clip
-        still on a device."""
+        self, groups: Sequence[dict[str, Any]], scale: float, bad: bool | None, only: list[int] | None, partitioned: bool,
+        words: LossScaling | None = None,
+    ) -> tuple[float, bool | None, _core.QueuedClip | None, LossScaling | None]:  # fmt: skip
+        """The factor of the gradients including clipping, and whether one is known not to be finite (None: unknown); a clip
+        still on a device; and the words of the loss scaling that are left to the step."""
         limit = self._engine.settings.max_grad_norm
         if self.clip is not None and self._stands():
             clip = self.clip.times(scale)
@@ -140,14 +149,15 @@ class Clipper:
             self.require("max_grad_norm", partitioned)
             apart = "groups that are stepped one after another", "clip_grad_norm_ before the first of them"
             expect(only is None, "max_grad_norm", *apart)
-            clip = self._measure(groups, limit, 2.0, scale, None)
+            clip = self._measure(groups, limit, 2.0, scale, None, words.scale if words else 0)
+            words = words and words._replace(scale=0)
         else:
-            return scale, bad, None
+            return scale, bad, None, words
         if isinstance(clip, Queued):
             if not self._waits:
-                return clip.scale, bad, clip.clip
+                return clip.scale, bad, clip.clip, words
             clip = clip.wait()
-        return clip.factor, False if clip.finite else bad, None
+        return clip.factor, False if clip.finite else bad, None, words
 
     def _stands(self) -> bool:
         """True if the gradients are those that were measured; False if all of them have been replaced. Raises ValueError if
@@ -163,10 +173,10 @@ class Clipper:
 
 
 def measure(
-    engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None
+    engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None, loss_scale: int = 0
 ) -> tuple[Clip | Queued, torch.Tensor]:
     """Reads all gradients and returns the clip that limits them, times `scale`, and their norm as float32. Counts shards once:
-    of DTensors over their meshes, of plain parameters over `group`."""
+    of DTensors over their meshes, of plain parameters over `group`. loss_scale: in a graph, the address of a divisor."""
     if group is None and (flattened := first_flattened(engine.tensors)) is not None:
         wanted = "process_group, that of the FSDP module which shards it (or its own clip_grad_norm_)"
         raise ValueError(f"clip_grad_norm_: got parameter {flattened} of FSDP1 and no process_group, wanted {wanted}")
@@ -175,7 +185,9 @@ def measure(
         # No other process or device contributes to the norm.
         ((place, core),) = engine.cores.items()
         norm = new_norm(place)
-        return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue())), norm
+        return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue(), loss_scale)), norm
+    alone = "parameters on one CUDA device that no other process has a part of"
+    expect(not engine.capturing, "clip_grad_norm_", "a graph that is captured", f"{alone}: see docs/devices.md")
     # A rank whose parameters are all frozen still takes part, on the device where they are.
     device = first.device if first else local_of(engine.tensors[0]).device if engine.tensors else torch.device("cpu")
     clip = _measured(engine, max_norm, norm_type, scale, group, device)

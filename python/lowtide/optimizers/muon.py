@@ -20,6 +20,7 @@ from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup
 from lowtide.engine.params import Param
 from lowtide.optimizers.batches import Batch, Matrix, batches_of
+from lowtide.optimizers.clipping import LossScaling
 from lowtide.optimizers.matrix_step import MatrixStep
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.orthogonal import ADJUSTMENTS, WORKING
@@ -192,9 +193,11 @@ class Muon(Optimizer):
         return self._planned
 
     def _step_core(
-        self, scale: float, known_finite: bool, only: list[int] | None, clip: _core.QueuedClip | None = None
-    ) -> int:
+        self, scale: float, known_finite: bool, only: list[int] | None, clip: _core.QueuedClip | None = None,
+        words: LossScaling | None = None,
+    ) -> int:  # fmt: skip
         engine = self.engine
+        expect(words is None, "step", "a GradScaler while a graph is captured", "Muon's steps outside of graphs")
         queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         here = [i for i, param in enumerate(engine.tensors) if param.grad is not None and (only is None or i in only)]
         checked = known_finite or engine.settings.nonfinite == "propagate"

@@ -21,7 +21,7 @@ from torch.optim.optimizer import ParamsT
 from lowtide import _core
 from lowtide._core import QueuedClip
 from lowtide.checks.values import expect
-from lowtide.devices import sharding
+from lowtide.devices import places, sharding
 from lowtide.devices.flattened import first_flattened
 from lowtide.engine.cores import Cores, KeptErrors
 from lowtide.engine.engine import Engine, Settings
@@ -30,7 +30,7 @@ from lowtide.engine.groups import group_defaults
 from lowtide.memory.budgets import Memory, size_of
 from lowtide.optimizers import partitions, rebinding
 from lowtide.optimizers.backward import InBackward, StepInBackward, in_backward, options_of
-from lowtide.optimizers.clipping import Clipper, Queued
+from lowtide.optimizers.clipping import Clipper, LossScaling, Queued
 from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.options import overrides
 from lowtide.options.hyper import check_on_host
@@ -362,11 +362,14 @@ class Optimizer(torch.optim.Optimizer):
             only = partitions.shown(engine, self.param_groups)
         if capturing:
             engine.note_capture()
-        scale, bad = self._scaling() if engine.settings.amp_scaling else (1.0, None)
+        words = self._loss_scaling() if capturing else None
+        scale, bad = self._scaling() if engine.settings.amp_scaling and not capturing else (1.0, None)
         agrees, failure, queued, found = bool(engine.meshes) and self._agrees(), None, None, -1
         if not bad:
             try:
-                scale, bad, queued = self._clipper.clipped(self.param_groups, scale, bad, only, self._partitioned)
+                scale, bad, queued, words = self._clipper.clipped(
+                    self.param_groups, scale, bad, only, self._partitioned, words
+                )
             except Exception as error:  # any exception: other ranks may be waiting
                 if not agrees:
                     raise
@@ -376,7 +379,7 @@ class Optimizer(torch.optim.Optimizer):
         if bad:
             engine.count(skipped=1)
         else:
-            found = engine.moving(self.param_groups, self._step_core, scale, bad is not None, only, queued)
+            found = engine.moving(self.param_groups, self._step_core, scale, bad is not None, only, queued, words)
         self._skips.look(engine.skipped_steps(), found, engine.settings.amp_scaling)
         if only is None:  # else other groups of the same gradients may follow
             self._clipper.clip = None
@@ -384,11 +387,15 @@ class Optimizer(torch.optim.Optimizer):
             self._adopt_new_state()
 
     def _step_core(
-        self, scale: float, known_finite: bool, only: list[int] | None, clip: QueuedClip | None = None
-    ) -> int:
+        self, scale: float, known_finite: bool, only: list[int] | None, clip: QueuedClip | None = None,
+        words: LossScaling | None = None,
+    ) -> int:  # fmt: skip
         """The number of a parameter whose gradient is not finite; -1: none, or not known yet."""
         engine = self.engine
         queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
+        if words:
+            (core,) = engine.cores.values()
+            return core.step(scale, known_finite, queue, free, only, None, clip, *words)
         if clip is None:
             return engine.core.step(scale, known_finite, queue, free, only)
         if len(engine.cores) == 1:
@@ -404,19 +411,17 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_capture(self) -> None:
         """Raises ValueError for a step that would query the device while a graph is captured, which breaks the capture."""
-        settings, cores = self.engine.settings, self.engine.core
+        cores = self.engine.core
         if isinstance(cores, Cores):
             got, advice = f"parameters on {cores.names()} while a graph is captured", "make an optimizer for each device"
             raise ValueError(f"step: got {got}, wanted one device: {advice}, or step without a graph")
         if any(place.mirrored for place in self.engine.cores):
             raise ValueError("step: got parameters that the CPU steps while a graph is captured, wanted Memory(step='device')")
-        if settings.amp_scaling or (self.engine.meshes and self._agrees()):
+        if self.engine.meshes and self._agrees():
             raise ValueError(
-                "step: got amp_scaling, or DTensor parameters whose gradients are checked, while a graph is captured; "
-                "wanted neither: they have the host decide on every step"
+                "step: got DTensor parameters whose gradients are checked while a graph is captured, wanted none: they have "
+                "the host decide on every step"
             )
-        if self._clipper.wanted:
-            raise ValueError("step: got gradients to clip while a graph is captured, wanted none: see docs/devices.md")
         for core_group in self.engine.groups:
             options = core_group.options(self.param_groups)
             check_on_host(self.engine.family.keys, options, f"parameter group {core_group.of}")
@@ -428,11 +433,11 @@ class Optimizer(torch.optim.Optimizer):
         Before the capture, take a step without a graph. All state must be on the device then (`report()["moved_per_step"]`
         is 0) and stay there; parameters and gradients keep their memory (zero_grad(set_to_none=False)). Non-finite gradients
         affect a replay like a step. Raises ValueError if no step has been captured or memory has moved, for a second call
-        without a replay in between, for a replay that was not prepared (it has changed nothing), after clip_grad_norm_ or with
-        max_grad_norm, and, with nonfinite="raise", if a gradient of the previous replay was not finite. With
+        without a replay in between, for a replay that was not prepared (it has changed nothing), after a clip_grad_norm_
+        outside of the graph, and, with nonfinite="raise", if a gradient of the previous replay was not finite. With
         nonfinite="propagate" this does not wait for the last replay; a later call may then raise its errors."""
-        if self._clipper.wanted:
-            raise ValueError("prepare_replay: got gradients to clip, wanted none: a captured step does not clip")
+        wanted = "none: a captured step clips as it was captured"
+        expect(self._clipper.clip is None, "prepare_replay", "clip_grad_norm_ outside of the graph", wanted)
         self._push_options()
         self.engine.core.prepare_replay(1.0, self.engine.queue())
 
@@ -444,6 +449,18 @@ class Optimizer(torch.optim.Optimizer):
         if bad or (loss_scale := getattr(self, "grad_scale", None)) is None:
             return 1.0, bad
         return 1.0 / float(loss_scale), bad
+
+    def _loss_scaling(self) -> LossScaling | None:
+        """The same for a step in a graph, by words that each replay reads. ValueError if they are elsewhere."""
+        if not self.engine.settings.amp_scaling or (found := getattr(self, "found_inf", None)) is None:
+            return None
+        (place,) = self.engine.cores
+        given = {"grad_scale": getattr(self, "grad_scale", None), "found_inf": found}
+        for name, word in given.items():
+            plain = isinstance(word, torch.Tensor) and word.dtype == torch.float32 and word.numel() == 1
+            fits = word is None or (plain and places.device_of(word) == place.device)
+            expect(fits, f"step: {name}", repr(word), f"a float32 on {place.device} while a graph is captured")
+        return LossScaling(*(0 if word is None else word.data_ptr() for word in given.values()))
 
     def _agrees(self) -> bool:
         """True if ranks with DTensor parameters agree on a step beforehand."""
@@ -514,7 +531,9 @@ class Optimizer(torch.optim.Optimizer):
         in_backward = isinstance(self._in_backward, StepInBackward)
         expect(not in_backward, "clip_grad_norm_", "step_in_backward", StepInBackward.NO_NORM)
         self._clipper.require("clip_grad_norm_", self._partitioned)
-        expect(not self.engine.capturing, "clip_grad_norm_", "a graph that is captured", "none: see docs/devices.md")
+        if self.engine.capturing:
+            expect(not error_if_nonfinite, "clip_grad_norm_: error_if_nonfinite", True, "False while a graph is captured")
+            self._check_capture()
         self._clipper.drop()
         self._push_options()
         return self._clipper.ask(self.param_groups, limit, kind, error_if_nonfinite, process_group)

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "lowtide/tensor.h"
+
 namespace lowtide::kernels {
 
 // The norm that is asked for, and its limit.
@@ -11,6 +13,7 @@ struct ClipTo {
   double scale;         // that gradients are multiplied by anyway
   uint32_t is_largest;  // 1: the maximum norm; 0: the 2-norm
   uint32_t unused;
+  const float* loss_scale;  // on the device: the scale is divided by it, too; or nullptr
 };
 
 // The norm that is found, and its factor.

@@ -165,22 +165,26 @@ class DeviceBackend : public Backend, public GradientReader {
   void sum_gradients(Call& call, std::span<const StepItem> items, Then&& then) {
     check_gradients(call, items);
     add_gradients(items);
+    const auto there = upload(call, steps_, kSumsRoom);
+    then(queue_sums(call, there.device()), there.host() + steps_.bytes() + sizeof(SumParts));
+  }
+  // The same for a batch of gradients at `device`, which has room for them behind it.
+  static constexpr size_t kSumsRoom = sizeof(SumParts) + sizeof(Sums);
+  template <class Call>
+  Sums* queue_sums(Call& call, std::byte* device) {
     const Batch::Launch& part = steps_.launches()[0];
     static_assert(sizeof(SumParts) % alignof(Sums) == 0);
     const auto sum = call.sums(part.units);
     const auto merge = call.merge_sums();
     const auto fill = call.fill(sizeof(SumParts::limbs));
-    const size_t at = steps_.bytes(), sums_at = at + sizeof(SumParts);  // items are aligned as sums are
-    const auto there = upload(call, steps_, sizeof(SumParts) + sizeof(Sums));
-    auto* const parts = there.template at<SumParts>(at);
-    auto* const sums = there.template at<Sums>(sums_at);
+    auto* const parts = reinterpret_cast<SumParts*>(device + steps_.bytes());  // items are aligned as sums are
+    auto* const sums = reinterpret_cast<Sums*>(parts + 1);
     const auto bytes_of = [](uint32_t* words) { return reinterpret_cast<unsigned char*>(words); };
     fill(bytes_of(parts->limbs[0]), uint32_t{0}, int64_t{sizeof parts->limbs});
     fill(bytes_of(&parts->least), ~uint32_t{0}, int64_t{sizeof parts->least});
-    if (part.units)
-      sum(steps_.items(there.device(), part), steps_.starts(there.device(), part), part.count, part.units, parts);
+    if (part.units) sum(steps_.items(device, part), steps_.starts(device, part), part.count, part.units, parts);
     merge(parts, sums);
-    then(sums, there.host() + sums_at);
+    return sums;
   }
 
   template <class Call>

@@ -279,8 +279,8 @@ TEST_F(CudaResident, NormsWaitForNothing) {
     }
 }
 
-// A graph holds no clip: its replays would clip by the factor of the step that was recorded.
-TEST_F(CudaResident, RecordedStepsDoNotClip) {
+// A graph holds its own clips: replays would clip by the factor of one that was found before.
+TEST_F(CudaResident, RecordedStepsClipByRecordedNorms) {
   restart({});
   OptimizerOptions options;
   options.backend = "cuda";
@@ -296,15 +296,23 @@ TEST_F(CudaResident, RecordedStepsDoNotClip) {
   clipping.clip = optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr, on);
   ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
   std::string told = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.step(params.grads, clipping); });
-  EXPECT_NE(told.find("clips"), std::string::npos) << told;
-  told =
-      message_of(ErrorKind::kInvalidArgument, [&] { optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr, on); });
-  EXPECT_NE(told.find("captured"), std::string::npos) << told;
-  optimizer.step(params.grads, on);  // the capture goes on
+  EXPECT_NE(told.find("not recorded in a graph"), std::string::npos) << told;
+  const std::shared_ptr<QueuedClip> recorded = optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr, on);
+  told = message_of(ErrorKind::kInvalidArgument, [&] { Optimizer::clipped(*recorded); });
+  EXPECT_NE(told.find("wanted a replay"), std::string::npos) << told;
+  StepOptions clips = on;
+  clips.clip = recorded;
+  optimizer.step(params.grads, clips);  // the capture goes on
   cudaGraph_t graph = nullptr;
   ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   told = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.prepare_replay(clipping); });
   EXPECT_NE(told.find("clip"), std::string::npos) << told;
+  StepOptions scaled = on;
+  scaled.grad_scale = 2;
+  told = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.prepare_replay(scaled); });
+  EXPECT_NE(told.find("grad_scale=2"), std::string::npos) << told;
+  told = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.step(params.grads, clips); });
+  EXPECT_NE(told.find("recorded in a graph"), std::string::npos) << told;
   ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   clipping.clip.reset();
   optimizer.synchronize();

@@ -32,7 +32,7 @@ def pair(
     """Equal parameters here and there, with an optimizer each."""
     here = [parameter(*shape) for shape in SHAPES]
     there = cuda.parameters(here)
-    return Twins(cuda, here, there), rule(here), rule(there, memory=memory, **options)
+    return Twins(cuda, here, there), rule(here, **options), rule(there, memory=memory, **options)
 
 
 def test_device_memory_is_torchs(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
@@ -302,6 +302,118 @@ def test_graphs(cuda: EmulatedCuda, rule: str, nonfinite: str, seed: int, figure
     figure(f"{rule}, {nonfinite}: replays with their own lr, {twins.compared} bytes alike")
 
 
+@pytest.mark.parametrize(("rule", "nonfinite"), [("AdamW", "skip"), ("LAMB", "skip"), ("AdamW", "propagate")])
+@pytest.mark.parametrize("inside", [False, True])
+def test_graphs_clip(cuda: EmulatedCuda, rule: str, nonfinite: str, inside: bool, seed: int, figure: Figure) -> None:
+    """Each replay clips by its own norm. inside: step() clips."""
+    limit = 0.5 if inside else None
+    twins, first, second = pair(cuda, ROOMY, getattr(lowtide, rule), nonfinite=nonfinite, max_grad_norm=limit)
+    norms: list[torch.Tensor] = []
+
+    def clipped(opt: Any) -> torch.Tensor:
+        if not inside:
+            opt.clip_grad_norm_(0.5)
+        opt.step()
+        return opt.last_grad_norm
+
+    random_gradients(twins.here)
+    cuda.give_gradients(twins.there, twins.here)
+    clipped(first), clipped(second)
+    graph = Graph(cuda, lambda: norms.append(clipped(second)))
+    for scale in (1.0, 1e-4, 30.0):  # the second clips nothing
+        random_gradients(twins.here)
+        for param in twins.here:
+            param.grad.mul_(scale)
+        cuda.give_gradients(twins.there, twins.here)
+        found = clipped(first)
+        second.prepare_replay()
+        graph.replay()
+        assert bits(norms[0]) == bits(found) and [bits(p) for p in twins.here] == [bits(p) for p in twins.there]
+    if nonfinite == "skip":
+        before = [bits(param) for param in twins.there]
+        twins.there[0].grad[0, 0] = float("inf")
+        second.prepare_replay()
+        graph.replay()
+        assert [bits(param) for param in twins.there] == before and second.skipped_steps == 1
+    if not inside:
+        second.clip_grad_norm_(1.0)
+        with pytest.raises(ValueError, match="prepare_replay: got clip_grad_norm_ outside of the graph"):
+            second.prepare_replay()
+    twins.compare_state(first, second)
+    assert twins.differing == 0
+    graph.close()
+    figure(f"{rule}, {nonfinite}: replays clip by their own norms, {twins.compared} bytes alike")
+
+
+@pytest.mark.parametrize("clip", ["no", "asked", "inside"])
+@pytest.mark.parametrize(("rule", "nonfinite"), [("AdamW", "raise"), ("LAMB", "skip"), ("AdamW", "propagate")])
+def test_graphs_scale(cuda: EmulatedCuda, rule: str, nonfinite: str, clip: str, seed: int, figure: Figure) -> None:
+    """Each replay divides by the loss scale of then, and does nothing where an infinity was found. GradScaler's part, which
+    computes on the device, is played by the test. clip: of gradients as they are, or max_grad_norm's, of divided ones."""
+    twins, first, second = pair(
+        cuda, ROOMY, getattr(lowtide, rule), nonfinite=nonfinite, amp_scaling=True, max_grad_norm=0.5 if clip == "inside" else None
+    )
+    scale, found = cuda.tensor(torch.tensor(8.0)), cuda.tensor(torch.tensor(0.0))
+
+    def step(opt: Any, grad_scale: torch.Tensor, found_inf: torch.Tensor) -> None:
+        opt.grad_scale, opt.found_inf = grad_scale, found_inf
+        if clip == "asked":
+            opt.clip_grad_norm_(3.0)
+        opt.step()
+        del opt.grad_scale, opt.found_inf
+
+    def gradients() -> None:
+        random_gradients(twins.here)
+        for param in twins.here:
+            param.grad.mul_(float(scale))
+        cuda.give_gradients(twins.there, twins.here)
+
+    gradients()
+    step(first, scale.clone(), found.clone()), step(second, scale, found)
+    graph = Graph(cuda, lambda: step(second, scale, found))
+    skipped = 0
+    for factor, infinity in ((8.0, 0.0), (4.0, 1.0), (3.0, 0.0), (1e-3, 0.0), (2.0**16, 2.0), (65536.0, 0.0)):
+        for word, value in ((scale, factor), (found, infinity)):
+            word.copy_(torch.tensor(value))
+        gradients()
+        before = [bits(param) for param in twins.there]
+        step(first, scale.clone(), found.clone())
+        second.prepare_replay()
+        graph.replay()
+        after = [bits(param) for param in twins.there]
+        assert after == [bits(param) for param in twins.here] and (after == before) == (infinity > 0), factor
+        skipped += infinity > 0
+    assert first.skipped_steps == second.skipped_steps == skipped
+    twins.compare_state(first, second)
+    assert twins.differing == 0 and first.report()["steps"] == second.report()["steps"]
+    graph.close()
+    figure(f"{rule}, {nonfinite}, clip {clip}: 6 replays by their own loss scale, {skipped} skipped, {twins.compared} bytes alike")
+
+
+def test_loss_scaling_in_a_graph_refuses_words_elsewhere(cuda: EmulatedCuda, seed: int) -> None:
+    twins, first, second = pair(cuda, ROOMY, amp_scaling=True)
+    twins.step(first, second, 1)
+    for scale, found in ((None, torch.tensor(0.0)), (torch.tensor(2.0), cuda.tensor(torch.tensor(0.0)))):
+        second.grad_scale, second.found_inf = scale, found
+        cuda.capturing = True
+        with pytest.raises(ValueError, match=r"got tensor\(.*, wanted a float32 on cuda:0 while a graph is captured"):
+            second.step()
+        cuda.capturing = False
+    del second.grad_scale, second.found_inf
+    words = cuda.tensor(torch.ones(2))
+    for core, queue in ((first.engine.core, 0), (second.engine.core, second.engine.queue())):
+        with pytest.raises(ValueError, match="got loss scaling on the device for a step that is not recorded"):
+            core.step(1.0, True, queue, loss_scale=words.data_ptr(), found_inf=words.data_ptr() + 4)
+    core, queue = second.engine.core, second.engine.queue()
+
+    def without_infinities() -> None:
+        with pytest.raises(ValueError, match="got a loss scale without found_inf"):
+            core.step(1.0, True, queue, loss_scale=words.data_ptr())
+        second.step()
+
+    Graph(cuda, without_infinities).close()
+
+
 def test_a_learning_rate_on_the_device(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
     twins, first, second = pair(cuda, ROOMY)
     second.param_groups[0]["lr"] = rate = cuda.tensor(torch.tensor([0.01]))
@@ -362,7 +474,8 @@ def test_parameters_that_move(cuda: EmulatedCuda, seed: int, figure: Figure) -> 
 
 
 def test_fast_arithmetic(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
-    twins, first, second = pair(cuda, ROOMY, arithmetic="fast")
+    twins, first, _ = pair(cuda, None)
+    second = lowtide.AdamW(twins.there, memory=ROOMY, arithmetic="fast")
     worst = 0.0
     for _ in range(3):
         random_gradients(twins.here)

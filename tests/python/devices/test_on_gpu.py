@@ -126,6 +126,56 @@ def test_a_replayed_graph_has_the_bits_of_the_cpu(figure: Callable[[str], None])
     figure(f"{STEPS - 1} replays: 0 differing bytes")
 
 
+@needs_gpu
+@pytest.mark.parametrize("inside", [False, True], ids=["unscaled", "max_grad_norm"])
+def test_a_graph_with_a_scaler_and_clipping_has_the_bits_of_steps(inside: bool, figure: Callable[[str], None]) -> None:
+    """Backward, torch's GradScaler, clipping and the step in one graph, whose replays meet an infinity."""
+    results = []
+    for captured in (False, True):
+        torch.manual_seed(7)
+        model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(3)]).to(GPU.device)
+        optimizer = lowtide.AdamW(
+            model.parameters(), lr=1e-3, amp_scaling=True, max_grad_norm=0.1 if inside else None, memory=lowtide.Memory(device="1GiB")
+        )
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=2)
+        x = torch.zeros(32, 512, device=GPU.device)
+
+        def train(model: Any = model, optimizer: Any = optimizer, scaler: Any = scaler, x: torch.Tensor = x) -> None:
+            optimizer.zero_grad(set_to_none=False)
+            scaler.scale(model(x).square().mean()).backward()
+            if not inside:
+                scaler.unscale_(optimizer)
+                optimizer.clip_grad_norm_(0.1)
+            scaler.step(optimizer)
+            scaler.update()
+
+        def feed(step: int, x: torch.Tensor = x) -> None:
+            x.copy_(torch.randn(32, 512, generator=torch.Generator().manual_seed(step)))
+            if step == 3:
+                x[0, 0] = float("inf")
+
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            feed(0)
+            train()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                train()
+        for step in range(1, 7):
+            feed(step)
+            if captured:
+                optimizer.prepare_replay()
+                graph.replay()
+            else:
+                train()
+        assert optimizer.skipped_steps == 1
+        results.append([param.detach() for param in model.parameters()])
+    assert differing(*results) == 0
+    figure(f"{'max_grad_norm' if inside else 'unscale_ and clip_grad_norm_'}: 6 replays, one with an infinity: 0 differing bytes")
+
+
 @pytest.mark.parametrize("option", ["step_in_backward", "prefetch_in_backward", "offload_in_backward"])
 def test_backward_options_change_no_bit(option: str, figure: Callable[[str], None]) -> None:
     results = []

@@ -12,8 +12,18 @@
 static __global__ void __launch_bounds__(cuda_kernels::kThreads)
     clip_kernel(const Sums* sums, ClipTo to, Clip* clip, float* norm) {
   if (item_id() != 0) return;
+  if (to.loss_scale) to.scale = to.scale * (1.0 / static_cast<double>(*to.loss_scale));
   *clip = clip_to(clip_norm(sums->largest, root_of(sums->limbs), to.is_largest != 0, to.scale), to);
   if (norm) *norm = static_cast<float>(clip->norm);
+}
+
+static __global__ void __launch_bounds__(cuda_kernels::kThreads)
+    loss_scaling_kernel(LossScaling scaling, Clip* clip, u32 is_measured, u32* first) {
+  if (item_id() != 0) return;
+  *first = *scaling.found_inf > 0 ? 0 : kNoItem;
+  double factor = is_measured ? clip->factor : 1.0;
+  if (scaling.scale) factor = factor * (1.0 / static_cast<double>(*scaling.scale));
+  clip->factor = factor;
 }
 
 static __global__ void __launch_bounds__(cuda_kernels::kThreads)
@@ -41,6 +51,11 @@ using namespace cuda_device;
 cudaError_t clip(const kernels::Sums* sums, const kernels::ClipTo& to, kernels::Clip* clip, float* norm,
                  const Queue& queue) {
   return queue_kernel(clip_kernel, 1, 1, queue, sums, to, clip, norm);
+}
+
+cudaError_t loss_scaling(const LossScaling& scaling, kernels::Clip* clip, bool is_measured, uint32_t* first,
+                         const Queue& queue) {
+  return queue_kernel(loss_scaling_kernel, 1, 1, queue, scaling, clip, u32{is_measured}, first);
 }
 
 cudaError_t scale_items(kernels::DeviceItem* items, int64_t count, const kernels::Clip* clip, double scale,

@@ -10,6 +10,10 @@ namespace lowtide::cuda_kernels {
 // *norm, if there is one, becomes the norm as float32.
 cudaError_t clip(const kernels::Sums* sums, const kernels::ClipTo& to, kernels::Clip* clip, float* norm,
                  const Queue& queue);
+// *first is kNoItem, or 0 if *scaling.found_inf is above 0. The clip's factor, 1 unless it is measured, is divided by
+// the loss scale.
+cudaError_t loss_scaling(const LossScaling& scaling, kernels::Clip* clip, bool is_measured, uint32_t* first,
+                         const Queue& queue);
 // Multiplies the factors of items' gradients by that of the clip and by `scale`, rounded once.
 cudaError_t scale_items(kernels::DeviceItem* items, int64_t count, const kernels::Clip* clip, double scale,
                         const Queue& queue);

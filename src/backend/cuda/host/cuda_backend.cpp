@@ -44,7 +44,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     with_call("step", stream, false, [&](Call& call) {
       const std::vector<const void*> tables = add_steps(call, items, ordered);
       Upload there = upload(call, steps_);
-      if (const CudaClippedGuard* const guard = clips(items)) scale_items(call, there.device(), *guard);
+      scale_items(call, there.device(), guard_of(items));
       queue_steps(call.scope, steps_, there.device(), tables, fast_, nullptr, call.queue);
       // Until then the step reads the answers of its guards.
       const Device::Event done = there.end(call.scope);
@@ -62,7 +62,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     with_call("norms", stream, false, [&](Call& call) {
       const std::vector<const void*> tables = add_steps(call, items, false);
       Upload there = upload(call, steps_);
-      if (const CudaClippedGuard* const guard = clips(items)) scale_items(call, there.device(), *guard);
+      scale_items(call, there.device(), guard_of(items));
       for_each_launch(steps_, there.device(), tables, fast_, nullptr, [&](const auto& launch, const auto& part) {
         if (part.adds_norms) call.scope.check(cuda_kernels::add_norms(launch, call.queue));
       });
@@ -83,7 +83,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
       check_gradients(call, items);
       if (scope.is_capturing(on)) {
         add_gradients(items);
-        auto guard = std::make_shared<CudaRecordedGuard>(scope, Answers::make(scope), events_, steps_, side_.get());
+        auto guard = std::make_shared<CudaRecordedGuard>(scope, events_, steps_, side_.get());
         search(call, guard->items(), guard->answer(), cuda_kernels::first_nonfinite);
         queued = guard;
         return;
@@ -94,7 +94,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
         add_gradients(items);
         searched_.put(scope, uploads_, events_, on, items, steps_);
       }
-      auto guard = std::make_shared<CudaGuard>(info_, answers_, answers_->take());
+      auto guard = std::make_shared<CudaGuard>(info_, answers_->take());
       search(call, searched_.launch(), searched_.items(), searched_.starts(), guard->answer(),
              cuda_kernels::first_nonfinite);
       searched_.note_use(send_to_host(call, guard->answer()));
@@ -107,11 +107,23 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   std::shared_ptr<QueuedClip> queue_clip(std::span<const StepItem> items, const kernels::ClipTo& to, float* norm,
                                          void* stream) override {
     std::shared_ptr<CudaClip> queued;
-    with_call("reading gradients for their norm", stream, false, [&](Call& call) {
+    with_call("reading gradients for their norm", stream, true, [&](Call& call) {
       call.pointers.one(norm, "the norm", 0);
-      auto clip = std::make_shared<CudaClip>(info_, clips_, clips_->take());
+      const cudaStream_t on = call.queue.stream;
+      if (call.scope.is_capturing(on)) {
+        check_gradients(call, items);
+        add_gradients(items);
+        auto clip = std::make_shared<CudaRecordedClip>(call.scope, events_, steps_, kSumsRoom, side_.get());
+        call.scope.check(
+            cuda_kernels::clip(queue_sums(call, clip->items()), to, clip->answer().clip(), norm, call.queue));
+        clip->answer().copy_to_host(call.scope, on, Answer::kBytes);
+        recorded_clips_.push_back(clip);
+        queued = std::move(clip);
+        return;
+      }
+      auto clip = std::make_shared<CudaClip>(info_, clips_->take());
       sum_gradients(call, items, [&](const kernels::Sums* sums, std::byte*) {
-        clip->answer().open = call.queue.stream;
+        clip->answer().open = on;
         call.scope.check(cuda_kernels::clip(sums, to, clip->answer().clip(), norm, call.queue));
       });
       send_to_host(call, clip->answer(), Answer::kBytes);
@@ -121,23 +133,43 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   }
 
   std::shared_ptr<Guard> queue_clipped_guard(std::span<const StepItem> items, const std::shared_ptr<QueuedClip>& clip,
-                                             double scale, bool searches, void* stream) override {
-    std::shared_ptr<CudaClippedGuard> queued;
-    with_call("looking for gradients that are not finite", stream, false, [&](Call& call) {
-      auto guard = std::make_shared<CudaClippedGuard>(info_, answers_, std::static_pointer_cast<CudaClip>(clip), scale,
-                                                      searches);
+                                             double scale, bool searches, const LossScaling& scaling,
+                                             void* stream) override {
+    std::shared_ptr<CudaGuard> queued;
+    with_call("looking for gradients that are not finite", stream, true, [&](Call& call) {
+      if (scaling.found_inf) {
+        queued = record_loss_scaling(call, clip, scale, scaling);
+        return;
+      }
+      const bool is_recorded = dynamic_cast<CudaRecordedClip*>(clip.get()) != nullptr;
+      LT_REQUIRE(is_recorded == call.scope.is_capturing(call.queue.stream),
+                 "got a clip that was%s recorded in a graph for a step that is%s, wanted both inside or both outside",
+                 is_recorded ? "" : " not", is_recorded ? " not" : "");
+      const Clipping clipping{std::static_pointer_cast<CudaClip>(clip), scale, searches};
+      Answer& found = clipping.clip->answer();
+      const auto behind = std::bind_front(cuda_kernels::first_nonfinite_behind, found.clip(), scale);
+      const std::span<const StepItem> searched = searches ? items : items.first(0);
+      check_gradients(call, searched);
+      add_gradients(searched);
+      if (is_recorded) {
+        auto guard = std::make_shared<CudaRecordedGuard>(call.scope, events_, steps_, side_.get(), clipping);
+        if (searches) {
+          scale_items(call, guard->items(), guard.get());
+          search(call, guard->items(), guard->answer(), behind);
+        }
+        queued = std::move(guard);
+        return;
+      }
+      auto guard = std::make_shared<CudaGuard>(info_, answers_->take(), clipping);
       // The clip may be of another stream.
-      call.scope.check(cudaStreamWaitEvent(call.queue.stream, Events::handle(guard->clip().answer().found), 0));
+      call.scope.check(cudaStreamWaitEvent(call.queue.stream, Events::handle(found.found), 0));
       if (searches) {
-        check_gradients(call, items);
-        add_gradients(items);
         {
           const Upload there = upload(call, steps_);
-          scale_items(call, there.device(), *guard);
-          search(call, there.device(), guard->answer(),
-                 std::bind_front(cuda_kernels::first_nonfinite_behind, guard->clip().answer().clip(), scale));
+          scale_items(call, there.device(), guard.get());
+          search(call, there.device(), guard->answer(), behind);
         }
-        note_use(call, guard->clip().answer());
+        note_use(call, found);
         send_to_host(call, guard->answer());
         guard->answer().searched = true;
       }
@@ -156,8 +188,9 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
         LT_REQUIRE(!item.guard || dynamic_cast<CudaRecordedGuard*>(item.guard),
                    "got a step to record behind a search that was not recorded, wanted one that was");
       const std::vector<const void*> tables = add_steps(call, items, ordered);
-      recorded = std::make_shared<CudaRecordedStep>(RecordingParts{info_, device_, uploads_, events_}, call.scope,
-                                                    steps_, ordered, tables, fast_, on);
+      recorded = std::make_shared<CudaRecordedStep>(
+          RecordingParts{info_, device_, uploads_, events_}, call.scope, steps_, ordered, tables, fast_, on,
+          [&](std::byte* device) { scale_items(call, device, guard_of(items)); });
       for_each_answer(items, [&](Answer& answer) { answer.copy_to_host(call.scope, on); });
     });
     return recorded;
@@ -217,6 +250,24 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     scope.queued(on);
   }
 
+  std::shared_ptr<CudaGuard> record_loss_scaling(Call& call, const std::shared_ptr<QueuedClip>& clip, double scale,
+                                                 const LossScaling& scaling) {
+    const cudaStream_t on = call.queue.stream;
+    call.pointers.one(scaling.found_inf, "found_inf", 0);
+    call.pointers.one(scaling.scale, "the loss scale", 0);
+    add_gradients({});
+    auto measured = std::dynamic_pointer_cast<CudaRecordedClip>(clip);
+    LT_REQUIRE(call.scope.is_capturing(on) && (measured || !clip),
+               "got loss scaling on the device outside of a graph, wanted grad_scale there");
+    const std::shared_ptr<CudaRecordedClip> by =
+        measured ? measured : std::make_shared<CudaRecordedClip>(call.scope, events_, steps_, 0, side_.get());
+    auto guard =
+        std::make_shared<CudaRecordedGuard>(call.scope, events_, steps_, side_.get(), Clipping{by, scale, true});
+    call.scope.check(cuda_kernels::loss_scaling(scaling, by->answer().clip(), measured != nullptr,
+                                                guard->answer().word(), call.queue));
+    return guard;
+  }
+
   // Lays out steps; returns the tables of each launch.
   std::vector<const void*> add_steps(Call& call, std::span<const StepItem> items, bool ordered) {
     check_pointers(call, items);
@@ -263,14 +314,16 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     answer.used = done && !answer.used ? done : events_->record(call.scope, stream);
   }
 
-  // The guard that clips these items, which a step takes together; nullptr if none does.
-  static const CudaClippedGuard* clips(std::span<const StepItem> items) {
-    return items.empty() ? nullptr : dynamic_cast<const CudaClippedGuard*>(items[0].guard);
+  // That of these items, which a step takes together; nullptr if there is none.
+  static const CudaGuard* guard_of(std::span<const StepItem> items) {
+    return items.empty() ? nullptr : static_cast<const CudaGuard*>(items[0].guard);
   }
-  // The batch is at `device`.
-  void scale_items(Call& call, std::byte* device, const CudaClippedGuard& guard) {
+  // By its clip, if it has one. The batch is at `device`.
+  void scale_items(Call& call, std::byte* device, const CudaGuard* guard) {
+    if (!guard || !guard->clipping().clip) return;
+    const Clipping& by = guard->clipping();
     call.queued(cuda_kernels::scale_items)(reinterpret_cast<kernels::DeviceItem*>(device), steps_.size(),
-                                           guard.clip().answer().clip(), guard.scale());
+                                           by.clip->answer().clip(), by.scale);
   }
 
   // The answers of the guards of these items.
@@ -279,8 +332,9 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     const Guard* last = nullptr;
     for (const StepItem& item : items) {
       if (!item.guard || item.guard == last) continue;
-      fn(static_cast<CudaGuard*>(item.guard)->answer());
-      if (const auto* const clipped = dynamic_cast<CudaClippedGuard*>(item.guard)) fn(clipped->clip().answer());
+      const auto* const guard = static_cast<const CudaGuard*>(item.guard);
+      if (guard->clipping().searches) fn(guard->answer());
+      if (guard->clipping().clip) fn(guard->clipping().clip->answer());
       last = item.guard;
     }
   }
@@ -308,6 +362,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   OwnStream side_;  // for what is waited for at once, and for answers on their way to the host
   std::map<int, DeviceMemory> tables_;
   std::vector<DeviceMemory> norm_sums_;
+  std::vector<std::shared_ptr<CudaRecordedClip>> recorded_clips_;  // graphs may be replayed as long as this lives
 };
 
 // -1 where the runtime cannot tell.

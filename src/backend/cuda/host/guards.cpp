@@ -9,7 +9,12 @@
 
 namespace lowtide::cuda_host {
 
-std::unique_ptr<Answer> Answers::take() {
+std::shared_ptr<Answer> Answers::take() {
+  return {take_idle().release(),
+          [from = shared_from_this()](Answer* answer) { from->give_back(std::unique_ptr<Answer>(answer)); }};
+}
+
+std::unique_ptr<Answer> Answers::take_idle() {
   const Scope scope(info_, "taking memory for a search");
   {
     const std::lock_guard lock(mutex_);
@@ -49,52 +54,67 @@ void Answers::give_back(std::unique_ptr<Answer> answer) noexcept {
 }
 
 int64_t CudaGuard::found() const {
-  const uint32_t found = *answer_->copy();
+  const uint32_t found = *answer().copy();
   return found == kernels::kNoItem ? -1 : static_cast<int64_t>(found);
 }
 
 int64_t CudaGuard::first() {
-  const Scope scope(info_, "waiting for the search for gradients that are not finite");
-  Events::wait(scope, answer_->found);
+  const Scope scope(info(), "waiting for the search for gradients that are not finite");
+  Events::wait(scope, answer().found);
   return found();
 }
 
 kernels::Clip CudaClip::wait() {
-  const Scope scope(info_, "waiting for the norm of gradients");
-  Events::wait(scope, answer_->found);
+  const Scope scope(info(), "waiting for the norm of gradients");
+  Events::wait(scope, answer().found);
+  return found();
+}
+
+kernels::Clip CudaClip::found() const {
   kernels::Clip clip;
-  std::memcpy(&clip, answer_->host.data(), sizeof clip);
+  std::memcpy(&clip, answer().host.data(), sizeof clip);
   return clip;
 }
 
-CudaRecordedGuard::CudaRecordedGuard(const Scope& scope, std::unique_ptr<Answer> answer, std::shared_ptr<Events> events,
-                                     kernels::Batch& batch, cudaStream_t side)
-    : CudaGuard(scope.info(), nullptr, std::move(answer)),
-      events_(std::move(events)),
-      bytes_(batch.bytes()),
-      count_(static_cast<size_t>(batch.launches()[0].count)),
-      memory_(scope, std::max<size_t>(bytes_.size(), 1)) {
+RecordedItems::RecordedItems(const Scope& scope, kernels::Batch& batch, cudaStream_t side, size_t room)
+    : bytes_(batch.bytes()), memory_(scope, std::max<size_t>(bytes_.size() + room, 1)) {
   batch.write(bytes_.data(), memory_.data());
   scope.check(cudaMemcpyAsync(memory_.data(), bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice, side));
   scope.check(cudaStreamSynchronize(side));
 }
 
+kernels::Clip CudaRecordedClip::wait() {
+  const Scope scope(info(), "waiting for a replay");
+  LT_REQUIRE(items_.prepared, "got a clip that was recorded in a graph, wanted a replay of it before");
+  items_.wait(scope, *events_);
+  return found();
+}
+
+CudaRecordedGuard::CudaRecordedGuard(const Scope& scope, std::shared_ptr<Events> events, kernels::Batch& batch,
+                                     cudaStream_t side, Clipping clipping)
+    : CudaGuard(scope.info(), Answers::make(scope), std::move(clipping)),
+      events_(std::move(events)),
+      count_(static_cast<size_t>(batch.launches()[0].count)),
+      items_(scope, batch, side) {}
+
 int64_t CudaRecordedGuard::first() {
   const Scope scope(info(), "waiting for a replay");
-  if (last_) Events::wait(scope, events_->record(scope, *last_));
+  items_.wait(scope, *events_);
   return found();
 }
 
 void CudaRecordedGuard::prepare(const Scope& scope, std::span<const StepItem> items, Uploads& uploads,
                                 cudaStream_t stream) {
-  last_ = stream;
+  items_.prepared = stream;
+  if (clipping().clip) static_cast<CudaRecordedClip&>(*clipping().clip).prepare(stream);
+  std::vector<std::byte>& bytes = items_.bytes();
   std::unordered_map<const void*, float> scales;
   for (const StepItem& item : items)
     if (item.guard == this) scales.emplace(item.grad, item.grad_scale);
-  bool changed = false;
+  bool changed = clipping().clip && count_;
   for (size_t i = 0; i < count_; ++i) {
     kernels::DeviceItem item;
-    std::byte* const at = bytes_.data() + i * sizeof item;
+    std::byte* const at = bytes.data() + i * sizeof item;
     std::memcpy(&item, at, sizeof item);
     const auto scale = scales.find(item.grad.data);
     if (scale == scales.end() || scale->second == item.grad_scale) continue;
@@ -104,8 +124,8 @@ void CudaRecordedGuard::prepare(const Scope& scope, std::span<const StepItem> it
     changed = true;
   }
   if (!changed) return;
-  const auto write = [&](std::byte* host, std::byte*) { std::memcpy(host, bytes_.data(), bytes_.size()); };
-  const Upload there(scope, uploads, events_, stream, bytes_.size(), write, memory_.data());
+  const auto write = [&](std::byte* host, std::byte*) { std::memcpy(host, bytes.data(), bytes.size()); };
+  const Upload there(scope, uploads, events_, stream, bytes.size(), write, items_.device());
 }
 
 }  // namespace lowtide::cuda_host

@@ -37,33 +37,56 @@ struct Answer {
 };
 
 // Any thread.
-class Answers {
+class Answers : public std::enable_shared_from_this<Answers> {
  public:
   explicit Answers(const DeviceInfo& info) : info_(info) {}
 
-  // One that nothing reads any more.
-  std::unique_ptr<Answer> take();
+  // One that nothing reads any more, and that comes back when its last owner lets go.
+  std::shared_ptr<Answer> take();
   static std::unique_ptr<Answer> make(const Scope& scope);
-  void give_back(std::unique_ptr<Answer> answer) noexcept;
 
  private:
+  std::unique_ptr<Answer> take_idle();
+  void give_back(std::unique_ptr<Answer> answer) noexcept;
+
   DeviceInfo info_;
   std::mutex mutex_;
   std::list<std::unique_ptr<Answer>> free_;
 };
 
+class CudaClip : public QueuedClip {
+ public:
+  CudaClip(const DeviceInfo& info, std::shared_ptr<Answer> answer) : info_(info), answer_(std::move(answer)) {}
+
+  kernels::Clip wait() override;
+  Answer& answer() const { return *answer_; }
+
+ protected:
+  const DeviceInfo& info() const { return info_; }
+  // The answer that has reached the host.
+  kernels::Clip found() const;
+
+ private:
+  DeviceInfo info_;
+  std::shared_ptr<Answer> answer_;
+};
+
+// clip: that the guard's steps clip by, times `scale`; or nullptr. searches: it looks for what is not finite.
+struct Clipping {
+  std::shared_ptr<CudaClip> clip;
+  double scale = 1;
+  bool searches = true;
+};
+
 class CudaGuard : public Guard {
  public:
-  // answers: where the answer goes back to; nullptr: it is the guard's own.
-  CudaGuard(const DeviceInfo& info, std::shared_ptr<Answers> answers, std::unique_ptr<Answer> answer)
-      : info_(info), answers_(std::move(answers)), answer_(std::move(answer)) {}
-  ~CudaGuard() override {
-    if (answers_) answers_->give_back(std::move(answer_));
-  }
+  CudaGuard(const DeviceInfo& info, std::shared_ptr<Answer> answer, Clipping clipping = {})
+      : info_(info), answer_(std::move(answer)), clipping_(std::move(clipping)) {}
 
   int64_t first() override;
-  const uint32_t* word() const override { return answer_->word(); }
-  Answer& answer() { return *answer_; }
+  const uint32_t* word() const override { return clipping_.searches ? answer().word() : nullptr; }
+  Answer& answer() const { return *answer_; }
+  const Clipping& clipping() const { return clipping_; }
 
  protected:
   // The answer that has reached the host.
@@ -72,63 +95,66 @@ class CudaGuard : public Guard {
 
  private:
   DeviceInfo info_;
-  std::shared_ptr<Answers> answers_;
-  std::unique_ptr<Answer> answer_;
+  std::shared_ptr<Answer> answer_;
+  Clipping clipping_;
 };
 
-class CudaClip final : public QueuedClip {
+// Items of a batch on the device, for kernels in a CUDA graph: they must live as long as it is replayed.
+class RecordedItems {
  public:
-  CudaClip(const DeviceInfo& info, std::shared_ptr<Answers> answers, std::unique_ptr<Answer> answer)
-      : info_(info), answers_(std::move(answers)), answer_(std::move(answer)) {}
-  ~CudaClip() override { answers_->give_back(std::move(answer_)); }
+  // Puts them there by way of `side`. room: bytes behind them.
+  RecordedItems(const Scope& scope, kernels::Batch& batch, cudaStream_t side, size_t room = 0);
 
+  // Where kernels find the items.
+  std::byte* device() const { return memory_.data(); }
+  std::vector<std::byte>& bytes() { return bytes_; }  // as they were put there
+  // Where replays were prepared last; a null handle is the default stream.
+  std::optional<cudaStream_t> prepared;
+  // Waits for the last replay that was prepared.
+  void wait(const Scope& scope, Events& events) const {
+    if (prepared) Events::wait(scope, events.record(scope, *prepared));
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+  DeviceMemory memory_;
+};
+
+// A clip in a CUDA graph: each replay finds its own. The backend keeps it for as long as it lives itself.
+class CudaRecordedClip final : public CudaClip {
+ public:
+  CudaRecordedClip(const Scope& scope, std::shared_ptr<Events> events, kernels::Batch& batch, size_t room,
+                   cudaStream_t side)
+      : CudaClip(scope.info(), Answers::make(scope)), events_(std::move(events)), items_(scope, batch, side, room) {}
+
+  // Waits for the last replay that was prepared.
   kernels::Clip wait() override;
-  Answer& answer() { return *answer_; }
+  std::byte* items() const { return items_.device(); }
+  void prepare(cudaStream_t stream) { items_.prepared = stream; }
 
  private:
-  DeviceInfo info_;
-  std::shared_ptr<Answers> answers_;
-  std::unique_ptr<Answer> answer_;
+  std::shared_ptr<Events> events_;
+  RecordedItems items_;
 };
 
-// A guard of steps that clip.
-class CudaClippedGuard final : public CudaGuard {
- public:
-  CudaClippedGuard(const DeviceInfo& info, std::shared_ptr<Answers> answers, std::shared_ptr<CudaClip> clip,
-                   double scale, bool searches)
-      : CudaGuard(info, answers, answers->take()), clip_(std::move(clip)), scale_(scale), searches_(searches) {}
-
-  const uint32_t* word() const override { return searches_ ? CudaGuard::word() : nullptr; }
-  CudaClip& clip() const { return *clip_; }
-  double scale() const { return scale_; }
-
- private:
-  std::shared_ptr<CudaClip> clip_;
-  double scale_;
-  bool searches_;
-};
-
-// A search in a CUDA graph, behind which a recorded step is. What it searches stays on the device with it; both must
-// live as long as the graph is replayed.
+// A guard in a CUDA graph, behind which a recorded step is.
 class CudaRecordedGuard final : public CudaGuard {
  public:
-  // batch: of one launch, whose items are put on the device by way of `side`. The caller records the search.
-  CudaRecordedGuard(const Scope& scope, std::unique_ptr<Answer> answer, std::shared_ptr<Events> events,
-                    kernels::Batch& batch, cudaStream_t side);
+  // batch: of one launch, of what is searched. The caller records the search.
+  CudaRecordedGuard(const Scope& scope, std::shared_ptr<Events> events, kernels::Batch& batch, cudaStream_t side,
+                    Clipping clipping = {});
 
   // Waits for the last replay that was prepared.
   int64_t first() override;
-  // Where kernels find the items.
-  const std::byte* items() const { return memory_.data(); }
-  // Queues what the next replay there needs: the scales of these items' gradients, if they are others.
+  std::byte* items() const { return items_.device(); }
+  // Queues what the next replay there needs: the scales of these items' gradients, if they are others, or a clip
+  // multiplies them.
   void prepare(const Scope& scope, std::span<const StepItem> items, Uploads& uploads, cudaStream_t stream);
 
  private:
   std::shared_ptr<Events> events_;
-  std::vector<std::byte> bytes_;  // as on the device
-  size_t count_;                  // items
-  DeviceMemory memory_;
-  std::optional<cudaStream_t> last_;  // where replays were prepared; a null handle is the default stream
+  size_t count_;  // items
+  RecordedItems items_;
 };
 
 }  // namespace lowtide::cuda_host

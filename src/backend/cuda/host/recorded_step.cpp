@@ -14,7 +14,8 @@ using cuda_kernels::ReplayState;
 static_assert(offsetof(ReplayState, prepared) == 0, "written behind the batch, with it");
 
 CudaRecordedStep::CudaRecordedStep(const RecordingParts& of, const Scope& scope, kernels::Batch batch, bool ordered,
-                                   std::span<const void* const> tables, bool fast, cudaStream_t stream)
+                                   std::span<const void* const> tables, bool fast, cudaStream_t stream,
+                                   const std::function<void(std::byte*)>& before)
     : of_(of),
       batch_(std::move(batch)),
       launches_(batch_.launches()),
@@ -27,6 +28,7 @@ CudaRecordedStep::CudaRecordedStep(const RecordingParts& of, const Scope& scope,
   scope.check(cuda_kernels::fill(reinterpret_cast<unsigned char*>(state()), 0, sizeof(ReplayState), side));
   scope.check(cudaStreamSynchronize(side_.get()));
   const cuda_kernels::Queue recording = of.info.queue(stream);
+  before(memory_.data());
   queue_steps(scope, batch_, memory_.data(), tables, fast, state(), recording);
   scope.check(cuda_kernels::finish_replay(state(), recording));
 }

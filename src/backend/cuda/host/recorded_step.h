@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -60,9 +61,11 @@ struct RecordingParts {
 // waits for the replay before the last, so that the device has work while the host prepares more.
 class CudaRecordedStep final : public RecordedStep {
  public:
-  // batch: the items', ordered or not; tables: for each of its launches. Records on a stream that is capturing.
+  // batch: the items', ordered or not; tables: for each of its launches. Records on a stream that is capturing, behind
+  // what before(batch on the device) does.
   CudaRecordedStep(const RecordingParts& of, const Scope& scope, kernels::Batch batch, bool ordered,
-                   std::span<const void* const> tables, bool fast, cudaStream_t stream);
+                   std::span<const void* const> tables, bool fast, cudaStream_t stream,
+                   const std::function<void(std::byte*)>& before);
   ~CudaRecordedStep() override;
 
   void prepare(std::span<const StepItem> items, void* stream) override;
