@@ -229,7 +229,7 @@ class Engine:
             self._threads = threads
 
     def _check_fixed(self, of: int, group: Mapping[str, Any]) -> None:
-        """Raises ValueError if an option of parameter group `of` has changed that is fixed when a group is added."""
+        """Raises ValueError if an option of parameter group `of` changed although it is fixed when the group is added."""
         missing = sorted(GROUP_OPTIONS.keys() - group.keys())
         expect(not missing, f"param_groups[{of}]", f"no {missing}", "them as they were")
         was, now = self.members[of].fixed, fixed_options(self.family, group)

@@ -22,9 +22,9 @@ class Family:
     """The rule of a class, and the translation of its parameter groups' options to the core's hyper-parameters. Subclasses
     serve classes that use more than one rule, or fewer options."""
 
-    CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, where it differs
-    MAY_WAIT: ClassVar[bool] = True  # whether parameters that train may be on meta until a step
-    SEVERAL: ClassVar[bool] = True  # whether they may be on several devices
+    CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, if it differs
+    MAY_WAIT: ClassVar[bool] = True  # trained parameters may be on meta until a step
+    SEVERAL: ClassVar[bool] = True  # they may be on several devices
     FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, beside those of every class
 
     def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:

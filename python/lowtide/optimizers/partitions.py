@@ -66,7 +66,7 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
         where, family = f"parameter group {number}, in partitions of ZeRO", engine.family
         got, wanted = f"{family.name}, which takes matrices whole", "a rule that steps element by element, as AdamW does"
         expect(not family.rule_for(torch.empty(1, 1), group), where, got, wanted)
-        try:  # a partition is a shard of it knows not what
+        try:  # a partition does not know of which parameter it is a shard
             _core.state_layout(
                 family.core_rule, family.hyper_of("", group), core_options(group), [1], "float32", ([2], True, [0]), False
             )  # fmt: skip

@@ -151,16 +151,11 @@ class _Prediction:
         )  # fmt: skip
         return total if problems or not self._rates.link else self._timed(total)
 
-    def _sizes(self, place: Place) -> tuple[list[int], list[GroupSizes]]:
-        here = [i for i, param in enumerate(self._params) if param.place == place]
-        sizes = sizes_of(self._groups, self._params, {*here})
-        return here, [group._replace(rate=self._rates.step_of(group.options["state"])) for group in sizes]
-
     def _part(self, place: Place, memory: Memory) -> dict[str, Any]:
         """The forecast's fields to which parameters at one place contribute."""
         here = [i for i, param in enumerate(self._params) if param.place == place]
         sizes = [
-            group._replace(rate=self._rates.step_of(group.state)) for group in sizes_of(self._groups, self._params, {*here})
+            group._replace(rate=self._rates.step_of(group.options["state"])) for group in sizes_of(self._groups, self._params, {*here})
         ]
         budget = memory.budget(place)
         if place.mirrored:

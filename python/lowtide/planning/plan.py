@@ -112,9 +112,9 @@ def plan(
     """Predicts the memory and time of an optimizer, using its own decisions. Allocates no state, touches no disk.
 
     Args:
-        model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state",
-            "memory" and so on per group), or shapes. Tensors may be on any device, "meta" too. Frozen parameters
-            are left out. Of a DTensor (FSDP2), this rank's part is planned.
+        model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state", "memory" and so
+            on per group), or shapes. Tensors may be on any device, including "meta". Frozen parameters are left out. For a
+            DTensor (FSDP2), this rank's part is planned.
         rule: one that docs/rules.md lists, such as "adamw", or "muon".
         state, memory, min_quantized_numel: as for the optimizer.
         rates: for the seconds. "measure" measures the rates that this model needs on this machine: about a second for each

@@ -11,8 +11,26 @@ from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
 from lowtide.options.options import FIXED, check_kinds
 from lowtide.state import torch_dict
-from lowtide.state.foreign.readers import Reader
-from lowtide.state.format import MODE, OWN_KEYS, SEED, SPREAD, STAMP, check_stamp, is_stamped, read_seed
+from lowtide.state.entries import Entry, ParamSpec
+from lowtide.state.foreign import bitsandbytes, flashoptim, schedulefree, torchao
+from lowtide.state.format import MODE, OWN_KEYS, SEED, SPREAD, STAMP, is_stamped, read_stamp
+
+
+class Reader(Protocol):
+    """A module of `state.foreign`. All functions raise ValueError with the value and what was wanted."""
+
+    def recognizes(self, state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
+        """True if the two halves of a state_dict come from this library."""
+
+    def read_group(self, rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
+        """The options of `group` under their names here. `mine`: hyper-parameters of the optimizer's group, which replace those
+        that `group` lacks."""
+
+    def read_entry(self, spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
+        """The state of one parameter."""
+
+
+READERS: tuple[Reader, ...] = (schedulefree, bitsandbytes, torchao, flashoptim)
 
 
 class Groups(NamedTuple):
@@ -67,13 +85,10 @@ def read_groups(
             torch_dict.check_group(engine, n, mine, group, where)
             made |= {name: mine[name] for name in engine.family.option_names()}
         of_torch = () if ours or reader else torch_dict.IMPLEMENTATION_KEYS
-        drop = ("params", SPREAD, *STAMP, *FIXED, *of_torch)  # what is fixed belongs to the live tensors
-        new = {key: copied(value) for key, value in group.items() if key not in drop}
-        if of_torch:
-            new = {**{name: mine[name] for name in engine.family.option_names()}, **new}
-        kept = {key: mine[key] for key in ("params", *OWN_KEYS)}
-        if ours:
-            kept[SEED] = read_seed(group, saved[0], where, mine[SEED])
+        drop = ("params", SPREAD, *STAMP, *FIXED, *of_torch)  # fixed options belong to the live tensors
+        for key, value in group.items():
+            if key not in drop:
+                made[key] = copied(value)
         if "param_names" in mine:
             made.setdefault("param_names", mine["param_names"])
         if MODE in mine:
@@ -84,9 +99,11 @@ def read_groups(
             for core_group in engine.groups:
                 if core_group.of != n:
                     continue
-                options = core_group.options_of({n: groups[-1]})
+                options = core_group.options_of({n: made})
                 check_kinds({"rounding": options["rounding"]}, where)
-                hyper = engine.family.hyper_of(core_group.rule, options)
+                hyper, rounding = engine.family.hyper_of(core_group.rule, options), core_group.options["rounding"]
+                if hyper == core_group.pushed and options["rounding"] == rounding:  # the core has taken them
+                    continue
                 rule = core_group.rule or engine.family.core_rule
                 codecs = [engine.core_of(i).state_codec(i) for i in core_group.params]
                 common = (rule, hyper, {**core_group.options, "rounding": options["rounding"]})

@@ -35,10 +35,10 @@ _PIECE = 1 << 20  # elements processed at a time
 
 
 def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    """The state of all parameters that have any, in new tensors: FSDP1 wants no empty entries. All have the same names if they have the
-    same moments, as FSDP1 wants: scales where any can have them (0: this one has none), residuals likewise."""
-    raw = [_local_state(engine, i) for i in range(len(engine.params))]
-    # By the options, not by this rank's parts: another rank may have larger parts, and so other formats.
+    """The state of all parameters that have any, in new tensors: FSDP1 accepts no empty entries. Parameters with the same
+    moments have the same names, as FSDP1 requires: scales if any can have them (0: this one has none), likewise residuals."""
+    raw = [views.local_state(engine, i) for i in range(len(engine.params))]
+    # Decided by the options, not by this rank's parts: another rank may have larger parts with other formats.
     scaled = any(_core.code_sizes(group.options["state"], True, 1, BLOCK)[2] for group in engine.groups if group.params)
     residual = any(RESIDUAL in views.layout(engine, i) for i in range(len(engine.params)))
     return {param: _spread(engine, i, raw[i], scaled, residual) for i, param in enumerate(engine.tensors) if raw[i]}

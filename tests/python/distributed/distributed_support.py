@@ -185,7 +185,7 @@ def _call_job(module: str, name: str, given: dict[str, Any]) -> str | None:
 
 
 def of_all(value: T) -> list[T]:
-    """What each rank gives, on all of them."""
+    """Gathers what each rank gives, on all ranks."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, value)
     return every

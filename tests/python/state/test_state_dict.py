@@ -43,7 +43,7 @@ def test_resumed_run_equals_the_uninterrupted_one(rule, codec, dtype, seed, figu
 @pytest.mark.parametrize("codec", ["fp32", "dynamic8"])
 @pytest.mark.parametrize("way", ["entries of a dict", "numbers of a dict", "entries of state", "tensors of state"])
 def test_state_that_is_swapped_arrives_whole(codec, way, seed):
-    """What a dict and `state` have are views of live state: each must be read before it is written."""
+    """Dicts and `state` hold views of live state: each must be read before it is written."""
     if (codec, way) == ("dynamic8", "tensors of state"):
         pytest.skip("codes and scales alone mean nothing, and cannot be swapped")
     params = [parameter(32, 256) for _ in range(2)]

@@ -127,7 +127,7 @@ def test_gradients_that_are_not_finite(rule: str, policy: str, value: float) -> 
     return f"{rule}, {policy}, {value}: alike on 3 ranks, {opt.skipped_steps} skipped"
 
 
-# What another option of one rank is, and the word of the error that names it.
+# One option that differs on one rank, and the word of the error that names it.
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "lr": ({"lr": 3e-3}, "lr"), "betas": ({"betas": (0.8, 0.99)}, "beta"), "weight_decay": ({"weight_decay": 0.5}, "weight_decay"),
     "maximize": ({"maximize": True}, "maximize"), "nonfinite": ({"nonfinite": "propagate"}, "nonfinite"),
