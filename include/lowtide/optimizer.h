@@ -87,7 +87,7 @@ struct GroupOptions {
 #undef LT_GROUP_TEXT
 #undef LT_GROUP_COUNT
 #undef LT_GROUP_BUDGET
-  int budget_of = -1;     // share the budget of this group, of a lower number; -1: the optimizer's
+  int budget_of = -1;     // share the budget of this group, whose number must be lower; -1: the optimizer's
   std::string rule = "";  // the rule of this group; "": the optimizer's
 };
 

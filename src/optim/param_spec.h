@@ -30,7 +30,7 @@ void for_each_option(Options&& options, Fn&& field) {
 #undef LT_GROUP_BUDGET
 }
 
-// The options of a group, checked, names as numbers of the catalog.
+// The checked options of a group, with names as catalog numbers.
 struct GroupSpec {
   Hyper hyper;
   int rule = 0;  // the rule that users name

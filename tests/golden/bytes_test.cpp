@@ -88,9 +88,8 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
     return found[name] = compare.of({}, group_of(rule, format, master), name);
   };
   std::ostringstream page;
-  page << "\nThe test `GoldenBytes` writes these tables and checks them: the bytes are those that `forecast` predicts and "
-          "that the "
-          "optimizer reports\nafter a step of a bfloat16 parameter of "
+  page << "\nThe test `GoldenBytes` writes these tables and checks them: the bytes are those that `forecast` predicts "
+          "and that the optimizer reports\nafter a step of a bfloat16 parameter of "
        << kRows << " x " << kColumns
        << " elements. \"-\": refused. An option stands behind the name of its rule.\n\n"
           "### State\n\nThe same in RAM, on disk and on a device.\n\n";
@@ -99,9 +98,8 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
     return bytes ? per_parameter(bytes->state) : "-";
   });
 
-  page << "\n### Master weights\n\nBytes that each kind adds to the state of a 16-bit parameter, whatever the optimizer "
-          "and "
-          "the state format.\n\n| master | adds |\n|---|---|\n";
+  page << "\n### Master weights\n\nBytes that each kind adds to the state of a 16-bit parameter, whatever the "
+          "optimizer and the state format.\n\n| master | adds |\n|---|---|\n";
   for (const char* master : {"residual16", "residual8", "stochastic"}) {
     int64_t adds = -1;
     for (const GoldenRule& rule : golden_rules())
