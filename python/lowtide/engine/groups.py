@@ -36,7 +36,7 @@ def fixed_options(family: Family, group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_defaults(hyper: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """The options of a group that sets none: hyper-parameters and those of `Options` that are a group's."""
+    """The options of a group that sets none: hyper-parameters and the per-group part of `Options`."""
     given: Mapping[str, Any] = options
     made = {**hyper, "maximize": False, **GROUP_OPTIONS}
     for name in made.keys() & given.keys():
@@ -66,7 +66,7 @@ class CoreGroup:
     overrides: Mapping[str, Any]
     rule: str  # "": the optimizer's
     pushed: dict[str, float]  # the hyper-parameters that the core has
-    options: dict[str, Any]  # `core_options`, likewise
+    options: dict[str, Any]  # `core_options` that the core has
     memory: Memory | None  # its own budget
     budget_of: int  # number of the group whose budget it shares; -1: none
     params: list[int] = field(default_factory=list)  # numbers, ascending
@@ -78,13 +78,12 @@ class CoreGroup:
     def push(self, core: Core, number: int, hyper: dict[str, float], rounding: str) -> dict[str, float] | None:
         """Tells `core` about changes; returns the previous hyper-parameters, or None if they are unchanged.
 
-        What the core has is unknown from before it is told until it has answered: an interrupt (Ctrl-C) between the two
-        makes the next push tell it again."""
+        While the core is being told, its values are unknown: after an interrupt (Ctrl-C) the next push tells it again."""
         if rounding != self.options["rounding"]:
             self.options["rounding"], before_rounding = "", self.options["rounding"]
             try:
                 core.set_rounding(number, rounding)
-            except ValueError:  # refused: the core is as it was
+            except ValueError:  # refused: the core is unchanged
                 self.options["rounding"] = before_rounding
                 raise
             self.options["rounding"] = rounding
@@ -100,7 +99,7 @@ class CoreGroup:
         return before
 
     def options_of(self, groups: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]]) -> Mapping[str, Any]:
-        """The options that hold for its parameters now, as users write them."""
+        """The options that apply to its parameters now, in the user's form."""
         group = groups[self.of]
         return {**group, **self.overrides} if self.overrides else group
 
