@@ -1,10 +1,4 @@
 // Norms on a device are the bits of the CPU's: of whole parameters, block by block or as exact sums, and of gradients.
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <deque>
-#include <limits>
 
 #include "backend/cpu/gradient_sums.h"
 #include "backend/gradient_reader.h"

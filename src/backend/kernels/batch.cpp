@@ -160,8 +160,7 @@ void Batch::write(std::byte* to, const std::byte* device) {
   const size_t dims_at = bytes() - dims_.size() * sizeof(int64_t);
   for (DeviceItem& item : items_)
     for (DeviceTensor* tensor : {&item.param, &item.grad})
-      if (tensor->dim_count)
-        tensor->dims = at(device, dims_at + reinterpret_cast<size_t>(tensor->dims));
+      if (tensor->dim_count) tensor->dims = at(device, dims_at + reinterpret_cast<size_t>(tensor->dims));
   const auto put = [&](const void* data, size_t bytes) {
     if (bytes) std::memcpy(to, data, bytes);
     to += bytes;

@@ -21,8 +21,8 @@ class Batch {
     bool ballot;
     int64_t first, count;  // items
     int64_t units;
-    int64_t norms;                 // of a rule that has them: of its first item among those of the batch; else -1
-    bool puts_norms, adds_norms;   // into arguments; to sums before: of an item or more
+    int64_t norms;                // of a rule that has them: of its first item among those of the batch; else -1
+    bool puts_norms, adds_norms;  // into arguments; to sums before: of an item or more
 
     bool operator==(const Launch&) const = default;
   };

@@ -3,10 +3,7 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/kernels/sums.h"

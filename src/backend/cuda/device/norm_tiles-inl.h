@@ -1,7 +1,8 @@
-// The driver of norms: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time, 16 lanes each, whose
-// 16 elements are in registers, as a step does (step_tiles-inl.h). Sums of blocks are in the order of sum_lanes, and are
-// added exactly, as whole numbers: which warp adds first makes no difference. Strided memory, and blocks with an
-// operand out of range (real-inl.h), go a block at a time (kernels/norms-inl.h). Included in the namespace of a .cu file after norms-inl.h and step_tiles-inl.h.
+// The driver of norms: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time, 16 lanes each,
+// whose 16 elements are in registers, as a step does (step_tiles-inl.h). Sums of blocks are in the order of sum_lanes,
+// and are added exactly, as whole numbers: which warp adds first makes no difference. Strided memory, and blocks with
+// an operand out of range (real-inl.h), go a block at a time (kernels/norms-inl.h). Included in the namespace of a .cu
+// file after norms-inl.h and step_tiles-inl.h.
 
 // The tables that states are read by.
 template <class C>
@@ -94,8 +95,7 @@ struct LaneNorms {
   // was out of range: then they may be others.
   template <bool kIsCommon>
   LT_FN bool terms(const Tile& tile, const typename R::Args& args, const typename Tables::Shared& shared,
-                   const Form& form, const LaneAt& at, typename Lanes::Words& words,
-                   float (&x)[2][kLaneElements]) {
+                   const Form& form, const LaneAt& at, typename Lanes::Words& words, float (&x)[2][kLaneElements]) {
     float p[kLaneElements], g[kLaneElements];
     words.weights.get(tile, form, at, p);
     unpack(g, words.grad.word, form.grad);

@@ -1,4 +1,5 @@
-// Roots of exact sums, in double, as the host has them. Included in the namespace of a .cu file after the portable kernels.
+// Roots of exact sums, in double, as the host has them. Included in the namespace of a .cu file after the portable
+// kernels.
 
 // As ExactSum::value() rounds the sum.
 LT_FN double root_of(const int64_t (&limbs)[kSumLimbs]) {
