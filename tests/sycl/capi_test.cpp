@@ -11,7 +11,7 @@
 
 #include "lowtide/lowtide_device.h"
 #include "support/random.h"
-#include "support/temporary.h"
+#include "support/test.h"
 #include "sycl_support.h"
 
 namespace lowtide::testing {
