@@ -21,7 +21,7 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
   // In fewer, single trials decide how often state moves.
   const int trials = std::max(8, share_of(24));
   for (int trial = 0; trial < trials; ++trial) {
-    FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = trial % 2};
+    FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = trial % 2 == 1};
     auto backend = std::make_unique<FakeBackend>(options);
     FakeBackend& fake = *backend;
     lowtide::Memory memory{.chunk = rng.between(1, 3) * 4096,

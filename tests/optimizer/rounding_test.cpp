@@ -65,7 +65,8 @@ TEST(Rounding, RefusesWhatThereIsNot) {
   GroupOptions group{.rounding = "up"};
   EXPECT_THROW(optimizer.add_group(group), Error);
   group.rounding = "nearest", group.state = "float8";
-  expect_refusal([&] { optimizer.add_group(group); }, "'nearest' with state 'float8'");
+  const std::string message = refusal([&] { optimizer.add_group(group); });
+  expect_in("'nearest' with state 'float8'", message);
   group.rounding = "auto";
   EXPECT_EQ(optimizer.add_group(group), 0);
   EXPECT_THROW(optimizer.set_rounding(0, "nearest"), Error);
