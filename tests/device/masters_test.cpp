@@ -33,7 +33,7 @@ std::vector<StepCase> make_cases(int rule, int codec, Rng& rng) {
 }
 
 // differing_bytes, and whether anything that the step writes has changed at all.
-struct Tally {
+struct MasterTally {
   int64_t compared = 0, differing = 0, still = 0;
 
   void add(const StepCase& got, const StepCase& wanted, const StepCase& start) {
@@ -48,7 +48,7 @@ TEST(DeviceMasters, GiveTheBitsOfTheCpu) {
   auto rng = seeded("masters on a device", 37);
   TestDevice& device = TestDevice::get();
   const auto cpu = open_backend("cpu", "");
-  Tally tally;
+  MasterTally tally;
   int64_t parameters = 0;
   for (const char* rule : {"adamw", "lion", "sgd", "lamb"})
     for (const char* codec : {"fp32", "dynamic8"}) {

@@ -19,7 +19,7 @@ TEST(LinkTraffic, TheCallersQueueNeverWaitsForWriteBack) {
     for (const char* transfer : {"copy", "hybrid"})
       for (int trial = 0; trial < 6; ++trial) {
         SCOPED_TRACE(std::string(transfer) + ", source " + std::to_string(static_cast<int>(source)));
-        fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = trial % 2};
+        fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = trial % 2 == 1};
         auto backend = std::make_unique<fake::FakeBackend>(options);
         fake::FakeBackend& fake = *backend;
         Cache cache{fake};
