@@ -1,6 +1,7 @@
 // Claim: other results of an optimizer have the bits of the committed list: votes and steps by them, directions, files,
 // shards, mixed groups, imported state, seeds. golden.h says how the list is written.
 #include "golden/cases.h"
+#include "support/checkpoint_case.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
@@ -105,7 +106,7 @@ void add_files(Results& results, const OptimizerOptions& options, const Temporar
       model.add_to(optimizer, optimizer.add_group(group));
       optimizer.step(model.gradients(0));
       optimizer.save(directory.file("state"), "{\"made by\": \"a test\"}");
-      const std::string bytes = read_golden(directory.file("state"));
+      const std::string bytes = read_file(directory.file("state"));
       hash.add(bytes.data(), bytes.size());
       optimizer.step(model.gradients(1));
       hash.add(optimizer.load(directory.file("state")).data(), 3);
