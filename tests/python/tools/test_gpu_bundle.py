@@ -6,13 +6,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
 
-import pytest
 from gpu_support import ROOT, TOOL
 
-import gpu_bundle
 from gpu import machine, parts, sources
 
 
@@ -46,19 +43,6 @@ def test_prebuilt_parts_travel_and_are_refused_where_they_do_not_fit(tmp_path: P
     assert not folders.prebuilt.exists()  # what an earlier run has unpacked is of another bundle
 
 
-def test_damaged_prebuilt_parts_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = parts.Folders(tmp_path / "gpu", tmp_path)
-    archive = tmp_path / parts.ARCHIVE
-    with tarfile.open(archive, "w:xz") as tar:
-        tar.add(TOOL, arcname=parts.MANIFEST)  # no JSON
-    whole = archive.read_bytes()
-    for damaged in (b"", b"no archive", whole[: len(whole) // 2], whole):
-        archive.write_bytes(damaged)
-        assert parts.unpack(folders) == {}
-        assert "cannot be read" in capsys.readouterr().out
-        assert not folders.prebuilt.exists()
-
-
 def test_prebuilt_parts_that_cannot_be_imported_are_named(tmp_path: Path) -> None:
     """A library of a newer system, say: the run ends at once, and says what the import said."""
     bundle = tmp_path / "bundle"
@@ -80,17 +64,6 @@ def test_prebuilt_parts_that_cannot_be_imported_are_named(tmp_path: Path) -> Non
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OUT": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=120)
     assert done.returncode == 2 and "missing: no package to measure: ImportError" in done.stdout, done.stdout + done.stderr
-
-
-def test_wheels_are_found_before_what_is_installed(tmp_path: Path) -> None:
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    with zipfile.ZipFile(wheels / "rich-0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("rich/__init__.py", "here = 1")
-    (wheels / "cut_off-1-py3-none-any.whl").write_bytes(b"PK")
-    folders = parts.Folders(tmp_path / "gpu", tmp_path)
-    parts.unpack_wheels(folders)
-    assert machine.output([sys.executable, "-c", "import rich; print(rich.here)"], env=folders.environment()) == "1\n"
 
 
 def test_a_digest_tells_sources_apart(tmp_path: Path) -> None:
@@ -122,15 +95,3 @@ def test_prebuilt_parts_are_those_that_ship() -> None:
     (chosen,) = [entry for entry in presets if entry["name"] == preset]
     assert chosen["cacheVariables"] == {"CMAKE_BUILD_TYPE": "Release"}  # with CMake's flags: -O3 -DNDEBUG
     assert "-DLOWTIDE_DEV=ON" in command  # for the program that tests devices
-
-
-def test_a_bundle_leaves_out_libraries_of_other_gpus(tmp_path: Path) -> None:
-    names = ["bitsandbytes/__init__.py", *(f"bitsandbytes/libbitsandbytes_{kind}.so"
-             for kind in ("cpu", "cuda130", "cuda126", "rocm62", "xpu"))]  # fmt: skip
-    with zipfile.ZipFile(tmp_path / "bitsandbytes-1-py3-none-any.whl", "w") as wheel:
-        for name in names:
-            wheel.writestr(name, name)
-    gpu_bundle.thinned(tmp_path, "130")
-    (path,) = tmp_path.iterdir()
-    with zipfile.ZipFile(path) as wheel:
-        assert wheel.namelist() == names[:3]

@@ -8,7 +8,7 @@ import gpu_support  # noqa: F401 (makes the tools importable)
 import pytest
 
 from bench.cuda import case, counters, emulated, figures, rows, shapes, timing, variants
-from bench.cuda.device import GIB, MANAGED_CAP, Gpu, bytes_of
+from bench.cuda.device import GIB, MANAGED_CAP, Gpu
 from bench.cuda.rows import Absent, Rows
 from gpu import plan, suites
 
@@ -35,16 +35,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.share
 def test_every_measurement_runs(name: str, gpu: Gpu, figure: Callable[[str], None], tmp_path: Path) -> None:
-    check_measurement(name, gpu, figure, tmp_path / "rows.jsonl")
-
-
-@pytest.mark.parametrize("name", ["smoke", "paged.dynamic8", "overlap.fp32"])
-@pytest.mark.share
-def test_measurements_run_without_any_device(name: str, figure: Callable[[str], None], tmp_path: Path) -> None:
-    check_measurement(name, Gpu(rehearse=True), figure, tmp_path / "rows.jsonl")
-
-
-def check_measurement(name: str, gpu: Gpu, figure: Callable[[str], None], path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
     found = Rows(name, path)
     module = __import__(f"bench.cuda.{name.partition('.')[0]}", fromlist=["CASES"])
     found.attempt(name, lambda: module.CASES[name](gpu, found))
@@ -68,28 +59,6 @@ def test_the_queue_has_every_measurement(figure: Callable[[str], None]) -> None:
     assert planned[0] == plan.SMOKE and len(set(planned)) == len(planned)
     assert set(planned) == {*NAMES, "suite device", *suites.PYTHON_TESTS, *suites.CHECKERS}
     figure(f"{len(planned)} steps, about {plan.SETUP_S + sum(step.estimate_s for step in plan.QUEUE):.0f} s")
-
-
-def test_managed_memory_is_guarded() -> None:
-    gpu = Gpu(rehearse=True)
-    gpu.allow_managed(16 * GIB)
-    with pytest.raises(Absent, match="at most"):
-        gpu.allow_managed(MANAGED_CAP - 16 * GIB + 1)
-    with pytest.raises(Absent, match="no ballast"):
-        gpu.ballast(leave=0)
-    other = Gpu(rehearse=True)
-    other.ballast(leave=(64 << 20) - 1)
-    with pytest.raises(Absent, match="no managed memory"):
-        other.allow_managed(1)
-
-
-def test_managed_memory_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(rehearse=True)
-    monkeypatch.setattr(gpu, "rehearsed", False)
-    monkeypatch.setattr(gpu, "free", lambda: 20 * GIB)
-    gpu.allow_managed(12 * GIB)
-    with pytest.raises(Absent, match="bytes free"):
-        gpu.allow_managed(1)
 
 
 def test_figures_are_judged_by_what_must_be() -> None:
@@ -136,6 +105,25 @@ def test_the_time_of_a_stream_has_none_of_the_host(gpu: Gpu, monkeypatch: pytest
     held, idle = timing.in_turns(gpu, steps)["step"], timing.in_turns(gpu, steps, idle=True)["step"]
     assert held.event == pytest.approx([1e-3] * 2) and held.call == pytest.approx([5e-3] * 2) and not held.wall
     assert idle.wall == pytest.approx([6e-3] * 2) and not idle.event
+
+
+def test_managed_memory_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(rehearse=True)
+    gpu.allow_managed(16 * GIB)
+    with pytest.raises(Absent, match="at most"):
+        gpu.allow_managed(MANAGED_CAP - 16 * GIB + 1)
+    with pytest.raises(Absent, match="no ballast"):
+        gpu.ballast(leave=0)
+    other = Gpu(rehearse=True)
+    other.ballast(leave=(64 << 20) - 1)
+    with pytest.raises(Absent, match="no managed memory"):
+        other.allow_managed(1)
+    real = Gpu(rehearse=True)
+    monkeypatch.setattr(real, "rehearsed", False)
+    monkeypatch.setattr(real, "free", lambda: 20 * GIB)
+    real.allow_managed(12 * GIB)
+    with pytest.raises(Absent, match="bytes free"):
+        real.allow_managed(1)
 
 
 def test_shapes_are_those_of_the_models() -> None:
@@ -186,12 +174,3 @@ def test_counters_are_read_as_ncu_prints_them() -> None:
     assert launch == {"kernel": "lt::step(Batch)", "dram__throughput.avg.pct_of_peak_sustained_elapsed": "88.10 %",
                       "dram__bytes_read.sum": "1,234.5 Mbyte", "launch__registers_per_thread": "80 register/thread"}  # fmt: skip
     assert counters.number("1,234.5 %") == 1234.5
-
-
-def test_sizes_have_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bytes_of("100G") == bytes_of("100GiB") == 100 << 30
-    assert bytes_of(" 5 GB ") == 5 * 10**9 and bytes_of("4096") == 4096
-    with pytest.raises(ValueError, match="many"):
-        bytes_of("many")
-    monkeypatch.setenv("LOWTIDE_HOST_BYTES", "100G")
-    assert Gpu(rehearse=True).host_free() == 100 << 30

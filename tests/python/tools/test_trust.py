@@ -71,11 +71,8 @@ def test_a_check_passes_with_its_status_and_a_test_that_ran(
 
 
 def test_commands_find_their_programs_and_files() -> None:
-    assert make_trust.command("lowtide_tests Wear.*", "build/dev") == [
-        "build/dev/lowtide_tests",
-        "--gtest_brief=1",
-        "--gtest_filter=Wear.*",
-    ]
+    wanted = ["build/dev/lowtide_tests", "--gtest_brief=1", "--gtest_filter=Wear.*"]
+    assert make_trust.command("lowtide_tests Wear.*", "build/dev") == wanted
     [*_, file] = make_trust.command("test_trust.py::test_x", "build/dev")
     assert ROOT / file.partition("::")[0] == Path(__file__).resolve()
 
