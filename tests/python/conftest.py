@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(path) for path in sorted(HERE.iterdir()) if path.is_dir())]  # for helpers, of any room
 
 _SHARE = float(os.environ.get("LOWTIDE_TEST_SHARE", "1"))  # of the cases of long tests that a run takes
+_GOLDEN = 0.6180339887498949  # multiples of it, less their whole parts, are evenly spread (tests/support/test.h)
 _FIGURE = "figure"  # a property of a test's report, which travels between processes
 
 
@@ -42,8 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: list[pytest.Item] = []
     for item in items:
         function = item.nodeid.partition("[")[0]
-        # As tests/support/test.h: the first, and then multiples of the golden ratio, evenly spread.
-        is_taken = item.get_closest_marker("share") is None or seen[function] * 0.6180339887498949 % 1 < _SHARE
+        is_taken = item.get_closest_marker("share") is None or seen[function] * _GOLDEN % 1 < _SHARE
         seen[function] += 1
         (taken if is_taken else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
@@ -82,6 +82,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def share() -> float:
     """For long tests whose cases are not parameters."""
     return _SHARE
+
+
+@pytest.fixture(scope="session")
+def in_share() -> Callable[[int, int, int], bool]:
+    """Call it with a row, a column and the number of columns: whether the share has that case of a grid. It has one of each row at
+    least, in columns that take turns."""
+
+    def has(row: int, column: int, columns: int) -> bool:
+        return column == int(row * _GOLDEN % 1 * columns) or (row * columns + column) * _GOLDEN % 1 < _SHARE
+
+    return has
 
 
 @pytest.fixture

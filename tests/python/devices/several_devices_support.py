@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import emulated_cuda
-import lowtide
-import torch
 import stand_in
-from support import DTYPES, make, parameter, random_gradients
-from twins import Count
+import torch
+from support import DTYPES
+from twins import Twins
 
 SHAPES = ((32, 300), (7, 100), (3, 5, 257), (16, 256), (), (20, 33))  # emulated kernels are slow
 NAMES = ("cpu", "cuda:0", "cuda:1", "xpu:0", "cuda:0", "cpu")  # their places
@@ -31,44 +30,28 @@ class Machine:
         return self.xpu.tensor(like) if name == "xpu:0" else self.cuda.tensor(like, int(name[-1]))
 
     def parameters(self, like: Sequence[torch.Tensor], names: Sequence[str]) -> list[torch.nn.Parameter]:
-        return [torch.nn.Parameter(self.tensor(each, name)) for each, name in zip(like, names, strict=True)]
-
-    def give_gradients(self, params: Sequence[torch.Tensor], names: Sequence[str], like: Sequence[torch.Tensor]) -> None:
-        for param, name, other in zip(params, names, like, strict=True):
-            param.grad = None if other.grad is None else self.tensor(other.grad, name)
+        return Spread(self, names).parameters(like)
 
     def synchronize(self) -> None:
         self.cuda.synchronize()
         self.xpu.synchronize()
 
 
-class Twins(Count):
-    """Parameters on the CPU, and copies of them spread over devices, in two groups."""
+class Spread:
+    """The machine, for parameters that have these places one after another."""
 
-    def __init__(self, machine: Machine, names: Sequence[str] = NAMES) -> None:
+    def __init__(self, machine: Machine, names: Sequence[str]) -> None:
         self.machine, self.names = machine, names
-        self.here = [parameter(*shape, dtype=DTYPES[i % 3]) for i, shape in enumerate(SHAPES)]
-        self.there = machine.parameters(self.here, names)
+        self.synchronize = machine.synchronize
 
-    def optimizers(self, rule: str, **options: Any) -> tuple[lowtide.Optimizer, lowtide.Optimizer]:
-        first, second = (make(rule, self.groups(params), **options) for params in (self.here, self.there))
-        return first, second
+    def parameters(self, like: Sequence[torch.Tensor]) -> list[torch.nn.Parameter]:
+        return [torch.nn.Parameter(self.machine.tensor(each, name)) for each, name in zip(like, self.names, strict=True)]
 
-    @staticmethod
-    def groups(params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-        return [{"params": params[:4]}, {"params": params[4:], "lr": 0.01}]
+    def give_gradients(self, params: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> None:
+        for param, name, other in zip(params, self.names, like, strict=True):
+            param.grad = None if other.grad is None else self.machine.tensor(other.grad, name)
 
-    def gradients(self) -> None:
-        random_gradients(self.here)
-        self.machine.give_gradients(self.there, self.names, self.here)
 
-    def step(self, first: lowtide.Optimizer, second: lowtide.Optimizer, steps: int = 3) -> None:
-        for _ in range(steps):
-            self.gradients()
-            first.step()
-            second.step()
-            self.compare_all()
-
-    def compare_all(self) -> None:
-        self.machine.synchronize()
-        self.compare(self.here, self.there)
+def spread(machine: Machine, rule: Any = "adamw", names: Sequence[str] = NAMES, like: Sequence[Any] = SHAPES, **options: Any) -> Twins:
+    """Twins of which the second has its parameters in these places."""
+    return Twins(Spread(machine, names), like, rule, **{"cut": 4 if like is SHAPES else None, "dtypes": DTYPES, **options})

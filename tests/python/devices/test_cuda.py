@@ -30,22 +30,21 @@ def pair(
     cuda: EmulatedCuda, memory: lowtide.Memory | None, rule: Any = lowtide.AdamW, **options: Any
 ) -> tuple[Twins, Any, Any]:
     """Equal parameters here and there, with an optimizer each."""
-    here = [parameter(*shape) for shape in SHAPES]
-    there = cuda.parameters(here)
-    return Twins(cuda, here, there), rule(here, **options), rule(there, memory=memory, **options)
+    twins = Twins(cuda, SHAPES, rule, memory=memory, **options)
+    return twins, twins.first, twins.second
 
 
 def test_device_memory_is_torchs(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
     twins, first, second = pair(cuda, ROOMY)
-    twins.step(first, second)
+    twins.step()
     held = sum(size for size, _ in cuda.cached.values())
     assert held == second.report()["device_bytes"] > 0
     second.offload()
     assert not cuda.cached, "offloaded state leaves torch's cache"
-    twins.step(first, second)
-    twins.compare_state(first, second)
-    assert twins.differing == 0 and cuda.cached
-    del second
+    twins.step()
+    twins.compare_state()
+    assert cuda.cached
+    del second, twins.second
     gc.collect()
     assert not cuda.cached, "the memory goes with the optimizer"
     figure(f"{held} bytes of torch's; {twins.compared} bytes alike")
@@ -54,16 +53,14 @@ def test_device_memory_is_torchs(cuda: EmulatedCuda, seed: int, figure: Figure) 
 def test_torch_has_no_memory(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
     cuda.cache_limit = 4096
     twins, first, second = pair(cuda, ROOMY)
-    random_gradients(twins.here)
-    cuda.give_gradients(twins.there, twins.here)
-    before = [bits(param) for param in twins.there]
+    twins.gradients()
+    before = twins.weights()
     with pytest.raises(MemoryError):
         second.step()
     cuda.synchronize()
-    assert [bits(param) for param in twins.there] == before and not cuda.cached
+    assert twins.weights() == before and not cuda.cached
     cuda.cache_limit = 1 << 30
-    twins.step(first, second)
-    assert twins.differing == 0
+    twins.step()
     figure("an OOM of torch is a MemoryError that changed nothing; the step after it is taken")
 
 
@@ -73,10 +70,10 @@ def test_transfer_modes(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     twins, first, second = pair(cuda, lowtide.Memory(device="20KiB", chunk=4096, transfer=transfer))
-    twins.step(first, second)
-    twins.compare_state(first, second)
+    twins.step()
+    twins.compare_state()
     report = second.report()
-    assert twins.differing == 0 and report["moved_per_step"] > 0
+    assert report["moved_per_step"] > 0
     assert report["transfer"] == transfer or (transfer is None and report["transfer"] in ("copy", "zero_copy", "hybrid"))
     figure(f"{report['transfer']}: {twins.compared} bytes alike, {report['moved_per_step']} moved a step")
 
@@ -92,18 +89,17 @@ def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, capl
     twins, first, second = pair(cuda, AUTO)
     first._init_group({})
     second.load_state_dict(first.state_dict())
-    twins.step(first, second, 1)
+    twins.step(1)
     report = second.report()
     assert report["promotions"] == 0 and report["moved_per_step"] > 0, "what is loaded before a step begins on the host"
-    twins.step(first, second, 6)
+    twins.step(6)
     there = second.report()
     assert there["promotions"] > 0 and there["moved_per_step"] == 0, "and then there is room"
     freed = second.demote()
     away = second.report()
     assert freed > 0 and away["device_bytes"] <= there["device_bytes"] - freed and away["demotions"] > 0
-    twins.step(first, second, 2)
-    twins.compare_state(first, second)
-    assert twins.differing == 0
+    twins.step(2)
+    twins.compare_state()
     told = [record.getMessage() for record in caplog.records if "was moved to the device" in record.getMessage()]
     assert len(told) >= 2
     figure(f"{there['promotions']} promotions, {freed} bytes demoted, {twins.compared} bytes alike; {told}")
@@ -111,12 +107,12 @@ def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, capl
 
 def test_new_state_begins_where_there_is_room(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
     twins, first, second = pair(cuda, AUTO)
-    twins.step(first, second)
+    twins.step()
     report = second.report()
     assert report["allocated_bytes"] == report["moved_per_step"] == report["promotions"] == 0 < report["device_bytes"]
     cuda.activations = cuda.limits()[0]  # gone when the optimizer asks, and back in the next step
     twins, first, second = pair(cuda, AUTO)
-    twins.step(first, second, 30)
+    twins.step(30)
     full = second.report()
     assert full["allocated_bytes"] > 0 and full["moved_per_step"] > 0 and full["promotions"] == 0
     figure(f"with room: {report['device_bytes']} bytes on the device, 0 pinned; without: {full['allocated_bytes']} pinned")
@@ -133,29 +129,28 @@ def test_reports(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
         seen.append(report["device_bytes"])
         return report
 
-    twins.step(first, second, 2)
+    twins.step(2)
     look()
     taken = second.prefetch("64KiB")
     assert taken > 0 and look()["device_bytes"] == seen[0] + taken
-    twins.step(first, second, 1)
+    twins.step(1)
     look()
     second.synchronize()  # what has been read ahead is given back when what the step queued has happened,
-    twins.step(first, second, 1)  # by the next call that looks
+    twins.step(1)  # by the next call that looks
     assert look()["device_bytes"] == seen[0]
     second.prefetch("64KiB")
     freed = second.demote()
     look()
     second.synchronize()
-    twins.step(first, second, 2)
+    twins.step(2)
     assert look()["steps"] == first.report()["steps"] == 6 and seen[-1] <= seen[0]
-    twins.compare_state(first, second)
-    assert twins.differing == 0
+    twins.compare_state()
     figure(f"{seen} bytes on the device after steps, prefetch (of {taken}) and demote (of {freed})")
 
 
 def test_the_guard_makes_room(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
     twins, first, second = pair(cuda, lowtide.Memory(device="50%", chunk=4096))
-    twins.step(first, second)
+    twins.step()
     before = second.report()["device_bytes"]
     calls: list[int] = []
 
@@ -167,9 +162,8 @@ def test_the_guard_makes_room(cuda: EmulatedCuda, seed: int, figure: Figure) -> 
 
     assert second.oom_guard()(micro_batch)() == "done"
     assert len(calls) == 2 and cuda.emptied == 1
-    twins.step(first, second)
-    twins.compare_state(first, second)
-    assert twins.differing == 0
+    twins.step()
+    twins.compare_state()
     figure(f"{calls[0]} bytes of state before, {calls[1]} when called again; {twins.compared} bytes alike")
 
 
@@ -198,13 +192,8 @@ def test_work_inside_backward(
             held = sum(size for size, _ in cuda.cached.values())
             ahead = max(ahead, held - second.report()["device_bytes"])
             borrowed += cuda.recorded
-        first.step()
-        second.step()
-        cuda.synchronize()
-        for one, other in zip(twins.here, twins.there, strict=True):
-            assert bits(one) == bits(other)
-    twins.compare_state(first, second)
-    assert twins.differing == 0
+        twins.take()
+    twins.compare_state()
     assert (borrowed > 0) == (memory is STREAMING and option == "prefetch_in_backward"), "transfers still used them"
     figure(f"4 steps; {twins.compared} bytes of state alike; {borrowed} blocks given back while transfers used them")
 
@@ -261,41 +250,40 @@ class Graph:
 )
 def test_graphs(cuda: EmulatedCuda, rule: str, nonfinite: str, seed: int, figure: Figure) -> None:
     twins, first, second = pair(cuda, ROOMY, getattr(lowtide, rule), nonfinite=nonfinite)
-    twins.step(first, second, 1)
+    twins.step(1)
     with pytest.raises(ValueError):
         second.prepare_replay()
     graph = Graph(cuda, second.step)
 
     def replays(count: int) -> None:
         for i in range(count):
-            random_gradients(twins.here)
-            cuda.give_gradients(twins.there, twins.here)
+            twins.gradients()
             for opt in (first, second):
                 opt.param_groups[0]["lr"] = 0.01 / (i + 1)
             first.step()
             second.prepare_replay()
             graph.replay()
-            assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there], i
+            twins.compare_weights()
 
     replays(3)
-    before = [bits(param) for param in twins.there]
+    before = twins.weights()
     if nonfinite != "propagate":
         gradient = twins.there[1].grad
         assert gradient is not None
         gradient[3, 5] = float("nan")
         second.prepare_replay()
         graph.replay()
-        assert [bits(param) for param in twins.there] == before, "a replay of gradients that are not finite"
+        assert twins.weights() == before, "a replay of gradients that are not finite"
         if nonfinite == "raise":
             with pytest.raises(ValueError, match="parameter 1 holds a NaN"):
                 second.prepare_replay()
         assert second.skipped_steps == (nonfinite == "skip")
         replays(1)
-    twins.compare_state(first, second)
-    assert twins.differing == 0 and second.report()["steps"] == first.report()["steps"]
-    before = [bits(param) for param in twins.there]
+    twins.compare_state()
+    assert second.report()["steps"] == first.report()["steps"]
+    before = twins.weights()
     graph.replay()
-    assert [bits(param) for param in twins.there] == before, "a replay that was not prepared"
+    assert twins.weights() == before, "a replay that was not prepared"
     with pytest.raises(ValueError):
         second.step()
     graph.close()
@@ -316,31 +304,30 @@ def test_graphs_clip(cuda: EmulatedCuda, rule: str, nonfinite: str, inside: bool
         opt.step()
         return opt.last_grad_norm
 
-    random_gradients(twins.here)
-    cuda.give_gradients(twins.there, twins.here)
+    twins.gradients()
     clipped(first), clipped(second)
     graph = Graph(cuda, lambda: norms.append(clipped(second)))
     for scale in (1.0, 1e-4, 30.0):  # the second clips nothing
         random_gradients(twins.here)
         for param in twins.here:
             param.grad.mul_(scale)
-        cuda.give_gradients(twins.there, twins.here)
+        twins.give()
         found = clipped(first)
         second.prepare_replay()
         graph.replay()
-        assert bits(norms[0]) == bits(found) and [bits(p) for p in twins.here] == [bits(p) for p in twins.there]
+        assert bits(norms[0]) == bits(found)
+        twins.compare_weights()
     if nonfinite == "skip":
-        before = [bits(param) for param in twins.there]
+        before = twins.weights()
         twins.there[0].grad[0, 0] = float("inf")
         second.prepare_replay()
         graph.replay()
-        assert [bits(param) for param in twins.there] == before and second.skipped_steps == 1
+        assert twins.weights() == before and second.skipped_steps == 1
     if not inside:
         second.clip_grad_norm_(1.0)
         with pytest.raises(ValueError, match="prepare_replay: got clip_grad_norm_ outside of the graph"):
             second.prepare_replay()
-    twins.compare_state(first, second)
-    assert twins.differing == 0
+    twins.compare_state()
     graph.close()
     figure(f"{rule}, {nonfinite}: replays clip by their own norms, {twins.compared} bytes alike")
 
@@ -366,7 +353,7 @@ def test_graphs_scale(cuda: EmulatedCuda, rule: str, nonfinite: str, clip: str, 
         random_gradients(twins.here)
         for param in twins.here:
             param.grad.mul_(float(scale))
-        cuda.give_gradients(twins.there, twins.here)
+        twins.give()
 
     gradients()
     step(first, scale.clone(), found.clone()), step(second, scale, found)
@@ -376,23 +363,24 @@ def test_graphs_scale(cuda: EmulatedCuda, rule: str, nonfinite: str, clip: str, 
         for word, value in ((scale, factor), (found, infinity)):
             word.copy_(torch.tensor(value))
         gradients()
-        before = [bits(param) for param in twins.there]
+        before = twins.weights()
         step(first, scale.clone(), found.clone())
         second.prepare_replay()
         graph.replay()
-        after = [bits(param) for param in twins.there]
-        assert after == [bits(param) for param in twins.here] and (after == before) == (infinity > 0), factor
+        after = twins.weights()
+        assert (after == before) == (infinity > 0), factor
+        twins.compare_weights()
         skipped += infinity > 0
     assert first.skipped_steps == second.skipped_steps == skipped
-    twins.compare_state(first, second)
-    assert twins.differing == 0 and first.report()["steps"] == second.report()["steps"]
+    twins.compare_state()
+    assert first.report()["steps"] == second.report()["steps"]
     graph.close()
     figure(f"{rule}, {nonfinite}, clip {clip}: 6 replays by their own loss scale, {skipped} skipped, {twins.compared} bytes alike")
 
 
 def test_loss_scaling_in_a_graph_refuses_words_elsewhere(cuda: EmulatedCuda, seed: int) -> None:
     twins, first, second = pair(cuda, ROOMY, amp_scaling=True)
-    twins.step(first, second, 1)
+    twins.step(1)
     for scale, found in ((None, torch.tensor(0.0)), (torch.tensor(2.0), cuda.tensor(torch.tensor(0.0)))):
         second.grad_scale, second.found_inf = scale, found
         cuda.capturing = True
@@ -418,52 +406,48 @@ def test_a_learning_rate_on_the_device(cuda: EmulatedCuda, seed: int, figure: Fi
     twins, first, second = pair(cuda, ROOMY)
     second.param_groups[0]["lr"] = rate = cuda.tensor(torch.tensor([0.01]))
     first.param_groups[0]["lr"] = float(rate)
-    twins.step(first, second)
+    twins.step()
     cuda.capturing = True
     with pytest.raises(ValueError, match="group 0: got lr as a tensor on cuda:0 while a graph"):
         second.step()
     cuda.capturing = False
     second.param_groups[0]["lr"] = rate.to("cpu", copy=True)
     graph = Graph(cuda, second.step)
-    random_gradients(twins.here)
-    cuda.give_gradients(twins.there, twins.here)
+    twins.gradients()
     first.step()
     second.prepare_replay()
     graph.replay()
-    twins.compare_state(first, second)
+    twins.compare_state()
     graph.close()
-    assert [bits(one) for one in twins.here] == [bits(other) for other in twins.there] and twins.differing == 0
+    twins.compare_weights()
     figure(f"read by steps ({twins.compared} bytes alike), refused in a capture, where one on the CPU does")
 
 
 def test_streams(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
     cuda.legacy = True
     twins, first, second = pair(cuda, ROOMY)
-    twins.step(first, second)
-    twins.compare_state(first, second)
+    twins.step()
+    twins.compare_state()
     cuda.legacy = False
-    twins.step(first, second)
-    assert twins.differing == 0
-    before = [bits(param) for param in twins.there]
-    random_gradients(twins.here)
-    cuda.give_gradients(twins.there, twins.here)
+    twins.step()
+    before = twins.weights()
+    twins.gradients()
     cuda.queues.reverse()
     with pytest.raises(ValueError, match="device"):
         second.step()
     cuda.queues.reverse()
     cuda.synchronize()
-    assert [bits(param) for param in twins.there] == before
+    assert twins.weights() == before
     figure(f"{twins.compared} bytes alike on the legacy default stream and another; one of another device is refused")
 
 
 def test_parameters_that_move(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
     twins, first, second = pair(cuda, STREAMING)
-    twins.step(first, second)
+    twins.step()
     for param in twins.there:
         param.data = cuda.tensor(param)
-    twins.step(first, second)
-    twins.compare_state(first, second)
-    assert twins.differing == 0
+    twins.step()
+    twins.compare_state()
     before = bits(twins.there[0])
     twins.there[0].data = twins.there[0].detach().clone()  # to the host, as torch sees it
     with pytest.raises(ValueError, match="parameter 0|param"):
@@ -478,8 +462,7 @@ def test_fast_arithmetic(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
     second = lowtide.AdamW(twins.there, memory=ROOMY, arithmetic="fast")
     worst = 0.0
     for _ in range(3):
-        random_gradients(twins.here)
-        cuda.give_gradients(twins.there, twins.here)
+        twins.gradients()
         first.step()
         second.step()
         cuda.synchronize()
@@ -493,14 +476,14 @@ def test_distributed_checkpoints(cuda: EmulatedCuda, seed: int, tmp_path: Path, 
     import torch.distributed.checkpoint as dcp
 
     twins, first, second = pair(cuda, STREAMING)
-    twins.step(first, second)
+    twins.step()
     dcp.save({"optimizer": second.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
     fresh = lowtide.AdamW(twins.there, memory=ROOMY)
     fresh._init_group({})  # as torch's get_state_dict has it give its state
     held = {"optimizer": fresh.state_dict()}
     dcp.load(held, checkpoint_id=tmp_path, no_dist=True)
     fresh.load_state_dict(held["optimizer"])
-    twins.compare_state(second, fresh)
-    twins.step(first, fresh)
-    assert twins.differing == 0
+    twins.compare_states(second, fresh)
+    twins.second = fresh
+    twins.step()
     figure(f"saved while streaming, loaded onto the device: {twins.compared} bytes alike")

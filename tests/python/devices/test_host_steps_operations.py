@@ -142,11 +142,12 @@ class Pair(Count):
         self._device.synchronize()
         self.second.synchronize()
         self._device.synchronize()
-        self.compare(self.here, self.there)
-        if whole:
-            self._compare_state()
-        assert self.differing == 0, (self.rule, self.state, self.done)
-
+        try:
+            self.compare(self.here, self.there)
+            if whole:
+                self._compare_state()
+        except AssertionError as error:
+            raise AssertionError((self.rule, self.state, self.done)) from error
 
     def _compare_state(self) -> None:
         """State that was never stepped may not be there yet, where a budget holds."""
@@ -156,7 +157,7 @@ class Pair(Count):
             assert stepped[0] == stepped[1], (i, stepped, self.rule, self.done)
             if stepped[0]:
                 for name, value in mine[i].items():
-                    self._count(bits(value), bits(theirs[i][name]))
+                    self._count(bits(value), bits(theirs[i][name]), name)
 
 
 def test_random_operations(device: StandIn, tmp_path: Path, seed: int, share: float, figure: Callable[[str], None]) -> None:

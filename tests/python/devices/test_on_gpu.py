@@ -42,9 +42,7 @@ def take_steps(params: list[torch.nn.Parameter], optimizer: Any, steps: range) -
         optimizer.step()
 
 
-def on_cpu(
-    dtype: torch.dtype = torch.bfloat16, steps: range = range(STEPS), **options: Any
-) -> list[torch.nn.Parameter]:
+def on_cpu(dtype: torch.dtype = torch.bfloat16, steps: range = range(STEPS), **options: Any) -> list[torch.nn.Parameter]:
     params = made("cpu", dtype)
     take_steps(params, adamw(params, **options), steps)
     return params

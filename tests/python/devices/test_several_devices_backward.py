@@ -11,9 +11,8 @@ import lowtide
 import pytest
 import torch
 from lowtide.optimizers import backward
-from several_devices_support import NAMES, SHAPES, Machine, Twins
-from support import bits, refused
-from twins import dict_bits
+from several_devices_support import NAMES, SHAPES, Machine, spread
+from support import refused
 
 Figure = Callable[[str], None]
 STEPS = 4
@@ -21,9 +20,7 @@ TIGHT = lowtide.Memory(device="20KiB", chunk=4096)
 STREAMING = ("cuda:0", "cpu", "cuda:1", "xpu:0", "cuda:0", "cuda:1")  # places with state beyond it, but for the CPU
 
 
-def optimizer(params: list[torch.nn.Parameter], **options: Any) -> lowtide.AdamW:
-    groups = [{"params": params[:4]}, {"params": params[4:], "lr": 0.01}]
-    return lowtide.AdamW(groups, seed=5, rounding="stochastic", **options)
+RANDOM: dict[str, Any] = {"seed": 5, "rounding": "stochastic"}
 
 
 def give_zeros(machine: Machine, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
@@ -75,10 +72,11 @@ def test_steps_on_each_devices_thread(
         return current(device)
 
     monkeypatch.setattr(torch.cuda, "current_stream", note)
-    twins = Twins(machine, NAMES if memory is None else STREAMING)
-    first, second = optimizer(twins.here), optimizer(twins.there, memory=memory, step_in_backward=bucket)
+    twins = spread(machine, "adamw", NAMES if memory is None else STREAMING, **RANDOM)
+    twins.second = lowtide.AdamW(twins.groups(twins.there, 4), **RANDOM, memory=memory, step_in_backward=bucket)
+    first, second = twins.first, twins.second
     for i in range(STEPS):
-        for params, names in ((twins.here, ["cpu"] * len(NAMES)), (twins.there, twins.names)):
+        for params, names in ((twins.here, ["cpu"] * len(NAMES)), (twins.there, twins.device.names)):
             give_zeros(machine, params, names)
             if i < STEPS - 1:
                 backward_on_threads(params, names, 1.0 + i)
@@ -91,24 +89,22 @@ def test_steps_on_each_devices_thread(
         for opt in (first, second):
             opt.step()
             opt.param_groups[0]["lr"] = 0.01 / (i + 1)
-        twins.compare_all()
-    twins.compare_state(first, second)
-    assert twins.differing == 0
+        twins.compare_weights()
+    twins.compare_state()
     assert second.report()["steps"] == first.report()["steps"] == STEPS
     figure(f"bucket {bucket}: {STEPS} backward passes on {len(machine.names)} threads, {twins.compared} bytes alike, 0 differ")
 
 
 def test_a_bad_gradient_leaves_out_its_bucket(machine: Machine, seed: int, figure: Figure) -> None:
-    twins = Twins(machine)
+    twins = spread(machine)
     opt = lowtide.AdamW(twins.there, lr=0.1, step_in_backward=0)  # moves values of 16 bits, too
     bad = NAMES.index("cuda:1")
     twins.there[bad].register_hook(lambda grad: grad * float("nan"))
     give_zeros(machine, twins.there, NAMES)
-    before = [bits(param) for param in twins.there]
+    before = twins.weights()
     backward_on_threads(twins.there, NAMES, 1.0)
     opt.step()
-    machine.synchronize()
-    changed = [bits(param) != old for param, old in zip(twins.there, before, strict=True)]
+    changed = [now != old for now, old in zip(twins.weights(), before, strict=True)]
     assert changed == [i != bad for i in range(len(NAMES))]
     report = opt.report()
     assert (opt.skipped_steps, report["steps"], report["params"]) == (1, 1, len(NAMES))
@@ -122,10 +118,11 @@ def test_state_is_read_ahead_on_each_device(
     monkeypatch.setattr(backward, "_ASK_AFTER", 0)
     torch.set_num_threads(1)
     names = ("cuda:0", "cuda:0", "cuda:1", "cuda:0", "cuda:0", "cuda:1")
-    twins = Twins(machine, names)
     copied = lowtide.Memory(device="20KiB", chunk=4096, transfer="copy")
-    first = optimizer(twins.here, state="fp32")
-    second = optimizer(twins.there, state="fp32", memory=copied, prefetch_in_backward="1MiB")
+    twins = spread(machine, "adamw", names, state="fp32", **RANDOM)
+    twins.second = lowtide.AdamW(
+        twins.groups(twins.there, 4), state="fp32", memory=copied, prefetch_in_backward="1MiB", **RANDOM
+    )
     ahead = [0, 0]
 
     def held() -> list[int]:
@@ -137,10 +134,8 @@ def test_state_is_read_ahead_on_each_device(
             give_zeros(machine, params, places)
             backward_on_threads(params, places, 1.0 + i)
         ahead = [max(most, now - then) for most, now, then in zip(ahead, held(), before, strict=True)]
-        first.step()
-        second.step()
-        twins.compare_all()
-    assert twins.differing == 0 and dict_bits(first) == dict_bits(second)
+        twins.take()
+    twins.compare_state()
     assert min(ahead) > 0
     figure(f"{STEPS} steps, {twins.compared} bytes alike; read ahead on two devices: {ahead} bytes at most")
 
@@ -150,9 +145,7 @@ SEVERAL = ("cuda:0", "cpu", "cuda:1", "cuda:1", "cuda:0", "cpu")
 DEVICE = 20 << 10  # bytes: less than the state of each
 
 
-def with_budget(params: list[torch.nn.Parameter], memory: lowtide.Memory | None, **options: Any) -> lowtide.AdamW:
-    groups = [{"params": params[:4]}, {"params": params[4:], "lr": 0.01}]
-    return lowtide.AdamW(groups, seed=3, state="fp32", memory=memory, **options)
+FIXED: dict[str, Any] = {"seed": 3, "state": "fp32"}
 
 
 def host_bytes(opt: lowtide.AdamW) -> dict[str, int]:
@@ -171,15 +164,12 @@ def test_shares_add_up_to_host_at_most(machine: Machine, where: str, seed: int, 
     alone.step()
     unlimited = host_bytes(alone)["cpu"]
     for host in [*range(0, 320 << 10, 32 << 10), 1 << 20, 1 << 30]:
-        twins = Twins(machine, SEVERAL)
         memory = lowtide.Memory(device=DEVICE, host=host, chunk=4096)
-        first = with_budget(twins.here, None)
+        twins = spread(machine, "adamw", SEVERAL, memory=memory if where == "optimizer" else None, **FIXED)
         if where == "group":
-            second = lowtide.AdamW(
-                [{"params": twins.there[:4], "memory": memory}, {"params": twins.there[4:], "lr": 0.01}], seed=3, state="fp32"
-            )
-        else:
-            second = with_budget(twins.there, memory)
+            of = twins.groups(twins.there, 4)
+            twins.second = lowtide.AdamW([{**of[0], "memory": memory}, of[1]], **FIXED)
+        first, second = twins.first, twins.second
         twins.gradients()
         try:
             second.step()
@@ -187,16 +177,15 @@ def test_shares_add_up_to_host_at_most(machine: Machine, where: str, seed: int, 
             assert "budget" in str(error) and fits == 0, "more is never refused where less was taken"
             given = f"memory{' of parameter group 0' if where == 'group' else ''} has host={host} for "
             assert given in str(error) and "together, of which c" in str(error), "as it was given, and not a device's part alone"
-            machine.synchronize()
-            assert [*map(bits, twins.here)] == [*map(bits, twins.there)]
+            twins.compare_weights()
             continue
         first.step()
-        twins.compare_all()
-        twins.step(first, second, steps=1)
+        twins.compare_weights()
+        twins.step(1)
         taken = host_bytes(second)
         if where == "group":  # the other group's state on the CPU has no budget
             taken["cpu"] -= unlimited
-        assert sum(taken.values()) <= host and twins.differing == 0
+        assert sum(taken.values()) <= host
         if not fits:
             fits, beyond = host, sum(taken.values())
     assert 0 < fits <= beyond + (32 << 10) + 3 * 4 * 4096, "the next of these sizes, or four buffers for each device"
@@ -207,59 +196,53 @@ def test_the_disk_is_for_the_cpu(machine: Machine, seed: int, tmp_path: Path, fi
     names = ("cpu", "cuda:0", "cuda:1", "cuda:1", "cuda:0", "cuda:0")
     taken = []
     for host, disk in ((1 << 30, None), (0, tmp_path)):
-        twins = Twins(machine, names)
         host = host or sum(taken[0][name] for name in names[1:3]) + (8 << 10)
         memory = lowtide.Memory(device=DEVICE, host=host, disk=disk, chunk=4096, step="device")
-        first, second = with_budget(twins.here, None), with_budget(twins.there, memory)
-        twins.step(first, second)
+        twins = spread(machine, "adamw", names, memory=memory, **FIXED)
+        second = twins.second
+        twins.step()
         taken.append(host_bytes(second))
         assert sum(taken[-1].values()) <= host and (second.report()["disk_bytes"] > 0) == (disk is not None)
-        assert twins.differing == 0 and dict_bits(first) == dict_bits(second)
+        twins.compare_state()
     assert [taken[1][name] for name in names[1:3]] == [taken[0][name] for name in names[1:3]]
     figure(f"host {host}: {taken[1]} bytes, {second.report()['disk_bytes']} on disk (without: {taken[0]}); all bits alike")
 
 
 def test_managed_and_transfer_are_for_devices(machine: Machine, seed: int) -> None:
     for memory in (lowtide.Memory(managed=True), lowtide.Memory(device="1MiB", transfer="copy")):
-        twins = Twins(machine, SEVERAL)
-        first, second = with_budget(twins.here, None), with_budget(twins.there, memory)
-        twins.step(first, second, steps=2)
-        assert twins.differing == 0
-        assert (second.report()["managed_bytes"] > 0) == memory.managed
+        twins = spread(machine, "adamw", SEVERAL, memory=memory, **FIXED)
+        twins.step(2)
+        assert (twins.second.report()["managed_bytes"] > 0) == memory.managed
 
 
 def test_groups_on_other_devices_divide_it_anew(machine: Machine, seed: int, figure: Figure) -> None:
     """State goes along; a group beside which there is no room for the state that is there is refused."""
-    twins = Twins(machine, SEVERAL)
+    twins = spread(machine, "adamw", SEVERAL)
     host = 400 << 10
     memory = lowtide.Memory(device=DEVICE, host=host, chunk=4096)
-    pair = [
-        lowtide.AdamW([params[0]], seed=3, state="fp32", memory=own)
-        for params, own in ((twins.here, None), (twins.there, memory))
-    ]
-    taken = []
+    pair = [lowtide.AdamW(twins.here[:1], **FIXED), lowtide.AdamW(twins.there[:1], memory=memory, **FIXED)]
+    twins.first, twins.second = pair
     for number in range(1, len(SEVERAL)):
-        twins.step(pair[0], pair[1], steps=2)
+        twins.step(2)
         for opt, params in zip(pair, (twins.here, twins.there), strict=True):
             opt.add_param_group({"params": [params[number]], "lr": 0.01 * number})
         assert sum(host_bytes(pair[1]).values()) <= host
-    twins.step(pair[0], pair[1], steps=2)
+    twins.step(2)
     taken = [*host_bytes(pair[1]).values()]
-    assert sum(taken) <= host and twins.differing == 0
-    assert dict_bits(pair[0]) == dict_bits(pair[1]) and pair[1].report()["steps"] == pair[0].report()["steps"]
+    twins.compare_state()
+    assert sum(taken) <= host and pair[1].report()["steps"] == pair[0].report()["steps"]
     large = torch.nn.Parameter(machine.tensor(torch.randn(400, 400), "cuda:1"))
     with refused(pair[1], "host memory budget"):
         pair[1].add_param_group({"params": [large]})
-    twins.step(pair[0], pair[1], steps=1)
-    assert twins.differing == 0
+    twins.step(1)
     figure(f"5 groups on 3 devices join: {taken} bytes of {host}, {twins.compared} bytes alike")
 
 
 def test_bad_sizes_are_refused(machine: Machine, seed: int) -> None:
-    twins = Twins(machine, SEVERAL)
+    twins = spread(machine, "adamw", SEVERAL)
     for host, kind in (("much", ValueError), (-1, ValueError), (1.5, TypeError)):
         memory = lowtide.Memory(device=DEVICE, host=host)  # type: ignore[arg-type]
         with pytest.raises(kind, match="memory: host"):
-            with_budget(twins.there, memory)
+            lowtide.AdamW(twins.there, memory=memory)
         with pytest.raises(kind, match="parameter group 0: memory: host"):
             lowtide.AdamW([{"params": twins.there, "memory": memory}])

@@ -93,9 +93,7 @@ def test_reading_ahead(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, fi
     figure("6 + 3 questions, each for what is free beside gradients to come")
 
 
-def test_reading_ahead_with_accumulation(
-    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, figure: Figure
-) -> None:
+def test_reading_ahead_with_accumulation(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
     monkeypatch.setattr(backward, "_ASK_AFTER", 0)
     params = [parameter(64) for _ in range(3)]
     opt = lowtide.AdamW(params, prefetch_in_backward="1000B")

@@ -1,13 +1,15 @@
-"""Two optimizers of the same parameters, of which the second may be on a device (stand_in.py), and what differs."""
+"""Two optimizers of the same parameters, one on the CPU and one on devices (stand_in.py), of which nothing may differ."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import lowtide
 import torch
-from stand_in import StandIn
-from support import bits, random_gradients
+from support import RULES, bits, parameter, random_gradients
+
+Result = TypeVar("Result")
 
 
 def dict_bits(opt: lowtide.Optimizer) -> dict[int, dict[str, bytes]]:
@@ -18,37 +20,82 @@ def dict_bits(opt: lowtide.Optimizer) -> dict[int, dict[str, bytes]]:
 
 
 class Count:
-    """Bytes of two optimizers and of their parameters that were compared, and how many pieces differ."""
+    """Bytes of two optimizers and of their parameters that were compared. A piece that differs is a failure."""
 
-    differing = compared = 0
+    compared = 0
 
     def compare(self, here: Sequence[torch.Tensor], there: Sequence[torch.Tensor]) -> None:
-        for one, other in zip(here, there, strict=True):
-            self._count(bits(one), bits(other))
+        for number, (one, other) in enumerate(zip(here, there, strict=True)):
+            self._count(bits(one), bits(other), f"parameter {number}")
 
-    def compare_state(self, first: lowtide.Optimizer, second: lowtide.Optimizer) -> None:
+    def compare_states(self, first: lowtide.Optimizer, second: lowtide.Optimizer) -> None:
         mine, theirs = dict_bits(first), dict_bits(second)
         assert {i: set(entry) for i, entry in mine.items()} == {i: set(entry) for i, entry in theirs.items()}
         for i, entry in mine.items():
             for name, value in entry.items():
-                self._count(value, theirs[i][name])
+                self._count(value, theirs[i][name], f"{name} of parameter {i}")
 
-    def _count(self, one: bytes, other: bytes) -> None:
+    def _count(self, one: bytes, other: bytes, what: str) -> None:
+        assert one == other, f"{what} differs"
         self.compared += len(one)
-        self.differing += one != other
 
 
 class Twins(Count):
-    """Two optimizers with the same parameters, of which the second may be on the device."""
+    """Parameters here, on the CPU, and copies there, with an optimizer each. `like`: shapes, whose dtypes take turns, or the
+    parameters here. cut: where a second group begins, of another rate. The second optimizer alone has `memory`."""
 
-    def __init__(self, device: StandIn, here: Sequence[torch.Tensor], there: Sequence[torch.Tensor]) -> None:
-        self._device, self.here, self.there = device, here, there
+    def __init__(
+        self, device: Any, like: Sequence[Any], rule: str | type[lowtide.Optimizer] = "adamw", *, cut: int | None = None,
+        dtypes: Sequence[torch.dtype] = (torch.float32,), memory: lowtide.Memory | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        new = [parameter(*each, dtype=dtypes[i % len(dtypes)]) if isinstance(each, tuple) else each for i, each in enumerate(like)]
+        self.device, self.here, self.there = device, new, device.parameters(new)
+        cls, fixed = RULES[rule] if isinstance(rule, str) else (rule, {})
+        budget = {} if memory is None else {"memory": memory}
+        self.first: Any = cls(self.groups(self.here, cut), **{**fixed, **options})
+        self.second: Any = cls(self.groups(self.there, cut), **{**fixed, **options, **budget})
 
-    def step(self, first: lowtide.Optimizer, second: lowtide.Optimizer, steps: int = 3) -> None:
+    @staticmethod
+    def groups(params: Sequence[torch.Tensor], cut: int | None) -> Any:
+        return [{"params": params[:cut]}, {"params": params[cut:], "lr": 0.01}] if cut else params
+
+    def each(self, call: Callable[[Any], Result]) -> list[Result]:
+        return [call(self.first), call(self.second)]
+
+    def gradients(self) -> None:
+        random_gradients(self.here)
+        self.give()
+
+    def give(self) -> None:
+        """The gradients that are here go there."""
+        self.device.give_gradients(self.there, self.here)
+
+    def step(self, steps: int = 3) -> None:
         for _ in range(steps):
-            random_gradients(self.here)
-            self._device.give_gradients(self.there, self.here)
-            first.step()
-            second.step()
-            self._device.synchronize()
-            self.compare(self.here, self.there)
+            self.gradients()
+            self.take()
+
+    def take(self) -> None:
+        """A step of both by the gradients that they have."""
+        self.each(lambda opt: opt.step())
+        self.compare_weights()
+
+    def clip(self, limit: float, kind: float | str = 2.0) -> float:
+        """A step by new gradients that are clipped; returns the norm."""
+        self.gradients()
+        norms = self.each(lambda opt: opt.clip_grad_norm_(limit, kind))
+        self.take()
+        self.compare(norms[:1], norms[1:])
+        return float(norms[1])
+
+    def compare_weights(self) -> None:
+        self.device.synchronize()
+        self.compare(self.here, self.there)
+
+    def compare_state(self) -> None:
+        self.compare_states(self.first, self.second)
+
+    def weights(self) -> list[bytes]:
+        """On the device, when it is done."""
+        self.device.synchronize()
+        return [bits(param) for param in self.there]
