@@ -2,9 +2,9 @@
 //   kNormsReadState                       whether terms() reads the state
 //   terms(p, g, s, args, F (&out)[2])     two values of each element; the norms are the roots of the sums of their
 //   squares
-//   put_norms(args, h)                    writes what of the arguments depends on h.norm, and reads nothing else of h
-//                                         than what kernels::DeviceNorms has. args(h) ends with it: norms that a device
-//                                         has found go into arguments that the host has made without
+//   put_norms(args, h)                    writes the part of the arguments that depends on h.norm; of h it only reads
+//                                         the members of kernels::DeviceNorms. args(h) ends with it: norms found on a
+//                                         device are put into arguments that the host has made without them
 
 template <class R, class = void>
 inline constexpr bool kHasNorms = false;
