@@ -1,6 +1,6 @@
 // Codecs on tiles of 64 values: the generic form, vector by vector through the portable kernels. An instruction set may
-// specialize CpuCodec for one codec (codecs-inl.h lists these); tests compare such a form with the generic one over
-// dense sweeps.
+// specialize CpuCodec for a codec (codecs-inl.h lists the specializations); tests compare such a form with the generic
+// one over dense sweeps.
 
 inline constexpr int kTile = 64;
 inline constexpr int kTileVectors = kTile / kLanes;
@@ -16,11 +16,11 @@ const typename C::Tables& codec_tables() {
 }
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-// Which bytes of a half hash elements take, for shuffles.
+// The bytes of a half hash that elements take, as shuffle indices.
 HWY_INLINE __m128i upper_bytes_twice() { return _mm_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15); }
 #endif
 
-// How a state is rounded, with what the hash of its elements takes of the key.
+// How a state is rounded, with the parts of the key that the hash of its elements needs.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 struct TileRounding : Rounding {
   __m512i lanes, mix, factor0, factor1;
@@ -31,8 +31,7 @@ struct TileRounding : Rounding {
         mix(_mm512_set1_epi32(static_cast<int>(of.k1 ^ (of.k1 >> kRandomShift1)))),
         factor0(_mm512_set1_epi32(kRandomFactor0)),
         factor1(_mm512_set1_epi32(kRandomFactor1)) {
-    // Compilers rebuild a constant where it is used, from a general register; it is in memory and costs nothing
-    // there.
+    // Compilers would rebuild a constant from a general register at each use; in memory it costs nothing.
     asm("" : "+m"(factor0), "+m"(factor1));
   }
 };
@@ -41,9 +40,9 @@ struct TileRounding : Rounding {
 struct RandomShorts {
   __m512i words[2];
 
-  // random_half and random_bits of 16 numbers, rearranged: all of (first + i) * increment + k0 but first * increment is
-  // in `lanes`. A shift of x ^ k1 is that of x and that of k1, so (x ^ k1) ^ ((x ^ k1) >> n) is three operands: x,
-  // x >> n, and k1 ^ (k1 >> n), which is `mix`.
+  // random_half and random_bits of 16 numbers, rearranged: `lanes` holds all of (first + i) * increment + k0 except
+  // first * increment. Shifting x ^ k1 shifts x and k1, so (x ^ k1) ^ ((x ^ k1) >> n) has three operands: x, x >> n,
+  // and k1 ^ (k1 >> n), which is `mix`.
   HWY_INLINE RandomShorts(u32 index, const TileRounding& of) {
     constexpr int kXor3 = 0x96;
     __m512i x = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(index / 4 * kRandomIncrement)), of.lanes);
@@ -62,7 +61,7 @@ struct RandomShorts {
 #endif
   }
 
-  // A half for every element, as rounding to nearest has it.
+  // One half for every element, for rounding to nearest.
   HWY_INLINE static RandomShorts one_half() {
     RandomShorts all;
     all.words[0] = all.words[1] = _mm512_set1_epi16(static_cast<short>(0x8000));
@@ -84,7 +83,7 @@ struct RandomShorts {
   struct Bytes {
     alignas(64) u8 of[2][64];
   };
-  // Element e takes byte 2 or 3 of its half hash, and above it its byte of the hash.
+  // Element e takes byte 2 or 3 of its half hash and, above it, its byte of the hash.
   static constexpr Bytes kBytes = [] {
     Bytes bytes{};
     for (int e = 0; e < 64; ++e) {
@@ -114,7 +113,7 @@ HWY_INLINE void random_tile(u32 index, const TileRounding& of, vu (&out)[kTileVe
 #elif HWY_TARGET == HWY_AVX2
   if (HWY_LIKELY(index % 4 == 0)) {
     const __m256i upper = _mm256_broadcastsi128_si256(upper_bytes_twice());
-    // Interleaves work within 128-bit lanes. Four elements are a hash's: each lane holds every second hash.
+    // Interleaves work within 128-bit lanes. Four elements share a hash: each lane holds every second hash.
     const vu lanes(vu::Vec{_mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)});
     const __m256i zero = _mm256_setzero_si256();
     for (int i = 0; i < kTileVectors; i += 4) {
@@ -215,9 +214,9 @@ struct GenericCodec {
   }
 };
 
-// Encoding in two halves, of which all states of a tile take the first before one takes the second: each is a chain of
-// operations, and the processor finds work for the waits of one in the other. A codec that has them names what is
-// between them Begun; its second half, end(), returns which elements are left to encode_exactly().
+// Encoding in two halves: all states of a tile run the first before one runs the second. Each half is a dependency
+// chain, and the processor fills the waits of one with the other. A codec with two halves names the intermediate result
+// Begun; its second half, end(), returns the elements left to encode_exactly().
 template <class Codec>
 inline constexpr bool kHasHalves = requires {
   typename Codec::Begun;
@@ -232,7 +231,7 @@ HWY_INLINE auto begin_encoding(const Codec& codec, const float* values, float in
     return NotBegun{};
 }
 
-// The drivers use this one. A codec that stores states of a kind as another does has that one's form.
+// Used by the drivers. A codec that stores states of a kind like another codec has that codec's form.
 template <class C, bool kSigned>
 struct CpuCodec : GenericCodec<C, kSigned> {};
 template <class C, bool kSigned>

@@ -22,7 +22,7 @@ namespace lowtide::cpu {
 namespace {
 
 constexpr int64_t kBlock = kBlockElements;
-// Blocks that a thread takes at a time: 64 Ki elements, 0.1 ms or less, down to 4 Ki where there are many threads.
+// Blocks that a thread takes at a time: 64 Ki elements, at most 0.1 ms, down to 4 Ki if there are many threads.
 constexpr Grain kBlocksAtOnce{256, 16};
 constexpr int kFloats = 0;  // the pair (float32, float32)
 
@@ -67,8 +67,8 @@ int64_t blocks_of(const StepItem& item) {
   return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlock) - item.first_block;
 }
 
-// Calls run(first element, count, first block) for contiguous runs of whole blocks that make up blocks [begin, end) of
-// a tensor of rows; no run crosses a row unless rows consist of whole blocks.
+// Calls run(first element, count, first block) for contiguous runs of whole blocks that together form blocks [begin,
+// end) of a tensor of rows; no run crosses a row unless rows consist of whole blocks.
 template <class Fn>
 void for_each_run(int64_t row_length, int64_t begin, int64_t end, Fn&& run) {
   const int64_t per_row = (row_length + kBlock - 1) / kBlock;
@@ -76,7 +76,7 @@ void for_each_run(int64_t row_length, int64_t begin, int64_t end, Fn&& run) {
     run(begin * kBlock, (end - begin) * kBlock, begin);
     return;
   }
-  if (end <= per_row) {  // in the first row: without a division, which many small tensors would wait for
+  if (end <= per_row) {  // in the first row: avoids a division, for which many small tensors would wait
     run(begin * kBlock, std::min(end * kBlock, row_length) - begin * kBlock, begin);
     return;
   }
@@ -95,8 +95,8 @@ const std::byte* at(const void* base, int64_t element, int64_t element_bytes) {
   return static_cast<const std::byte*>(base) + element * element_bytes;
 }
 
-// Brings in the beginning of an array. Hardware prefetchers start over with every page, so that many small tensors
-// would each wait for their first lines.
+// Prefetches the beginning of an array. Hardware prefetchers restart at every page, so many small tensors would each
+// wait for their first lines.
 void prefetch(const void* p, int64_t bytes) {
   constexpr int64_t kAhead = 1024, kLine = 64;
   for (int64_t b = 0; b < std::min(bytes, kAhead); b += kLine) __builtin_prefetch(static_cast<const std::byte*>(p) + b);
@@ -141,7 +141,7 @@ class CpuBackend final : public Backend {
 
   void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void*) override {
     for_each_blocks(items, threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
-      // starts_ holds the blocks of the items before.
+      // starts_ holds the number of blocks in earlier items.
       const int64_t before = starts_[static_cast<size_t>(&item - items.data())] - item.first_block;
       norm_blocks(item, begin, end, out.data() + before);
       return true;
@@ -182,21 +182,21 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  // Calls work(item, first block, end block) for the blocks of all items while ahead(a later item) brings in the
-  // beginning of that. work returns false where blocks behind these are not needed.
+  // Calls work(item, first block, end block) for the blocks of all items, and meanwhile prefetches with ahead(a later
+  // item). work returns false if later blocks are not needed.
   template <class Work>
   void for_each_blocks(std::span<const StepItem> items, int threads, void (*ahead)(const StepItem&), Work&& work) {
     for_each_piece(items, kBlocksAtOnce, threads, starts_, blocks_of,
                    [&](const StepItem& item, int64_t begin, int64_t end) {
                      const size_t i = static_cast<size_t>(&item - items.data());
-                     if (i + 2 < items.size()) ahead(items[i + 2]);  // one ahead comes 3 % too late
+                     if (i + 2 < items.size()) ahead(items[i + 2]);  // one ahead is 3 % too late
                      return work(item, begin + item.first_block, end + item.first_block);
                    });
   }
 
   void step_blocks(const StepItem& item, int64_t begin, int64_t end) const {
     const DType param_dtype = item.ballot ? DType::kF32 : item.param_dtype;
-    // A parameter with a master comes as floats.
+    // A parameter with a master is passed as floats.
     const DType kernel_dtype = has_master(item) ? DType::kF32 : param_dtype;
     const int pair = static_cast<int>(kernel_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
     const StepKernel own = steps_.of[item.rule][item.codec][pair];
@@ -231,7 +231,7 @@ class CpuBackend final : public Backend {
         kernel_on(at(item.param, first, p_bytes), at(item.grad, first, g_bytes), first, n, block);
         return;
       }
-      // Strided tensors, and pairs of element types without a kernel, pass through the cache; the arithmetic is the
+      // Strided tensors, and pairs of element types without a kernel, are staged in the cache; the arithmetic is the
       // same.
       Staged grad(aux_, item.grad_dtype, !own);
       Staged param = staged_param(item, origin, !own);
@@ -245,7 +245,7 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // out: of the item's block 0.
+  // out: for the item's block 0.
   void norm_blocks(const StepItem& item, int64_t begin, int64_t end, BlockNorms* out) const {
     const NormKernel kernel = pick_norms(item.rule, item.codec, target_.bit);
     const RuleInfo& rule = rule_info(item.rule);
@@ -271,13 +271,13 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // With what its master adds, and then as floats in any case.
+  // With its master's precision, and then always as floats.
   Staged staged_param(const StepItem& item, int64_t origin, bool as_floats) const {
     return has_master(item) ? Staged(aux_, item, origin) : Staged(aux_, item.param_dtype, as_floats);
   }
 
-  // Sets what random bits of `run` go by, for element `first` of the parameter; returns how many of n elements from
-  // there are in one run: up to a carry out of the index's low half, and where rows of the whole are longer, in the
+  // Sets the source of random bits of `run`, for element `first` of the parameter; returns how many of the following n
+  // elements share a run: up to a carry out of the index's low half and, if rows of the whole are longer, within the
   // row.
   static int64_t begin_random(const StepItem& item, int64_t first, int64_t n, StepRun& run) {
     if (!item.stochastic) return n;
@@ -287,7 +287,7 @@ class CpuBackend final : public Backend {
     return random.count;
   }
 
-  // A step of elements [first, first + n) from `block` on whose parameter is a tile of zeros.
+  // A step of elements [first, first + n) from `block` on, whose parameter is a tile of zeros.
   template <class KernelOn>
   void make_ballot(const StepItem& item, bool as_floats, int64_t first, int64_t n, int64_t block,
                    KernelOn&& kernel_on) const {

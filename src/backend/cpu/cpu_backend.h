@@ -1,4 +1,4 @@
-// The CPU backend: Highway kernels chosen at run time, work cut by elements over the process's thread pool.
+// The CPU backend: Highway kernels selected at run time, with work divided by elements over the process's thread pool.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,8 @@
 
 namespace lowtide::cpu {
 
-// target: "" for the best this CPU can run, or a name of targets(). Throws kInvalidArgument naming those there are.
+// target: "" for the best that this CPU can run, or a name from targets(). Throws kInvalidArgument naming the valid
+// ones.
 std::unique_ptr<Backend> make_backend(const std::string& target);
 
 // The Highway target bit of a name of targets().

@@ -1,4 +1,4 @@
-// Chooses the kernels of one instruction set by its Highway target bit, so that each optimizer can have its own choice
+// Selects the kernels of one instruction set by its Highway target bit, so that each optimizer can have its own choice
 // (tests and benchmarks compare instruction sets inside one process).
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace lowtide::cpu {
 
-// Position of `target` (one bit, one that this CPU supports) in a HWY_EXPORT table, which has one entry where only one
+// Index of `target` (one bit that this CPU supports) in a HWY_EXPORT table, which has a single entry if only one
 // instruction set is compiled.
 inline size_t dispatch_index(int64_t target) {
   if constexpr ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0) return 0;

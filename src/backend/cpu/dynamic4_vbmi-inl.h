@@ -1,6 +1,5 @@
-// dynamic4 with AVX-512 VBMI. Decoding: a register holds all entries, times the scale. Encoding: the portable
-// arithmetic with its tables in registers, four vectors at a time, whose codes are packed by bytes and then two to a
-// byte.
+// dynamic4 with AVX-512 VBMI. Decoding: one register holds all entries, times the scale. Encoding: the portable
+// arithmetic with its tables in registers, four vectors at a time; codes are packed to bytes and then two per byte.
 #if HWY_TARGET == HWY_AVX3_DL
 
 template <bool kSigned>
@@ -10,7 +9,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
   HWY_INLINE void decode(const u4* codes, float scale, vf (&out)[kTileVectors]) const {
     const __m512i packed = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
     const __m512 entries = _mm512_mul_ps(_mm512_load_ps(t.value), _mm512_set1_ps(scale));
-    // Lane k of vector i has its code in bits 4 (k % 8) of double word 2 i + k / 8; permutations look at 4 bits.
+    // Lane k of vector i has its code in bits 4 (k % 8) of double word 2 i + k / 8; permutations only use 4 bits.
     const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     for (int i = 0; i < kTileVectors; ++i) {
@@ -41,7 +40,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
   HWY_INLINE __m512i nearest(__m512 (&x)[kTileVectors]) const {
     constexpr int n = kTileVectors;
     __m512i word[n];
-    // A midpoint itself belongs to the lower index: for negative values that is the larger magnitude.
+    // A midpoint belongs to the lower index: for negative values that is the larger magnitude.
     for (int i = 0; i < n; ++i)
       word[i] =
           _mm512_add_epi32(_mm512_castps_si512(_mm512_abs_ps(x[i])), _mm512_srli_epi32(_mm512_castps_si512(x[i]), 31));
@@ -103,7 +102,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(pairs));
   }
 
-  // Second moments that come from outside, and tiles that begin at no multiple of four.
+  // Second moments that come from outside, and tiles that do not begin at a multiple of four.
   HWY_NOINLINE void encode_generic(const float* values, float inverse, const TileRounding& rounding, u32 index,
                                    u4* codes) const {
     GenericCodec<Dynamic4, kSigned>::encode(values, inverse, rounding, index, codes);

@@ -1,15 +1,15 @@
-// dynamic8 with AVX2. Decoding: eight scalar loads instead of the gather instruction, which costs more; codes, too, are
-// loaded one by one, which is fewer operations than taking them out of a word. (A line for each decade and two bits to
-// correct what it rounds wrong take as long: Zen 5.) Encoding: the lines of dynamic8_lines-inl.h, whose eight decades
-// fit a permutation of one vector.
-// Stochastic encoding takes the lesser of two lines: the decade's, and the line of the joint nearby.
+// dynamic8 with AVX2. Decoding: eight scalar loads instead of the gather instruction, which is slower; codes are also
+// loaded one by one, which takes fewer operations than extracting them from a word. (A line per decade and two bits
+// that correct its rounding take as long: Zen 5.) Encoding: the lines of dynamic8_lines-inl.h, whose eight decades fit
+// a permutation of one vector.
+// Stochastic encoding takes the lesser of two lines: the decade's, and that of the nearby joint.
 // A dynamic8 AdamW step in cache: 0.47 Gelt/s with gathers, 0.64 like this (Zen 4, to nearest); stochastic 0.9 of that.
 #if HWY_TARGET == HWY_AVX2
 
-// The lines of stochastic rounding, by decade (7: the line up to the entry 1), and those of the joints of a decade with
-// the next one.
+// The lines of stochastic rounding, by decade (7: the line up to the entry 1), and the lines of the joints between a
+// decade and the next.
 struct Dynamic8Pieces {
-  alignas(32) float end[8];  // values above it are of the next decade
+  alignas(32) float end[8];  // values above it belong to the next decade
   alignas(32) float slope[8], intercept[8], joint_slope[8], joint_intercept[8];
 };
 
@@ -23,7 +23,7 @@ const Dynamic8Pieces& dynamic8_pieces() {
       const Dynamic8::Line own = d == 7        ? Dynamic8::last_line(entry, low)
                                  : low == high ? Dynamic8::line(entry, low - 1, low)
                                                : Dynamic8::line(entry, low, high);
-      // The line up to 1 is the steeper one of two: the lesser is not to be taken there.
+      // The line up to 1 is the steeper of the two: the lesser must not be taken there.
       const Dynamic8::Line joint = d < 6 ? Dynamic8::line(entry, high, high + 1) : Dynamic8::Line{0, __builtin_inff()};
       t.slope[d] = own.slope, t.intercept[d] = own.intercept;
       t.joint_slope[d] = joint.slope, t.joint_intercept[d] = joint.intercept;
@@ -85,8 +85,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     __m256i word[8], sign[8];
     for (int i = 0; i < 8; ++i) {
       __m256 value = _mm256_loadu_ps(values + 8 * i), a;
-      // Where one operand is a NaN, the second one is taken. Magnitudes above 1 end as the code of 1: ranks are
-      // saturated.
+      // If one operand is a NaN, the second is taken. Magnitudes above 1 end as the code of 1: ranks are saturated.
       if constexpr (kSigned) {
         value = _mm256_min_ps(_mm256_mul_ps(value, _mm256_set1_ps(inverse)), _mm256_set1_ps(1.f));
         a = _mm256_and_ps(value, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
@@ -100,7 +99,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
         return _mm256_add_ps(_mm256_mul_ps(a, _mm256_permutevar8x32_ps(slopes, of)),
                              _mm256_permutevar8x32_ps(intercepts, of));
       };
-      // A guess covers the upper part of its decade and the lower one of the next.
+      // A guess covers the upper part of its decade and the lower part of the next.
       const __m256 least = _mm256_min_ps(line(slope, intercept, decade), line(joint_slope, joint_intercept, guess));
       word[i] = _mm256_srli_epi32(_mm256_add_epi32(_mm256_cvttps_epi32(least), random[i].v.raw), 16);
     }

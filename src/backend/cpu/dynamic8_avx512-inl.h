@@ -23,7 +23,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   const Dynamic8Planes<kSigned>& planes = dynamic8_tables512<kSigned>().planes;
   const Dynamic8Roof<kSigned>& roof = dynamic8_tables512<kSigned>().roof;
 
-  // Words whose byte 2 is the rank on the roof (second moments: rank + 1), above 16 bits behind the point.
+  // Words whose byte 2 is the rank on the roof (second moments: rank + 1), followed by 16 fractional bits.
   struct Begun {
     __m512i word[kTileVectors];
   };
@@ -38,7 +38,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   }
 
   HWY_INLINE Begun begin(const float* values, float inverse) const {
-    // Step by step for all four vectors: a chain is longer than what the processor looks ahead.
+    // Step by step for all four vectors: a chain is longer than the processor's lookahead.
     constexpr int n = kTileVectors;
     const __m512 factor = _mm512_set1_ps(inverse);
     __m512 x[n], y[n];
@@ -63,14 +63,14 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     return begun;
   }
 
-  // Returns which elements are for encode_exactly.
+  // Returns the elements left to encode_exactly.
   HWY_INLINE u64 end(const Begun& begun, const float* values, const TileRounding& rounding, u32 index,
                      u8* codes) const {
     constexpr int n = kTileVectors;
     const RandomShorts random = rounding.stochastic ? RandomShorts(index, rounding) : RandomShorts::one_half();
     const __m512i one = _mm512_load_si512(roof.one);
     const __m512i rank = planes.ranks(begun.word);
-    // Ranks before a joint of two decades. Saturation leaves out the rank below 1's; there is none before 0.
+    // Ranks before a joint of two decades. Saturation excludes the rank below 1's; there is none before 0.
     __mmask64 joint;
     if constexpr (kSigned)
       joint = _mm512_mask_testn_epi8_mask(_mm512_test_epi8_mask(rank, rank), rank, _mm512_adds_epi8(rank, one));
@@ -98,7 +98,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
                                     _mm512_min_epu8(to, middle));
     } else {
       packed = _mm512_mask_sub_epi8(rank, ~carries, rank, one);
-      // An exact zero alone is 0. With 1 less as a whole number, it is above all finite values.
+      // Only an exact zero is 0. After subtracting 1 as an integer, it is above all finite values.
       __m512i most = _mm512_setzero_si512();
       for (int i = 0; i < n; ++i)
         most = _mm512_max_epu32(most, _mm512_add_epi32(_mm512_castps_si512(value[i]), _mm512_set1_epi32(-1)));
@@ -114,7 +114,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     return _mm512_kunpackd(_mm512_cmplt_epu16_mask(sum[1], unsure), _mm512_cmplt_epu16_mask(sum[0], unsure));
   }
 
-  // By the portable code, the arbiter near boundaries. Out of line: it is rare.
+  // Uses the portable code, which decides near boundaries. Out of line: it is rare.
   HWY_NOINLINE void encode_exactly(u64 which, const float* values, float inverse, const TileRounding& rounding,
                                    u32 index, u8* codes) const {
     if (which == ~u64{0}) return GenericCodec<Dynamic8, kSigned>::encode(values, inverse, rounding, index, codes);

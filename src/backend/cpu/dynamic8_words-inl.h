@@ -1,4 +1,4 @@
-// The same part of dynamic8 with AVX-512 where there is no VBMI: words of 16 bits looked up in two planes.
+// The same part of dynamic8 with AVX-512 without VBMI: 16-bit words looked up in two planes.
 #if HWY_TARGET == HWY_AVX3
 
 template <bool kSigned>
@@ -16,7 +16,7 @@ struct Dynamic8Planes {
 
   HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
     for (int half = 0; half < 2; ++half) {
-      // The interleaves below work within 128-bit lanes: double words of codes change places for it.
+      // The interleaves below work within 128-bit lanes: first reorder the double words of codes.
       const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
       const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * half));
       const __m512i c = _mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(bytes, order));
@@ -52,7 +52,7 @@ struct Dynamic8Planes {
   }
 
  private:
-  // Zeros where `any` is not set.
+  // Zeros for lanes not set in `any`.
   HWY_INLINE __m512i look_up(int k, __m512i index, __mmask32 any) const {
     const auto quarter = [&](int i) {
       const u16* const p = plane[k] + 64 * i;

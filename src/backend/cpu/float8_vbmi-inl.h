@@ -1,5 +1,5 @@
-// float8 with AVX-512 VBMI: decoding looks the upper two bytes of a float up (the lower two are 0), 64 codes at a time;
-// encoding is the portable arithmetic, four vectors at a time, whose codes are packed by bytes.
+// float8 with AVX-512 VBMI: decoding looks up the upper two bytes of a float (the lower two are 0), 64 codes at a time;
+// encoding is the portable arithmetic, four vectors at a time, with codes packed to bytes.
 #if HWY_TARGET == HWY_AVX3_DL
 
 struct Float8Vbmi {
@@ -49,7 +49,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
     if (HWY_UNLIKELY(!rounding.stochastic || index % 4 || inverse < 0x1p-126f))
       return encode_generic(values, inverse, rounding, index, codes);
     constexpr int n = kTileVectors;
-    // the portable arithmetic on values as they are: with a power of two as the scale, it is that of the constants.
+    // The portable arithmetic on unscaled values: with a power of two as the scale, only the constants change.
     const float scale = as_float((254u << 23) - bits(inverse));
     constexpr u32 kHalf = 1u << (Float8::kCut - 17);
     const u32 first = Float8::kZeroBits<kSigned> - kHalf + (127u << 23) - bits(inverse);
@@ -62,7 +62,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
     for (int i = 0; i < n; ++i) t[i] = _mm512_max_ps(t[i], _mm512_fmadd_ps(t[i], half, low));
     for (int i = 0; i < n; ++i)
       word[i] = _mm512_sub_epi32(_mm512_castps_si512(t[i]), _mm512_set1_epi32(static_cast<int>(first)));
-    // The code in byte 2 and below it 16 bits, which the random ones may carry out of.
+    // The code in byte 2 and below it 16 bits, from which the random bits may carry.
     for (int i = 0; i < n; ++i) word[i] = _mm512_srli_epi32(word[i], Float8::kCut - 16);
     const __m512i codes_of = pack(t_.code_bytes, word);
     __m512i packed = _mm512_mask_sub_epi8(codes_of, random.carries(word), codes_of, _mm512_set1_epi8(-1));

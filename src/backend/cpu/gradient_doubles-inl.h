@@ -1,10 +1,10 @@
-// Exact sums of squares in doubles, for every instruction set. Squares of floats are exact in doubles. A square is cut
-// into two or three parts, multiples of ever smaller quanta, and each part is added to a sum of its own in a double
-// that holds it exactly: (sum + x) - sum is x, rounded to the sum's quantum. The quanta go by a power of two above all
-// magnitudes of a chunk.
+// Exact sums of squares in doubles, for every instruction set. Squares of floats are exact in doubles. A square is
+// split into two or three parts, multiples of ever smaller quanta, and each part is added to a separate sum in a double
+// that holds it exactly: (sum + x) - sum is x rounded to the sum's quantum. The quanta derive from a power of two above
+// all magnitudes of a chunk.
 
-// Doubles, half a vector of floats each. Where there are fused operations, some additions are left to them: these have
-// ports of their own. All results are exact, so that both forms give the same bits.
+// Doubles, half a vector of floats each. With fused operations, some additions use them, because these have separate
+// ports. All results are exact, so both forms give the same bits.
 #if HWY_TARGET == HWY_SCALAR
 using vd = double;
 inline constexpr bool kHasUpper = false;
@@ -40,7 +40,7 @@ LT_FN vd sub(vd a, vd b) { return hn::Sub(a, b); }
 LT_FN vd sub_fused(vd a, vd b) { return hn::NegMulAdd(b, all_lanes(1), a); }
 LT_FN vd add_square(vd sum, vd x) { return hn::MulAdd(x, x, sum); }
 LT_FN vd square_less(vd x, vd less) { return hn::MulSub(x, x, less); }
-// Between doubles of one binade, bits count units.
+// Between doubles of one binade, the difference of the bits counts units.
 LT_FN int64_t units_since(vd now, double then) {
   return hn::GetLane(hn::SumOfLanes(kI64, hn::Sub(hn::BitCast(kI64, now), hn::BitCast(kI64, all_lanes(then)))));
 }
@@ -54,11 +54,11 @@ template <>
 inline constexpr int kStoredBits<bf16> = 7;
 template <>
 inline constexpr int kStoredBits<f16> = 10;
-// Squares of 48 bits need three parts; of 16 and 22 bits, two hold as wide a range of magnitudes.
+// Squares of 48 bits need three parts; for squares of 16 and 22 bits, two parts cover as wide a range of magnitudes.
 template <class G>
 inline constexpr int kParts = kStoredBits<G> > 10 ? 3 : 2;
 
-// Squares below 4^top are added up. (Members by name: compilers keep no array of them in registers.)
+// Adds squares below 4^top. (Separate members: compilers keep no array of them in registers.)
 template <class G>
 class LaneSums {
  public:
@@ -99,7 +99,7 @@ class LaneSums {
 template <class G>
 class DoubleSums {
  public:
-  // The last bit of a square is 2 kStoredBits below the exponent's double: no smaller than the last quantum.
+  // The last bit of a square is 2 kStoredBits below twice the exponent: no smaller than the last quantum.
   static Window window(int top) {
     const int finest = quantum(0, kParts<G> - 1);  // odd: half of it is rounded up
     return {top, power_bits(top + (finest + 1) / 2 + kStoredBits<G>), power_bits(top)};

@@ -1,7 +1,7 @@
-// Exact sums of squares in integers, for AVX-512 with IFMA: magnitudes of a chunk as whole numbers of 52 bits, of whose
-// squares an instruction adds up the lower halves, and another one the upper halves.
+// Exact sums of squares in integers, for AVX-512 with IFMA: magnitudes of a chunk as 52-bit integers; one instruction
+// adds the lower halves of their squares, another the upper halves.
 
-// Compilers are not told of IFMA, as the target is Highway's.
+// Compilers are not told about IFMA, because the target is Highway's.
 LT_FN __m512i add_square_low(__m512i sum, __m512i x) {
   __asm__("vpmadd52luq %1, %1, %0" : "+v"(sum) : "v"(x));
   return sum;
@@ -11,8 +11,7 @@ LT_FN __m512i add_square_high(__m512i sum, __m512i x) {
   return sum;
 }
 
-// Adds sums of units of 2^exponent, eight in each vector. (In registers, as the time is that of a chunk in which
-// nothing is read ahead.)
+// Adds sums in units of 2^exponent, eight per vector. (In registers: it takes as long as a chunk without read-ahead.)
 template <class... Lanes>
 HWY_INLINE void add_lanes(int exponent, ExactSum& total, Lanes... sums) {
   const __m512i lower = _mm512_set1_epi64(0xffffffff);
@@ -29,7 +28,7 @@ class WholeSums {
  public:
   static constexpr int kBits = 52;
 
-  // Magnitudes below 2^top are whole numbers of 2^(top - kBits).
+  // Magnitudes below 2^top are multiples of 2^(top - kBits).
   static Window window(int top) { return {top, power_bits(top - kBits + kStoredBits<G>), power_bits(top)}; }
 
   explicit WholeSums(int top) : top_(top), scale_(_mm512_set1_ps(static_cast<float>(kBits - top))) {}

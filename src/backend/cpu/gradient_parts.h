@@ -1,4 +1,4 @@
-// The quanta that squares of gradients are cut by, for the kernels of all instruction sets.
+// The quanta by which squares of gradients are split, for the kernels of all instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,21 @@
 
 namespace lowtide::cpu {
 
-// Numbers that a double gets before it is emptied, each of less than 2^kPartBits quanta either way but for the last
-// bit, which rounding to nearest saves: it stays within the binade of 1.5 * 2^52 quanta, 2^51 of them either way.
+// Additions to a double before it is emptied, each of less than 2^kPartBits quanta either way, except for the last bit,
+// which rounding to nearest saves: it stays within the binade of 1.5 * 2^52 quanta, 2^51 of them either way.
 inline constexpr int kCountBits = 10, kPartBits = 51 - kCountBits + 1;
 
 // The exponent of the quantum of part k of squares below 4^top.
 constexpr int quantum(int top, int k) { return 2 * top - (kPartBits - 1) - kPartBits * k; }
 
 inline constexpr uint32_t kInfinity = 0x7f800000u;
-// 2^exponent as float bits; the smallest float for an exponent below the range, infinity above it.
+// 2^exponent as float bits; the smallest float for an exponent below the range, infinity for one above it.
 inline uint32_t power_bits(int exponent) {
   if (exponent > 127) return kInfinity;
   if (exponent >= -126) return static_cast<uint32_t>(exponent + 127) << 23;
   return exponent > -149 ? 1u << (exponent + 149) : 1u;
 }
-// The smallest power of two above a magnitude that is not 0.
+// The smallest power of two above a nonzero magnitude.
 inline int top_of(uint32_t magnitude) {
   const int field = static_cast<int>(magnitude >> 23);
   return field ? field - 126 : 32 - __builtin_clz(magnitude) - 149;

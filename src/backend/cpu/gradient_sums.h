@@ -1,5 +1,5 @@
-// Norms of gradients from one read of them: the sum of squares, exact, and the largest magnitude. Neither depends on
-// the instruction set, the threads, or on how gradients are cut into pieces and shards.
+// Norms of gradients from a single read: the exact sum of squares, and the largest magnitude. Neither depends on the
+// instruction set, the threads, or how gradients are cut into pieces and shards.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct GradientView {
 };
 
 struct GradientSums {
-  // Means something only if all elements are finite, which `largest` tells: chunks with others are left out.
+  // Only meaningful if all elements are finite, as `largest` shows: chunks with others are left out.
   ExactSum squares;
   // The largest magnitude as float bits; more than infinity's bits if there is a NaN.
   uint32_t largest = 0;
@@ -29,7 +29,7 @@ struct GradientSums {
   }
 };
 
-// A thread's sums. top: every magnitude of the last run was below 2^top, which the next one is tried with.
+// A thread's sums. top: every magnitude of the last run was below 2^top, which the next run tries first.
 struct alignas(64) SumsRun {
   GradientSums sums;
   int top = 0;
@@ -42,7 +42,7 @@ struct SumsKernels {
 // target: one Highway target bit.
 SumsKernels pick_sums(int64_t target);
 
-// target: a name of Backend::targets() of the CPU's.
+// target: a name from the CPU backend's targets().
 GradientSums gradient_sums(std::span<const GradientView> gradients, int threads, const char* target);
 
 }  // namespace lowtide::cpu

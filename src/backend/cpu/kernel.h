@@ -1,4 +1,4 @@
-// Plain pointers and counts that cross the border between the dispatcher and the kernels of one instruction set.
+// Plain pointers and counts passed from the dispatcher to the kernels of one instruction set.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace lowtide::cpu {
 
-// One contiguous run of elements of one row: whole blocks of 256 from its start, the last one may be short.
+// One contiguous run of elements of one row: whole blocks of 256 from its start, except that the last may be short.
 struct StepRun {
   void* param;       // [n]
   const void* grad;  // [n]
@@ -24,7 +24,7 @@ struct StepRun {
 
 using StepKernel = void (*)(const StepRun&);
 
-// A run as of a step, of floats, whose blocks' norms go to `out`.
+// A run like a step's, of floats; the norms of its blocks go to `out`.
 struct NormRun {
   const float *param, *grad;  // [n]
   int64_t n;
@@ -36,11 +36,11 @@ struct NormRun {
 };
 using NormKernel = void (*)(const NormRun&);
 
-// True if the magnitudes of all n gradients, as float bits, are below limit_bits (at most those of infinity, so that
+// True if the magnitudes of all n gradients, as float bits, are below limit_bits (at most infinity's bits, so that
 // infinities and NaN never are).
 using FiniteKernel = bool (*)(const void* grad, int64_t n, uint32_t limit_bits);
 
-// out = in, for n elements that are floats on one side.
+// out = in, for n elements; one side is float.
 using ConvertKernel = void (*)(const void* in, void* out, int64_t n);
 
 // Joins weights and their residuals into floats, or splits floats into weights and residuals.

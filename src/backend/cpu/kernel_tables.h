@@ -1,4 +1,4 @@
-// Where the kernels of one instruction set are looked up.
+// The tables of kernels of one instruction set.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ inline constexpr int kMasters = 1  // with none
     ;
 inline constexpr int kDTypes = 3;  // float32, bfloat16, float16, numbered as DType
 
-// Kernels for (parameter, gradient) are numbered parameter * kDTypes + gradient: the order of pairs.def.
+// Kernels for (parameter, gradient) are numbered parameter * kDTypes + gradient, the order of pairs.def.
 inline constexpr int kPairs = kDTypes * kDTypes;
 
 struct AuxKernels {
@@ -38,12 +38,12 @@ struct AuxKernels {
 AuxKernels pick_aux(int64_t target);
 // For an LT_NORM_RULE.
 NormKernel pick_norms(int rule, int codec, int64_t target);
-// nullptr: a pair without a kernel of its own.
+// nullptr: a pair without a separate kernel.
 #define LT_RULE(number, name, Rule) StepKernel pick_step_##name(int codec, int pair, int64_t target);
 #include "portable/rules.def"
 #undef LT_RULE
 
-// The kernels that the library has; nullptr for the rules that LOWTIDE_RULES leaves out.
+// The kernels in the library; nullptr for rules that LOWTIDE_RULES leaves out.
 struct StepKernels {
   StepKernel of[kRules][kCodecs][kPairs];
 };

@@ -1,5 +1,5 @@
-// The CPU driver of norms: decode -> terms -> sums of squares, over blocks of 256 floats. Nothing is stored but the
-// sums. With one-lane vectors it is the scalar reference.
+// The CPU driver of norms: decode -> terms -> sums of squares, over blocks of 256 floats. Only the sums are stored.
+// With one-lane vectors it is the scalar reference.
 
 static_assert(kNormLanes % kLanes == 0 && kBlock % kNormLanes == 0);
 
@@ -62,7 +62,7 @@ struct NormDriver {
     for (int t = 0; t < 2; ++t) sum_squares(values[t], largest[t], &out->sum[t], &out->unit[t]);
   }
 
-  // A short block: the same code over padded copies, of zeros behind it.
+  // A short block: the same code over copies padded with zeros.
   HWY_NOINLINE void tail(const float* p, const float* g, const u8* const (&codes)[kStored],
                          const float* const (&scales)[kStored], int n, BlockNorms* out) const {
     alignas(64) float padded_p[kBlock] = {}, padded_g[kBlock] = {};

@@ -13,28 +13,27 @@
 
 namespace lowtide::cpu {
 
-// How many units a thread takes at a time.
+// The number of units that a thread takes at a time.
 struct Grain {
-  int64_t most;   // so little that threads finish together
-  int64_t least;  // so much that taking it costs nothing beside the work
+  int64_t most;   // small enough that threads finish together
+  int64_t least;  // large enough that taking it is negligible
 };
 
-// Threads for so many units: as many as have one full piece each, as waking one costs as much as that.
+// The number of threads for that many units: one per full piece, because waking a thread costs as much.
 inline int workers_for(int64_t units, Grain grain, int threads) {
   return static_cast<int>(std::clamp<int64_t>((units + grain.most - 1) / grain.most, 1, std::max(threads, 1)));
 }
-// Units of a piece: a worker has eight pieces or more, where that leaves them large enough.
+// Units in a piece: a worker has at least eight pieces, if that leaves them large enough.
 inline int64_t piece_units(int64_t units, Grain grain, int workers) {
   constexpr int64_t kPiecesEach = 8;
   return workers == 1 ? grain.most : std::clamp(units / (workers * kPiecesEach), grain.least, grain.most);
 }
 
-// Calls work(worker, piece) once for every piece in [0, pieces), from `workers` threads, numbered from 0. Those of one
-// range come in increasing order; a false result ends the range that the piece is of: what follows there need not be
-// done.
+// Calls work(worker, piece) once for every piece in [0, pieces), from `workers` threads, numbered from 0. Pieces of a
+// range come in increasing order; a false result ends the piece's range, whose rest need not be done.
 template <class Work>
 void for_ranges(int64_t pieces, int workers, Work&& work) {
-  if (workers == 1) {  // without ranges, which are 16 KiB
+  if (workers == 1) {  // avoids ranges, which are 16 KiB
     return run_parallel(1, [&](int) {
       for (int64_t piece = 0; piece < pieces && work(0, piece);) ++piece;
     });
@@ -48,10 +47,10 @@ void for_ranges(int64_t pieces, int workers, Work&& work) {
   });
 }
 
-// Lays the units of all items (blocks, say; units(item) tells how many) end to end, cuts them into pieces and hands
-// these to the threads, in every step the same ones where the items are. A piece of many small items becomes one call
-// per item: work(item, first unit, end unit). A false result: units behind these are not needed. starts: is set to the
-// number of units before each item, and in all.
+// Lays the units of all items (blocks, for example; units(item) gives their number) end to end, cuts them into pieces
+// and assigns these to the threads, the same pieces in every step with the same items. A piece of many small items
+// becomes one call per item: work(item, first unit, end unit). A false result: later units are not needed. starts: set
+// to the number of units before each item, and in total.
 template <class Item, class Units, class Work>
 void for_each_piece(std::span<const Item> items, Grain grain, int threads, std::vector<int64_t>& starts, Units&& units,
                     Work&& work) {
@@ -78,9 +77,9 @@ void for_each_piece(std::span<const Item> items, Grain grain, int threads, std::
   });
 }
 
-// The same for items of signs, which are checked, each of count(item): work(item, its first element, how many). A cut
-// within an item is at a multiple of kSignAlignment signs; a thread takes 128 KiB or more at a time, 5 us or more, and
-// few enough that threads finish together.
+// The same for checked items of signs with count(item) elements: work(item, its first element, number of elements). A
+// cut within an item is at a multiple of kSignAlignment signs; a thread takes at least 128 KiB or 5 us at a time, but
+// little enough that threads finish together.
 template <class Item, class Count, class Work>
 void for_each_sign_piece(std::span<const Item> items, int threads, Count&& count, Work&& work) {
   constexpr int64_t kUnitsAtOnce = 64;

@@ -1,4 +1,4 @@
-// Forms of packed signs that only host memory has.
+// Forms of packed signs that exist only in host memory.
 #pragma once
 
 #include "backend/signs.h"
@@ -6,12 +6,12 @@
 namespace lowtide::cpu {
 
 struct SignForm {
-  bool big = false;       // sign i is bit 7 - i % 8 of its byte; items begin with a byte, and have no presence
-  bool sign_bit = false;  // for packing: 1 is a clear sign bit, whatever the value: -0 and NaNs by theirs
+  bool big = false;       // sign i is bit 7 - i % 8 of its byte; items begin at a byte, and have no presence
+  bool sign_bit = false;  // for packing: 1 means a clear sign bit, whatever the value, including -0 and NaNs
 };
 
-// One item, by the best kernels that run here; a vote has no presence in the order "big". Throw kInvalidArgument for an
-// item that makes no sense.
+// One item, with the best kernels that run here; a vote in the order "big" has no presence. Throw kInvalidArgument for
+// an inconsistent item.
 void pack_signs(const SignItem& item, SignForm form, int threads);
 void unpack_signs(const SignItem& item, SignForm form, int threads);
 void vote_signs(const VoteItem& item, SignForm form, int threads);

@@ -1,6 +1,6 @@
-// Operations on signs: arguments of the kernels of one instruction set, the tables that they are looked up in, and who
-// calls them. Kernels get items that are checked. Steps' ballots, moves by signs and error feedback make no array of
-// floats but tiles that stay in the cache.
+// Operations on signs: arguments and tables of the kernels of one instruction set, and the functions that call them.
+// Kernels get checked items. Ballots of steps, moves by signs and error feedback use tiles that stay in the cache
+// instead of arrays of floats.
 #pragma once
 
 #include <bit>
@@ -14,14 +14,14 @@
 
 namespace lowtide::cpu {
 
-// Votes and counts are cut at multiples of this many signs: their presences are whole 64-bit words.
+// Votes and counts are cut at multiples of this many signs, so that their presences are whole 64-bit words.
 inline constexpr int64_t kVoteCut = 64 * kSignBlock;
 
-// Who votes: looked at once for all pieces.
+// The voters, examined once for all pieces.
 struct Voters {
   Voters(std::span<const std::byte* const> ballots, std::span<const uint32_t> weights, bool equal_is_one);
 
-  // weights[v]: what counts of voter v's.
+  // weights[v]: the effective weight of voter v.
   uint32_t operator[](size_t v) const {
     if (weights.empty()) return 1;
     return equal ? static_cast<uint32_t>(weights[v] != 0) : weights[v];
@@ -29,13 +29,13 @@ struct Voters {
 
   std::span<const std::byte* const> ballots;
   std::span<const uint32_t> weights;
-  bool equal;         // weights that are not 0 are the same, and count as 1: for a majority, which needs no sums
-  uint32_t sum = 0;   // weights that count
-  uint32_t bits = 0;  // that one of them has
-  int planes = 0;     // that hold the sum
+  bool equal;         // all nonzero weights are equal, and count as 1: for a majority, which needs no sums
+  uint32_t sum = 0;   // sum of the effective weights
+  uint32_t bits = 0;  // bits set in any of them
+  int planes = 0;     // number of planes that hold the sum
 };
 
-// Pieces: signs [begin, end) of an item, begin a multiple of kVoteCut, end too or the item's.
+// A piece: signs [begin, end) of an item; begin is a multiple of kVoteCut, end is one or the item's end.
 struct VoteRun {
   const VoteItem& item;
   const Voters& voters;
@@ -53,7 +53,7 @@ struct PackRun {
 };
 struct UnpackRun {
   SignItem item;
-  bool stream;  // values are more than a cache holds: store them past it
+  bool stream;  // values exceed the cache: bypass it when storing
   SignForm form = {};
 };
 
@@ -67,7 +67,7 @@ struct SignKernels {
 // target: one Highway target bit.
 SignKernels pick_signs(int64_t target);
 
-// Signs of `words` * 64 floats to as many words, and to present[w] whether one of word w's is not zero.
+// Packs the signs of `words` * 64 floats into as many words, and sets present[w] if any value of word w is not zero.
 using PackFloats = void (*)(const float* values, int words, bool zero_is_plus, uint64_t* bits, bool* present);
 
 // A run of a parameter that moves by signs. Element 0 has the first bit of a byte of signs and of presence.
@@ -79,12 +79,12 @@ struct ApplyRun {
 };
 using ApplyKernel = void (*)(const ApplyRun&);
 
-// Values and residual from the start of a block of feedback on. Arrays begin with the run.
+// Values and residual from the start of a block of feedback on. Arrays begin at the run.
 struct FeedbackRun {
   const void* values;
   float value_scale;
   int64_t n;
-  void* codes;  // codes and scales: nullptr without residual
+  void* codes;  // codes and scales: nullptr without a residual
   float* scales;
   std::byte* bits;
   uint16_t* bit_scales;
@@ -97,36 +97,36 @@ using AddBallot = void (*)(const std::byte* bits, float weighted_scale, int n, f
 struct SignStepKernels {
   PackFloats pack;
   ApplyKernel apply[kDTypes];
-  FeedbackKernel feedback[kCodecs + 1][kDTypes];  // [kCodecs]: without residual
+  FeedbackKernel feedback[kCodecs + 1][kDTypes];  // [kCodecs]: without a residual
   AddBallot add_ballot;
 };
 
 // target: one Highway target bit.
 SignStepKernels pick_sign_step(int64_t target);
 
-// Elements of a ballot that are in the making at a time. (Zen 4, Lion with float32 state from memory: 1.1 times what
-// reading and writing takes; four times as many: 1.6 to 1.8, for memory waits meanwhile.)
+// Elements of a ballot in progress at a time. (Zen 4, Lion with float32 state from memory: 1.1 times the time of
+// reading and writing; with four times as many: 1.6 to 1.8 times, because memory waits meanwhile.)
 inline constexpr int kBallotTile = 1024;
 
 // Scratch tile for one piece of a ballot. The step runs on zeros, so the tile holds the update; its signs are then
 // packed beside those of pieces that other threads make.
 class BallotTile {
  public:
-  // The floats for n <= kBallotTile elements from `sign` on, all zero.
+  // Zeroed floats for n <= kBallotTile elements from `sign` on.
   float* begin(int64_t sign, int n);
-  // Their signs go to bits and presence (nullptr: nowhere), which hold zeros there.
+  // Writes their signs to bits and presence (nullptr: not wanted), which must hold zeros there.
   void end(const SignStepKernels& kernels, bool zero_is_plus, std::byte* bits, std::byte* presence) const;
 
  private:
   static constexpr int kWord = static_cast<int>(kSignBlock);
-  // Word for word as the signs are: the first float belongs to a sign that begins a word.
+  // Aligned to words like the signs: the first float belongs to a sign that begins a word.
   alignas(64) float values_[kBallotTile + 2 * kWord];
   int64_t first_word_ = 0;
   int lead_ = 0, count_ = 0, words_ = 0;
 };
 
-// With several threads: cut into pieces, which the kernels of one instruction set do. Throw kInvalidArgument for items
-// that make no sense.
+// Multi-threaded: cut into pieces for the kernels of one instruction set. Throw kInvalidArgument for inconsistent
+// items.
 void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads);
 void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads);
 void vote_signs(const SignKernels& kernels, const VoteItem& item, SignForm form, int threads);

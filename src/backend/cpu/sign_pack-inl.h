@@ -1,11 +1,11 @@
-// Values to bits and back, a word of 64 signs at a time, which is a block of presence. On integers: a denormal is a
-// number where floating point takes it for zero. Included inside the target's namespace by sign_kernels.inc.
+// Packs values to bits and unpacks them, a word of 64 signs at a time, which is a block of presence. Works on integers:
+// floating point may flush a denormal to zero. Included inside the target's namespace by sign_kernels.inc.
 
 inline constexpr int kWordSigns = 64;
 static_assert(kWordSigns == kSignBlock);
 
-// Signs [first, first + count) as parts of words, n < 64, and runs of whole ones, n a multiple of 64 within one block
-// of scales: run(at, n), at the first sign's number.
+// Splits signs [first, first + count) into parts of words, n < 64, and runs of whole words, n a multiple of 64 within
+// one block of scales: calls run(at, n) with the first sign's index.
 template <class Fn>
 HWY_INLINE void for_each_sign_run(int64_t first, int64_t count, Fn&& run) {
   const auto begin = static_cast<u64>(first), end = static_cast<u64>(first + count);
@@ -16,7 +16,7 @@ HWY_INLINE void for_each_sign_run(int64_t first, int64_t count, Fn&& run) {
   }
 }
 
-// Bytes of n signs from number `at`, their first bit the lowest.
+// The bytes of n signs from index `at`, the first in the lowest bit.
 LT_FN u64 load_signs(const std::byte* bits, u64 at, u64 n) {
   u64 word = 0;
   std::memcpy(&word, bits + at / 8, (at % 8 + n + 7) / 8);
@@ -27,7 +27,7 @@ LT_FN u64 load_word(const std::byte* bits) {
   std::memcpy(&word, bits, sizeof word);
   return word;
 }
-// Each byte's bits the other way round: between the orders "little" and "big".
+// Reverses the bits of each byte: converts between the orders "little" and "big".
 LT_FN u64 mirrored(u64 word) {
   word = (word >> 4 & 0x0f0f0f0f0f0f0f0full) | (word & 0x0f0f0f0f0f0f0f0full) << 4;
   word = (word >> 2 & 0x3333333333333333ull) | (word & 0x3333333333333333ull) << 2;
@@ -42,7 +42,7 @@ HWY_INLINE hn::Vec<decltype(kBytes)> mirrored_bytes(hn::Vec<decltype(kBytes)> x)
   return hn::Or(hn::TableLookupBytes(high, hn::And(x, mask)), hn::TableLookupBytes(low, hn::ShiftRight<4>(x)));
 }
 #endif
-// The same for whole words. `to` may be `from`.
+// The same for whole words. `to` may equal `from`.
 HWY_INLINE void mirror(const std::byte* from, std::byte* to, u64 bytes) {
   u64 i = 0;
 #if HWY_TARGET != HWY_SCALAR
@@ -57,14 +57,14 @@ HWY_INLINE void mirror(const std::byte* from, std::byte* to, u64 bytes) {
     std::memcpy(to + i, &word, sizeof word);
   }
 }
-// Keeps those before them in their first byte, and clears those behind in their last. word: of n signs, 0 behind them.
+// Keeps earlier signs in their first byte, and clears later ones in their last. word: n signs, 0 behind them.
 LT_FN void store_signs(u64 word, std::byte* bits, u64 at, u64 n) {
   const u64 shift = at % 8, before = std::to_integer<u64>(bits[at / 8]) & ((u64{1} << shift) - 1);
   word = word << shift | before;
   std::memcpy(bits + at / 8, &word, (shift + n + 7) / 8);
 }
 
-// Elements as signed integers, for which compares are cheapest.
+// Elements as signed integers, whose comparisons are cheapest.
 template <class T>
 struct Elements {
   using Raw = typename SignBits<T>::Raw;
@@ -76,7 +76,7 @@ struct Elements {
 };
 
 // is_plus(x, zero_is_plus) for vectors: `low` <= x <= infinity, with `low` moved to the least signed number, or x is
-// `also`. By the sign bit: 0 <= x <= the largest signed number.
+// `also`. For the sign bit: 0 <= x <= the largest signed number.
 template <class T>
 struct PlusTest {
   using E = Elements<T>;
@@ -100,7 +100,7 @@ void pack_as(const PackRun& run) {
   const bool big = run.form.big;
   const auto magnitude = E::set(static_cast<typename E::Raw>(~SignBits<T>::kMinusZero));
   auto largest = hn::Zero(E::d);
-  bool some = false;  // the last word has a value that is not zero
+  bool some = false;  // the last word has a nonzero value
   const auto pack_word = [&](const Lane* from) {
     u64 word = 0;
     auto any = hn::Zero(E::d);
@@ -157,7 +157,7 @@ void pack_run(const PackRun& run) {
     run.item.nonfinite ? pack_as<T, false, true>(run) : pack_as<T, false, false>(run);
 }
 
-// A word's values to memory: past the cache, where it must be aligned, if kStream.
+// Stores a word's values; kStream bypasses the cache and requires alignment.
 template <class T, bool kStream, bool kZeros>
 HWY_INLINE void expand(u64 word, u64 zeros, typename Elements<T>::Vec plus, typename Elements<T>::Vec minus,
                        typename Elements<T>::Lane* values) {
@@ -235,7 +235,7 @@ void unpack_as(const UnpackRun& run) {
 
 template <class T>
 void unpack_run(const UnpackRun& run) {
-  // The first whole word's values; all others lie as it does.
+  // The first whole word's values; all others have the same alignment.
   const auto first_word = reinterpret_cast<uintptr_t>(run.item.values) +
                           static_cast<uintptr_t>(-run.item.first & (kWordSigns - 1)) * sizeof(T);
   run.stream&& first_word % HWY_MAX_BYTES == 0 ? unpack_as<T, true>(run) : unpack_as<T, false>(run);

@@ -14,7 +14,7 @@ namespace {
 #include "portable/portable.h"
 #include "portable/feedback.h"
 
-// Bytes of ballots that a thread takes at a time, as those of other pieces (pieces.h).
+// Bytes of ballots that a thread takes at a time, as for other pieces (pieces.h).
 constexpr int64_t kPieceBytes = 256 * 1024;
 
 int64_t count_of(const SignItem& item) { return item.count; }
@@ -37,7 +37,7 @@ void for_each_cut(int64_t signs, size_t voters, int threads, Fn&& work) {
                [&](int64_t i) { work(i * piece, std::min(signs, (i + 1) * piece)); });
 }
 
-// Bytes of the last-level cache; where it is not known, none is assumed to hold anything.
+// Bytes of the last-level cache; if unknown, assumes that nothing fits.
 int64_t cache_bytes() {
   static const int64_t bytes = last_cache_bytes();
   return bytes;
@@ -48,10 +48,10 @@ const SignKernels& best() {
   return kernels;
 }
 
-// A piece of a sign item (pieces.h) is whole blocks of feedback, and whole bytes of presence.
+// A piece of a sign item (pieces.h) has whole blocks of feedback, and whole bytes of presence.
 static_assert(kFeedbackBlock == kFeedbackSigns && kFeedbackBlock == kSignAlignment);
 
-// Sets the bits of a byte that others may be setting bits of.
+// Sets bits of a byte in which others may be setting bits concurrently.
 void set_bits(std::byte* byte, uint8_t bits) {
   if (bits) std::atomic_ref(reinterpret_cast<uint8_t&>(*byte)).fetch_or(bits, std::memory_order_relaxed);
 }
@@ -65,7 +65,7 @@ void apply_piece(const SignStepKernels& kernels, const ApplyItem& item, int64_t 
             item.presence ? item.presence + sign / kSignBlock / 8 : nullptr, item.lr, item.decay});
   };
   if (item.layout->contiguous) return apply(static_cast<std::byte*>(item.param) + begin * width, begin, end - begin);
-  // A strided tensor passes through the cache; blocks without presence come back as they were.
+  // A strided tensor is staged in the cache; blocks without presence are written back unchanged.
   for (int64_t from = begin; from < end; from += kSignAlignment) {
     alignas(64) std::byte p[kSignAlignment * 4];
     const int64_t n = std::min(kSignAlignment, end - from);
@@ -171,7 +171,7 @@ void BallotTile::end(const SignStepKernels& kernels, bool zero_is_plus, std::byt
   uint64_t word[kMostWords];
   bool present[kMostWords];
   kernels.pack(values_, words_, zero_is_plus, word, present);
-  // Words that are not all this piece's own: its signs alone, and byte by byte.
+  // Words shared with other pieces: only this piece's signs, byte by byte.
   const int behind = words_ * kWord - lead_ - count_;
   word[0] &= ~uint64_t{0} << lead_;
   word[words_ - 1] &= ~uint64_t{0} >> behind;

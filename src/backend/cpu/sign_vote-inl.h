@@ -1,7 +1,7 @@
 // Majorities and sums of bits: counters in bit planes (portable/sign.h), one vector of each at a time, a "column". Few
-// votes are counted in registers, column by column; many in tiles: 16 ballots at a time, over as many columns as have
-// their planes in the first-level cache. (Prefetching by hand was no faster.) Included inside the target's namespace by
-// sign_kernels.inc.
+// votes are counted in registers, column by column; many votes in tiles: 16 ballots at a time, over as many columns as
+// have their planes in the first-level cache. (Manual prefetching was no faster.) Included inside the target's
+// namespace by sign_kernels.inc.
 
 inline constexpr hn::ScalableTag<uint64_t> kW;
 inline constexpr int kColumn = 8 * static_cast<int>(hn::MaxLanes(kW)), kColumnSigns = 8 * kColumn;
@@ -29,7 +29,7 @@ LT_FN void carry_save_add(vw a, vw b, vw c, vw* sum, vw* carry) {
 #endif
 
 LT_FN vw load_column(const void* p) { return vw(hn::LoadU(kW, static_cast<const uint64_t*>(p))); }
-// `bytes` of it, and zeros.
+// Loads `bytes` bytes, padded with zeros.
 LT_FN vw load_column(const void* p, int bytes) {
   if (bytes == kColumn) return load_column(p);
   alignas(64) u64 padded[kColumn / 8] = {};
@@ -42,14 +42,14 @@ LT_FN void store_column(vw x, void* p, int bytes) {
   hn::StoreU(x.v, kW, reinterpret_cast<uint64_t*>(padded));
   std::memcpy(p, padded, static_cast<size_t>(bytes));
 }
-// Ones for the first n signs.
+// A mask with ones for the first n signs.
 LT_FN vw inside(int64_t n, bool big = false) {
   alignas(64) unsigned char mask[kColumn] = {};
   std::memset(mask, 0xff, static_cast<size_t>(n / 8));
   if (n % 8) mask[n / 8] = static_cast<unsigned char>(big ? 0xff00u >> (n % 8) : (1u << (n % 8)) - 1);
   return load_column(mask);
 }
-// Between the orders "little" and "big".
+// Converts between the orders "little" and "big".
 LT_FN vw mirrored(vw x) {
 #if HWY_TARGET == HWY_SCALAR
   return mirrored(static_cast<u64>(hn::GetLane(x.v)));
@@ -57,12 +57,12 @@ LT_FN vw mirrored(vw x) {
   return vw(hn::BitCast(kW, mirrored_bytes(hn::BitCast(kBytes, x.v))));
 #endif
 }
-// Ones for the signs of the blocks whose bits are set.
+// A mask with ones for the signs of every block whose bit is set.
 LT_FN vw of_blocks(u64 blocks) {
   return vw(hn::VecFromMask(kW, hn::LoadMaskBits(kW, reinterpret_cast<const u8*>(&blocks))));
 }
 
-// Planes of a tile; a column's planes lie beside each other.
+// Planes of a tile; a column's planes are adjacent.
 inline constexpr int kTileBytes = 32 * 1024;
 inline constexpr int kTileVectorsHeld = kTileBytes / kColumn;
 inline constexpr int kMostPlanes = 32;
@@ -75,7 +75,7 @@ struct Tile {
   }
 };
 
-// Calls work(k) with `number` as a constant if it is one of k; else returns false.
+// Calls work(k) with `number` as a constant if it equals one of k; else returns false.
 template <int... k, class Work>
 LT_FN bool with_constant(int number, Work&& work) {
   return ((number == k && (work(std::integral_constant<int, k>()), true)) || ...);
@@ -83,7 +83,7 @@ LT_FN bool with_constant(int number, Work&& work) {
 
 inline constexpr int kGroup = 16;
 
-// The ballots whose weights have bit j, up to kGroup of them, from voter *v on.
+// Collects up to kGroup ballots whose weights have bit j, from voter *v on.
 LT_FN int next_group(const Voters& voters, int j, size_t* v, int64_t byte, const std::byte* (&rows)[kGroup]) {
   int held = 0;
   size_t at = *v;
@@ -93,7 +93,7 @@ LT_FN int next_group(const Voters& voters, int j, size_t* v, int64_t byte, const
   return held;
 }
 
-// Up to eight rows, loaded by row(i). More than two are added as eight: zeros cost less than ripples.
+// Adds up to eight rows, loaded by row(i). More than two are added as eight: zeros cost less than ripple carries.
 template <class Row>
 LT_FN void count_some(vw* plane, int planes, int j, int n, Row&& row) {
   if (n > 2 && j + 3 <= planes) {
@@ -105,7 +105,7 @@ LT_FN void count_some(vw* plane, int planes, int j, int n, Row&& row) {
   for (int i = 0; i < n; ++i) count_row(plane, planes, j, row(i));
 }
 
-// A whole group to a tile's counters from plane j on: in registers if their number is kPlanes, of ones only.
+// Adds a whole group to a tile's counters from plane j on: in registers if there are kPlanes planes, from ones only.
 template <int kPlanes>
 void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kGroup], int columns) {
   for (int c = 0; c < columns; ++c, plane += planes) {
@@ -122,7 +122,7 @@ void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kG
   }
 }
 
-// `held` rows, of a whole group or less.
+// Adds `held` rows, at most a whole group.
 inline void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kGroup], int held, int columns) {
   if (held == kGroup) {
     const auto count = [&](auto constant) { count_group<constant>(plane, planes, j, rows, columns); };
@@ -135,7 +135,7 @@ inline void count_group(vw* plane, int planes, int j, const std::byte* const (&r
                  [&](int k) { return load_column(rows[i + k] + int64_t{c} * kColumn); });
 }
 
-// Sums of the weights of `columns` whole columns from `byte` on, or of one that has `bytes` only.
+// Sums of the weights over `columns` whole columns from `byte` on, or over one that only has `bytes`.
 inline void count_tile(const Voters& voters, int64_t byte, int columns, int bytes, vw* plane) {
   const int planes = voters.planes;
   for (int i = 0; i < columns * planes; ++i) plane[i] = vw(0);
@@ -152,7 +152,7 @@ inline void count_tile(const Voters& voters, int64_t byte, int columns, int byte
   }
 }
 
-// Calls work(counters, first sign, how many) for the columns of [begin, end), which is a tile at most.
+// Calls work(counters, first sign, number of signs) for the columns of [begin, end), at most a tile.
 template <class Work>
 LT_FN void for_each_counted(const Voters& voters, int64_t begin, int64_t end, Tile* tile, Work&& work) {
   const int64_t whole = begin + (end - begin) / kColumnSigns * kColumnSigns;
@@ -166,7 +166,7 @@ LT_FN void for_each_counted(const Voters& voters, int64_t begin, int64_t end, Ti
   work(tile->plane, whole, rest);
 }
 
-// Numbers of votes of the blocks of a tile, in planes of one word for each kVoteCut signs.
+// Numbers of votes on the blocks of a tile, in planes with one word per kVoteCut signs.
 struct BlockVotes {
   static constexpr int kWords = kTileBytes / 4 / static_cast<int>(kCutBytes);  // words of a tile's four planes
   u64 plane[kWords][kMostPlanes];
@@ -203,7 +203,7 @@ LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies*) { return tie_bits<
 LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies* ties) {
   const u64 group = index / 32;
   const auto low = static_cast<u32>(group);
-  if (low > ~u32{0} - kLanes) {  // into the next key's
+  if (low > ~u32{0} - kLanes) {  // into the range of the next key
     alignas(64) u64 words[kColumn / 8];
     for (int i = 0; i < kColumn / 8; ++i) words[i] = tie_bits<u64>(item.seed, item.step, index + 64 * u64(i));
     return load_column(words);
@@ -212,7 +212,7 @@ LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies* ties) {
     ties->high = group >> 32;
     ties->key = tie_key(item.seed, item.step, ties->high);
   }
-  const vu groups = iota(0u) + vu(low);  // iota(low) is made in memory
+  const vu groups = iota(0u) + vu(low);  // iota(low) would be made in memory
   vu bits = random_bits(groups, ties->key);
   if (const int shift = static_cast<int>(index % 32))
     bits = (bits >> shift) | (random_bits(groups + vu(1u), ties->key) << (32 - shift));
@@ -220,7 +220,7 @@ LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies* ties) {
 }
 #endif
 
-// From counters to the result of signs [sign, sign + n), n <= kColumnSigns.
+// Turns counters into the result of signs [sign, sign + n), n <= kColumnSigns.
 LT_FN void decide(const VoteRun& run, const vw* plane, int planes, const BlockVotes& votes, int64_t tile, int64_t sign,
                   int n, HashedTies* ties) {
   const VoteItem& item = run.item;
@@ -266,7 +266,7 @@ LT_FN void decide(const VoteRun& run, const vw* plane, int planes, const BlockVo
   store_column(result, item.result + byte, bytes);
 }
 
-// Up to 2^kPlanes - 1 votes of weight 1, in registers.
+// Counts up to 2^kPlanes - 1 votes of weight 1 in registers.
 template <int kPlanes>
 void vote_in_registers(const VoteRun& run, const std::byte* const* rows, const BlockVotes& votes, int64_t tile,
                        int64_t end, HashedTies* ties) {
@@ -308,7 +308,7 @@ inline void vote_run(const VoteRun& run) {
           voters.planes, [&](auto planes) { vote_in_registers<planes>(run, rows, votes, begin, end, &ties); });
       continue;
     }
-    // A call for each column would cost a tenth.
+    // A call per column would cost a tenth.
     for_each_counted(
         voters, begin, end, &tile, [&](const vw* plane, int64_t sign, int n) __attribute__((always_inline)) {
           decide(run, plane, voters.planes, votes, begin, sign, n, &ties);

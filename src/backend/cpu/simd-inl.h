@@ -1,7 +1,6 @@
-// the portable vocabulary for one instruction set: vf (floats), vu (u32), vm (mask), and loads and stores of the
+// The portable vocabulary for one instruction set: vf (floats), vu (u32), vm (mask), and loads and stores of the
 // element types and codes. Included inside the target's namespace, after Highway and before portable/portable.h is
-// used. kLanes values at a time; with HWY_SCALAR a "vector" is a plain float, and the very same driver is the
-// reference.
+// used. kLanes values at a time; with HWY_SCALAR a "vector" is a plain float, and the same driver is the reference.
 
 #if HWY_TARGET == HWY_SCALAR
 
@@ -92,7 +91,7 @@ LT_FN vu gather(const u32* t, vu i) { return vu(hn::GatherIndex(kU, t, hn::BitCa
 
 #if HWY_TARGET == HWY_AVX2
 LT_FN vu pick(const u32 (&t)[32], vu i) { return gather(t, i & vu(31u)); }
-// Looks 8 up at a time, by the lowest 3 bits; the fourth, as a sign, decides between two results.
+// Looks up 8 at a time, by the lowest 3 bits; the fourth bit, as a sign, selects between two results.
 LT_FN vf pick(const float (&t)[16], vu i) {
   const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(t), i.v.raw);
   const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(t + 8), i.v.raw);
@@ -126,13 +125,13 @@ LT_FN void store_code(vu x, u8* p) {
 }
 LT_FN void store_code(vu x, bf16* p) { store_u16(x, p); }
 LT_FN void store_code(vu x, f16* p) { store_u16(x, p); }
-LT_FN vu iota(u32 first) { return vu(first) + vu(hn::Iota(kU, 0)); }  // the second a constant
+LT_FN vu iota(u32 first) { return vu(first) + vu(hn::Iota(kU, 0)); }  // the second is a constant
 LT_FN float reduce_max(vf x) { return hn::GetLane(hn::MaxOfLanes(kF, x.v)); }
 LT_FN u32 reduce_max(vu x) { return hn::GetLane(hn::MaxOfLanes(kU, x.v)); }
 
 #endif
 
-// The 16-bit element types, through the portable bit arithmetic: the same bits on every instruction set.
+// The 16-bit element types, with the portable bit arithmetic: the same bits on every instruction set.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 // One permutation instead of a conversion and a shift.
 LT_FN vf load(const bf16* p) {
@@ -148,7 +147,7 @@ LT_FN vf load(const bf16* p) { return bf16_decode(load_code(p)); }
 LT_FN vf load(const f16* p) { return f16_decode(load_code(p)); }
 LT_FN void store(vf x, bf16* p) { store_code(bf16_encode(x), p); }
 LT_FN void store(vf x, f16* p) { store_code(f16_encode(x), p); }
-// Codes as the codec sees them: float for fp32, their bits in a vu otherwise.
+// Codes in the codec's form: float for fp32, otherwise their bits in a vu.
 LT_FN vf load_code(const float* p) { return load(p); }
 LT_FN void store_code(vf x, float* p) { store(x, p); }
 
@@ -176,8 +175,8 @@ LT_FN void store_tile(const vf (&x)[n], P* p) {
   for (int i = 0; i < n; ++i) store(x[i], p + i * kLanes);
 }
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-// Two vectors at a time, whose upper and lower halves are a vector of words each: a word is rounded up where its lower
-// half, with one more if the word is odd, is above the middle.
+// Two vectors at a time, whose upper and lower halves each form a vector of words: a word is rounded up if its lower
+// half, plus one if the word is odd, is above the middle.
 template <int n>
 LT_FN void store_tile(const vf (&x)[n], bf16* p) {
   const __m512i one = _mm512_set1_epi16(1);

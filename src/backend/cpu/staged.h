@@ -1,4 +1,4 @@
-// Elements of a tensor on their way through the cache to a kernel that wants them contiguous, or as floats.
+// Stages elements of a tensor in the cache for a kernel that needs them contiguous, or as floats.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ class Staged {
     origin_ = origin;
   }
 
-  // Elements [first, first + count), contiguous: in `tensor` itself where they can be, else a copy that lives until the
-  // next call.
+  // Elements [first, first + count), contiguous: in `tensor` itself if possible, else a copy that lives until the next
+  // call.
   const void* read(const Layout& layout, const void* tensor, int64_t first, int64_t count) {
     const void* here = static_cast<const std::byte*>(tensor) + first * dtype_bytes(dtype_);
     if (!layout.contiguous) {
@@ -42,7 +42,7 @@ class Staged {
     return floats_;
   }
 
-  // Puts what read() returned back, after a kernel has changed it.
+  // Writes back the elements that read() returned, after a kernel has changed them.
   void write(const Layout& layout, void* tensor, int64_t first, int64_t count) {
     void* const here = layout.contiguous ? static_cast<std::byte*>(tensor) + first * dtype_bytes(dtype_) : gathered_;
     if (item_)
@@ -53,7 +53,7 @@ class Staged {
   }
 
  private:
-  // A run of `count` of the elements that were read, from the one `done` behind `first` on.
+  // A run of `count` of the elements read, starting `done` after `first`.
   MasterRun master_run(void* weights, int64_t first, int64_t done, int64_t count) {
     const MasterWeights& master = item_->master;
     const int64_t e = first + done;
@@ -82,7 +82,7 @@ class Staged {
   DType dtype_;
   bool converts_;
   const StepItem* item_ = nullptr;  // whose parameter has a master
-  int64_t origin_ = 0;              // the element that its residual begins with
+  int64_t origin_ = 0;              // the element at which its residual begins
   alignas(64) std::byte gathered_[kStaged * sizeof(float)];
   alignas(64) float floats_[kStaged];
 };

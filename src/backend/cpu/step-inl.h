@@ -1,5 +1,5 @@
-// The one CPU driver: decode -> rule -> absmax -> encode -> store, over blocks of 256 elements. Every rule, codec and
-// pair of element types goes through it, on every instruction set; with one-lane vectors it is the scalar reference.
+// The only CPU driver of steps: decode -> rule -> absmax -> encode -> store, over blocks of 256 elements. Every rule,
+// codec and pair of element types uses it, on every instruction set; with one-lane vectors it is the scalar reference.
 
 // Calls f(std::integral_constant<int, k>) for k = 0 .. K-1.
 template <int K, class Fn>
@@ -64,9 +64,9 @@ struct StepDriver {
     return reinterpret_cast<Code<k>*>(codes) + code_count<Code<k>>(at);
   }
 
-  // One block of `tiles` * 64 elements: decode, rule and absmax into `stage`. Between its tiles those of the block
-  // before it, `last`, are encoded (kLast; it has all its tiles): work that does not wait for this block's divisions
-  // and loads.
+  // One block of `tiles` * 64 elements: decode, rule and absmax into `stage`. Between its tiles, those of the previous
+  // block, `last`, are encoded (kLast; it has all its tiles): work that does not wait for this block's divisions and
+  // loads.
   template <bool kLast>
   HWY_INLINE void block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
                         u32 index, Stage& stage, const Stage* last) const {
@@ -94,7 +94,8 @@ struct StepDriver {
             store(state[k], stage.values[k] + e);
           }
         }
-        // Rounding to 16 bits waits for the divisions: it comes last (Zen 4: 4 % with bf16; stores of floats lose 1 %).
+        // Rounding to 16 bits waits for the divisions, so it comes last (Zen 4: 4 % with bf16; with stores of floats 1
+        // % slower).
         if constexpr (sizeof(P) != 2) store_tile(next, p + at);
         if constexpr (!C::kScaled) encode_tile(stage, t, 0);
         if constexpr (kLast) encode_tile(*last, t, part);
@@ -102,7 +103,7 @@ struct StepDriver {
       }
       if constexpr (C::kScaled) {
         each<K>([&](auto k) {
-          if (kParts<k> < kMostParts && part + 1 < kMostParts) return;  // its scale is the whole block's
+          if (kParts<k> < kMostParts && part + 1 < kMostParts) return;  // its scale is that of the whole block
           float absmax = reduce_max(largest[k]);
           const int begin = kParts<k> == kMostParts ? part * kTilesOfPart : 0;
           if (HWY_UNLIKELY(!(absmax <= kLargestState)))
@@ -116,15 +117,14 @@ struct StepDriver {
     }
   }
 
-  // Index of the scale for `part` among the scales that state k has for the block.
+  // Index of the scale for `part` among the scales of state k for the block.
   template <int k>
   HWY_INLINE static int part_of(int part) {
     return kParts<k> == kMostParts ? part : 0;
   }
 
-  // All states begin before the first one ends (codec-inl.h). What the vector code leaves to encode_exactly comes last:
-  // a call between them, as rare as it is, would keep what they have in registers in memory. begun: of the first
-  // states.
+  // All states begin before the first one ends (codec-inl.h). Elements left to encode_exactly come last: a call in
+  // between, however rare, would force registers into memory. begun: of the first states.
   template <class... Begun>
   HWY_INLINE void encode_tile(const Stage& stage, int t, int part, const Begun&... begun) const {
     if constexpr (constexpr int k = sizeof...(Begun); k < K) {
@@ -147,7 +147,7 @@ struct StepDriver {
 
   template <int k>
   HWY_INLINE void end_encoding(const Stage&, int, int, u64 (&)[kStored]) const {}
-  // State k and those behind it.
+  // State k and the following ones.
   template <int k, class Begun, class... Others>
   HWY_INLINE void end_encoding(const Stage& stage, int t, int part, u64 (&unsure)[kStored], const Begun& begun,
                                const Others&... others) const {
@@ -167,7 +167,7 @@ struct StepDriver {
     return C::kScaled ? stage.inverse[k][part_of<k>(part)] : 0.f;
   }
 
-  // The parts that a run does once are not inlined: they would be a fifth of the code of each kernel.
+  // Code that a run executes once is not inlined: it would be a fifth of each kernel's code.
   HWY_NOINLINE void encode(const Stage& stage, int tiles) const {
     for (int t = 0; t < tiles; ++t) encode_tile(stage, t, t * kMostParts / (kBlock / kTile));
   }
@@ -176,8 +176,8 @@ struct StepDriver {
     block<false>(p, g, codes, scales, tiles, index, stage, nullptr);
   }
 
-  // The tile kAhead bytes on; may point past the end. A block's arithmetic takes longer than the processor looks ahead,
-  // and the page after this one is cold. (Zen 4, dynamic8 AdamW from memory: gradients 2 %, or 5 % with AVX2;
+  // Prefetches the tile kAhead bytes on; may point past the end. A block's arithmetic takes longer than the processor
+  // looks ahead, and the next page is cold. (Zen 4, dynamic8 AdamW from memory: gradients gain 2 %, or 5 % with AVX2;
   // parameters 10 % more; codes or twice the distance gain less or lose.)
   template <class T>
   HWY_INLINE static void prefetch(const T* tile) {
@@ -186,8 +186,8 @@ struct StepDriver {
       __builtin_prefetch(reinterpret_cast<const char*>(tile) + kAhead + b);
   }
 
-  // A state that overflowed (a weight of 1e20 under an L2 penalty, say) would make the scale infinite and the whole
-  // block NaN; it becomes the largest float instead. Returns the new absmax.
+  // A state that overflowed (for example a weight of 1e20 under an L2 penalty) would make the scale infinite and the
+  // whole block NaN; it becomes the largest float instead. Returns the new absmax.
   static HWY_NOINLINE float saturate(float* values, int n) {
     float absmax = 0;
     for (int i = 0; i < n; ++i) {
@@ -198,7 +198,7 @@ struct StepDriver {
     return absmax;
   }
 
-  // A block of fewer tiles.
+  // A block with fewer tiles.
   void short_block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
                    u32 index) const {
     Stage stage;
@@ -206,8 +206,8 @@ struct StepDriver {
     if constexpr (C::kScaled) encode(stage, tiles);
   }
 
-  // A block whose last tile is short: the same code over a padded copy. Padding has gradient, parameter and state zero.
-  // (In second moments without a zero it has the least of all, and stays below every other value.)
+  // A block whose last tile is short: the same code over a padded copy. Padding has zero gradient, parameter and state.
+  // (Second moments without a zero code get the least code, which stays below every other value.)
   void tail(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int n, u32 index) const {
     alignas(64) P padded_p[kBlock];
     alignas(64) G padded_g[kBlock];

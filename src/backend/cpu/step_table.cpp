@@ -1,4 +1,4 @@
-// The kernels of steps of the rules that are built.
+// The step kernels of the rules in this build.
 #include "backend/cpu/kernel_tables.h"
 
 namespace lowtide::cpu {

@@ -1,6 +1,6 @@
-// The instruction sets that kernels are compiled for: AVX-512 with VBMI (AVX3_DL), AVX-512, AVX2, on ARM64 NEON, and
-// plain scalar code. Include before Highway. SSSE3 and SSE4 are left out: they would gain little over scalar and cost
-// compile time. SVE is left out: its vectors have no size at compile time, and the kernels keep vectors in structs.
+// The instruction sets for which kernels are compiled: AVX-512 with VBMI (AVX3_DL), AVX-512, AVX2, NEON on ARM64, and
+// scalar code. Include before Highway. SSSE3 and SSE4 are left out: they would gain little over scalar code and cost
+// compile time. SVE is left out: its vectors have no compile-time size, and the kernels keep vectors in structs.
 #pragma once
 
 #define HWY_WANT_AVX3_DL 1

@@ -1,8 +1,8 @@
-// Signs in place of a step: what becomes of a parameter in step_blocks. Included in a target's namespace after
+// Signs instead of a step: the treatment of a parameter in step_blocks. Included in a target's namespace after
 // words-inl.h and members-inl.h.
 
-// Sets the signs from `first` that are set in `word`, in memory that others write at the same time. Reaches into the
-// aligned words of 4 bytes that hold them, and no further.
+// Sets the signs from `first` that are set in `word`, in memory that others write concurrently. Only touches the
+// aligned 4-byte words that hold them.
 LT_FN void set_signs(u8* bits, i64 first, u32 word) {
   const u64 at = reinterpret_cast<u64>(bits) + static_cast<u64>(first / 8);
   const u64 set = static_cast<u64>(word) << (8 * (at & 3) + static_cast<u64>(first % 8));
@@ -11,8 +11,8 @@ LT_FN void set_signs(u8* bits, i64 first, u32 word) {
   if (const u32 high = static_cast<u32>(set >> 32)) atomic_or(to + 1, high);
 }
 
-// A parameter of zeros in float32, whatever the type of the one that is not there; its signs are all that is kept. 32
-// elements that follow one another are a sub-group's.
+// A parameter of float32 zeros, whatever the type of the absent one; only its signs are kept. A sub-group has 32
+// consecutive elements.
 struct Ballot {
   template <class StepFn>
   LT_FN void step(const BlockElement& at, StepFn&& next) {

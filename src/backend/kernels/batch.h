@@ -1,6 +1,6 @@
 // The items of a call as kernels read them: DeviceItems, the units of work before each, and the dims of strided
-// tensors, one array of bytes to be copied to the device. Items that one launch serves are neighbours. A unit of work
-// is a block, or a tile of several of one item's. The codecs' tables as bytes, too.
+// tensors, in one array of bytes to be copied to the device. Items served by one launch are adjacent. A unit of work is
+// a block, or a tile of several blocks of one item. Also the codecs' tables as bytes.
 #pragma once
 
 #include <cstddef>
@@ -26,36 +26,36 @@ class Batch {
 
     bool operator==(const Launch&) const = default;
   };
-  // unit_blocks: of a unit of work of steps.
+  // unit_blocks: blocks in a unit of work of steps.
   explicit Batch(int64_t unit_blocks = 1) : unit_blocks_(unit_blocks) {}
 
   void clear();
-  // Steps of all items: a launch for all of the same kernel, or, ordered, for each.
+  // Adds steps of all items: one launch for all items with the same kernel or, if ordered, one per item.
   void add_steps(std::span<const StepItem> items, bool ordered);
 
-  // Begins a launch; add() goes to it.
+  // Begins a launch, to which add() adds.
   void begin_launch(int rule, int codec, bool ballot = false);
-  // index: the item's position among the caller's. In units of the shape.
+  // index: the item's index among the caller's. In units of the shape.
   void add(const StepItem& item, int64_t index);
   // In blocks.
   void add(const CodecItem& item);
   void add(const ApplyItem& item);
 
-  // For steps in units of blocks: moves what kernels have found of each block, launch by launch, to where the caller's
-  // items have it.
+  // For steps in units of blocks: moves the kernels' results for each block, launch by launch, to the positions of the
+  // caller's items.
   void take_norms(const BlockNorms* from, std::span<BlockNorms> out) const;
 
   const std::vector<Launch>& launches() const { return launches_; }
   size_t bytes() const;
   // Writes bytes() bytes; `device` is where they will be.
   void write(std::byte* to, const std::byte* device);
-  // Where a launch finds its items and their starts.
+  // The positions of a launch's items and their starts.
   const DeviceItem* items(const std::byte* device, const Launch& launch) const;
   const int64_t* starts(const std::byte* device, const Launch& launch) const;
   // Beside its items; nullptr for a rule without norms.
   const DeviceNorms* norms(const std::byte* device, const Launch& launch) const;
 
-  // Items, which lie one behind another.
+  // Items, stored consecutively.
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
 
  private:
@@ -65,13 +65,13 @@ class Batch {
 
   int64_t unit_blocks_;
   std::vector<size_t> order_;      // scratch of add_steps, kept for its memory
-  std::vector<DeviceItem> items_;  // with dims as positions in dims_ until they are written
+  std::vector<DeviceItem> items_;  // with dims as indices into dims_ until they are written
   std::vector<DeviceNorms> norms_;
   std::vector<int64_t> starts_, dims_;
   std::vector<Launch> launches_;
 };
 
-// The tables of the codec with this number. A codec without tables has something, too, that kernels can refer to.
+// The tables of the codec with this number. Never empty, so that kernels always have an address.
 std::vector<std::byte> codec_tables(int codec);
 
 }  // namespace lowtide::kernels

@@ -7,19 +7,19 @@
 
 namespace lowtide::kernels {
 
-// The norm that is asked for, and its limit.
+// The requested norm, and its limit.
 struct ClipTo {
   double max_norm;
-  double scale;         // that gradients are multiplied by anyway
+  double scale;         // by which gradients are multiplied anyway
   uint32_t is_largest;  // 1: the maximum norm; 0: the 2-norm
   uint32_t unused;
   const float* loss_scale;  // on the device: the scale is divided by it, too; or nullptr
 };
 
-// The norm that is found, and its factor.
+// The norm found, and its factor.
 struct Clip {
   double norm;     // norm of the gradients times the scale, before clipping
-  double factor;   // the scale, with what clips
+  double factor;   // the scale including clipping
   double clipped;  // the norm of gradients times the factor; not finite if the norm is not
 };
 

@@ -1,17 +1,17 @@
-// All kernels share this: which block a group works on, and elements of any type and stride as floats. Included in a
+// Shared by all kernels: the block on which a group works, and elements of any type and stride as floats. Included in a
 // target's namespace after the portable kernels and the target's target-inl.h.
 
 // A block, and this work-item's element of it.
 struct BlockElement {
   const DeviceItem* item;
-  i64 block;    // number in the parameter
-  i64 element;  // number in the parameter
-  u64 index;    // number in the whole parameter, of which this may be a shard: random bits follow it
-  u32 lane;     // number in the block
+  i64 block;    // index in the parameter
+  i64 element;  // index in the parameter
+  u64 index;    // index in the whole, of which this may be a shard: random bits depend on it
+  u32 lane;     // index in the block
   bool inside;  // false past the end of a short block
 };
 
-// The last item that starts at or before tile `at`, which is not empty; starts[i]: tiles before item i.
+// The last item that starts at or before tile `at`, which must not be empty; starts[i]: tiles before item i.
 LT_FN i64 find_item(const i64* starts, i64 count, i64 at) {
   i64 low = 0, high = count;
   while (high - low > 1) {
@@ -34,7 +34,7 @@ LT_FN BlockElement element_in(const DeviceItem* item, i64 item_block, u32 lane) 
       item, block, row * item->row_length + column, static_cast<u64>(index), lane, column < item->row_length};
 }
 
-// Calls work(place) for the blocks of this group, among those of all items laid end to end in tiles of kOfTile.
+// Calls work(place) for this group's blocks, among those of all items laid end to end in tiles of kOfTile.
 template <i64 kOfTile, class Fn>
 LT_FN void for_each_block(const DeviceItem* items, const i64* starts, i64 count, i64 tiles, Fn&& work) {
   for (i64 b = group_id(); b < tiles * kOfTile; b += group_count()) {
@@ -55,8 +55,8 @@ LT_FN i64 offset_of(const DeviceTensor& tensor, i64 element) {
   return offset + element * tensor.dims[1];
 }
 
-// Element types are chosen at run time, the same for a whole group: a kernel per pair of types would be nine times the
-// code that a driver compiles in every process.
+// Element types are selected at run time, uniformly for a group: a kernel per pair of types would be nine times the
+// code, which a driver compiles in every process.
 LT_FN float load(const DeviceTensor& tensor, i64 element) {
   const i64 at = offset_of(tensor, element);
   if (tensor.dtype == 0) return static_cast<const float*>(tensor.data)[at];
@@ -80,16 +80,16 @@ LT_FN u32 load_code(const u4* codes, i64 i) { return codes[i / 2].pair >> (4 * (
 LT_FN void store_code(u32 x, u8* codes, i64 i) { codes[i] = static_cast<u8>(x); }
 LT_FN void store_code(u32 x, bf16* codes, i64 i) { codes[i].bits = static_cast<u16>(x); }
 LT_FN void store_code(float x, float* codes, i64 i) { codes[i] = x; }
-// Reads and writes the byte: the two of a pair one after the other.
+// Reads and writes the byte: the two codes of a pair one after the other.
 LT_FN void store_code(u32 x, u4* codes, i64 i) {
   const u32 shift = 4 * static_cast<u32>(i % 2);
   codes[i / 2].pair = static_cast<u8>((codes[i / 2].pair & (0xf0u >> shift)) | x << shift);
 }
 
-// True if nothing may happen to the item: a search has found a non-finite gradient.
+// True if the item must not be touched: a check has found a non-finite gradient.
 LT_FN bool is_stopped(const DeviceItem& item) { return item.guard && *item.guard != kNoItem; }
 
-// Where a state is read, and where it is written.
+// The places from which a state is read and to which it is written.
 template <class Code>
 LT_FN const Code* codes_of(const DeviceItem& item, int k) {
   return static_cast<const Code*>(item.codes[k]);
@@ -102,7 +102,7 @@ LT_FN float* new_scales_of(const DeviceItem& item, int k) {
   return reinterpret_cast<float*>(reinterpret_cast<u8*>(item.scales[k]) + item.write_offset);
 }
 
-// Which of its block's scales an element has, and which of the state's.
+// The index of an element's scale in its block, and in the state.
 template <class C, bool kSigned>
 LT_FN u32 scale_of_block(u32 lane) {
   constexpr u32 kOfBlock = kScales<C, kSigned>;
@@ -120,13 +120,13 @@ LT_FN float decode_element(const typename C::Tables* tables, const BlockElement&
   return C::kScaled ? x * at.item->scales[k][scale_of<C, kSigned>(at)] : x;
 }
 
-// How state k is rounded where indices have these bits above 32.
+// How state k is rounded for indices with these bits above 32.
 LT_FN Rounding rounding_of(const DeviceItem& item, int k, u32 index_high) {
   if (((item.stochastic >> k) & 1) == 0) return Rounding{};
   return Rounding{true, key_at(RandomKey{item.key[k][0], item.key[k][1]}, index_high)};
 }
 
-// Stores a value as a code. inverse: of the block's absmax, if the codec has scales.
+// Stores a value as a code. inverse: derived from the block's absmax, if the codec has scales.
 template <class C, bool kSigned>
 LT_FN void store_state(const typename C::Tables* tables, const BlockElement& at, int k, float value, float inverse) {
   const DeviceItem& item = *at.item;
@@ -144,7 +144,7 @@ LT_FN float limited(float state) {
 // The largest magnitude of the values that share a scale with this work-item's.
 template <int kScalesOfBlock>
 LT_FN float absmax_of_group(float value, u32 lane) {
-  // As integers, magnitudes are in the order of their values.
+  // As integers, magnitudes have the order of their values.
   const u32 magnitude = bits(abs(value));
   if constexpr (kScalesOfBlock == 1) return as_float(max_of_group(magnitude));
   static_assert(kScalesOfBlock <= kMostScales);
@@ -153,13 +153,13 @@ LT_FN float absmax_of_group(float value, u32 lane) {
   return as_float(is_first ? first : second);
 }
 
-// Stores a block's values as codes, and its scales. For all work-items of the group; outside of the block value is 0.
+// Stores a block's values as codes, and its scales. For all work-items of the group; value is 0 outside of the block.
 template <class C, bool kSigned>
 LT_FN void encode_block(const typename C::Tables* tables, const BlockElement& at, int k, float value) {
   constexpr int kOfBlock = kScales<C, kSigned>;
   float inverse = 0.f;
   if constexpr (kOfBlock > 0) {
-    // All have read the old scale when this has their values.
+    // When this returns, all have read the old scale.
     const BlockScale of = block_scale<C, kSigned>(absmax_of_group<kOfBlock>(value, at.lane));
     inverse = of.inverse;
     if (at.lane % (kBlock / kOfBlock) == 0) new_scales_of(*at.item, k)[scale_of<C, kSigned>(at)] = of.scale;

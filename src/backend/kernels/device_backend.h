@@ -1,5 +1,5 @@
-// The operations that backends of devices have in common: items are checked and laid out as kernels read them, the
-// bytes go to the device, and kernels are queued there. A backend says how its device does each of these.
+// The operations shared by backends of devices: items are checked and laid out for kernels, the bytes go to the device,
+// and kernels are queued there. A backend implements each of these for its device.
 #pragma once
 
 #include <charconv>
@@ -14,11 +14,11 @@
 
 namespace lowtide::kernels {
 
-// Names of what a backend of devices runs on: "<kind>", with ":<number>" for a device of that number.
+// The target name of a device backend: "<kind>", with ":<number>" for a particular device.
 struct Target {
   std::string kind;
-  int number = -1;      // -1: none is named
-  bool is_well = true;  // false: what follows ':' is no number
+  int number = -1;      // -1: not given
+  bool is_well = true;  // false: the text behind ':' is not a number
 };
 
 inline Target parse_target(const std::string& text) {
@@ -34,17 +34,17 @@ inline Target parse_target(const std::string& text) {
 // can_be_captured: queued work reads no host memory, so it may be recorded for replays. A call has
 //   pointers                          the PointerCheck of its device
 //   tables(codec)                     the codec's tables on the device, nullptr if it has none
-//   upload(bytes, write, room)        bytes that write(host, device) makes, on their way to device(), with room for
-//                                     results behind them; the same place is host() on the host, and at<T>(offset)
+//   upload(bytes, write, room)        bytes that write(host, device) makes, copied to device(), with room for results
+//   behind them; host() is the same place on the host, and at<T>(offset)
 //   download(host, device, bytes)     copies results, and waits for them
-//   wait()                            for all that is queued
+//   wait()                            for all queued work
 //   sums(units), merge_sums(), convert(encodes, item, units), apply(units), pack(item), unpack(item),
 //   vote(signs), vote_presence(signs), count(signs), feedback(signs), fill(bytes)
 //                                     a kernel, found or refused now; calling it with its arguments queues it
 template <class Self>
 class DeviceBackend : public Backend, public GradientReader {
  public:
-  // unit_blocks: of a unit of work of steps.
+  // unit_blocks: blocks in a unit of work of steps.
   explicit DeviceBackend(int64_t unit_blocks = 1) : steps_(unit_blocks) {}
 
   GradientReader* gradient_reader() override { return this; }
@@ -100,7 +100,7 @@ class DeviceBackend : public Backend, public GradientReader {
       const std::span<std::byte* const> never_reached = sum.planes.subspan(static_cast<size_t>(vote.planes));
       const auto kernel = call.count(sum.count);
       const int64_t plane_bytes = sign_bytes(sum.count);
-      if (!never_reached.empty()) call.fill(plane_bytes);  // all that can fail comes before the first launch
+      if (!never_reached.empty()) call.fill(plane_bytes);  // everything that can fail comes before the first launch
       Arguments arguments;
       const size_t vote_at = arguments.add(&vote, sizeof vote), ballots_at = arguments.add(sum.ballots),
                    weights_at = arguments.add_weights(sum.ballots, sum.weights), planes_at = arguments.add(sum.planes);
@@ -147,7 +147,7 @@ class DeviceBackend : public Backend, public GradientReader {
     for (size_t i = 0; i < items.size(); ++i) call.pointers(items[i], i);
   }
 
-  // Items of which kernels read the gradients alone: checks them, and lays them out.
+  // Checks and lays out items of which kernels only read the gradients.
   template <class Call>
   static void check_gradients(Call& call, std::span<const StepItem> items) {
     LT_REQUIRE(items.size() < kNoItem, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
@@ -159,8 +159,8 @@ class DeviceBackend : public Backend, public GradientReader {
     for (size_t i = 0; i < items.size(); ++i) steps_.add(items[i], static_cast<int64_t>(i));
   }
 
-  // Queues what reads the gradients, and calls then(sums, host), which queues what reads those, in memory of the
-  // device; `host`: memory for as many bytes, which the device can write.
+  // Queues the reads of the gradients, and calls then(sums, host), which queues the reads of the sums, in device
+  // memory; `host`: host memory of the same size that the device can write.
   template <class Call, class Then>
   void sum_gradients(Call& call, std::span<const StepItem> items, Then&& then) {
     check_gradients(call, items);
@@ -199,7 +199,7 @@ class DeviceBackend : public Backend, public GradientReader {
         all.size(), [&](std::byte* host, std::byte*) { std::memcpy(host, all.data(), all.size()); }, size_t{0});
   }
 
-  // Kept between calls for their memory: steps in units of the shape, others in blocks.
+  // Kept between calls for their memory: steps in units of the shape, the rest in blocks.
   Batch steps_, batch_;
 
  private:
@@ -207,7 +207,7 @@ class DeviceBackend : public Backend, public GradientReader {
 
   Self& self() { return static_cast<Self&>(*this); }
 
-  // work(call), all items being checked.
+  // Calls work(call) once all items are checked.
   template <class Item, class Work>
   void with_checked(const char* doing, std::span<const Item> items, void* stream, bool can_be_captured, Work&& work) {
     for (const Item& item : items) check(item);
@@ -216,7 +216,7 @@ class DeviceBackend : public Backend, public GradientReader {
       work(call);
     });
   }
-  // work(call, item) for each.
+  // Calls work(call, item) for each item.
   template <class Item, class Work>
   void for_each_checked(const char* doing, std::span<const Item> items, void* stream, bool can_be_captured,
                         Work&& work) {

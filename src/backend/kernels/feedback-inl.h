@@ -1,8 +1,8 @@
-// Error feedback, in one kernel for all codecs of the residual, whose parts are small. Loops are not unrolled: that
-// would triple what drivers need to make it. Included in a target's namespace after words-inl.h, members-inl.h and
-// portable/feedback.h.
+// Error feedback, in one kernel for all codecs of the residual, because the codec-specific parts are small. Loops are
+// not unrolled, which would triple the drivers' compile time. Included in a target's namespace after words-inl.h,
+// members-inl.h and portable/feedback.h.
 
-// Two blocks that 32 members make at a time, 16 work-items each, which are the lanes of the sum. A work-item has the
+// 32 members process two blocks at a time, 16 work-items each, which are the lanes of the sum. A work-item has the
 // values kFeedbackLanes * j + lane of its block.
 static_assert(kFeedbackLanes == kSumLanes && kFeedbackBlock % kBlock == 0);
 inline constexpr int kRounds = kFeedbackBlock / kSumLanes;
@@ -16,7 +16,7 @@ struct FeedbackLane {
 LT_FN i64 within(const FeedbackLane& at, int j) { return kSumLanes * j + at.lane; }
 LT_FN bool inside(const FeedbackLane& at, int j) { return within(at, j) < at.count; }
 
-// Adds up over the lanes of a block as sum_lanes does.
+// Adds over the lanes of a block in the order of sum_lanes.
 LT_FN float sum_of_block(const FeedbackLane& at, float sum) {
   for (int half = kSumLanes / 2; half > 0; half /= 2) sum = sum + from_lane_above(sum, static_cast<u32>(half));
   return from_lane(sum, at.half * kSumLanes);
@@ -29,7 +29,7 @@ LT_FN u32 max_of_block(u32 x) {
   return x;
 }
 
-// x of error feedback, zeros behind the last.
+// x of error feedback, with zeros behind the last.
 LT_FN void load_values(const DeviceFeedback& item, const FeedbackLane& at, float (&x)[kRounds]) {
 #pragma unroll 1
   for (int j = 0; j < kRounds; ++j)
@@ -43,7 +43,7 @@ LT_FN void load_mean(const DeviceFeedback& item, const u8* const* ballots, const
   for (int v = 0; v < item.voters; ++v) {
     if (weights[v] == 0 || at.count == 0) continue;
     const float weighted = feedback_weighted_scale(weights[v], scales[v][first / kFeedbackBlock]);
-    // Two rounds are a word of signs.
+    // Two rounds give a word of signs.
 #pragma unroll 1
     for (int j = 0; j < kRounds; j += 2) {
       const i64 left = at.count - kSumLanes * j;
@@ -95,7 +95,7 @@ LT_FN void keep_residual(const DeviceFeedback& item, const typename C::Tables* t
   }
 }
 
-// Calls work(codec) with the one that has this number; not with codes of 4 bits, which residuals cannot have.
+// Calls work(codec) with the codec of this number; not for 4-bit codes, which residuals cannot have.
 template <class Fn>
 LT_FN void with_codec(int number, Fn&& work) {
   switch (number) {

@@ -1,4 +1,4 @@
-// Plain data that crosses the border between host code and the kernels of devices (SYCL, CUDA), for all compilers.
+// Plain data shared by host code and the kernels of devices (SYCL, CUDA), for all compilers.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct DeviceTensor {
   int32_t dtype;        // a DType
 };
 
-// Signs beside a parameter, from number `first`: where a step puts its signs in place of the step (bits and presence
-// are written), or what a step by signs reads (zeros, too).
+// Signs beside a parameter, from index `first`: the destination of a step that makes signs (bits and presence are
+// written), or the input of a step by signs (also zeros).
 struct DeviceSigns {
   unsigned char *bits, *presence;  // presence may be nullptr
   const unsigned char* zeros;      // or nullptr
@@ -25,39 +25,41 @@ struct DeviceSigns {
   uint32_t zero_is_plus;
 };
 
-// MasterWeights, of an item whose weights have one.
+// MasterWeights of an item whose weights have a master.
 struct DeviceMaster {
   void* residual;
-  int32_t kind;  // 0: of others
+  int32_t kind;  // 0: no master
   uint32_t key[2];
 };
 
-// A StepItem; or a CodecItem as one of float32 (param: the values); or an ApplyItem, whose elements are one row.
+// A StepItem; or a CodecItem in the form of a float32 item (param: the values); or an ApplyItem, whose elements form
+// one row.
 struct DeviceItem {
   DeviceTensor param, grad;
   DeviceSigns signs;
   DeviceMaster master;
   int64_t row_length;
-  int64_t first_block;  // codes, scales and the residual begin with its
+  int64_t first_block;  // codes, scales and the residual begin at it
   int64_t blocks;       // blocks of the item
   int64_t origin;       // elements before first_block
   void* codes[kMaxStates];
   float* scales[kMaxStates];
   float grad_scale;
-  uint32_t limit_bits;  // magnitudes of gradients, as float bits, must be below it
-  uint32_t index;       // position among the caller's items
+  uint32_t limit_bits;  // magnitudes of gradients must be below this, as float bits
+  uint32_t index;       // index among the caller's items
   uint32_t stochastic;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2];
-  int64_t first_index, row_stride;  // from ShardOrigin: index of the first row's first element; step from row to row
-  int64_t write_offset;   // bytes from where codes, scales and the residual are read to where they are written
-  const uint32_t* guard;  // nullptr, or nothing happens unless *guard is kNoItem
+  int64_t first_index, row_stride;  // from ShardOrigin: index of the first row's first element; distance of rows
+  int64_t write_offset;   // offset in bytes from where codes, scales and the residual are read to where they are
+                          // written
+  const uint32_t* guard;  // if not nullptr, the item is only touched if *guard is kNoItem
   alignas(8) unsigned char args[kArgsBytes];  // the rule's Args
 };
 
-// "No item" where a kernel says which one.
+// "No item", in results that name an item.
 inline constexpr uint32_t kNoItem = ~uint32_t{0};
 
-// The args of a DeviceItem that is an ApplyItem.
+// The args of a DeviceItem made from an ApplyItem.
 struct ApplyArgs {
   float lr, decay;
 };
@@ -70,10 +72,10 @@ struct DeviceVote {
   unsigned char *result, *zeros;
   unsigned char* result_presence;  // nullptr: all ballots are present
   uint32_t sum;                    // sum of the weights
-  int32_t planes, voters, ties;    // ties: a Tie; planes hold the sum, and are a CountItem's own number
+  int32_t planes, voters, ties;    // ties: a Tie; planes hold the sum, for a CountItem its own number
 };
 
-// A SignItem, as far as kernels of signs read it.
+// The part of a SignItem that kernels of signs read.
 struct DeviceSignItem {
   void* values;
   unsigned char *bits, *presence;
@@ -97,13 +99,13 @@ struct DeviceFeedback {
   uint16_t* bit_scales;
 };
 
-// Work-items of a group: one for each element of a block.
+// Work-items in a group: one per element of a block.
 inline constexpr int kGroupSize = kBlockElements;
 
-// Words of 32 signs under one presence bit; words that a sub-group packs at a time, under one presence byte.
+// Words of 32 signs per presence bit; words that a sub-group packs at a time, per presence byte.
 inline constexpr int kWordsOfBlock = 2, kSignWordsAtOnce = 8 * kWordsOfBlock;
 
-// Work-items that share a block of error feedback: the lanes of its sum.
+// Work-items per block of error feedback: the lanes of its sum.
 inline constexpr int kFeedbackLanes = 16;
 
 }  // namespace lowtide::kernels

@@ -1,6 +1,6 @@
-// Parameters as a step sees them: weights of 16 bits together with their residual, and rounded as their master has it
-// (portable/master.h); others as they are. Kinds are chosen at run time, as element types are. Included in a target's
-// namespace after device-inl.h.
+// Parameters in a step: 16-bit weights joined with their residual, and rounded by their master (portable/master.h);
+// others unchanged. Kinds are selected at run time, like element types. Included in a target's namespace after
+// device-inl.h.
 
 // Residuals as they are stored.
 template <int kBits>
@@ -36,8 +36,7 @@ LT_FN void split_weight(const DeviceItem& item, i64 element, u64 index, float x)
   static_cast<u16*>(item.param.data)[offset_of(item.param, element)] = static_cast<u16>(half);
 }
 
-// Called, not inlined: with all of it in each kernel drivers would have twice as much to compile. Of items with a
-// master.
+// Called, not inlined: inlined in every kernel it would double the drivers' compile time. Only for items with a master.
 LT_CALLED float load_with_master(const DeviceItem* item, i64 element) {
   const bool is_bf16 = item->param.dtype == 1;
   switch (item->master.kind) {
@@ -62,7 +61,7 @@ LT_CALLED void store_with_master(const DeviceItem* item, i64 element, u64 index,
   }
 }
 
-// For work-items with an element.
+// Only for work-items with an element.
 LT_FN float load_weight(const BlockElement& at) {
   return at.item->master.kind ? load_with_master(at.item, at.element) : load(at.item->param, at.element);
 }

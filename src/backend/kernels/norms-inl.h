@@ -1,5 +1,5 @@
-// A driver of norms: decode -> terms -> sums of squares. 32 members take a block of 256 elements at a time, which are
-// the lanes of its sums. Loops are not unrolled: that would triple what drivers need to make it. Included in a target's
+// The driver of norms: decode -> terms -> sums of squares. 32 members take a block of 256 elements at a time; they are
+// the lanes of its sums. Loops are not unrolled, which would triple the drivers' compile time. Included in a target's
 // namespace after step-inl.h and the target's members-inl.h.
 
 static_assert(kNormLanes == 32 && kBlock % kNormLanes == 0);

@@ -1,5 +1,6 @@
-// A kernel that touches memory its device cannot address kills the device's context, or the process. So a call checks
-// its pointers before anything is queued: which arrays an item has is said here, which memory will do by the backend.
+// A kernel that touches memory that its device cannot address kills the device's context, or the process. So a call
+// checks its pointers before anything is queued: this file lists the arrays of each item, the backend decides which
+// memory is valid.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ class PointerCheck {
  public:
   virtual ~PointerCheck() = default;
 
-  // Each throws kInvalidArgument, naming the array and the item's position.
+  // Each throws kInvalidArgument, naming the array and the item's index.
   void operator()(const StepItem& item, size_t index) const;
   void operator()(const CodecItem& item) const;
   void operator()(const SignItem& item, size_t index) const;
@@ -31,7 +32,7 @@ class PointerCheck {
 
  protected:
   virtual void check(const void* data, const char* what, size_t index) const = 0;
-  // any: the device can address all memory of the process, or the caller knows what it hands over: nothing to check.
+  // any: no check is needed, because the device can address all memory of the process, or the caller vouches for it.
   explicit PointerCheck(bool any) : any_(any) {}
 
  private:

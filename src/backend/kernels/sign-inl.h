@@ -1,11 +1,11 @@
-// Signs to bits and back, for one type T of elements. Included in a target's namespace after words-inl.h,
+// Packs signs to bits and unpacks them, for one type T of elements. Included in a target's namespace after words-inl.h,
 // members-inl.h and portable/feedback.h.
 
 // Words that are packed side by side.
 inline constexpr int kAtOnce = 8;
 
-// Packs kAtOnce words from w on, of which all signs are the item's. Its conditions are the same for the members: on
-// them a CPU's vectors depend. kMarks: presence or the mark of values that are not finite is wanted. Returns presence.
+// Packs kAtOnce words from w on, all of whose signs belong to the item. Its conditions are uniform over the members,
+// which a CPU needs for vectorization. kMarks: presence or the mark of non-finite values is wanted. Returns presence.
 template <class T, bool kMarks>
 LT_FN u32 pack_whole(const DeviceSignItem& item, const typename SignBits<T>::Raw* values, const Member& me, i64 w) {
   using Raw = typename SignBits<T>::Raw;
@@ -35,7 +35,7 @@ LT_FN u32 pack_whole(const DeviceSignItem& item, const typename SignBits<T>::Raw
   return blocks;
 }
 
-// Packs the same words, which have signs of others too, or of nobody.
+// Packs the same words if some of their signs belong to others, or to nobody.
 template <class T>
 LT_FN u32 pack_some(const DeviceSignItem& item, const typename SignBits<T>::Raw* values, const Member& me, i64 w) {
   const i64 end = item.first + item.count;
@@ -85,7 +85,7 @@ LT_FN typename SignBits<T>::Raw stored(float x) {
   if constexpr (std::is_same_v<T, f16>) return static_cast<u16>(f16_encode(x));
 }
 
-// All that is looked up is the same for a word, and so for its members.
+// Everything looked up is the same for a word, and so for its members.
 template <class T>
 LT_FN void unpack(const DeviceSignItem& item) {
   using Raw = typename SignBits<T>::Raw;

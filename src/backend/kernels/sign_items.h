@@ -1,4 +1,4 @@
-// The items of sign operations as kernels read them.
+// The items of sign operations in the form that kernels read.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace lowtide::kernels {
 
-// Planes that sums of weights can reach. Higher planes are zeros, and no counting kernel reads them.
+// Planes that sums of weights can reach. Higher planes are zeros, which no counting kernel reads.
 inline constexpr size_t kMostPlanes = 31;
 
 // Kernel arguments made from checked items.
@@ -20,17 +20,17 @@ DeviceVote device_item(const VoteItem& item);
 DeviceVote device_item(const CountItem& item);
 DeviceFeedback device_item(const FeedbackItem& item);
 
-// Bytes as kernels have them.
+// The bytes in the form that kernels take.
 template <class T = unsigned char>
 T* bytes(const std::byte* p) {
   return reinterpret_cast<T*>(const_cast<std::byte*>(p));
 }
 
-// The arguments that a kernel reads besides signs: an item, and arrays behind it, which begin where their elements are
-// aligned. They are copied to the device as a whole.
+// The arguments that a kernel reads besides signs: an item, followed by arrays at aligned positions. They are copied to
+// the device as a whole.
 class Arguments {
  public:
-  // Each returns where the array will be, in bytes from the first.
+  // Each returns the offset of the array, in bytes from the first.
   size_t add(const void* data, size_t size);
   template <class T>
   size_t add(std::span<const T> array) {

@@ -1,10 +1,10 @@
-// Majorities of packed signs, and the counters that they are made of. Included in a target's namespace after
-// words-inl.h and portable/sign.h.
+// Majorities of packed signs, and their counters. Included in a target's namespace after words-inl.h and
+// portable/sign.h.
 
-using Rows = const u8* const*;  // one row for each voter; a voter of weight 0 has none that is read
+using Rows = const u8* const*;  // one row per voter; the row of a voter of weight 0 is not read
 
 // Counts the votes on the signs of up to 4 bytes from byte `at`, `left` bytes before the end. kPlanes: 32, of which the
-// vote has `planes`; or a few, which then are in registers. Returns how many are counted.
+// vote uses `planes`; or a small number, which is then kept in registers. Returns the number of planes.
 template <int kPlanes>
 LT_FN int count(u32 (&plane)[kPlanes], const DeviceVote& vote, Rows ballots, const u32* weights, i64 at, i64 left) {
   const auto row = [&](int v) { return load_bytes(ballots[v] + at, left); };
@@ -47,7 +47,7 @@ LT_FN void share(i64 count, Fn&& work) {
 LT_FN void vote_words(const DeviceVote* vote, Rows ballots, const u32* weights, Rows presences) {
   const DeviceVote mine = *vote;
   const i64 bytes = (mine.count + 7) / 8;
-  // Up to 15 votes, and whole words; then the rest.
+  // First whole words, if there are at most 15 votes; then the rest.
   const i64 few = mine.planes <= kFewPlanes ? bytes / 4 : 0;
   share(few, [&](i64 w) { vote_word<kFewPlanes>(mine, ballots, weights, presences, 4 * w, 4); });
   share((bytes + 3) / 4 - few, [&](i64 i) {
@@ -56,7 +56,7 @@ LT_FN void vote_words(const DeviceVote* vote, Rows ballots, const u32* weights, 
   });
 }
 
-// The presence of the result, a byte at a time, once the vote is through: it may replace a voter's.
+// The presence of the result, a byte at a time, after the vote: it may overwrite a voter's.
 LT_FN void vote_presence_bytes(const DeviceVote* vote, const u32* weights, Rows presences) {
   const DeviceVote mine = *vote;
   const i64 blocks = (mine.count + 32 * kWordsOfBlock - 1) / (32 * kWordsOfBlock);
