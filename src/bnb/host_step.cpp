@@ -11,10 +11,10 @@
 namespace lowtide::bnb {
 namespace {
 
-constexpr int64_t kPiece = 64 * kBlockElements;  // elements of a thread's piece, whose part of a norm is one sum
+constexpr int64_t kPiece = 64 * kBlockElements;  // elements in a thread's piece, whose part of a norm is one sum
 constexpr int64_t kChunk = 16 * kPiece;          // elements whose states are floats at a time
 
-// Steps a chunk of an Update's elements at a time by a backend, which sees states as floats.
+// Steps a chunk of an Update's elements at a time with a backend, which sees states as floats.
 class FloatSteps {
  public:
   FloatSteps(const Update& u, const ArgsBytes& args, Backend& cpu, int threads)
@@ -25,7 +25,7 @@ class FloatSteps {
     }
   }
 
-  // Makes floats of the states of elements [first, first + n), n <= kChunk.
+  // Converts the states of elements [first, first + n), n <= kChunk, to floats.
   void load(int64_t first, int64_t n) {
     first_ = first, n_ = n;
     for (int k = 0; k < u_.states(); ++k) {
@@ -36,7 +36,7 @@ class FloatSteps {
     }
   }
 
-  // Steps `param`, the chunk's elements or others in their place.
+  // Steps `param`, which holds the chunk's elements or substitutes for them.
   void step(void* param, DType dtype) {
     Update chunk = u_;
     chunk.p = param, chunk.g = grad(), chunk.coded = false;
@@ -47,7 +47,7 @@ class FloatSteps {
     cpu_.step({&item, 1}, threads_, false, nullptr);
   }
 
-  // The same, of all elements but those where the gradient, joined by `l2` times the parameter, is zero.
+  // Steps only elements whose gradient, plus `l2` times the parameter, is not zero.
   void step_nonzero(float l2) {
     const std::vector<std::byte> old_param(param(), param() + n_ * element_);
     std::vector<float> old_state[kMaxStates];
@@ -63,7 +63,7 @@ class FloatSteps {
     });
   }
 
-  // Puts the states back.
+  // Converts the states back.
   void store() {
     for (int k = 0; k < u_.states(); ++k) {
       if (!u_.coded) std::copy_n(state_[k].data(), n_, floats(k));

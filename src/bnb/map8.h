@@ -1,4 +1,4 @@
-// A map of 256 values that 8-bit codes stand for, in units of their block's absmax, as a caller gives it.
+// A caller's map of the 256 values of 8-bit codes, in units of their block's absmax.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ class Map8 {
   static constexpr int kSize = 256;
 
   Map8() = default;
-  // values: [kSize], ascending and finite. second_moment: the state is never negative, and where it is positive it
-  // takes a positive entry if there is one.
+  // values: [kSize], ascending and finite. second_moment: the state is never negative, and a positive value gets a
+  // positive entry if there is one.
   Map8(const float* values, bool second_moment);
 
   // True if these are, bit for bit, the values of the codec dynamic8.
@@ -19,8 +19,8 @@ class Map8 {
 
   // values[0, n) = map[code] * absmax.
   void decode(const uint8_t* codes, float absmax, int n, float* values) const;
-  // The nearest entry of each value / absmax, of two that are as near the lower; saturates values at the largest float
-  // and returns the absmax.
+  // Encodes each value / absmax to the nearest entry, of two equally near ones the lower; saturates values at the
+  // largest float and returns the absmax.
   float encode(float* values, int n, uint8_t* codes) const;
 
  private:

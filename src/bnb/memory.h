@@ -1,5 +1,5 @@
-// Memory that is shared between host and device, pinned host memory where the device's driver does not page what is
-// shared, or the host's where there is no device; and all that is allocated.
+// Memory shared between host and device; pinned host memory if the device's driver does not page shared memory; the
+// host's if there is no device. Tracks all allocations.
 #pragma once
 
 #include <cstddef>
@@ -26,19 +26,19 @@ class Memory {
   void* allocate(size_t bytes);
   void free(void* memory);
   void prefetch(const void* memory, size_t bytes, int device);
-  // Elements of 1 or 4 bytes, as Device::fill; waits.
+  // Elements of 1 or 4 bytes, as for Device::fill; waits.
   void fill(void* memory, uint32_t pattern, int pattern_bytes, int64_t count);
 
  private:
   Device* device() { return devices_.empty() ? nullptr : devices_.begin()->second->device(); }
   bool is_shared() { return device() && device()->pages_shared(); }
-  // Throws kInvalidArgument unless the bytes are of one allocation.
+  // Throws kInvalidArgument unless the bytes belong to one allocation.
   void require_ours(const void* memory, int64_t bytes) const;
   void set(void* memory, uint32_t pattern, int pattern_bytes, int64_t count);
 
   OpenDevice* open_ = nullptr;
   std::string place_;
-  std::map<int, std::unique_ptr<Backend>> devices_;  // by number; those in use
+  std::map<int, std::unique_ptr<Backend>> devices_;  // by number; the opened ones
   std::map<uintptr_t, int64_t> allocations_;         // bytes by address
 };
 

@@ -1,5 +1,5 @@
 // One call of an optimizer's symbol, its meaning in terms of the portable rules, and its steps: in memory that the host
-// can read, or that only a device's backend reaches.
+// can read, or that only a device's backend can access.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@
 
 namespace lowtide::bnb {
 
-enum class Family { adam, momentum, rmsprop, lion, adagrad, ademamix };  // as the symbols name them
+enum class Family { adam, momentum, rmsprop, lion, adagrad, ademamix };  // with the symbols' names
 
-// The parameters of either kind of symbol (lowtide/bnb.h), and which it was.
+// The parameters of either kind of symbol (lowtide/bnb.h), and which kind it is.
 struct Update {
   Family family = Family::adam;
   DType dtype = DType::kF32;  // for g and p
@@ -40,20 +40,20 @@ struct Update {
 
   // True if the norm of the update is limited.
   bool is_limited() const;
-  // Weight decay that is added to the gradient, for the rules that do that.
+  // Weight decay that is added to the gradient, for rules that do so.
   float l2() const;
 };
 
-// Throws kInvalidArgument for arguments that make no sense. Looks at no memory.
+// Throws kInvalidArgument for invalid arguments. Reads no memory.
 void check_arguments(const Update& update);
-// Likewise for maps and absmax values, which the host must be able to read.
+// The same for maps and absmax values, which the host must be able to read.
 void check_scales(const Update& update);
 
-// The same step as an item of a backend's step(), which knows neither skip_zeros nor maps other than dynamic8's.
+// True if a backend's step(), which supports neither skip_zeros nor maps other than dynamic8's, can do the same step.
 // layout, args: outlive the item.
 bool fits_backend(const Update& update);
 StepItem item_of(const Update& update, const Layout& layout, const void* args);
-// A layout of n elements as one row: bitsandbytes' blocks do not end at rows.
+// A layout of n elements as one row: bitsandbytes' blocks ignore rows.
 Layout flat_layout(int64_t n);
 
 // The rule's Args; update_scale multiplies the update, but not weight decay.
@@ -65,26 +65,26 @@ ArgsBytes args_of(const Update& update, double update_scale);
 // Element i of an array of this type.
 float value_of(DType dtype, const void* data, int64_t i);
 
-// Sum of the squares of the updates, in units of lr and without weight decay, that a step would make. Does not depend
-// on the number of threads.
+// Sum of the squares of the updates that a step would make, in units of lr and without weight decay. Does not depend on
+// the number of threads.
 double update_norm_squared(const Update& update, Backend& cpu, int threads);
 
-// One step for every map and with skip_zeros: states become floats, which the backend steps. The bits of Backend::step
-// where that can make the whole step.
+// One step for any map and for skip_zeros: states become floats, which the backend steps. Gives the bits of
+// Backend::step if that can make the whole step.
 void step_floats(const Update& update, const ArgsBytes& args, Backend& cpu, int threads);
 
-// Throws kInvalidArgument for a gradient that is not finite, or of 2^62 and above. bad: as Backend::first_nonfinite.
+// Throws kInvalidArgument for a gradient that is not finite, or is 2^62 or above. bad: from Backend::first_nonfinite.
 void require_finite_gradient(int64_t bad);
 
-// A whole call: everything checked, then done, by the backend where that can do it. Throws kInvalidArgument, and has
-// changed nothing then.
+// A whole call: checks everything, then steps, with the backend if possible. Throws kInvalidArgument, and has then
+// changed nothing.
 void step_on_host(const Update& update, Backend& cpu, int threads);
 
-// A whole call, ordered on `queue` and done when it returns. What the backend's own step can do is done there, once
-// the maps and absmax values have been read back, by way of `pinned`, and checked: it waits for these and the search of
-// the gradient together, and for the step. For the rest everything passes through the host, where `cpu` steps it.
-// pinned: the device's, made larger as needed; to be kept for the next call. Nothing uses it once this returns or
-// throws. Throws kInvalidArgument and has changed nothing then; what a lost device leaves is not known.
+// A whole call, ordered on `queue` and done when it returns. If the backend's own step can do it, it runs there, after
+// the maps and absmax values have been read back, through `pinned`, and checked: it waits once for these and the check
+// of the gradient, and once for the step. Otherwise everything passes through the host, where `cpu` steps it. pinned:
+// on the device's backend, enlarged as needed; keep it for the next call. Nothing uses it after this returns or throws.
+// Throws kInvalidArgument and has then changed nothing; after a lost device the contents are undefined.
 void step_on_device(const Update& update, Backend& device, void* queue, DeviceBytes& pinned, Backend& cpu, int threads);
 
 }  // namespace lowtide::bnb

@@ -27,7 +27,7 @@ struct lt_optimizer {
   lowtide::Optimizer optimizer;
   std::string rule;
   std::string metadata;                  // from the last checkpoint loaded
-  mutable lowtide::MemoryReport report;  // the last one: owns the texts given out
+  mutable lowtide::MemoryReport report;  // of the last call: owns the texts that it returned
 };
 
 namespace {
@@ -41,20 +41,16 @@ using lowtide::capi::struct_from;
 
 thread_local std::string last_error;
 thread_local int32_t last_os_error = 0;
-thread_local std::vector<lowtide::BackendReport> last_backends;  // lt_backends() gives pointers into it
+thread_local std::vector<lowtide::BackendReport> last_backends;  // lt_backends() returns pointers into it
 
 std::string text(const char* given) { return given ? given : ""; }
 
 lowtide::Memory memory_from(const lt_memory_options* options) {
   const lt_memory_options given = struct_from(options, lt_memory_options LT_MEMORY_OPTIONS_INIT);
-  return {given.host,
-          text(given.disk),
-          given.disk_limit,
-          given.chunk,
-          given.device,
-          flag(given.managed, "managed"),
-          text(given.transfer),
-          flag(given.automatic, "automatic")};
+  return {given.host,           text(given.disk),
+          given.disk_limit,     given.chunk,
+          given.device,         flag(given.managed, "managed"),
+          text(given.transfer), flag(given.automatic, "automatic")};
 }
 
 lowtide::StepOptions step_options_from(const lt_step_options* options) {
@@ -92,7 +88,7 @@ std::vector<lowtide::Gradient> gradients_from(const lowtide::Optimizer& core, co
   return all;
 }
 
-// Runs body(core) for the optimizer of a handle, guarded.
+// Runs body(core) for the optimizer of a handle; exceptions become status codes.
 template <class Handle, class Fn>
 lt_status on(Handle* handle, Fn&& body) noexcept {
   return lowtide::capi::on(handle, "optimizer", [&](auto& of) { body(of.optimizer); });
@@ -126,7 +122,7 @@ void with_hyper(H& hyper, const char* name, Fn&& use) {
   LT_REQUIRE(found, "got hyper-parameter '%s', wanted one of: %s", name, known.c_str());
 }
 
-// Gives names as C takes them: an array that ends with NULL and stays.
+// Gives names in C's form: an array that ends with NULL and stays valid.
 template <auto kNames>
 lt_status give_names(const char* const** names) noexcept {
   return guarded([&] {

@@ -18,7 +18,7 @@ using lowtide::capi::require;
 struct lt_device {
   std::unique_ptr<lowtide::Backend> backend;
   void* queue = nullptr;
-  std::unordered_map<void*, DeviceBytes> memory;  // destroyed before the backend that it was allocated from
+  std::unordered_map<void*, DeviceBytes> memory;  // destroyed before the backend that allocated it
 
   Device& device() { return *backend->device(); }
   void* queue_or_own(void* given) { return given ? given : queue; }
@@ -45,7 +45,7 @@ lt_status lt_device_open(const char* backend, const char* device, void* queue, l
 
 void lt_device_close(lt_device* device) {
   if (!device) return;
-  guarded([&] { device->synchronize(device->queue); });  // a device that is lost uses nothing
+  guarded([&] { device->synchronize(device->queue); });  // a lost device uses nothing
   delete device;
 }
 

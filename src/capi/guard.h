@@ -1,5 +1,5 @@
 // Turns exceptions into status codes: every function of the C interface runs its body through guarded() or on(). Also
-// reads and fills structs of callers that were compiled against another version. Any thread; nothing here owns memory.
+// reads and fills structs of callers that were compiled against other versions. Any thread; nothing here owns memory.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 namespace lowtide::capi {
 
-// Keeps the text and number for this thread's lt_last_error() and lt_last_os_error(), and returns `status`. Never
-// throws: when memory is short the text is dropped.
+// Stores the text and number for this thread's lt_last_error() and lt_last_os_error(), and returns `status`. Never
+// throws: if memory is short the text is dropped.
 lt_status failed(lt_status status, const char* text, int os_error = 0) noexcept;
 
 template <class Fn>
@@ -58,14 +58,13 @@ lt_status on(Handle* handle, const char* name, Fn&& body) noexcept {
 }
 
 inline void check_struct_size(int64_t bytes) {
-  // No version of a struct ends within a pointer: half of one would be followed.
+  // No version of a struct ends inside a pointer, of which otherwise half would be used.
   constexpr auto kUnit = static_cast<int64_t>(sizeof(int64_t));
   LT_REQUIRE(bytes >= kUnit && bytes <= 4096 && bytes % kUnit == 0,
              "got struct_size=%lld in a struct; start from its _INIT macro", ll(bytes));
 }
 
-// The struct of an older or newer caller: the fields that both know, and the defaults of the others. NULL: the
-// defaults.
+// The struct of an older or newer caller: the fields that both know, and defaults for the others. NULL: the defaults.
 template <class Struct>
 Struct struct_from(const Struct* given, const Struct& defaults) {
   Struct out = defaults;
@@ -75,7 +74,7 @@ Struct struct_from(const Struct* given, const Struct& defaults) {
   return out;
 }
 
-// Fills as much as the caller's version of the struct has room for; leaves its struct_size, which has been checked.
+// Fills as much as fits in the caller's version of the struct; keeps its struct_size, which has been checked.
 template <class Report>
 void copy_out(const std::type_identity_t<Report>& all, Report* out) {
   const int64_t bytes = out->struct_size;

@@ -19,7 +19,7 @@ struct lt_sign_collective {
   explicit lt_sign_collective(lowtide::SignCollective made) : collective(std::move(made)) {}
 
   lowtide::SignCollective collective;
-  // Outcomes and failures point into these.
+  // Owns the memory to which outcomes and failures point.
   SignOutcome last;
   std::vector<lt_sign_rejected> rejected;
   std::vector<int> error_ranks;
@@ -104,8 +104,8 @@ void report(lt_sign_collective& from, lt_sign_outcome* out) {
   lowtide::capi::copy_out(all, out);
 }
 
-// Makes a call of vote or mean (vote: `residual` is any pointer but nullptr). If this rank's structs are wrong, it
-// takes part as failed, so that the others hear of it, and then reports its own error.
+// Makes a call of vote or mean (vote: `residual` is any pointer but nullptr). If this rank's structs are invalid, it
+// takes part as failed, so that the others learn of it, and then reports its own error.
 template <class Call>
 lt_status run(lt_sign_collective* collective, const lt_sign_ballot* ballot, const lt_sign_result* result,
               lt_sign_outcome* outcome, const void* residual, Call&& call) {

@@ -47,8 +47,8 @@ void SignAccumulator::majority(std::byte* bits, const std::string& ties, uint64_
   LT_REQUIRE(ties == "hash" || ties == "plus" || ties == "minus", "got ties '%s', wanted 'hash', 'plus' or 'minus'",
              ties.c_str());
   LT_REQUIRE(bits || counts.count() == 0, "got no memory for the signs");
-  // A counter c wins with 2 c > added, but the planes' weights add up to 2^P - 1 votes. One more voter, + everywhere
-  // and with x = 2^P - 1 - added votes, moves the border there: 2 (c + x) > 2^P - 1 + x is the same as 2 c > added.
+  // A counter c wins if 2 c > added, but the planes' weights add up to 2^P - 1 votes. One more voter, + everywhere and
+  // with x = 2^P - 1 - added votes, shifts the threshold: 2 (c + x) > 2^P - 1 + x is equivalent to 2 c > added.
   std::vector<uint32_t> weights = counts.plane_weights();
   weights.push_back((uint32_t{1} << counts.planes()) - 1 - static_cast<uint32_t>(counts.added()));
   const std::vector<std::byte> all(static_cast<size_t>(sign_bytes(std::min(sign::kCountWindow, counts.count()))),

@@ -65,7 +65,7 @@ void Channel::gather_records(const void* record, std::byte* all) {
   const auto gather = [&](Level level, const void* send, std::byte* receive, int64_t bytes) {
     transfer(level, &Transport::all_gather, static_cast<const std::byte*>(send), receive, bytes, &traffic_.control);
   };
-  // First the node's records, then all nodes': the ranks of a node follow each other.
+  // First the node's records, then all nodes': the ranks of a node are consecutive.
   if (!two_level()) return gather(Level::kInside, record, all, wire::kRecordBytes);
   std::vector<std::byte> of_node(static_cast<size_t>(inside_size() * wire::kRecordBytes));
   gather(Level::kInside, record, of_node.data(), wire::kRecordBytes);
@@ -106,10 +106,10 @@ SignAlgorithm faster(const Cost& cost, int ranks, int64_t bytes) {
 
 Cost measure(Channel& channel) {
   constexpr int kTimes = 3;  // the best one counts: the first is often slow
-  // A rank sends as much whatever the number of ranks, unless messages would become too small to show a rate.
+  // A rank sends the same amount for any number of ranks, unless messages would become too small to show a rate.
   const int64_t bytes = std::max<int64_t>((256 << 10) / std::max(channel.size() - 1, 1), 8 << 10);
   wire::Measurement mine;
-  gather_measurements(channel, mine);  // from now on all ranks are here
+  gather_measurements(channel, mine);  // after this, all ranks are here
   std::vector<std::byte> small(1), large(static_cast<size_t>(bytes)), all(static_cast<size_t>(bytes * channel.size()));
   double latency = 0, busy = 0;
   for (int i = 0; i < kTimes; ++i) {

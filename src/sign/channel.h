@@ -1,9 +1,9 @@
-// The ranks of a collective, over one transport or over two (inside nodes and between them), the bytes that go over
-// them, and what these cost.
+// The ranks of a collective, over one transport or two (inside nodes and between them), the bytes sent over them, and
+// their cost.
 //
-// A channel shares ownership of its transports and is used by the collective's thread. It throws what the transports
-// throw; over two levels a TransportError names ranks of the whole. After a failure ranks may be in different calls, so
-// every later call throws TransportError.
+// A channel shares ownership of its transports and is used by the collective's thread. It throws the transports'
+// exceptions; over two levels a TransportError names ranks of the whole. After a failure ranks may be in different
+// calls, so every later call throws TransportError.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace lowtide {
 
 class Channel {
  public:
-  // between: nullptr for one transport. Throws kInvalidArgument for a transport with an impossible rank or size.
+  // between: nullptr for a single transport. Throws kInvalidArgument for a transport with an impossible rank or size.
   Channel(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between);
 
   int rank() const { return rank_; }
@@ -31,7 +31,7 @@ class Channel {
   // Gathers the records of a control round: all[size() * wire::kRecordBytes], by rank.
   void gather_records(const void* record, std::byte* all);
 
-  // Payload messages. A level of one rank copies, and communicates nothing. control: bytes of each message that are not
+  // Payload messages. A level with one rank copies, without communication. control: bytes of each message that are not
   // payload.
   enum class Level { kInside, kBetween };
   void all_to_all(Level level, const std::byte* send, std::byte* receive, int64_t bytes_each, int64_t control = 0);
@@ -45,18 +45,18 @@ class Channel {
 
  private:
   using Call = void (Transport::*)(const std::byte* send, std::byte* receive, int64_t bytes);
-  // sent: is increased by what goes to other ranks.
+  // sent: increased by the bytes for other ranks.
   void transfer(Level level, Call call, const std::byte* send, std::byte* receive, int64_t bytes, int64_t* sent);
 
   std::shared_ptr<Transport> inside_, between_;
   int rank_, size_;
   Traffic traffic_;
-  std::string failure_;  // the first failure's text; "": none so far
+  std::string failure_;  // text of the first failure; "": none so far
 };
 
 // The cost model of a transport.
 struct Cost {
-  double latency_s = 0, bytes_per_s = 0;  // 0: not known
+  double latency_s = 0, bytes_per_s = 0;  // 0: unknown
   bool known() const { return latency_s > 0 && bytes_per_s > 0; }
 };
 

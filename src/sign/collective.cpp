@@ -1,4 +1,4 @@
-// The collective itself: checks what its caller gives, and takes a call through its rounds.
+// The collective: checks its caller's input, and takes a call through its rounds.
 #include <cmath>
 #include <exception>
 #include <optional>
@@ -48,20 +48,20 @@ struct SignCollective::Impl {
   }
 
   // The parts of a vote so far, whose results wait for the last part's rounds. Every call takes it, and leaves one only
-  // if it comes to its end with more parts to follow: whatever else ends a call ends the vote.
+  // if it completes with more parts to follow: any other end of a call ends the vote.
   struct Pending {
     uint32_t parts = 0;
     uint64_t step = 0;
     Found found;
-    bool failed = false;         // prepare() said so, or threw:
-    std::exception_ptr failure;  // this
+    bool failed = false;         // prepare() said so, or threw
+    std::exception_ptr failure;  // the exception
   };
 
   void check(const SignBallot& ballot, const SignResult& result, const ResidualState* residual,
              const Pending& before) const;
   wire::Announcement announcement(const SignBallot& ballot, const ResidualState* residual) const;
   SignAlgorithm choose(const SignBallot& ballot) const;
-  // parts: of the vote so far, as all ranks know it; exchange: nullptr if this rank has failed.
+  // parts: of the vote so far, as all ranks know; exchange: nullptr if this rank has failed.
   Agreement agree(uint32_t parts, wire::Announcement mine, Exchange* exchange);
   // own: the caller's exchange; nullptr: the algorithm's.
   SignOutcome call(const SignBallot& ballot, const SignResult& result, ResidualState* residual,
@@ -212,7 +212,7 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
   if (failure) std::rethrow_exception(failure);
   outcome.nonfinite = agreed.nonfinite, outcome.failed = agreed.failed;
   outcome.applied = agreed.nonfinite.empty() && agreed.failed.empty();
-  if (outcome.applied) {  // also without signs: a rank whose prepare() fails must be heard
+  if (outcome.applied) {  // even without signs: a rank whose prepare() fails must be heard
     bool ready = true;
     if (ballot.prepare) try {
         ready = ballot.prepare();

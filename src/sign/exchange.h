@@ -1,4 +1,4 @@
-// The payload rounds of a call: how ballots reach those who count them, and how results come back. One class for each
+// The payload rounds of a call: how ballots reach the ranks that count them, and how results return. One class per
 // algorithm, made for one call and destroyed after it.
 #pragma once
 
@@ -14,8 +14,8 @@
 
 namespace lowtide {
 
-// Memory that is kept from call to call, with any contents. need() may move it and lose them. If it
-// throws, what there was is still there.
+// Memory kept from call to call, with arbitrary contents. need() may move it and lose the contents. If it throws, the
+// old memory is still there.
 class Scratch {
  public:
   std::byte* need(int64_t bytes) {
@@ -35,8 +35,8 @@ struct Scratches {
   Scratch first, second, third;
 };
 
-// The state behind a SignResidual, twice: as it is, and as the mean under way would leave it. The exchange fills `next`
-// and swaps the two only when the mean is applied. Used by the thread of the collective's call.
+// The state behind a SignResidual, twice: the current state, and the state after the running mean. The exchange fills
+// `next` and swaps the two only when the mean is applied. Used by the thread of the collective's call.
 struct ResidualState {
   int codec = 0;
   int64_t total = 0;  // signs of the whole
@@ -52,7 +52,7 @@ struct ResidualState {
 
 struct SignResidual::Impl : ResidualState {};
 
-// One call, as an exchange sees it. Everything is borrowed from the collective and its caller.
+// The input of an exchange. Everything is borrowed from the collective and its caller.
 struct ExchangeCall {
   Channel& channel;
   Backend& backend;
@@ -67,37 +67,37 @@ struct ExchangeCall {
   SignOutcome* outcome = nullptr;
 };
 
-// The calls come in this order, in the collective's thread.
+// Call these functions in this order, in the collective's thread.
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  // Allocates all that run() needs, knowing this rank's ballot alone. Throws std::bad_alloc; communicates nothing.
+  // Allocates everything for run(), knowing only this rank's ballot. Throws std::bad_alloc; communicates nothing.
   virtual void prepare() = 0;
-  // Sends this rank's ballots behind its announcement, before the others' arrive (Agreement::with_ballots).
-  // Fills records[size * wire::kRecordBytes] with the announcements of all. Of votes in two phases on one level. Throws
+  // Sends this rank's ballots behind its announcement, before the others' arrive (Agreement::with_ballots). Fills
+  // records[size * wire::kRecordBytes] with all announcements. Only for two-phase votes on one level. Throws
   // TransportError.
   virtual void send_early(const wire::Announcement& mine, std::byte* records);
-  // Takes the rounds. Afterwards the result is in scratch memory, and the ballots left out are in the outcome. Throws
-  // TransportError, and CollectiveError on all ranks alike; what fails on this rank alone is in Found instead, so that
-  // the others hear of it.
+  // Runs the rounds. Afterwards the result is in scratch memory, and the outcome lists the ballots left out. Throws
+  // TransportError, and CollectiveError on all ranks alike; a failure of this rank alone is returned in Found, so that
+  // the others learn of it.
   virtual Found run(const Agreement& agreed) = 0;
   // Copies the result to the caller, and for a mean replaces the residual. Cannot fail.
   virtual void deliver() = 0;
 };
 
-// The rounds of a call around an exchange of the caller's, for payloads that are not in host memory. Pointers of ballot
-// and result say what there is, and are not followed; of the residual only its format and shard are looked at, nullptr:
-// a vote. Errors as SignCollective's.
+// The rounds of a call around the caller's exchange, for payloads that are not in host memory. Pointers in ballot and
+// result only show which arrays exist, and are not dereferenced; of the residual (nullptr: a vote) only format and
+// shard are read. Errors like SignCollective's.
 struct OwnExchange {
   static SignOutcome call(SignCollective& collective, const SignBallot& ballot, const SignResult& result,
                           ResidualState* residual, Exchange& exchange);
 };
 
 std::unique_ptr<Exchange> make_one_phase(const ExchangeCall& call);
-// On one level or two, as the channel has; a mean where the call has a residual.
+// For one level or two, like the channel; computes a mean if the call has a residual.
 std::unique_ptr<Exchange> make_two_phase(const ExchangeCall& call);
 
-// Adds up the seconds between its calls.
+// Measures the seconds between its calls.
 class Stopwatch {
  public:
   void lap(double* seconds) {

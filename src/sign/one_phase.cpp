@@ -1,5 +1,5 @@
 // One phase: every rank gets every whole ballot and votes on all signs. One latency, but (ranks - 1) ballots to send:
-// for few ranks or few signs.
+// best for few ranks or few signs.
 #include <cstring>
 
 #include "sign/exchange.h"
@@ -20,7 +20,7 @@ class OnePhase final : public Exchange {
   void prepare() override {
     mine_ = call_.scratch.first.need(layout_.ballot_bytes());
     all_ = call_.scratch.second.need(layout_.ballot_bytes() * layout_.ranks);
-    result_ = call_.scratch.third.need(layout_.result_bytes());  // laid out as a message, but not sent
+    result_ = call_.scratch.third.need(layout_.result_bytes());  // laid out like a message, but not sent
   }
 
   Found run(const Agreement& agreed) override {
@@ -50,7 +50,7 @@ class OnePhase final : public Exchange {
       if (found.suspect < 0) found.suspect = static_cast<int>(r), found.suspicion = reasons[r];
     }
     reject_unannounced(agreed, call_.outcome);
-    // All ranks must leave out the same ballots, so the checksum covers the reasons, too.
+    // All ranks must leave out the same ballots, so the checksum also covers the reasons.
     found.result =
         wire::checksum(ShardLayout::reasons(result_), static_cast<size_t>(layout_.result_bytes() - wire::kHeaderBytes),
                        agreed.weights_checksum());

@@ -68,7 +68,7 @@ const Compared kCompared[] = {
     {"residual format", [](const Announcement& a) { return codec_name(a.residual); }},
 };
 
-// The ranks that have each value.
+// The ranks that announced each value.
 using Values = std::map<std::string, std::vector<int>>;
 
 // Throws if there is more than one value, naming the ranks in the minority as the cause.
@@ -89,7 +89,7 @@ void require_one(const char* name, const Values& values, Cause cause = Cause::kD
   throw CollectiveError(cause, text + "; wanted the same on all. Nothing was applied", others);
 }
 
-// The words for what a rank does in a round, and for the message that it sends there.
+// The names of a rank's action in a round, and of the message that it sends there.
 struct RoundWords {
   const char *doing, *message;
 };
@@ -107,8 +107,8 @@ const RoundWords& words_of(Round round) {
   return kWords[round <= Round::kCommit ? static_cast<size_t>(round) : 0];
 }
 
-// Zeroes damaged ones among the records of all ranks. A rank in another round is an error as long as the call has not
-// begun; later only a stray message can look like one.
+// Zeroes damaged records. A rank in another round is an error before the call has begun; later only a stray message can
+// look like one.
 template <class Record>
 std::vector<Record> check(std::vector<Record> all, const Record& mine, std::vector<bool>* sound) {
   all[static_cast<size_t>(mine.prefix.rank)] = mine;
@@ -128,7 +128,7 @@ std::vector<Record> check(std::vector<Record> all, const Record& mine, std::vect
   return all;
 }
 
-// The records of all ranks, as check() leaves them.
+// The records of all ranks, after check().
 template <class Record>
 std::vector<Record> gather(Channel& channel, const Record& mine, std::vector<bool>* sound) {
   std::vector<Record> all(static_cast<size_t>(channel.size()));
@@ -151,7 +151,7 @@ void accuse(Verdict* verdict, Reason reason, Round of, int culprit, int witness)
   verdict->culprit = culprit, verdict->witness = witness;
 }
 
-// Draws the conclusion from all confirmations, into `view`.
+// Derives the verdict from all confirmations, into `view`.
 void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::vector<bool>& sound, Verdict* view) {
   const auto me = view->prefix.rank;
   for (size_t r = 0; r < all.size(); ++r) {
@@ -168,7 +168,7 @@ void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::
   uint32_t most = all[0].result;
   for (const Verdict& each : all)
     if (results[each.result] > results[most]) most = each.result;
-  // A message that some left out is the cause, though more ranks may have left it out than not.
+  // A message that some left out is the cause, even if more ranks left it out than kept it.
   for (const bool of_all : {false, true})
     for (size_t r = 0; r < all.size() && results.size() > 1; ++r) {
       const auto rank = static_cast<int>(r);
@@ -182,7 +182,7 @@ void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::
       return accuse(view, Reason::kDiffers, Round::kResult, static_cast<int>(r), static_cast<int>(r));
 }
 
-// Throws if a view is not fine. Ranks that got the same views throw the same text.
+// Throws if a view is not fine. Ranks with the same views throw the same text.
 void require_fine(const std::vector<Verdict>& views) {
   std::set<std::string> texts;
   std::set<int> culprits;
@@ -202,7 +202,7 @@ void require_fine(const std::vector<Verdict>& views) {
                         {culprits.begin(), culprits.end()});
 }
 
-// Checks that all ranks do the same. sound: which records are.
+// Checks that all ranks make the same call. sound: which records are valid.
 Agreement agree(std::vector<Announcement> all, const std::vector<bool>& sound) {
   Agreement agreed;
   agreed.of = std::move(all);
@@ -314,7 +314,7 @@ void confirm(Channel& channel, const Agreement& agreed, const Found& found) {
   judge(agreed, all, sound, &view);
   wire::seal_record(&view);
   if (!agreed.of[static_cast<size_t>(channel.rank())].commit) return require_fine({view});
-  // A damaged view is left out: it can hide trouble only if there are two of them.
+  // A damaged view is left out: only two damaged views could hide a problem.
   require_fine(gather(channel, view, &sound));
 }
 

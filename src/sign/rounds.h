@@ -1,9 +1,9 @@
-// The control rounds around the payload, in which all ranks come to the same decision: announce before it, confirm and
-// commit after it. Each is one all_gather of records of 128 bytes. docs/sign-collective.md says what each protects
-// from.
+// The control rounds around the payload, in which all ranks reach the same decision: announce before it, confirm and
+// commit after it. Each is one all_gather of records of 128 bytes. docs/sign-collective.md says what each guards
+// against.
 //
-// These functions block until all ranks have come. They throw TransportError where the transport fails, and
-// CollectiveError on all ranks alike where the ranks must not go on; nothing is applied then.
+// These functions block until all ranks have come. They throw TransportError if the transport fails, and
+// CollectiveError on all ranks alike if the ranks must not proceed; then nothing is applied.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace lowtide {
 
-// The announcements of all ranks, as this one got them. It owns its records.
+// The announcements of all ranks, as received here. It owns its records.
 struct Agreement {
   std::vector<wire::Announcement> of;  // [size]; a damaged one is zeroed: no votes
   std::vector<wire::Reason> reasons;   // kFine or kNoAnnouncement
-  std::vector<int> nonfinite, failed;  // if there are any, nothing is to be applied
+  std::vector<int> nonfinite, failed;  // if there are any, nothing must be applied
   bool with_ballots = false;           // all ranks' ballots came with the announcements
 
-  // An announcement that arrived sound; all sound ones agree on the call.
+  // Any valid announcement; all valid ones agree on the call.
   const wire::Announcement& call() const;
-  // The checksum that a rank's messages refer to; 0 if its announcement was damaged.
+  // The checksum to which a rank's messages refer; 0 if its announcement was damaged.
   uint32_t announcement(int rank) const {
     const auto r = static_cast<size_t>(rank);
     return reasons[r] == wire::Reason::kFine ? of[r].checksum : 0;
@@ -34,40 +34,40 @@ struct Agreement {
   uint32_t weights_checksum() const;
   bool any_late() const;
 
-  // The agreement of a rank that knows its own announcement alone.
+  // The agreement of a rank that only knows its own announcement.
   static Agreement of_one(const wire::Announcement& mine);
 };
 
 // Fills in the round, rank, size and checksum.
 void seal_announcement(const Channel& channel, wire::Announcement* mine);
 
-// Tells all ranks what this one is about to do, and checks that all do the same. Ranks that failed or hold values that
-// are not finite are named in the agreement; that is no error.
+// Tells all ranks what this rank is about to do, and checks that all do the same. The agreement names ranks that failed
+// or have non-finite values; that is not an error.
 Agreement announce(Channel& channel, const wire::Announcement& mine);
-// The same for announcements that came with ballots: records[size() * wire::kRecordBytes]. nullopt if a rank made
-// another call than expected: then all announce.
+// The same for announcements that came with ballots: records[size() * wire::kRecordBytes]. nullopt if a rank made an
+// unexpected call: then all announce.
 std::optional<Agreement> announced_with_ballots(const Channel& channel, const wire::Announcement& mine,
                                                 const std::byte* records);
 
-// All ranks' measurements that arrived sound.
+// The valid measurements of all ranks.
 std::vector<wire::Measurement> gather_measurements(Channel& channel, wire::Measurement mine);
 
-// The findings of a rank that put the result together.
+// The findings of a rank that assembled the result.
 struct Found {
   wire::Reason reason = wire::Reason::kFine;  // why the result is not known
   int culprit = -1;                           // the rank at fault
-  uint32_t result = 0;                        // checksum of everything that the result follows from
-  // A ballot that this rank left out: the cause, should the others have got it.
+  uint32_t result = 0;                        // checksum of everything that determines the result
+  // A ballot that this rank left out: the cause, if the others received it.
   int suspect = -1;
   wire::Reason suspicion = wire::Reason::kFine;
 };
 
-// Adds a rank's findings in one part of a vote to its findings in the parts before. The first fault stays; a missing
-// announcement is a fault.
+// Adds a rank's findings in one part of a vote to those in earlier parts. The first fault stays; a missing announcement
+// is a fault.
 void join(Found* all, const Agreement& agreed, const Found& part);
 
-// Returns if all ranks found the same result in all parts and, unless the call does without the commit round, each
-// knows that the others did.
+// Returns if all ranks found the same result in all parts and, unless the call omits the commit round, each knows that
+// the others did.
 void confirm(Channel& channel, const Agreement& agreed, const Found& found);
 
 }  // namespace lowtide

@@ -10,7 +10,7 @@ namespace {
 using wire::Reason;
 using wire::Round;
 
-// Copies `bits` bits and fills up to `room` bytes with zeros.
+// Copies `bits` bits and zero-fills up to `room` bytes.
 void copy_bits(const std::byte* from, int64_t bits, std::byte* to, int64_t room) {
   const int64_t bytes = sign_bytes(bits);
   if (bytes) std::memcpy(to, from, static_cast<size_t>(bytes));
@@ -29,7 +29,7 @@ void fill_ballot(const SignBallot& ballot, const ShardLayout& layout, int64_t fi
                  std::byte* message) {
   std::byte* const bits = ShardLayout::ballot_bits(message);
   std::byte* const extra = layout.ballot_extra(message);
-  // Without signs there may be no memory to point into.
+  // Without signs there may be no memory.
   copy_bits(count ? ballot.bits + first / 8 : nullptr, count, bits, layout.bits_bytes());
   if (!layout.extra) return;
   if (ballot.scales && count) {

@@ -1,11 +1,11 @@
-// The messages of the payload rounds. A shard is a run of signs that one rank decides on; its size is a multiple of
-// kSignAlignment, so no two shards share a byte of bits, presence or scales. In a message, what lies behind the last
+// The messages of the payload rounds. A shard is a run of signs that one rank decides; its size is a multiple of
+// kSignAlignment, so no two shards share a byte of bits, presence or scales. In a message, everything behind the last
 // sign is zero.
 //
 //   ballot   header | bits | presence or scales
 //   result   header | a Reason for each rank | bits | presence or scales | zeros
 //
-// Nothing here owns memory or keeps state: any thread may call anything, on messages of its own.
+// Nothing here owns memory or keeps state: any thread may call any function on its own messages.
 #pragma once
 
 #include <algorithm>
@@ -25,15 +25,15 @@ constexpr int64_t shard_signs(int64_t count, int shards) {
   const int64_t units = (count + kSignAlignment - 1) / kSignAlignment;
   return (units + shards - 1) / shards * kSignAlignment;
 }
-// How many of `count` signs are in the shard of `shard` signs that begins at sign `first`.
+// The number of signs, out of `count`, in the shard of `shard` signs that begins at sign `first`.
 constexpr int64_t signs_in_shard(int64_t count, int64_t first, int64_t shard) {
   return std::clamp<int64_t>(count - first, 0, shard);
 }
 
-// Where things are in messages of shards of `signs` signs.
+// The layout of messages of shards of `signs` signs.
 struct ShardLayout {
   int64_t signs = 0;
-  bool extra = false;  // presence or scales, which take as many bytes
+  bool extra = false;  // presence or scales, which have the same size
   bool zeros = false;  // in results: marks of ties
   int ranks = 1;       // in the collective
 
@@ -50,20 +50,20 @@ struct ShardLayout {
   std::byte* result_zeros(std::byte* message) const { return result_extra(message) + extra_bytes(); }
 };
 
-// The header of the message that is due from `sender` to `receiver` (or wire::kEveryone), about signs from `first` on.
+// The header of the message due from `sender` to `receiver` (or wire::kEveryone), about signs from `first` on.
 wire::Header header_of(const Agreement& agreed, wire::Round round, int sender, int receiver, int64_t first);
 
-// Writes and seals the ballot of this rank for the shard that begins at `first`: its signs, 0 where it has no presence
-// or no votes at all, and its presence or scales.
+// Writes and seals this rank's ballot for the shard that begins at `first`: its signs, 0 where it has no presence or no
+// votes, and its presence or scales.
 void write_ballot(const ExchangeCall& call, const Agreement& agreed, const ShardLayout& layout, int receiver,
                   int64_t first, std::byte* message);
 
-// Why each of `ranks` ballots, from rank `first_rank` on, cannot be counted, or kFine. The payload of a rank without
-// votes is not looked at. messages[i * bytes_each]: the ballot as it came.
+// For each of `ranks` ballots, from rank `first_rank` on, the reason why it cannot be counted, or kFine. Does not read
+// the payload of a rank without votes. messages[i * bytes_each]: the received ballot.
 std::vector<wire::Reason> check_ballots(const Agreement& agreed, int first_rank, int ranks, int receiver, int64_t first,
                                         const std::byte* messages, int64_t bytes_each, int threads);
 
-// The ballots of all ranks, as backends take them. A ballot that cannot be counted has weight 0.
+// The ballots of all ranks in the form that backends take. A ballot that cannot be counted has weight 0.
 struct Voters {
   std::vector<const std::byte*> ballots, extra;  // extra: empty if the layout has none
   std::vector<uint32_t> weights;
@@ -77,26 +77,26 @@ bool sound_scales(const std::byte* scales, int64_t count);
 
 // Writes the list of reasons of a result and zeros everything behind it.
 void begin_result(const ShardLayout& layout, const std::vector<wire::Reason>& reasons, std::byte* message);
-// Votes on `count` signs from `first` on; the outcome goes into `message`.
+// Votes on `count` signs from `first` on; writes the outcome to `message`.
 void vote(const ExchangeCall& call, const ShardLayout& layout, const Voters& voters, int64_t first, int64_t count,
           std::byte* message);
-// Such a vote, whose ballots, weights and presence are to be set.
+// The same vote, without its ballots, weights and presence.
 VoteItem vote_into(const ExchangeCall& call, const ShardLayout& layout, int64_t first, int64_t count,
                    std::byte* message);
 
-// Where a result comes from: the rank that owns the shard, and the sign that it begins with.
+// The origin of a result: the rank that owns the shard, and the shard's first sign.
 struct ResultPlace {
   int owner;
   int64_t first;
 };
-// Checks the results of all shards, messages[i * layout.result_bytes()] for places[i], and adds the ballots that
-// the owners left out to the outcome. The checksum found covers weights, reasons and results.
+// Checks the results of all shards, messages[i * layout.result_bytes()] for places[i], and adds the ballots that the
+// owners left out to the outcome. The checksum found covers weights, reasons and results.
 Found check_results(const Agreement& agreed, const ShardLayout& layout, const std::byte* messages,
                     const std::vector<ResultPlace>& places, int threads, SignOutcome* outcome);
 // Copies a result to the caller's memory.
 void deliver_result(const ExchangeCall& call, const ShardLayout& layout, const std::byte* message, int64_t first);
 
-// Adds the ranks whose announcements were damaged, and which so have no votes, to the outcome.
+// Adds to the outcome the ranks whose announcements were damaged, so that they have no votes.
 void reject_unannounced(const Agreement& agreed, SignOutcome* outcome);
 
 }  // namespace lowtide

@@ -40,7 +40,7 @@ void check_count(int64_t count) {
   LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld signs, wanted 0 to 2^60", ll(count));
 }
 
-// Catches the usual mistake: a count of elements where a count of bytes is meant, or the other way round.
+// Catches a common mistake: a count of elements instead of a count of bytes, or the reverse.
 void check_size(const char* name, std::span<const std::byte> bits, int64_t count) {
   const int64_t wanted = packed_bytes(count);
   LT_REQUIRE(bits.size() == static_cast<size_t>(wanted),
@@ -60,12 +60,12 @@ void check_apart(const char* a_name, const void* a, int64_t a_bytes, const char*
              b_name);
 }
 
-// For results that are written in place, byte by byte: the memory is the same, or apart.
+// For results that may be written in place, byte by byte: the memory is either the same or separate.
 void check_same_or_apart(const char* a_name, const void* a, const char* b_name, const void* b, int64_t bytes) {
   if (a != b) check_apart(a_name, a, bytes, b_name, b, bytes);
 }
 
-// Throws for what the backend does not check itself.
+// Throws for errors that the backend does not check itself.
 SignItem packed_item(DType dtype, const void* values, int64_t count, std::span<std::byte> bits) {
   check_dtype(dtype);
   check_count(count);
@@ -74,7 +74,7 @@ SignItem packed_item(DType dtype, const void* values, int64_t count, std::span<s
   SignItem item;
   item.dtype = dtype;
   item.count = count;
-  item.values = const_cast<void*>(values);  // packing reads them
+  item.values = const_cast<void*>(values);  // packing only reads them
   item.bits = bits.data();
   return item;
 }
@@ -139,7 +139,7 @@ void unpack_on(Backend& backend, void* stream, std::span<const std::byte> bits, 
   item.dtype = dtype;
   item.count = count;
   item.values = values;
-  item.bits = const_cast<std::byte*>(bits.data());  // unpacking reads them
+  item.bits = const_cast<std::byte*>(bits.data());  // unpacking only reads them
   item.zeros = zeros.data();
   if (big)
     cpu::unpack_signs(item, {.big = true}, threads);

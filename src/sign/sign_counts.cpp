@@ -12,7 +12,7 @@ namespace lowtide::sign {
 namespace {
 
 constexpr int kMost = (1 << 16) - 1;
-constexpr int64_t kMarkBytes = 64;  // before the signs: the word for values that are not finite
+constexpr int64_t kMarkBytes = 64;  // before the signs: the word that records non-finite values
 
 int planes_of(int most) { return std::bit_width(static_cast<unsigned>(most)); }
 
@@ -21,7 +21,7 @@ int64_t window_bytes(int64_t count) {
   return (bytes + kMarkBytes - 1) / kMarkBytes * kMarkBytes;
 }
 
-// Throws for what no counts can be of.
+// Throws for impossible counts.
 int checked_planes(int64_t count, int most) {
   LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld values, wanted 0 to 2^60", ll(count));
   LT_REQUIRE(most >= 1 && most <= kMost, "got at most %d additions, wanted 1 to %d", most, kMost);
@@ -80,8 +80,8 @@ void SignCounts::add_window(const void* values, DType dtype, int64_t first, int6
   item.zero_is_plus = zero_is_plus_;
   item.nonfinite = reinterpret_cast<uint32_t*>(room.memory_.there());
   backend_->pack_signs({&item, 1}, threads, stream);
-  // The planes that there are, as ballots of weights 1, 2, 4 ..., and the signs. The last plane of the sum is one that
-  // the sum of weights calls for, but counts never reach.
+  // The planes as ballots of weights 1, 2, 4 ..., and the signs. The sum of weights requires a last plane that counts
+  // never reach.
   std::vector<const std::byte*> ballots;
   std::vector<std::byte*> sums;
   for (int j = 0; j < planes_; ++j) ballots.push_back(plane(j) + first / 8);
@@ -111,7 +111,7 @@ std::vector<uint32_t> SignCounts::plane_weights() const {
 void SignCounts::read(float* out, int threads, void* stream) {
   LT_REQUIRE(out || count_ == 0, "got no memory for the counts");
   if (count_ == 0) return;
-  // Half the sum of (sign 2^j) over the planes is the count less half of what all of them can hold: every partial sum
+  // Half the sum of (sign 2^j) over the planes is the count minus half of what all of them can hold: every partial sum
   // is a multiple of 1/2 below 2^17, and so exact.
   const float half = 0.5f * static_cast<float>((1 << planes_) - 1);
   if (Device* const device = backend_->device())

@@ -1,4 +1,4 @@
-// Counts of the signs of values in bit planes, in memory of any backend: what SignAccumulator is made of.
+// Counts of the signs of values in bit planes, in memory of any backend: the core of SignAccumulator.
 #pragma once
 
 #include <cstddef>
@@ -11,30 +11,30 @@
 
 namespace lowtide::sign {
 
-// Signs that are counted at a time: few enough for their new counts to stay in a CPU's cache.
+// Signs counted at a time: few enough for their new counts to stay in a CPU's cache.
 inline constexpr int64_t kCountWindow = 1 << 20;
 static_assert(kCountWindow % kSignAlignment == 0);
 
-// Room that additions need beside the counters, and the word that says whether a value was not finite. Additions one
-// after another may share it.
+// Memory that additions need beside the counters, and the word that records whether a value was not finite. Successive
+// additions may share it.
 class CountRoom {
  public:
-  // For counts of up to `count` values and `most` additions. Throws as SignMemory.
+  // For counts of up to `count` values and `most` additions. Throws like SignMemory.
   CountRoom(std::shared_ptr<Backend> backend, int64_t count, int most);
 
-  // True if a value was not finite since construction or the last question; waits for the additions.
+  // True if a value was not finite since construction or the last call; waits for the additions.
   bool take_nonfinite(void* stream);
 
  private:
   friend class SignCounts;
-  int64_t window_;  // bytes of signs that are counted at a time
+  int64_t window_;  // bytes of signs counted at a time
   int planes_;
   SignMemory memory_;
 };
 
 class SignCounts {
  public:
-  // count: 0 to 2^60 values; most: 1 to 65,535 additions. Keeps the backend. Throws kInvalidArgument, and as
+  // count: 0 to 2^60 values; most: 1 to 65,535 additions. Keeps the backend. Throws kInvalidArgument, and like
   // SignMemory.
   SignCounts(std::shared_ptr<Backend> backend, int64_t count, int most);
 
@@ -43,17 +43,17 @@ class SignCounts {
   int most() const { return most_; }
   int planes() const { return planes_; }
   int64_t bytes() const { return planes_ * plane_bytes_; }
-  // Bit j of every counter, in memory of the backend.
+  // Bit j of every counter, in the backend's memory.
   const std::byte* plane(int j) const { return memory_.there() + j * plane_bytes_; }
-  // The votes of a sign of each plane: 1, 2, 4, ...
+  // The votes of a sign in each plane: 1, 2, 4, ...
   std::vector<uint32_t> plane_weights() const;
 
-  // Adds the signs of values[count], contiguous memory of the backend: + is x >= 0. Exact zeros are + in one
-  // addition and - in the next, also across clear(). Queued on `stream`; throws kInvalidArgument if there are `most`
-  // already.
+  // Adds the signs of values[count], contiguous memory of the backend: + is x >= 0. Exact zeros alternate between + and
+  // - from one addition to the next, also across clear(). Queued on `stream`; throws kInvalidArgument after `most`
+  // additions.
   void add(const void* values, DType dtype, CountRoom& room, int threads, void* stream);
   void clear(void* stream);
-  // The number of + of each value, float32 out[count], memory of the backend; queued on `stream`.
+  // Writes each value's number of + to float32 out[count], memory of the backend; queued on `stream`.
   void read(float* out, int threads, void* stream);
 
  private:

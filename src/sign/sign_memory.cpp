@@ -20,7 +20,7 @@ SignMemory::SignMemory(std::shared_ptr<Backend> backend, int64_t bytes)
   on_device_ = DeviceBytes(*device_, MemoryKind::kDevice, room);
   there_ = on_device_.data();
   device_->fill(nullptr, there_, 0, 1, room);
-  device_->host_wait(device_->record(nullptr));  // any queue may come next
+  device_->host_wait(device_->record(nullptr));  // any queue may use it next
 }
 
 SignMemory::SignMemory(std::shared_ptr<Backend> backend, std::byte* there, int64_t bytes)

@@ -1,4 +1,4 @@
-// Memory for packed signs that both the host and the place where they are computed can use.
+// Memory for packed signs that both the host and the computing backend can use.
 #pragma once
 
 #include <cstddef>
@@ -9,33 +9,33 @@
 
 namespace lowtide::sign {
 
-// The same bytes twice: zero in memory of the device at first, and pinned on the host from when they are asked for;
-// where the backend computes in host memory, once. Copies are queued on `stream`. One thread at a time.
+// The same bytes twice: in device memory, initially zero, and pinned on the host once they are requested there; only
+// once if the backend computes in host memory. Copies are queued on `stream`. One thread at a time.
 class SignMemory {
  public:
-  // Keeps the backend. Throws kInvalidArgument for fewer than 0 bytes, kOutOfMemory, std::bad_alloc.
+  // Keeps the backend. Throws kInvalidArgument for a negative size, kOutOfMemory, std::bad_alloc.
   SignMemory(std::shared_ptr<Backend> backend, int64_t bytes);
-  // The same in `there`, memory of the device that the caller keeps for as long; it is left as it is.
+  // The same with device memory `there`, which the caller keeps alive; its contents are unchanged.
   SignMemory(std::shared_ptr<Backend> backend, std::byte* there, int64_t bytes);
-  // Waits for what still uses the memory.
+  // Waits for all uses of the memory.
   ~SignMemory();
   SignMemory(const SignMemory&) = delete;
   SignMemory& operator=(const SignMemory&) = delete;
 
   std::byte* host();
-  // Gives the host's bytes back, where they are others than the device's.
+  // Frees the host's bytes if they are separate from the device's.
   void drop_host();
   std::byte* there() const { return there_; }
   int64_t bytes() const { return bytes_; }
-  // Sets bytes of the device's to 0.
+  // Sets bytes on the device to 0.
   void clear(int64_t first, int64_t bytes, void* stream);
-  // To the host; waits for them.
+  // Copies to the host and waits.
   void fetch(int64_t first, int64_t bytes, void* stream);
-  // To the device. The host's bytes must stay until the next fetch, which waits for it.
+  // Copies to the device. The host's bytes must stay until the next fetch, which waits for the copy.
   void send(int64_t first, int64_t bytes, void* stream);
-  // Takes the bytes of another of the same backend and size, where signs are computed; the host's stay as they are.
+  // Copies the device's bytes of another object with the same backend and size; the host's bytes do not change.
   void copy(SignMemory& from, void* stream);
-  // Around work on `stream` that uses the device's memory: it comes behind what used it before, on whatever queue.
+  // Call around work on `stream` that uses the device's memory: orders it behind earlier uses, on any queue.
   void follow(void* stream);
   void note_use(void* stream);
 
@@ -51,14 +51,14 @@ class SignMemory {
   Device::Event used_;
 };
 
-// Calls work(), which queues operations that use the memory on `stream`, between follow() and note_use().
+// Calls work(), which queues operations on the memory on `stream`, between follow() and note_use().
 template <class Work>
 void with_memory(SignMemory& memory, void* stream, Work&& work) {
   memory.follow(stream);
   try {
     work();
   } catch (...) {
-    memory.note_use(stream);  // a part may be queued
+    memory.note_use(stream);  // part of it may be queued
     throw;
   }
   memory.note_use(stream);

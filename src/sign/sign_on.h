@@ -1,6 +1,6 @@
 // The functions of lowtide/sign.h on any backend. Memory is the backend's and borrowed; work is queued on `stream`, and
-// memory must stay until it is done. The order "big" works in host memory only. Throws kInvalidArgument and, for "big"
-// on a device, kUnsupported; nothing was queued then.
+// memory must stay until it is done. The order "big" only works in host memory. Throws kInvalidArgument and, for "big"
+// on a device, kUnsupported; then nothing was queued.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@
 
 namespace lowtide::sign {
 
-// The CPU backend that the process shares; the first call makes it. Use only its operations on signs, decode and
-// encode: they keep nothing between calls, so any number of threads may call them at a time.
+// The process's shared CPU backend, made by the first call. Only use its operations on signs, decode and encode: they
+// keep no state between calls, so any number of threads may call them at once.
 Backend& host_backend();
-// The same, for what keeps its backend; it lives as long as the process.
+// The same, for objects that keep their backend; it lives as long as the process.
 inline std::shared_ptr<Backend> shared_host_backend() { return {std::shared_ptr<Backend>(), &host_backend()}; }
 
 void pack_on(Backend& backend, void* stream, DType dtype, const void* values, int64_t count, std::span<std::byte> bits,
              const Options& options);
-// The sign bits themselves of host memory, 1 where one is clear, whatever the value: -0 and NaNs by theirs.
+// The sign bits themselves of host memory, 1 for a clear sign bit, whatever the value, including -0 and NaNs.
 void pack_sign_bits(DType dtype, const void* values, int64_t count, std::span<std::byte> bits, const Options& options);
 void unpack_on(Backend& backend, void* stream, std::span<const std::byte> bits, DType dtype, void* values,
                int64_t count, std::span<const std::byte> zeros, const Options& options);

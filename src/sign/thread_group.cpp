@@ -1,5 +1,5 @@
-// Threads as ranks. The ranks' calls of one number meet in a Meeting, which owns copies of what they sent, so that a
-// rank that gives up may take its buffers with it. It goes when the last rank has taken its share.
+// Threads as ranks. The ranks' calls with the same number meet in a Meeting, which owns copies of their messages, so
+// that a rank that gives up can release its buffers. It is destroyed when the last rank has taken its share.
 #include <condition_variable>
 #include <cstring>
 #include <map>

@@ -1,4 +1,4 @@
-// The rules for ties by their public names: the names of ties.def in small letters, without the k. Pure.
+// The rules for ties by their public names: the names in ties.def in lower case, without the k. Pure.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace lowtide {
 
 // Throws kInvalidArgument, naming all rules.
 TieRule find_tie_rule(const std::string& name);
-// The number as text if there is no such rule.
+// The number as text if the rule does not exist.
 std::string tie_rule_name(TieRule rule);
 
 }  // namespace lowtide

@@ -1,10 +1,10 @@
-// Two phases: every rank owns a part of the signs. It gets all ballots for them, votes or averages, and
-// sends the result to all.
+// Two phases: every rank owns a part of the signs. It gets all ballots for that part, votes or averages, and sends the
+// result to all.
 //
-// On one level a rank gets all ballots of its part. On two levels, nodes of several ranks each, rank l of a node gets
-// its node's ballots of shard l and counts them. A shard has one part for each node: rank l of node m gets all nodes'
-// counts of part m of shard l and votes on it. So the result is the majority of all ranks, not of the nodes'
-// majorities. It goes back the same way, first between nodes, then inside.
+// On one level a rank gets all ballots of its part. On two levels, with nodes of several ranks each, rank l of a node
+// gets its node's ballots of shard l and counts them. A shard has one part for each node: rank l of node m gets all
+// nodes' counts of part m of shard l and votes on it. So the result is the majority of all ranks, not of the nodes'
+// majorities. It returns the same way, first between nodes, then inside.
 //
 // Ranks are numbered node by node; part m of shard l begins at sign (l * nodes + m) * (signs of a part). One level is
 // one node, whose shards have one part each.
@@ -23,11 +23,11 @@ namespace {
 using wire::Reason;
 using wire::Round;
 
-// The message that carries a node's counts of a part: header, a Reason for each rank of the node, the bits of the
-// counts in planes (plane j holds bit j of every count), and with presence the same planes of presence.
+// The message with a node's counts of a part: header, a Reason for each rank of the node, the bits of the counts in
+// planes (plane j holds bit j of every count) and, with presence, planes of presence in the same form.
 struct CountsLayout {
   int ranks = 0, planes = 0;
-  int64_t bits_bytes = 0, presence_bytes = 0;  // for each plane
+  int64_t bits_bytes = 0, presence_bytes = 0;  // of each plane
 
   int64_t reasons_bytes() const { return (ranks + 7) / 8 * 8; }
   int64_t bytes() const { return wire::kHeaderBytes + reasons_bytes() + planes * (bits_bytes + presence_bytes); }
@@ -56,12 +56,12 @@ class TwoPhase final : public Exchange {
   }
 
   void prepare() override {
-    // The results may overwrite what was sent: it is not needed by then.
+    // The results may overwrite sent messages, which are no longer needed then.
     const int64_t with_records = (wire::kRecordBytes + shard_.ballot_bytes()) * ranks_;
     send_ = call_.scratch.first.need(std::max(with_records, part_.result_bytes() * (part_.ranks + nodes_ + 1)));
     results_ = send_;
     ballots_ = call_.scratch.second.need(with_records);
-    // A guess that is right if all ranks weigh the same: the number of planes follows from all weights.
+    // A guess that is right if all ranks have the same weight: the number of planes depends on all weights.
     if (counts_votes_) need_counts(uint64_t{call_.weight} * static_cast<uint64_t>(ranks_));
     if (call_.residual) call_.residual->next = call_.residual->now;
   }
@@ -117,15 +117,15 @@ class TwoPhase final : public Exchange {
   int64_t first_of(int local, int node) const { return (int64_t{local} * nodes_ + node) * part_.signs; }
   int me() const { return call_.channel.rank(); }
 
-  // Room for counts of up to `votes` on every node.
+  // Makes room for counts of up to `votes` on every node.
   void need_counts(uint64_t votes) {
     counts_.planes = std::bit_width(votes);
     counts_out_ = call_.scratch.third.need(2 * counts_.bytes() * nodes_);
     counts_in_ = counts_out_ + counts_.bytes() * nodes_;
   }
 
-  // All ranks must come to the same number: a rank whose announcement one of them did not get counts as the heaviest.
-  // Throws CollectiveError, on all ranks alike, if the planes could hold 2^31 votes or more over all nodes.
+  // All ranks must compute the same number: a rank whose announcement any of them missed counts as the heaviest. Throws
+  // CollectiveError, on all ranks alike, if the planes could hold 2^31 votes or more over all nodes.
   uint64_t most_votes_of_a_node(const Agreement& agreed) const {
     uint32_t heaviest = 0;
     for (int r = 0; r < part_.ranks; ++r) heaviest = std::max(heaviest, agreed.weight(r));
@@ -145,7 +145,7 @@ class TwoPhase final : public Exchange {
     return most;
   }
 
-  // Into send_, each behind `before` bytes.
+  // Writes to send_, each message behind `before` bytes.
   void write_ballots(const Agreement& agreed, int64_t before) {
     const int64_t each = before + shard_.ballot_bytes();
     parallel_for(ranks_, call_.threads, [&](int64_t l) {
@@ -154,7 +154,7 @@ class TwoPhase final : public Exchange {
     });
   }
 
-  // Those of this rank's shard, from its node.
+  // Checks the messages for this rank's shard from its node.
   std::vector<Reason> check_received(const Agreement& agreed) const {
     return check_ballots(agreed, rank_of(node_, 0), ranks_, me(), first_of(local_, 0), ballots_, shard_.ballot_bytes(),
                          call_.threads);
@@ -210,7 +210,7 @@ class TwoPhase final : public Exchange {
       header.reason = counts_votes_ ? decide_by_counts(agreed, message, &header.votes)
                                     : decide_by_ballots(agreed, message, &header.votes);
     } catch (const std::exception&) {
-      header.reason = Reason::kSenderFailed;  // confirm() throws for it, here and on all other ranks
+      header.reason = Reason::kSenderFailed;  // makes confirm() throw, here and on all other ranks
     }
     wire::seal_message(header, message, part_.result_bytes() - wire::kHeaderBytes);
   }
@@ -234,7 +234,7 @@ class TwoPhase final : public Exchange {
   }
 
   Reason average(const Voters& voters, std::byte* message) {
-    // Scales lie at even addresses: headers, bits and reasons are multiples of 8 bytes, and messages of 2.
+    // Scales are at even addresses: headers, bits and reasons are multiples of 8 bytes, and messages of 2.
     std::vector<const uint16_t*> scales;
     for (const std::byte* each : voters.extra) scales.push_back(reinterpret_cast<const uint16_t*>(each));
     ResidualState& residual = *call_.residual;
@@ -247,7 +247,7 @@ class TwoPhase final : public Exchange {
     item.bits = part_.result_bits(message);
     item.bit_scales = reinterpret_cast<uint16_t*>(part_.result_extra(message));
     call_.backend.feedback({&item, 1}, call_.threads, nullptr);
-    // A scale beyond float32 would leave a residual that is no number, for ever.
+    // A scale beyond float32 would make the residual NaN forever.
     return sound_scales(part_.result_extra(message), count_) ? Reason::kFine : Reason::kBadScale;
   }
 
@@ -274,9 +274,9 @@ class TwoPhase final : public Exchange {
     return Reason::kFine;
   }
 
-  // Planes of counts are ballots of weights 1, 2, 4, ...
+  // Votes on planes of counts as ballots of weights 1, 2, 4, ...
   void vote_on_counts(const std::vector<uint32_t>& votes, std::byte* message) {
-    // Without presence all of a node's votes are in every block: its planes of presence are all ones or all zeros.
+    // Without presence every block has all of a node's votes: its planes of presence are all ones or all zeros.
     const auto blocks = static_cast<size_t>(presence_bytes(part_.signs));
     const std::vector<std::byte> none(blocks), all(blocks, std::byte{0xff});
     std::vector<std::byte> result_presence(part_.extra ? 0 : blocks);

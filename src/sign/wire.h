@@ -1,9 +1,9 @@
-// The messages of ranks: the records of the control rounds, all of one size, and the headers of payload messages.
-// Numbers are in the byte order of the machine: a rank of another byte order has another magic.
+// The messages between ranks: the records of the control rounds, all of one size, and the headers of payload messages.
+// Numbers use the machine's byte order: a rank with another byte order has another magic.
 //
-// Everything that arrives is suspect. Each record and header ends with its checksum, a header has that of its payload,
-// and a message names the announcement it belongs to, so that a damaged, late or stray message is never taken for the
-// one that is due.
+// Nothing that arrives is trusted. Each record and header ends with its checksum, a header includes that of its
+// payload, and a message names the announcement to which it belongs, so that a damaged, late or stray message is never
+// mistaken for the one that is due.
 //
 // Functions here are pure and may be called from any thread; none throws.
 #pragma once
@@ -19,9 +19,9 @@ inline constexpr uint16_t kVersion = 4;
 enum class Round : uint8_t {
   kMeasure = 1,
   kAnnounce,
-  kBallot,  // payload: a rank's signs of one shard, or of all
+  kBallot,  // payload: a rank's signs in one shard, or in all
   kCounts,  // payload: a node's counts of votes in bit planes
-  kResult,  // payload: what the owner of a shard decided
+  kResult,  // payload: the decision of a shard's owner
   kConfirm,
   kCommit
 };
@@ -33,7 +33,7 @@ enum class Reason : uint8_t {
   kFine = 0,
   kNoAnnouncement = 1,  // its sender's announcement was damaged
   kBadHeader = 2,
-  kOtherMessage = 3,  // sound, but not the one that was due
+  kOtherMessage = 3,  // valid, but not the one that was due
   kBadPayload = 4,
   kBadScale = 5,
   kNoVotes = 6,       // its sender had no ballot to count
@@ -42,10 +42,10 @@ enum class Reason : uint8_t {
   kDiffers = 9,       // ranks hold different results
   kLostCounts = 10    // the counts of its node were lost between nodes
 };
-// Completes the sentence "the ballot of rank 3 ...". A constant.
+// A constant that completes the sentence "the ballot of rank 3 ...".
 const char* describe(Reason reason);
 
-// The low half of XXH3-64. To sum several runs of bytes in turn, pass the checksum so far as `before`.
+// The low half of XXH3-64. To checksum several runs of bytes in turn, pass the previous checksum as `before`.
 uint32_t checksum(const void* data, size_t bytes, uint32_t before = 0);
 
 // Every record begins with this, and ends with its checksum.
@@ -73,8 +73,8 @@ struct Announcement {
   uint8_t has_presence = 0, commit = 0, nonfinite = 0, failed = 0;
   uint32_t part = 0;  // parts of the vote before this one
   uint8_t more = 0;   // another part follows, so none of the later rounds do
-  uint8_t late = 0;   // the ballot is not there before all have announced
-  uint8_t apart = 0;  // with ballots alone: the call is another than was expected, so all announce once more
+  uint8_t late = 0;   // the ballot is only made after all have announced
+  uint8_t apart = 0;  // only with ballots: the call is not the expected one, so all announce again
   uint8_t reserved[25] = {};
   uint32_t checksum = 0;
 };
@@ -84,14 +84,14 @@ struct Verdict {
   Prefix prefix;
   uint64_t step = 0;
   uint32_t announcement = 0;  // the sender's, by checksum
-  uint32_t result = 0;        // checksum of everything that the result follows from
+  uint32_t result = 0;        // checksum of everything that determines the result
   // The fault, the message that has it, the rank at fault, and the rank that noticed.
   Reason reason = Reason::kFine;
   Round of = Round::kResult;
   Reason suspicion = Reason::kFine;
   uint8_t reserved0 = 0;
   int32_t culprit = -1, witness = -1;
-  int32_t suspect = -1;  // the rank whose ballot it left out, for `suspicion`: the cause, if results differ
+  int32_t suspect = -1;  // the rank whose ballot it left out, for `suspicion`: the cause if results differ
   uint8_t reserved[76] = {};
   uint32_t checksum = 0;
 };
@@ -106,7 +106,7 @@ struct Measurement {
 static_assert(sizeof(Announcement) == kRecordBytes && sizeof(Verdict) == kRecordBytes &&
               sizeof(Measurement) == kRecordBytes);
 
-// Writes the checksum of a record, and tells whether a record has its checksum and the magic.
+// Writes the checksum of a record, and checks a record's checksum and magic.
 void seal_record(void* record);
 bool sound_record(const void* record);
 
@@ -130,8 +130,8 @@ static_assert(sizeof(Header) == kHeaderBytes);
 
 // Writes `header` and the checksums to the start of a message whose payload is in place.
 void seal_message(Header header, std::byte* message, int64_t payload_bytes);
-// kFine if `message` is sound and the one that `due` describes by round, sender, receiver, count, step, first and,
-// unless 0, announcement. *read gets its header in any case.
+// kFine if `message` is valid and is the one that `due` describes by round, sender, receiver, count, step, first and,
+// unless 0, announcement. *read always gets its header.
 Reason check_message(const Header& due, const std::byte* message, int64_t payload_bytes, Header* read);
 
 }  // namespace lowtide::wire

@@ -1,4 +1,4 @@
-// Finds and loads the SYCL plug-in: for the libsycl that the process has loaded (the caller's queues are of it), else
+// Finds and loads the SYCL plug-in: for the libsycl that the process has loaded (which made the caller's queues), else
 // for the newest that can be loaded.
 #include "backend/plugin.h"
 
@@ -7,7 +7,7 @@
 namespace lowtide {
 namespace {
 
-// Majors of libsycl that plug-ins are built for, newest first.
+// Major versions of libsycl for which plug-ins are built, newest first.
 constexpr int kSyclMajors[] = {9, 8};
 
 Plugin load(const std::string& path) {

@@ -1,4 +1,4 @@
-// Clips that the host does not wait for, as launch.h has the other kernels.
+// Clips that the host does not wait for; launch.h has the other kernels.
 #pragma once
 
 #include "backend/cuda/device/launch.h"

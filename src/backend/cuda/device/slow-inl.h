@@ -1,5 +1,5 @@
-// Blocks of any types and strides, and of any operands, an element after the other: the slow path of a step. Included
-// in the namespace of a .cu file after backend/kernels/step-inl.h and tiles-inl.h.
+// Blocks of any types, strides and operands, one element after the other: the slow path of a step. Included in the
+// namespace of a .cu file after backend/kernels/step-inl.h and tiles-inl.h.
 
 inline constexpr int kLanes = kBlock / 16;  // of a block
 
@@ -10,8 +10,8 @@ struct SlowBlock {
   int count;
 };
 
-// Lane j of 16 takes elements j, 16 + j, ... Twice: for the absmax, and to store; nothing that the first time reads is
-// written before the second is done with it.
+// Lane j of 16 takes elements j, 16 + j, ... Two passes: for the absmax, and to store; nothing that the first pass
+// reads is written before the second has used it.
 template <class R, class C>
 LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
   constexpr int K = R::kStates;
@@ -22,7 +22,7 @@ LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
   const auto place = [&](int j) {
     return BlockElement{of.item, of.block, of.element + j, static_cast<u64>(of.index + j), static_cast<u32>(j), true};
   };
-  // Number i of the lane's elements. Of pairs of codes a lane stores both.
+  // Index i among the lane's elements. A lane stores both codes of a pair.
   const auto element = [&](int i) { return kHasPairs<C> ? i / 2 * 2 * kLanes + 2 * lane + i % 2 : i * kLanes + lane; };
   const auto next = [&](const BlockElement& at, float(&state)[K ? K : 1], float& p) {
     each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
@@ -65,7 +65,7 @@ LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
     store_weight(at, p);
     each<K>([&](auto k) {
       constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
-      // Not by an index, for which the array would have to be in memory.
+      // Not by an index, which would force the array into memory.
       const float first = inverse[k][0], last = inverse[k][kMostScales - 1];
       store_state<C, kSigned>(tables, at, k, state[k], scale_of_block<C, kSigned>(at.lane) ? last : first);
     });

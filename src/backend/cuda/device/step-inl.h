@@ -25,7 +25,7 @@ inline constexpr bool kHasNearest = [] {
 template <class C>
 inline constexpr bool kHasRandom = C::kError > 0;
 
-// The least positive number of bfloat16 for what is less, but not 0.
+// The least positive bfloat16 for smaller positive values.
 LT_FN float at_least_a_code(float second_moment) {
   const u32 u = bits(second_moment), least = (u < 1u ? u : 1u) << 16;
   return as_float(u > least ? u : least);
@@ -58,8 +58,7 @@ struct LaneBlocks {
     static constexpr int kLanesOfScale = kLanes / (kOfBlock ? kOfBlock : 1);
     using Code = CodeOf<C, kSigned>;
     using Codes = typename Codec::template Codes<kSigned>;
-    // The largest magnitude that is in range, and the least but 0. Others are left to the slow path. See Real and
-    // LaneCodec.
+    // The largest magnitude in range, and the least nonzero one. Others take the slow path. See Real and LaneCodec.
     static constexpr float kMost = kSigned ? (C::kScaled ? 0x1p22f : kMostMoment<R>) : 0x1p24f;
     static constexpr float kLeast = kSigned ? 0x1p-96f : 0x1p-100f;
   };
@@ -76,10 +75,10 @@ struct LaneBlocks {
     return all;
   }
 
-  // Whether all of an item's blocks may take this path.
+  // True if all of an item's blocks may take this path.
   LT_FN bool takes(const DeviceItem& item, const typename R::Args& args) {
     bool yes = item.param.dim_count == 0 && item.grad.dim_count == 0 && has_range(args);
-    // A lane's neighbours share their random bits, and a block its keys.
+    // A lane's neighbours share its random bits, and a block its keys.
     if (item.stochastic || (item.master.kind && residual_bits(item.master.kind) == 0))
       yes = yes && ((item.first_index | item.row_stride) & (kBlock - 1)) == 0;
     each<K>([&](auto k) {
@@ -104,7 +103,7 @@ struct LaneBlocks {
   static constexpr bool kHasCareful = kLooksAtMost;
   static constexpr bool kLooksAtLeast = !kIsFast && kDivides<R>;
 
-  // Whether a lane has registers for the next round's words beside this round's states, and for code of its own for the
+  // Whether a lane has registers for the next round's words beside this round's states, and for separate code for the
   // most common form: others would spill (tools/cubin_report.py).
   static constexpr bool kLoadsAhead =
       C::kScaled && (K < 2 || (K == 2 && std::is_same_v<C, Dynamic8> && !std::is_base_of_v<Lamb, R>));
@@ -114,7 +113,7 @@ struct LaneBlocks {
     return ((State<k>::kOfBlock == 1) && ...);
   }
   // Whether a plain tile's scales are read and written together. With two states that costs the default step more
-  // instructions than it saves sectors: on an H100 it was 1.2 % slower so, and Lion's 4 % faster.
+  // instructions than it saves sectors: on an H100 it was 1.2 % slower, while Lion's was 4 % faster.
   static constexpr bool kHolds = K == 1 && C::kScaled && have_one_scale(std::make_integer_sequence<int, K>{});
 
   struct Words {
@@ -272,7 +271,7 @@ struct LaneBlocks {
 #pragma unroll
       for (int e = 0; e < kLaneElements; ++e) each<K>([&](auto k) { state[k][e] = e < at.count ? state[k][e] : 0.f; });
     }
-    // No branch on a lane's elements, of which the compiler would make two copies of all.
+    // No branch on a lane's elements: the compiler would duplicate all the code.
     const u32 whole = at.count ? ~0u : 0u;
     bool out = false, has_less = false;
     each<K>([&](auto k) {
@@ -280,14 +279,14 @@ struct LaneBlocks {
       if constexpr (kLooksAtMost) largest = largest_of<State<k>::kSigned>(state[k]) & whole;
       if constexpr (kLooksAtMost) out = out | (largest > bits(State<k>::kMost));
       if constexpr (kLooksAtLeast) less = least_of<State<k>::kSigned>(state[k]) | ~whole;
-      // Zeros are less, too, and in range.
+      // Zeros are also less, and in range.
       if constexpr (kLooksAtLeast) has_less = has_less | (less < bits(State<k>::kLeast));
       if constexpr (C::kScaled) {
         for (int distance = State<k>::kLanesOfScale / 2; distance > 0; distance /= 2) {
           const u32 other = __shfl_xor_sync(kAllLanes, largest, distance);
           largest = other > largest ? other : largest;
         }
-        // A block of zeros has no reciprocal; one of denormals or nearly so has none in range.
+        // A block of zeros has no reciprocal, and one of near-denormals has none in range.
         out = out | (!careful && largest - 1 < bits(0x1p-96f) - 1);
       }
       most[k] = as_float(largest);

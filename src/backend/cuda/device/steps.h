@@ -1,4 +1,4 @@
-// The steps of each rule, one .cu file each, and one for the fast ones (step_rule.inc).
+// The steps of each rule, one .cu file per rule, plus one for the fast steps (step_rule.inc).
 #pragma once
 
 #include "backend/cuda/device/launch.h"

@@ -1,4 +1,4 @@
-// A warp's tile, as its lanes know it. It lies in shared memory, for the states of 16 elements need the registers.
+// A warp's tile as its lanes see it. It is in shared memory, because the states of 16 elements need the registers.
 // Included in the namespace of a .cu file after tiles-inl.h, slow-inl.h and packed-inl.h.
 
 LT_FN bool is_aligned(const void* p) { return (reinterpret_cast<u64>(p) & 15u) == 0; }
@@ -33,7 +33,7 @@ struct alignas(16) Tile {
   } state[kMaxStates];
   i64 write_offset;
   Cursor first, cursor[2];  // of the tile, and of the halves of the warp
-  // For the states, and for the weights, for the blocks of the two halves, which lie on one side of 2^32.
+  // Keys for the states and the weights, for the blocks of the two halves, which may lie on either side of 2^32.
   RandomKey key[2][kMaxStates + 1];
   u32 index_high[2];
   // Where the indices of all blocks follow one another, below the same bits, cursors stay at the first one.
@@ -79,13 +79,13 @@ struct alignas(16) Tile {
     find_memory(formats);
   }
 
-  // Where a lane works in blocks b and b + 1.
+  // The lane's place in blocks b and b + 1.
   LT_METHOD LaneAt place(int b) const {
     if (straight) return place_straight(b);
     LaneAt at;
     at.half = static_cast<int>(thread_again() % 32 / kLanes);
     at.there = b + at.half < blocks;
-    // Without a block of its own a half sees the other's, and stores nothing.
+    // A half without a block sees the other's, and stores nothing.
     if (!at.there) at.half = 0;
     at.block = b + at.half;
     const Cursor& of = cursor[at.half];
@@ -111,7 +111,7 @@ struct alignas(16) Tile {
     at.index = static_cast<u32>(first.index) + static_cast<u32>(at.element);
     return at;
   }
-  // The block of the lane's half, element by element.
+  // The block of the lane's half, for the slow path.
   LT_METHOD SlowBlock slow_block(const LaneAt& at) const {
     const i64 before = i64{at.block} * kBlock;
     const Cursor of = straight ? Cursor{first.element + before, 0, first.index + before} : cursor[at.half];
@@ -128,7 +128,7 @@ struct alignas(16) Tile {
     if (thread_again() % 32 == 0) careful = true;
     __syncwarp();
   }
-  // By all lanes, behind a round.
+  // Called by all lanes, after a round.
   LT_METHOD void advance() {
     __syncwarp();
     if (thread_again() % 32 == 0) rest += 2;

@@ -1,13 +1,13 @@
-// Where a warp's tile is: in which item, and which elements. Included in the namespace of a .cu file after
+// The position of a warp's tile: its item, and its elements. Included in the namespace of a .cu file after
 // device-inl.h.
 
-// As find_item, by all lanes of a warp: each looks at one of 32 starts at a time.
+// Like find_item, but by all lanes of a warp: each reads one of 32 starts at a time.
 LT_FN i64 find_item_by_warp(const i64* starts, i64 count, i64 tile) {
   const i64 lane = threadIdx.x % 32;
   i64 low = 0, span = count;
   while (span > 1) {
     const i64 step = (span + 31) / 32, at = low + lane * step;
-    // The first lane's starts at or before the tile.
+    // The first lane's entry starts at or before the tile.
     const u32 before = __ballot_sync(kAllLanes, lane == 0 || (lane * step < span && starts[at] <= tile));
     const i64 last = __popc(before) - 1, left = span - last * step;
     low += last * step;
@@ -16,7 +16,7 @@ LT_FN i64 find_item_by_warp(const i64* starts, i64 count, i64 tile) {
   return low;
 }
 
-// The first element of a block: in the parameter, and in its row; and its index, which random bits go by.
+// The first element of a block, in the parameter and in its row; and its index, for random bits.
 struct Cursor {
   i64 element, column, index;
 

@@ -1,5 +1,5 @@
-// The weights of a lane as a step sees them: those that have a master together with their residual, and rounded as it
-// has them (backend/kernels/master-inl.h does the same for single ones). Included in the namespace of a .cu file after
+// The weights of a lane in a step: those with a master are joined with their residual, and rounded by it
+// (backend/kernels/master-inl.h does the same for single weights). Included in the namespace of a .cu file after
 // tile-inl.h.
 
 template <class T, int kBits>

@@ -1,4 +1,4 @@
-// The machine code and PTX of this build, and which of it a device runs.
+// The machine code and PTX in this build, and the part that a device runs.
 #pragma once
 
 #include <span>
@@ -12,9 +12,9 @@ struct Code {
 };
 extern const Code kCode;
 
-// "sm_90", or "compute_80" for PTX that the driver compiles; "" if a device of this capability runs none of it. CUDA's
-// rules: machine code runs on devices of the same major version and of its minor version or a later one; PTX on all
-// devices of its version or a later one. Asks no device, and so makes no context.
+// "sm_90", or "compute_80" for PTX that the driver compiles; "" if a device of this capability runs none of it. By
+// CUDA's rules, machine code runs on devices of the same major version and the same or a later minor version; PTX runs
+// on all devices of its version or a later one. Asks no device, and so creates no context.
 std::string code_for(const Code& code, int major, int minor);
 // The compute capabilities of devices that can run this code, as text: "8.0 to 8.9, 12.0 or newer".
 std::string capabilities(const Code& code);

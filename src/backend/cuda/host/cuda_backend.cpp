@@ -18,7 +18,7 @@
 namespace lowtide::cuda_host {
 namespace {
 
-constexpr const char kExact[] = "exact";  // the bits of the CPU backend
+constexpr const char kExact[] = "exact";  // the same bits as the CPU backend
 constexpr const char kFast[] = "fast";
 
 class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
@@ -46,7 +46,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
       Upload there = upload(call, steps_);
       scale_items(call, there.device(), guard_of(items));
       queue_steps(call.scope, steps_, there.device(), tables, fast_, nullptr, call.queue);
-      // Until then the step reads the answers of its guards.
+      // Until then the step reads the results of its guards.
       const Device::Event done = there.end(call.scope);
       for_each_answer(items, [&](Answer& answer) { note_use(call, answer, done); });
     });
@@ -161,7 +161,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
         return;
       }
       auto guard = std::make_shared<CudaGuard>(info_, answers_->take(), clipping);
-      // The clip may be of another stream.
+      // The clip may belong to another stream.
       call.scope.check(cudaStreamWaitEvent(call.queue.stream, Events::handle(found.found), 0));
       if (searches) {
         {
@@ -199,7 +199,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
  private:
   friend DeviceBackend;
 
-  // One call on a stream, as DeviceBackend describes it.
+  // One call on a stream, as DeviceBackend requires.
   struct Call {
     CudaBackend& of;
     const Scope& scope;
@@ -244,7 +244,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     LT_REQUIRE(
         can_be_captured || !scope.is_capturing(on),
         "got a stream that is being captured for a graph, wanted one that is not; a step is captured by preparing "
-        "the optimizer for replays");  // a replay would read what the host has written since
+        "the optimizer for replays");  // a replay would read memory that the host has since rewritten
     Call call{*this, scope, info_.queue(on), {info_, device_}};
     work(call);
     scope.queued(on);
@@ -268,7 +268,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     return guard;
   }
 
-  // Lays out steps; returns the tables of each launch.
+  // Lays out steps; returns the tables for each launch.
   std::vector<const void*> add_steps(Call& call, std::span<const StepItem> items, bool ordered) {
     check_pointers(call, items);
     steps_.clear();
@@ -278,7 +278,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     return all;
   }
 
-  // Queues a search by kernel(items, starts, count, units, word, queue).
+  // Queues a check by kernel(items, starts, count, units, word, queue).
   template <class Kernel>
   void search(Call& call, const kernels::Batch::Launch& part, const kernels::DeviceItem* items, const int64_t* starts,
               Answer& answer, Kernel&& kernel) {
@@ -288,15 +288,15 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     if (!is_clear) call.fill(kBytes)(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, kBytes);
     if (part.units) call.scope.check(kernel(items, starts, part.count, part.units, answer.word(), call.queue));
   }
-  // The same of the batch, which is at `device`.
+  // The same for the batch, which is at `device`.
   template <class Kernel>
   void search(Call& call, const std::byte* device, Answer& answer, Kernel&& kernel) {
     const kernels::Batch::Launch& part = steps_.launches()[0];
     search(call, part, steps_.items(device, part), steps_.starts(device, part), answer, kernel);
   }
 
-  // Copies it on a stream of its own: between what finds it and the step that follows, the copy would keep the device
-  // idle. Returns what is behind all that finds it.
+  // Copies the result on a separate stream: between the check and the step that follows, the copy would leave the
+  // device idle. Returns an event behind the check.
   Device::Event send_to_host(Call& call, Answer& answer, size_t bytes = sizeof(uint32_t)) {
     Device::Event written = events_->record(call.scope, call.queue.stream);
     call.scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(written), 0));
@@ -307,7 +307,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     return written;
   }
 
-  // done: behind what reads the answer, where that is known. Steps on several streams may read one clip.
+  // done: an event behind the readers of the result, if known. Steps on several streams may read one clip.
   void note_use(Call& call, Answer& answer, const Device::Event& done = nullptr) {
     const cudaStream_t stream = call.queue.stream;
     if (answer.used) call.scope.check(cudaStreamWaitEvent(stream, Events::handle(answer.used), 0));
@@ -326,7 +326,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
                                            by.clip->answer().clip(), by.scale);
   }
 
-  // The answers of the guards of these items.
+  // The results of these items' guards.
   template <class Fn>
   static void for_each_answer(std::span<const StepItem> items, Fn&& fn) {
     const Guard* last = nullptr;
@@ -339,7 +339,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     }
   }
 
-  // The codec's tables on the device, nullptr if it has none. Made when first asked for, and waited for.
+  // The codec's tables on the device, nullptr if it has none. Made on first use, and waited for.
   const void* tables(const Scope& scope, int codec) {
     if (const auto known = tables_.find(codec); known != tables_.end()) return known->second.data();
     const std::vector<std::byte> bytes = kernels::codec_tables(codec);
@@ -355,17 +355,18 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   const DeviceInfo info_;
   const bool fast_;
   std::shared_ptr<Events> events_;
-  std::shared_ptr<Answers> answers_, clips_;  // of searches, which are clear once they found nothing; of clips
+  std::shared_ptr<Answers> answers_, clips_;  // results of checks, which are clear if nothing was found; results of
+                                              // clips
   CudaDevice device_;
   Uploads uploads_;
   SearchTable searched_;
-  OwnStream side_;  // for what is waited for at once, and for answers on their way to the host
+  OwnStream side_;  // for work that is waited for at once, and for results on their way to the host
   std::map<int, DeviceMemory> tables_;
   std::vector<DeviceMemory> norm_sums_;
   std::vector<std::shared_ptr<CudaRecordedClip>> recorded_clips_;  // graphs may be replayed as long as this lives
 };
 
-// -1 where the runtime cannot tell.
+// -1 if the runtime cannot tell.
 int ordinal_of(cudaStream_t stream) {
   int ordinal = -1;
   if (find_device(stream, ordinal) != cudaSuccess) cudaGetLastError();

@@ -1,6 +1,6 @@
-// Memory, transfers and order on one CUDA device. Queues are cudaStream_t; nullptr is the legacy default stream of the
-// device, so that work there is in order with the caller's own. Queues that are made here are ordered with others by
-// events only.
+// Memory, transfers and order on one CUDA device. Queues are cudaStream_t; nullptr is the device's legacy default
+// stream, so that work there is in order with the caller's own. Queues made here are ordered with others only by
+// events.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,7 +44,7 @@ class CudaDevice final : public Device {
   void use_allocator(const Allocator& allocator) override { allocator_ = allocator; }
   void trust_memory() override { trusts_memory_ = true; }
 
-  // Throws kInvalidArgument for a stream of another device, where the runtime can tell.
+  // Throws kInvalidArgument for a stream of another device, if the runtime can tell.
   cudaStream_t queue_of(const Scope& scope, void* queue) const;
   // True if this object allocated the memory at `data` and kernels can access it.
   bool owns(const void* data) const;
@@ -54,7 +54,7 @@ class CudaDevice final : public Device {
   struct Block {
     MemoryKind kind;
     int64_t bytes;
-    Allocator from;     // of device memory that is not CUDA's own
+    Allocator from;     // of device memory from an allocator
     HostMemory pinned;  // of pinned memory
   };
   using Blocks = std::map<const std::byte*, Block, std::greater<>>;
@@ -62,7 +62,7 @@ class CudaDevice final : public Device {
   void* allocate_device(const Scope& scope, Block& block);
   void* allocate_managed(const Scope& scope, int64_t bytes);
   Blocks::const_iterator block_of(const void* data) const;
-  // Bytes from `data` on that one copy may take.
+  // Bytes from `data` on that a single copy may take.
   int64_t copyable(const void* data, int64_t bytes) const;
 
   const DeviceInfo& info_;
@@ -72,17 +72,17 @@ class CudaDevice final : public Device {
   int64_t managed_bytes_ = 0;
   bool trusts_memory_ = false;
   std::deque<OwnStream> queues_;
-  // The caller's that was found to be this device's last, usually that of all calls. Once destroyed, its handle may be
-  // another device's stream: CUDA refuses work of this device there.
+  // The caller's queue last verified to be on this device, usually the same for all calls. Once destroyed, its handle
+  // may refer to another device's stream: CUDA refuses this device's work there.
   mutable cudaStream_t known_queue_ = nullptr;
 };
 
-// Which memory kernels can be given: the device's own, managed, and pinned where the device reaches it.
-// Lives for one call, within a Scope: what it has found out is forgotten with it, for by the next call the memory may
-// have been freed, and its addresses be another kind's.
+// Checks that kernels can access memory: the device's own, managed, and pinned if the device can access it. Lives for
+// one call, within a Scope: its findings are then dropped, because before the next call the memory may have been freed,
+// and its addresses reused for another kind.
 class PointerCheck final : public kernels::PointerCheck {
  public:
-  // device: whose memory is known without asking CUDA. Both outlive this object.
+  // device: its memory is known without asking CUDA. Both outlive this object.
   PointerCheck(const DeviceInfo& info, const CudaDevice& device)
       : kernels::PointerCheck(device.trusts_memory()), info_(info), device_(device) {}
 
@@ -117,8 +117,8 @@ class PointerCheck final : public kernels::PointerCheck {
 
   const DeviceInfo& info_;
   const CudaDevice& device_;
-  // CUDA maps a device's memory in granules: where one address is the device's, all of the granule is, and a model's
-  // tensors share few. By the granule's number, from 1, its last bits the position; 0: none.
+  // CUDA maps a device's memory in granules: if one address is the device's, so is the whole granule, and a model's
+  // tensors are in few granules. By the granule's number, from 1, whose last bits are the index; 0: none.
   static constexpr uintptr_t kGranule = uintptr_t{2} << 20;
   mutable std::array<uintptr_t, 256> known_{};
 };

@@ -22,7 +22,7 @@ void check_opening(cudaError_t code) {
   fail(kind_of(code), "CUDA, %s: %s", kOpening, words_of(code).c_str());
 }
 
-// As Linux knows it by the device's address on the bus.
+// From Linux, by the device's bus address.
 int numa_node_of(int ordinal) {
   char id[32] = {};
   if (cudaDeviceGetPCIBusId(id, sizeof id, ordinal) != cudaSuccess) {
@@ -120,7 +120,7 @@ Scope::~Scope() {
 }
 
 void Scope::raise(cudaError_t code) const {
-  cudaGetLastError();  // ours, not the caller's: this copy of the runtime is the plug-in's own
+  cudaGetLastError();  // ours, not the caller's: the plug-in has its own copy of the runtime
   const ErrorKind kind = kind_of(code);
   if (kind == ErrorKind::kDeviceLost) lost(info_.ordinal) = true;
   fail(kind, "CUDA, %s, device %d: %s%s", doing_, info_.ordinal, words_of(code).c_str(),

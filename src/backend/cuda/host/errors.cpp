@@ -9,7 +9,7 @@
 namespace lowtide::cuda_host {
 namespace {
 
-std::atomic<int64_t> forks_before = -1;  // any device was opened; -1: none has been
+std::atomic<int64_t> forks_before = -1;  // fork count when a device was first opened; -1: none has been
 
 std::string advice_for(cudaError_t code) {
   switch (code) {
@@ -57,7 +57,7 @@ ErrorKind kind_of(cudaError_t code) {
         cudaErrorDevicesUnavailable, cudaErrorNotSupported, cudaErrorInvalidDeviceFunction,
         cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion, cudaErrorSystemNotReady,
         cudaErrorSystemDriverMismatch, cudaErrorCompatNotSupportedOnDevice}},
-      // The first: the process ends.
+      // The first one: the process aborted.
       {ErrorKind::kDeviceLost,
        {cudaErrorCudartUnloading, cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorContained,
         cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorContextIsDestroyed, cudaErrorAssert,

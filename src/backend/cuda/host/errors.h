@@ -1,4 +1,4 @@
-// CUDA's errors as ours, and which devices this process has lost.
+// Translates CUDA's errors, and records which devices this process has lost.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,23 +10,23 @@
 
 namespace lowtide::cuda_host {
 
-// The kind of an error for a caller: kDeviceLost for those that CUDA does not recover from.
+// The kind of an error for a caller: kDeviceLost for errors from which CUDA does not recover.
 ErrorKind kind_of(cudaError_t code);
 
-// "an illegal memory access was encountered (cudaErrorIllegalAddress)", and what to do where that is known.
+// "an illegal memory access was encountered (cudaErrorIllegalAddress)", with advice if there is any.
 std::string words_of(cudaError_t code);
 
-// Devices of a process, by their ordinals: describe_device() refuses others.
+// Devices of a process, by ordinal: describe_device() refuses higher ones.
 inline constexpr int kMostDevices = 64;
 
-// Whether this process has had such an error on the device of this ordinal: then CUDA answers every later call with
-// it, and there is no way back but a new process.
+// Whether this process has had such an error on the device of this ordinal: CUDA then answers every later call with it,
+// and only a new process helps.
 std::atomic<bool>& lost(int ordinal);
 
-// Whether this process is a forked child of one that had opened a device: CUDA is of no use there, nor is any device,
+// Whether this process is a forked child of one that had opened a device: neither CUDA nor any device is usable there,
 // and pinned memory is not mapped.
 bool is_forked();
-// Has is_forked() know of forks from here on.
+// Makes is_forked() notice forks from here on.
 void note_forks();
 [[noreturn]] void fail_forked(ErrorKind kind, const char* doing);
 

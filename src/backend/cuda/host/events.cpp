@@ -14,7 +14,7 @@ Device::Event Events::record(const Scope& scope, cudaStream_t stream) {
       event = free_.back();
       free_.pop_back();
     } else {
-      free_.reserve(free_.capacity() + 1);  // so that giving it back takes no memory
+      free_.reserve(free_.capacity() + 1);  // so that returning it needs no memory
     }
   }
   if (!event) scope.check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));

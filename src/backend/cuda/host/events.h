@@ -1,5 +1,5 @@
-// Events are made once and used again. An event is given back when the last that holds it lets go: what waits for it on
-// a queue has taken note of it by then.
+// Events are created once and reused. An event is returned when its last holder lets go: by then every queue that waits
+// for it has recorded the wait.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,13 +21,13 @@ class Events : public std::enable_shared_from_this<Events> {
   Events(const Events&) = delete;
   Events& operator=(const Events&) = delete;
 
-  // All that is queued so far.
+  // An event for all work queued so far.
   Device::Event record(const Scope& scope, cudaStream_t stream);
-  // The same for destructors: if there is no event to be had, waits instead; nullptr.
+  // The same for destructors: if no event can be created, waits instead and returns nullptr.
   Device::Event record_at_end(cudaStream_t stream) noexcept;
 
   static cudaEvent_t handle(const Device::Event& event) { return static_cast<cudaEvent_t>(event.get()); }
-  // Whether it has happened.
+  // Whether it is over.
   static bool is_done(const Scope& scope, const Device::Event& event);
   static void wait(const Scope& scope, const Device::Event& event) {
     if (event) scope.check(cudaEventSynchronize(handle(event)));

@@ -41,7 +41,7 @@ std::unique_ptr<Answer> Answers::make(const Scope& scope) {
 
 void Answers::give_back(std::unique_ptr<Answer> answer) noexcept {
   try {
-    if (answer->open) {  // of a call that failed half way
+    if (answer->open) {  // from a call that failed half-way
       quietly(info_, [&] { return cudaStreamSynchronize(*answer->open); });
       answer->open.reset();
     }

@@ -1,4 +1,4 @@
-// Queued searches for gradients that are not finite (Guard), clips that are queued, and the memory for their answers.
+// Queued checks for non-finite gradients (Guard), queued clips, and the memory for their results.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@
 
 namespace lowtide::cuda_host {
 
-// Memory for one answer, on the device and on the host. Kept for the next guard.
+// Memory for one result, on the device and on the host. Kept for the next guard.
 struct Answer {
-  static constexpr size_t kBytes = sizeof(kernels::Clip);  // or a search's number
+  static constexpr size_t kBytes = sizeof(kernels::Clip);  // or the number from a check
 
   DeviceMemory device;
   HostMemory host;
   Device::Event found;               // behind the copy to the host
-  Device::Event used;                // behind all steps that read the device's
-  std::optional<cudaStream_t> open;  // of work that writes it, until `found` is behind that
-  bool searched = false;             // the device's is what a search has found, and so, behind `found`, is the copy
+  Device::Event used;                // behind all steps that read the device's copy
+  std::optional<cudaStream_t> open;  // stream of work that writes it, until `found` is behind that work
+  bool searched = false;             // the device's copy is the result of a check and so, behind `found`, is the host's
 
   uint32_t* word() const { return reinterpret_cast<uint32_t*>(device.data()); }
   uint32_t* copy() const { return reinterpret_cast<uint32_t*>(host.data()); }
@@ -63,7 +63,7 @@ class CudaClip : public QueuedClip {
 
  protected:
   const DeviceInfo& info() const { return info_; }
-  // The answer that has reached the host.
+  // The result that has reached the host.
   kernels::Clip found() const;
 
  private:
@@ -89,7 +89,7 @@ class CudaGuard : public Guard {
   const Clipping& clipping() const { return clipping_; }
 
  protected:
-  // The answer that has reached the host.
+  // The result that has reached the host.
   int64_t found() const;
   const DeviceInfo& info() const { return info_; }
 
@@ -105,12 +105,12 @@ class RecordedItems {
   // Puts them there by way of `side`. room: bytes behind them.
   RecordedItems(const Scope& scope, kernels::Batch& batch, cudaStream_t side, size_t room = 0);
 
-  // Where kernels find the items.
+  // The address of the items for kernels.
   std::byte* device() const { return memory_.data(); }
   std::vector<std::byte>& bytes() { return bytes_; }  // as they were put there
   // Where replays were prepared last; a null handle is the default stream.
   std::optional<cudaStream_t> prepared;
-  // Waits for the last replay that was prepared.
+  // Waits for the last prepared replay.
   void wait(const Scope& scope, Events& events) const {
     if (prepared) Events::wait(scope, events.record(scope, *prepared));
   }
@@ -127,7 +127,7 @@ class CudaRecordedClip final : public CudaClip {
                    cudaStream_t side)
       : CudaClip(scope.info(), Answers::make(scope)), events_(std::move(events)), items_(scope, batch, side, room) {}
 
-  // Waits for the last replay that was prepared.
+  // Waits for the last prepared replay.
   kernels::Clip wait() override;
   std::byte* items() const { return items_.device(); }
   void prepare(cudaStream_t stream) { items_.prepared = stream; }
@@ -144,7 +144,7 @@ class CudaRecordedGuard final : public CudaGuard {
   CudaRecordedGuard(const Scope& scope, std::shared_ptr<Events> events, kernels::Batch& batch, cudaStream_t side,
                     Clipping clipping = {});
 
-  // Waits for the last replay that was prepared.
+  // Waits for the last prepared replay.
   int64_t first() override;
   std::byte* items() const { return items_.device(); }
   // Queues what the next replay there needs: the scales of these items' gradients, if they are others, or a clip

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
-// f(first byte, bytes) for all of `bytes`, in pieces.
+// Calls f(first byte, bytes) for all of `bytes`, in pieces.
 template <class Fn>
 void for_pieces(int64_t bytes, int64_t piece, Fn&& f) {
   for (int64_t at = 0; at < bytes; at += piece) f(at, std::min(piece, bytes - at));
@@ -31,7 +31,7 @@ std::string lockable() {
   return std::to_string(limit.rlim_cur);
 }
 
-// A wish: memory of another node is as good, and slower.
+// Only a preference: memory of another node works, but is slower.
 void prefer_node(void* data, int64_t bytes, int node) {
   constexpr int kPreferred = 1, kBits = 8 * sizeof(unsigned long);  // MPOL_PREFERRED
   unsigned long mask[16] = {};
@@ -40,7 +40,7 @@ void prefer_node(void* data, int64_t bytes, int node) {
   syscall(SYS_mbind, data, static_cast<unsigned long>(bytes), kPreferred, mask, std::size(mask) * kBits + 1, 0u);
 }
 
-// Makes the pages now, by several threads: the driver takes far longer for those that are not there.
+// Touches the pages now, with several threads: the driver takes far longer to create them.
 void make_pages(std::byte* data, int64_t bytes) {
 #ifdef MADV_POPULATE_WRITE
   constexpr int64_t kThreads = 4, kSmallest = 32 * kHugePage;
@@ -52,7 +52,7 @@ void make_pages(std::byte* data, int64_t bytes) {
     if (at + size == bytes) return populate();
     try {
       threads.emplace_back(populate);
-    } catch (const std::exception&) {  // no thread, or no memory for it: registering makes the pages
+    } catch (const std::exception&) {  // no thread, or no memory for one: registering creates the pages
     }
   });
   for (std::thread& thread : threads) thread.join();
@@ -61,7 +61,7 @@ void make_pages(std::byte* data, int64_t bytes) {
 #endif
 }
 
-// In pieces; all of them or none.
+// Registers in pieces; all of them or none.
 cudaError_t register_pieces(std::byte* data, int64_t bytes) {
   int64_t registered = 0;
   cudaError_t code = cudaSuccess;
@@ -108,8 +108,8 @@ cudaError_t HostMemory::take_registered(const DeviceInfo& info, int64_t bytes) {
   return code;
 }
 
-// The pages are the driver's, in a mapping that it shares: a fork copies none of them, but their table. The driver may
-// give them to others later, whose children need them: Unpin takes the advice back.
+// The pages are the driver's, in a shared mapping: a fork does not copy them, only their page table. The driver may
+// later give them to others, whose children need them: Unpin withdraws the advice.
 cudaError_t HostMemory::take_from_cuda(const DeviceInfo& info, int64_t bytes) {
   void* data = nullptr;
   const cudaError_t code =
@@ -123,7 +123,7 @@ cudaError_t HostMemory::take_from_cuda(const DeviceInfo& info, int64_t bytes) {
   return cudaSuccess;
 }
 
-// A lost device keeps its pages to the end of the process, and so does a driver that is gone; a forked child has none.
+// A lost device, or a driver that has shut down, keeps its pages to the end of the process; a forked child has none.
 void Unpin::operator()(std::byte* data) const noexcept {
   quietly(*info, [&] {
     if (!registered) {

@@ -1,4 +1,4 @@
-// Device memory of the backend's own (items, tables), pinned memory, and streams, which free themselves. Each is of a
+// The backend's own device memory (items, tables), pinned memory, and streams, which free themselves. Each belongs to a
 // device whose info outlives it.
 #pragma once
 
@@ -23,7 +23,7 @@ struct Unpin {
   void operator()(std::byte* data) const noexcept;
 };
 
-// Not a framework's: it lives as long as the backend, and is small.
+// Not from a framework: it is small and lives as long as the backend.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -38,28 +38,28 @@ class DeviceMemory {
   std::unique_ptr<std::byte, FreeDevice> data_;
 };
 
-// Pinned memory: the system's, of huge pages where they help, near the device, and registered with CUDA. (CUDA's own
-// call for it takes several times as long; frameworks round sizes up to powers of two.) CUDA's own where the system's
-// cannot be registered. Forked children get none of it: Linux would copy pinned pages in fork(), each of them.
+// Pinned memory: the system's, in huge pages if they help, near the device, and registered with CUDA. (CUDA's own call
+// takes several times as long; frameworks round sizes up to powers of two.) CUDA's own memory if the system's cannot be
+// registered. Forked children do not get it: Linux would copy every pinned page in fork().
 class HostMemory {
  public:
-  // Registered at a time, since registering holds locks of the driver. No copy may cross the border of two pieces.
+  // Bytes registered at a time, because registering holds locks of the driver. No copy may cross a piece boundary.
   static constexpr int64_t kPieceBytes = int64_t{1} << 30;
 
   HostMemory() = default;
-  // Within a Scope of the device. Throws kOutOfMemory, saying what the process may lock.
+  // Call within a Scope of the device. Throws kOutOfMemory, with the process's limit on locked memory.
   HostMemory(const DeviceInfo& info, int64_t bytes);
   std::byte* data() const { return data_.get(); }
 
  private:
-  // Each says whether it has made data_.
+  // Each returns an error unless it has set data_.
   cudaError_t take_registered(const DeviceInfo& info, int64_t bytes);
   cudaError_t take_from_cuda(const DeviceInfo& info, int64_t bytes);
 
   std::unique_ptr<std::byte, Unpin> data_;
 };
 
-// A stream of the backend's own, unordered with the default stream.
+// A stream owned by the backend, unordered with the default stream.
 class OwnStream {
  public:
   explicit OwnStream(const Scope& scope) : info_(scope.info()) {

@@ -63,7 +63,7 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
     ready = item.guard;
   }
   if (last_ && *last_ != on) scope.check(cudaStreamWaitEvent(on, Events::handle(of_.events->record(scope, *last_)), 0));
-  // Behind the upload, too, and whatever fails on the way: the answer's memory outlives the copy there.
+  // Also after the upload, and whatever fails: the host memory of the answer outlives the copy to it.
   struct Record {
     CudaRecordedStep& step;
     cudaStream_t on;

@@ -1,4 +1,4 @@
-// Launches of steps, for those that run at once and those that are recorded.
+// Launches of steps, both immediate and recorded.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ inline void queue_steps(const Scope& scope, const kernels::Batch& batch, const s
   });
 }
 
-// The parts of its backend that a recorded step uses. The backend outlives it.
+// The parts of the backend that a recorded step uses. The backend outlives it.
 struct RecordingParts {
   const DeviceInfo& info;
   CudaDevice& device;
@@ -56,9 +56,9 @@ struct RecordingParts {
   const std::shared_ptr<Events>& events;
 };
 
-// A step in a CUDA graph. Its items are in device memory that is its own; before each replay they are written anew, in
-// the stream, together with a number that says so: kernels of a replay that finds no new number do nothing. Preparing
-// waits for the replay before the last, so that the device has work while the host prepares more.
+// A step in a CUDA graph. Its items are in its own device memory; before each replay they are rewritten, on the stream,
+// together with a new number: kernels of a replay that finds no new number do nothing. Preparing waits for the replay
+// before the last, so that the device has work while the host prepares more.
 class CudaRecordedStep final : public RecordedStep {
  public:
   // batch: the items', ordered or not; tables: for each of its launches. Records on a stream that is capturing, behind
@@ -75,12 +75,12 @@ class CudaRecordedStep final : public RecordedStep {
  private:
   cuda_kernels::ReplayState* state() const;
   cuda_kernels::ReplayState* answer(size_t i) const;
-  // As it is after what is queued where the last replay was prepared.
+  // The state after the work queued where the last replay was prepared.
   cuda_kernels::ReplayState wait_for_state();
   cuda_kernels::ReplayState read_state(const Scope& scope);
-  // false: more than have been told of. An older answer may have fewer.
+  // false: more than reported so far. An older answer may have fewer.
   bool note_missed(uint32_t missed) { return std::exchange(missed_, std::max(missed_, missed)) >= missed; }
-  // Refuses what replays.h says, as far as it is known: of the last replay, if nothing runs there any more.
+  // Refuses what replays.h says, as far as it is known: for the last replay, if nothing runs there any more.
   void check_replays(const Scope& scope);
 
   RecordingParts of_;
@@ -89,11 +89,11 @@ class CudaRecordedStep final : public RecordedStep {
   bool ordered_;
   size_t bytes_;         // of the batch
   DeviceMemory memory_;  // the batch, and a ReplayState behind it
-  HostMemory answers_;   // two of it: as last read, and as it was before the last upload
+  HostMemory answers_;   // two of it: as last read, and as before the last upload
   OwnStream side_;
-  uint32_t prepared_ = 0, missed_ = 0;  // replays; missed: that have been told of
+  uint32_t prepared_ = 0, missed_ = 0;  // numbers of replays; missed: those reported
   Device::Event answered_;              // behind the last upload, and the second answer
-  bool looked_ = true;                  // at it
+  bool looked_ = true;                  // whether it has been read
   std::optional<cudaStream_t> last_;    // where replays were prepared; a null handle is the default stream
 };
 

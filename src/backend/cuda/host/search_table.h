@@ -1,5 +1,5 @@
-// The items of a search for gradients that are not finite, which stay on the device: usually the next search is of the
-// same, and nothing has to go there.
+// The items of a check for non-finite gradients, kept on the device: usually the next check has the same items, and
+// nothing needs to be copied.
 #pragma once
 
 #include <memory>
@@ -17,14 +17,14 @@ namespace lowtide::cuda_host {
 class SearchTable {
  public:
   explicit SearchTable(const DeviceInfo& info) : info_(info) {}
-  // Waits for what still reads it.
+  // Waits for all readers.
   ~SearchTable() {
     if (used_) quietly(info_, [&] { return cudaEventSynchronize(Events::handle(used_)); });
   }
   SearchTable(const SearchTable&) = delete;
   SearchTable& operator=(const SearchTable&) = delete;
 
-  // Whether a search of these items finds them there: of what it reads nothing is another.
+  // Whether a check of these items finds them there: everything that it reads is unchanged.
   bool holds(std::span<const StepItem> items) const {
     if (items.size() != sought_.size()) return false;
     for (size_t i = 0; i < items.size(); ++i)
@@ -32,7 +32,7 @@ class SearchTable {
     return !items.empty();
   }
 
-  // Puts the batch there, of one launch over these items. Queues that on the stream.
+  // Copies the batch there, with one launch over these items; queued on the stream.
   void put(const Scope& scope, Uploads& uploads, const std::shared_ptr<Events>& events, cudaStream_t stream,
            std::span<const StepItem> items, kernels::Batch& batch) {
     sought_.clear();
@@ -52,11 +52,11 @@ class SearchTable {
     sought_ = std::move(next);
   }
 
-  // Before a search is queued on the stream: after whatever was queued on another one.
+  // Call before queueing a check on the stream: orders it after work queued on another stream.
   void wait(const Scope& scope, cudaStream_t stream) const {
     if (used_) scope.check(cudaStreamWaitEvent(stream, Events::handle(used_), 0));
   }
-  // Behind the search.
+  // Call behind the check.
   void note_use(Device::Event event) { used_ = std::move(event); }
 
   const kernels::Batch::Launch& launch() const { return launch_; }
@@ -64,7 +64,7 @@ class SearchTable {
   const int64_t* starts() const { return starts_; }
 
  private:
-  // All that a search reads of an item whose gradient is contiguous.
+  // Everything that a check reads of an item with a contiguous gradient.
   struct Sought {
     explicit Sought(const StepItem& item)
         : grad(item.grad),
@@ -88,7 +88,7 @@ class SearchTable {
   std::vector<Sought> sought_;
   kernels::Batch::Launch launch_{};
   const int64_t* starts_ = nullptr;
-  Device::Event used_;  // behind the last search
+  Device::Event used_;  // behind the last check
 };
 
 }  // namespace lowtide::cuda_host

@@ -1,4 +1,4 @@
-// The upload buffers (kernels/upload_buffers.h) of one device, and one buffer's use.
+// The upload buffers (kernels/upload_buffers.h) of one device, and one use of a buffer.
 #pragma once
 
 #include <memory>
@@ -39,8 +39,8 @@ struct UploadMemory {
 
 using Uploads = kernels::UploadBuffers<UploadMemory>;
 
-// Bytes on their way to the device, and to what is queued on the stream until this object goes: then the buffer is free
-// as soon as all of that is done.
+// Bytes on their way to the device, for the work queued on the stream until this object is destroyed: the buffer is
+// free once all of that is done.
 class Upload {
  public:
   // write(host, device): writes `bytes`; `device` is where they will be. target: other device memory than the buffer's.
@@ -61,7 +61,7 @@ class Upload {
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
 
-  // In place of the destructor's: nothing that is queued later uses the bytes. Returns the event behind what does.
+  // Ends the use before the destructor: later work does not use the bytes. Returns the event behind the work that does.
   const Device::Event& end(const Scope& scope) {
     buffer_.used = events_->record(scope, stream_);
     ended_ = true;

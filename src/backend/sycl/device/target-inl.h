@@ -1,5 +1,5 @@
-// The kernels' questions to their target (backend/kernels), here SYCL: who this work-item is, and what it does with
-// others. Included in lowtide::sycl_device after the portable kernels.
+// What the kernels (backend/kernels) require of their target, here SYCL: the identity of this work-item, and its
+// cooperation with others. Included in lowtide::sycl_device after the portable kernels.
 
 // Tiles are single blocks: a group takes one at a time.
 inline constexpr i64 kBlocksOfTile = 1;
@@ -12,10 +12,10 @@ LT_FN u32 id_in_group() { return static_cast<u32>(this_item().get_local_id(0)); 
 LT_FN i64 item_id() { return static_cast<i64>(this_item().get_global_id(0)); }
 LT_FN i64 item_count() { return static_cast<i64>(this_item().get_global_range(0)); }
 
-// The largest x of the group, for all of it; what they read before is read when this returns.
+// Returns the group's maximum to every work-item. Also a barrier: earlier reads are complete.
 LT_FN u32 max_of_group(u32 x) { return sycl::reduce_over_group(this_item().get_group(), x, sycl::maximum<u32>()); }
 
-// Behind this the group can read what its others have written before.
+// After this the group can read what its members have written before.
 LT_FN void meet_in_group() { sycl::group_barrier(this_item().get_group()); }
 
 using AtomicWord = sycl::atomic_ref<u32, sycl::memory_order::relaxed, sycl::memory_scope::device,

@@ -61,8 +61,8 @@ struct UploadMemory {
 
 using Uploads = kernels::UploadBuffers<UploadMemory>;
 
-// Bytes on their way to the device, for work queued until this object goes: then the buffer is free as soon as
-// `last` has happened.
+// Bytes on their way to the device, for work queued until this object is destroyed: the buffer is free once `last` is
+// over.
 class Upload {
  public:
   // write(host, device): writes `bytes`; `device` is where they will be. room: bytes behind them, for results.

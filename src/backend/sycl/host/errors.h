@@ -1,4 +1,4 @@
-// SYCL's exceptions as ours: nothing of the runtime's leaves the plug-in.
+// Translates SYCL's exceptions: none of the runtime's leaves the plug-in.
 #pragma once
 
 #include <sycl/sycl.hpp>
@@ -38,8 +38,8 @@ auto guarded(const char* doing, Fn&& f) -> decltype(f()) {
   }
 }
 
-// Errors of queued work that the runtime reports later, on queues of the backend's own: kept until a call can throw
-// them. (A caller's queue reports to its own handler.)
+// Errors of queued work that the runtime reports later, on the backend's own queues: kept until a call can throw them.
+// (A caller's queue reports to its own handler.)
 struct LateErrors {
   std::mutex mutex;
   std::string first;

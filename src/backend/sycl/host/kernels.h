@@ -1,5 +1,5 @@
-// The kernels on one device of one context, and their launches. Programs are built when first used, since a driver
-// takes 0.2 to 0.4 s for each and keeps none from process to process. Any thread.
+// The kernels on one device of one context, and their launches. Programs are built on first use, because a driver takes
+// 0.2 to 0.4 s for each and caches none across processes. Any thread.
 #pragma once
 
 #include <sycl/sycl.hpp>
@@ -24,7 +24,7 @@ std::span<const std::byte> program(const std::string& name);
 
 class Kernels {
  public:
-  // source: where SPIR-V comes from, as program().
+  // source: provides SPIR-V, like program().
   using Source = std::span<const std::byte>(const std::string& name);
   Kernels(const sycl::context& context, const sycl::device& device, Source* source = &program)
       : context_(context), device_(device), source_(source) {}
@@ -56,10 +56,10 @@ class Kernels {
 // The process's kernels for this device of this context, built once for all backends and kept to its end.
 Kernels& kernels_of(const sycl::context& context, const sycl::device& device);
 
-// Groups in which `items` work-items fit.
+// The number of groups that `items` work-items fill.
 inline int64_t groups_for(int64_t items) { return (items + kernels::kGroupSize - 1) / kernels::kGroupSize; }
 
-// Groups of a launch: enough for any device; each takes several of `blocks` if there are more.
+// Groups of a launch: enough for any device; if there are more `blocks`, each group takes several.
 template <class... Args>
 sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, int64_t blocks, Args... args) {
   constexpr size_t kGroup = kernels::kGroupSize;

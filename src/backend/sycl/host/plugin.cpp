@@ -12,8 +12,8 @@
 namespace lowtide::sycl_host {
 namespace {
 
-// Intel's CPU driver from pip lies beside libsycl, where no OpenCL loader looks. Drivers are found in a process's first
-// SYCL call, and the list then stays: that call is made here, with the variable that names this driver too, unless the
+// pip installs Intel's CPU driver beside libsycl, where no OpenCL loader looks. A process's first SYCL call finds the
+// drivers, and the list then stays: this makes that call, with the variable that names this driver as well, unless the
 // user has set it.
 void find_drivers() {
   static std::once_flag once;

@@ -27,13 +27,13 @@ struct DeviceContext {
       : context(c), device(d), kernels(kernels_of(c, d)), uploads(UploadMemory{c, d}), pointers(c, d) {}
 };
 
-// One call on a queue, as DeviceBackend describes it.
+// One call on a queue, as DeviceBackend requires.
 struct Call {
   sycl::queue queue;
   DeviceContext& here;
   LateErrors& late;
   PointerCheck& pointers = here.pointers;
-  sycl::event last = {};  // that was queued
+  sycl::event last = {};  // the last event queued
 
   const void* tables(int codec) { return here.kernels.tables(codec); }
   template <class Write>
@@ -49,7 +49,7 @@ struct Call {
     late.throw_any();
   }
 
-  // Queues kernel(arguments ...) in so many groups.
+  // Queues kernel(arguments ...) in `groups` groups.
   auto queued(const sycl::kernel& kernel, int64_t groups) {
     return [this, &kernel, groups](auto... arguments) { last = launch(queue, kernel, groups, arguments...); };
   }
@@ -68,14 +68,14 @@ struct Call {
   auto sums(int64_t units) { return queued(here.kernels.find("sums", "sum_squares"), groups_for(32 * units)); }
   auto merge_sums() { return queued(here.kernels.find("sums", "merge_sums"), 1); }
   auto apply(int64_t units) { return queued(here.kernels.find("apply", "apply"), units); }
-  // By sub-groups, each of so many words of 32 signs.
+  // Per sub-group, a number of words of 32 signs.
   auto pack(const SignItem& item) {
     return queued(here.kernels.of_type("pack", item.dtype), groups_of_members(item, 32 * kernels::kSignWordsAtOnce));
   }
   auto unpack(const SignItem& item) {
     return queued(here.kernels.of_type("unpack", item.dtype), groups_of_members(item, 32));
   }
-  // By work-items, each of a word.
+  // Per work-item, one word.
   auto vote(int64_t signs) { return queued(here.kernels.find("vote", "vote"), groups_for((signs + 31) / 32)); }
   auto vote_presence(int64_t signs) {
     return queued(here.kernels.find("vote", "vote_presence"), groups_for(presence_bytes(signs)));
@@ -117,7 +117,7 @@ class SyclBackend final : public kernels::DeviceBackend<SyclBackend> {
       check_pointers(call, items);
       steps_.clear();
       steps_.add_steps(items, ordered);
-      // All that can fail for want of memory or a kernel comes before the first launch.
+      // Everything that can fail for lack of memory or a kernel comes before the first launch.
       for (const kernels::Batch::Launch& part : steps_.launches()) call.step(part), call.tables(part.codec);
       const auto there = upload(call, steps_);
       for (const kernels::Batch::Launch& part : steps_.launches())

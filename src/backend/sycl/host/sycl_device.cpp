@@ -19,7 +19,7 @@ const Kind& kind_of(MemoryKind kind) {
   return kKinds[static_cast<size_t>(kind)];
 }
 
-// A hint: whatever a driver makes of it, the memory is as good.
+// A hint: the memory works whatever a driver makes of it.
 void prefer_device(sycl::queue& queue, void* memory, int64_t bytes) {
   constexpr int kPreferredLocation = 1 << 3;  // UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION of the unified runtime
   try {
@@ -49,7 +49,7 @@ Device::Limits SyclDevice::limits() const {
   });
 }
 
-// Beyond a device's limits runtimes answer with a null pointer, and some crash: those are asked for first.
+// Beyond a device's limits runtimes return a null pointer, and some crash: check the limits first.
 void* SyclDevice::allocate(MemoryKind kind, int64_t bytes) {
   const Limits most = limits();
   if (kind != MemoryKind::kPinned && bytes > most.largest_allocation)
@@ -84,7 +84,7 @@ void SyclDevice::copy(void* queue, void* to, const void* from, int64_t bytes) {
   guarded("copying", [&] { queue_of(queue).memcpy(to, from, static_cast<size_t>(bytes)); });
 }
 
-// A kernel of ours: drivers' own fills are several times slower for 4-byte patterns, and some crash on shared memory.
+// Our own kernel: drivers' fills are several times slower for 4-byte patterns, and some crash on shared memory.
 void SyclDevice::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
   LT_REQUIRE(
       (pattern_bytes == 1 || pattern_bytes == 4) && (reinterpret_cast<uintptr_t>(to) & (pattern_bytes - 1u)) == 0,
@@ -112,7 +112,7 @@ Device::Event SyclDevice::record(void* queue) {
 
 void SyclDevice::wait(void* queue, const Event& event) {
   guarded("waiting for an event", [&] {
-    sycl::queue& on = queue_of(queue);  // refuses a wrong one, whatever there is to wait for
+    sycl::queue& on = queue_of(queue);  // refuses a wrong queue even if there is nothing to wait for
     if (event) on.ext_oneapi_submit_barrier({*static_cast<sycl::event*>(event.get())});
   });
 }

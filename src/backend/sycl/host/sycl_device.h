@@ -18,7 +18,7 @@ void require_in_order(const sycl::queue& queue);
 
 class SyclDevice final : public Device {
  public:
-  // own: for what no caller's queue is given. late: takes errors that the runtime reports later; host_wait() throws
+  // own: for work without a caller's queue. late: collects errors that the runtime reports later; host_wait() throws
   // them.
   SyclDevice(const sycl::queue& own, std::shared_ptr<LateErrors> late) : own_(own), late_(std::move(late)) {}
 
@@ -33,7 +33,7 @@ class SyclDevice final : public Device {
   void wait(void* queue, const Event& event) override;
   void host_wait(const Event& event) override;
 
-  // nullptr: the own one. Throws kInvalidArgument for a queue that is out of order, or of another context or device.
+  // nullptr: the own queue. Throws kInvalidArgument for a queue that is out of order, or of another context or device.
   sycl::queue& queue_of(void* queue);
 
  private:
@@ -42,7 +42,8 @@ class SyclDevice final : public Device {
   std::deque<sycl::queue> queues_;
 };
 
-// Which memory kernels can be given: USM of the queue's context, unless the device can address all of the process's.
+// Checks that kernels can access memory: USM of the queue's context, unless the device can address all of the
+// process's.
 class PointerCheck final : public kernels::PointerCheck {
  public:
   // any: the device can address all memory of the process.
