@@ -1,4 +1,4 @@
-// The limit from which a gradient counts as not finite.
+// The magnitude from which on a gradient counts as not finite.
 #pragma once
 
 #include <algorithm>

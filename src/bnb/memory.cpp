@@ -61,7 +61,8 @@ void* Memory::allocate(size_t bytes) {
 void Memory::free(void* memory) {
   if (!memory) return;
   const auto found = allocations_.find(address(memory));
-  LT_REQUIRE(found != allocations_.end(), "got %p to free, wanted what cget_managed_ptr returned, once", memory);
+  LT_REQUIRE(found != allocations_.end(),
+             "got %p to free, wanted an address that cget_managed_ptr returned, freed once", memory);
   for (auto& [number, backend] : devices_) backend->device()->host_wait(backend->device()->record(nullptr));
   device() ? device()->free(memory) : std::free(memory);
   allocations_.erase(found);

@@ -67,7 +67,7 @@ def local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
 
 
 def live(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    """As `local_state`, with DTensors of a parameter that is one."""
+    """Like `local_state`, but with DTensors for a DTensor parameter."""
     of, entry = engine.params[number].sharding, local_state(engine, number)
     return of.wrap(entry) if of else entry
 

@@ -10,7 +10,7 @@
 template <class C>
 struct LaneCodec;
 
-// The codes of a rule's states.
+// The codes of all states of a rule.
 template <class... Codes>
 struct LaneStates {
   template <class Number>
@@ -31,7 +31,7 @@ struct LaneStates<First, Others...> {
   }
 };
 
-// Without scales, values are stored as an element type is. (A second moment in range never rounds to 0 in bfloat16.)
+// Without scales, values are stored like an element type. (A second moment in range never rounds to 0 in bfloat16.)
 struct NoTables {};
 
 template <class T>
@@ -79,7 +79,7 @@ template <>
 struct LaneCodec<Float8> {
   using Shared = NoTables;
   LT_FN void fill(NoTables&, const void*) {}
-  // below: what is added to the bits that are cut off.
+  // below: added to the bits that are cut off.
   template <bool kSigned>
   LT_FN u32 code(float value, float inverse, u32 below) {
     const float magnitude = abs(value) * inverse;
@@ -118,7 +118,7 @@ struct LaneCodec<Float8> {
   };
 };
 
-// Codes of 4 bits by the portable kernels, on tables of 16 and 32 entries, in whose look-ups no two lanes conflict.
+// 4-bit codes with the portable kernels, on tables of 16 and 32 entries, whose lookups cause no bank conflicts.
 template <>
 struct LaneCodec<Dynamic4> {
   using Shared = Dynamic4::Tables;

@@ -27,7 +27,7 @@ std::atomic<int>& resident_of(const void* kernel, const Queue& queue);
 // Blocks of a tile, the unit of work of a warp in a step: items' starts are counted in tiles.
 inline constexpr int64_t kTileBlocks = 32;
 
-// A recorded step looks at this before it does anything: replays whose number has not gone up do nothing.
+// A recorded step first reads this: replays whose number has not increased do nothing.
 struct ReplayState {
   uint32_t prepared;  // by the host, for the next replay
   uint32_t done;      // of the last replay that was taken
@@ -46,7 +46,7 @@ struct StepLaunch {
   const ReplayState* replay = nullptr;  // of a recorded step
 };
 cudaError_t step(const StepLaunch& launch, const Queue& queue);
-// Behind the launches of a recorded step: counts the replay.
+// Queue this behind the launches of a recorded step: it counts the replay.
 cudaError_t finish_replay(ReplayState* replay, const Queue& queue);
 
 // For steps of an LT_NORM_RULE, before they are queued: add to the sums of norms, and put norms into the items'
@@ -54,15 +54,15 @@ cudaError_t finish_replay(ReplayState* replay, const Queue& queue);
 cudaError_t add_norms(const StepLaunch& launch, const Queue& queue);
 cudaError_t put_norms(const StepLaunch& launch, const Queue& queue);
 
-// item: one, `blocks` of it.
+// item: a single item with `blocks` blocks.
 cudaError_t decode(int codec, bool is_signed, const kernels::DeviceItem* item, int64_t blocks, const void* tables,
                    const Queue& queue);
 cudaError_t encode(int codec, bool is_signed, const kernels::DeviceItem* item, int64_t blocks, const void* tables,
                    const Queue& queue);
-// *first becomes the smallest index of an item with such a gradient, if that is smaller.
+// Lowers *first to the smallest index of an item with such a gradient.
 cudaError_t first_nonfinite(const kernels::DeviceItem* items, const int64_t* starts, int64_t count, int64_t tiles,
                             uint32_t* first, const Queue& queue);
-// A byte stands in `word` four times; other words come with `to` aligned, and whole.
+// `word` contains a byte pattern four times; for other patterns `to` is aligned and words are whole.
 cudaError_t fill(unsigned char* to, uint32_t word, int64_t bytes, const Queue& queue);
 
 cudaError_t pack_signs(DType dtype, const kernels::DeviceSignItem& item, const Queue& queue);
@@ -81,7 +81,7 @@ cudaError_t feedback(const kernels::DeviceFeedback* item, const unsigned char* c
                      const uint16_t* const* ballot_scales, const uint32_t* weights, const void* tables, int64_t signs,
                      const Queue& queue);
 
-// Whether this build has code that runs on the present device.
+// Whether this build has code that runs on the current device.
 bool has_code();
 
 }  // namespace lowtide::cuda_kernels

@@ -1,4 +1,4 @@
-// Kernels of signs ask this of their target; for CUDA it is warps. Included in the namespace of a .cu file after
+// The members that kernels of signs require of their target; for CUDA they are warps. Included in the namespace of a .cu file after
 // target-inl.h.
 
 LT_FN Member this_member() { return {threadIdx.x % 32, item_id() / 32, item_count() / 32}; }

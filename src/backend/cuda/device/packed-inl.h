@@ -1,9 +1,9 @@
-// 16 elements of a lane: words as memory has them, to and from floats. Included in the namespace of a .cu file after
+// Converts the 16 elements of a lane between words as stored and floats. Included in the namespace of a .cu file after
 // the portable kernels.
 
 inline constexpr int kLaneElements = 16;
 
-// Where a lane works in this round.
+// A lane's position in this round.
 struct LaneAt {
   int block;    // counted from the tile's first
   int element;  // the first of its 16, counted from the tile's first
@@ -13,8 +13,8 @@ struct LaneAt {
   bool there;   // whether the half has a block of its own
 };
 
-// Chosen at run time, the same for a warp: branches cost less than kernels of their own for each pair of types,
-// which a driver would have to load.
+// Selected at run time, uniform for a warp: branches cost less than separate kernels for each pair of types, which
+// a driver would have to load.
 struct Form {
   int param, grad;  // element types
   int master;       // of the weights, 0 without
@@ -24,7 +24,7 @@ struct Form {
     return param == o.param && grad == o.grad && master == o.master && wide == o.wide;
   }
 };
-// The most common one has branches of its own, in which there are no others.
+// The most common form has separate code without further branches.
 LT_FN Form common_form() { return {1, 1, 0, true}; }
 
 template <int kBytes>
@@ -217,7 +217,7 @@ LT_FN void store_lane(const u32* word, u8* base, int first, bool wide, int units
     store_whole<kWords>(word, base + first);
 }
 
-// Elements of a type as they lie in words.
+// Elements of a type packed in words.
 template <class T>
 struct Packed;
 

@@ -1,6 +1,6 @@
 // Queues a kernel. Included in the namespace of a .cu file after device-inl.h.
 
-// units: of work, of which a thread block takes `at_once` at a time. No units: nothing is queued.
+// units: units of work; a thread block takes `at_once` at a time. Without units nothing is queued.
 template <class... Parameters>
 inline cudaError_t queue_kernel(void (*kernel)(Parameters...), i64 units, i64 at_once, const Queue& queue,
                                 std::type_identity_t<Parameters>... arguments) {

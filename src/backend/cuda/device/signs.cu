@@ -1,4 +1,4 @@
-// Signs to bits and back, votes on them, steps by them, and error feedback.
+// Packs signs to bits and unpacks them; votes, steps by signs, and error feedback.
 #include "backend/cuda/device/prelude.inc"
 #include "portable/sign.h"
 #include "portable/feedback.h"
@@ -48,10 +48,10 @@ namespace lowtide::cuda_kernels {
 using namespace cuda_device;
 namespace {
 
-// Words of 32 signs that this many span, a thread each.
+// The number of words of 32 signs for this many signs; each takes a thread.
 int64_t words_of(int64_t signs) { return ceil_div(signs, 32); }
 
-// work(T()) with the element type of this number.
+// Calls work(T()) with the element type of this number.
 template <class Fn>
 cudaError_t with_type(DType dtype, Fn&& work) {
   switch (dtype) {

@@ -11,7 +11,7 @@ struct StepArguments {
   const DeviceNorms* norms;  // beside the items, of a rule that has them
 };
 
-// Whether this is the replay of a recorded step for which nothing has been prepared.
+// True in a replay of a recorded step that was not prepared.
 LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && replay->prepared == replay->done; }
 
 // The rounds of a plain tile, up to one that is out of range: behind that a tile goes on carefully, for where one
@@ -84,7 +84,7 @@ LT_FN void step_tiles(const StepArguments& a) {
         const LaneAt at = tile.place(tile.rest);
         Form form = tile.form;
         if (!tile.plain) {
-          // Rows may begin or end where no lane's elements do.
+          // Rows may begin or end inside a lane's elements.
           const bool not_whole = ((at.element | at.count) & (kLaneElements - 1)) != 0;
           form.wide = !__any_sync(kAllLanes, !form.wide || not_whole);
         }

@@ -1,4 +1,4 @@
-// Sums over gradients, as launch.h has the other kernels.
+// Sums over gradients; launch.h has the other kernels.
 #pragma once
 
 #include "backend/cuda/device/launch.h"

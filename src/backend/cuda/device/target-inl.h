@@ -1,4 +1,4 @@
-// The kernels (backend/kernels) ask this of their target, here CUDA: who this thread is, and what it does with others.
+// The requirements of the kernels (backend/kernels) on their target, here CUDA: a thread's identity and cooperation.
 // Included in the namespace of a .cu file after the portable kernels. Launches are one-dimensional; the 32 members of
 // kernels of signs are warps. Threads meet in uniform code only, all 32.
 
@@ -41,7 +41,7 @@ LT_FN u32 max_of_group(u32 x) {
   return max_of_lanes(of_warp[threadIdx.x % (kGroupSize / 32)], kGroupSize / 32);
 }
 
-// Behind this the group can read what its others have written before.
+// After this the group can read what its members have written before.
 LT_FN void meet_in_group() { __syncthreads(); }
 
 LT_FN void atomic_or(u32* word, u32 x) { atomicOr(word, x); }

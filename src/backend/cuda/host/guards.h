@@ -71,7 +71,7 @@ class CudaClip : public QueuedClip {
   std::shared_ptr<Answer> answer_;
 };
 
-// clip: that the guard's steps clip by, times `scale`; or nullptr. searches: it looks for what is not finite.
+// clip: the clip of the guard's steps, applied with `scale`; or nullptr. searches: checks for non-finite gradients.
 struct Clipping {
   std::shared_ptr<CudaClip> clip;
   double scale = 1;

@@ -1,4 +1,4 @@
-// Kernels of signs ask this of their target; for SYCL it is sub-groups of 32 work-items. Included in
+// The members that kernels of signs require of their target; for SYCL they are sub-groups of 32 work-items. Included in
 // lowtide::sycl_device after target-inl.h, by kernels that have such sub-groups only.
 
 LT_FN sycl::sub_group sub_group() { return this_item().get_sub_group(); }

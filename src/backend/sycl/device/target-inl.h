@@ -1,4 +1,4 @@
-// What the kernels (backend/kernels) require of their target, here SYCL: the identity of this work-item, and its
+// The requirements of the kernels (backend/kernels) on their target, here SYCL: the identity of this work-item, and its
 // cooperation with others. Included in lowtide::sycl_device after the portable kernels.
 
 // Tiles are single blocks: a group takes one at a time.
