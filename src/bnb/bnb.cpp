@@ -22,7 +22,7 @@ using bnb::Update;
 std::mutex calls;
 thread_local std::string last_error;
 
-// name: of the function that failed.
+// name: the function that failed.
 void note_error(const char* name, const char* what) noexcept {
   try {
     last_error = std::string(name) + ": " + what;
@@ -32,7 +32,7 @@ void note_error(const char* name, const char* what) noexcept {
   }
 }
 
-// f(); `failed` if it throws.
+// Calls f(); returns `failed` if it throws.
 template <class T, class Fn>
 T guarded(const char* name, T failed, Fn&& f) noexcept {
   try {
@@ -44,7 +44,7 @@ T guarded(const char* name, T failed, Fn&& f) noexcept {
   return failed;
 }
 
-// Never freed: the runtime may be gone when statics are.
+// Never freed: the runtime may be gone when statics are destroyed.
 bnb::Memory& memory() {
   static constexpr bnb::OpenDevice* kBackends[] = {
       [](int number) { return open_backend("cuda", format(":%d", number)); },
@@ -54,12 +54,12 @@ bnb::Memory& memory() {
   return *all;
 }
 
-// The backends that make steps. One caller at a time.
+// The backends that step. One caller at a time.
 struct Engine {
   std::unique_ptr<Backend> cpu = open_backend("cpu", "");
   std::unique_ptr<Backend> device;  // nullptr: memory is the host's
   void* queue = nullptr;
-  DeviceBytes pinned;  // the device's
+  DeviceBytes pinned;  // on the device's backend
   int threads = available_threads();
 
   void step(const Update& update) {

@@ -1,5 +1,5 @@
-// The members that kernels of signs require of their target; for CUDA they are warps. Included in the namespace of a .cu file after
-// target-inl.h.
+// The members that kernels of signs require of their target; for CUDA they are warps. Included in the namespace of a
+// .cu file after target-inl.h.
 
 LT_FN Member this_member() { return {threadIdx.x % 32, item_id() / 32, item_count() / 32}; }
 

@@ -36,17 +36,17 @@ struct alignas(16) Tile {
   // Keys for the states and the weights, for the blocks of the two halves, which may lie on either side of 2^32.
   RandomKey key[2][kMaxStates + 1];
   u32 index_high[2];
-  // Where the indices of all blocks follow one another, below the same bits, cursors stay at the first one.
+  // If the indices of all blocks are consecutive, with the same upper bits, cursors stay at the first block.
   bool straight;
   int left;  // elements
-  // The loop's state, for which a lane has no registers: the first block that is left, and whether steps are careful.
+  // The loop's state, for which a lane has no registers: the first remaining block, and whether steps are careful.
   int rest;
   bool careful;
   int blocks;
   u32 stochastic;  // as DeviceItem
   float grad_scale;
   Form form;            // wide: as far as alignment goes
-  bool hot, is_common;  // is_common: of the most common form, without a factor of the gradient, where a round is wide
+  bool hot, is_common;  // is_common: of the most common form, without a factor of the gradient, if a round is wide
   bool plain;           // hot and straight, and of the most common form in every round
 
   template <int K>
@@ -122,7 +122,7 @@ struct alignas(16) Tile {
                             : kBlock};
   }
 
-  // By all lanes.
+  // Called by all lanes.
   LT_METHOD void be_careful() {
     __syncwarp();
     if (thread_again() % 32 == 0) careful = true;

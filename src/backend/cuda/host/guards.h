@@ -41,7 +41,7 @@ class Answers : public std::enable_shared_from_this<Answers> {
  public:
   explicit Answers(const DeviceInfo& info) : info_(info) {}
 
-  // One that nothing reads any more, and that comes back when its last owner lets go.
+  // One without readers; it returns to the pool when its last owner lets go.
   std::shared_ptr<Answer> take();
   static std::unique_ptr<Answer> make(const Scope& scope);
 
@@ -99,15 +99,15 @@ class CudaGuard : public Guard {
   Clipping clipping_;
 };
 
-// Items of a batch on the device, for kernels in a CUDA graph: they must live as long as it is replayed.
+// Items of a batch on the device, for kernels in a CUDA graph: they must live as long as the graph is replayed.
 class RecordedItems {
  public:
-  // Puts them there by way of `side`. room: bytes behind them.
+  // Copies them there through `side`. room: bytes behind them.
   RecordedItems(const Scope& scope, kernels::Batch& batch, cudaStream_t side, size_t room = 0);
 
   // The address of the items for kernels.
   std::byte* device() const { return memory_.data(); }
-  std::vector<std::byte>& bytes() { return bytes_; }  // as they were put there
+  std::vector<std::byte>& bytes() { return bytes_; }  // as copied there
   // Where replays were prepared last; a null handle is the default stream.
   std::optional<cudaStream_t> prepared;
   // Waits for the last prepared replay.
@@ -120,7 +120,7 @@ class RecordedItems {
   DeviceMemory memory_;
 };
 
-// A clip in a CUDA graph: each replay finds its own. The backend keeps it for as long as it lives itself.
+// A clip in a CUDA graph: each replay computes its own. The backend keeps it for its own lifetime.
 class CudaRecordedClip final : public CudaClip {
  public:
   CudaRecordedClip(const Scope& scope, std::shared_ptr<Events> events, kernels::Batch& batch, size_t room,
@@ -137,18 +137,18 @@ class CudaRecordedClip final : public CudaClip {
   RecordedItems items_;
 };
 
-// A guard in a CUDA graph, behind which a recorded step is.
+// A guard in a CUDA graph, followed by a recorded step.
 class CudaRecordedGuard final : public CudaGuard {
  public:
-  // batch: of one launch, of what is searched. The caller records the search.
+  // batch: with a single launch, of the items to check. The caller records the check.
   CudaRecordedGuard(const Scope& scope, std::shared_ptr<Events> events, kernels::Batch& batch, cudaStream_t side,
                     Clipping clipping = {});
 
   // Waits for the last prepared replay.
   int64_t first() override;
   std::byte* items() const { return items_.device(); }
-  // Queues what the next replay there needs: the scales of these items' gradients, if they are others, or a clip
-  // multiplies them.
+  // Queues the next replay's input: the scales of these items' gradients, if they have changed or a clip multiplies
+  // them.
   void prepare(const Scope& scope, std::span<const StepItem> items, Uploads& uploads, cudaStream_t stream);
 
  private:

@@ -19,8 +19,8 @@
 
 namespace lowtide::cuda_host {
 
-// Calls queue(launch, part) for the launches, with work to do, of a batch that is, or will be, at `device`. tables: for
-// each launch. replay: of a recorded step.
+// Calls queue(launch, part) for the launches, if they have work, of a batch that is, or will be, at `device`. tables:
+// for each launch. replay: for a recorded step.
 template <class Queue>
 void for_each_launch(const kernels::Batch& batch, const std::byte* device, std::span<const void* const> tables,
                      bool fast, const cuda_kernels::ReplayState* replay, Queue&& queue) {
@@ -61,8 +61,8 @@ struct RecordingParts {
 // before the last, so that the device has work while the host prepares more.
 class CudaRecordedStep final : public RecordedStep {
  public:
-  // batch: the items', ordered or not; tables: for each of its launches. Records on a stream that is capturing, behind
-  // what before(batch on the device) does.
+  // batch: the items', ordered or not; tables: for each of its launches. Records on a capturing stream, behind the work
+  // of before(batch on the device).
   CudaRecordedStep(const RecordingParts& of, const Scope& scope, kernels::Batch batch, bool ordered,
                    std::span<const void* const> tables, bool fast, cudaStream_t stream,
                    const std::function<void(std::byte*)>& before);
