@@ -472,7 +472,7 @@ class Engine:
         """The options of each parameter, by number, from these parameter groups and its overrides."""
         found: dict[int, Mapping[str, Any]] = {}
         for each in self.groups:
-            found.update(dict.fromkeys(each.params, each.options(groups)))
+            found.update(dict.fromkeys(each.params, each.options_of(groups)))
         return found
 
     def stand_ins(self) -> list[torch.Tensor]:

@@ -74,14 +74,14 @@ class MatrixStep:
         return param.tensor if param.sharding is None else local_of(param.tensor)
 
     def _orthogonal(self, number: int, direction: Tensor) -> Tensor:
-        options = self._matrices[number].options(self._groups)
+        options = self._matrices[number].options_of(self._groups)
         return orthogonal(direction, options["ns_coefficients"], options["ns_steps"], options["eps"])
 
     def _move(self, number: int, update: Tensor) -> None:
         """update: this rank's part of the orthogonalized direction."""
         param, local, group = self._engine.tensors[number], self._local(number), self._matrices[number]
         shape, lr = param.shape, group.pushed["lr"]
-        adjusted = lr * ratio(group.options(self._groups)["adjust_lr_fn"], shape[-2], shape[-1])
+        adjusted = lr * ratio(group.options_of(self._groups)["adjust_lr_fn"], shape[-2], shape[-1])
         # torch adds 16-bit to 16-bit tensors with roundings that depend on an element's position in memory. Plain parameters
         # match torch.optim.Muon; parts of DTensors must have the same bits in any sharding.
         moved = local if local is param else local.float()

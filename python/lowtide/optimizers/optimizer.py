@@ -423,7 +423,7 @@ class Optimizer(torch.optim.Optimizer):
                 "the host decide on every step"
             )
         for core_group in self.engine.groups:
-            options = core_group.options(self.param_groups)
+            options = core_group.options_of(self.param_groups)
             check_on_host(self.engine.family.keys, options, f"parameter group {core_group.of}")
 
     def prepare_replay(self) -> None:

@@ -109,7 +109,7 @@ class AdamWScheduleFree(Optimizer):
         """Raises ValueError for modes that a dict cannot express: weights of two kinds in one group, or weights that eval() has
         moved by a β1 other than the group's."""
         for each in self.engine.groups:
-            options = each.options(self.param_groups)
+            options = each.options_of(self.param_groups)
             beta1 = 0.0 if options.get(MODE, True) else self.engine.family.hyper_of(each.rule, options)["beta1"]
             moved = {i: self.engine.core_of(i).evaluating_beta1(i) for i in each.params}
             mixed = [i for i, by in moved.items() if bool(by) != bool(beta1)]

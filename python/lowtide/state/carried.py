@@ -39,7 +39,7 @@ def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, N
     reader may not have the overrides."""
     found = dict[int, Numbers]()
     for each in engine.groups:
-        options = [each.options(groups), groups[each.of]]
+        options = [each.options_of(groups), groups[each.of]]
         for i in each.params:
             core = engine.core_of(i)
             if not (numbers := core.carried(i)):

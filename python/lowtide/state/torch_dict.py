@@ -70,7 +70,7 @@ def _check_muon(engine: Engine, number: int, mine: dict[str, Any], where: str) -
     others = [i for each in parts for i in each.params if not each.rule or engine.tensors[i].ndim != 2]
     alone = "matrices alone (use_muon=True): torch.optim.Muon steps no others"
     expect(not others, where, f"parameters {others[:8]} that AdamW steps, or stacks of matrices", alone)
-    maximize = any(each.options({number: mine})["maximize"] for each in parts)
+    maximize = any(each.options_of({number: mine})["maximize"] for each in parts)
     expect(not maximize, f"{where}: maximize", True, "False: torch.optim.Muon does not have it")
 
 
