@@ -79,7 +79,7 @@ TEST(NewHyper, IsKnownInC) {
 
 // The formats of a matrix and of a vector of as many elements.
 std::vector<std::string> formats_of(const GroupOptions& group) {
-  Optimizer optimizer({});
+  Optimizer optimizer(OptimizerOptions{});
   optimizer.add_group(group);
   Tensor matrix(DType::kF32, {64, 256}), vector(DType::kF32, {64 * 256});
   for (Tensor* const param : {&matrix, &vector}) {
@@ -94,7 +94,8 @@ TEST(NewGroupOption, HasItsDefaultEffectAndRefusal) {
   EXPECT_EQ(formats_of({}), (std::vector<std::string>{"dynamic8", "dynamic8"}));
   EXPECT_EQ(formats_of({.min_quantized_ndim = 2}), (std::vector<std::string>{"dynamic8", "fp32"}));
   EXPECT_EQ(formats_of({.min_quantized_ndim = 3}), (std::vector<std::string>{"fp32", "fp32"}));
-  EXPECT_EQ(refusal([] { formats_of({.min_quantized_ndim = -1}); }), "got min_quantized_ndim=-1, wanted 0 or more");
+  EXPECT_NE(refusal([] { formats_of({.min_quantized_ndim = -1}); }).find("got min_quantized_ndim=-1, wanted 0 or more"),
+            std::string::npos);
 }
 
 TEST(NewGroupOption, IsPlannedWith) {
@@ -111,14 +112,16 @@ TEST(NewGroupOption, IsKnownInC) {
   const auto format_of_vector = [](const lt_group_options& options) {
     lt_optimizer* optimizer = nullptr;
     EXPECT_EQ(lt_optimizer_create(nullptr, &optimizer), LT_OK);
-    EXPECT_EQ(lt_optimizer_add_group(optimizer, &options, nullptr), LT_OK) << lt_last_error();
+    int32_t group = -1;
+    EXPECT_EQ(lt_optimizer_add_group(optimizer, &options, &group), LT_OK) << lt_last_error();
     std::vector<float> values(64 * 256);
     const int64_t size = 64 * 256;
     const lt_tensor param = {values.data(), LT_F32, 1, &size, nullptr};
-    EXPECT_EQ(lt_optimizer_add_param(optimizer, 0, &param, nullptr), LT_OK) << lt_last_error();
-    EXPECT_EQ(lt_optimizer_allocate_state(optimizer, 0), LT_OK);
+    int64_t number = -1;
+    EXPECT_EQ(lt_optimizer_add_param(optimizer, group, &param, &number), LT_OK) << lt_last_error();
+    EXPECT_EQ(lt_optimizer_allocate_state(optimizer, number), LT_OK);
     lt_state_view view = {};
-    EXPECT_EQ(lt_optimizer_state(optimizer, 0, 0, &view), LT_OK);
+    EXPECT_EQ(lt_optimizer_state(optimizer, number, 0, &view), LT_OK);
     const std::string codec = view.codec;
     lt_optimizer_destroy(optimizer);
     return codec;
