@@ -136,7 +136,7 @@ class _Prediction:
     _device: torch.device
 
     def plan(self) -> DeviceForecast:
-        at = wanted_places(self._params)
+        at = wanted_places(self._params) if self._params else []
         shares = shares_of(self._family, self._memory, self._groups, self._params, at)
         parts = [self._part(place, shares.of_all[place] or Memory()) for place in at]
         found: dict[str, Any] = {"state_bytes": sum(part["state_bytes"] for part in parts)}

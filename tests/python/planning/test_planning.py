@@ -262,7 +262,7 @@ def test_rates_of_what_is_refused_elsewhere_are_unknown():
         ({"rule": None}, TypeError, "rule"),
         ({"state": "int3"}, ValueError, "int3"),
         ({"state": 8}, TypeError, "state"),
-        ({"memory": "8GiB"}, TypeError, "lowtide.Memory"),
+        ({"memory": "8GiB"}, ValueError, "some of device, host"),
         ({"memory": lowtide.Memory(host="2GB ?")}, ValueError, "2GB ?"),
         ({"memory": lowtide.Memory(host=1, chunk=5)}, ValueError, "4096"),
         ({"memory": lowtide.Memory(disk="/tmp")}, ValueError, "host"),
