@@ -32,8 +32,8 @@ def main(root: Path, part: Path, package: Path) -> None:
     assert Path(lowtide.__file__).parent == package, lowtide.__file__
     assert ("min_quantized_ndim", 0, True) in _core.group_options()
 
-    def formats(state: lowtide.Optimizer) -> list[str]:
-        return [str(state.state[p]["exp_avg"].dtype).removeprefix("torch.") for p in params]
+    def formats(opt: lowtide.Optimizer) -> list[str]:
+        return [str(entry["exp_avg"].dtype).removeprefix("torch.") for entry in opt.state_dict()["state"].values()]
 
     def stepped(**options: object) -> lowtide.Optimizer:
         opt = lowtide.AdamW(params, **options)
