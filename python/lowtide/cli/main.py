@@ -63,11 +63,11 @@ Rule = Annotated[str, typer.Option(help=f"One of {', '.join(_RULES)}.", metavar=
 PlannedRule = Annotated[str, typer.Option(help=f"One of {', '.join(_PLANNED_RULES)}.", metavar="NAME")]
 State = Annotated[str, typer.Option(help=f"State format: one of {', '.join(_STATES)}.", metavar="NAME")]
 Momentum = Annotated[
-    float, typer.Option(help="Of SGD and LARS, which have no state without, and of RMSprop.", metavar="X")
+    float, typer.Option(help="For SGD and LARS (no state without it) and RMSprop.", metavar="X")
 ]
 PlannedMomentum = Annotated[
     float | None,
-    typer.Option(help="Of SGD and LARS (no state without), RMSprop, Muon; without: the rule's default.", metavar="X"),
+    typer.Option(help="For SGD and LARS (no state without it), RMSprop, Muon. Default: the rule's.", metavar="X"),
 ]
 
 
@@ -86,7 +86,7 @@ def _lowtide(
 
 @app.command()
 def info(disk: Disk = None, as_json: Json = False) -> None:
-    """Show what this installation and machine can do. Measures rates for about four seconds."""
+    """Show the abilities of this installation and machine. Measures rates for about four seconds."""
     from lowtide.cli import commands, render
 
     found = commands.describe_machine(disk)
@@ -105,32 +105,32 @@ def plan(
     rule: PlannedRule = "adamw",
     state: State = "dynamic8",
     host: Annotated[
-        str | None, typer.Option(help="Host memory for state, e.g. 8GiB or 50%; without: no limit.", metavar="SIZE")
+        str | None, typer.Option(help="Host memory for state, e.g. 8GiB or 50%. Default: no limit.", metavar="SIZE")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Memory of the device for state, e.g. 8GiB: parameters are there.", metavar="SIZE")
+        str | None, typer.Option(help="Device memory for state, e.g. 8GiB; parameters are on the device.", metavar="SIZE")
     ] = None,
     on: Annotated[str | None, typer.Option(help="The device, by torch's name; without: cuda.", metavar="NAME")] = None,
     step: Annotated[str | None, typer.Option(help="Who steps: device, host (the CPU) or auto.", metavar="NAME")] = None,
     link: Annotated[
-        str | None, typer.Option(help="Rate of the device's link each way, e.g. 25GB a second.", metavar="SIZE")
+        str | None, typer.Option(help="Rate of the device's link in each direction, e.g. 25GB a second.", metavar="SIZE")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of the parameters: float32, bfloat16 or float16.", metavar="NAME")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Parameter type: float32, bfloat16 or float16.", metavar="NAME")] = "float32",
     disk: Disk = None,
     disk_limit: Annotated[str | None, typer.Option(help="At most this much on disk.", metavar="SIZE")] = None,
-    chunk: Annotated[str | None, typer.Option(help="Unit of moving; without: chosen.", metavar="SIZE")] = None,
+    chunk: Annotated[str | None, typer.Option(help="Unit of transfer; by default chosen.", metavar="SIZE")] = None,
     momentum: PlannedMomentum = None,
-    amsgrad: Annotated[bool, typer.Option("--amsgrad", help="Of Adam and AdamW.")] = False,
-    centered: Annotated[bool, typer.Option("--centered", help="Of RMSprop.")] = False,
-    max_unorm: Annotated[float, typer.Option(help="Of LAMB and LARS; 0: a trust ratio instead.", metavar="X")] = 0.0,
+    amsgrad: Annotated[bool, typer.Option("--amsgrad", help="For Adam and AdamW.")] = False,
+    centered: Annotated[bool, typer.Option("--centered", help="For RMSprop.")] = False,
+    max_unorm: Annotated[float, typer.Option(help="For LAMB and LARS; 0: a trust ratio instead.", metavar="X")] = 0.0,
     betas: Annotated[
-        str | None, typer.Option(help="E.g. 0.9,0.95: 4 bits take no long averages. Without: the rule's.", metavar="X,X")
+        str | None, typer.Option(help="E.g. 0.9,0.95: 4 bits accept no long averages. Default: the rule's.", metavar="X,X")
     ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Of RMSprop, AdEMAMix; without: the rule's.", metavar="X")] = None,
+    alpha: Annotated[float | None, typer.Option(help="For RMSprop, AdEMAMix. Default: the rule's.", metavar="X")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, for seconds per step.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say whether the optimizer's state will fit. Shows what each state format takes; status 1 if the chosen one does not fit."""
+    """Say whether the optimizer's state will fit. Shows the memory of each state format; status 1 if the chosen one does not fit."""
     models = {"--params": params, "--hf-config": hf_config, "--shapes": shapes_file}
     given = [name for name, value in models.items() if value is not None]
     if len(given) != 1:
@@ -187,15 +187,15 @@ def plan(
 
 @app.command()
 def bench(
-    elements: Annotated[str, typer.Option(help="Of the parameter that is stepped.", metavar="N")] = "16Mi",
+    elements: Annotated[str, typer.Option(help="Elements of the stepped parameter.", metavar="N")] = "16Mi",
     rule: Rule = "adamw",
     state: State = "dynamic8",
     disk: Disk = None,
-    rounds: Annotated[int, typer.Option(help="Every contender runs once in each.", min=1, max=1000, metavar="N")] = 15,
+    rounds: Annotated[int, typer.Option(help="Rounds; every contender runs once in each.", min=1, max=1000, metavar="N")] = 15,
     momentum: Momentum = 0.9,
     as_json: Json = False,
 ) -> None:
-    """Time a step beside torch's fused one and the memory's rate. All in the same run; --disk: with state on disk, too."""
+    """Time a step, torch's fused step and the memory's rate. All in the same run; --disk: also with state on disk."""
     count = text.count_of("--elements", elements)
     text.check_name("--rule", rule, _RULES)
     text.check_name("--state", state, _STATES)
@@ -207,7 +207,7 @@ def bench(
 
 
 @app.command()
-def inspect(file: Annotated[Path, typer.Argument(help="What Optimizer.save wrote.")], as_json: Json = False) -> None:
+def inspect(file: Annotated[Path, typer.Argument(help="A file that Optimizer.save wrote.")], as_json: Json = False) -> None:
     """Show the contents of a checkpoint file. Checks its header, not its data."""
     from lowtide.cli import commands, render
 
