@@ -33,7 +33,8 @@ def main(root: Path, part: Path, package: Path) -> None:
     assert ("min_quantized_ndim", 0, True) in _core.group_options()
 
     def formats(opt: lowtide.Optimizer) -> list[str]:
-        return [str(entry["exp_avg"].dtype).removeprefix("torch.") for entry in opt.state_dict()["state"].values()]
+        entries = opt.state_dict()["state"].values()
+        return [str(entry.get("exp_avg", entry.get("exp_avg_codes")).dtype).removeprefix("torch.") for entry in entries]
 
     def stepped(**options: object) -> lowtide.Optimizer:
         opt = lowtide.AdamW(params, **options)
