@@ -37,7 +37,7 @@ def check_parts(root: Path, part: Path, package: Path) -> None:
     shutil.copytree(part / "docs", tree / "docs")
     shutil.copyfile(root / "pyproject.toml", tree / "pyproject.toml")
     names = [f"tests/python/{test}" for test in TESTS]
-    command = [sys.executable, "-m", "pytest", "-v", "-k", "row or accumulated_sign", "-p", "no:cacheprovider", *names]
+    command = [sys.executable, "-m", "pytest", "-v", "-k", "row or accumulatedsign", "-p", "no:cacheprovider", *names]
     environment = {**os.environ, "PYTHONPATH": str(package.parent)}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count(" PASSED") == len(TESTS), done.stdout + done.stderr

@@ -25,7 +25,7 @@ Outcome outcome_of(const std::string& state, const std::string& target, Fn&& eac
   Outcome out;
   out.param.randomize(rng);
   Config config;
-  config.rule = "accumulated_sign", config.state = state, config.target = target;
+  config.rule = "accumulatedsign", config.state = state, config.target = target;
   config.hyper = default_hyper(config.rule);
   config.hyper.lr = kLr;
   Optimizer optimizer = make_optimizer(config);
@@ -43,7 +43,7 @@ Outcome outcome_of(const std::string& state, const std::string& target, Fn&& eac
 
 TEST(NewRule, IsKnownByItsName) {
   const std::vector<std::string> names = rule_names();
-  EXPECT_EQ(std::count(names.begin(), names.end(), "accumulated_sign"), 1);
+  EXPECT_EQ(std::count(names.begin(), names.end(), "accumulatedsign"), 1);
   EXPECT_EQ(std::size(kPartFiles), 4u) << "header, list, Python class and documents";
 }
 
@@ -55,7 +55,7 @@ TEST(NewRule, ComputesItsReference) {
   std::vector<double> p, sum(static_cast<size_t>(start.numel));
   for (int64_t i = 0; i < start.numel; ++i) p.push_back(start.get(i));
   const Outcome got = outcome_of("fp32", "", [&](const Tensor& grad) {
-    for (size_t i = 0; i < p.size(); ++i) p[i] = accumulated_sign(p[i], grad.get(int64_t(i)), sum[i], kLr);
+    for (size_t i = 0; i < p.size(); ++i) p[i] = accumulatedsign(p[i], grad.get(int64_t(i)), sum[i], kLr);
   });
   double worst = 0;
   size_t moved = 0;

@@ -40,6 +40,7 @@ TEST(PtxDoubles, RoundToNearest) {
         {{{bits(1), bits(0x1p-53)}, bits(1)}, {{bits(0x1.8p-52), bits(1)}, bits(0x1.0000000000002p0)}});
   check("mul.rn.f64 %ow, %aw, %bw;", {{{bits(0x1p-1000), bits(0x1p-74)}, 1}, {{infinity, bits(0)}, nan}});
   check("div.rn.f64 %ow, %aw, %bw;", {{{bits(1), bits(3)}, bits(1. / 3)}, {{bits(-1), bits(0)}, bits(-INFINITY)}});
+  check("rcp.rn.f64 %ow, %aw;", {{{bits(3)}, bits(1. / 3)}, {{bits(-0.0)}, bits(-INFINITY)}});
   check("sqrt.rn.f64 %ow, %aw;", {{{bits(2)}, bits(std::sqrt(2.))}, {{bits(-1)}, nan}});
   check("min.f64 %ow, %aw, %bw;", {{{nan, bits(1)}, bits(1)}, {{bits(0), bits(-0.)}, bits(-0.)}});
   check("neg.f64 %ow, %aw;", {{{bits(1)}, bits(-1)}});

@@ -32,6 +32,7 @@ void add_doubles(Operations& all) {
     add<double, double>(all, named("mul"), [](double a, double b) { return a * b; });
   }
   add<double, double>(all, "div.rn.f64", [](double a, double b) { return a / b; });
+  add<double>(all, "rcp.rn.f64", [](double a) { return 1 / a; });
   add<double>(all, "sqrt.rn.f64", [](double a) { return std::sqrt(a); });
   add<double, double>(all, "min.f64", [](double a, double b) {
     if (is_nan_of_64(a) || is_nan_of_64(b)) return is_nan_of_64(a) ? b : a;
