@@ -103,7 +103,7 @@ def fused(kernel: Kernel) -> tuple[int, int]:
         return sum(times for name, times in names.items() if re.match(pattern, name))
 
     float_reciprocals = count(r"MUFU\.RCP$") - count(r"I2F\..*\.RP$")
-    checked = sum("rcp_rn" in name and "f64" not in name for name in called)  # doubles have fused sums of their own
+    checked = sum("rcp_rn" in name and "dblrcp" not in name for name in called)
     may = 6 * float_reciprocals + 2 * count(r"MUFU\.RSQ$") + count(r"MUFU\.RCP64H$") - count("FCHK") - 4 * checked
     words = demangled(kernel.name).split()
     if "norms_kernel" in words[:-2] and words[-1] == "Float8":

@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cuda/device/clip.h"
+#include "backend/kernels/items.h"
 #include "backend/kernels/sums.h"
 #include "core/exact_sum.h"
 #include "cuda/step_cases.h"
@@ -359,6 +361,45 @@ TEST(PtxSteps, PutNormsIntoArgumentsAsTheHostDoes) {
       EXPECT_EQ(std::memcmp(launch.items[i].args, wanted[i].data(), info.args_bytes), 0) << info.name << ", case " << i;
   }
   EXPECT_GT(rules_with_norms, 0);
+}
+
+// GradScaler's words become the factor and the verdict that the host makes of them: alone, behind a clip, and in a
+// clip.
+TEST(PtxScaling, DividesByTheLossScale) {
+  struct Memory {
+    float scale, found;
+    uint32_t first;
+    kernels::Clip clip;
+    kernels::Sums sums;
+  };
+  const Shared memory(sizeof(Memory));
+  auto& at = *reinterpret_cast<Memory*>(memory.get());
+  const cuda_kernels::Queue queue{nullptr, 2, 0};
+  ExactSum sum;
+  sum.add(9.f, 0), sum.add(16.f, 0);
+  int cases = 0;
+  for (const float scale : {65536.f, 3.f, 1e-30f, 0.f})
+    for (const float found : {0.f, 1.f})
+      for (const bool is_measured : {false, true}) {
+        at = {scale, found, 5, {7, 0.25, 1}, {}};
+        const double by = 1. / static_cast<double>(scale);
+        ASSERT_EQ(cuda_kernels::loss_scaling({&at.scale, &at.found}, &at.clip, is_measured, &at.first, queue),
+                  cudaSuccess);
+        ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+        EXPECT_EQ(at.clip.factor, (is_measured ? 0.25 : 1.) * by) << scale;
+        EXPECT_EQ(at.first, found > 0 ? 0 : kernels::kNoItem);
+        std::copy_n(sum.limbs().begin(), sum.limbs().size(), at.sums.limbs);
+        at.sums.largest = std::bit_cast<uint32_t>(4.f);
+        ASSERT_EQ(cuda_kernels::clip(&at.sums, {1, 1, 0, 0, &at.scale}, &at.clip, nullptr, queue), cudaSuccess);
+        ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+        EXPECT_EQ(at.clip.norm, by * std::sqrt(25.));
+        ++cases;
+      }
+  at.clip.factor = 0.5;
+  ASSERT_EQ(cuda_kernels::loss_scaling({nullptr, &at.found}, &at.clip, true, &at.first, queue), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  EXPECT_EQ(at.clip.factor, 0.5) << "gradients that have been divided";
+  figure("{} cases: factor, verdict and norm of the host", cases);
 }
 
 // The executor runs two blocks of the large grid that this fill has.
