@@ -55,7 +55,9 @@ class Settings:
     def of(cls, options: Options) -> Settings:
         given: Mapping[str, Any] = options
         settings = cls(**{name: given[name] for name in cls.__annotations__ if name in given})
-        settings.seed, settings.memory = int(settings.seed), Memory.of(settings.memory)
+        settings.seed = int(settings.seed)
+        if settings.memory is not None:
+            settings.memory = Memory.of(settings.memory)
         return settings
 
 

@@ -153,8 +153,9 @@ class Optimizer(torch.optim.Optimizer):
             param_group["params"] = list(param_group["params"])
             bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
             expect(len(bare) == len(param_group["params"]), where, "the same parameter more than once", "each once")
-        memory = Memory.of(param_group.get("memory"))
+        memory: Memory | None = None
         if "memory" in param_group:  # a state_dict should not carry it; the caller's dict keeps it
+            memory = Memory.of(param_group["memory"])
             param_group = {key: value for key, value in param_group.items() if key != "memory"}
         for name, value in self._beside.items():
             param_group.setdefault(name, value)

@@ -15,6 +15,8 @@ from lowtide.optimizers import backward
 from lowtide.report.log import Residency, logger
 from lowtide.report.fields import CoreReport
 from support import bits, parameter
+from torch.distributed.tensor import distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 Figure = Callable[[str], None]
 MEMORY = 1 << 30
@@ -245,15 +247,20 @@ def test_refused(figure: Figure) -> None:
 
 
 def test_what_has_the_host_decide_is_not_captured(elsewhere: Elsewhere, figure: Figure) -> None:
-    params = [parameter(3)]
-    opt = lowtide.AdamW(params, amp_scaling=True)
-    run(params)
-    elsewhere.capturing = True
-    before = bits(params[0])
-    with pytest.raises(ValueError, match="amp_scaling, or DTensor parameters.*while a graph is captured"):
+    torch.distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        param = torch.nn.Parameter(distribute_tensor(torch.ones(3), mesh))
+        opt = lowtide.AdamW([param])
+        (param * param).sum().backward()
+        elsewhere.capturing = True
+        before = bits(param.to_local())
+        with pytest.raises(ValueError, match="DTensor parameters whose gradients are checked while a graph is captured"):
+            opt.step()
+        assert bits(param.to_local()) == before
+        elsewhere.capturing = False
         opt.step()
-    assert bits(params[0]) == before
-    elsewhere.capturing = False
-    opt.step()
-    assert bits(params[0]) != before
+        assert bits(param.to_local()) != before
+    finally:
+        torch.distributed.destroy_process_group()
     figure("refused by name, and stepped after it")

@@ -100,7 +100,7 @@ def test_nesterov_needs_momentum_and_no_dampening(seed):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"memory": "2GiB"}, TypeError, ["memory", "2GiB", "lowtide.Memory", "None"]),
+        ({"memory": 2 << 30}, TypeError, ["memory", "2147483648", "lowtide.Memory", "None"]),
         ({"nonfinite": "ignore"}, ValueError, ["nonfinite", "ignore", "skip", "raise", "propagate"]),
         ({"nonfinite": 5}, TypeError, ["nonfinite", "5", "'skip', 'raise' or 'propagate'"]),
         ({"cpu_target": None}, TypeError, ["cpu_target", "None", "str"]),

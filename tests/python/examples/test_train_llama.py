@@ -142,7 +142,7 @@ MISTAKES = {
     "got 'adam', wanted torch": ["--optimizers", "torch,adam"],
     "wanted each once": ["--optimizers", "torch,torch"],
     "no such file or folder": ["--data", "absent"],
-    "no unit": ["--optimizers", "paged", "--ram-budget", "4MiX"],
+    "not a unit": ["--optimizers", "paged", "--ram-budget", "4MiX"],
     "no such directory": ["--optimizers", "paged", "--ram-budget", "4MiB", "--disk", "absent"],
     "go together": ["--ram-budget", "4MiB"],
     "wanted a multiple of 16": ["--width", "9"],
