@@ -85,11 +85,6 @@ class Clipper:
         self.clip: Clip | Queued | None = None  # for the next step
         self._measured: _core.MeasuredGradients | None = None  # the gradients for which it was made; keeps none of them alive
 
-    @property
-    def wanted(self) -> bool:
-        """True if the next step may clip."""
-        return self.clip is not None or self._engine.settings.max_grad_norm is not None
-
     def require(self, where: str, partitioned: bool) -> None:
         """Raises ValueError, naming `where`, if gradients are not whole."""
         got, wanted = "partitions of DeepSpeed's ZeRO", "its gradient_clipping: see docs/deepspeed.md"
