@@ -65,6 +65,7 @@ def load(
     metadata = read_metadata(_core.checkpoint_metadata(name), name)
     found = isinstance(metadata, dict) and isinstance(metadata.get(_KEY), list)
     expect(found, name, "a checkpoint without the options of param_groups", "one that Optimizer.save wrote")
+    expect(len(metadata[_KEY]) == len(param_groups), name, f"{len(metadata[_KEY])} groups", f"{len(param_groups)}")
     _check_shards(engine, metadata.get(_SHARDS), name)
     groups: list[dict[str, Any]] = []
     number = 0
