@@ -45,7 +45,7 @@ extern "C" {
 /* Each steps a parameter of n elements once, in place, and returns when the step is done. g: the gradient, not written.
  * Memory is the host's, or the memory that lt_bnb_use_backend() names; arrays that are written do not overlap.
  *
- * adam, ademamix: state1 and state2 are the averages of g and of g^2; ademamix stores its slow average behind the fast
+ * adam, ademamix: state1 and state2 are the averages of g and of g^2; ademamix stores its slow average after the fast
  * one in state1, which thus has 2 n elements. The others have only state1 and ignore state2 (quantiles2, absmax2).
  * step: from 1. momentum takes beta1 as its momentum, rmsprop as its alpha. beta3 and alpha are ademamix' values for
  * this step. gnorm_scale multiplies the gradient. skip_zeros: elements whose gradient (including weight_decay * p if

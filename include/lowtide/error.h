@@ -15,10 +15,10 @@ namespace lowtide {
 // The same values as lt_status in lowtide.h (a test compares them); never renumber.
 enum class ErrorKind : int {
   kInvalidArgument = 1,  // the caller's value is wrong; nothing was changed          Python: ValueError
-  kOutOfMemory = 10,     // host or device memory could not be had; nothing changed   Python: MemoryError
+  kOutOfMemory = 10,     // not enough host or device memory; nothing changed         Python: MemoryError
   kUnsupported = 20,     // valid, but this build or machine cannot do it             Python: NotImplementedError
-  kIo = 30,              // a file, disk or transport failed; os_error() says how             Python: OSError with errno
-  kDeviceLost = 40,      // the device can do nothing more in this process             Python: RuntimeError
+  kIo = 30,              // a file, disk or transport failed; os_error() says how     Python: OSError with errno
+  kDeviceLost = 40,      // the device is unusable in this process                    Python: RuntimeError
   kInternal = 90,        // a broken invariant: a bug of this library                 Python: RuntimeError
 };
 

@@ -41,7 +41,7 @@ extern "C" {
 typedef enum lt_status {
   LT_OK = 0,
   LT_INVALID_ARGUMENT = 1, /* a value is wrong; lt_last_error() says which */
-  LT_OUT_OF_MEMORY = 10,   /* host or device memory could not be had */
+  LT_OUT_OF_MEMORY = 10,   /* not enough host or device memory */
   LT_UNSUPPORTED = 20,     /* valid, but not in this build or on this machine */
   LT_IO_ERROR = 30,        /* a file, disk or transport failed; see lt_last_os_error() */
   LT_DEVICE_LOST = 40,     /* the device is unusable in this process; state in host memory can still be saved */
@@ -103,12 +103,12 @@ typedef struct lt_memory_options {
   /* The remaining fields are for parameters on a device and must keep their defaults for parameters in host memory. */
   int64_t device;       /* bytes of device memory, buffers included; -1: 7/8 of the memory that is free when state is
                            placed (of all memory, if the driver reports none) */
-  int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0 */
+  int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0: not */
   const char* transfer; /* how state that does not fit reaches the device: "copy", "zero_copy", "hybrid"; NULL: the
                            fastest mode of the device, measured once and remembered (docs/devices.md) */
   int64_t automatic; /* 1, with device -1: state created by a step starts on the device if it fits; state loaded earlier
                         starts in host memory and moves once steps have shown what else needs memory. It moves to the
-                        host when memory gets short; 0 */
+                        host when memory gets short; 0: not */
 } lt_memory_options;
 #define LT_MEMORY_OPTIONS_INIT \
   { sizeof(lt_memory_options), -1, 0, -1, 0, -1, 0, 0, 0 }
@@ -163,7 +163,7 @@ typedef struct lt_step_options {
    * outlive the optimizer. NULL: a queue of the backend. Must be NULL for parameters in host memory. */
   void* stream;
   double grad_scale;     /* every gradient is multiplied by this (as float32) before use, e.g. 1 / loss scale */
-  int64_t assume_finite; /* 1: the caller has checked the gradients; 0 */
+  int64_t assume_finite; /* 1: the caller has checked the gradients; 0: not */
   int64_t free_bytes;    /* for lt_memory_options.automatic: bytes of device memory that nothing else needs, even when
                             activations are back, including memory that the caller's allocator caches unused; -1: what
                             the driver reports free now */
@@ -395,8 +395,8 @@ LT_API lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* pa
 #define LT_SAVE_COPY_BYTES ((int64_t)256 << 20)
 LT_API lt_status lt_optimizer_save_async(const lt_optimizer* optimizer, const char* path, const char* metadata,
                                          int64_t copy_bytes, lt_save** save);
-/* Waits until the file is written, at most `seconds`; if negative, without a limit. *done (may be NULL): 0 on timeout,
- * else 1. Returns the failure of the save. Any thread; the optimizer may be gone. */
+/* Waits until the file is written, for at most `seconds`; a negative number sets no limit. *done (may be NULL): 0 on
+ * timeout, else 1. Returns the failure of the save. Any thread; the optimizer may be gone. */
 LT_API lt_status lt_save_wait(const lt_save* save, double seconds, int32_t* done);
 /* Neither waits for the save nor ends it. NULL: does nothing. */
 LT_API void lt_save_destroy(lt_save* save);

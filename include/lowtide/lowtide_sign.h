@@ -2,7 +2,7 @@
  *  - There are no handles. Any number of threads may make calls at once.
  *  - All memory is the caller's, borrowed for the call. A call that fails has written nothing.
  *  - A sign is one bit: 1 for +, which means x >= 0. Both zeros are +; a NaN of either sign is -.
- *  - `count` signs, 0 to 2^60, take ceil(count / 8) bytes, of any alignment; bits behind the last are 0.
+ *  - `count` signs, 0 to 2^60, take ceil(count / 8) bytes, of any alignment; bits after the last are 0.
  *  - All computation uses integers: results are the same bits on every machine.
  */
 #ifndef LOWTIDE_LOWTIDE_SIGN_H_

@@ -200,9 +200,9 @@ class LT_API SaveHandle {
 
   // True once the file is written or the save has failed.
   bool done() const;
-  // Waits for that, at most `seconds`; if negative, without a limit. Returns false on timeout. If the save failed,
-  // throws the error that save() would throw; a file that existed before is then untouched. Do not call it from inside
-  // a call of the optimizer.
+  // Waits until done() is true, for at most `seconds`; a negative number sets no limit. Returns false on timeout. If
+  // the save failed, throws the error that save() would throw; a file that existed before is then untouched. Do not
+  // call it from inside a call of the optimizer.
   bool wait(double seconds = -1) const;
 
   // Bytes of state that steps had to copy before the writer reached them, and the largest amount kept at once.
@@ -244,13 +244,13 @@ class LT_API Optimizer {
   void set_threads(int threads);
   void set_nonfinite(NonFinite policy);
 
-  // Registers a parameter and returns its number, counted from 0 over all groups. Its state is allocated as zeros: now,
-  // under a budget in its first step, or with with_state = false when it first has a gradient. whole: the parameter
-  // that `param` is a shard of, at least as large in each dimension. Throws kInvalidArgument for element types, sizes
-  // and layouts that cannot be stepped (two elements at one address), and kOutOfMemory.
+  // Registers a parameter and returns its number, counted from 0 over all groups. Its state is allocated as zeros: now;
+  // under a budget, in its first step; with with_state = false, when it first has a gradient. whole: the parameter that
+  // `param` is a shard of, at least as large in each dimension. Throws kInvalidArgument for element types, sizes and
+  // layouts that cannot be stepped (two elements at one address), and kOutOfMemory.
   int64_t add_param(int group, const TensorView& param, bool with_state = true,
                     const std::optional<WholeParam>& whole = {});
-  // Allocates now the states that parameters under a budget would get in their first step. Throws like step.
+  // Allocates the states that parameters under a budget would otherwise get in their first step. Throws like step.
   void place_states();
   // Tells the optimizer that the parameter's memory moved. Its sizes must be the same; type and strides may differ,
   // except the type of weights with a residual. State is kept.
@@ -317,11 +317,11 @@ class LT_API Optimizer {
   // Moves all parameters from the training weights to the evaluation weights (true), or back (false); parameters that
   // are already there stay. A round trip rounds twice: in float32 by 2^-24 of the weight, in 16 bits by what the master
   // keeps. Saved and resumed runs compute the same bits (with master="stochastic", if at most one switch came after the
-  // last step). A step, check or ballot of a parameter with evaluation weights is refused. They return by the beta1
-  // with which they came. Takes up to 3 MiB where the parameters are and, for state that streams, a float32 copy of the
-  // largest parameter in host memory. stream: as in StepOptions; waits for it. Throws like calls that read state (kIo,
-  // kOutOfMemory ...): the optimizer knows which parameters have moved, and the next call moves the others. A disk that
-  // fails while a residual is replaced has the same effect as in write_state.
+  // last step). A step, check or ballot of a parameter with evaluation weights is refused. The switch back uses the
+  // same beta1. Takes up to 3 MiB where the parameters are and, for state that streams, a float32 copy
+  // of the largest parameter in host memory. stream: as in StepOptions; waits for it. Throws like calls that read state
+  // (kIo, kOutOfMemory ...): the optimizer knows which parameters have moved, and the next call moves the others. A
+  // disk that fails while a residual is replaced has the same effect as in write_state.
   void set_evaluating(bool evaluating, void* stream = nullptr);
   bool evaluating(int64_t param) const;
   // The beta1 with which the parameter got its evaluation weights; 0: it has the training weights.
@@ -337,9 +337,9 @@ class LT_API Optimizer {
   // freed, it hides reads behind computation; the step gives the memory back. Does not wait. Returns the bytes taken: 0
   // if no state streams to a device, or if memory is short.
   int64_t prefetch(int64_t bytes, void* stream = nullptr);
-  // Moves state out of device memory until at least `bytes` are free (or all state is out), and waits for that. Under
-  // Memory::automatic the state returns once there has been room for a while, else it stays on the host. Returns the
-  // bytes freed: 0 for parameters in host memory.
+  // Moves state out of device memory until at least `bytes` are free (or all state is out), and waits for the moves.
+  // Under Memory::automatic the state returns once there has been room for a while; under other budgets it stays on the
+  // host. Returns the bytes freed: 0 for parameters in host memory.
   int64_t demote(int64_t bytes);
   // Moves all state from RAM to the disk of its budget, to make room while no steps are taken, and back. A call that
   // needs the state (a step, save, read_state, ...) brings it back itself; until then memory that StateView shows reads

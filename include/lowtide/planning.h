@@ -29,7 +29,7 @@ struct PlannedGroup {
 struct ForecastRequest {
   OptimizerOptions options;  // only rule and memory are read. A budget with `device` or managed memory is a device's
   std::vector<PlannedGroup> groups;
-  // Bytes per second of the disk and of a device's link, which carries as many each way at once; 0: unknown.
+  // Bytes per second of the disk and of a device's link, which carries this rate both ways at once; 0: unknown.
   double read_rate = 0, write_rate = 0, link_rate = 0;
 };
 

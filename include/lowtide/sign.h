@@ -1,9 +1,8 @@
 // Signs of values in host memory as bits, and majorities of them: 32 times smaller than float32, 16 times smaller than
 // bfloat16.
 //
-// A sign is one bit: 1 for +, which means x >= 0. Both zeros are +; a NaN of either sign is -. Bits behind the last
-// sign in its byte are 0. All computation uses integers: results are the same on every machine, for any number of
-// threads.
+// A sign is one bit: 1 for +, which means x >= 0. Both zeros are +; a NaN of either sign is -. Bits after the last sign
+// in its byte are 0. All computation uses integers: results are the same on every machine, for any number of threads.
 //
 // Threads: any, concurrently. Memory is the caller's, borrowed for the call. Errors: Error (kInvalidArgument), which
 // says what the call got and wanted, and std::bad_alloc; a call that throws has written nothing.

@@ -124,7 +124,8 @@ class LT_API ThreadGroup {
   ThreadGroup(const ThreadGroup&) = delete;
   ThreadGroup& operator=(const ThreadGroup&) = delete;
 
-  // The transport of one rank, for one thread. It shares ownership of its needs with the group, which it may outlive.
+  // The transport of one rank, for one thread. It shares ownership of what it needs with the group, which it may
+  // outlive.
   std::shared_ptr<Transport> transport(int rank);
 
   // For tests: a dead rank never answers again. Its own calls throw at once; the others' calls time out. It dies in its
@@ -193,9 +194,9 @@ struct SignBallot {
   bool nonfinite = false;               // this rank has a NaN or an infinity: nothing is applied anywhere
   bool failed = false;                  // this rank cannot take part: nothing is applied anywhere; pointers are unused
   // Called once, in the thread of the call, after all ranks have announced that they proceed and before any pointer is
-  // read: for a ballot whose making has side effects that must not happen in vain. False: this rank cannot take part
-  // after all; the call runs to its end, and all ranks throw CollectiveError. The same happens if it throws, but this
-  // rank then rethrows the exception. If more parts follow, the rank announces its failure with the next part.
+  // read: for ballots with side effects, which must not happen in vain. False: this rank cannot take part after all;
+  // the call runs to its end, and all ranks throw CollectiveError. The same happens if it throws, but this rank then
+  // rethrows the exception. If more parts follow, the rank announces its failure with the next part.
   std::function<bool()> prepare = nullptr;
   // A vote in parts: how many of its parts came before this one (0: it begins, and an unfinished vote is forgotten),
   // and whether another follows, in the next call of vote(). Both compared. All parts have the same step; each may have
@@ -207,7 +208,7 @@ struct SignBallot {
 // Memory for the result. The caller owns it; it is written only if the result is applied (for a part: when the call
 // returns).
 struct SignResult {
-  std::byte* bits = nullptr;      // [sign_bits_bytes(count)]; bits behind the last sign become 0
+  std::byte* bits = nullptr;      // [sign_bits_bytes(count)]; bits after the last sign become 0
   std::byte* presence = nullptr;  // if ballots have presence: [sign_presence_bytes(count)], 1 for blocks in which any
                                   // rank had a say
   std::byte* zeros = nullptr;     // ties "zero": laid out like bits, 1 for equal votes
