@@ -1,5 +1,5 @@
-// Parts that the files of the binding share: arguments and results of Python's, and the core's types that are made of
-// them. Where Python knows more than C++ (what is in a dict, how a function is called), a type has the text that the
+// Code that the files of the binding share: Python arguments and results, and the core's types made from them. Where
+// Python types say more than C++ types (the contents of a dict, a function's arguments), a type has the text that the
 // stub _core.pyi shows.
 #pragma once
 
@@ -40,22 +40,22 @@ LT_PYTHON_TYPE(OptionDict, dict, "dict[str, str | int | None]");
 LT_PYTHON_TYPE(NumberDict, dict, "dict[str, float]");
 LT_PYTHON_TYPE(HyperValue, object, "float | bool");
 LT_PYTHON_TYPE(OptionValue, object, "str | int | None");
-LT_PYTHON_TYPE(Report, dict, "typing.Any");  // lowtide.report.fields.CoreReport, which stands above this module
+LT_PYTHON_TYPE(Report, dict, "typing.Any");  // lowtide.report.fields.CoreReport, which this module cannot import
 LT_PYTHON_TYPE(Allocate, object, "collections.abc.Callable[[int], int]");
 LT_PYTHON_TYPE(Free, object, "collections.abc.Callable[[int], None]");
 LT_PYTHON_TYPE(NoteUse, object, "collections.abc.Callable[[int, int], None]");
 
-// Says, at a function's definition, that it runs without the GIL: it must touch nothing of Python's.
+// At a function's definition: it runs without the GIL and must not touch Python objects.
 constexpr nanobind::call_guard<nanobind::gil_scoped_release> kReleased;
 
-// Calls fn without the GIL: it must touch nothing of Python's.
+// Calls fn without the GIL: fn must not touch Python objects.
 template <class Fn>
 std::invoke_result_t<Fn> released(Fn&& fn) {
   const nanobind::gil_scoped_release nogil;
   return fn();
 }
 
-// An int of Python's: the address of memory that it keeps alive for the call, or of a queue; 0: none.
+// A Python int: the address of memory that the caller keeps alive for the call, or of a queue; 0: none.
 struct Address {
   uintptr_t value = 0;
   template <class T>
@@ -64,13 +64,13 @@ struct Address {
   }
 };
 
-// Reads a dict whose keys are names. Missing keys keep what there is; unknown keys are refused.
+// Reads a dict whose keys are names. A missing key leaves its value unchanged; unknown keys are refused.
 class Fields {
  public:
-  // of: what the names are of, for errors.
+  // of: the kind of name, for errors.
   Fields(const nanobind::dict& given, const char* of) : given_(given), of_(of) {}
 
-  // Into `value` what the dict has by this name. ValueError for another type, naming `wanted`.
+  // Reads the dict's value of this name, if it has one. Throws ValueError, naming `wanted`, for another type.
   template <class T>
   void take(const char* name, T& value, const char* wanted) {
     if (!given_.contains(name)) return;
@@ -83,7 +83,7 @@ class Fields {
     }
   }
 
-  // ValueError if there is a key that no take() had.
+  // Throws ValueError if the dict has a key that no take() asked for.
   void done() const {
     if (used_ == given_.size()) return;
     const std::string keys = nanobind::cast<std::string>(nanobind::repr(given_.keys()));
@@ -112,7 +112,7 @@ inline std::optional<Memory> memory_from(const GivenMemory& given) {
   return Memory{host, disk, disk_limit, chunk, device, managed, transfer, automatic};
 }
 
-// A group's options of lowtide/group.def but for its budget. A text of None is "".
+// A group's options from lowtide/group.def, except its budget. None becomes "".
 inline GroupOptions group_from(const OptionDict& given, const Hyper& hyper) {
   GroupOptions out{.hyper = hyper};
   Fields fields(given, "option");
@@ -129,7 +129,7 @@ inline GroupOptions group_from(const OptionDict& given, const Hyper& hyper) {
   return out;
 }
 
-// A shard: sizes of the whole, whether the cut is not between rows, and where the shard begins.
+// A shard: sizes of the whole, whether rows are cut, and where the shard begins.
 using GivenWhole = std::optional<std::tuple<std::vector<int64_t>, bool, std::vector<int64_t>>>;
 
 inline std::optional<WholeParam> whole_from(const GivenWhole& given) {
@@ -142,14 +142,14 @@ inline std::optional<WholeParam> whole_from(const GivenWhole& given) {
 
 void bind_checkpoint(nanobind::module_& m);      // the contents of a checkpoint file in numbers
 void bind_collective(nanobind::module_& m);      // the collective over two Python functions
-void bind_gradient_signs(nanobind::module_& m);  // gradients to bits and back
+void bind_gradient_signs(nanobind::module_& m);  // converts gradients to bits and back
 void bind_optimizer(nanobind::module_& m);       // the class Optimizer; saving and loading several
 void bind_planning(nanobind::module_& m);        // planning and measured rates
 void bind_sign(nanobind::module_& m);            // signs as bits
-void bind_spec(nanobind::module_& m);            // answers about groups, parameters and codecs that need no optimizer
+void bind_spec(nanobind::module_& m);            // questions about groups, parameters and codecs that need no optimizer
 
-// Translates errors of the core to Python exceptions. An OSError has `complete`: whether the call did all it should but
-// for the disk. Errors of a collective have `cause`: "disagreement", "digest", "damage" or "rank failed".
+// Translates the core's errors to Python exceptions. An OSError has `complete`: true if everything but the write to
+// disk was done. Errors of a collective have `cause`: "disagreement", "digest", "damage" or "rank failed".
 void bind_errors(nanobind::module_& m);
 
 }  // namespace lowtide::python

@@ -61,16 +61,16 @@ FieldDict outcome_dict(const SignOutcome& outcome, int size) {
   return out;
 }
 
-// Everybody's votes, by rank -> a checksum of the result, and whether it is sound; what takes the result over.
+// Run: every rank's votes -> a checksum of the result, and whether it is valid. Deliver: adopts the result.
 using Run = std::function<std::pair<uint64_t, bool>(std::vector<uint32_t>)>;
 using Deliver = std::function<void()>;
 
-// The payload rounds by functions of Python's, over tensors of a device.
+// The payload rounds, run by Python functions over tensors on a device.
 class PyExchange final : public Exchange {
  public:
   PyExchange(int rank, const Run& run, const Deliver& deliver) : rank_(rank), run_(run), deliver_(deliver) {}
 
-  void prepare() override {}  // Python has, before the call
+  void prepare() override {}  // Python did this before the call
 
   Found run(const Agreement& agreed) override {
     std::vector<uint32_t> votes;

@@ -1,4 +1,4 @@
-// The Python module lowtide._core: its functions of no other subject, and what binds the rest.
+// The Python module lowtide._core: general functions, and the calls that bind everything else.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -28,7 +28,8 @@ using lowtide::for_each_hyper;
 
 NB_MODULE(_core, m) {
   m.attr("__version__") = lowtide::version();
-  nb::set_leak_warnings(false);  // a library does not print; torch's own hooks can keep parameters to the very end
+  nb::set_leak_warnings(false);  // a library does not print; torch's hooks can keep parameters alive until the process
+                                 // ends
   bind_errors(m);
   add_plugin_folders();
   m.def("rule_names", &lowtide::rule_names);
@@ -114,7 +115,7 @@ NB_MODULE(_core, m) {
         throw nb::value_error(("no rule carries '" + name + "'").c_str());
       },
       "name"_a, "The largest value of a number that a rule carries beside states.");
-  m.attr("NO_MU_PRODUCT") = lowtide::kNoMuProduct;  // a product at or below it stays as it is
+  m.attr("NO_MU_PRODUCT") = lowtide::kNoMuProduct;  // a product at or below it is not multiplied further
   m.def(
       "carried_as_now",
       [](const std::string& rule, const HyperDict& hyper, int64_t steps) {
@@ -124,7 +125,7 @@ NB_MODULE(_core, m) {
         return number_dict(lowtide::rule_info(effective).carried_names, numbers);
       },
       "rule"_a, "hyper"_a, "steps"_a, "What the rule carries beside states after so many steps with these options.");
-  m.attr("GRADIENT_LIMIT") = lowtide::kGradientLimit;  // magnitudes below are finite to a step
+  m.attr("GRADIENT_LIMIT") = lowtide::kGradientLimit;  // a step treats smaller magnitudes as finite
   bind_planning(m);
   bind_checkpoint(m);
   bind_collective(m);

@@ -19,7 +19,7 @@ void set_error(const nb::object& error, const char* attribute, const auto& value
   PyErr_SetObject(error.type().ptr(), error.ptr());
 }
 
-// The attribute `cause` of what a collective raises.
+// The attribute `cause` of a collective's exception.
 const char* cause_name(CollectiveError::Cause cause) {
   switch (cause) {
     case CollectiveError::Cause::kDisagreement:
@@ -34,7 +34,7 @@ const char* cause_name(CollectiveError::Cause cause) {
   return "";
 }
 
-// The exception for errors of each kind but kIo.
+// The exception for each kind of error except kIo.
 PyObject* type_of(ErrorKind kind, PyObject* device_lost) {
   if (kind == ErrorKind::kInvalidArgument) return PyExc_ValueError;
   if (kind == ErrorKind::kOutOfMemory) return PyExc_MemoryError;

@@ -1,4 +1,4 @@
-// Gradients at one place to bits and back; votes, means and counts of those bits there.
+// Converts gradients at one place to bits and back; computes votes, means and counts of the bits there.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -22,11 +22,11 @@ namespace {
 
 using namespace nb::literals;
 
-// Gradients: address, number of elements (contiguous, at the place) and number of the first sign of each, a multiple of
-// SIGN_ALIGNMENT.
+// For each gradient its address, the number of elements (contiguous, at the place) and the number of its first sign, a
+// multiple of SIGN_ALIGNMENT.
 using Gradients = std::vector<std::tuple<Address, int64_t, int64_t>>;
 
-// For each gradient an item like this one.
+// Returns a copy of `item` for each gradient.
 std::vector<SignItem> items_of(const Gradients& gradients, const std::string& dtype, SignItem item) {
   std::vector<SignItem> items;
   item.dtype = dtype_named(dtype);

@@ -34,7 +34,7 @@ std::string MeasuredGradients::among(const nb::list& params) const {
   return any_among(params) ? "mixed" : "replaced";
 }
 
-// As often as torch has seen it change; 0 for a tensor of inference mode, of which torch counts nothing.
+// The number of changes that torch counted; 0 for an inference-mode tensor, whose changes torch does not count.
 int64_t MeasuredGradients::version_of(nb::handle grad) const {
   const bool distributed = !reader_.is_exact(grad) && nb::hasattr(grad, "_local_tensor");
   const nb::object local = distributed ? local_tensor(grad) : nb::borrow(grad);

@@ -1,4 +1,4 @@
-// The gradients that a norm was measured of, and whether a step still finds them.
+// Remembers the gradients whose norm was measured, to tell whether a step still finds them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,13 +11,14 @@
 
 namespace lowtide::python {
 
-// Knows gradients by weak references, so that it keeps none of them alive, and by torch's counts of their changes. One
-// walk over the parameters each to make it and to ask it; both need the GIL.
+// Holds weak references to gradients, which keep none of them alive, and torch's counts of their changes. The
+// constructor and among() each walk over the parameters once, with the GIL.
 class MeasuredGradients {
  public:
-  explicit MeasuredGradients(const nb::list& params);  // those that have a gradient
+  explicit MeasuredGradients(const nb::list& params);  // parameters without a gradient are skipped
 
-  // "same"; "changed": the same tensors, some with other values; "replaced": none of them is there; "mixed": some are.
+  // "same"; "changed": the same tensors, some with other values; "replaced": none of the tensors remain; "mixed": some
+  // do.
   std::string among(const nb::list& params) const;
 
  private:

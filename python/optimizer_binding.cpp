@@ -20,7 +20,8 @@ using namespace nb::literals;
 
 namespace {
 
-// Parameters refer to the optimizer (hooks, closures) and it refers to them: shows the cycle to the garbage collector.
+// Parameters refer to the optimizer (hooks, closures), and it refers to them: shows this cycle to the garbage
+// collector.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
@@ -98,11 +99,11 @@ free_bytes: see lowtide::StepOptions. only: parameters with other numbers count 
 each parameter an address of contiguous float32, or 0: it gets what would be subtracted, without learning rate and
 weight decay, and the parameter stays. loss_scale, found_inf: addresses, as lowtide::LossScaling has them.)")
       .def("gradient_sums", &PyOptimizer::gradient_sums, "only"_a = nb::none(), "stream"_a = 0,
-           "The exact sum of the squares of the gradients, as numbers of 32 bits that may be added to those of others, "
+           "The exact sum of the squares of the gradients, as 32-bit numbers that may be added to another optimizer's, "
            "and the largest magnitude as float bits. Waits for it.")
       .def("queue_clip", &PyOptimizer::queue_clip, "max_norm"_a, "norm_type"_a, "grad_scale"_a, "norm"_a, "stream"_a,
            "loss_scale"_a = 0,
-           "What clips the gradients, for `step`: on CUDA queued. The address `norm` gets the norm as float32.")
+           "The clip for `step`; CUDA queues it. Writes the norm as float32 to the address `norm`.")
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
       .def("demote", PyOptimizer::core_alone(&Optimizer::demote), "bytes"_a)

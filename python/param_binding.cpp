@@ -6,7 +6,7 @@
 namespace lowtide::python {
 namespace {
 
-// A loop, as a call of memcmp (std::equal) takes longer than the few comparisons.
+// A loop: a call of memcmp (std::equal) takes longer than these few comparisons.
 bool same(const int64_t* a, int count, const int64_t* b, int n) {
   if (count != n) return false;
   for (int d = 0; d < n; ++d)
@@ -51,7 +51,7 @@ std::vector<int64_t> ParamBinding::sizes(int64_t param) const {
   return {first, first + entry.ndim};
 }
 
-// The gradient of a DTensor parameter. Comparing meshes takes long, and usually they are one object.
+// The gradient of a DTensor parameter. Comparing meshes takes long, but usually both are the same object.
 nb::object ParamBinding::local_gradient(size_t i, const nb::object& grad) const {
   if (!nb::hasattr(grad, "_local_tensor"))
     refuse_value("got " + gradient_name(i) + " as a plain tensor, wanted a DTensor like the parameter");
@@ -64,7 +64,7 @@ nb::object ParamBinding::local_gradient(size_t i, const nb::object& grad) const 
   return local_tensor(grad);
 }
 
-// The tensor's memory, type or layout is not what it was: `param.data = ...`, `model.to(...)`.
+// The tensor's memory, type or layout changed: `param.data = ...`, `model.to(...)`.
 void ParamBinding::follow(size_t i, nb::handle tensor, const TensorInfo& now) {
   refuse_lazy_negative(tensor, "parameter " + std::to_string(i));
   Entry& entry = entries_[i];
@@ -90,7 +90,7 @@ void ParamBinding::follow_moved(size_t i, nb::handle tensor) {
 }
 
 const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vector<int64_t>>& only) {
-  static const std::byte no_elements{};  // the address of a gradient without memory, which is not the same as none
+  static const std::byte no_elements{};  // the address of a gradient without elements, which differs from no gradient
   grads_.assign(params_.size(), Gradient{});
   held_.clear();
   const size_t count = only ? only->size() : params_.size();
@@ -98,7 +98,7 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
   for (size_t n = 0; n < count; ++n)
     if (number(n) >= params_.size())
       refuse_value("got parameter " + std::to_string((*only)[n]) + " of " + std::to_string(params_.size()));
-  // A backward pass leaves nothing of this in the processor's caches: what comes soon is fetched beside what is read.
+  // After a backward pass none of this is in the processor's caches: prefetch what is read next.
   constexpr size_t kNear = 6, kFar = 12;
   held_.reserve(count);
   for (size_t n = 0; n < count; ++n) {
@@ -127,8 +127,8 @@ const std::vector<Gradient>& ParamBinding::collect(const std::optional<std::vect
     Gradient& out = grads_[i];
     out.data = g.data ? g.data : &no_elements;
     out.dtype = g.dtype;
-    // The gradient of a contiguous parameter usually has its strides. Only the others are asked for the lazy negative
-    // bit, which is a call of Python's for each: such views skip every other element.
+    // The gradient of a contiguous parameter usually has the same strides. Query the lazy negative bit only for other
+    // gradients, because that takes a Python call: such views skip every other element.
     if (!(entry.contiguous && same(strides, entry.ndim, g.strides, g.ndim))) {
       refuse_lazy_negative(grad, gradient_name(i));
       if (!g.is_contiguous()) {
@@ -166,7 +166,7 @@ nb::object ParamBinding::empty_like(int64_t param) const {
 
 std::vector<int64_t> ParamBinding::code_sizes(const std::vector<int64_t>& sizes, const lowtide::StateView& view) {
   if (view.code_bits >= 8) return sizes;
-  int64_t length = sizes.size() < 2 ? view.numel : 1;  // of a row, also where a shard has none
+  int64_t length = sizes.size() < 2 ? view.numel : 1;  // the length of a row, even for a shard without rows
   for (size_t d = 1; d < sizes.size(); ++d) length *= sizes[d];
   return {view.rows, length * view.code_bits / 8};
 }

@@ -16,7 +16,7 @@ namespace lowtide::python {
 
 class ParamBinding {
  public:
-  // device: of parameters and gradients, as TensorReader has it.
+  // device: of parameters and gradients, as for TensorReader.
   ParamBinding(Optimizer& optimizer, std::string device) : optimizer_(optimizer), reader_(std::move(device)) {}
 
   // Registers a dense strided tensor of a supported type on the device. Keeps a reference to it. With `whole`, the
@@ -24,12 +24,12 @@ class ParamBinding {
   // DTensors of the same mesh and placements.
   int64_t add(int group, const nb::object& tensor, bool with_state, const std::optional<WholeParam>& whole);
 
-  // Reads every parameter's `.grad` and follows parameters whose memory moved. One attribute and two reads a parameter:
-  // this is what a step costs for many small ones. The result is valid until release(), which lets go of the gradients.
-  // only: of these parameters.
+  // Reads every parameter's `.grad` and follows parameters whose memory moved. Takes one attribute and two reads per
+  // parameter, which dominate a step of many small ones. The result is valid until release(), which drops the
+  // gradients. only: the numbers of the parameters to read.
   const std::vector<Gradient>& collect(const std::optional<std::vector<int64_t>>& only = {});
   void release() { held_.clear(); }
-  // Follows those of the parameters that follows(i) names, also without a gradient, whose memory moved.
+  // Follows moved memory of the parameters for which follows(i) is true, even without a gradient.
   template <class Follows>
   void follow_where(Follows&& follows) {
     for (size_t i = 0; i < params_.size(); ++i) {
@@ -39,9 +39,9 @@ class ParamBinding {
     }
   }
 
-  // Parameters were changed in place: autograd has to know, as it does from torch's own operations, to refuse a
-  // backward pass that needs their old values. moved(i): whether parameter i was. One call, for it costs less than one
-  // for each, with a list that is kept: it rarely is another one than in the last step.
+  // Tells autograd which parameters were changed in place, so that it refuses a backward pass that needs their old
+  // values. moved(i): true if parameter i was. One call for all is cheaper than one each. The list is kept, because it
+  // rarely differs from the last step's.
   template <class Moved>
   void note_changed(Moved&& moved) {
     size_t count = 0;
@@ -58,7 +58,7 @@ class ParamBinding {
   }
 
   std::vector<int64_t> sizes(int64_t param) const;
-  // Shows the garbage collector the objects that this refers to.
+  // Shows the garbage collector the objects to which this refers.
   template <class Visit>
   int visit(Visit&& visit) const {
     for (const nb::object& param : params_)
@@ -70,7 +70,7 @@ class ParamBinding {
   nb::object empty_like(int64_t param) const;  // a new contiguous float32 CPU tensor of the parameter's sizes
   // New CPU tensors for one state as it is stored: codes of the parameter's sizes, and scales (None without blocks).
   std::pair<nb::object, nb::object> empty_state(int64_t param, const lowtide::StateView& view) const;
-  // The element type of a tensor of codes, as a name of torch's: residuals of weights are integers.
+  // The torch name of the element type of a tensor of codes: residuals of weights are integers.
   static const char* code_type(const lowtide::StateView& view);
   // The sizes of a tensor of codes: the parameter's, or [rows, bytes] where a byte holds more than one.
   static std::vector<int64_t> code_sizes(const std::vector<int64_t>& sizes, const lowtide::StateView& view);
@@ -78,8 +78,8 @@ class ParamBinding {
   float* float_data(int64_t param, nb::handle tensor);  // of such a tensor, checked
 
  private:
-  // A parameter at the last step. Small, and its numbers lie with those of its neighbours: a step of many small tensors
-  // waits for memory.
+  // A parameter at the last step. Entries are small and contiguous, because a step of many small tensors waits for
+  // memory.
   struct Entry {
     void* data = nullptr;
     size_t dims = 0;  // place in dims_
@@ -89,7 +89,7 @@ class ParamBinding {
     std::vector<int64_t> grad_strides;
   };
 
-  void cut_changed(size_t count);  // leaves the first of them
+  void cut_changed(size_t count);  // keeps the first `count`
   void raise_versions();
   nb::object local_gradient(size_t i, const nb::object& grad) const;
   void follow(size_t i, nb::handle tensor, const TensorInfo& now);
@@ -98,11 +98,11 @@ class ParamBinding {
   Optimizer& optimizer_;
   TensorReader reader_, host_reader_;
   std::vector<nb::object> params_;
-  nb::list changed_;  // those whose versions the last step raised
+  nb::list changed_;  // parameters whose versions the last step raised
   nb::object increment_version_ = nb::module_::import_("torch.autograd.graph").attr("increment_version");
-  bool versions_at_once_ = true;  // it takes a list of tensors
+  bool versions_at_once_ = true;  // increment_version_ takes a list of tensors
   std::vector<Entry> entries_;
-  std::vector<int64_t> dims_;  // of each parameter its sizes, then its strides
+  std::vector<int64_t> dims_;  // for each parameter its sizes, then its strides
   std::vector<Gradient> grads_;
   std::vector<nb::object> held_;  // the gradients of the step under way: other threads may drop theirs meanwhile
 };

@@ -19,7 +19,7 @@ void add_plugin_folders() {
       if (spec.is_none()) continue;
       for (const nb::handle folder : spec.attr("submodule_search_locations"))
         add_plugin_folder(nb::cast<std::string>(folder));
-    } catch (const nb::python_error&) {  // of a finder that somebody has put into sys.meta_path
+    } catch (const nb::python_error&) {  // from a foreign finder in sys.meta_path
     }
   }
 }

@@ -1,10 +1,9 @@
-// Plug-ins that are Python packages of their own (backend/plugin.h), wherever Python finds them.
+// Finds plug-ins that are separate Python packages (backend/plugin.h).
 #pragma once
 
 namespace lowtide::python {
 
-// Tells the library where these packages are. One that cannot be found is passed over: backends() says that it is
-// missing.
+// Tells the library where these packages are. Skips a package that cannot be found: backends() reports it as missing.
 void add_plugin_folders();
 
 }  // namespace lowtide::python

@@ -35,7 +35,7 @@ PyOptimizer::PyOptimizer(const std::string& rule, const std::string& nonfinite, 
                                                       .device = target,
                                                       .stream = stream,
                                                       .allocator = {},
-                                                      .trusts_memory = device != "cpu",  // torch has said so
+                                                      .trusts_memory = device != "cpu",  // torch guarantees it
                                                       .seed = seed},
                                      allocator)),
       core_(shared_->optimizer),
@@ -154,13 +154,13 @@ TensorDict PyOptimizer::state(int64_t param) {
   const std::vector<int64_t> sizes = binding_.sizes(param);
   for (const StateView& view : core_.state(param)) {
     const std::string scale = std::string(view.name) + "_scale";
-    if (!view.numel) {  // a shard of no rows: there is nothing to view
+    if (!view.numel) {  // a shard without rows has nothing to view
       auto [codes, scales] = binding_.empty_state(param, view);
       out[view.name] = codes;
       if (!scales.is_none()) out[scale.c_str()] = scales;
       continue;
     }
-    if (!view.codes) continue;  // streamed, or on a device: read_state copies it
+    if (!view.codes) continue;  // state that streams or is on a device: read_state copies it
     const std::string_view type_name = ParamBinding::code_type(view);
     const nb::dlpack::dtype type = type_name == "uint8"      ? nb::dtype<uint8_t>()
                                    : type_name == "int8"     ? nb::dtype<int8_t>()
@@ -196,7 +196,7 @@ TensorDict PyOptimizer::read_state(int64_t param) {
 void PyOptimizer::write_state(int64_t param, const TensorDict& tensors) {
   const Busy busy(*this);
   int k = 0;
-  std::exception_ptr kept;  // thrown only when the other states have been written, too
+  std::exception_ptr kept;  // thrown only after the other states have been written
   for (const StateView& view : core_.state(param)) {
     const std::string scale = std::string(view.name) + "_scale";
     try {
@@ -225,7 +225,7 @@ void PyOptimizer::import_state(int64_t param, int k, const Tensor& value) {
 
 Report PyOptimizer::report() {
   const MemoryReport r = [&] {
-    const Busy busy(*this);  // a step of another thread may be giving up what is counted here
+    const Busy busy(*this);  // another thread's step may be freeing what is counted here
     return core_.report();
   }();
   Report out;

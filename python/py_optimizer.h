@@ -1,7 +1,7 @@
 // The Python object Optimizer: lowtide::Optimizer plus the torch tensors it steps. It needs no torch headers and no
 // torch ABI: tensor_reader.h reads tensors, and states go out through DLPack.
 //
-// Threads: the GIL is held but for the calls that can take long. An optimizer refuses a second call meanwhile.
+// Threads: calls that can take long release the GIL. The optimizer refuses a second call meanwhile.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -34,18 +34,18 @@ struct Core {
           options.allocator = allocator.callbacks();
           return options;
         }()) {}
-  // The optimizer would wait for a save that runs with the GIL, and keep all other threads waiting.
+  // Without this the optimizer would wait for a running save with the GIL, and block all other threads.
   ~Core() {
     if (!save) return;
     const nanobind::gil_scoped_release released;
     try {
       save->wait();
-    } catch (...) {  // its handle says so
+    } catch (...) {  // the save's handle reports it
     }
   }
   PythonAllocator allocator;
   Optimizer optimizer;
-  std::optional<SaveHandle> save;  // the last
+  std::optional<SaveHandle> save;  // the last save
 };
 
 // Tensors of state keep this alive: the memory without the parameters. If they kept the whole optimizer, a parameter
@@ -101,7 +101,7 @@ class PyOptimizer {
 
   ParamBinding& binding() { return binding_; }
 
-  // Calls fn(all their optimizers) without the GIL while no other call may change one of them.
+  // Calls fn with all core optimizers, without the GIL. No other call may change one of them meanwhile.
   template <class Fn>
   static auto together(const std::vector<PyOptimizer*>& all, Fn&& fn) {
     std::deque<Busy> busy;
@@ -113,7 +113,7 @@ class PyOptimizer {
     return released([&] { return fn(cores); });
   }
 
-  // Calls fn without the GIL while no other call may change the optimizer.
+  // Calls fn without the GIL. No other call may change the optimizer meanwhile.
   template <class Fn>
   std::invoke_result_t<Fn> alone(Fn&& fn) {
     const Busy busy(*this);
@@ -124,13 +124,13 @@ class PyOptimizer {
   SaveHandle save_async(const std::string& path, const std::string& metadata, int64_t copy_bytes) {
     return together({this}, [&](const auto& cores) { return cores[0]->save_async(path, metadata, copy_bytes); });
   }
-  // Each optimizer waits for the save, when it goes, without the GIL.
+  // Makes each optimizer wait for the save, without the GIL, before it is destroyed.
   static SaveHandle note_save(const std::vector<PyOptimizer*>& all, SaveHandle save) {
     for (PyOptimizer* const each : all) each->shared_->save = save;
     return save;
   }
 
-  // Methods of the core as functions to bind; core_alone: called as alone() says.
+  // Methods of the core as functions to bind; core_alone calls them as alone() does.
   template <class R, class... A>
   static auto core(R (Optimizer::*method)(A...)) {
     return [method](PyOptimizer& self, A... args) { return (self.core_.*method)(args...); };
@@ -149,8 +149,8 @@ class PyOptimizer {
   }
 
  private:
-  // Marks the optimizer as in use for the length of a call; made and destroyed under the GIL. In the end it releases
-  // the gradients that the call held.
+  // Marks the optimizer as in use for the length of a call; constructed and destroyed under the GIL. The destructor
+  // releases the gradients that the call held.
   class Busy {
    public:
     explicit Busy(PyOptimizer& self) : self_(self) {

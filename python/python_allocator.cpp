@@ -9,16 +9,16 @@ namespace nb = nanobind;
 namespace lowtide::python {
 namespace {
 
-// CPython takes its mark of being initialized away where it begins to finalize, before it destroys modules and objects.
+// CPython clears its initialized flag when it begins to finalize, before it destroys modules and objects.
 bool ending() { return !Py_IsInitialized(); }
 
-// The result, or none after an exception. An interrupt is not lost: it comes up again when Python code runs next.
+// The result; nullopt after an exception. An interrupt is not lost: it is raised again when Python code next runs.
 template <class... Arguments>
 std::optional<uintptr_t> call(const nb::object& function, Arguments... arguments) noexcept {
   if (ending()) return std::nullopt;
   const nb::gil_scoped_acquire gil;
   PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);  // a call may come while another error is on its way
+  PyErr_Fetch(&type, &value, &trace);  // a call may come while another exception propagates
   std::optional<uintptr_t> result;
   try {
     const nb::object returned = function(arguments...);

@@ -62,7 +62,7 @@ class PySigner : public SignPlace {
     vote.count = count;
     vote.ballots = all;
     if (weights) vote.weights = *weights;
-    vote.ties = static_cast<sign::Ties>(find_tie_rule(ties));  // the same numbers
+    vote.ties = static_cast<sign::Ties>(find_tie_rule(ties));  // both enums have the same values
     vote.seed = seed;
     vote.step = step;
     vote.offset = offset;

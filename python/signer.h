@@ -1,4 +1,4 @@
-// Where signs of Python's tensors are computed.
+// The place where signs of Python tensors are computed.
 #pragma once
 
 #include <memory>

@@ -41,7 +41,7 @@ struct HyperParameter {
   std::vector<std::string> rules;
 };
 
-// Whether the rule reads it; all do that no rule reads by itself.
+// True if the rule itself lists it; all rules read hyper-parameters that no rule lists.
 bool reads(const std::string& rule, const std::string& name) {
   for (const RuleHyper& one : rule_info(find_rule(rule)).hyper)
     if (name == one.name) return true;
@@ -76,7 +76,7 @@ std::vector<GroupOption> group_options() {
 
 LT_PYTHON_TYPE(Shape, tuple, "tuple[int, ...]");
 
-// The state of a parameter, as Optimizer::state() has it.
+// The state of a parameter, as Optimizer::state() returns it.
 struct StateLayout {
   std::string rule, codec;
   std::vector<std::pair<std::string, bool>> states;
@@ -118,7 +118,7 @@ CodecItem matrix_item(const std::string& codec, bool is_signed, int64_t rows, in
   return item;
 }
 
-using Matrix = std::pair<int64_t, int64_t>;  // rows, and elements of a row
+using Matrix = std::pair<int64_t, int64_t>;  // rows, and elements per row
 
 std::tuple<const char*, Matrix, std::optional<Matrix>> code_sizes(const std::string& codec, bool is_signed,
                                                                   int64_t rows, int64_t row_length) {

@@ -37,8 +37,8 @@ std::optional<DType> find_dtype(std::string_view name) {
   return std::nullopt;
 }
 
-// Whether the tensor stands in for others, without memory of its own: what functions that torch.func transforms get,
-// and torch.compile and modes of fake tensors trace with.
+// True for a tensor that stands in for others and has no memory: the arguments of functions under torch.func
+// transforms, and the tensors with which torch.compile and fake-tensor modes trace.
 bool stands_in(nb::handle tensor) {
   const nb::object torch = nb::module_::import_("torch");
   const nb::object of_func = attribute(attribute(torch, "_C"), "_functorch").attr("is_functorch_wrapped_tensor");
@@ -53,7 +53,7 @@ std::string text_of(nb::handle value) { return nb::cast<std::string>(nb::str(val
 
 nb::object local_tensor(nb::handle dtensor) {
   nb::object local = attribute(dtensor, "_local_tensor");
-  // The result of a collective that may be under way is a wrapper, of a type of its own.
+  // The result of a collective that may still run is a wrapper with its own type.
   return nb::hasattr(local, "trigger_wait") ? local.attr("wait")() : local;
 }
 
@@ -86,7 +86,7 @@ TensorReader::TensorReader(std::string device) : device_(std::move(device)) {
   const auto* table = static_cast<const ExchangeTable*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   if (table->header.major != 1) return;
   exchange_ = table->dltensor_from_object;
-  // Subclasses may not be what their memory says (wrappers without storage); they take the careful way.
+  // A subclass may differ from its memory (a wrapper without storage): read its attributes instead.
   exchange_types_[0] = tensor.ptr();
   exchange_types_[1] = nb::object(torch.attr("nn").attr("Parameter")).ptr();
   grad_.find(tensor);
@@ -108,7 +108,7 @@ bool TensorReader::read(nb::handle tensor, TensorInfo& info) {
   if (learn && !read_attributes(tensor, info)) return false;
   nb::dlpack::dltensor t;
   if (exchange_(tensor.ptr(), &t) != 0) {
-    PyErr_Clear();  // sparse and the like; refuse() will say it better
+    PyErr_Clear();  // sparse, for example; refuse() gives a better message
     return false;
   }
   if (learn) numbers_ = t.device;

@@ -1,6 +1,5 @@
 // Reads what a torch tensor is (memory, type, shape, strides) without torch's headers or ABI: through the DLPack C
-// exchange interface where torch has it (a C call), else through the tensor's Python
-// attributes.
+// exchange interface if torch has it (a C call), otherwise through the tensor's Python attributes.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -31,8 +30,8 @@ struct TensorInfo {
   TensorView view() const;  // a copy
 };
 
-// An attribute of tensors that is a getter of torch's class Tensor: called without a look-up by name where a tensor's
-// type is exactly Tensor or Parameter.
+// A tensor attribute that torch's class Tensor implements as a getter. If a tensor's type is exactly Tensor or
+// Parameter, the getter is called without a look-up by name.
 class TensorAttribute {
  public:
   explicit TensorAttribute(const char* name) : name_(PyUnicode_InternFromString(name)) {}
@@ -47,13 +46,13 @@ class TensorAttribute {
 
  private:
   PyObject* name_;  // interned: look-up compares pointers. Never released: the interpreter may be gone by then
-  PyObject* getter_ = nullptr;  // of Tensor, which owns it and lives as long as the process
+  PyObject* getter_ = nullptr;  // owned by Tensor, which lives as long as the process
   descrgetfunc get_ = nullptr;
 };
 
 class TensorReader {
  public:
-  // device: where tensors have to be, as str(tensor.device) says it. "cpu" is every one of its indices.
+  // device: the required device, as in str(tensor.device). "cpu" includes all its indices.
   explicit TensorReader(std::string device = "cpu");
   // False for a tensor that cannot be used: refuse() says why.
   bool read(nb::handle tensor, TensorInfo& info);
@@ -62,18 +61,18 @@ class TensorReader {
   [[noreturn]] void refuse(nb::handle tensor, const std::string& what) const;
 
   nb::object gradient(nb::handle tensor) const { return grad_.of(tensor, is_exact(tensor)); }
-  // How often torch has seen the tensor change; None for one of inference mode, which it does not count.
+  // The number of changes that torch counted; None for an inference-mode tensor, whose changes torch does not count.
   nb::object version(nb::handle tensor) const;
 
-  // Has the processor fetch what reading the tensor will need. The third or fourth word of its Python object is the
-  // address of torch's own; where neither is, something is fetched that nobody needs.
+  // Prefetches what reading the tensor will need. The third or fourth word of its Python object is the address of
+  // torch's tensor; if neither is, the prefetch is useless but harmless.
   static void fetch(nb::handle tensor) {
     const auto* const words = reinterpret_cast<const char* const*>(tensor.ptr());
     for (const char* const address : {words[2], words[3]})
       for (const int at : {0, 64, 128}) __builtin_prefetch(address + at);
   }
 
-  // Whether the type is Tensor or Parameter itself, and read without its Python attributes.
+  // True if the type is exactly Tensor or Parameter; such tensors are read without their Python attributes.
   bool is_exact(nb::handle tensor) const {
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
     return type == exchange_types_[0] || type == exchange_types_[1];
@@ -86,18 +85,18 @@ class TensorReader {
   bool is_here(nb::handle tensor) const;
 
   std::string device_;
-  // The device in DLPack's numbers, which are not torch's: learnt from the first tensor that is there.
+  // The device in DLPack's numbering, which differs from torch's: taken from the first tensor on the device.
   nb::dlpack::device numbers_ = {0, 0};
   FromPyObject exchange_ = nullptr;
   TensorAttribute grad_{"grad"}, version_{"_version"};
-  PyObject* exchange_types_[2] = {};  // the exact types the exchange function is for: Tensor, Parameter
+  PyObject* exchange_types_[2] = {};  // the exact types that the exchange function accepts: Tensor, Parameter
   std::vector<int64_t> shape_, strides_;
 };
 
-// The tensor of a DTensor that is in this process, itself: no view and no copy. Waits for a collective that fills it.
+// The local tensor of a DTensor itself: neither a view nor a copy. Waits for a collective that fills it.
 nb::object local_tensor(nb::handle dtensor);
 
-// An element type by its name, with or without "torch." before it. ValueError for others than the three.
+// Looks up an element type by its name, with or without "torch." in front. Throws ValueError for any other name.
 DType dtype_named(const std::string& name);
 
 [[noreturn]] void refuse_value(const std::string& message);  // ValueError
