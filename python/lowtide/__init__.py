@@ -22,7 +22,7 @@ processor.check()
 
 
 def __getattr__(name: str) -> Any:
-    """See `lowtide.checks.late`: this package imports nothing before a name is used, because `lowtide --help` would wait
+    """See `lowtide.checks.late`: this package imports nothing before a name is used; otherwise `lowtide --help` would wait
     seconds for torch."""
     from lowtide.checks.late import names_of
 

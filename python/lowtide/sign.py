@@ -1,6 +1,6 @@
 """Signs of values as bits, and their majorities: 1/32 the size of float32, 1/16 of bfloat16.
 
-A bit is 1 for +, which means x >= 0: both zeros are +, a NaN is -. Sign i is in byte i // 8, and bits behind the last are 0.
+A bit is 1 for +, which means x >= 0: both zeros are +, a NaN is -. Sign i is in byte i // 8, and bits after the last are 0.
 Arrays are torch tensors (on the CPU, or on a device that `lowtide.backends()` can compute on), numpy arrays, or anything that
 supports DLPack; results are numpy arrays if the first argument is one, else torch tensors. The GIL is released, autograd
 records nothing, and every machine and number of threads gives the same bits.
@@ -171,7 +171,7 @@ def majority(
     zeros = _bits_out(out[1] if out is not None else None, "out[1]", first, n) if pair else None
     earlier = _bits_in(previous, "previous", n, first) if previous is not None else None
     if (earlier is None) == (ties == "previous"):
-        raise ValueError(f"previous: got {type(previous).__name__} with ties={ties!r}, wanted it with 'previous' only")
+        raise ValueError(f"previous: got {type(previous).__name__} with ties={ties!r}, wanted it with ties='previous' only")
     signer, stream = _signer(first.place), first.place.queue()
     turning = _is_turned(first, bitorder)
     if turning:
@@ -292,7 +292,7 @@ def _rows(ballots: Any, n: int) -> tuple[Array, list[int], list[Array]]:
             "signs: each byte has 8"
         )
     if wanted > 1 and whole.strides[1] != 1:
-        raise ValueError(f"ballots: got bytes of a row at a distance of {whole.strides[1]}, wanted 1")
+        raise ValueError(f"ballots: got rows with a stride of {whole.strides[1]} bytes, wanted 1")
     return whole, [whole.address + v * whole.strides[0] for v in range(whole.shape[0])], [whole]
 
 

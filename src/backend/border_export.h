@@ -29,7 +29,7 @@ auto attempt(Outcome* outcome, Work&& work) noexcept -> decltype(work()) {
   } catch (const std::exception& error) {
     fails(static_cast<int32_t>(ErrorKind::kInternal), 0, error.what());
   } catch (...) {
-    fails(static_cast<int32_t>(ErrorKind::kInternal), 0, "an exception that is no std::exception");
+    fails(static_cast<int32_t>(ErrorKind::kInternal), 0, "an exception that is not a std::exception");
   }
   if constexpr (!std::is_void_v<decltype(work())>) return {};
 }
@@ -89,7 +89,8 @@ struct Exported {
 
 inline GradientReader& reader_of(Backend& backend) {
   if (GradientReader* const reader = backend.gradient_reader()) return *reader;
-  throw Error(ErrorKind::kUnsupported, std::string("the backend ") + backend.name() + " finds no norms of gradients");
+  throw Error(ErrorKind::kUnsupported,
+              std::string("the backend ") + backend.name() + " cannot find norms of gradients");
 }
 
 template <class T>

@@ -7,7 +7,7 @@ namespace lowtide {
 
 inline void require_all_prepared(bool all_prepared) {
   LT_REQUIRE(all_prepared,
-             "got a replay of a recorded step without prepare_replay() before it: it has changed nothing");
+             "got a replay of a recorded step without prepare_replay() before it: the replay changed nothing");
 }
 
 inline void require_replayed(bool was_replayed) {

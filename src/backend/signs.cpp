@@ -15,7 +15,8 @@ void check_voters(int64_t count, std::span<const std::byte* const> ballots, std:
   uint64_t sum = 0;
   for (size_t v = 0; v < ballots.size(); ++v) {
     LT_REQUIRE(ballots[v] || weight_of(weights, v) == 0 || count == 0,
-               "got no ballot from voter %zu, whose weight is %u; absent ones have weight 0", v, weight_of(weights, v));
+               "got no ballot from voter %zu, whose weight is %u; wanted weight 0 for an absent voter", v,
+               weight_of(weights, v));
     sum += weight_of(weights, v);
   }
   LT_REQUIRE(sum < uint64_t{1} << 31 && ballots.size() < size_t{1} << 31,
@@ -25,11 +26,11 @@ void check_voters(int64_t count, std::span<const std::byte* const> ballots, std:
 
 void check_range(int64_t first, int64_t count) {
   LT_REQUIRE(first >= 0 && count >= 0 && first <= kMostSigns && count <= kMostSigns,
-             "got %lld signs from number %lld, wanted both from 0 to 2^60", ll(count), ll(first));
+             "got %lld signs that begin at number %lld, wanted both from 0 to 2^60", ll(count), ll(first));
 }
 
 void check_aligned(int64_t first) {
-  LT_REQUIRE(first % kSignAlignment == 0, "got signs from number %lld, wanted a multiple of %lld", ll(first),
+  LT_REQUIRE(first % kSignAlignment == 0, "got signs that begin at number %lld, wanted a multiple of %lld", ll(first),
              ll(kSignAlignment));
 }
 
@@ -57,7 +58,7 @@ void check(const VoteItem& item) {
 #undef LT_TIE
     break;
     default:
-      fail(ErrorKind::kInvalidArgument, "got tie rule %d, which there is not", static_cast<int>(item.ties));
+      fail(ErrorKind::kInvalidArgument, "got tie rule %d, which does not exist", static_cast<int>(item.ties));
   }
   LT_REQUIRE(item.count == 0 || item.result, "got no memory for the result");
   LT_REQUIRE(item.count == 0 || item.previous || item.ties != TieRule::kPrevious,
@@ -82,10 +83,10 @@ void check(const ApplyItem& item) {
 
 void check_residual_codec(int codec) {
   const CodecInfo& of = codec_info(codec);
-  LT_REQUIRE(!of.has_pairs(),
-             "got state '%s' for a residual of error feedback, wanted one whose codes are whole bytes: "
-             "dynamic8, say",
-             of.name);
+  LT_REQUIRE(
+      !of.has_pairs(),
+      "got state '%s' for a residual of error feedback, wanted one whose codes are whole bytes, such as dynamic8",
+      of.name);
 }
 
 void check(const FeedbackItem& item) {
@@ -94,21 +95,23 @@ void check(const FeedbackItem& item) {
   LT_REQUIRE(item.count == 0 || (item.bits && item.bit_scales), "got no memory for bits and scales");
   if (item.codes) {
     LT_REQUIRE(item.codec >= 0 && static_cast<size_t>(item.codec) < codecs().size(),
-               "got codec %d for the residual, which there is not", item.codec);
+               "got codec %d for the residual, which does not exist", item.codec);
     const CodecInfo& codec = codec_info(item.codec);
     check_residual_codec(item.codec);
     LT_REQUIRE(!codec.scaled || item.scales || item.count == 0, "got no scales for a residual in %s", codec.name);
   }
   if (item.values) {
-    LT_REQUIRE(item.ballots.empty(), "got values and ballots, wanted either");
+    LT_REQUIRE(item.ballots.empty(), "got values and ballots, wanted one of them");
     LT_REQUIRE(reinterpret_cast<uintptr_t>(item.values) % static_cast<uintptr_t>(dtype_bytes(item.dtype)) == 0,
                "got %s values at %p, wanted them aligned to an element", dtype_name(item.dtype), item.values);
     return;
   }
   check_voters(item.count, item.ballots, item.weights);
-  LT_REQUIRE(item.ballot_scales.size() == item.ballots.size(), "got scales of %zu voters for %zu ballots",
-             item.ballot_scales.size(), item.ballots.size());
-  LT_REQUIRE(item.count == 0 || weight_sum(item.ballots, item.weights) > 0, "got no values and no voters");
+  LT_REQUIRE(item.ballot_scales.size() == item.ballots.size(),
+             "got scales of %zu voters for %zu ballots, wanted one each", item.ballot_scales.size(),
+             item.ballots.size());
+  LT_REQUIRE(item.count == 0 || weight_sum(item.ballots, item.weights) > 0,
+             "got no values and no voters, wanted one of them");
 }
 
 uint32_t weight_sum(std::span<const std::byte* const> ballots, std::span<const uint32_t> weights) {

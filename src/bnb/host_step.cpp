@@ -136,7 +136,9 @@ void step_floats(const Update& u, const ArgsBytes& args, Backend& cpu, int threa
 }
 
 void require_finite_gradient(int64_t bad) {
-  LT_REQUIRE(bad < 0, "got a gradient that is not finite, or of 2^62 and above; wanted numbers: the step is not made");
+  LT_REQUIRE(bad < 0,
+             "got a gradient that is not finite or has a magnitude of 2^62 and above, wanted smaller numbers; nothing "
+             "was changed");
 }
 
 void step_on_host(const Update& u, Backend& cpu, int threads) {

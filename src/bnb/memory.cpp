@@ -24,7 +24,7 @@ Memory::Memory(std::span<OpenDevice* const> backends) {
       const Device& device = *first->device();
       place_ = format("%s: %s", first->name(), first->target());
       if (!device.pages_shared() && !device.steps_pinned())
-        fail(ErrorKind::kUnsupported, "%s moves no managed memory page by page, and its kernels reach no pinned memory",
+        fail(ErrorKind::kUnsupported, "%s does not page managed memory, and its kernels do not reach pinned memory",
              place_.c_str());
       if (!device.pages_shared())
         place_ += ", in pinned host memory: the driver does not move managed memory page by page";
@@ -46,7 +46,7 @@ void* Memory::allocate(size_t bytes) {
     memory = device()->allocate(is_shared() ? MemoryKind::kShared : MemoryKind::kPinned, size);
   } else {
     memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
-    if (!memory) fail(ErrorKind::kOutOfMemory, "%zu bytes of host memory could not be had", bytes);
+    if (!memory) fail(ErrorKind::kOutOfMemory, "could not allocate %zu bytes of host memory", bytes);
   }
   try {
     set(memory, 0, 1, size);
@@ -71,7 +71,7 @@ void Memory::free(void* memory) {
 void Memory::prefetch(const void* memory, size_t bytes, int number) {
   LT_REQUIRE(bytes <= static_cast<size_t>(std::numeric_limits<int64_t>::max()), "got %zu bytes to prefetch", bytes);
   require_ours(memory, static_cast<int64_t>(bytes));
-  LT_REQUIRE(number >= -1, "got device %d, wanted one from 0, or -1 for the host", number);
+  LT_REQUIRE(number >= -1, "got device %d, wanted 0 or more, or -1 for the host", number);
   if (!device() || number == -1 || bytes == 0) return;
   auto found = devices_.find(number);
   if (found == devices_.end()) found = devices_.emplace(number, open_(number)).first;

@@ -36,7 +36,7 @@ void require_share(float value, const char* name) {
 void require_map(const float* map, const char* name) {
   for (int i = 0; i < Map8::kSize; ++i) {
     LT_REQUIRE(std::isfinite(map[i]), "got %s[%d]=%g, wanted finite values", name, i, static_cast<double>(map[i]));
-    LT_REQUIRE(i == 0 || map[i - 1] <= map[i], "got %s[%d]=%g behind %g, wanted ascending values", name, i,
+    LT_REQUIRE(i == 0 || map[i - 1] <= map[i], "got %s[%d]=%g after %g, wanted ascending values", name, i,
                static_cast<double>(map[i]), static_cast<double>(map[i - 1]));
   }
 }

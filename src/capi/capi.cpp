@@ -66,7 +66,8 @@ lowtide::StepOptions step_options_from(const lt_step_options* options) {
 
 lowtide::TensorView view_of(const lt_tensor* tensor) {
   require(tensor, "tensor");
-  LT_REQUIRE(tensor->ndim >= 0 && (tensor->ndim == 0 || tensor->sizes), "got ndim=%d and sizes=%p", tensor->ndim,
+  LT_REQUIRE(tensor->ndim >= 0 && (tensor->ndim == 0 || tensor->sizes),
+             "got ndim=%d and sizes=%p, wanted ndim >= 0 and that many sizes", tensor->ndim,
              static_cast<const void*>(tensor->sizes));
   lowtide::TensorView view;
   view.data = tensor->data;
@@ -78,7 +79,7 @@ lowtide::TensorView view_of(const lt_tensor* tensor) {
 
 std::vector<lowtide::Gradient> gradients_from(const lowtide::Optimizer& core, const lt_gradient* gradients,
                                               int64_t count) {
-  LT_REQUIRE(count == core.param_count(), "got %lld gradients for %lld parameters", lowtide::ll(count),
+  LT_REQUIRE(count == core.param_count(), "got %lld gradients for %lld parameters, wanted one each", lowtide::ll(count),
              lowtide::ll(core.param_count()));
   if (count) require(gradients, "gradients");
   std::vector<lowtide::Gradient> all;
@@ -178,7 +179,9 @@ lt_status lt_hyper_names(const char* const** names) { return give_names<hyper_na
 lt_status lt_backends(lt_backend_report* out, int32_t room, int32_t* count) {
   return guarded([&] {
     require(count, "count");
-    LT_REQUIRE(room >= 0 && (out || room == 0), "got room=%d and out=%p", room, static_cast<void*>(out));
+    LT_REQUIRE(room >= 0 && (out || room == 0),
+               "got room=%d and out=%p, wanted room >= 0 and space for that many reports", room,
+               static_cast<void*>(out));
     last_backends = lowtide::report_backends();
     *count = static_cast<int32_t>(last_backends.size());
     for (size_t i = 0; i < std::min(last_backends.size(), static_cast<size_t>(room)); ++i)

@@ -78,7 +78,7 @@ lowtide::SignBallot ballot_of(const lt_sign_ballot* given) {
   out.step = ballot.step, out.digest = ballot.digest, out.first_index = ballot.first_index;
   out.weight = ballot.weight;
   out.nonfinite = ballot.nonfinite != 0, out.failed = ballot.failed != 0;
-  LT_REQUIRE(ballot.part >= 0, "got part=%d, wanted the number of parts before", ballot.part);
+  LT_REQUIRE(ballot.part >= 0, "got part=%d, wanted the number of earlier parts", ballot.part);
   out.part = static_cast<uint32_t>(ballot.part);
   out.more = lowtide::capi::flag(ballot.more, "more");
   return out;

@@ -53,7 +53,7 @@ int64_t parse_bytes(const std::string& text) {
   const size_t blanks = std::min(rest.find_first_not_of(" \t"), rest.size());
   if (blanks > 0 && blanks == rest.size()) refuse(text, "blanks follow the number and no unit follows them");
   const uint64_t unit = unit_bytes(rest.substr(blanks));
-  if (unit == 0) refuse(text, "the text behind the number is not a unit (B, kB ... EB, KiB ... EiB)");
+  if (unit == 0) refuse(text, "the text after the number is not a unit (B, kB ... EB, KiB ... EiB)");
   if (unit == 1 && !fraction.empty()) refuse(text, "there is no fraction of a byte");
 
   // From the last digit on, each partial sum rounded down: intermediate rounding does not change the result, and no sum

@@ -41,7 +41,7 @@ class HostWrites {
   void begin(const std::vector<int>& chunks) {
     for (const int chunk : chunks) changing_[static_cast<size_t>(chunk)] = true;
   }
-  // All of that step is queued, and is done once these events are.
+  // The whole step is queued; it is done once all these events have happened.
   void end(std::vector<Device::Event> all) { last_step_ = std::move(all); }
   // Asks whether the last fully queued step is done.
   void ask(Device& device) {

@@ -57,7 +57,7 @@ int open_lock_file(Env& env, int directory, const std::string& path) {
   const int fd = retry_interrupted([&] { return env.openat(directory, DirectoryLock::kFileName, kFlags, 0600); });
   const char* const name = DirectoryLock::kFileName;
   LT_REQUIRE(fd != -ELOOP && fd != -EISDIR && fd != -ENXIO,
-             "got %s/%s that is a link, a directory or a device, wanted a lock file: remove it", path.c_str(), name);
+             "got %s/%s, which is a link, a directory or a device, wanted a lock file: remove it", path.c_str(), name);
   if (fd < 0) fail_io(-fd, "cannot open the lock file %s/%s", path.c_str(), name);
   return fd;
 }
@@ -114,7 +114,7 @@ DirectoryLock::DirectoryLock(Env& env, int directory, const std::string& path) :
   if (::fstat(fd.get(), &status) < 0) fail_io(errno, "cannot examine %s/%s", path.c_str(), kFileName);
   // A file with a second name could be one that somebody wants to keep.
   LT_REQUIRE(S_ISREG(status.st_mode) && status.st_nlink <= 1,
-             "got %s/%s that is not a plain file with one name, wanted a lock file: remove it", path.c_str(),
+             "got %s/%s, which is not a plain file with one name, wanted a lock file: remove it", path.c_str(),
              kFileName);
   file_ = {status.st_dev, status.st_ino};
   if (const auto found = r.held.find(file_); found != r.held.end()) {

@@ -122,8 +122,10 @@ void check(const PlanInput& input) {
   }
   LT_REQUIRE(input.max_slots >= 0 && input.max_slots <= kMostSlots, "got max_slots=%d; give 0 to %d", input.max_slots,
              kMostSlots);
-  LT_REQUIRE(input.max_slots > 0 || input.tiers.size() <= 2,
-             "got chunks to step where they wait, and %zu tiers; those on a third cannot be", input.tiers.size());
+  LT_REQUIRE(
+      input.max_slots > 0 || input.tiers.size() <= 2,
+      "got chunks to step in place on %zu tiers, wanted 2 at most: chunks on a third tier cannot be stepped there",
+      input.tiers.size());
   LT_REQUIRE(input.chunk_bytes.size() <= size_t{1} << 30, "got %zu chunks; 2^30 are the most",
              input.chunk_bytes.size());
   int64_t total = 0;

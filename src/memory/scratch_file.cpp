@@ -44,7 +44,7 @@ const ScratchFile::Options& checked(const ScratchFile::Options& options) {
 // A trailing slash would make the system follow a link despite O_NOFOLLOW.
 std::string without_slashes(std::string path) {
   LT_REQUIRE(!path.empty() && path.find('\0') == std::string::npos,
-             "got %s as directory for scratch files, wanted the path of a directory",
+             "got %s as the directory for scratch files, wanted the path of a directory",
              path.empty() ? "an empty path" : "a path with a zero byte");
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
@@ -85,7 +85,7 @@ Descriptor create_named(Env& env, int directory, const std::string& path, int fl
   int result = -EINTR;
   for (int i = 0; i < kTries && result < 0 && result != -ENOENT; ++i) result = env.unlinkat(directory, name.c_str());
   if (result < 0 && result != -ENOENT) {
-    fail_io(-result, "cannot remove the name of the new scratch file %s/%s, remove it", path.c_str(), name.c_str());
+    fail_io(-result, "cannot remove the name of the new scratch file %s/%s: remove it", path.c_str(), name.c_str());
   }
   return file;
 }
@@ -149,7 +149,7 @@ ScratchFile::~ScratchFile() {
 
 void ScratchFile::check_process() const {
   LT_REQUIRE(forks() == forks_,
-             "got a scratch file used in a forked child of its process, wanted one that the child has made itself");
+             "got a scratch file used in a forked child of its process, wanted one that the child made itself");
 }
 
 void ScratchFile::check_transfer(bool write, int64_t offset, const std::byte* memory, int64_t bytes) const {

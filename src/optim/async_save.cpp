@@ -228,7 +228,8 @@ void AsyncSave::finish() noexcept {
 
 void AsyncSave::check_process() const {
   LT_REQUIRE(!is_of_parent(),
-             "got the save of '%s' to wait for in a forked child of the process that writes it: wait there",
+             "got the save of '%s' to wait for in a forked child of the process that writes it, wanted the wait in "
+             "that process",
              path().c_str());
 }
 

@@ -31,7 +31,8 @@ class KnownClip final : public QueuedClip {
 
 GradientReader& reader_of(ParamTable& table) {
   if (GradientReader* const reader = table.on.at_params.gradient_reader()) return *reader;
-  fail(ErrorKind::kUnsupported, "got gradients in memory of %s, which finds no norms", table.on.at_params.name());
+  fail(ErrorKind::kUnsupported, "got gradients in memory of the %s backend, which cannot find norms",
+       table.on.at_params.name());
 }
 
 void check_all(const ParamTable& table, std::span<const Gradient> grads, const void* stream) {

@@ -146,7 +146,7 @@ void Optimizer::apply_signs(const SignBuffer& signs, void* stream) {
 StepResult Optimizer::prepare_replay(const StepOptions& options) {
   const Impl::Call call(*impl_);
   LT_REQUIRE(impl_->on_device,
-             "got a replay to prepare and no recorded step, wanted a step on a queue that is being captured before");
+             "got a replay to prepare and no recorded step, wanted a step on a queue that is being captured first");
   return impl_->on_device->prepare_replay(options);
 }
 

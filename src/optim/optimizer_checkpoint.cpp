@@ -62,11 +62,10 @@ void check_fits(const Tables& tables, const Checkpoint& saved) {
     LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
                ll(got.steps));
     if (got.states.empty()) continue;
-    LT_REQUIRE(
-        is_codec(got.codec),
-        "parameter %zu has '%s' state in the checkpoint, which this version does not have: load it in one that has "
-        "it, and take the state over as torch_state_dict()",
-        i, got.codec.c_str());
+    LT_REQUIRE(is_codec(got.codec),
+               "parameter %zu has '%s' state in the checkpoint, which this version does not have: load it in one that "
+               "has it, and carry the state over by torch_state_dict()",
+               i, got.codec.c_str());
     LT_REQUIRE(got.codec == wanted.codec && got.block == wanted.block,
                "parameter %zu has '%s' state in the checkpoint, wanted '%s': build the optimizer with the state and "
                "min_quantized_numel of the saved one",
@@ -210,7 +209,7 @@ Tables tables_of(std::span<Optimizer* const> all, std::span<const int> owner) {
   for (Optimizer* const each : all) tables.push_back(&OptimizerEnv::impl(*each).table);
   for (const ParamTable* const table : tables)
     LT_REQUIRE(table->params.size() == owner.size() && table->rule == tables.front()->rule,
-               "got an optimizer of '%s' with %zu parameters, wanted '%s' with %zu as the others",
+               "got an optimizer of '%s' with %zu parameters, wanted '%s' with %zu like the others",
                rule_info(table->rule).name, table->params.size(), rule_info(tables.front()->rule).name, owner.size());
   for (const int of : owner)
     LT_REQUIRE(of >= 0 && static_cast<size_t>(of) < all.size(), "got optimizer %d of %zu", of, all.size());

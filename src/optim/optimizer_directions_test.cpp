@@ -125,12 +125,12 @@ TEST(Directions, GoBesideStepsOfOthers) {
   EXPECT_EQ(ours[0].direction, std::vector<float>(ours[0].direction.size(), 0.f));
   out.pop_back();
   with.directions = out;
-  expect_refusal([&] { optimizer.step(grads, with); }, "got memory for 3 directions of 4 parameters");
+  expect_refusal([&] { optimizer.step(grads, with); }, "got memory for 3 directions and 4 parameters");
   std::vector<std::byte> bits(1 << 20);
   const SignBuffer signs{bits.data(), bits.data() + (1 << 19), nullptr};
   out.push_back(nullptr);
   with.directions = out;
-  expect_refusal([&] { optimizer.ballots(grads, signs, true, with); }, "none for ballots");
+  expect_refusal([&] { optimizer.ballots(grads, signs, true, with); }, "ballots take none");
 }
 
 TEST(Directions, GroupsShareBudgetsAndHaveRules) {

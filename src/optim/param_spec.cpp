@@ -57,8 +57,8 @@ Layout whole_layout(std::span<const int64_t> shard, const WholeParam& whole) {
              "got %zu offsets of a shard of %zu dimensions, wanted one each or none", whole.offsets.size(), dims);
   for (size_t d = 0; d < whole.offsets.size(); ++d)
     LT_REQUIRE(whole.offsets[d] >= 0 && whole.offsets[d] <= whole.sizes[d] - shard[d],
-               "got a shard of size %lld at %lld in dimension %zu, of a parameter of size %lld", ll(shard[d]),
-               ll(whole.offsets[d]), d, ll(whole.sizes[d]));
+               "got a shard of size %lld at %lld in dimension %zu, wanted it within the parameter's size of %lld",
+               ll(shard[d]), ll(whole.offsets[d]), d, ll(whole.sizes[d]));
   return Layout::make(whole.sizes, {});
 }
 
@@ -107,11 +107,10 @@ ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole, c
 
 void check_rounding(int codec, RoundingMode mode) {
   const CodecInfo& of = codec_info(codec);
-  LT_REQUIRE(
-      mode != RoundingMode::kNearest || !(of.needs_random[0] || of.needs_random[1]),
-      "got rounding 'nearest' with state '%s', wanted 'auto' or 'stochastic': rounded to nearest, averages in it "
-      "freeze far from what they should be",
-      of.name);
+  LT_REQUIRE(mode != RoundingMode::kNearest || !(of.needs_random[0] || of.needs_random[1]),
+             "got rounding 'nearest' with state '%s', wanted 'auto' or 'stochastic': rounded to nearest, averages in "
+             "it freeze far from their true values",
+             of.name);
 }
 
 void check_param_dtype(DType dtype) {
@@ -143,7 +142,7 @@ void check_change(const GroupSpec& group, const Hyper& to, bool has_params, bool
   // SGD's and LARS's only state depends on momentum and stays; other rules would lose states.
   LT_REQUIRE(was == now || !has_params || state_comes_and_goes(group.rule),
              "got hyper-parameters that make %s out of %s, wanted momentum (0 or not), nesterov, amsgrad and centered "
-             "as they were when the group got its parameters: they decide which states there are",
+             "as they were when the group got its parameters: they decide which states exist",
              name_of(now), name_of(was));
 }
 
@@ -156,8 +155,8 @@ ParamSpec make_spec(const GroupSpec& group, std::span<const int64_t> sizes, DTyp
   out.family = group.rule;
   out.rule = effective_rule(group.rule, group.hyper);
   LT_REQUIRE(!rule_info(out.rule).norms || !whole || (whole->sizes == out.sizes && !whole->rows_cut),
-             "got a shard for %s, which needs norms of whole parameters, wanted it whole: replicate it, or take a rule "
-             "without norms",
+             "got a shard for %s, which needs norms of whole parameters, wanted the whole parameter: replicate it, or "
+             "take a rule without norms",
              name_of(group.rule));
   const Layout of_whole = whole ? whole_layout(sizes, *whole) : out.shape;
   LT_REQUIRE(of_whole.numel <= kMostElements, "got a parameter of %lld elements, wanted 2^52 at most",

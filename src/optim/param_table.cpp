@@ -55,7 +55,7 @@ Backends::Backends(const OptimizerOptions& options, std::unique_ptr<Backend> giv
   if (options.trusts_memory && device) device->trust_memory();
   const DeviceAllocator& from = options.allocator;
   if (!from.allocate && !from.free && !from.note_use) return;
-  LT_REQUIRE(from.allocate && from.free, "got an allocator without allocate or free, wanted both, or none at all");
+  LT_REQUIRE(from.allocate && from.free, "got an allocator without allocate or free, wanted both or neither");
   LT_REQUIRE(device, "got an allocator of device memory for parameters in host memory, wanted none");
   device->use_allocator({from.context, from.allocate, from.free});
   allocator = from;
@@ -209,13 +209,14 @@ void ParamTable::rebind(int64_t number, const TensorView& view) {
 }
 
 const GroupSpec& ParamTable::group_at(int group) const {
-  LT_REQUIRE(group >= 0 && group < static_cast<int>(groups.size()), "got group %d of %zu", group, groups.size());
+  LT_REQUIRE(group >= 0 && group < static_cast<int>(groups.size()), "got group %d, wanted one of the %zu groups", group,
+             groups.size());
   return groups[static_cast<size_t>(group)];
 }
 
 Parameter& ParamTable::at(int64_t param) {
-  LT_REQUIRE(param >= 0 && param < static_cast<int64_t>(params.size()), "got parameter %lld of %zu", ll(param),
-             params.size());
+  LT_REQUIRE(param >= 0 && param < static_cast<int64_t>(params.size()),
+             "got parameter %lld, wanted one of the %zu parameters", ll(param), params.size());
   return params[static_cast<size_t>(param)];
 }
 

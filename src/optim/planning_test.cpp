@@ -309,7 +309,7 @@ TEST(Planning, BadRequestsAreRefused) {
   with("host=-2", [](ForecastRequest& r) { r.options.memory.host = -2; });
   with("link_rate=-1", [](ForecastRequest& r) { r.link_rate = -1; });
   with("chunk=5", [](ForecastRequest& r) { r.groups[0].options.memory = Budget{1 << 20, "", -1, 5}; });
-  with("without `host`", [](ForecastRequest& r) { r.options.memory.disk = "/nowhere"; });
+  with("without a limit of host memory", [](ForecastRequest& r) { r.options.memory.disk = "/nowhere"; });
   // Not wrong in itself, but more than fits: told apart from the above.
   ForecastRequest small;
   small.groups.emplace_back().params = {PlannedParam{{int64_t{1} << 20, int64_t{1} << 20}}};

@@ -30,7 +30,7 @@ StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOption
   const GradientReader* const reader = backend_.gradient_reader();
   LT_REQUIRE(!options.clip || (reader && reader->has_queued(*options.clip)),
              "got a step to record behind a clip that the host has found, wanted one of this optimizer's "
-             "queue_clip_grad_norm() inside the capture: replays would clip alike");
+             "queue_clip_grad_norm() inside the capture: every replay would clip by the same factor");
   StepOptions own = options;
   const std::shared_ptr<QueuedClip> clip = take_clip(own);
   const LossScaling& scaling = options.scaling;
@@ -45,7 +45,7 @@ StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOption
   require_in_place();
   for (size_t i = 0; i < grads.size(); ++i)
     LT_REQUIRE(!grads[i].data || table_.params[i].has_state || table_.params[i].layout.numel == 0,
-               "got a step to record for parameter %zu, which has no state yet, wanted a step or place_states() before",
+               "got a step to record for parameter %zu, which has no state yet, wanted a step or place_states() first",
                i);
   plan.gather();
   LT_REQUIRE(!table_.overlap(plan.params()),
@@ -55,9 +55,9 @@ StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOption
   recording->decides = recording->scales || plan.searches();
   if (clip || recording->scales) recording->clipped_scale = options.grad_scale;
   recording->guard = queue_guard(plan, clip, recording->decides, options);
-  LT_REQUIRE(recording->guard || !recording->decides || plan.items().empty(),
-             "got a step to record that the host has to look at the gradients for, wanted NonFinite::kPropagate or "
-             "assume_finite");
+  LT_REQUIRE(
+      recording->guard || !recording->decides || plan.items().empty(),
+      "got a step to record whose gradients the host has to check, wanted NonFinite::kPropagate or assume_finite");
   plan.set_guard(recording->guard.get());
   if (table_.needs_norms && plan.place_norms()) plan.clear_norms();
   plan.append_parts_in_place(recording->parts);
@@ -76,7 +76,7 @@ StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
   LT_REQUIRE(!options.clip, "got a clip for a replay, wanted none: a recorded step clips as it was recorded");
   require_no_scaling(options);
   LT_REQUIRE(!recordings_.empty(),
-             "got a replay to prepare and no recorded step, wanted a step on a queue that is being captured before");
+             "got a replay to prepare and no recorded step, wanted a step on a queue that is being captured first");
   resolve();
   raise_nonfinite();
   const Recording& recording = *recordings_.back();
@@ -88,7 +88,7 @@ StepResult DeviceSteps::prepare_replay(const StepOptions& options) {
   StepOptions own = options;
   if (recording.clipped_scale) {
     LT_REQUIRE(options.grad_scale == *recording.clipped_scale,
-               "got grad_scale=%g for a replay that clips, wanted %g, as it was recorded", options.grad_scale,
+               "got grad_scale=%g for a replay that clips, wanted %g, as recorded", options.grad_scale,
                *recording.clipped_scale);
     own.grad_scale = 1;
   }

@@ -17,13 +17,14 @@ void check_memory(const Memory& memory) {
   LT_REQUIRE(memory.chunk >= 0 && memory.chunk % kPageBytes == 0 && memory.chunk <= int64_t{1} << 40,
              "got chunk=%lld, wanted a multiple of %lld, or 0 to have it chosen", ll(memory.chunk), ll(kPageBytes));
   LT_REQUIRE(!memory.automatic || (memory.device < 0 && !memory.managed),
-             "got automatic with device=%lld and managed=%d, wanted it instead of them", ll(memory.device),
+             "got automatic with device=%lld and managed=%d, wanted automatic alone", ll(memory.device),
              memory.managed);
   LT_REQUIRE(!find_transfer_mode(memory.transfer) || !memory.managed,
              "got transfer='%s' for managed memory, which the driver migrates, wanted ''", memory.transfer.c_str());
-  LT_REQUIRE(memory.disk.empty() || memory.host >= 0,
-             "got a disk ('%s') without `host`, a limit for host memory: all state would stay there",
-             memory.disk.c_str());
+  LT_REQUIRE(
+      memory.disk.empty() || memory.host >= 0,
+      "got a disk ('%s') without a limit of host memory, wanted host too: without it all state stays in host memory",
+      memory.disk.c_str());
 }
 
 Residence::Residence(Env& env, const Memory& memory, Backend& backend, const DeviceAllocator& allocator)

@@ -14,7 +14,7 @@ inline void copy_bytes(void* to, const void* from, int64_t bytes) {
   if (bytes) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-// Marks a replacement of state: failures of earlier calls do not belong to it.
+// Begins a replacement of state, which must not report the failures of earlier calls.
 class StateChange {
  public:
   explicit StateChange(ParamTable& table) : table_(table) {
@@ -41,7 +41,7 @@ inline void require_decoded(ParamTable& table, int64_t number, int k) {
   const Parameter& param = table.with_state(number, k);
   LT_REQUIRE(k < param.states(param.state_rule),
              "got array %d of parameter %lld, the residual of its weights, which has no values of its own; read_state "
-             "and write_state copy it, join_master makes weights of it",
+             "and write_state copy it, join_master joins it with the weights",
              k, ll(number));
 }
 

@@ -23,9 +23,10 @@ StepPlan::StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Grad
              count);
   check_grad_scale(options.grad_scale);
   LT_REQUIRE(!options.stream || table.on.device, "got a stream for CPU parameters, wanted nullptr");
-  LT_REQUIRE(directions == 0 || (directions == count && !ballots),
-             "got memory for %zu directions of %zu parameters, wanted one each, or none, and none for ballots",
-             directions, count);
+  LT_REQUIRE(
+      directions == 0 || (directions == count && !ballots),
+      "got memory for %zu directions and %zu parameters, wanted one for each parameter, or none (ballots take none)",
+      directions, count);
   LT_REQUIRE(options.free_bytes >= -1, "got free_bytes=%lld, wanted 0 or more, or -1 to have the driver asked",
              ll(options.free_bytes));
   if (directions == 0 && !ballots) return;
@@ -33,7 +34,7 @@ StepPlan::StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Grad
              "got %s of %s, wanted a rule that needs no norms of whole parameters: adamw, lion, sgd ...",
              ballots ? "ballots" : "directions", rule_info(table.rule).name);
   LT_REQUIRE(!table.has_average,
-             "got %s of a rule whose states hold the learning rate, wanted another: adamw, lion, sgd ...",
+             "got %s of a rule whose states hold the learning rate, wanted another rule: adamw, lion, sgd ...",
              ballots ? "ballots" : "directions");
   if (!ballots) return;
   check_signs(table, ballots->out, true, options.stream);
@@ -59,11 +60,10 @@ void StepPlan::gather() {
     Parameter& param = table_.params[i];
     const Layout& layout = param.gradient_layout(grad, i);
     if (param.partially_written) table_.require_whole(param, i);
-    LT_REQUIRE(
-        !param.evaluating,
-        "got a step while parameter %zu has the weights to evaluate, wanted those to train: set_evaluating(false) "
-        "(train() in Python) before",
-        i);
+    LT_REQUIRE(!param.evaluating,
+               "got a step while parameter %zu has the weights to evaluate, wanted the weights to train: call "
+               "set_evaluating(false) (train() in Python) first",
+               i);
     if (!param.has_state) {
       table_.place(i, grads_);
       known = false;
@@ -89,8 +89,8 @@ void StepPlan::gather() {
   ordered_ = !ballots_ && table_.overlap();
   // A parameter that moved while it had no gradient is recorded with an address that another may have now.
   LT_REQUIRE(buffers_.wanted.empty() || !ordered_ || !table_.overlap(params()),
-             "got parameters whose memory overlaps, which are stepped one after another; with state in chunks that "
-             "cannot be: %s",
+             "got parameters whose memory overlaps and whose state is in chunks, which cannot be stepped one after "
+             "another: %s",
              table_.on.device ? "on a device, make them one parameter"
                               : "give them a budget of their own that holds their state");
   // Items beyond this step's were made before a change, or for signs: a longer step makes them again.

@@ -26,7 +26,7 @@ struct SignCollective::Impl {
     LT_REQUIRE(options.algorithm >= SignAlgorithm::kAuto && options.algorithm <= SignAlgorithm::kTwoPhase,
                "got algorithm %d, wanted auto, one_phase or two_phase", static_cast<int>(options.algorithm));
     LT_REQUIRE(!channel.two_level() || options.algorithm != SignAlgorithm::kOnePhase,
-               "got algorithm one_phase for ranks on nodes, wanted auto or two_phase");
+               "got algorithm one_phase with ranks grouped by node, wanted auto or two_phase");
     LT_REQUIRE(std::isfinite(options.latency_s) && std::isfinite(options.bytes_per_s) && options.latency_s >= 0 &&
                    options.bytes_per_s >= 0 && (options.latency_s > 0) == (options.bytes_per_s > 0),
                "got latency_s=%g and bytes_per_s=%g, wanted both above 0, or both 0 to have them measured",
@@ -86,18 +86,20 @@ void SignCollective::Impl::check(const SignBallot& ballot, const SignResult& res
              ll(ballot.weight));
   check_weight(weight_of(ballot));
   LT_REQUIRE(ballot.first_index % static_cast<uint64_t>(kSignAlignment) == 0,
-             "got signs from index %llu, wanted a multiple of %lld",
+             "got signs that begin at index %llu, wanted a multiple of %lld",
              static_cast<unsigned long long>(ballot.first_index), ll(kSignAlignment));
   LT_REQUIRE(ballot.part == before.parts, "got part %u of a vote after %u parts; part 0 begins a new vote", ballot.part,
              before.parts);
-  LT_REQUIRE(ballot.part == 0 || ballot.step == before.step, "got a part of step %llu, wanted step %llu of the first",
+  LT_REQUIRE(ballot.part == 0 || ballot.step == before.step,
+             "got a part of step %llu, wanted step %llu like the first part",
              static_cast<unsigned long long>(ballot.step), static_cast<unsigned long long>(before.step));
   if (residual) {
-    LT_REQUIRE(!ballot.more, "got a mean with more parts to follow, wanted a vote: its residual would have changed");
+    LT_REQUIRE(!ballot.more,
+               "got a mean with more parts to follow, wanted one part: the first would already change the residual");
     LT_REQUIRE(!channel.two_level(), "got a mean over nodes, wanted one transport");
     LT_REQUIRE(!ballot.presence, "got presence for a mean, wanted scales only");
     LT_REQUIRE(residual->total == ballot.count && residual->rank == channel.rank() && residual->size == channel.size(),
-               "got the residual of %lld signs, rank %d of %d, wanted that of %lld signs, rank %d of %d",
+               "got the residual of %lld signs, rank %d of %d, wanted the residual of %lld signs, rank %d of %d",
                ll(residual->total), residual->rank, residual->size, ll(ballot.count), channel.rank(), channel.size());
   }
   if (ballot.count == 0) return;

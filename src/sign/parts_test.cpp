@@ -276,8 +276,8 @@ TEST(SignParts, ARankThatContradictsItselfIsToldAndTheOthersHearOfIt) {
   });
   EXPECT_EQ(texts[1],
             "got part 2 of a vote after 0 parts; part 0 begins a new vote; "
-            "got a mean with more parts to follow, wanted a vote: its residual would have changed; "
-            "got a part of step 6, wanted step 5 of the first; ");
+            "got a mean with more parts to follow, wanted one part: the first would already change the residual; "
+            "got a part of step 6, wanted step 5 like the first part; ");
   EXPECT_EQ(texts[0] + texts[2], "");
   for (const Ended& each : ended) EXPECT_TRUE(!each.threw && each.outcome.applied) << each.text;
 }

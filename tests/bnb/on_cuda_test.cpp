@@ -56,7 +56,7 @@ TEST_F(BnbOnCuda, PagedMemoryIsTheHostsWhereManagedMemoryIsNotPaged) {
   };
   for (const Place& wanted : {Place{true, true, "cuda: ", "", cudaMemoryTypeManaged},
                               {false, true, "cuda: ", "in pinned host memory", cudaMemoryTypeHost},
-                              {false, false, "host: ", "reach no pinned memory", cudaMemoryTypeUnregistered}}) {
+                              {false, false, "host: ", "do not reach pinned memory", cudaMemoryTypeUnregistered}}) {
     cuda_emulator::Settings settings = cuda_emulator::settings();
     settings.managed = wanted.managed, settings.reaches = wanted.reaches;
     cuda_emulator::change(settings);

@@ -69,7 +69,7 @@ void check_thrown(int64_t number, Act&& act) {
   const bool known = number > 0;
   CHECK(kind == (known || number == -1 ? number : static_cast<int>(ErrorKind::kInternal)));
   CHECK(os_error == (known ? 28 : 0));
-  if (number == -3) CHECK(std::strstr(text, "no std::exception"));
+  if (number == -3) CHECK(std::strstr(text, "not a std::exception"));
   if (known || number == -2) CHECK(words == LT_ECHO_TEXT);
 }
 
@@ -145,7 +145,7 @@ void check_steps(Backend& backend) {
     backend.record_step(items, true, kStream);
     CHECK(false);
   } catch (const Error& error) {
-    CHECK(error.kind() == ErrorKind::kUnsupported && std::strstr(error.what(), "echo backend records no steps"));
+    CHECK(error.kind() == ErrorKind::kUnsupported && std::strstr(error.what(), "echo backend cannot record steps"));
   }
 }
 

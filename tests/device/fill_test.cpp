@@ -38,7 +38,7 @@ TEST(DeviceFill, RefusesOtherPatterns) {
   Device& device = *tested.backend->device();
   alignas(8) unsigned char bytes[16] = {};
   for (const auto& [offset, width] : {std::pair{0, 2}, {0, 8}, {1, 4}, {2, 4}})
-    expect_refusal([&, at = bytes + offset, w = width] { device.fill(nullptr, at, 1, w, 1); }, "wanted 1, or 4");
+    expect_refusal([&, at = bytes + offset, w = width] { device.fill(nullptr, at, 1, w, 1); }, "wanted 1 byte, or 4");
 }
 
 }  // namespace

@@ -407,7 +407,7 @@ TEST(DeviceDisk, BudgetsThatContradictAreRefused) {
       {with([](auto& m) { m.automatic = true, m.device = -1; }), "automatic=1"},
       {with([](auto& m) { m.managed = true; }), "managed=1"},
       {with([](auto& m) { m.transfer = "hybrid"; }), "transfer='hybrid'"},
-      {with([](auto& m) { m.host = -1; }), "without `host`"},
+      {with([](auto& m) { m.host = -1; }), "without a limit of host memory"},
       {with([](auto& m) { m.host = kPageBytes; }), "at least 8192 bytes of host memory"},
       {with([](auto& m) { m.device = kPageBytes; }), "at least 8192 bytes of device memory"},
       {with([](auto& m) { m.disk_limit = kPageBytes; }), "bytes of disk"},

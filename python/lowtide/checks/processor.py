@@ -18,6 +18,6 @@ def check(built_for: Path = BUILT_FOR, cpuinfo: Path = Path("/proc/cpuinfo")) ->
         return
     if here and (missing := sorted(wanted - set(here.partition(":")[2].split()))):
         raise ImportError(
-            f"got a processor without {', '.join(missing)}, wanted one like the processor that lowtide was compiled on: reinstall it "
-            "on this machine, or for all with CMAKE_ARGS=-DLOWTIDE_NATIVE=OFF"
+            f"got a processor without {', '.join(missing)}, wanted one like the processor that lowtide was compiled on: "
+            "reinstall it on this machine, or build it for all processors with CMAKE_ARGS=-DLOWTIDE_NATIVE=OFF"
         )

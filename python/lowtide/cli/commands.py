@@ -81,7 +81,8 @@ def plan_formats(
     model: Sequence[Shape], rule: str, state: str, memory: Memory | None, hyper: dict[str, Any], measure: bool, on: str,
     dtype: torch.dtype, link: float,
 ) -> Formats:  # fmt: skip
-    """For `lowtide plan`. link: of the device `on` each way, in bytes per second; 0: unknown. ValueError, TypeError or OSError for bad arguments; what does not fit says so itself."""
+    """The forecasts of `lowtide plan`. link: bytes per second, each way, of the link to the device `on`; 0: unknown. Raises
+    ValueError, TypeError or OSError for bad arguments; a forecast that does not fit says so itself."""
     known = family_of(rule)[1]
     for name, value in hyper.items():
         if value not in (None, False) and name not in known:

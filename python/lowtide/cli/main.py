@@ -144,9 +144,9 @@ def plan(
         if device is None and value is not None:
             raise ValueError(f"got {name} without --device, wanted --device SIZE too")
     if device is not None and "%" in device:
-        raise ValueError(f"--device: got {device!r}, wanted bytes such as 8GiB: the device need not be here")
+        raise ValueError(f"--device: got {device!r}, wanted bytes such as 8GiB: the device need not be in this machine")
     if device is not None and (disk is not None or step == "auto") and not (measure and link is not None):
-        raise ValueError("got --device with --disk or --step auto, wanted --link and --measure too: who steps what depends on rates")
+        raise ValueError("got --device with --disk or --step auto, wanted --link and --measure too: rates decide who steps")
     for name, size in (("--host", host), ("--disk-limit", disk_limit), ("--device", device), ("--link", link)):
         text.check_unit(name, size)
     if disk is not None and host is None:

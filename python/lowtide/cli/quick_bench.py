@@ -78,7 +78,7 @@ class Bench:
 
 
 def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, momentum: float) -> Bench:
-    """Measures. Raises ValueError for an unknown rule, state or directory, MemoryError, OSError."""
+    """Runs the measurement. Raises ValueError for an unknown rule, state or directory, MemoryError, OSError."""
     rows = max(1, round(elements / _ROW))
     if elements > 1 << 34:
         raise ValueError(f"got {elements} elements, wanted {1 << 34} at most")

@@ -123,7 +123,7 @@ def _verdict(found: Formats) -> list[str]:
 
 
 def _who(plan: DeviceForecast) -> str:
-    """Says who steps what."""
+    """Says what the device steps and what the CPU steps."""
     if not plan.host_params:
         streams = f", {_size(plan.streamed_per_step)} stream in a step" if plan.streamed_per_step else ""
         return f"the device steps all parameters{streams}."

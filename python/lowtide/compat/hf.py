@@ -145,7 +145,7 @@ def optimizer(
         _check_effects(cls, kwargs, args)
     if embeddings_fp32:
         if model is None:
-            raise ValueError("embeddings_fp32: got no model, wanted model=, whose embeddings are meant")
+            raise ValueError("embeddings_fp32: got no model, wanted model=, the model with the embeddings")
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding):
                 override(module, state="fp32")
@@ -165,8 +165,8 @@ def _apply_text(text: str, cls: type[Optimizer], kwargs: dict[str, Any]) -> None
         key, equals, value = item.partition("=")
         if not equals or key not in known or key in seen:
             again = " again" if key in seen else ""
-            raise ValueError(f"optim_args: got {item!r}{again} for {cls.__name__}, wanted KEY=VALUE with each KEY at "
-                             f"most once: {', '.join(known)}")  # fmt: skip
+            raise ValueError(f"optim_args: got {item!r}{again} for {cls.__name__}, wanted KEY=VALUE with each KEY at most "
+                             f"once, and KEY one of {', '.join(known)}")  # fmt: skip
         seen.add(key)
         if key in betas:
             betas[key] = _value(key, value, (float,))

@@ -98,14 +98,14 @@ def written(value: Any, where: str, like: Array) -> Array:
         if value.requires_grad:
             raise ValueError(f"{where}: got a tensor that requires grad, wanted out.detach()")
     elif not array.value.flags.writeable:
-        raise ValueError(f"{where}: got an array that is read-only, wanted one to write")
+        raise ValueError(f"{where}: got a read-only array, wanted a writable one")
     return array
 
 
 def same_place(array: Array, where: str, like: Array) -> None:
     """Raises ValueError unless both are on the same device."""
     if array.place != like.place:
-        raise ValueError(f"{where}: got a tensor on {array.place.device}, wanted {like.place.device} as the first one")
+        raise ValueError(f"{where}: got a tensor on {array.place.device}, wanted one on {like.place.device}, like the first")
 
 
 def _read_tensor(tensor: torch.Tensor, where: str) -> Array:

@@ -50,8 +50,8 @@ class Cache:
         return block.data_ptr()
 
     def note_use(self, address: int, queue: int) -> None:
-        """Makes the cache keep a freed block until the work queued on that stream so far is done; no stream of torch's waits
-        for it. Only tensors can record this, hence blocks are tensors."""
+        """Makes the cache keep a freed block until the work queued on that stream so far is done; no torch stream waits for it.
+        Only tensors can record this, hence blocks are tensors."""
         stream = (
             torch.cuda.ExternalStream(queue, device=self._device)  # type: ignore[no-untyped-call]
             if queue
@@ -104,8 +104,9 @@ class Cache:
         return max(free + _bytes(stats, "reserved") - self._unused_pools(stats) - max(in_use, needed), 0)
 
     def _free_of_driver(self, stats: dict[str, Any] | None) -> int:
-        """-1: unknown. If many processes share a device, the driver takes milliseconds to answer, so a step reuses an earlier
-        answer while the cache neither grows nor shrinks. It notices what other processes take once the answer is old."""
+        """The bytes that the driver has free; -1: unknown. If many processes share a device, the driver takes milliseconds to
+        answer, so a step reuses an earlier answer while the cache neither grows nor shrinks. It notices what other processes
+        take once the answer is old."""
         kept = None if stats is None else (*_segments_of(stats), _bytes(stats, "reserved"))
         self._age += 1
         if kept is None or kept != self._kept or self._age >= _OLD:

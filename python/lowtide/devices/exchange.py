@@ -72,7 +72,7 @@ class Exchange:
     """The messages of one batch: parts of parameters with the same layout."""
 
     def __init__(self, route: Route, parts: Sequence[Part], owners: Sequence[Coordinates]) -> None:
-        """owners: for each part, its coordinates along the dimensions of the route."""
+        """owners: for each part, the owner's coordinates along the dimensions of the route."""
         self.parts, self.route, self.owners = list(parts), route, list(owners)
         self._here, self._cuts = route.here, len(route.cut)
         self._pieces = [pieces_of(route, part.shape) for part in parts]
@@ -109,7 +109,7 @@ class Exchange:
         return self._pieces[n][self._here[: self._cuts]]
 
     def _stage(self, place: int, back: bool) -> Stage:
-        """The stage along dimension `place` of the route. back: from owners."""
+        """The stage along dimension `place` of the route. back: messages travel from the owners."""
         here, mine = self._here, self._here[place]
         line = range(self.route.sizes[place])
         outgoing: dict[int, list[_Take]] = {j: [] for j in line}  # by coordinate

@@ -61,7 +61,7 @@ class SignAccumulator:
             there = check_gradients_of(param.grad, f"gradient of parameter {number}")
             expect(there == place, f"gradient of parameter {number}", there.device, place.device)
             if counts.added() >= self._most:
-                raise ValueError(f"got more than {self._most} gradients to count, wanted finish() or most= above that")
+                raise ValueError(f"got more than {self._most} gradients to count, wanted finish() first, or a larger most=")
             found.append((param, param.grad.detach(), place, counts))
         threads = torch.get_num_threads()
         for param, grad, place, counts in found:

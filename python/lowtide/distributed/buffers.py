@@ -172,8 +172,8 @@ def tensor_at(address: int, size: int) -> torch.Tensor:
 def read_bytes(
     tensor: torch.Tensor, place: Place, signers: dict[Place, _core.Signer]
 ) -> ctypes.Array[ctypes.c_char]:
-    """The bytes of a contiguous tensor, which must stay; copied from a device, which is waited for. signers: those that are
-    open, to which this adds."""
+    """The bytes of a contiguous tensor, which must stay. Copies them from a device, and waits for the copy. signers: the open
+    ones, by place; gets a signer for `place`."""
     if place.on_host:
         return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     copy = (ctypes.c_char * tensor.nbytes)()

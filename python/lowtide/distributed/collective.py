@@ -130,8 +130,8 @@ class Collective:
         failure: BaseException | None = None,
     ) -> Outcome:
         """Workers announce what they are about to do; if all can, `fill` writes this worker's ballot into `buffers` (or a part
-        of them, in a vote in parts: see `complete`), and the majority replaces it there; with the `residual` of this worker's
-        shard and buffers with scales, the mean of sign times scale does.
+        of them, in a vote in parts: see `complete`), and the majority replaces it there. Given the `residual` of this worker's
+        shard, and buffers with scales, the mean of sign times scale replaces it instead.
 
         part, more: for a vote in parts, which takes its last rounds once: the number of parts before this one (0: it
         begins), and whether others follow, without `fill`. The parts' results are void unless the last part is applied: a part
@@ -193,7 +193,7 @@ class Collective:
         if there and outcome.applied:
             outcome = outcome._replace(sent_bytes=outcome.sent_bytes + there.sent_bytes)
         if outcome.failed_ranks:
-            raise RuntimeError(f"vote {step}: ranks {outcome.failed_ranks} failed, and say why; nothing was applied")
+            raise RuntimeError(f"vote {step}: ranks {outcome.failed_ranks} failed (their errors say why); nothing was applied")
         if outcome.applied and isinstance(buffers, SignBuffers):
             self.complete(step, buffers)
         return outcome
@@ -210,7 +210,7 @@ class Collective:
         first = str(error).strip().partition("\n")[0]
         return ConnectionError(
             f"{what} of rank {self.transport.rank}: not all workers took part (one is gone, or did not make the same call): "
-            f"{first}; nothing was applied here. This process group is of no more use; {self._standing()}"
+            f"{first}; nothing was applied here. This process group can no longer be used; {self._standing()}"
         )
 
     def _standing(self) -> str:
@@ -240,7 +240,8 @@ class Collective:
         if any(one.keys() != every[0].keys() for one in every):
             others = [rank for rank, one in enumerate(every) if one.keys() != every[0].keys()]
             raise ValueError(
-                f"got workers that vote on different things: ranks {others} from rank 0; wanted the same kind of optimizer or hook"
+                f"got workers that vote on different things: ranks {others} differ from rank 0; wanted the same kind of "
+                "optimizer or hook"
             )
         for what, value in values.items():
             found = [one[1 + digest(what)] for one in every]
@@ -254,8 +255,8 @@ class Collective:
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(
-            f"got a {type(self).__name__} to copy or pickle, which holds a process group: make a new one, and let what "
-            "votes load the state_dict()"
+            f"got a {type(self).__name__} to copy or pickle, which holds a process group: make a new one, and load the "
+            "state_dict() into the optimizer or hook"
         )
 
 

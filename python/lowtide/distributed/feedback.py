@@ -152,8 +152,8 @@ class ErrorFeedbackSign(SignHook):
         here, there = self._workers(), list(state_dict["workers"])
         if here != there and not state_dict["shard_empty"]:
             raise ValueError(
-                f"got residuals of rank {there[0]} of {there[1]}, wanted rank {here[0]} of {here[1]}: call "
-                "average_state() before saving to go on with other workers"
+                f"got residuals of rank {there[0]} of {there[1]}, wanted rank {here[0]} of {here[1]}: call average_state() "
+                "before saving to continue with other workers"
             )
         saved = state_dict["residual"]
         if differing := sorted(set(saved) ^ set(self._layout.names)):

@@ -15,8 +15,8 @@ from lowtide.devices.places import Place
 from lowtide.devices.sharding import is_dtensor
 from lowtide.distributed.buffers import tensor_at
 
-# Bytes of all ranks together. gloo gathers around a ring, in as many hops as there are other ranks; direct messages take one
-# hop for the same bytes. (With 4 workers 1.2 to 2 times as fast, up to the size of a result of 10 M signs.)
+# Results of up to this many bytes (of all ranks) are gathered by direct messages. gloo gathers around a ring, in as many hops
+# as there are other ranks; direct messages take one hop for the same bytes. With 4 workers they are 1.2 to 2 times as fast.
 STRAIGHT = 4 << 20
 # These move device memory through host memory, or may do so: Lowtide then votes on the host.
 _BY_HOST = {"gloo", "mpi", "ucc"}
@@ -137,7 +137,7 @@ def check_group(group: object) -> None:
 def require_initialized() -> None:
     """Raises ValueError without a default process group."""
     if not dist.is_initialized():
-        raise ValueError("got no default process group, wanted torch.distributed.init_process_group() before")
+        raise ValueError("got no default process group, wanted one: call torch.distributed.init_process_group() first")
 
 
 @torch.no_grad()
@@ -156,7 +156,7 @@ def broadcast_parameters(
         if is_dtensor(tensor):
             raise TypeError("got a DTensor, wanted plain tensors: broadcast before sharding, or seed all workers alike")
         if tensor.is_meta:
-            raise ValueError("got a tensor on meta, wanted memory: to_empty() first")
+            raise ValueError("got a tensor on meta, wanted one with memory: call to_empty() first")
     for tensor in tensors:
         if tensor.numel():
             whole = tensor.detach().contiguous()

@@ -117,8 +117,8 @@ class SignOptimizer(Optimizer):
                 group["votes"] = votes + 1
         elif self.engine.settings.nonfinite == "raise" and not self.engine.settings.amp_scaling:
             raise ValueError(
-                f"vote {votes}: got gradients that are not finite on ranks {outcome.nonfinite_ranks}, wanted finite "
-                "ones; no parameter was moved"
+                f"vote {votes}: got gradients that are not finite on ranks {outcome.nonfinite_ranks}, wanted finite ones; no "
+                "parameter was changed"
             )
         else:
             self.engine.count(skipped=1)

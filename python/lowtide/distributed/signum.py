@@ -192,7 +192,7 @@ class Signum(SignOptimizer):
             return super()._prepare()
         self._push_options()
         if any(param.grad is not None for param in self.engine.tensors):
-            raise ValueError("got gradients beside those folded in, wanted fold() for them, too, or none")
+            raise ValueError("got gradients beside the folded ones, wanted fold() for them, too, or no gradients")
         return self._fold_bad, lambda: self._room().fetch(self.engine.queue())  # the last fold has made the ballot
 
     def _voted(self) -> None:

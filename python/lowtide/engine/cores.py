@@ -57,8 +57,8 @@ class Cores:
         told: Mapping[Place, str],
         steps_beside: int = 0,
     ) -> None:
-        """hyper: the hyper-parameters that each group was told. automatic: whether a budget depends on free memory. told: see
-        `Shares`. steps_beside: steps so far in which the first core took no part."""
+        """hyper: the hyper-parameters that each group was given last. automatic: whether a budget depends on free memory. told:
+        see `Shares`. steps_beside: steps so far in which the first core took no part."""
         self._cores, self._list = dict(cores), list(cores.values())
         at = {place: owner for owner, place in enumerate(cores)}
         self._owners = [at[param.place] if param.place else 0 for param in params]
@@ -92,9 +92,8 @@ class Cores:
         return any(param.place == place and param.tensor.requires_grad and not core.has_state(i) for i, param in params)
 
     def check(self, grad_scale: float = 1.0, stream: int = 0, assume_finite: bool = False, free_bytes: int = -1,
-              only: Sequence[int] | None = None) -> int:  # Like `_core.Optimizer.check`. Asks every core that would step, so
-                                                          # that none steps if another would refuse.
-        """As `_core.Optimizer.check`. Every core that would step is asked, so that none does where another would refuse."""
+              only: Sequence[int] | None = None) -> int:
+        """Like `_core.Optimizer.check`. Asks every core that would step, so that none steps if another would refuse."""
         found = [
             self._told_of(place, core.check, grad_scale, place.queue(), assume_finite, self._room(place), only, unplaced=True)
             for place, core in self._asked(only)

@@ -53,12 +53,12 @@ class Memory:
         transfer: how state that does not fit on a device reaches it: "copy" (through buffers there), "zero_copy"
             (kernels read and write host memory), "hybrid" (copied in, written by kernels). None: the fastest mode of
             the device, measured once and remembered. For parameters on a device only.
-        step: who steps parameters on a device. "device". "host": the CPU, to which gradients and weights are copied;
-            all state and masters are in host memory and on disk. "auto": if a parameter's state does not fit on the
-            device, either the device or the CPU steps it, so that both finish at the same time, by rates measured once
-            per process (`lowtide.engine.host_steps`). None: "auto" with a disk, "host" with device=0, else "device".
-            With "device" and a disk, state that does not fit in `host` comes from the disk through pinned memory in
-            every step, which returns when the state has been written back. No bit of a result depends on it.
+        step: who steps parameters on a device. "device": that device. "host": the CPU, to which gradients and weights are
+            copied; all state and masters are in host memory and on disk. "auto": if a parameter's state does not fit on the
+            device, either the device or the CPU steps it, so that both finish at the same time, by rates measured once per
+            process (`lowtide.engine.host_steps`). None: "auto" with a disk, "host" with device=0, else "device". With "device"
+            and a disk, state that does not fit in `host` comes from the disk through pinned memory in every step, which returns
+            when the state has been written back. No bit of a result depends on it.
     """
 
     device: int | str | None = None
@@ -72,7 +72,7 @@ class Memory:
 
     @classmethod
     def of(cls, given: Memory | Mapping[str, Any] | str | None) -> Memory | None:
-        """A budget as configuration files and command lines have it: a mapping of fields, or text such as
+        """A budget as configuration files and command lines write it: a mapping of fields, or text such as
         "host=8GiB,disk=/scratch" (a path with a comma needs a mapping). TypeError or ValueError for other words."""
         if given is None or isinstance(given, Memory):
             return given
@@ -142,7 +142,7 @@ class Memory:
         self.steps_at(place)
         auto = self.device == "auto"
         if auto and self.managed:
-            raise ValueError("memory: got managed with device='auto', wanted one of them: a driver moves managed state")
+            raise ValueError("memory: got managed with device='auto', wanted one of them: the driver moves managed state")
         on_disk = self.disk is not None and (place.on_host or self.step == "device")
         automatic = not place.on_host and not self.managed and (auto or (self.device is None and place.kind.automatic))
         if not place.on_host and on_disk:

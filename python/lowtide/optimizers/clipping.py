@@ -58,7 +58,7 @@ class Queued(NamedTuple):
 
 
 class LossScaling(NamedTuple):
-    """GradScaler's words on the device, for a step in a graph: addresses of float32, 0 for none."""
+    """Device addresses of GradScaler's two float32 tensors, for a step in a graph; 0 where there is none."""
 
     scale: int
     found_inf: int
@@ -113,8 +113,8 @@ class Clipper:
             norm = float(torch.tensor(known.norm, dtype=torch.float32))  # as it is returned
             if not math.isfinite(norm):
                 raise RuntimeError(
-                    f"clip_grad_norm_: got a norm of {norm} of order {kind} of gradients, wanted a finite one; "
-                    "error_if_nonfinite=False leaves it to the step"
+                    f"clip_grad_norm_: got gradients with a norm of {norm} of order {kind}, wanted a finite one; "
+                    "error_if_nonfinite=False leaves the decision to the step"
                 )
         self.clip, self._measured = clip, measured
         assert self.norm is not None
@@ -136,7 +136,7 @@ class Clipper:
         words: LossScaling | None = None,
     ) -> tuple[float, bool | None, _core.QueuedClip | None, LossScaling | None]:  # fmt: skip
         """The factor of the gradients including clipping, and whether one is known not to be finite (None: unknown); a clip
-        still on a device; and the words of the loss scaling that are left to the step."""
+        still on a device; and the loss scaling that is left to the step."""
         limit = self._engine.settings.max_grad_norm
         if self.clip is not None and self._stands():
             clip = self.clip.times(scale)
@@ -164,7 +164,7 @@ class Clipper:
             return found == "same"
         got = "gradients that were changed in place" if found == "changed" else "other gradients for some of the parameters"
         advice = "call it last before step(), once for each step, or the optimizer's zero_grad() to drop it"
-        raise ValueError(f"step: got {got} after clip_grad_norm_, wanted those that it has measured: {advice}")
+        raise ValueError(f"step: got {got} after clip_grad_norm_, wanted the gradients that it measured: {advice}")
 
 
 def measure(
@@ -212,7 +212,7 @@ def _measured(
         if over is not None:
             found, failed = _sum_over(over, found, norm_type, failure is not None, device)
             if failed and failure is None:
-                failure = ValueError("another rank refused these gradients, and says why; nothing was changed")
+                failure = ValueError("another rank refused these gradients (its error says why); nothing was changed")
         total = found if total is None else total + found
     if failure is not None:
         raise failure
@@ -224,8 +224,8 @@ _Over = Any  # a mesh, a process group, or None
 
 
 def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
-    """The parameters whose gradients this rank reads, grouped by what their sums are added over. The same on all ranks. None:
-    all parameters."""
+    """The parameters whose gradients this rank reads, grouped by the ranks over which their sums are added. The same on all
+    ranks. None: all parameters."""
     if not engine.meshes:
         return [(group, None)]
     numbers = range(len(engine.params))
@@ -238,7 +238,7 @@ def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list
 
 
 def _counts(of: Sharding) -> bool:
-    """True if this rank's part is counted: of identical copies, one is."""
+    """True if this rank's part is counted: only one of several identical copies is."""
     coordinate = of.spec.mesh.get_coordinate()
     return not any(place.is_replicate() and at for place, at in zip(of.spec.placements, coordinate, strict=True))
 

@@ -47,8 +47,8 @@ class MuonFamily(Family):
             return ""
         if options["master"] and param.dtype != torch.float32:
             raise NotImplementedError(
-                f"got master={options['master']!r} for a matrix of {param.dtype}, wanted None, or float32 matrices: what "
-                "moves them keeps no residual. Put it into a group with use_muon=False, or lowtide.override(param, "
+                f"got master={options['master']!r} for a matrix of {param.dtype}, wanted None, or float32 matrices: their "
+                "orthogonalized updates keep no residual. Put it into a group with use_muon=False, or lowtide.override(param, "
                 "master=None)"
             )
         return _MOMENTUM

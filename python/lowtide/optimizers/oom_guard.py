@@ -38,8 +38,8 @@ class OomGuard:
             tried = self._relieve()
             if not self._take_back(gradients):
                 raise OutOfMemory(
-                    f"{first} ({tried}; not tried again: gradients that were there before have been added to. Zero them "
-                    "and repeat the step)"
+                    f"{first} ({tried}; not tried again: backward has added to gradients that were there before. Zero them and "
+                    "repeat the step)"
                 )
             try:
                 return function(*args, **kwargs)

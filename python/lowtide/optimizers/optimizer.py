@@ -185,9 +185,9 @@ class Optimizer(torch.optim.Optimizer):
             kind = "bfloat16" if torch.bfloat16 in kinds else "float16"
             self._chose_master = True  # warn only once
             warn(
-                f"{type(self).__name__}: got {kind} weights without master=: they round to nearest, so that updates below half of their "
-                'last bit are lost, most of them at the learning rates of fine-tuning. Pass master="residual16" (2 bytes a '
-                'parameter; float32 precision), master="stochastic" (no bytes), or master=None to keep this'
+                f"{type(self).__name__}: got {kind} weights without master=: they round to nearest, so updates below half of "
+                'their last bit are lost, most of them at the learning rates of fine-tuning. Pass master="residual16" (2 bytes '
+                'a parameter; float32 precision), master="stochastic" (no bytes), or master=None to keep this'
             )
 
     def _follow_groups(self) -> None:
@@ -420,8 +420,8 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError("step: got parameters that the CPU steps while a graph is captured, wanted Memory(step='device')")
         if self.engine.meshes and self._agrees():
             raise ValueError(
-                "step: got DTensor parameters whose gradients are checked while a graph is captured, wanted none: they have "
-                "the host decide on every step"
+                "step: got DTensor parameters whose gradients are checked while a graph is captured, wanted none: the host "
+                "decides on each of their steps"
             )
         for core_group in self.engine.groups:
             options = core_group.options_of(self.param_groups)
@@ -452,7 +452,7 @@ class Optimizer(torch.optim.Optimizer):
         return 1.0 / float(loss_scale), bad
 
     def _loss_scaling(self) -> LossScaling | None:
-        """The same for a step in a graph, by words that each replay reads. ValueError if they are elsewhere."""
+        """The same for a step in a graph, as device memory that each replay reads. Raises ValueError for tensors elsewhere."""
         if not self.engine.settings.amp_scaling or (found := getattr(self, "found_inf", None)) is None:
             return None
         (place,) = self.engine.cores
@@ -484,7 +484,7 @@ class Optimizer(torch.optim.Optimizer):
             if failure:
                 raise failure
         if verdict == sharding.FAILED:
-            raise ValueError("another rank refused this step, and says why; nothing was changed")
+            raise ValueError("another rank refused this step (its error says why); nothing was changed")
         return verdict == sharding.NONFINITE
 
     # Clipping.
@@ -556,8 +556,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def demote(self, size: int | str | None = None) -> int:
         """Moves state from device memory to the host until at least `size` bytes are free again (None: as much as possible),
-        and waits for that. With `Memory(device="auto")` it returns once there has been room for a while; else it stays there,
-        and streams. Returns the bytes freed: 0 if nothing can be freed, as on the CPU."""
+        and waits for the moves. With `Memory(device="auto")` it returns once there has been room for a while; otherwise it
+        stays there, and streams. Returns the bytes freed: 0 if nothing can be freed, as on the CPU."""
         return self.engine.demote(None if size is None else size_of("size", size))
 
     def prefetch(self, size: int | str) -> int:
@@ -579,7 +579,7 @@ class Optimizer(torch.optim.Optimizer):
 
         On `torch.OutOfMemoryError` it moves all state to the host (`demote`), empties torch's cache, drops gradients that the
         call has begun, and calls once more, with the same random numbers. If the second call fails too, its error is raised
-        with a note of what was tried; so is the first error if gradients from before the call have been added to. `with
+        with a note of what was tried; so is the first error if the call added to gradients from before it. `with
         opt.oom_guard():` does the same except for the second call: it re-raises the error."""
         return OomGuard(self.engine, self._in_backward)
 

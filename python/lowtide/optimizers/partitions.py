@@ -74,8 +74,8 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
             raise family.error(where, family.core_rule, error) from error
     if any(param.override for param in engine.params):
         warnings.warn(
-            "lowtide.override has no effect in ZeRO's partitions, which run over the ends of parameters: give these "
-            "parameters a group of their own, with the options in it",
+            "lowtide.override has no effect in ZeRO's partitions, which cross the bounds of parameters: give these parameters "
+            "a group of their own, with the options in it",
             stacklevel=5,
         )
 

@@ -63,6 +63,6 @@ def check_on_host(keys: Sequence[str], group: Mapping[str, Any], where: str) -> 
         for value in values if name == "betas" and isinstance(values, (tuple, list)) else (values,):
             if isinstance(value, torch.Tensor) and (device := places.device_of(value)).type != "cpu":
                 raise ValueError(
-                    f"{where}: got {name} as a tensor on {device} while a graph is captured, wanted a number or a "
-                    "tensor on the CPU: prepare_replay() gives each replay the value of then"
+                    f"{where}: got {name} as a tensor on {device} while a graph is captured, wanted a number or a tensor on "
+                    "the CPU: prepare_replay() gives each replay the current value"
                 )

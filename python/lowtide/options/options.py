@@ -65,7 +65,8 @@ class Options(TypedDict, total=False):
         seed: seed of stochastic rounding, 0 by default: the same seed and steps give the same bits.
         nonfinite: the reaction to a NaN, an infinity or a magnitude of 2^62 or more: "skip" the step and count it (the
             default), "raise", or "propagate".
-        amp_scaling: GradScaler passes its scale and its verdict to the step, which unscales and checks nothing itself.
+        amp_scaling: GradScaler passes its scale and its verdict to the step, which then unscales gradients without checking
+            them.
         max_grad_norm: every step clips the gradients of all groups together to this norm, as `clip_grad_norm_` would; None, the
             default: no clipping.
         cpu_target: instruction set, such as "avx2", for comparisons; only changes speed. "", the default: the best.

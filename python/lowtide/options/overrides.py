@@ -127,8 +127,8 @@ def _keep(module: torch.nn.Module, name: str | None, entry: _Entry) -> None:
         if name not in known:
             shown = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
             raise ValueError(
-                f"override: got the name {name!r} of no parameter of {type(module).__name__}{hint(name, known)}, wanted "
-                f"one of {shown or 'none: it has no parameters'}"
+                f"override: got {name!r}, which names no parameter of {type(module).__name__}{hint(name, known)}, wanted one "
+                f"of {shown or 'none: it has no parameters'}"
             )
         path, _, name = name.rpartition(".")
         module = module.get_submodule(path)

@@ -125,8 +125,8 @@ def plan(
         master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state.
         max_unorm: for LAMB and LARS: LARS then reads its state twice a step, as LAMB always does.
         betas, alpha: as for the optimizer; 4-bit state accepts only short averages. None: the rule's defaults.
-        on: the device of the parameters: "cuda", "xpu", another accelerator of torch's, or "cpu". The machine need not have it.
-            Such a plan needs Memory(device=) in bytes, unless the CPU takes all steps, and `rates` if the CPU may take some
+        on: the device of the parameters: "cuda", "xpu", another torch accelerator, or "cpu". The machine need not have it. Such
+            a plan needs Memory(device=) in bytes, unless the CPU takes all steps, and `rates` if the CPU may take some
             (Memory(step="auto"), or a disk); state streams as with transfer="copy".
         dtype: of parameters given as shapes.
 

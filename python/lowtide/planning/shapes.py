@@ -94,7 +94,7 @@ def _members(entry: Any, number: int, seen: set[int], dtype: torch.dtype) -> tup
     """The group, and its parameters that are not frozen."""
     where = f"parameter group {number}"
     if not isinstance(entry, Mapping) or "params" not in entry:
-        raise TypeError(f"{where}: got {type(entry).__name__}, wanted a dict with 'params', as all groups are")
+        raise TypeError(f"{where}: got {type(entry).__name__}, wanted a dict with 'params', like the other groups")
     check_kinds(entry, where)
     memory, given = Memory.of(entry.get("memory")), entry["params"]
     if isinstance(given, torch.nn.Module):
@@ -173,4 +173,4 @@ def _json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # including bytes that are not text, and numbers that are too long
-        raise ValueError(f"{path}: got what is not JSON: {error}") from error
+        raise ValueError(f"{path}: got a file that is not JSON: {error}") from error

@@ -27,8 +27,8 @@ def refusals() -> Iterator[None]:
     except (ValueError, OSError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        wanted = "plain tensors and numbers where Lowtide or the other library has them"
-        raise ValueError(f"state_dict: got what cannot be read ({type(error).__name__}: {error}), wanted {wanted}") from error
+        wanted = "plain tensors and numbers, as Lowtide or the other library saves"
+        raise ValueError(f"state_dict: got unreadable entries ({type(error).__name__}: {error}), wanted {wanted}") from error
 
 
 def load(

@@ -121,7 +121,7 @@ def check_entry(
 
 
 def _told_by(tensors: dict[str, torch.Tensor], name: str, shape: torch.Size, codec: str) -> str:
-    """The codec of a moment, as its tensors tell, or its dtype."""
+    """The codec that a moment's tensors identify, or its dtype."""
     dtype, coded = tensors[name].dtype, tensors[name].dtype == torch.uint8
     if coded != (f"{name}{SCALE}" in tensors):
         return f"{dtype} {'without' if coded else 'with'} scales"

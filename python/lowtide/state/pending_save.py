@@ -31,7 +31,7 @@ class PendingSave:
         return self._handle.done()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the file is written, at most `timeout` seconds (None: no limit); returns False on timeout.
+        """Waits until the file is written, for at most `timeout` seconds (None: no limit); returns False on timeout.
 
         Raises OSError (disk full, another failure of the file or of a disk that holds state), MemoryError or DeviceLostError
         if the save has failed: a file that existed before is then untouched."""

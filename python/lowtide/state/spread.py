@@ -167,8 +167,8 @@ def _codes(
 def _known_codes(
     codec: str, signed: bool, values: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For runs [runs, elements]: which have a single scale, above 0, with which all their values are codes; and the codes.
-    Scales below 0 are beyond the end of a row."""
+    """For runs [runs, elements]: whether a run has a single scale, above 0, with which all its values are codes; and the codes.
+    Scales below 0 mark elements beyond the end of a row."""
     book, codes = _book(codec, signed)
     scale, wide = scales[:, :1], book.double()
     at = torch.bucketize(values.double() / scale, (wide[1:] + wide[:-1]) / 2)

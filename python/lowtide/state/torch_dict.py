@@ -112,7 +112,7 @@ def _rest(group: Mapping[str, Any]) -> float:
 
 
 def _read_product(saved: Any, step: int, group: Mapping[str, Any], where: str) -> dict[str, float] | None:
-    """None if the options give it: torch's product is in float32, which rounds in every step."""
+    """NAdam's product of μ; None if the options imply it, up to the float32 rounding of each of torch's steps."""
     beta, decay = hyper_values(("beta1", "momentum_decay"), {**group, "betas": tuple(group["betas"])[:1]})
     product = read_number(saved, PRODUCT, where)
     as_now = of_hyper("adamw", (("beta1", beta), ("momentum_decay", decay), ("nesterov", True)), step)[PRODUCT]

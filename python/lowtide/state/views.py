@@ -36,7 +36,7 @@ def shown(engine: Engine, number: int) -> Shown:
 
 
 def has_entry(engine: Engine, number: int) -> bool:
-    """True if `Optimizer.state` and state dicts have an entry of a parameter: from its first step on, as in torch.optim."""
+    """True if `Optimizer.state` and state dicts have an entry for a parameter: from its first step on, as in torch.optim."""
     asked = engine.shows_unstepped and engine.tensors[number].requires_grad and number not in engine.foreign
     return asked or engine.core_of(number).step_count(number) > 0
 
@@ -48,10 +48,10 @@ def _reader(engine: Engine, number: int, name: str) -> Callable[[], torch.Tensor
     def read() -> torch.Tensor:
         alive = of()
         if not alive or number >= len(alive.tensors) or alive.tensors[number] is not param():
-            raise RuntimeError("got state of an optimizer or a parameter that is gone, wanted Optimizer.state of now")
+            raise RuntimeError("got state of an optimizer or a parameter that is gone, wanted the current Optimizer.state")
         found = alive.core_of(number).read_state(number).get(name)
         if found is None:
-            wanted = "a step, or state_dict(), before"
+            wanted = "a step or state_dict() first"
             raise RuntimeError(f"got {name!r} of parameter {number}, which has no state yet, wanted {wanted}")
         return found
 

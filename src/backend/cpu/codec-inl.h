@@ -16,7 +16,7 @@ const typename C::Tables& codec_tables() {
 }
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-// The bytes of a half hash that elements take, as shuffle indices.
+// Shuffle indices that repeat the upper two bytes of each 32-bit word, for the two elements that use them.
 HWY_INLINE __m128i upper_bytes_twice() { return _mm_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15); }
 #endif
 

@@ -94,7 +94,7 @@ TEST(CpuSigns, RefusesWhatMakesNoSense) {
     ++refused;
   };
   const auto pack = [&](const SignItem& item) { return [&cpu, item] { cpu->pack_signs(item, nullptr); }; };
-  refuses(pack({DType::kF32, -1, 8, memory, bits}), "got 8 signs from number -1");
+  refuses(pack({DType::kF32, -1, 8, memory, bits}), "got 8 signs that begin at number -1");
   refuses(pack({DType::kF32, 0, -8, memory, bits}), "got -8 signs");
   refuses(pack({DType::kF32, 0, std::numeric_limits<int64_t>::max(), memory, bits}), "wanted both from 0");
   refuses(pack({DType::kF32, 0, 8, nullptr, bits}), "got no values");

@@ -146,7 +146,7 @@ def test_ranks_refuse_together(kind: str, figure) -> None:
     answers = shared_ranks().run(2, spoiled, kind)
     for rank, (early, late, unchanged) in enumerate(answers):
         assert unchanged and early
-        said = "wanted those that it has measured" if rank == 1 else "another rank refused this step"
+        said = "wanted the gradients that it measured" if rank == 1 else "another rank refused this step"
         assert said in late, (rank, late)
     if kind == "other layout on one rank":
         assert "another rank refused these gradients" in answers[0][0]

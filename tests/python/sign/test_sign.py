@@ -302,7 +302,7 @@ def test_wrong_sizes_types_and_places_are_named() -> None:
         (TypeError, "wanted a pair", lambda: sign.majority(ballots, 20, ties="zero", out=bits)),
         # Memory.
         (ValueError, "wanted contiguous bytes", lambda: sign.unpack(ballots.repeat(1, 2)[0, ::2], 20)),
-        (ValueError, "at a distance of 2", lambda: sign.majority(ballots.repeat(1, 2)[:, ::2], 20)),
+        (ValueError, "a stride of 2 bytes", lambda: sign.majority(ballots.repeat(1, 2)[:, ::2], 20)),
         (ValueError, "wanted a contiguous array", lambda: sign.unpack(bits, 20, out=torch.empty(20, 2)[:, 0])),
         (ValueError, "requires grad", lambda: sign.unpack(bits, 20, out=torch.empty(20, requires_grad=True))),
         (ValueError, "share memory", lambda: sign.pack(x, out=x.view(torch.uint8)[:3])),

@@ -182,7 +182,7 @@ def test_misused_folds() -> None:
     opt.fold(2)
     refuses("call 3 for 2", lambda: opt.fold(2))
     param.grad = torch.ones(70)
-    refuses("beside those folded", opt.step)
+    refuses("beside the folded", opt.step)
     assert bool((param == 1).all())
     param.grad = None
     opt.step()

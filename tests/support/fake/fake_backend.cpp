@@ -204,7 +204,7 @@ void* FakeBackend::allocate(MemoryKind kind, int64_t bytes) {
   if (kind != MemoryKind::kDevice || !allocator_.allocate) return allocate_own(kind, bytes);
   void* const memory = allocator_.allocate(allocator_.context, bytes);
   if (!memory)
-    fail(ErrorKind::kOutOfMemory, "%lld bytes of device memory wanted, the allocator has none",
+    fail(ErrorKind::kOutOfMemory, "could not allocate %lld bytes of device memory: the allocator has none",
          static_cast<long long>(bytes));
   from_allocator_.insert(memory);
   return memory;

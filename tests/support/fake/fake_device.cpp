@@ -35,7 +35,7 @@ int FakeDevice::allocate(int memory, int64_t bytes) {
   count_operation("allocate");
   Memory& m = memories_.at(static_cast<size_t>(memory));
   if (bytes > m.capacity - m.used)
-    fail(ErrorKind::kOutOfMemory, "%lld bytes of %s memory wanted, %lld of %lld are free",
+    fail(ErrorKind::kOutOfMemory, "could not allocate %lld bytes of %s memory; %lld of %lld are free",
          static_cast<long long>(bytes), m.name.c_str(), static_cast<long long>(m.capacity - m.used),
          static_cast<long long>(m.capacity));
   m.used += bytes;

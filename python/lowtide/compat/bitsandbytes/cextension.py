@@ -32,7 +32,7 @@ class NativeLibrary:
     def _lib(self) -> ct.CDLL:
         if not PATH.exists():
             raise OSError(
-                f"{PATH} is not there: this build of Lowtide has no liblowtide_bnb. Build from source with "
+                f"{PATH} does not exist: this build of Lowtide has no liblowtide_bnb. Build from source with "
                 "CMAKE_ARGS=-DLOWTIDE_BNB=ON (docs/bnb.md)"
             )
         loaded = ct.CDLL(str(PATH))

@@ -110,7 +110,7 @@ def dequantize_blockwise(
         quant_state: the result of `quantize_blockwise`; or give absmax, code and blocksize instead. An absmax of two
             dimensions, as in AdEMAMix, has a row for each A[i], and every row begins a new block.
         out: where to write the values; by default a new tensor.
-        nested: ignored: `quant_state` knows.
+        nested: ignored; `quant_state` has this information.
 
     Raises ValueError for arguments that do not fit together.
     """

@@ -49,7 +49,7 @@ class GlobalPageManager:
         self.paged_tensors = []
 
     def prefetch_all(self, to_cpu: bool = False) -> None:
-        """`prefetch_tensor` of each tensor, the first one added last, so that it is the last to be evicted."""
+        """Calls `prefetch_tensor` for the tensors in reverse order, so that the first one added is evicted last."""
         for tensor in reversed(self.paged_tensors):
             prefetch_tensor(tensor, to_cpu)
 

@@ -44,7 +44,7 @@ class PackbitsBuilder:
         return sys.modules[__name__]
 
     def is_compatible(self, verbose: bool = False) -> bool:
-        """True. verbose: has no effect."""
+        """Returns True; verbose has no effect."""
         return True
 
 

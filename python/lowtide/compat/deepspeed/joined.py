@@ -70,7 +70,7 @@ def _joined(
     for number, ballot in enumerate(ballots):
         _check(ballot, f"ballots[{number}]")
         expect(ballot.shape == ballots[0].shape, f"ballots[{number}]", tuple(ballot.shape), tuple(ballots[0].shape))
-    warnings.warn(f"{why}: this is no majority. Use lowtide.compat.deepspeed.majority", stacklevel=3)
+    warnings.warn(f"{why}: the result is no majority. Use lowtide.compat.deepspeed.majority", stacklevel=3)
     result: torch.Tensor = reduce(join, ballots[1:], ballots[0].clone())
     return result
 

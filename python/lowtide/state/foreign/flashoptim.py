@@ -51,8 +51,8 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     if entry.get(_ERRORS) is not None:
         _check_errors(entry[_ERRORS], spec.shape, f"{where}, {_ERRORS}")
         warnings.warn(
-            "load_state_dict: FlashOptim's error_bits, the low bits of parameters, are left out: "
-            "lowtide.compat.flashoptim.master_weights() gives the float32 weights that they stand for",
+            "load_state_dict: FlashOptim's error_bits, the low bits of parameters, are not loaded: "
+            "lowtide.compat.flashoptim.master_weights() returns the float32 weights that they complete",
             stacklevel=2,
         )
     if not moments:

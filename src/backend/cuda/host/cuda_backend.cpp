@@ -143,7 +143,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
       }
       const bool is_recorded = dynamic_cast<CudaRecordedClip*>(clip.get()) != nullptr;
       LT_REQUIRE(is_recorded == call.scope.is_capturing(call.queue.stream),
-                 "got a clip that was%s recorded in a graph for a step that is%s, wanted both inside or both outside",
+                 "got a clip that was%s recorded in a graph for a step that is%s, wanted both recorded or neither",
                  is_recorded ? "" : " not", is_recorded ? " not" : "");
       const Clipping clipping{std::static_pointer_cast<CudaClip>(clip), scale, searches};
       Answer& found = clipping.clip->answer();
@@ -186,7 +186,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
                  "got a stream that is not capturing, wanted one that is (cudaStreamBeginCapture)");
       for (const StepItem& item : items)
         LT_REQUIRE(!item.guard || dynamic_cast<CudaRecordedGuard*>(item.guard),
-                   "got a step to record behind a search that was not recorded, wanted one that was");
+                   "got a step to record after a search that was not recorded, wanted a recorded search");
       const std::vector<const void*> tables = add_steps(call, items, ordered);
       recorded = std::make_shared<CudaRecordedStep>(
           RecordingParts{info_, device_, uploads_, events_}, call.scope, steps_, ordered, tables, fast_, on,
@@ -258,7 +258,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     add_gradients({});
     auto measured = std::dynamic_pointer_cast<CudaRecordedClip>(clip);
     LT_REQUIRE(call.scope.is_capturing(on) && (measured || !clip),
-               "got loss scaling on the device outside of a graph, wanted grad_scale there");
+               "got loss scaling on the device outside a graph, wanted grad_scale");
     const std::shared_ptr<CudaRecordedClip> by =
         measured ? measured : std::make_shared<CudaRecordedClip>(call.scope, events_, steps_, 0, side_.get());
     auto guard =
@@ -385,7 +385,7 @@ std::unique_ptr<Backend> make_backend(const std::string& target, void* stream) {
   const kernels::Target wanted = kernels::parse_target(target);
   const bool fast = wanted.kind == kFast;
   LT_REQUIRE(wanted.is_well && (fast || wanted.kind == kExact || wanted.kind.empty()),
-             "got CUDA target '%s', wanted exact or fast, with ':' and a number the device of that ordinal",
+             "got CUDA target '%s', wanted exact or fast, alone or with a device number, as in exact:0",
              target.c_str());
   const auto on = static_cast<cudaStream_t>(stream);
   const int of_stream = on ? ordinal_of(on) : -1;

@@ -90,8 +90,9 @@ void* CudaDevice::allocate_device(const Scope& scope, Block& block) {
   }
   if (memory) return memory;
   const Limits now = limits();
-  fail(ErrorKind::kOutOfMemory, "CUDA: %lld bytes of device memory could not be had%s; of %lld, %lld are free",
-       ll(block.bytes), block.from.allocate ? " from the caller's allocator" : "", ll(now.total), ll(now.free));
+  fail(ErrorKind::kOutOfMemory,
+       "CUDA: could not allocate %lld bytes of device memory%s; of its %lld bytes, %lld are free", ll(block.bytes),
+       block.from.allocate ? " from the caller's allocator" : "", ll(now.total), ll(now.free));
 }
 
 // Placed on the device from the start, if that can be requested: then the driver's free memory counts all allocations.
@@ -100,8 +101,8 @@ void* CudaDevice::allocate_managed(const Scope& scope, int64_t bytes) {
   const int64_t most = std::min(managed_share(now.free), managed_share(now.total) - managed_bytes_);
   if (bytes > most)
     fail(ErrorKind::kOutOfMemory,
-         "CUDA: got %lld bytes of managed memory to allocate beside %lld, wanted %lld at most: never more than nine "
-         "tenths of what the device has free, for it is not paged here",
+         "CUDA: got %lld bytes of managed memory to allocate beside %lld, wanted %lld at most, nine tenths of the free "
+         "device memory: this device does not page managed memory",
          ll(bytes), ll(managed_bytes_), ll(std::max<int64_t>(most, 0)));
   void* memory = nullptr;
   const auto size = static_cast<size_t>(bytes);
@@ -153,7 +154,8 @@ void CudaDevice::copy(void* queue, void* to, const void* from, int64_t bytes) {
 void CudaDevice::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
   LT_REQUIRE(
       (pattern_bytes == 1 || pattern_bytes == 4) && (reinterpret_cast<uintptr_t>(to) & (pattern_bytes - 1u)) == 0,
-      "got a pattern of %d bytes for memory at %p, wanted 1, or 4 and memory aligned to them", pattern_bytes, to);
+      "got a pattern of %d bytes for memory at %p, wanted 1 byte, or 4 bytes and memory aligned to 4", pattern_bytes,
+      to);
   const Scope scope(info_, "filling");
   const cudaStream_t stream = queue_of(scope, queue);
   if (count <= 0) return;

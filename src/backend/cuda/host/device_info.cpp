@@ -44,7 +44,8 @@ DeviceInfo describe_device(int ordinal) {
   check_opening(cudaGetDeviceCount(&count));
   if (count == 0) check_opening(cudaErrorNoDevice);
   if (ordinal < 0) check_opening(cudaGetDevice(&ordinal));
-  LT_REQUIRE(ordinal < count, "got CUDA device %d, wanted one from 0 to %d, for there are so many", ordinal, count - 1);
+  LT_REQUIRE(ordinal < count, "got CUDA device %d, wanted 0 to %d, the devices that this process sees", ordinal,
+             count - 1);
   if (ordinal >= kMostDevices)
     fail(ErrorKind::kUnsupported, "got CUDA device %d, wanted one of the first %d: see CUDA_VISIBLE_DEVICES", ordinal,
          kMostDevices);
@@ -62,8 +63,8 @@ DeviceInfo describe_device(int ordinal) {
   };
   if (!cuda_kernels::has_code())
     fail(ErrorKind::kUnsupported,
-         "no kernel of this build runs on CUDA device %d, which is of compute capability %d.%d; wanted %s, and a "
-         "driver that knows it",
+         "no kernel of this build runs on CUDA device %d, which has compute capability %d.%d; wanted %s, and a driver "
+         "that knows it",
          ordinal, attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor),
          capabilities(kCode).c_str());
   info.processors = attribute(cudaDevAttrMultiProcessorCount);
@@ -104,8 +105,8 @@ Scope::Scope(const DeviceInfo& info, const char* doing) : info_(info), doing_(do
   if (is_forked()) fail_forked(ErrorKind::kDeviceLost, doing);
   if (lost(info.ordinal))
     fail(ErrorKind::kDeviceLost,
-         "CUDA, %s: device %d was lost to an earlier error; what is in its memory is gone, and it can be used again in "
-         "another process only",
+         "CUDA, %s: device %d was lost to an earlier error; the contents of its memory are gone, and only another "
+         "process can use it again",
          doing, info.ordinal);
   check(enter_context(info.driver_device, info.context, entered_));
   const cudaError_t code = cudaThreadExchangeStreamCaptureMode(&mode_);
@@ -125,7 +126,8 @@ void Scope::raise(cudaError_t code) const {
   if (kind == ErrorKind::kDeviceLost) lost(info_.ordinal) = true;
   fail(kind, "CUDA, %s, device %d: %s%s", doing_, info_.ordinal, words_of(code).c_str(),
        kind == ErrorKind::kDeviceLost && !info_.synchronous
-           ? "; what failed may have been queued earlier, by anyone: LOWTIDE_SYNC=1 waits for each operation of ours"
+           ? "; the operation that failed may have been queued earlier, by any library: LOWTIDE_SYNC=1 waits for each "
+             "of Lowtide's"
            : "");
 }
 

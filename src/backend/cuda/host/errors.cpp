@@ -14,8 +14,7 @@ std::atomic<int64_t> forks_before = -1;  // fork count when a device was first o
 std::string advice_for(cudaError_t code) {
   switch (code) {
     case cudaErrorInitializationError:
-      return "; CUDA does not survive fork(): a child of a process that has used CUDA is started by spawn or "
-             "forkserver";
+      return "; CUDA does not survive fork(): start children of a process that has used CUDA by spawn or forkserver";
     case cudaErrorInsufficientDriver:
     case cudaErrorCallRequiresNewerDriver:
     case cudaErrorUnsupportedPtxVersion:

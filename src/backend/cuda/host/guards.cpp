@@ -85,7 +85,7 @@ RecordedItems::RecordedItems(const Scope& scope, kernels::Batch& batch, cudaStre
 
 kernels::Clip CudaRecordedClip::wait() {
   const Scope scope(info(), "waiting for a replay");
-  LT_REQUIRE(items_.prepared, "got a clip that was recorded in a graph, wanted a replay of it before");
+  LT_REQUIRE(items_.prepared, "got a clip that was recorded in a graph, wanted a replay of the graph first");
   items_.wait(scope, *events_);
   return found();
 }

@@ -86,8 +86,9 @@ HostMemory::HostMemory(const DeviceInfo& info, int64_t wanted) {
   if (given == cudaSuccess) return;
   if (kind_of(given) == ErrorKind::kDeviceLost) Scope(info, "pinning host memory").check(given);
   fail(ErrorKind::kOutOfMemory,
-       "CUDA: %lld bytes of pinned host memory could not be had: registering the system's: %s; CUDA's own: %s. The "
-       "process may lock %s bytes (ulimit -l): raise that, free host memory, or keep less there (Memory(host=...))",
+       "CUDA: could not allocate %lld bytes of pinned host memory. Registering the system's memory: %s; CUDA's "
+       "allocator: %s. The process may lock %s bytes (ulimit -l): raise that, free host memory, or keep less there "
+       "(Memory(host=...))",
        ll(bytes), words_of(registered).c_str(), words_of(given).c_str(), lockable().c_str());
 }
 

@@ -49,16 +49,16 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
   for (size_t i = 0; i < items.size(); ++i) check(items[i], i);
   batch_.clear();
   batch_.add_steps(items, ordered_);
-  LT_REQUIRE(batch_.launches() == launches_ && batch_.bytes() == bytes_,
-             "got %zu parameters of other sizes or kinds than those of the recorded step, wanted the same; record it "
-             "again",
-             items.size());
+  LT_REQUIRE(
+      batch_.launches() == launches_ && batch_.bytes() == bytes_,
+      "got %zu parameters whose sizes or kinds differ from the recorded step's, wanted the same; record the step again",
+      items.size());
   check_replays(scope);
   const Guard* ready = nullptr;
   for (const StepItem& item : items) {
     if (!item.guard || item.guard == ready) continue;
     auto* const guard = dynamic_cast<CudaRecordedGuard*>(item.guard);
-    LT_REQUIRE(guard, "got a replay to prepare behind a search that was not recorded, wanted the recorded one");
+    LT_REQUIRE(guard, "got a replay to prepare after a search that was not recorded, wanted the recorded search");
     guard->prepare(scope, items, of_.uploads, on);
     ready = item.guard;
   }

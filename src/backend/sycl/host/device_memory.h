@@ -27,7 +27,7 @@ inline UsmBytes allocate(size_t bytes, const sycl::context& context, const sycl:
                          sycl::usm::alloc kind) {
   UsmBytes memory(static_cast<std::byte*>(sycl::malloc(bytes, device, context, kind)), Free{context});
   if (!memory)
-    fail(ErrorKind::kOutOfMemory, "SYCL: %zu bytes of %s memory could not be had", bytes,
+    fail(ErrorKind::kOutOfMemory, "SYCL: could not allocate %zu bytes of %s memory", bytes,
          kind == sycl::usm::alloc::host ? "pinned host" : "device");
   return memory;
 }

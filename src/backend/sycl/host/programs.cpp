@@ -16,8 +16,8 @@ std::span<const std::byte> program(const std::string& name) {
   if (name == #program) return {lt_spirv_##program, lt_spirv_end_##program};
 #include <spirv/programs.def>
   fail(ErrorKind::kUnsupported,
-       "SYCL: this build of the plug-in has no program '%s'; LOWTIDE_SYCL_BALLOTS chooses the rules that it makes ballots "
-       "of, and has to be empty for all",
+       "SYCL: this build of the plug-in has no program '%s'; LOWTIDE_SYCL_BALLOTS chooses the rules that can make "
+       "ballots; leave it empty for all rules",
        name.c_str());
 }
 

@@ -235,7 +235,7 @@ std::unique_ptr<Backend> make_backend(const std::string& target, const sycl::que
   const kernels::Target wanted = kernels::parse_target(target);
   const std::string& kind = wanted.kind;
   LT_REQUIRE(wanted.is_well && (wanted.number < 0 || !queue),
-             "got SYCL target '%s'%s, wanted a number behind ':', and no queue", target.c_str(),
+             "got SYCL target '%s'%s, wanted a number after ':', and no queue", target.c_str(),
              queue ? " and a queue" : "");
   const auto number = static_cast<size_t>(std::max(wanted.number, 0));
   LT_REQUIRE(kind.empty() || kind == "gpu" || kind == "cpu",
@@ -254,8 +254,8 @@ std::unique_ptr<Backend> make_backend(const std::string& target, const sycl::que
                kind.empty() ? "device" : (kind + " device").c_str());
     if (number < found.size())
       return std::make_unique<SyclBackend>(sycl::queue(found[number]).get_context(), found[number]);
-    LT_REQUIRE(found.empty(), "got SYCL target '%s', wanted a number below %zu, for there are so many devices",
-               target.c_str(), found.size());
+    LT_REQUIRE(found.empty(), "got SYCL target '%s', wanted a number below %zu, the number of devices", target.c_str(),
+               found.size());
     fail(ErrorKind::kUnsupported,
          "the SYCL runtime finds no %s; install its driver (a CPU's: pip install intel-opencl-rt)",
          kind.empty() ? "device that runs SPIR-V kernels" : (kind + " device").c_str());

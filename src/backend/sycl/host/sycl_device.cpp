@@ -53,13 +53,14 @@ Device::Limits SyclDevice::limits() const {
 void* SyclDevice::allocate(MemoryKind kind, int64_t bytes) {
   const Limits most = limits();
   if (kind != MemoryKind::kPinned && bytes > most.largest_allocation)
-    fail(ErrorKind::kOutOfMemory, "SYCL: %lld bytes of %s memory wanted, this device allocates %lld at most at a time",
+    fail(ErrorKind::kOutOfMemory,
+         "SYCL: got %lld bytes of %s memory to allocate, wanted %lld at most: the device's limit for one allocation",
          ll(bytes), kind_of(kind).name, ll(most.largest_allocation));
   return guarded("allocating memory", [&] {
     void* const memory = sycl::aligned_alloc(static_cast<size_t>(kPageBytes), static_cast<size_t>(bytes),
                                              own_.get_device(), own_.get_context(), kind_of(kind).alloc);
     if (!memory)
-      fail(ErrorKind::kOutOfMemory, "SYCL: %lld bytes of %s memory could not be had; the device has %lld", ll(bytes),
+      fail(ErrorKind::kOutOfMemory, "SYCL: could not allocate %lld bytes of %s memory; the device has %lld", ll(bytes),
            kind_of(kind).name, ll(most.total));
     if (kind == MemoryKind::kShared) prefer_device(own_, memory, bytes);
     return memory;
@@ -88,7 +89,8 @@ void SyclDevice::copy(void* queue, void* to, const void* from, int64_t bytes) {
 void SyclDevice::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
   LT_REQUIRE(
       (pattern_bytes == 1 || pattern_bytes == 4) && (reinterpret_cast<uintptr_t>(to) & (pattern_bytes - 1u)) == 0,
-      "got a pattern of %d bytes for memory at %p, wanted 1, or 4 and memory aligned to them", pattern_bytes, to);
+      "got a pattern of %d bytes for memory at %p, wanted 1 byte, or 4 bytes and memory aligned to 4", pattern_bytes,
+      to);
   guarded("filling", [&] {
     sycl::queue& on = queue_of(queue);
     if (count <= 0) return;

@@ -56,7 +56,7 @@ class PointerCheck final : public kernels::PointerCheck {
     if (sycl::get_pointer_type(data, context_) != sycl::usm::alloc::unknown) return;
     fail(ErrorKind::kInvalidArgument,
          "got %s of item %zu at %p, which is no memory of the queue's SYCL context; wanted USM (sycl::malloc_device, "
-         "_host or _shared with that context), as this device cannot address other memory",
+         "_host or _shared with that context): this device cannot address other memory",
          what, index, data);
   }
 

@@ -37,7 +37,7 @@ class Entry(Shown):
         self._engine = engine
 
     def _names(self) -> list[str]:
-        """bitsandbytes' names for this state. A DTensor has none: it has no names beyond its own."""
+        """bitsandbytes' names for this state; none for a DTensor, whose state has Lowtide's names alone."""
         engine, number = self._engine, self._number
         if engine.params[number].sharding or not engine.core_of(number).has_state(number):
             return []
@@ -48,7 +48,7 @@ class Entry(Shown):
 
     def __missing__(self, key: str) -> Tensor:
         if key == _NORM:
-            raise KeyError("unorm_vec: got a question for the norm of the last update, which is not kept")
+            raise KeyError("unorm_vec: got a read of the norm of the last update, which is not kept")
         if key not in self._names():
             raise KeyError(key)
         streams = self._streams()

@@ -61,7 +61,7 @@ class GlobalOptimManager:
             self._made.append(override(tensors, **options))
 
     def register_module_override(self, module: torch.nn.Module, param_name: str, config: dict[str, Any]) -> None:
-        """`override_config` of the parameter that `module` has by that name when an optimizer looks for it."""
+        """Like `override_config`, for the parameter that `module` has by that name when an optimizer looks for it."""
         self._made.append(override(module, param_name, **_translated(config)))
 
 
