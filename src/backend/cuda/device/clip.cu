@@ -1,4 +1,4 @@
-// Clips that the host does not wait for: the factor is made on the device, and put into the items of the step there.
+// Clips that the host does not wait for: the device computes the factor and puts it into the step's items.
 #include "backend/cuda/device/clip.h"
 
 #include "backend/gradient_limit.h"

@@ -1,4 +1,4 @@
-// Codecs of the hot path: 16 codes of a lane, for states that LaneBlocks (step-inl.h) lets through. Bits are those of
+// Codecs of the hot path, for a lane's 16 codes of states that LaneBlocks (step-inl.h) accepts. They give the bits of
 // the portable codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
 //   Shared                     tables of a thread block in shared memory
 //   Codes<kSigned>             words as memory has them; get(i): in units of the scale
@@ -69,12 +69,12 @@ struct LaneCodec<Bf16> {
   };
 };
 
-// Bytes are taken out by permutations: shifts and masks would be merged with those of addresses, and be three instead
-// of two.
+// Permutations extract bytes: the compiler would merge shifts and masks with those of addresses, into three
+// instructions instead of two.
 
-// float8 by arithmetic. With z: the bits of half of the smallest normal number, a code c stands for the float of bits
-// (c << 19) + z, or for the difference of twice that and the smallest normal number, whichever is less. One rounding
-// instead of two is the same: below 2^-125, where halving rounds, the sum is z's.
+// float8 by arithmetic. Let z be the bits of half of the smallest normal number. Code c stands for t, the float with
+// bits (c << 19) + z, or for 2 t minus the smallest normal number, whichever is less. Encoding rounds once where the
+// portable code rounds twice, with the same result: halving only rounds below 2^-125, and there the sum has z's bits.
 template <>
 struct LaneCodec<Float8> {
   using Shared = NoTables;

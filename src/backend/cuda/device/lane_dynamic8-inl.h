@@ -1,16 +1,16 @@
 // dynamic8 on the hot path. Included in the namespace of a .cu file after lane_codec-inl.h and real-inl.h.
 
-// Look-ups in shared memory. The address of an entry is one instruction, a product of bytes or halves with the size of
-// an entry; as C++ it would be two. A compiler moves no volatile instruction to before the barrier behind which tables
-// are filled.
+// Look-ups in shared memory. One instruction computes the address of an entry, as a product of bytes or halves with the
+// size of an entry; C++ would take two. Loads are volatile, so that no compiler moves them before the barrier after
+// which tables are filled.
 LT_FN u32 address_of([[maybe_unused]] const void* shared) {
 #ifdef __CUDA_ARCH__
   return static_cast<u32>(__cvta_generic_to_shared(shared));
 #else
-  return 0;  // there, addresses are numbers of entries
+  return 0;  // without PTX, addresses are numbers of entries
 #endif
 }
-// From kOffset bytes behind the beginning on, the word whose number is byte i of `of`.
+// The word whose number is byte i of `of`, counted from kOffset bytes after `shared`.
 template <int kOffset>
 LT_FN u32 word_by_byte(const void* shared, u32 of, int i) {
 #ifdef __CUDA_ARCH__
@@ -24,7 +24,7 @@ LT_FN u32 word_by_byte(const void* shared, u32 of, int i) {
   return word;
 #endif
 }
-// The word whose number is the upper half of `of`. That number `first` is at the beginning.
+// The word whose number is the upper half of `of`; `table` begins with number `first`.
 template <bool kSigned>
 LT_FN u32 word_by_half(const u32* table, u32 of, int first) {
 #ifdef __CUDA_ARCH__
@@ -42,45 +42,45 @@ LT_FN u32 word_by_half(const u32* table, u32 of, int first) {
 #endif
 }
 
-// dynamic8 by one addition for each code: sum = entry[u >> 16] + u has the code in its byte 2, where u are the float
-// bits of the magnitude, or something of their order, and an entry is the portable less what u >> 16 itself adds.
+// dynamic8 by one addition per code: sum = entry[u >> 16] + u has the code in its byte 2. u are the float bits of the
+// magnitude, or bits with the same order; an entry is the portable one less the amount that u >> 16 adds.
 //
-// Second moments: u are the bits of x 2^22, at least 1 where x > 0 (the first bucket), and those of the float below 1
-// where x = 0, in a bucket before the first, whose codes are 0.
-// Signed: u are the bits of x 2^-104, so that the first bucket begins at 2^-126 and denormals, however much they lose,
-// are what is below it. Negative values have the complement of their magnitude's bits, as an integer -(magnitude + 1),
-// which is where the portable kernels put a negative value's ties; buckets go on below 0.
+// Second moments: u are the bits of x 2^22, at least 1 if x > 0 (the first bucket). For x = 0 they are the bits of the
+// float below 1, in a bucket before the first, whose codes are 0.
+// Signed: u are the bits of x 2^-104, so that the first bucket begins at 2^-126, and denormals, however much they lose,
+// lie below it. A negative value has the complement of its magnitude's bits, as an integer -(magnitude + 1), so its
+// ties fall as in the portable kernels; buckets continue below 0.
 //
-// Stochastically: ranks as the portable kernels have them, in byte 2 as well. Two look-ups find the two pieces that
-// matter: rows of 1/8 binade have a byte each, so that they are 45 words, and that leads to a pair of pieces, one load
-// of 16 bytes. Of the few pairs eight that follow one another, which are four decades, have no conflicts.
+// Stochastically: the portable kernels' ranks, also in byte 2. Two look-ups find the two pieces that matter. Rows of
+// 1/8 binade have a byte each, 45 words together; the byte leads to a pair of pieces, one load of 16 bytes. There are
+// few pairs: eight consecutive ones, which span four decades, have no bank conflicts.
 template <>
 struct LaneCodec<Dynamic8> {
   static constexpr u32 kBuckets = Dynamic8Table::kLastKey - Dynamic8Table::kFirstKey + 1;
   static constexpr int kUp = 22, kDown = -104;  // exponents of the factors 2^22 and 2^-104
-  static constexpr int kFirstUp = static_cast<int>(Dynamic8Table::kFirstKey) + (kUp << 7) - 1;  // with that of zero
+  static constexpr int kFirstUp = static_cast<int>(Dynamic8Table::kFirstKey) + (kUp << 7) - 1;  // with zero's bucket
   static constexpr int kFirstDown = static_cast<int>(Dynamic8Table::kFirstKey) + kDown * 128;
   static constexpr int kMagnitudes = kFirstDown + static_cast<int>(kBuckets);
   static_assert(kFirstUp == 0x3f7f && kFirstDown == 0x80);
 
-  // Rows of 8 to a binade, so shifted that the last piece begins with one: none has more than two pieces.
+  // Eight rows per binade, shifted so that the last piece begins with a row: no row has more than two pieces.
   static constexpr int kRowShift = 20, kRows = 8 * 22 + 2, kPairs = 16;
   struct alignas(16) Pair {
     float slope, intercept, other_slope, other_intercept;
   };
   struct Values {
-    float value[2][256];  // as the portable, [0] unsigned, [1] signed
+    float value[2][256];  // as in the portable table: [0] unsigned, [1] signed
   };
   struct Shared : Values {
     Pair pair[2][kPairs];
-    u8 pair_at[2][kRows];  // of (u + shift_of) >> kRowShift less kFirstRow, of the bits of a magnitude: in bytes
-    u64 row[2];            // address of what pair_at has for u = 0, << 32, with 32 - kRowShift of the bits shifted out
+    u8 pair_at[2][kRows];  // byte offset of a pair, by ((u + shift_of) >> kRowShift) - kFirstRow
+    u64 row[2];            // address of pair_at's entry for u = 0, in fixed point with 32 fractional bits
     float lowest[2];
-    u32 second_moment[1 + kBuckets];  // of u >> 16 less kFirstUp
-    u32 code[2 * kMagnitudes];        // of u >> 16, signed, plus kMagnitudes
+    u32 second_moment[1 + kBuckets];  // by (u >> 16) - kFirstUp
+    u32 code[2 * kMagnitudes];        // by (u >> 16) + kMagnitudes, signed
   };
 
-  // By all threads of a block, which then meet.
+  // Called by all threads of a block, which then meet.
   LT_FN void fill_values(Values& shared, const void* tables) {
     const Dynamic8Table* const side = static_cast<const Dynamic8::Tables*>(tables)->side;
     for (u32 i = threadIdx.x; i < 256; i += blockDim.x)
@@ -92,12 +92,12 @@ struct LaneCodec<Dynamic8> {
     for (u32 i = threadIdx.x; i < 1 + kBuckets; i += blockDim.x)
       shared.second_moment[i] = i ? side[0].bucket[i - 1] - ((i + kFirstUp) << 16) : 0u - bits(0x1.fffffep-1f);
     for (u32 i = threadIdx.x; i < kMagnitudes; i += blockDim.x) {
-      // A bucket before the first is of rank 0, without a midpoint.
+      // A bucket before the first has rank 0 and no midpoint.
       const u32 bucket = i < kFirstDown ? 0u : side[1].bucket[i - kFirstDown];
       const u32 next = i < kFirstDown || i + 1 == kMagnitudes ? bucket : side[1].bucket[i + 1 - kFirstDown];
       const u32 rank = bucket >> 16;
       shared.code[kMagnitudes + i] = bucket + (Dynamic8::kSignedZero << 16) - (i << 16);
-      // 127 - rank for complements that carry, of magnitudes below the midpoint; else one less. There is no code -1.
+      // 127 - rank for complements that carry (magnitudes below the midpoint), otherwise one less. There is no code -1.
       const bool splits = (next >> 16) > rank && rank < Dynamic8::kSignedZero;
       const u32 low = splits ? Dynamic8::kSignedZero - 1 - rank
                              : Dynamic8::kSignedZero - (rank < Dynamic8::kSignedZero ? rank : Dynamic8::kSignedZero);
@@ -121,11 +121,11 @@ struct LaneCodec<Dynamic8> {
     }
   }
 
-  // The portable table has a pair of pieces for each binade, here counted from the lowest. Those that follow one
-  // another and are the same have one number.
+  // The portable table has a pair of pieces for each binade, here counted from the lowest. Consecutive equal pairs
+  // share a number.
   static constexpr u32 kOne = 127u << 23, kBinades = Dynamic8Table::kLastExponent - Dynamic8Table::kFirstExponent + 1;
   static constexpr u32 kFirstRow = Dynamic8Table::kFirstExponent << (23 - kRowShift);
-  // Takes the first value behind the last entry but one to the beginning of a row.
+  // Moves the first value after the second-to-last entry to the beginning of a row.
   LT_FN u32 shift_of(const Dynamic8Table& of) {
     constexpr u32 kBelowOne = Dynamic8Table::kLastExponent - 1;
     const u32 carry = of.carry[kBelowOne & Dynamic8Table::kRowMask];
@@ -135,7 +135,7 @@ struct LaneCodec<Dynamic8> {
     const u32 at = (Dynamic8Table::kFirstExponent + binade) & Dynamic8Table::kRowMask;
     return {of.slope[at], of.intercept[at], of.joint_slope[at], of.joint_intercept[at]};
   }
-  // A bit for each binade whose pair is not that of the one below.
+  // A bit for each binade whose pair differs from the one below.
   LT_FN u32 changes_of(const Dynamic8Table& of) {
     u32 changes = 0;
     for (u32 binade = 1; binade < kBinades; ++binade) {
@@ -149,8 +149,8 @@ struct LaneCodec<Dynamic8> {
     const float one = x * pair.slope + pair.intercept, other = x * pair.other_slope + pair.other_intercept;
     return one < other ? one : other;
   }
-  // The binade whose pair serves a row that begins with these bits. Where the middle of a joint is within the row, the
-  // portable kernels take two binades, which both have the joint; that which has the row's other piece, too, has the
+  // The binade whose pair serves a row that begins with these bits. If the middle of a joint is within the row, the
+  // portable kernels use two binades, which both have the joint; the one that also has the row's other piece has the
   // least value at the end.
   LT_FN u32 binade_of(const Dynamic8Table& of, u32 begin) {
     const auto portable = [&](u32 u) {
@@ -171,7 +171,7 @@ struct LaneCodec<Dynamic8> {
       return word_by_half<true>(shared.code, u, -kMagnitudes) + u;
     } else {
 #ifdef __CUDA_ARCH__
-      float least;  // 1 for what is above 0, for the product is 2^-23 or more
+      float least;  // 1 for a value above 0: the product is then 2^-23 or more
       asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(least) : "f"(value), "f"(0x1p126f), "f"(0x1.fffffep-1f));
       const u32 u = bits(fmaxf(x, least));
 #else
@@ -181,9 +181,9 @@ struct LaneCodec<Dynamic8> {
     }
   }
 
-  // random: 16 bits. A code of -1 that is none is that of the entry above it. kNormal: second moments are 0 or normal
-  // numbers. Then their bits, 2^23 and more, are above any sum of theirs: sums of 2^23 and more are those of ranks from
-  // 128 on, of what is nearly the largest of a block, which is 2^-96 or more.
+  // random: 16 bits. There is no code -1: the code above replaces it. kNormal: second moments are 0 or normal numbers.
+  // Their bits, 2^23 or more, then exceed their sums: only ranks from 128 on have sums of 2^23 or more, and these
+  // belong to values near the largest of a block, which is 2^-96 or more.
   template <bool kSigned, bool kNormal>
   LT_FN u32 random_sum(const Shared& shared, float value, float inverse, u32 random, float lowest, u64 row) {
     float magnitude = __saturatef(abs(value) * inverse);
@@ -210,7 +210,7 @@ struct LaneCodec<Dynamic8> {
     return *reinterpret_cast<const Pair*>(reinterpret_cast<const u8*>(shared.pair[kSigned]) + at);
   }
 
-  // Byte 2 of each.
+  // Packs byte 2 of each.
   LT_FN u32 pack(u32 a, u32 b, u32 c, u32 d) {
     return __byte_perm(__byte_perm(a, b, 0x62), __byte_perm(c, d, 0x62), 0x5410);
   }
@@ -220,8 +220,8 @@ struct LaneCodec<Dynamic8> {
     u32 word[kLaneElements / 4];
     LT_FN float scale(float absmax) { return absmax; }
     LT_FN float inverse(float absmax) { return absmax == 0.f ? 0.f : unchecked_divide(1.f, absmax); }
-    // Small blocks become larger, which is exact, and their reciprocals smaller by as much. Denormal ones have 0.
-    // Second moments all do: then those above 0 are normal numbers.
+    // Scales the values of small blocks up, which is exact, and their reciprocals down by as much; denormal blocks have
+    // reciprocals of 0. Scales all second moments, so that those above 0 are normal numbers.
     LT_FN float inverse_of_small(float absmax, float (&value)[kLaneElements]) {
       if (kSigned && absmax >= 0x1p-64f) return inverse(absmax);
 #pragma unroll

@@ -43,7 +43,7 @@ cudaError_t finish_replay(ReplayState* replay, const Queue& queue) {
 bool has_code() {
   cudaFuncAttributes attributes{};
   if (cudaFuncGetAttributes(&attributes, cuda_device::finish_replay_kernel) == cudaSuccess) return true;
-  cudaGetLastError();  // it is said by the result
+  cudaGetLastError();  // the result reports it
   return false;
 }
 

@@ -1,7 +1,7 @@
 // The check for non-finite gradients. Included in the namespace of a .cu file after tiles-inl.h.
 
-// The largest magnitude of these elements, as integers, which have the same order; in the type's own bits. Called by
-// all lanes of a warp, each for its share.
+// The largest magnitude of these elements, as bits of their type, which have the same order as integers. Called by all
+// lanes of a warp; each returns the largest of its share.
 template <class T>
 LT_FN u32 max_of_words(const u8* data, i64 begin, i64 end) {
   using Raw = std::conditional_t<sizeof(T) == 4, u32, u16>;

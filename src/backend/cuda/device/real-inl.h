@@ -1,20 +1,20 @@
-// The float of steps whose operands are known to be in range: division and square root without the tests for operands
-// out of it, which cost more than the arithmetic. Included in the namespace of a .cu file after the portable kernels.
+// The float of steps whose operands are known to be in range: division and square root without range tests, which cost
+// more than the arithmetic. Included in the namespace of a .cu file after the portable kernels.
 //
-// In exact files the bits are those of IEEE 754 for the operands that HotBlocks (step-inl.h) lets through: the
-// sequences are those of nvcc's own fast paths, whose results depend on the exponents only where something over- or
-// underflows. With 2^-100 <= x < 2^25 or x = 0 the remainder x - g g of the square root is a multiple of 2^-149 and
-// exact. With 2^-96 <= |a| < 2^61 or a = 0, and 2^-60 <= b <= 2^26, quotients are normal, and so are a - b q and all
-// others. A quotient of -0 becomes +0, and so a step of no length is +0 where HotBlocks has seen that it cannot
-// underflow: then move needs not to turn it.
+// In exact files the results have IEEE 754's bits for the operands that LaneBlocks (step-inl.h) accepts: the sequences
+// are nvcc's own fast paths, whose results depend on exponents only if something over- or underflows. With 2^-100 <= x
+// < 2^25 or x = 0 the remainder x - g g of the square root is a multiple of 2^-149 and exact. With 2^-96 <= |a| < 2^61
+// or a = 0, and 2^-60 <= b <= 2^26, quotients are normal, and so are a - b q and all other results. A quotient of -0
+// becomes +0, so a step of length 0 is +0 if LaneBlocks has found that it cannot underflow: move then need not change
+// its sign.
 //
-// In fast files (LT_CUDA_FAST) quotients may be -0, which makes +0 of a parameter of -0. They have an error of at most
-// 1 ulp of the reciprocal, then one multiplication for the division (2 ulp together), and at most 1 ulp for the square
-// root (PTX ISA: rcp.approx, sqrt.approx).
+// In fast files (LT_CUDA_FAST) quotients may be -0, which turns a parameter of -0 into +0. The reciprocal has an error
+// of at most 1 ulp, the quotient with one more multiplication 2 ulp, and the square root at most 1 ulp (PTX ISA:
+// rcp.approx, sqrt.approx).
 
 LT_FN float unchecked_divide(float a, float b) {
 #ifndef __CUDA_ARCH__
-  return a / b + 0.f;  // as below, no -0
+  return a / b + 0.f;  // no -0, as below
 #elif defined LT_CUDA_FAST
   return __fdividef(a, b);
 #else
@@ -36,13 +36,13 @@ LT_FN float unchecked_sqrt(float x) {
   return g;
 #else
   float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x > 0x1p-100f ? x : 0x1p-100f));  // of 0: 0 below
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x > 0x1p-100f ? x : 0x1p-100f));  // x = 0 gives 0 below
   const float g = __fmul_rn(x, y), h = __fmul_rn(y, 0.5f);
   return __fmaf_rn(__fmaf_rn(-g, g, x), h, g);
 #endif
 }
 
-// kHasZero: a step may be -0 nevertheless.
+// kHasZero: a step may still be -0.
 template <bool kHasZero>
 struct Real {
   float x;

@@ -1,7 +1,7 @@
-// Roots of exact sums, in double, as the host has them. Included in the namespace of a .cu file after the portable
+// Roots of exact sums, in double, as the host computes them. Included in the namespace of a .cu file after the portable
 // kernels.
 
-// As ExactSum::value() rounds the sum.
+// Rounds the sum like ExactSum::value().
 LT_FN double root_of(const int64_t (&limbs)[kSumLimbs]) {
   u64 carried = 0;
   double sum = 0;

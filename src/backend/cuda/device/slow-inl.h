@@ -1,9 +1,9 @@
-// Blocks of any types, strides and operands, one element after the other: the slow path of a step. Included in the
+// The slow path of a step: blocks with any types, strides and operands, one element after the other. Included in the
 // namespace of a .cu file after backend/kernels/step-inl.h and tiles-inl.h.
 
 inline constexpr int kLanes = kBlock / 16;  // of a block
 
-// A block on the slow path, of `count` elements (0: there is none).
+// A block on the slow path, with `count` elements (0: no block).
 struct SlowBlock {
   const DeviceItem* item;
   i64 block, element, index;

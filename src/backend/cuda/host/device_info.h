@@ -29,7 +29,7 @@ struct DeviceInfo {
 // build's kernels, kInvalidArgument for an invalid ordinal.
 DeviceInfo describe_device(int ordinal);
 
-// Whether work queued on the stream is recorded for a graph.
+// True if work queued on the stream is recorded for a graph.
 cudaError_t find_capture(cudaStream_t stream, bool& captured);
 
 // Sets `ordinal` to the ordinal of the stream's device; leaves it unchanged if CUDA cannot be asked. While a stream is

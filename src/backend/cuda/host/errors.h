@@ -19,11 +19,11 @@ std::string words_of(cudaError_t code);
 // Devices of a process, by ordinal: describe_device() refuses higher ones.
 inline constexpr int kMostDevices = 64;
 
-// Whether this process has had such an error on the device of this ordinal: CUDA then answers every later call with it,
+// True if this process has had such an error on the device of this ordinal: CUDA then answers every later call with it,
 // and only a new process helps.
 std::atomic<bool>& lost(int ordinal);
 
-// Whether this process is a forked child of one that had opened a device: neither CUDA nor any device is usable there,
+// True if this process is a forked child of one that had opened a device: neither CUDA nor any device is usable there,
 // and pinned memory is not mapped.
 bool is_forked();
 // Makes is_forked() notice forks from here on.

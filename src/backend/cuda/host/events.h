@@ -27,7 +27,7 @@ class Events : public std::enable_shared_from_this<Events> {
   Device::Event record_at_end(cudaStream_t stream) noexcept;
 
   static cudaEvent_t handle(const Device::Event& event) { return static_cast<cudaEvent_t>(event.get()); }
-  // Whether it is over.
+  // True once it has happened.
   static bool is_done(const Scope& scope, const Device::Event& event);
   static void wait(const Scope& scope, const Device::Event& event) {
     if (event) scope.check(cudaEventSynchronize(handle(event)));

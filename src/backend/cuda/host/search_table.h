@@ -24,7 +24,7 @@ class SearchTable {
   SearchTable(const SearchTable&) = delete;
   SearchTable& operator=(const SearchTable&) = delete;
 
-  // Whether a check of these items finds them there: everything that it reads is unchanged.
+  // True if a check of these items finds them there, because everything that it reads is unchanged.
   bool holds(std::span<const StepItem> items) const {
     if (items.size() != sought_.size()) return false;
     for (size_t i = 0; i < items.size(); ++i)
