@@ -49,7 +49,7 @@ class RecordedStep {
  public:
   virtual ~RecordedStep() = default;
   // Queues, on `stream`, the input of the next replay there: the same items, with args, scales and keys of the step
-  // that it will take. A replay without it changes nothing. Refuses what replays.h says, if that is known without
+  // that it will take. A replay without it changes nothing. Throws what replays.h lists, as far as it is known without
   // waiting.
   virtual void prepare(std::span<const StepItem> items, void* stream) = 0;
   // True if every replay since the last call was prepared. Waits for the replays queued on the stream of the last
@@ -104,7 +104,7 @@ struct StepItem {
   // lr = -1 and no decay they are the signs of the rule's direction.
   const BallotTarget* ballot = nullptr;
   // Not nullptr: Backend::norm_sums() of the whole parameter, from which its norms go into the arguments on the device,
-  // with these hyper-parameters. adds_norms: the step itself adds the item's blocks to them before.
+  // with these hyper-parameters. adds_norms: the step first adds the item's blocks to these sums.
   kernels::NormSums* norms = nullptr;
   const Hyper* hyper = nullptr;
   bool adds_norms = false;
@@ -143,12 +143,12 @@ class Backend {
   // One step over all items; items of one call may share no memory unless `ordered`, which runs them one after another
   // in the given order on one thread. Ordered on `stream`.
   virtual void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) = 0;
-  // The sums that norms of whole parameters are made of, for items of rules that have them (RuleInfo::norms): one for
-  // each block of the items, one item after another. Nothing of the items is written, and states are read only where
-  // the rule says so (RuleInfo::norms_read_state). Synchronous. For backends without norm_sums().
+  // The sums from which norms of whole parameters are made, for items whose rules need them (RuleInfo::norms): one for
+  // each block, item after item. Writes nothing of the items, and reads states only if the rule says so
+  // (RuleInfo::norms_read_state). Synchronous. For backends without norm_sums().
   virtual void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream);
-  // Memory of the device for the sums of norms of so many parameters, which lives as long as the backend and may be
-  // copied like any: zeros begin a sum. nullptr: there is no such thing, and norms() is to be asked.
+  // Device memory for the sums of norms of so many parameters. It lives as long as the backend and may be copied like
+  // any other; zeros begin a sum. nullptr: unsupported; call norms() instead.
   virtual kernels::NormSums* norm_sums(int64_t /*count*/) { return nullptr; }
   // Adds what norms() finds to StepItem::norms of items whose adds_norms is set. Ordered on `stream`.
   virtual void add_norms(std::span<const StepItem> items, void* stream);

@@ -59,8 +59,7 @@ struct RuleInfo {
   void (*make_args)(const RuleInput&, void* args);  // writes args_bytes
   size_t args_bytes;                                // at most kArgsBytes
   double (*decay)(const RuleInput&, int k);         // beta of state k's average: see portable/rules/hyper.h
-  // Whether the arguments depend on norms of the whole parameter (Backend::norms), and whether the norms need the
-  // state.
+  // The arguments depend on norms of the whole parameter (Backend::norms); these norms need the state.
   bool norms = false, norms_read_state = false;
   int family = 0;  // the rule that users name
   bool (*runs_for)(const Hyper&) = nullptr;

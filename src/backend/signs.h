@@ -33,8 +33,8 @@ struct SignItem {
   int64_t first = 0, count = 0;  // values[i] belongs to sign first + i of `bits`
   // [count], contiguous, aligned to an element.
   void* values = nullptr;
-  // At least (first + count + 7) / 8 bytes, of any alignment. Packing keeps signs before `first`, and clears those
-  // behind the last in its byte: pieces that share a byte must be packed in order.
+  // At least (first + count + 7) / 8 bytes, of any alignment. Packing keeps signs before `first`, and clears the rest
+  // of the last sign's byte: pieces that share a byte must be packed in order.
   std::byte* bits = nullptr;
   // For unpacking, laid out like bits, or nullptr: 1 makes the value 0 instead of +1 or -1.
   const std::byte* zeros = nullptr;
@@ -66,7 +66,7 @@ struct VoteItem {
   TieRule ties = TieRule::kHash;
   uint64_t seed = 0, step = 0, first_index = 0;  // kHash; first_index: of sign 0 in the whole
   const std::byte* previous = nullptr;           // kPrevious: laid out like a ballot; may be the result
-  std::byte* result = nullptr;                   // laid out like a ballot, and may be one; bits behind the last are 0
+  std::byte* result = nullptr;                   // laid out like a ballot, and may be one; bits after the last are 0
   std::byte* zeros = nullptr;                    // kZero: laid out like a ballot; 1 for equal votes
   // [voters] or empty: presence_bytes(count) each, nullptr if the ballot is. The votes of a block are the weights of
   // voters with presence; ballots must be 0 where they have none. A sign without votes is 0, and not a tie. (Counters
@@ -114,7 +114,7 @@ struct FeedbackItem {
   int codec = 0;
   void* codes = nullptr;
   float* scales = nullptr;
-  std::byte* bits = nullptr;       // like SignItem::bits; whole bytes are written, with zeros behind the last sign
+  std::byte* bits = nullptr;       // like SignItem::bits; whole bytes are written, with zeros after the last sign
   uint16_t* bit_scales = nullptr;  // one bfloat16 per kFeedbackSigns signs from sign 0 of `bits`
 };
 

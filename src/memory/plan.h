@@ -17,7 +17,6 @@
 // then most of the budget is filled largest first, and only the rest exactly. Among chunks of one size, the first in
 // the order of a step are resident. If a third tier is behind, the nearest ring has fewer slots if the other tiers
 // could not hold the remainder with three, and no fourth slot if that takes one of three behind it.
-// slots if the others do not hold what is left beside three, and no fourth slot if that takes one of three behind it.
 #pragma once
 
 #include <cstdint>

@@ -69,7 +69,7 @@ struct ParamTable {
       if (residence->may_be_offloaded()) residence->onload(on.threads);
   }
 
-  // Where norms of whole parameters are summed up, by number; nullptr where the host does that, and waits for it.
+  // The device's sums for norms of whole parameters, by number; nullptr if the host sums them, and waits.
   kernels::NormSums* norm_sums();
   bool waits_for_norms() { return needs_norms && !norm_sums(); }
 

@@ -77,7 +77,7 @@ class StepPlan {
   const std::vector<int64_t>& empty() const { return buffers_.empty; }
   void set_guard(Guard* guard);
 
-  // Whether this step checks its gradients; and the first item with a non-finite one; -1: none.
+  // True if this step checks its gradients; the first item with a non-finite one, -1: none.
   bool searches() const { return table_.nonfinite != NonFinite::kPropagate && !options_.assume_finite; }
   int64_t first_bad() const {
     return searches() ? backend_.first_nonfinite(items_, table_.on.threads, options_.stream) : -1;
@@ -90,12 +90,11 @@ class StepPlan {
   // them. See Optimizer::step for its exceptions.
   StepResult take(bool guarded = false);
 
-  // Where the device sums up norms itself: has the items add theirs, to sums that begin with zeros from here on. Else
-  // false.
+  // If the device sums norms itself, makes the items add theirs to sums that are zero from here on, and returns true.
   bool place_norms();
   void clear_norms();
 
-  // For recordings: all that would be stepped, in one list, a part for each piece; and counting it.
+  // For recordings: everything that would be stepped, with a part for each piece; and counting that step.
   void append_parts_in_place(std::vector<StepItem>& parts);
   void count_all();
 
@@ -144,11 +143,11 @@ class StepPlan {
   }
   void commit();
 
-  // step_norms.cpp. Each if it throws, nothing has changed.
-  // Finds the norms of the items from `first` on, and gives them arguments with these. Waits for the device.
+  // step_norms.cpp. A call that throws has changed nothing. Finds the norms of the items from `first` on, and gives
+  // them arguments with these. Waits for the device.
   class NormSums;
   void measure(size_t first, size_t count);
-  // Behind place_norms(): queues the sums of items that stream, and leaves the others' to their step.
+  // Call after place_norms(): queues the sums of items that stream; the other items' steps add theirs.
   void add_streamed_norms();
 
   ParamTable& table_;

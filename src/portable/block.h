@@ -63,7 +63,6 @@ LT_FN BlockScale block_scale(float absmax) {
 
 // The code of element `index`. A codec's encode_with takes the element's 16 random bits, or anything if it rounds to
 // nearest.
-// rounds to nearest.
 template <class C, bool kSigned, class F, class U>
 LT_FN auto encode_at(const typename C::Tables& t, F value, F inverse, const Rounding& rounding, U index) {
   const U random = rounding.stochastic ? random_16(index, rounding.key) : U(0u);

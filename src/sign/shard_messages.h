@@ -1,5 +1,5 @@
 // The messages of the payload rounds. A shard is a run of signs that one rank decides; its size is a multiple of
-// kSignAlignment, so no two shards share a byte of bits, presence or scales. In a message, everything behind the last
+// kSignAlignment, so no two shards share a byte of bits, presence or scales. In a message, everything after the last
 // sign is zero.
 //
 //   ballot   header | bits | presence or scales

@@ -231,7 +231,7 @@ HWY_INLINE auto begin_encoding(const Codec& codec, const float* values, float in
     return NotBegun{};
 }
 
-// Used by the drivers. A codec that stores states of a kind like another codec has that codec's form.
+// Used by the drivers. A codec that stores one kind of state like another codec uses that codec's form.
 template <class C, bool kSigned>
 struct CpuCodec : GenericCodec<C, kSigned> {};
 template <class C, bool kSigned>

@@ -57,7 +57,7 @@ HWY_INLINE void mirror(const std::byte* from, std::byte* to, u64 bytes) {
     std::memcpy(to + i, &word, sizeof word);
   }
 }
-// Keeps earlier signs in their first byte, and clears later ones in their last. word: n signs, 0 behind them.
+// Keeps earlier signs in their first byte, and clears later ones in their last. word: n signs, zeros after them.
 LT_FN void store_signs(u64 word, std::byte* bits, u64 at, u64 n) {
   const u64 shift = at % 8, before = std::to_integer<u64>(bits[at / 8]) & ((u64{1} << shift) - 1);
   word = word << shift | before;

@@ -29,7 +29,7 @@ LT_FN u32 max_of_block(u32 x) {
   return x;
 }
 
-// x of error feedback, with zeros behind the last.
+// x of error feedback, with zeros after the last.
 LT_FN void load_values(const DeviceFeedback& item, const FeedbackLane& at, float (&x)[kRounds]) {
 #pragma unroll 1
   for (int j = 0; j < kRounds; ++j)

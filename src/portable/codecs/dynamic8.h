@@ -12,7 +12,6 @@
 // two decades, one up to the first entry, and one from the second-to-last entry to 1. Up to that entry their slopes
 // fall, so y(x) is the least of all pieces, however the relevant pieces are found: that minimum, each in float32 as x *
 // slope + intercept, is the definition.
-// as x * slope + intercept, is the definition.
 #include "portable/codecs/dynamic8_map.h"
 
 struct Dynamic8Table {

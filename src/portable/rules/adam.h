@@ -2,7 +2,7 @@
 //   m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2
 //   p = p - (lr / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 // AMSGrad (Reddi et al., arXiv 1904.09237, algorithm 2) divides by the root of the largest v so far. NAdam (Dozat 2016,
-// as torch.optim.NAdam has it) looks ahead: mu_t = b1 (1 - 0.96^(t momentum_decay) / 2), M_t = mu_1 ... mu_t,
+// like torch.optim.NAdam) looks ahead: mu_t = b1 (1 - 0.96^(t momentum_decay) / 2), M_t = mu_1 ... mu_t,
 //   p = p - lr (mu_{t+1} m / (1 - M_{t+1}) + (1 - mu_t) g / (1 - M_t)) / (sqrt(v) / sqrt(1 - b2^t) + eps)
 // Adam adds weight_decay * p to g (L2 penalty); AdamW also subtracts lr * weight_decay * p. (In one subtraction: a
 // factor of 1 - lr * weight_decay in float32 would round away part of a small decay.)

@@ -1,5 +1,5 @@
-// RMSprop (Tieleman & Hinton, Coursera lecture 6e, 2012; centered: Graves, arXiv 1308.0850, equations 38-45), as
-// torch.optim.RMSprop has it:
+// RMSprop (Tieleman & Hinton, Coursera lecture 6e, 2012; centered: Graves, arXiv 1308.0850, equations 38-45), like
+// torch.optim.RMSprop:
 //   g = g + weight_decay p      s = alpha s + (1 - alpha) g^2      a = alpha a + (1 - alpha) g  (centered)
 //   d = g / (sqrt(s - a^2) + eps)      p = p - lr (momentum ? b : d),  b = momentum b + d
 // If s - a^2 is no larger than the rounding error of the stored averages, that error bound replaces it: a difference of
