@@ -4,7 +4,7 @@
     .venv/bin/python -m pip install accelerate peft                      # beside what `make train` installs
     python examples/finetune_lora.py                                     # half a minute on two cores
     python examples/finetune_lora.py --optim paged_lion_8bit --data alpaca.json --steps 200
-    python examples/finetune_lora.py --budget 256KiB --disk /tmp         # most of the state in a file
+    python examples/finetune_lora.py --host 256KiB --disk /tmp           # most of the state in a file
 
 The base has random weights and is frozen: nothing is downloaded. The resumed run has to end with the weights of the one
 that was never stopped, to the bit.
@@ -73,18 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optim", default="paged_adamw_8bit", help="a name of lowtide.hf.RECIPES")
     add_arguments(parser, steps=40, width=128, layers=2, out="out/lora")
-    parser.add_argument("--budget", default=None, help="RAM for the optimizer's state; needs --disk")
+    parser.add_argument("--host", default=None, help="RAM for the optimizer's state; needs --disk")
     parser.add_argument("--disk", default=None, help="folder for the state that does not fit")
     args = parser.parse_args(arguments)
     try:
-        if (args.budget is None) != (args.disk is None) or args.steps < 2 or args.steps % 2:
-            raise ExampleError("wanted --budget and --disk together, and an even number of --steps")
+        if (args.host is None) != (args.disk is None) or args.steps < 2 or args.steps % 2:
+            raise ExampleError("wanted --host and --disk together, and an even number of --steps")
         require_packages(PACKAGES)
         import lowtide
         from llama.text import load_corpus, prepare
 
         lowtide.hf.optimizer(args.optim)
-        memory = lowtide.Memory(host=args.budget, disk=args.disk) if args.budget else None
+        memory = lowtide.Memory(host=args.host, disk=args.disk) if args.host else None
         config = config_of(args, lr=5e-3, warmup=args.steps // 10)
         tokens = prepare(config, load_corpus(config))
         whole, resumed = (train(config, tokens, args.optim, memory, resume) for resume in (False, True))

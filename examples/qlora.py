@@ -2,10 +2,10 @@
 """Fine-tune a small LLaMA with QLoRA on a CPU: weights in 4 bits (NF4), adapters, and a paged 8-bit optimizer.
 
     python examples/qlora.py                                             # two minutes on two cores
-    python examples/qlora.py --data alpaca.json --budget 8MiB --steps 200
+    python examples/qlora.py --data alpaca.json --host 8MiB --steps 200
 
 The base has random weights, which bitsandbytes quantizes and PEFT freezes: nothing is downloaded. It is trained twice
-from there, with torch's AdamW and with bitsandbytes' PagedAdamW8bit as Lowtide has it, whose state keeps to --budget.
+from there, with torch's AdamW and with bitsandbytes' PagedAdamW8bit as Lowtide has it, whose state keeps to --host.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if a loss did not fall."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, steps=30, width=256, layers=4, out="out/qlora")
-    parser.add_argument("--budget", default="1MiB", help="RAM for the optimizer's state")
+    parser.add_argument("--host", default="1MiB", help="RAM for the optimizer's state")
     parser.add_argument("--disk", default=None, help="folder for the rest (default: the system's temporary folder)")
     args = parser.parse_args(arguments)
     try:
@@ -119,8 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ExampleError(f"--steps: got {args.steps}, wanted 2 or more")
         config = config_of(args, lr=2e-3)
         with tempfile.TemporaryDirectory(dir=args.disk) as disk:
-            lowtide.Memory(host=args.budget, disk=disk)  # refuses what cannot be used, before anything runs
-            budgets = {"torch's AdamW": None, "PagedAdamW8bit": args.budget}
+            lowtide.Memory(host=args.host, disk=disk)  # refuses what cannot be used, before anything runs
+            budgets = {"torch's AdamW": None, "PagedAdamW8bit": args.host}
             runs = {name: memory.alone(train, config, budget, disk) for name, budget in budgets.items()}
     except (ExampleError, ValueError, OSError) as error:
         print(f"qlora: {error}", file=sys.stderr)
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, run in runs.items():
         print(f"{name:15s} {run.losses[0]:6.3f} → {run.losses[-1]:6.3f} {run.state_bytes / 1e6:10.2f} "
               f"{run.disk_bytes / 1e6:10.2f} {run.peak_bytes / 1e6:9.2f}")  # fmt: skip
-    write_json(Path(args.out) / "report.json", {"budget": args.budget, **{name: vars(run) for name, run in runs.items()}})
+    write_json(Path(args.out) / "report.json", {"budget": args.host, **{name: vars(run) for name, run in runs.items()}})
     print(f"written: {args.out}/report.json")
     return 0 if all(run.losses[-1] < run.losses[0] for run in runs.values()) else 1
 

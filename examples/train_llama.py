@@ -4,7 +4,7 @@
     python examples/train_llama.py                          # about a minute and a half on two cores
     python examples/train_llama.py --data my_notes.txt      # your own text, folder, or Alpaca JSON
     python examples/train_llama.py --resume                 # after Ctrl-C
-    python examples/train_llama.py --optimizers torch,lowtide,paged --ram-budget 2MiB --disk .   # the third with state on disk
+    python examples/train_llama.py --optimizers torch,lowtide,paged --host 2MiB --disk .   # the third with state on disk
 
 All runs start from the same weights and see the same text in the same order. Results go to `out/train`: a table on the
 terminal, `report.json`, `loss.png`, and one folder for each optimizer with its checkpoint.
@@ -30,11 +30,11 @@ from llama.config import Config
 PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "matplotlib", "lowtide")
 HELP = {
     "out": "folder for everything that is written",
-    "optimizers": "comma-separated: torch, lowtide, paged (Lowtide within --ram-budget), the last two also as lowtide:STATE; "
+    "optimizers": "comma-separated: torch, lowtide, paged (Lowtide within --host), the last two also as lowtide:STATE; "
     "the first is what others are compared with",
     "state": "state format of Lowtide",
-    "ram_budget": "RAM that the state of `paged` may take, such as 4MiB; the rest goes to --disk",
-    "disk": "directory for state beyond --ram-budget, best on a local SSD",
+    "host": "RAM that the state of `paged` may take, such as 4MiB; the rest goes to --disk",
+    "disk": "directory for state beyond --host, best on a local SSD",
     "data": "text file, folder of text or code, or .json/.jsonl in Alpaca's form (None: Python's standard library)",
     "max_data_bytes": "use at most this much text",
     "warmup": "steps of linear warm-up",
@@ -74,15 +74,15 @@ def check(config: Config) -> list[str]:
     for name, state in choices:
         if name != "torch" and state not in _core.codec_names():
             raise ExampleError(f"no state format {state!r}; known are {', '.join(_core.codec_names())}")
-    if config.ram_budget is not None:
+    if config.host is not None:
         try:
-            _core.parse_bytes(config.ram_budget)
+            _core.parse_bytes(config.host)
         except ValueError as error:
-            raise ExampleError(f"--ram-budget: {error}") from error
+            raise ExampleError(f"--host: {error}") from error
     if config.disk is not None and not Path(config.disk).is_dir():
         raise ExampleError(f"--disk {config.disk}: no such directory; make it, best on a local SSD, or name another")
-    if (config.ram_budget is not None) != any(name == "paged" for name, _ in choices):
-        raise ExampleError("--ram-budget and an optimizer `paged` go together: got only one of the two")
+    if (config.host is not None) != any(name == "paged" for name, _ in choices):
+        raise ExampleError("--host and an optimizer `paged` go together: got only one of the two")
     if config.resume and not any((config.folder(label) / "checkpoint.pt").exists() for label in labels):
         raise ExampleError(f"--resume: no checkpoint in {config.out}; leave --resume out to start a new run")
     return labels
@@ -98,7 +98,7 @@ def make_optimizer(label: str, config: Config, groups: list[dict[str, Any]]) -> 
     settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": 1e-8}
     if name == "torch":
         return torch.optim.AdamW(groups, **settings)
-    budget = lowtide.Memory(host=config.ram_budget, disk=config.disk) if name == "paged" else None
+    budget = lowtide.Memory(host=config.host, disk=config.disk) if name == "paged" else None
     return lowtide.AdamW(groups, state=state, memory=budget, **settings)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from .common import ExampleError
 
 # Settings that change no bit of the result, so that a checkpoint may be continued with others.
-FREE = ("out", "optimizers", "state", "ram_budget", "disk", "data", "eval_every", "eval_windows", "checkpoint_every", "resume", "stop_after")
+FREE = ("out", "optimizers", "state", "host", "disk", "data", "eval_every", "eval_windows", "checkpoint_every", "resume", "stop_after")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Config:
     out: str = "out/train"
     optimizers: str = "torch,lowtide"
     state: str = "dynamic8"
-    ram_budget: str | None = None  # of Lowtide's state; a size such as 4MiB
+    host: str | None = None  # bytes of RAM for Lowtide's state, such as 4MiB
     disk: str | None = None
 
     data: str | None = None

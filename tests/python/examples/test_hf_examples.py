@@ -43,13 +43,13 @@ def test_lora_example(tmp_path: Path, capsys: pytest.CaptureFixture[str], figure
     import finetune_lora
 
     small = ["--steps", "4", "--width", "64", "--layers", "1", "--out", str(tmp_path / "out")]
-    assert finetune_lora.main([*small, "--budget", "64KiB", "--disk", str(tmp_path)]) == 0
+    assert finetune_lora.main([*small, "--host", "64KiB", "--disk", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["same"] and len(report["whole"]["losses"]) == 4 and report["whole"]["moved_per_step"] > 0
     figure(capsys.readouterr().out.splitlines()[-2])
     for arguments, part in (
         (["--optim", "lomo"], "'lomo', wanted one of adamw_torch"),
-        (["--budget", "1MiB"], "--disk"),
+        (["--host", "1MiB"], "--disk"),
         (["--steps", "3"], "even"),
         (["--data", str(tmp_path / "none")], "none"),
     ):
@@ -66,7 +66,7 @@ def test_qlora_example(
 
     monkeypatch.setattr(qlora.memory, "alone", lambda function, *arguments: function(*arguments))
     small = ["--steps", "6", "--width", "64", "--layers", "1", "--out", str(tmp_path / "out"), "--disk", str(tmp_path)]
-    assert qlora.main([*small, "--budget", "64KiB"]) == 0
+    assert qlora.main([*small, "--host", "64KiB"]) == 0
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     theirs, ours = report["torch's AdamW"], report["PagedAdamW8bit"]
     # 8 bits of both averages and their scales, of which some would not fit into RAM; torch has 8 bytes a weight.
@@ -77,6 +77,6 @@ def test_qlora_example(
     figure(f"QLoRA's loss {ours['losses'][0]:.3f} → {ours['losses'][-1]:.3f} (torch {theirs['losses'][-1]:.3f}), state "
            f"{theirs['state_bytes']} → {ours['state_bytes']} bytes of RAM")  # fmt: skip
     assert abs(ours["losses"][-1] - theirs["losses"][-1]) < 0.1 * (theirs["losses"][0] - theirs["losses"][-1])
-    for arguments, part in ((["--steps", "1"], "2 or more"), (["--budget", "much"], "much"), (["--data", "none"], "none")):
+    for arguments, part in ((["--steps", "1"], "2 or more"), (["--host", "much"], "much"), (["--data", "none"], "none")):
         assert qlora.main([*small, *arguments]) == 2
         assert part in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_resume_gives_the_same_bits(
         for other in ("paged", "lowtide"):
             if other != name and (folder / other).exists():
                 (folder / other).rename(folder / name)
-        limits = {"ram_budget": budget, "disk": str(tmp_path)} if budget else {}
+        limits = {"host": budget, "disk": str(tmp_path)} if budget else {}
         report = train_llama.run(tiny(folder, text, optimizers=name, resume=number > 0, **limits, **more))
         return report and report["runs"][name]
 
@@ -69,7 +69,7 @@ def test_resume_gives_the_same_bits(
 
 def test_report_of_processes_of_their_own(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], figure: Figure) -> None:
     # About 0.7 M parameters, and as many bytes of state for each of two averages in 8 bits, of which 512 KiB hold a part.
-    config = tiny(tmp_path, text, optimizers="torch,lowtide,paged", ram_budget="512KiB", disk=str(tmp_path), steps=8,
+    config = tiny(tmp_path, text, optimizers="torch,lowtide,paged", host="512KiB", disk=str(tmp_path), steps=8,
                   width=192, heads=6, vocab=512)  # fmt: skip
     report = train_llama.run(config)
     assert report == json.loads((tmp_path / "report.json").read_text())
@@ -134,7 +134,7 @@ def test_errors_say_what_to_do(tmp_path: Path, text: Path) -> None:
     with pytest.raises(ExampleError, match="not finite at step .* lower --lr"):
         train_llama.run(tiny(tmp_path, text, lr=1e30, warmup=0))
     with pytest.raises(ExampleError, match=r"paged: .*give at least \d+ bytes of host memory, or a directory on disk"):
-        train_llama.run(tiny(tmp_path, text, optimizers="paged", ram_budget="64KiB"))
+        train_llama.run(tiny(tmp_path, text, optimizers="paged", host="64KiB"))
 
 
 MISTAKES = {
@@ -142,9 +142,9 @@ MISTAKES = {
     "got 'adam', wanted torch": ["--optimizers", "torch,adam"],
     "wanted each once": ["--optimizers", "torch,torch"],
     "no such file or folder": ["--data", "absent"],
-    "not a unit": ["--optimizers", "paged", "--ram-budget", "4MiX"],
-    "no such directory": ["--optimizers", "paged", "--ram-budget", "4MiB", "--disk", "absent"],
-    "go together": ["--ram-budget", "4MiB"],
+    "not a unit": ["--optimizers", "paged", "--host", "4MiX"],
+    "no such directory": ["--optimizers", "paged", "--host", "4MiB", "--disk", "absent"],
+    "go together": ["--host", "4MiB"],
     "wanted a multiple of 16": ["--width", "9"],
     "no checkpoint in": ["--resume"],
 }
