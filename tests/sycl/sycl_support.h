@@ -13,8 +13,8 @@
 #include "backend/registry.h"
 #include "lowtide/error.h"
 #include "support/device_case.h"
-#include "support/message_of.h"
 #include "support/step_case.h"
+#include "support/test.h"
 
 namespace lowtide::testing {
 

@@ -48,7 +48,7 @@ void use_all(Backend& backend) {
   device.prefetch(stream, shared.data(), shared.bytes());
   EXPECT_EQ(model.steps(), (std::vector<int>{1, 1}));
   EXPECT_GT(device.limits().free, 0);
-  message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kDevice, int64_t{1} << 40); });
+  refusal([&] { device.allocate(MemoryKind::kDevice, int64_t{1} << 40); }, ErrorKind::kOutOfMemory);
 }
 
 TEST_F(CudaContexts, NoneOnADeviceThatNobodyUses) {
@@ -87,7 +87,7 @@ TEST_F(CudaContexts, TheCallersIsKept) {
   cuda_emulator::forget_failures();
   ASSERT_EQ(cudaSetDevice(2), cudaSuccess);
   cuda_emulator::fail("cudaThreadExchangeStreamCaptureMode", {0, 1, cudaErrorUnknown});
-  message_of(ErrorKind::kInternal, [&] { backend->device()->limits(); });
+  refusal([&] { backend->device()->limits(); }, ErrorKind::kInternal);
   EXPECT_EQ(current_device(), 2);
 }
 
@@ -95,17 +95,17 @@ TEST_F(CudaContexts, TheCallersIsKept) {
 TEST_F(CudaContexts, DevicesBeyondTheFlagsAreRefused) {
   restart({.devices = kMostDevices + 1, .memory = 1 << 20});
   make_backend(format(":%d", kMostDevices - 1).c_str(), nullptr);
-  expect_words(message_of(ErrorKind::kUnsupported, [] { make_backend(format(":%d", kMostDevices).c_str(), nullptr); }),
+  expect_words(refusal([] { make_backend(format(":%d", kMostDevices).c_str(), nullptr); }, ErrorKind::kUnsupported),
                {"got CUDA device 64", "the first 64", "CUDA_VISIBLE_DEVICES"});
 }
 
 TEST_F(CudaContexts, ARefusedContextIsNamed) {
   cuda_emulator::fail("cuDevicePrimaryCtxRetain", {0, 1, cudaErrorMemoryAllocation});
-  expect_words(message_of(ErrorKind::kOutOfMemory, [] { make_backend(":1", nullptr); }),
+  expect_words(refusal([] { make_backend(":1", nullptr); }, ErrorKind::kOutOfMemory),
                {"opening a device", "cudaErrorMemoryAllocation"});
   auto backend = make_backend(":1", nullptr);
   cuda_emulator::fail("cuCtxPushCurrent", {0, 1, cudaErrorMemoryAllocation});
-  message_of(ErrorKind::kOutOfMemory, [&] { backend->device()->limits(); });
+  refusal([&] { backend->device()->limits(); }, ErrorKind::kOutOfMemory);
   use_all(*backend);
 }
 

@@ -24,16 +24,16 @@ TEST_F(CudaErrors, OfEachKind) {
 
 TEST_F(CudaErrors, NoDriverAndNoDevice) {
   restart({.driver = 0});
-  expect_words(message_of(ErrorKind::kUnsupported, [] { make_backend("", nullptr); }), {"driver", "update"});
+  expect_words(refusal([] { make_backend("", nullptr); }, ErrorKind::kUnsupported), {"driver", "update"});
   restart({.devices = 0});
-  expect_words(message_of(ErrorKind::kUnsupported, [] { make_backend("", nullptr); }),
+  expect_words(refusal([] { make_backend("", nullptr); }, ErrorKind::kUnsupported),
                {"cudaErrorNoDevice", "CUDA_VISIBLE_DEVICES"});
 }
 
 TEST_F(CudaErrors, DevicesByNumber) {
   restart({.devices = 2});
   EXPECT_STREQ(make_backend("fast:1", nullptr)->target(), "fast");
-  expect_words(message_of(ErrorKind::kInvalidArgument, [] { make_backend(":2", nullptr); }), {"device 2", "0 to 1"});
+  expect_words(refusal([] { make_backend(":2", nullptr); }), {"device 2", "0 to 1"});
 }
 
 // After a launch that hurts the device, every call says that it is lost, at once; frees do nothing, and nor do they
@@ -51,13 +51,13 @@ TEST_F(CudaErrors, ALostDeviceStaysLost) {
     device.host_wait(device.record(stream));
     EXPECT_FALSE(device.is_lost());
     cuda_emulator::lose_device(0, code);
-    const std::string first = message_of(ErrorKind::kDeviceLost, [&] { device.host_wait(device.record(stream)); });
+    const std::string first = refusal([&] { device.host_wait(device.record(stream)); }, ErrorKind::kDeviceLost);
     expect_words(first, {"device 0", cudaGetErrorName(code), "LOWTIDE_SYNC=1"});
     EXPECT_TRUE(device.is_lost());
     const int64_t calls = cuda_emulator::counters().calls;
     int refused = 0;
     const auto refuses = [&](auto&& act) {
-      expect_words(message_of(ErrorKind::kDeviceLost, act), {"was lost", "another process"});
+      expect_words(refusal(act, ErrorKind::kDeviceLost), {"was lost", "another process"});
       ++refused;
     };
     std::byte byte{};
@@ -85,7 +85,7 @@ TEST_F(CudaErrors, AFailedLaunchIsNamed) {
   const cudaStream_t stream = own_stream(*backend);
   Model model(*backend, {100}, stream);
   cuda_emulator::fail("cudaLaunchKernelEx", {0, 1, cudaErrorLaunchOutOfResources});
-  expect_words(message_of(ErrorKind::kInternal, [&] { backend->step(model.items(), 1, false, stream); }),
+  expect_words(refusal([&] { backend->step(model.items(), 1, false, stream); }, ErrorKind::kInternal),
                {"step", "device 0", "cudaErrorLaunchOutOfResources"});
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   backend->step(model.items(), 1, false, stream);

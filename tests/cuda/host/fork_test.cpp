@@ -92,7 +92,7 @@ TEST_F(CudaForks, AChildIsRefused) {
     const auto child = [&] {
       int refused = 0;
       const auto refuses = [&](ErrorKind kind, auto&& act) {
-        expect_words(message_of(kind, act), {"forked", "spawn", "before any device is opened"});
+        expect_words(refusal(act, kind), {"forked", "spawn", "before any device is opened"});
         ++refused;
       };
       std::byte byte{};
@@ -176,7 +176,7 @@ TEST_F(CudaForks, StateIsTheParents) {
     std::vector<float> before(kNumel), after(kNumel);
     optimizer->export_state(0, 0, before.data());
     const auto child = [&] {
-      const auto refuses = [](auto&& act) { expect_words(message_of(ErrorKind::kDeviceLost, act), {"forked"}); };
+      const auto refuses = [](auto&& act) { expect_words(refusal(act, ErrorKind::kDeviceLost), {"forked"}); };
       refuses([&] { optimizer->export_state(0, 0, after.data()); });
       refuses([&] { optimizer->import_state(0, 0, after.data()); });
       refuses([&] { optimizer->step(grads); });

@@ -13,11 +13,11 @@
 #include "backend/cuda/host/errors.h"
 #include "backend/catalog.h"
 #include "cuda_emulator.h"
-#include "support/message_of.h"
+#include "support/test.h"
 
 namespace lowtide::cuda_host {
 
-using lowtide::testing::message_of;
+using lowtide::testing::refusal;
 
 // Every test begins with a machine that has nothing, and ends with one on which nothing was misused.
 class Emulated : public ::testing::Test {

@@ -15,7 +15,7 @@ TEST_F(CudaMemory, PinnedMemoryRefused) {
   auto backend = make_backend("", nullptr);
   Device& device = *backend->device();
   const auto before = cuda_emulator::held();
-  expect_words(message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kPinned, (1 << 20) + 1); }),
+  expect_words(refusal([&] { device.allocate(MemoryKind::kPinned, (1 << 20) + 1); }, ErrorKind::kOutOfMemory),
                {"1052672 bytes of pinned host memory", "cudaError", "may lock", "ulimit -l", "Memory(host=...)"});
   EXPECT_EQ(cuda_emulator::held().registered_bytes, before.registered_bytes);
   DeviceBytes fits(device, MemoryKind::kPinned, 1 << 19);
@@ -29,7 +29,7 @@ TEST_F(CudaMemory, PinnedInPiecesOrNotAtAll) {
   const int64_t bytes = HostMemory::kPieceBytes + 8192;
   cuda_emulator::fail("cudaHostRegister", {1, 1, cudaErrorMemoryAllocation});
   cuda_emulator::fail("cudaHostAlloc", {0, 1, cudaErrorMemoryAllocation});
-  message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kPinned, bytes); });
+  refusal([&] { device.allocate(MemoryKind::kPinned, bytes); }, ErrorKind::kOutOfMemory);
   EXPECT_EQ(cuda_emulator::held().registrations, before.registrations);
   cuda_emulator::forget_failures();
 
@@ -78,7 +78,7 @@ TEST_F(CudaMemory, PinnedMemoryIsCudasWhereTheSystemsIsRefused) {
     cuda_emulator::fail("cudaHostRegister", {0, 1, cudaErrorOperatingSystem});
     cuda_emulator::fail("cudaHostAlloc", {0, 1, cudaErrorMemoryAllocation});
     expect_words(
-        message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kPinned, 4096); }),
+        refusal([&] { device.allocate(MemoryKind::kPinned, 4096); }, ErrorKind::kOutOfMemory),
         {registers ? "cudaErrorOperatingSystem" : "cudaErrorNotSupported", "cudaErrorMemoryAllocation", "ulimit -l"});
     cuda_emulator::forget_failures();
   }
@@ -89,7 +89,7 @@ TEST_F(CudaMemory, DeviceMemoryIsCountedAndNamed) {
   Device& device = *backend->device();
   const Device::Limits start = device.limits();
   EXPECT_EQ(start.total, int64_t{1} << 30);
-  expect_words(message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kDevice, start.total + 1); }),
+  expect_words(refusal([&] { device.allocate(MemoryKind::kDevice, start.total + 1); }, ErrorKind::kOutOfMemory),
                {"1073741825 bytes of device memory", "of 1073741824"});
   DeviceBytes some(device, MemoryKind::kDevice, 1 << 20);
   EXPECT_LE(device.limits().free, start.free - (1 << 20));
@@ -100,11 +100,11 @@ TEST_F(CudaMemory, ManagedMemoryHasACap) {
   auto backend = make_backend("", nullptr);
   Device& device = *backend->device();
   constexpr int64_t kSome = 300 << 20;
-  expect_words(message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kShared, device.limits().free); }),
+  expect_words(refusal([&] { device.allocate(MemoryKind::kShared, device.limits().free); }, ErrorKind::kOutOfMemory),
                {"got 1073741824", "managed", "wanted"});
   std::vector<DeviceBytes> all;
   for (int i = 0; i < 3; ++i) all.emplace_back(device, MemoryKind::kShared, kSome);
-  expect_words(message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kShared, kSome); }),
+  expect_words(refusal([&] { device.allocate(MemoryKind::kShared, kSome); }, ErrorKind::kOutOfMemory),
                {"beside 943718400"});
   all.pop_back();
   all.emplace_back(device, MemoryKind::kShared, kSome);
@@ -113,7 +113,7 @@ TEST_F(CudaMemory, ManagedMemoryHasACap) {
   cuda_emulator::Settings crowded = cuda_emulator::settings();
   crowded.other_use = size_t{900} << 20;
   cuda_emulator::change(crowded);
-  message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kShared, kSome); });
+  refusal([&] { device.allocate(MemoryKind::kShared, kSome); }, ErrorKind::kOutOfMemory);
 }
 
 TEST_F(CudaMemory, ManagedMemoryWithoutPrefetch) {
@@ -151,7 +151,7 @@ TEST_F(CudaMemory, OfAFramework) {
   {
     DeviceBytes there(device, MemoryKind::kDevice, 1 << 19), pinned(device, MemoryKind::kPinned, 1000);
     EXPECT_EQ(framework.live.size(), 1u);
-    expect_words(message_of(ErrorKind::kOutOfMemory, [&] { device.allocate(MemoryKind::kDevice, 1 << 20); }),
+    expect_words(refusal([&] { device.allocate(MemoryKind::kDevice, 1 << 20); }, ErrorKind::kOutOfMemory),
                  {"from the caller's allocator"});
     device.use_allocator({});
     DeviceBytes after(device, MemoryKind::kDevice, 1000);
@@ -174,9 +174,9 @@ TEST_F(CudaMemory, PointersThatKernelsCannotReach) {
     backend->step(items, 1, false, stream);
   };
   const int64_t launches = cuda_emulator::counters().launches;
-  expect_words(message_of(ErrorKind::kInvalidArgument, [&] { with(pageable.data()); }),
+  expect_words(refusal([&] { with(pageable.data()); }),
                {"the gradient of item 1", "pageable host memory", "cudaMalloc"});
-  expect_words(message_of(ErrorKind::kInvalidArgument, [&] { with(elsewhere.data()); }),
+  expect_words(refusal([&] { with(elsewhere.data()); }),
                {"the gradient of item 1", "memory of CUDA device 1", "of device 0"});
   EXPECT_EQ(cuda_emulator::counters().launches, launches);
   EXPECT_EQ(model.steps(), (std::vector<int>{0, 0}));
@@ -204,7 +204,7 @@ TEST_F(CudaMemory, PageableMemoryIsForDevicesWithTheHostsPageTables) {
     if (pageable == Pageable::kHostTables)
       step();
     else
-      expect_words(message_of(ErrorKind::kInvalidArgument, step), {"the gradient of item 0", "pageable host memory"});
+      expect_words(refusal(step), {"the gradient of item 0", "pageable host memory"});
     EXPECT_EQ(model.steps(), std::vector<int>{pageable == Pageable::kHostTables});
   }
 }
@@ -229,7 +229,7 @@ TEST_F(CudaMemory, PointersAreAskedAfterOnceForEachGranule) {
   Model model(*framework, {100}, stream);
   std::vector<StepItem> items = model.items();
   items[0].grad = reinterpret_cast<const void*>(uintptr_t{64});
-  message_of(ErrorKind::kInvalidArgument, [&] { backend->step(items, 1, false, stream); });
+  refusal([&] { backend->step(items, 1, false, stream); });
   std::printf("calls of a step of 1 parameter: %lld, of 100: %lld\n", static_cast<long long>(of_one),
               static_cast<long long>(of_many));
 }

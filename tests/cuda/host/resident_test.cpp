@@ -143,7 +143,7 @@ TEST_F(CudaResident, MemoryThatTheCallerKnowsIsNotAskedFor) {
       if (trusts)
         optimizer.step(params.grads);
       else
-        message_of(ErrorKind::kUnsupported, [&] { optimizer.step(params.grads); });
+        refusal([&] { optimizer.step(params.grads); }, ErrorKind::kUnsupported);
       cuda_emulator::forget_failures();
     }
     EXPECT_EQ(optimizer.report().steps, trusts ? 3 : 1);
@@ -295,23 +295,23 @@ TEST_F(CudaResident, RecordedStepsClipByRecordedNorms) {
   StepOptions clipping = on;
   clipping.clip = optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr, on);
   ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  std::string told = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.step(params.grads, clipping); });
+  std::string told = refusal([&] { optimizer.step(params.grads, clipping); });
   EXPECT_NE(told.find("not recorded in a graph"), std::string::npos) << told;
   const std::shared_ptr<QueuedClip> recorded = optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr, on);
-  told = message_of(ErrorKind::kInvalidArgument, [&] { Optimizer::clipped(*recorded); });
+  told = refusal([&] { Optimizer::clipped(*recorded); });
   EXPECT_NE(told.find("wanted a replay"), std::string::npos) << told;
   StepOptions clips = on;
   clips.clip = recorded;
   optimizer.step(params.grads, clips);  // the capture goes on
   cudaGraph_t graph = nullptr;
   ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  told = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.prepare_replay(clipping); });
+  told = refusal([&] { optimizer.prepare_replay(clipping); });
   EXPECT_NE(told.find("clip"), std::string::npos) << told;
   StepOptions scaled = on;
   scaled.grad_scale = 2;
-  told = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.prepare_replay(scaled); });
+  told = refusal([&] { optimizer.prepare_replay(scaled); });
   EXPECT_NE(told.find("grad_scale=2"), std::string::npos) << told;
-  told = message_of(ErrorKind::kInvalidArgument, [&] { optimizer.step(params.grads, clips); });
+  told = refusal([&] { optimizer.step(params.grads, clips); });
   EXPECT_NE(told.find("recorded in a graph"), std::string::npos) << told;
   ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   clipping.clip.reset();

@@ -91,14 +91,14 @@ TEST_F(CudaStreams, TheCallersDeviceIsKept) {
   backend->step(model.items(), 1, false, stream);
   EXPECT_TRUE(is_kept());
   EXPECT_EQ(model.steps(), (std::vector<int>{1, 1}));
-  message_of(ErrorKind::kOutOfMemory, [&] { backend->device()->allocate(MemoryKind::kDevice, int64_t{1} << 40); });
+  refusal([&] { backend->device()->allocate(MemoryKind::kDevice, int64_t{1} << 40); }, ErrorKind::kOutOfMemory);
   EXPECT_TRUE(is_kept());
 
   cudaStream_t foreign = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&foreign, cudaStreamNonBlocking), cudaSuccess);
-  expect_words(message_of(ErrorKind::kInvalidArgument, [&] { backend->step(model.items(), 1, false, foreign); }),
+  expect_words(refusal([&] { backend->step(model.items(), 1, false, foreign); }),
                {"a stream of CUDA device 0", "device 1"});
-  expect_words(message_of(ErrorKind::kInvalidArgument, [&] { make_backend(":1", foreign); }), {":1", "device 0"});
+  expect_words(refusal([&] { make_backend(":1", foreign); }), {":1", "device 0"});
   EXPECT_EQ(make_backend("", foreign)->device()->limits().total, int64_t{1} << 30);
   ASSERT_EQ(cudaStreamDestroy(foreign), cudaSuccess);
 }

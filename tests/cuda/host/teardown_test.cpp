@@ -21,7 +21,7 @@ TEST_F(CudaTeardown, DestructorsOutliveTheDriver) {
     backend->step(model->items(1, guard.get()), 1, false, stream);
     const std::byte* const memory = pinned->data();
     cuda_emulator::unload();
-    expect_words(message_of(ErrorKind::kDeviceLost, [&] { device.host_wait(device.record(stream)); }),
+    expect_words(refusal([&] { device.host_wait(device.record(stream)); }, ErrorKind::kDeviceLost),
                  {"cudaErrorCudartUnloading"});
     EXPECT_TRUE(device.is_lost());
     pinned.reset(), shared.reset(), guard.reset(), model.reset(), backend.reset();

@@ -8,7 +8,7 @@
 #include "backend/cuda/loader.h"
 #include "backend/plugin_backend.h"
 #include "backend/registry.h"
-#include "support/message_of.h"
+#include "support/test.h"
 
 namespace lowtide {
 namespace {
