@@ -199,7 +199,7 @@ def place_of(tensor: torch.Tensor, where: str) -> Place:
     try:
         torch.get_device_module(device)
     except RuntimeError:
-        wanted = f"one on {' or '.join(KINDS)}, or on another accelerator of torch's"
+        wanted = f"one on {' or '.join(KINDS)}, or on another torch accelerator"
         raise ValueError(f"{where}: got a tensor on {device}, wanted {wanted}") from None
     return place_on(device)
 

@@ -153,7 +153,7 @@ class Recut(NamedTuple):
             tensor = had.whole_of(name, tensor.to(had.spec.mesh.device_type)).full_tensor()  # type: ignore[attr-defined]
         part = has.unwrap(name, tensor, tensor if like is None else like, self.where) if has else tensor
         made: torch.Tensor = part.cpu().contiguous()
-        expect(like is None or made.shape == like.shape, f"{self.where}, {name}", tuple(made.shape), "that of a live one")
+        expect(like is None or made.shape == like.shape, f"{self.where}, {name}", tuple(made.shape), "the live tensor's")
         return made
 
 

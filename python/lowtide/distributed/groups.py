@@ -123,7 +123,7 @@ def check_member(group: dist.ProcessGroup | None) -> None:
     """Raises if this process cannot take part in calls of the group."""
     require_initialized()
     check_group(group)
-    expect(group is None or dist.get_rank(group) >= 0, "group", "one that this process is not in", "a member's")
+    expect(group is None or dist.get_rank(group) >= 0, "group", "a group that this process is not in", "one with it")
 
 
 def check_group(group: object) -> None:

@@ -55,7 +55,7 @@ class ShardVote:
         self._collective.require_same(
             {"FSDP2 modules": len(sharded), "the values of this shard (seed alike, or broadcast before sharding)": values}
         )
-        expect(bool(sharded), "model", f"a {type(model).__name__} without FSDP2 modules", "fully_shard() before")
+        expect(bool(sharded), "model", f"a {type(model).__name__} without FSDP2 modules", "fully_shard() first")
         for module in sharded:
             module.set_all_reduce_hook(self)  # type: ignore[operator]
 

@@ -93,14 +93,14 @@ class Signum(SignOptimizer):
         counted = isinstance(micro_batches, int) and micro_batches >= 1
         expect(counted, "micro_batches", repr(micro_batches), "an integer of 1 or more")
         same = not self._folded or micro_batches == self._micro_batches
-        expect(same, "micro_batches", micro_batches, f"{self._micro_batches} as in the call before")
+        expect(same, "micro_batches", micro_batches, f"{self._micro_batches}, as in the previous call")
         if self._folded >= micro_batches:
             raise ValueError(
                 f"got call {self._folded + 1} for {micro_batches} micro-batches, wanted step() after the last"
             )
         self._push_options()
         for core_group, momentum in zip(self.engine.groups, self._momenta(), strict=True):
-            expect(momentum != 0, f"parameter group {core_group.of}: momentum", "0", "more, to fold gradients into")
+            expect(momentum != 0, f"parameter group {core_group.of}: momentum", "0", "more, because gradients go into it")
         scale, bad = self._check_gradients()
         self._fold_bad |= bad
         if not bad:

@@ -197,7 +197,7 @@ class Engine:
         now = examine_all(made, where, (), self.family.MAY_WAIT)
         for i, source in enumerate(sources or ()):
             got = f"a {now[i].tensor.dtype} tensor on {now[i].tensor.device} in the place of one that has taken steps"
-            wanted = "one that can be stepped, whose state stays, or a new optimizer without it"
+            wanted = "one that can be stepped, because its state stays, or a new optimizer"
             expect(now[i].place is not None or not self.core_of(source).step_count(source), where[i], got, wanted)
         self._rebuild(groups, now, members, sources or [-1] * len(now))
         self.shows_sizes &= sizes
@@ -233,7 +233,7 @@ class Engine:
     def _check_fixed(self, of: int, group: Mapping[str, Any]) -> None:
         """Raises ValueError if an option of parameter group `of` changed although it is fixed when the group is added."""
         missing = sorted(GROUP_OPTIONS.keys() - group.keys())
-        expect(not missing, f"param_groups[{of}]", f"no {missing}", "them as they were")
+        expect(not missing, f"param_groups[{of}]", f"no {missing}", "the keys as they were")
         was, now = self.members[of].fixed, fixed_options(self.family, group)
         if changed := [key for key in was if now[key] != was[key]]:
             got, wanted = (", ".join(f"{key}={options[key]!r}" for key in changed) for options in (now, was))
@@ -260,7 +260,7 @@ class Engine:
                         self.follow_states(groups, carry=True)
                         return
                     names = ", ".join(f"{key} = {group.get(key)}" for key in changed)
-                    wanted = "it as it was in the first step: it decides which states there are"
+                    wanted = "the value of the first step: it decides which states exist"
                     raise ValueError(f"parameter group {of}: {family.name}: got {names}, wanted {wanted}") from error
                 raise family.error(f"parameter group {of}", core_group.rule, error) from error
             # SGD's state depends on its momentum: the step after a change from or to 0 may allocate it.
@@ -304,7 +304,7 @@ class Engine:
             name = f" ({names[number]})" if names[number] else ""
             where = f"parameter {number}{name}, which has a gradient"
             now[number] = now[number].moved(*examine(self.tensors[number], where))
-        expect(not self.captured, f"parameter {numbers[0]}", "its first gradient after a step was captured", "it before")
+        expect(not self.captured, f"parameter {numbers[0]}", "its first gradient after a step was captured", "it before that")
         self._rebuild(groups, now, self.members)
 
     def follow_moves(self, groups: Sequence[dict[str, Any]]) -> bool:

@@ -59,7 +59,7 @@ def examine(param: torch.Tensor, where: str) -> tuple[Place, Sharding | None]:
     places.check_parameter(local, where)
     if places.may_stand_aside(param):
         shared = any(size > 1 and stride == 0 for size, stride in zip(local.shape, local.stride(), strict=True))
-        expect(not shared, where, f"strides {local.stride()}", "a tensor whose elements have an address each")
+        expect(not shared, where, f"strides {local.stride()}", "a tensor whose elements have separate addresses")
         expect(local.numel() == 0 or local.data_ptr() != 0, where, "a tensor without memory", "one with memory")
     return places.place_of(local, where), sharding.sharding_of(param, where)
 

@@ -87,7 +87,7 @@ class Clipper:
 
     def require(self, where: str, partitioned: bool) -> None:
         """Raises ValueError, naming `where`, if gradients are not whole."""
-        got, wanted = "partitions of DeepSpeed's ZeRO", "its gradient_clipping: see docs/deepspeed.md"
+        got, wanted = "partitions of DeepSpeed's ZeRO", "DeepSpeed's gradient_clipping: see docs/deepspeed.md"
         expect(not partitioned, where, got, wanted)
 
     @staticmethod
@@ -173,7 +173,7 @@ def measure(
     """Reads all gradients and returns the clip that limits them, times `scale`, and their norm as float32. Counts shards once:
     of DTensors over their meshes, of plain parameters over `group`. loss_scale: in a graph, the address of a divisor."""
     if group is None and (flattened := first_flattened(engine.tensors)) is not None:
-        wanted = "process_group, that of the FSDP module which shards it (or its own clip_grad_norm_)"
+        wanted = "process_group=, the group of the FSDP module that shards it (or that module's clip_grad_norm_)"
         raise ValueError(f"clip_grad_norm_: got parameter {flattened} of FSDP1 and no process_group, wanted {wanted}")
     first = next((param.place for param in engine.params if param.place is not None), None)  # frozen parameters may be anywhere
     if group is None and not engine.meshes and len(engine.cores) == 1 and not engine.on_host:
@@ -181,8 +181,8 @@ def measure(
         ((place, core),) = engine.cores.items()
         norm = new_norm(place)
         return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue(), loss_scale)), norm
-    alone = "parameters on one CUDA device that no other process has a part of"
-    expect(not engine.capturing, "clip_grad_norm_", "a graph that is captured", f"{alone}: see docs/devices.md")
+    alone = "parameters on one CUDA device, of which no other process has a part"
+    expect(not engine.capturing, "clip_grad_norm_", "a call while a graph is captured", f"{alone}: see docs/devices.md")
     # A rank whose parameters are all frozen still takes part, on the device where they are.
     device = first.device if first else local_of(engine.tensors[0]).device if engine.tensors else torch.device("cpu")
     clip = _measured(engine, max_norm, norm_type, scale, group, device)

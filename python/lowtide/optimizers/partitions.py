@@ -64,7 +64,7 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
     expect(not stepped, "param_groups", "partitions of ZeRO in place of parameters that have state", wanted)
     for number, group in enumerate(groups):
         where, family = f"parameter group {number}, in partitions of ZeRO", engine.family
-        got, wanted = f"{family.name}, which takes matrices whole", "a rule that steps element by element, as AdamW does"
+        got, wanted = f"{family.name}, which takes matrices whole", "a rule that steps element by element, like AdamW"
         expect(not family.rule_for(torch.empty(1, 1), group), where, got, wanted)
         try:  # a partition does not know of which parameter it is a shard
             _core.state_layout(
@@ -85,7 +85,7 @@ def check_part(part: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]])
     known = set(map(id, groups))
     for number, group in enumerate(part):
         got = f"{len(part)} groups, and not number {number} among the {len(groups)}"
-        expect(id(group) in known, "param_groups", got, "some of those that were added")
+        expect(id(group) in known, "param_groups", got, "groups that were added")
 
 
 def unknown(engine: Engine, groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, torch.Tensor]]:

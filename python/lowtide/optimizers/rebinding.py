@@ -65,9 +65,9 @@ def _heirs(engine: Engine, groups: Sequence[dict[str, Any]], kept: Sequence[int]
         for i, tensor in enumerate(tensors):
             source = known.get(id(tensor), first[number] + i)
             got, wanted = (tuple(each.shape) for each in (tensor, engine.tensors[source]))
-            expect(got == wanted, f"{where}[{i}]", f"other tensors than those registered, of shape {got}",
+            expect(got == wanted, f"{where}[{i}]", f"a tensor that was not registered, of shape {got}",
                    f"shape {wanted}: {_ADVICE}")  # fmt: skip
             found.append(source)
     distinct = len(set(found)) == len(found)
-    expect(distinct, "param_groups", "other tensors beside ones that have changed places", f"either alone: {_ADVICE}")
+    expect(distinct, "param_groups", "new tensors, and old ones in other places", f"only one of these: {_ADVICE}")
     return found

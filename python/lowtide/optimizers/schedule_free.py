@@ -92,7 +92,7 @@ class AdamWScheduleFree(Optimizer):
 
     def _check_training(self) -> None:
         training = all(group.get(MODE, True) for group in self.param_groups)
-        expect(training, "step", "the weights to evaluate", "those to train: call train() before")
+        expect(training, "step", "the weights to evaluate", "the weights to train: call train() first")
 
     def state_dict(self) -> dict[str, Any]:
         """Like `Optimizer.state_dict`. Raises ValueError after `eval()` or `train()` has failed half-way, until one succeeds;
@@ -116,8 +116,8 @@ class AdamWScheduleFree(Optimizer):
             expect(not mixed, "state_dict", f"parameters {mixed[:8]} that eval() or train() has moved, and others that it has not",
                    "all of them: call it again")  # fmt: skip
             changed = [i for i, by in moved.items() if by != beta1]
-            expect(not changed, "state_dict", f"a β1 of {beta1:g} for parameters {changed[:8]}, which eval() has moved by another",
-                   "betas as they were then, or train() before")  # fmt: skip
+            expect(not changed, "state_dict", f"a β1 of {beta1:g} for parameters {changed[:8]}, which eval() moved by another",
+                   "the betas of that call, or train() first")  # fmt: skip
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)

@@ -41,7 +41,7 @@ def load(
     """Copies `state_dict` into live state; returns the new parameter groups. After a ValueError nothing has changed."""
     expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
     for key, kind in (("state", dict), ("param_groups", list)):
-        expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them: is it of an optimizer?")
+        expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them: is it an optimizer's?")
         expect(isinstance(state_dict[key], kind), key, type(state_dict[key]).__name__, f"a {kind.__name__}")
     state, saved = state_dict["state"], state_dict["param_groups"]
     with refusals():
@@ -51,7 +51,7 @@ def load(
         found = read_groups(engine, groups, state_dict, reader)
         entries: dict[int, dict[str, Any]] = {}
         for key, entry in state.items():
-            expect(key in found.numbers, "state", f"an entry {key!r}", "only ids that stand in param_groups")
+            expect(key in found.numbers, "state", f"an entry {key!r}", "only ids from param_groups")
             expect(isinstance(entry, dict), f"state[{key!r}]", type(entry).__name__, "a dict")
             entries[found.numbers[key]] = entry
         back = engine.follow_states(found.groups, carry=False) if found.anew else None

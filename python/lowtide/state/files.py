@@ -80,7 +80,7 @@ def load(
     own = metadata.get(_CARRIED, {})
     got = f"{len(own)} entries" if isinstance(own, dict) else repr(own)[:80]
     each = isinstance(own, dict) and len(own) <= number
-    expect(each, f"{name}, {_CARRIED}", got, f"a dict of one for each of {number} parameters at most")
+    expect(each, f"{name}, {_CARRIED}", got, f"a dict with one for each of {number} parameters at most")
     names = [tuple(engine.core_of(i).carried(i)) for i in range(number)]
     given = {i: checked(own[str(i)], names[i], f"{name}, {_CARRIED}") for i in range(number) if names[i] and str(i) in own}
     kept.call(engine.core.load, name)

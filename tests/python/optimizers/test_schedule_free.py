@@ -125,7 +125,7 @@ def test_steps_in_backward_refuse_weights_to_evaluate_as_others_do() -> None:
     opt.step()
     opt.eval()
     was = bits(param)
-    with pytest.raises(ValueError, match=r"^step: got the weights to evaluate, wanted those to train: call train\(\) before$"):
+    with pytest.raises(ValueError, match=r"^step: got the weights to evaluate, wanted the weights to train: call train\(\) first$"):
         param.square().sum().backward()
     assert bits(param) == was
 
@@ -280,7 +280,7 @@ def test_weights_of_another_beta_than_the_dict_would_have_are_not_saved(tmp_path
     there, betas = [bits(param) for param in params], opt.param_groups[0]["betas"]
     opt.param_groups[0]["betas"] = (0.5, 0.999)
     for saves in (opt.state_dict, lambda: opt.save(tmp_path / "file"), lambda: copy.deepcopy(opt)):
-        with pytest.raises(ValueError, match=r"a β1 of 0\.5 for parameters .* wanted betas as they were then, or train\(\) before"):
+        with pytest.raises(ValueError, match=r"a β1 of 0\.5 for parameters .* wanted the betas of that call, or train\(\) first"):
             saves()
     assert [bits(param) for param in params] == there and not [*tmp_path.iterdir()]
     opt.param_groups[0]["betas"] = betas

@@ -147,12 +147,12 @@ def test_other_classes_of_the_package_are_refused(cls: Any) -> None:
 def test_another_rule_refuses_the_dict() -> None:
     params, opt = trained()
     mine = lowtide.AdamW(copies_of(params))
-    with refused(mine, "a group of the package schedulefree's, wanted a state_dict of lowtide's 'adamw'"):
+    with refused(mine, "a group from the package schedulefree, wanted a state_dict of lowtide's 'adamw'"):
         mine.load_state_dict(opt.state_dict())
 
 
 def test_weights_without_values_are_refused() -> None:
     params, opt = trained()
     mine = lowtide.AdamWScheduleFree([torch.nn.Parameter(param.detach().to("meta")) for param in params])
-    with pytest.raises(ValueError, match="weights on meta, wanted those that were saved"):
+    with pytest.raises(ValueError, match="weights on meta, wanted the weights that were saved"):
         mine.load_state_dict(opt.state_dict())

@@ -64,7 +64,7 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    expect(rule in MOMENTS, where, "a group of bitsandbytes'", f"a state_dict of lowtide's {rule!r}")
+    expect(rule in MOMENTS, where, "a group from bitsandbytes", f"a state_dict of lowtide's {rule!r}")
     missing = [key for key in _GROUP_KEYS if key not in group]
     expect(not missing, where, f"no {missing}", f"all of {_GROUP_KEYS}")
     betas = group["betas"]
@@ -72,7 +72,7 @@ def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: st
     counted = isinstance(betas, (tuple, list)) and (not wanted or len(betas) == wanted)
     expect(counted, f"{where}['betas']", repr(betas), f"{wanted} of them, as {rule!r} has")
     if rule == "adam":
-        decay, wanted_decay = group["weight_decay"], "0: bitsandbytes' Adam decays decoupled, as lowtide.AdamW does"
+        decay, wanted_decay = group["weight_decay"], "0: bitsandbytes' Adam decouples its decay, like lowtide.AdamW"
         expect(decay == 0, f"{where}['weight_decay']", decay, wanted_decay)
     named = ["lr", "weight_decay"]
     if "eps" in mine and rule != "lars":  # LARS's eps belongs to norms here
@@ -152,9 +152,9 @@ def _read_state(
 def write(engine: Engine, param_groups: Sequence[dict[str, Any]], nested: bool) -> dict[str, Any]:
     """See `Optimizer.bitsandbytes_state_dict`."""
     rule = engine.family.rule
-    expect(rule in MOMENTS, "bitsandbytes_state_dict", repr(rule), f"one of {sorted(MOMENTS)}: it has no other")
+    expect(rule in MOMENTS, "bitsandbytes_state_dict", repr(rule), f"one of {sorted(MOMENTS)}: bitsandbytes has no other")
     plain = not any(param.sharding for param in engine.params)
-    expect(plain, "bitsandbytes_state_dict", "DTensor parameters", "plain ones: it has no other")
+    expect(plain, "bitsandbytes_state_dict", "DTensor parameters", "plain ones: bitsandbytes has no other")
     groups: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}
     for group in param_groups:
@@ -172,7 +172,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]], nested: bool) 
 def _write_group(rule: str, group: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     for key in ("amsgrad", "nesterov", "centered", "maximize", "lr_decay", "initial_accumulator_value"):
         got = group.get(key)
-        expect(not got, f"bitsandbytes_state_dict: {key}", got, "False or 0: it would go on without, in silence")
+        expect(not got, f"bitsandbytes_state_dict: {key}", got, "False or 0: bitsandbytes would ignore it silently")
     own = {"betas", *_SCHEDULES, *(key for key in keys if key not in ("lr", "eps", "weight_decay"))}
     rest = {key: value for key, value in group.items() if key not in (*own, *OWN_KEYS, "params", "param_names")}
     betas = [group[key] for key in _BETAS[rule]] if rule in _BETAS else group.get("betas", (0.0, 0.0))

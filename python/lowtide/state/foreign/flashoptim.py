@@ -36,7 +36,7 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    expect(rule in _RULES, where, "a group of FlashOptim's", f"a state_dict of lowtide's {rule!r}")
+    expect(rule in _RULES, where, "a group from FlashOptim", f"a state_dict of lowtide's {rule!r}")
     needed = {"sgd": ("momentum", "dampening"), "lion": ("betas",)}.get(rule, ("betas", "eps"))
     missing = [key for key in ("lr", "weight_decay", *needed) if key not in group]
     expect(not missing, where, f"no {missing}", f"all options of FlashOptim's {rule!r}")

@@ -32,10 +32,10 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    expect(rule == _RULE, where, "a group of the package schedulefree's", f"a state_dict of lowtide's {rule!r}")
+    expect(rule == _RULE, where, "a group from the package schedulefree", f"a state_dict of lowtide's {rule!r}")
     missing = [key for key in (*_OPTIONS, "k", *_NUMBERS) if key not in group]
     expect(
-        not missing, where, f"no {missing}", "all options of schedulefree.AdamWScheduleFree: the package's others are not read"
+        not missing, where, f"no {missing}", "all options of schedulefree.AdamWScheduleFree: no other class is read"
     )
     return {**mine, **{key: value for key, value in group.items() if key not in _OWN}}
 
@@ -47,7 +47,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     for name in ("z", "exp_avg_sq"):
         expect(name in entry, where, f"no {name!r}", "'z' and 'exp_avg_sq'")
     check_floats(entry["z"], f"{where}, z", spec.shape)
-    expect(not spec.param.is_meta, where, "weights on meta", "those that were saved with this dict: load the model before")
+    expect(not spec.param.is_meta, where, "weights on meta", "the weights that were saved with this dict: load the model first")
     whole = type(local_of(spec.param)) is type(spec.param)
     expect(whole, where, "a DTensor parameter", "a whole one: load before the model is sharded, and carry on by Lowtide's state_dict")
     group = spec.group

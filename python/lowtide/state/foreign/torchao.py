@@ -40,7 +40,7 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
     wanted = f"a state_dict of lowtide's {rule!r}"
-    expect(rule in ("adam", "adamw"), where, "a group of torchao's Adam or AdamW", wanted)
+    expect(rule in ("adam", "adamw"), where, "a group from torchao's Adam or AdamW", wanted)
     missing = [key for key in ("lr", "betas", "eps", "weight_decay") if key not in group]
     expect(not missing, where, f"no {missing}", "all options of torchao's Adam")
     if "amsgrad" not in mine:

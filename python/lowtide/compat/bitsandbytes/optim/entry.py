@@ -18,7 +18,7 @@ class ReadCopy(ReadOnly):
     """A copy of state. Writing to it, which could not change the state, raises RuntimeError."""
 
     WANTED = (
-        "a copy of optimizer state, wanted none: the state would not have it. load_state_dict() takes a changed "
+        "a copy of optimizer state, which would not change the state; wanted load_state_dict() with a changed "
         "bitsandbytes_state_dict()"
     )
 
