@@ -17,11 +17,11 @@ namespace lowtide::cuda_kernels {
 struct Queue {
   cudaStream_t stream;
   int processors;
-  int device;  // its ordinal
+  int device;  // the device's ordinal
 };
 
-// How many thread blocks of the kernel a multiprocessor of the queue's device holds at a time; 0: nobody has asked CUDA
-// yet. Any thread.
+// The number of thread blocks of the kernel that a multiprocessor of the queue's device holds at a time; 0: CUDA has
+// not been asked yet. Any thread.
 std::atomic<int>& resident_of(const void* kernel, const Queue& queue);
 
 // Blocks of a tile, the unit of work of a warp in a step: items' starts are counted in tiles.
@@ -36,10 +36,10 @@ struct ReplayState {
 
 struct StepLaunch {
   int rule = 0, codec = 0;
-  bool fast = false;    // approximate arithmetic, where there is such a kernel; else the bits of the CPU backend
+  bool fast = false;    // approximate arithmetic, if such a kernel exists; otherwise the CPU backend's bits
   bool ballot = false;  // signs instead of parameters
   const kernels::DeviceItem* items = nullptr;
-  const kernels::DeviceNorms* norms = nullptr;  // beside these, of an LT_NORM_RULE
+  const kernels::DeviceNorms* norms = nullptr;  // beside these, for an LT_NORM_RULE
   const int64_t* starts = nullptr;              // [count], tiles before each
   int64_t count = 0, tiles = 0;
   const void* tables = nullptr;         // of the codec
@@ -81,7 +81,7 @@ cudaError_t feedback(const kernels::DeviceFeedback* item, const unsigned char* c
                      const uint16_t* const* ballot_scales, const uint32_t* weights, const void* tables, int64_t signs,
                      const Queue& queue);
 
-// Whether this build has code that runs on the current device.
+// True if this build has code that runs on the current device.
 bool has_code();
 
 }  // namespace lowtide::cuda_kernels

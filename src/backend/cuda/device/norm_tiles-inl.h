@@ -1,10 +1,10 @@
-// The driver of norms: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time, 16 lanes each,
-// whose 16 elements are in registers, as a step does (step_tiles-inl.h). Sums of blocks are in the order of sum_lanes,
-// and are added exactly, as whole numbers: which warp adds first makes no difference. Strided memory, and blocks with
-// an operand out of range (real-inl.h), go a block at a time (kernels/norms-inl.h). Included in the namespace of a .cu
-// file after norms-inl.h and step_tiles-inl.h.
+// The driver of norms: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time, with 16 lanes each
+// and 16 elements per lane in registers, like a step (step_tiles-inl.h). Sums within blocks have the order of
+// sum_lanes; blocks' sums are added exactly, as integers, so the order of warps does not matter. Strided memory, and
+// blocks with an operand out of range (real-inl.h), are summed one block at a time (kernels/norms-inl.h). Included in
+// the namespace of a .cu file after norms-inl.h and step_tiles-inl.h.
 
-// The tables that states are read by.
+// The tables for decoding states.
 template <class C>
 struct ReadTables {
   using Shared = typename LaneCodec<C>::Shared;
@@ -16,12 +16,13 @@ struct ReadTables<Dynamic8> {
   LT_FN void fill(Shared& shared, const void* tables) { LaneCodec<Dynamic8>::fill_values(shared, tables); }
 };
 
-// A block's 256 values on the way from the lanes that made them to the lanes that add them up: rows of the 32 lanes of
-// the sum, so far apart that neither way two lanes meet at a bank.
+// A block's 256 values on the way from the lanes that computed them to the lanes that add them: rows for the 32 lanes
+// of the sum, spaced so that neither access has bank conflicts.
 inline constexpr int kTurnedRow = kNormLanes + 4;
 using Turned = uint4[kNormRounds * kTurnedRow / 4];
 
-// The sum of the squares of a block's values times `inverse`, for all lanes of its half. x: a lane's own 16 of them.
+// The sum of the squares of a block's values times `inverse`, returned to all lanes of its half. x: a lane's own 16
+// values.
 LT_FN float sum_of_half(const float (&x)[kLaneElements], float inverse, Turned& turned) {
   static_assert(2 * kLaneElements == kNormLanes && kLaneElements * kLanes == kBlock);
   const int lane = static_cast<int>(threadIdx.x % kLanes);
@@ -31,7 +32,7 @@ LT_FN float sum_of_half(const float (&x)[kLaneElements], float inverse, Turned& 
     to[i] = make_uint4(bits(x[4 * i] * inverse), bits(x[4 * i + 1] * inverse), bits(x[4 * i + 2] * inverse),
                        bits(x[4 * i + 3] * inverse));
   __syncwarp();
-  // Lane l adds those of lanes 2 l and 2 l + 1 of the sum.
+  // Lane l adds for lanes 2 l and 2 l + 1 of the sum.
   float even = 0.f, odd = 0.f;
 #pragma unroll
   for (int round = 0; round < kNormRounds; ++round) {
@@ -39,7 +40,7 @@ LT_FN float sum_of_half(const float (&x)[kLaneElements], float inverse, Turned& 
     even = even + as_float(two.x) * as_float(two.x);
     odd = odd + as_float(two.y) * as_float(two.y);
   }
-  __syncwarp();  // all have read it
+  __syncwarp();  // all lanes have read it
 #pragma unroll
   for (u32 distance = kLanes / 2; distance > 0; distance /= 2) {
     even = even + from_lane_xor(even, distance);
@@ -48,8 +49,8 @@ LT_FN float sum_of_half(const float (&x)[kLaneElements], float inverse, Turned& 
   return even + odd;
 }
 
-// One lane's part of an exact sum, on its way to memory: three numbers of 32 bits, and what is to be carried, of which
-// the first is limb `base`.
+// One lane's part of an exact sum, on its way to memory: three 32-bit limbs with their carries; the first is limb
+// `base`.
 struct LimbWindow {
   NormSums* sums = nullptr;
   int term = 0;
@@ -66,7 +67,7 @@ struct LimbWindow {
     const u64 shifted = static_cast<u64>(mantissa) << place % 32, low = shifted & 0xffffffffu, high = shifted >> 32;
     if (static_cast<u32>(limb - base) > 1u) {
       flush();
-      base = limb - 1;  // of the smallest, place is 4 and base -1: nothing is ever added to its first number
+      base = limb - 1;  // for the smallest term place is 4 and base -1: its first limb stays 0
     }
     const bool is_first = limb == base;
     word[0] += is_first ? low : 0;
@@ -91,8 +92,8 @@ struct LaneNorms {
   using Tables = ReadTables<C>;
   static constexpr int K = Lanes::K;
 
-  // The terms of a lane's elements; zeros for those that it does not have. False, the same for the warp, if an operand
-  // was out of range: then they may be others.
+  // The terms of a lane's elements; zeros for missing elements. Returns false, alike for the whole warp, if an operand
+  // was out of range: the terms may then be wrong.
   template <bool kIsCommon>
   LT_FN bool terms(const Tile& tile, const typename R::Args& args, const typename Tables::Shared& shared,
                    const Form& form, const LaneAt& at, typename Lanes::Words& words, float (&x)[2][kLaneElements]) {
@@ -141,8 +142,8 @@ struct LaneNorms {
     return !kDivides<R> || !__any_sync(kAllLanes, out);
   }
 
-  // Adds the blocks of the warp's halves. Lane 0 of a half has the sum of the first term in its window, lane 1 that of
-  // the second.
+  // Adds the blocks of the warp's halves. Lane 0 of a half has the first term's sum in its window, lane 1 the second
+  // term's.
   LT_FN void add(const LaneAt& at, const float (&x)[2][kLaneElements], Turned& turned, LimbWindow& window) {
     float sum[2];
     u32 exponent[2];
@@ -159,8 +160,8 @@ struct LaneNorms {
   }
 };
 
-// Returns to even lanes the first term's sum, to odd ones the second's, and above it the unit, as bits. Called, not
-// inlined: its code would be there for each of the ways that end here.
+// Returns the first term's sum to even lanes and the second's to odd ones, with the unit above it, as bits. Not
+// inlined: its code would be repeated for each path that ends here.
 template <class R, class C>
 static __device__ __noinline__ u64 slow_norms(const DeviceItem* item, i64 block, const void* tables) {
   const u32 lane = threadIdx.x % 32;
@@ -195,7 +196,7 @@ LT_FN void norm_tiles(const StepArguments& a) {
     typename R::Args args;
     __builtin_memcpy(&args, item.args, sizeof args);
     const bool is_hot = item.param.dim_count == 0 && item.grad.dim_count == 0 && Lanes::has_range(args);
-    __syncwarp();  // all are done with the tile before
+    __syncwarp();  // all lanes are done with the previous tile
     if (lane == 0) tile.fill(item, (t - a.starts[of]) * cuda_kernels::kTileBlocks, is_hot, Lanes::formats().of);
     __syncwarp();
     const auto one_by_one = [&](int first) {
@@ -232,7 +233,7 @@ LT_FN void norm_tiles(const StepArguments& a) {
       }
       const LaneAt at = tile.place(b);
       Form form = tile.form;
-      // Rows may begin or end where no lane's elements do.
+      // Rows may begin or end inside a lane's elements.
       const bool not_whole = ((at.element | at.count) & (kLaneElements - 1)) != 0;
       form.wide = !__any_sync(kAllLanes, !form.wide || not_whole);
       Lanes::load(tile, form, at, words);

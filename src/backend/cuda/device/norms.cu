@@ -1,4 +1,4 @@
-// Norms of whole parameters, of each rule that has terms and each codec, and the arguments that they go into.
+// Norms of whole parameters, for each rule with terms and each codec, and the arguments that use them.
 #include "backend/cuda/device/prelude.inc"
 #include "backend/kernels/step-inl.h"
 #include "backend/kernels/members-inl.h"
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(cuda_kernels::kThreads) put_norms_kernel(const
   for (i64 i = item_id(); i < a.count; i += item_count()) {
     DeviceNorms norms = a.norms[i];
     if (!norms.sums) continue;
-    // ExactSum makes a NaN of what is not finite.
+    // ExactSum turns a sum that is not finite into NaN.
     for (int t = 0; t < 2; ++t)
       norms.norm[t] = norms.sums->others[t] ? __builtin_nan("") : root_of(norms.sums->limbs[t]);
     unsigned char* const to = const_cast<DeviceItem&>(a.items[i]).args;

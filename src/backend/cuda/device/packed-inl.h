@@ -8,16 +8,16 @@ struct LaneAt {
   int block;    // counted from the tile's first
   int element;  // the first of its 16, counted from the tile's first
   u32 index;    // lower bits of the first one's index
-  int half;     // of the warp, whose block it is
-  int count;    // of its elements; without any it reads those of others, or nothing
-  bool there;   // whether the half has a block of its own
+  int half;     // the half of the warp, which has the block
+  int count;    // number of its elements; with 0 it reads another lane's elements, or nothing
+  bool there;   // the half has its own block
 };
 
 // Selected at run time, uniform for a warp: branches cost less than separate kernels for each pair of types, which
 // a driver would have to load.
 struct Form {
   int param, grad;  // element types
-  int master;       // of the weights, 0 without
+  int master;       // of the weights; 0: none
   bool wide;        // lanes have 16 elements or none, and accesses of 16 bytes are aligned
 
   LT_METHOD bool operator==(const Form& o) const {
@@ -30,8 +30,8 @@ LT_FN Form common_form() { return {1, 1, 0, true}; }
 template <int kBytes>
 using Unit = std::conditional_t<kBytes == 4, u32, std::conditional_t<kBytes == 2, u16, u8>>;
 
-// Tells the compiler that memory is global, which it cannot see where pointers come from memory: it would use generic
-// loads and stores, which might be of the shared tables.
+// Tells the compiler that memory is global, which it cannot see if pointers come from memory: it would use generic
+// loads and stores, which might access the shared tables.
 LT_FN void assume_global([[maybe_unused]] const void* memory) {
 #ifdef __CUDA_ARCH__
   __builtin_assume(__isGlobal(memory));
@@ -65,24 +65,24 @@ LT_FN void store_whole(const u32* word, u8* to) {
   }
 }
 
-// kWords words of a lane, units of kUnit bytes. Wide: 16 bytes at a time, or 8, without hints: a lane's neighbour takes
-// the other half of its sectors, which lines that leave the caches first no longer had (float32 state on an H100: 0.90
-// of a copy, and 0.82 with hints).
+// A lane's kWords words, in units of kUnit bytes. Wide: 16 or 8 bytes at a time, without cache hints: a lane's
+// neighbour takes the other half of its sectors, and lines marked to leave the caches first had already left (float32
+// state on an H100: 0.90 of a copy's rate, 0.82 with hints).
 //
-// Else the lane's bytes begin anywhere, and may be fewer. It reads the pieces of so many bytes that they lie in, from
-// the first on, as they are aligned; settle() reads the last one, which its neighbour has read by then, and shifts them
-// into place. Behind the bytes that there are stands anything. A lane whose pieces leave the tile reads unit by unit:
-// what lies beside it may be nobody's.
+// Otherwise the lane's bytes begin anywhere, and may be fewer. It reads the aligned pieces that hold them, from the
+// first on; settle() reads the last one, which its neighbour has read by then, and shifts the bytes into place. The
+// contents after the last byte are arbitrary. A lane whose pieces leave the tile reads unit by unit, because the memory
+// beside the tile may not exist.
 template <int kWords, int kUnit>
 struct LaneBytes {
   static constexpr int kOfPiece = kWords < 4 ? kWords : 4, kPieces = kWords / kOfPiece;  // words of a piece
   static constexpr int kPieceBytes = 4 * kOfPiece;
   const u8* piece;  // the first
-  int before;       // bytes of it that are not the lane's
+  int before;       // bytes of it before the lane's
   int bytes;        // of the lane
   bool apart;       // unit by unit
 
-  // first: bytes behind the tile's first, which is at base; all: bytes of the tile.
+  // first: offset in bytes from the tile's first byte, which is at base; all: bytes of the tile.
   LT_FN LaneBytes find(const u8* base, int first, int units, int all) {
     LaneBytes of;
     of.before = units ? static_cast<int>(reinterpret_cast<u64>(base + first) % kPieceBytes) : 0;
@@ -115,15 +115,16 @@ struct LaneBytes {
     for (int i = 0; i < kOfPiece; ++i) in[kWords + i] = 0;
     if (!apart) load_piece(in + kWords, kPieces);
     const int by = apart ? 0 : before;
-    // By whole words first.
+    // First move by whole words.
     if constexpr (kOfPiece == 4) move_down<2>(in, by);
     move_down<1>(in, by);
 #pragma unroll
     for (int i = 0; i < kWords; ++i) word[i] = kUnit == 4 ? in[i] : shifted(in[i], in[i + 1], by % 4 * 8);
   }
 
-  // By all lanes: each stores the pieces that begin in its bytes' first ones, with the last bytes of the lane before.
-  // The first and the last lane of a half, whose other bytes are not theirs, store what is left by units.
+  // Called by all lanes: each stores its pieces from the one with its first byte on, together with the last bytes of
+  // the lane before. In the first and the last lane of a half, a piece may hold foreign bytes: they store their part of
+  // it by units.
   LT_METHOD void store(const u32* word) const {
     u32 out[kOfPiece + kWords + kOfPiece];  // from the piece before the first on
     const u32 lane = thread_again() % 32;
@@ -153,7 +154,7 @@ struct LaneBytes {
     for (int i = 2 * kOfPiece + kWords - 1; i >= kOfPiece && kUnit < 4; --i)
       out[i] = shifted(out[i - 1], out[i], 32 - before % 4 * 8);
     const int begin = is_first ? before : 0, end = is_last ? before + bytes : 4 * kWords;
-    u32 rest[kOfPiece];  // of the piece that is not whole
+    u32 rest[kOfPiece];  // the piece that is not whole
     const int at = is_first ? 0 : end / kPieceBytes;
 #pragma unroll
     for (int i = 0; i <= kPieces; ++i) {
@@ -173,7 +174,7 @@ struct LaneBytes {
  private:
   LT_METHOD static const Unit<kUnit>* unit_at(const u8* at) { return reinterpret_cast<const Unit<kUnit>*>(at); }
   LT_METHOD static Unit<kUnit>* unit_at(u8* at) { return reinterpret_cast<Unit<kUnit>*>(at); }
-  // By kStep words, if so many words are in `by` bytes.
+  // Moves by kStep words if `by` bytes include that many.
   template <int kStep>
   LT_METHOD static void move_down(u32 (&in)[kWords + kOfPiece], int by) {
     const bool here = (by / 4 & kStep) != 0;
@@ -186,7 +187,7 @@ struct LaneBytes {
 #pragma unroll
     for (int i = kWords + 2 * kOfPiece - 1; i >= kStep; --i) out[i] = here ? out[i - kStep] : out[i];
   }
-  // Four bytes of two words, from bit `by` on.
+  // Four bytes out of two words, from bit `by` on.
   LT_METHOD static u32 shifted(u32 low, u32 high, int by) { return static_cast<u32>((u64{high} << 32 | low) >> by); }
   LT_METHOD void load_piece(u32* word, int i) const {
     if (i * kPieceBytes < before + bytes)
@@ -204,7 +205,7 @@ LT_FN void load_lane(u32* word, const u8* base, int first, bool wide, int units,
   else
     LaneBytes<kWords, kUnit>::find(base, first, units, all).load(word);
 }
-// Puts what load_lane has loaded of the same into place.
+// Puts the words that load_lane loaded with the same arguments into place.
 template <int kWords, int kUnit>
 LT_FN void settle_lane(u32* word, const u8* base, int first, bool wide, int units, int all) {
   if (!wide) LaneBytes<kWords, kUnit>::find(base, first, units, all).settle(word);
@@ -227,7 +228,7 @@ struct Packed<float> {
   LT_FN void set_two(u32* word, int i, float low, float high) { word[i] = bits(low), word[i + 1] = bits(high); }
 };
 
-// Hardware rounds to nearest even, denormals included, as the portable kernels does; what becomes of a NaN is a NaN.
+// Hardware rounds to nearest even, denormals included, like the portable kernels; a NaN stays a NaN.
 template <>
 struct Packed<bf16> {
   LT_FN float get(const u32* word, int i) { return as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16); }
@@ -253,7 +254,7 @@ struct Packed<f16> {
   LT_FN u32 half(const u32* word, int i) { return i % 2 ? word[i / 2] >> 16 : word[i / 2] & 0xffffu; }
 };
 
-// Room for elements of any type, of which not all fill it. (The stand-in's compiler would warn of what is left.)
+// Room for elements of any type; not all types fill it. (The stand-in's compiler would warn of uninitialized words.)
 struct ElementWords {
 #ifdef __CUDA_ARCH__
   u32 word[kLaneElements];
@@ -321,6 +322,6 @@ struct LaneRandom {
   u32 first;
   RandomKey key;
 
-  // For four elements from number i on.
+  // For four elements from index i on.
   LT_METHOD void four(int i, u32 (&random)[2]) const { random_four(first / 4 + static_cast<u32>(i) / 4, key, random); }
 };

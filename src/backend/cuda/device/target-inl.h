@@ -5,7 +5,7 @@
 inline constexpr i64 kBlocksOfTile = cuda_kernels::kTileBlocks;
 inline constexpr u32 kAllLanes = ~0u;
 
-// threadIdx.x, read where it is asked for: the compiler keeps that one, and what follows from it, in registers that a
+// threadIdx.x, read again at each use: the compiler would keep it, and values derived from it, in registers that a
 // step's values need.
 LT_FN u32 thread_again() {
 #ifdef __CUDA_ARCH__
@@ -35,13 +35,13 @@ LT_FN u32 max_of_lanes(u32 x, u32 lanes) {
 LT_FN u32 max_of_group(u32 x) {
   __shared__ u32 of_warp[kGroupSize / 32];
   x = max_of_lanes(x, 32);
-  __syncthreads();  // all have read those of a call before
+  __syncthreads();  // all threads have read the previous call's values
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
   __syncthreads();
   return max_of_lanes(of_warp[threadIdx.x % (kGroupSize / 32)], kGroupSize / 32);
 }
 
-// After this the group can read what its members have written before.
+// After this the group can read what its members wrote before it.
 LT_FN void meet_in_group() { __syncthreads(); }
 
 LT_FN void atomic_or(u32* word, u32 x) { atomicOr(word, x); }
