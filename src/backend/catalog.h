@@ -83,7 +83,7 @@ struct CodecInfo {
   const char* name;
   bool scaled;            // blocks share scales
   StateFormat format[2];  // [unsigned, signed]
-  double error;           // relative rounding error of a typical value (to nearest), at most
+  double error;           // bound of a typical value's relative rounding error, to nearest
   bool rounds;            // false: it stores every float32 exactly
   bool needs_random[2];   // only stochastic rounding preserves averages: [unsigned, signed]
 

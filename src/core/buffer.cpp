@@ -18,13 +18,13 @@ constexpr size_t kHugePage = size_t{2} << 20;
 Buffer::Buffer(Env& env, size_t wanted) {
   if (wanted == 0) return;
   const bool huge = wanted >= kHugePage;
-  if (wanted > SIZE_MAX - 2 * kHugePage) fail(ErrorKind::kOutOfMemory, "cannot allocate %zu bytes", wanted);
+  if (wanted > SIZE_MAX - 2 * kHugePage) fail(ErrorKind::kOutOfMemory, "could not allocate %zu bytes", wanted);
   const size_t bytes = (wanted + kPage - 1) / kPage * kPage;
   // mmap only aligns to 4 KiB: take one huge page more and unmap the excess.
   const size_t taken = bytes + (huge ? kHugePage : 0);
   void* raw = nullptr;
   if (const int result = env.map(taken, &raw)) {
-    fail(ErrorKind::kOutOfMemory, "cannot allocate %zu bytes of host memory for optimizer state: %s", bytes,
+    fail(ErrorKind::kOutOfMemory, "could not allocate %zu bytes of host memory for optimizer state: %s", bytes,
          std::generic_category().message(-result).c_str());
   }
   auto* const begin = static_cast<std::byte*>(raw);

@@ -58,20 +58,21 @@ void scatter_as(const Layout& layout, const void* packed, int64_t first, int64_t
 constexpr int64_t kMost = int64_t{1} << 62;  // largest number of elements, and largest offset
 
 Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
-  LT_REQUIRE(strides.empty() || strides.size() == sizes.size(), "got %zu strides for %zu sizes; give one each, or none",
-             strides.size(), sizes.size());
+  LT_REQUIRE(strides.empty() || strides.size() == sizes.size(),
+             "got %zu strides for %zu sizes, wanted one each, or none", strides.size(), sizes.size());
   Layout out;
   out.numel = 1;
   for (const int64_t size : sizes) {
-    LT_REQUIRE(size >= 0, "got a size of %lld; sizes are 0 or more", ll(size));
-    LT_REQUIRE(size == 0 || out.numel <= kMost / size, "the tensor has more than 2^62 elements");
+    LT_REQUIRE(size >= 0, "got a size of %lld, wanted 0 or more", ll(size));
+    LT_REQUIRE(size == 0 || out.numel <= kMost / size, "got a tensor of more than 2^62 elements, wanted fewer");
     out.numel *= size;
   }
   if (sizes.size() >= 2) out.rows = sizes[0];
   // Even without rows: a shard without rows still has a block length.
   out.row_length = 1;
   for (const int64_t size : sizes.subspan(sizes.size() >= 2 ? 1 : 0)) {
-    LT_REQUIRE(size == 0 || out.row_length <= kMost / size, "a row of the tensor has more than 2^62 elements");
+    LT_REQUIRE(size == 0 || out.row_length <= kMost / size,
+               "got a tensor whose rows have more than 2^62 elements, wanted fewer");
     out.row_length *= size;
   }
   out.extent = out.numel;
@@ -79,11 +80,11 @@ Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> str
 
   out.extent = 1;
   for (size_t d = 0; d < sizes.size(); ++d) {
-    LT_REQUIRE(strides[d] >= 0, "got a stride of %lld; strides are 0 or more", ll(strides[d]));
+    LT_REQUIRE(strides[d] >= 0, "got a stride of %lld, wanted 0 or more", ll(strides[d]));
     if (sizes[d] == 1) continue;
     int64_t reach;
     LT_REQUIRE(!__builtin_mul_overflow(sizes[d] - 1, strides[d], &reach) && reach <= kMost - out.extent,
-               "the tensor spans more than 2^62 elements");
+               "got a tensor that spans more than 2^62 elements, wanted fewer");
     out.extent += reach;
     if (!out.sizes.empty() && out.strides.back() == sizes[d] * strides[d]) {
       out.sizes.back() *= sizes[d];

@@ -58,7 +58,7 @@ int open_lock_file(Env& env, int directory, const std::string& path) {
   const char* const name = DirectoryLock::kFileName;
   LT_REQUIRE(fd != -ELOOP && fd != -EISDIR && fd != -ENXIO,
              "got %s/%s, which is a link, a directory or a device, wanted a lock file: remove it", path.c_str(), name);
-  if (fd < 0) fail_io(-fd, "cannot open the lock file %s/%s", path.c_str(), name);
+  if (fd < 0) fail_io(-fd, "could not open the lock file %s/%s", path.c_str(), name);
   return fd;
 }
 
@@ -88,7 +88,7 @@ void take(Env& env, int fd, const std::string& path) {
          "got directory %s, which is in use by %s (it has locked %s): give each process its own", path.c_str(),
          who.c_str(), name);
   }
-  if (result < 0) fail_io(-result, "cannot lock %s/%s", path.c_str(), name);
+  if (result < 0) fail_io(-result, "could not lock %s/%s", path.c_str(), name);
 }
 
 void write_holder(Env& env, int fd, const std::string& path) {
@@ -100,7 +100,7 @@ void write_holder(Env& env, int fd, const std::string& path) {
   }
   if (result == length) return;
   env.unlock(fd);
-  fail_io(result < 0 ? static_cast<int>(-result) : ENOSPC, "cannot write %s/%s", path.c_str(),
+  fail_io(result < 0 ? static_cast<int>(-result) : ENOSPC, "could not write %s/%s", path.c_str(),
           DirectoryLock::kFileName);
 }
 
@@ -111,7 +111,7 @@ DirectoryLock::DirectoryLock(Env& env, int directory, const std::string& path) :
   const std::lock_guard guard(r.mutex);
   Descriptor fd(env, open_lock_file(env, directory, path));
   struct stat status {};
-  if (::fstat(fd.get(), &status) < 0) fail_io(errno, "cannot examine %s/%s", path.c_str(), kFileName);
+  if (::fstat(fd.get(), &status) < 0) fail_io(errno, "could not examine %s/%s", path.c_str(), kFileName);
   // A file with a second name could be one that somebody wants to keep.
   LT_REQUIRE(S_ISREG(status.st_mode) && status.st_nlink <= 1,
              "got %s/%s, which is not a plain file with one name, wanted a lock file: remove it", path.c_str(),

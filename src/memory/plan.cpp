@@ -115,18 +115,19 @@ int64_t sum_of(const std::vector<int64_t>& chunks) { return std::accumulate(chun
 void check(const PlanInput& input) {
   for (const TierLimit& limit : input.tiers) {
     LT_REQUIRE(limit.bytes >= -1 && limit.taken >= 0,
-               "got a budget of %lld bytes of %s; give 0 or more, or -1 for no limit", ll(limit.bytes),
+               "got a budget of %lld bytes of %s, wanted 0 or more, or -1 for no limit", ll(limit.bytes),
                name_of(limit.tier));
     for (const double rate : {limit.read_rate, limit.write_rate, input.step_rate})
-      LT_REQUIRE(std::isfinite(rate) && rate >= 0, "got a rate of %g bytes/s; give 0 (unknown) or a finite one", rate);
+      LT_REQUIRE(std::isfinite(rate) && rate >= 0, "got a rate of %g bytes/s, wanted a finite one, or 0 for unknown",
+                 rate);
   }
-  LT_REQUIRE(input.max_slots >= 0 && input.max_slots <= kMostSlots, "got max_slots=%d; give 0 to %d", input.max_slots,
+  LT_REQUIRE(input.max_slots >= 0 && input.max_slots <= kMostSlots, "got max_slots=%d, wanted 0 to %d", input.max_slots,
              kMostSlots);
   LT_REQUIRE(
       input.max_slots > 0 || input.tiers.size() <= 2,
       "got chunks to step in place on %zu tiers, wanted 2 at most: chunks on a third tier cannot be stepped there",
       input.tiers.size());
-  LT_REQUIRE(input.chunk_bytes.size() <= size_t{1} << 30, "got %zu chunks; 2^30 are the most",
+  LT_REQUIRE(input.chunk_bytes.size() <= size_t{1} << 30, "got %zu chunks, wanted 2^30 at most",
              input.chunk_bytes.size());
   int64_t total = 0;
   for (size_t i = 0; i < input.chunk_bytes.size(); ++i) {

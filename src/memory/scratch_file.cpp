@@ -57,7 +57,7 @@ Descriptor open_directory(Env& env, const std::string& path) {
              "got %s for scratch files, wanted an existing directory that is not a symbolic link (errno %d): create it "
              "or give another",
              path.c_str(), -fd);
-  if (fd < 0) fail_io(-fd, "cannot open the directory %s for scratch files", path.c_str());
+  if (fd < 0) fail_io(-fd, "could not open the directory %s for scratch files", path.c_str());
   return directory;
 }
 
@@ -85,7 +85,7 @@ Descriptor create_named(Env& env, int directory, const std::string& path, int fl
   int result = -EINTR;
   for (int i = 0; i < kTries && result < 0 && result != -ENOENT; ++i) result = env.unlinkat(directory, name.c_str());
   if (result < 0 && result != -ENOENT) {
-    fail_io(-result, "cannot remove the name of the new scratch file %s/%s: remove it", path.c_str(), name.c_str());
+    fail_io(-result, "could not remove the name of the new scratch file %s/%s: remove it", path.c_str(), name.c_str());
   }
   return file;
 }
@@ -110,11 +110,11 @@ Descriptor open_file(Env& env, int directory, const std::string& path, int64_t b
     Descriptor file = create(env, directory, path, *direct);
     const int fd = file.get();
     if (fd == -EINVAL && *direct) continue;
-    if (fd < 0) fail_io(-fd, "cannot create a scratch file in %s", path.c_str());
+    if (fd < 0) fail_io(-fd, "could not create a scratch file in %s", path.c_str());
     // Never empty, so that failures of grow() to allocate are found here.
     const int error = allocate(env, fd, std::max(bytes, ScratchFile::kAlignment));
     if (error == EINVAL && *direct) continue;
-    if (error) fail_io(error, "cannot allocate %lld bytes for a scratch file in %s", ll(bytes), path.c_str());
+    if (error) fail_io(error, "could not allocate %lld bytes for a scratch file in %s", ll(bytes), path.c_str());
     if (*direct) {
       alignas(ScratchFile::kAlignment) std::byte first[ScratchFile::kAlignment];
       if (env.pread(fd, first, sizeof first, 0) == -EINVAL) continue;
@@ -193,7 +193,8 @@ void ScratchFile::grow(int64_t bytes) {
   if (wanted <= bytes_) return;
   if (const int error = allocate(env_, file_.get(), wanted)) {
     env_.truncate(file_.get(), std::max(bytes_, kAlignment));  // frees the new allocation
-    fail_io(error, "cannot grow a scratch file in %s from %lld to %lld bytes", path_.c_str(), ll(bytes_), ll(wanted));
+    fail_io(error, "could not grow a scratch file in %s from %lld to %lld bytes", path_.c_str(), ll(bytes_),
+            ll(wanted));
   }
   bytes_ = wanted;
 }
@@ -207,7 +208,7 @@ void ScratchFile::wait(Ticket ticket) {
 
 void ScratchFile::fail_transfer(const Transfers::Outcome& outcome) const {
   const char* const reason = outcome.system_error ? "" : ": the file has been made shorter by another";
-  fail_io(outcome.system_error, "cannot %s %lld bytes at offset %lld of the scratch file in %s%s",
+  fail_io(outcome.system_error, "could not %s %lld bytes at offset %lld of the scratch file in %s%s",
           outcome.write ? "write" : "read", ll(outcome.bytes), ll(outcome.offset), path_.c_str(), reason);
 }
 

@@ -171,7 +171,7 @@ TEST(ScratchFaults, FullDiskShowsAtOnce) {
   const auto error = error_of([&] { ScratchFile(env, dir.path(), kBytes); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->os_error(), ENOSPC);
-  EXPECT_NE(std::string(error->what()).find("cannot allocate 49152 bytes"), std::string::npos) << error->what();
+  EXPECT_NE(std::string(error->what()).find("could not allocate 49152 bytes"), std::string::npos) << error->what();
   env.disarm();
   ScratchFile file(env, dir.path(), kBytes, kDirect);
   Memory expected(kBytes), memory(kBytes);
@@ -179,7 +179,7 @@ TEST(ScratchFaults, FullDiskShowsAtOnce) {
   expected.fill(rng);
   file.wait(file.write(0, expected.at(0), kBytes));
   env.arm({.call = Call::kAllocate, .nth = 1, .persistent = true, .error = ENOSPC});
-  expect_refusal([&] { file.grow(1000 * kPage); }, "cannot grow", ErrorKind::kIo);
+  expect_refusal([&] { file.grow(1000 * kPage); }, "could not grow", ErrorKind::kIo);
   EXPECT_EQ(env.calls(Call::kTruncate), 1);
   env.disarm();
   EXPECT_EQ(file.bytes(), kBytes);

@@ -111,7 +111,7 @@ TEST_P(Everywhere, GrowsKeepingItsContents) {
   expect_refusal([&] { file.grow(1000 * kPage); }, "wait()");
   file.wait(ticket);
   // Beyond what files may have here; the signal that the system would send must not come.
-  expect_refusal([&] { file.grow(int64_t{1} << 60); }, "cannot grow", ErrorKind::kIo);
+  expect_refusal([&] { file.grow(int64_t{1} << 60); }, "could not grow", ErrorKind::kIo);
   EXPECT_EQ(file.bytes(), 300 * kPage);
   file.wait(file.read(0, memory.at(0), file.bytes()));
   EXPECT_EQ(std::memcmp(memory.at(0), expected.at(0), static_cast<size_t>(file.bytes())), 0);
@@ -137,8 +137,8 @@ TEST_P(Everywhere, ShorterBehindOurBackIsAnError) {
   ::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
   expect_refusal([&] { file.wait(file.write(0, memory.at(0), 256 * kPage)); }, "cannot write", ErrorKind::kIo);
-  expect_refusal([&] { file.grow(300 * kPage); }, "cannot grow", ErrorKind::kIo);
-  expect_refusal([&] { ScratchFile(system_env(), dir.path(), 256 * kPage); }, "cannot allocate", ErrorKind::kIo);
+  expect_refusal([&] { file.grow(300 * kPage); }, "could not grow", ErrorKind::kIo);
+  expect_refusal([&] { ScratchFile(system_env(), dir.path(), 256 * kPage); }, "could not allocate", ErrorKind::kIo);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   ::signal(SIGXFSZ, SIG_DFL);
   file.wait(file.write(0, memory.at(0), 256 * kPage));

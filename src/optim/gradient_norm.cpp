@@ -37,7 +37,7 @@ GradientReader& reader_of(ParamTable& table) {
 
 void check_all(const ParamTable& table, std::span<const Gradient> grads, const void* stream) {
   LT_REQUIRE(grads.size() == table.params.size(),
-             "got %zu gradients for %zu parameters; give one each, with null data where there is none", grads.size(),
+             "got %zu gradients for %zu parameters, wanted one each, with null data for no gradient", grads.size(),
              table.params.size());
   LT_REQUIRE(!stream || table.on.device, "got a stream for CPU parameters, wanted nullptr");
 }

@@ -115,7 +115,7 @@ void check_rounding(int codec, RoundingMode mode) {
 
 void check_param_dtype(DType dtype) {
   LT_REQUIRE(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16,
-             "got element type %d; parameters are float32, bfloat16 or float16", static_cast<int>(dtype));
+             "got a parameter of element type %d, wanted float32, bfloat16 or float16", static_cast<int>(dtype));
 }
 
 GroupSpec make_group(const GroupOptions& options, int rule, std::span<const GroupSpec> before, size_t budgets) {

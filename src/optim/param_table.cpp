@@ -84,7 +84,7 @@ kernels::NormSums* ParamTable::norm_sums() {
 
 const Layout& Parameter::gradient_layout(const Gradient& grad, size_t number) {
   LT_REQUIRE(grad.dtype == DType::kF32 || grad.dtype == DType::kBF16 || grad.dtype == DType::kF16,
-             "got element type %d for the gradient of parameter %zu; gradients are float32, bfloat16 or float16",
+             "got element type %d for the gradient of parameter %zu, wanted float32, bfloat16 or float16",
              static_cast<int>(grad.dtype), number);
   if (!grad.strides) return shape;
   const size_t dims = sizes.size();

@@ -57,7 +57,7 @@ void fill_random(Buffer& memory, const std::function<void(uint64_t word, std::by
 int64_t free_bytes(const std::string& directory) {
   struct statvfs found {};
   if (::statvfs(directory.c_str(), &found) != 0)
-    fail_io(errno, "cannot find out how many bytes are free in %s", directory.c_str());
+    fail_io(errno, "could not find out how many bytes are free in %s", directory.c_str());
   return static_cast<int64_t>(found.f_bavail) * static_cast<int64_t>(found.f_frsize);
 }
 

@@ -19,7 +19,7 @@ StepPlan::StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Grad
       ballots_(ballots) {
   const size_t count = table.params.size(), directions = options.directions.size();
   LT_REQUIRE(grads.size() == count,
-             "got %zu gradients for %zu parameters; give one each, with null data where there is none", grads.size(),
+             "got %zu gradients for %zu parameters, wanted one each, with null data for no gradient", grads.size(),
              count);
   check_grad_scale(options.grad_scale);
   LT_REQUIRE(!options.stream || table.on.device, "got a stream for CPU parameters, wanted nullptr");

@@ -72,8 +72,8 @@ class Collective:
     """Votes over `group`, one after another; every worker of the group makes the same calls in the same order.
 
     Arguments as in `VoteOptions`. own_group: create a new group of the same workers, so that a thread may vote while others use
-    `group`; a timeout does so too. beside_computing: for large votes while the worker computes, in which "auto" would measure
-    the computation and not the link: more than two workers then use two_phase, which sends fewer bytes, others one_phase.
+    `group`; a timeout does so too. beside_computing: for large votes while the worker computes. There "auto" would measure the
+    computation instead of the link; it becomes two_phase, which sends fewer bytes, for more than two workers, else one_phase.
     Cannot be copied or pickled."""
 
     def __init__(

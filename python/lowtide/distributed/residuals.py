@@ -142,7 +142,7 @@ class ShardResidual:
 
 
 class DeviceShardResidual:
-    """The same in device memory, stored alike. `begin_next` and `take_next`: a mean that is not applied leaves it unchanged."""
+    """A `ShardResidual` in device memory. A mean changes a copy (`begin_next`), which replaces it if the mean is applied."""
 
     def __init__(self, first: int, count: int, codec: str, place: Place) -> None:
         """first, count: the range of the shard's signs."""

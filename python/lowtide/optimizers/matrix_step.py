@@ -49,7 +49,7 @@ class MatrixStep:
             raise self._failure
 
     def _directions(self, batch: Batch, scale: float, queue: int, free: int) -> dict[int, Tensor]:
-        """d of this rank's parts of matrices, after the core's step of all parameters of the batch."""
+        """Steps all parameters of the batch in the core; returns the direction d of this rank's parts of matrices."""
         engine = self._engine
         here = {i: self._local(i) for i in batch.params if i in self._matrices}
         found = {i: torch.empty(of.shape, dtype=torch.float32, device=of.device) for i, of in here.items()}
