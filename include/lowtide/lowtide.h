@@ -332,10 +332,10 @@ LT_API void lt_queued_clip_destroy(lt_queued_clip* clip);
 LT_API lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_step_options* options);
 
 /* For rules that evaluate weights other than those they train (schedulefree): moves all parameters to the evaluation
- * weights (1), or back to the training weights (0). Parameters that are already there stay, as do those of other rules.
- * Steps of a parameter with evaluation weights are refused. Waits for `stream` (as in lt_step_options). After a failure
- * the optimizer knows which parameters have moved, and the next call moves the others. Threads: as for all calls of an
- * optimizer. */
+ * weights (1), or back to the training weights (0). Parameters that are already there stay, as do parameters of other
+ * rules. Steps of a parameter with evaluation weights are refused. Waits for `stream` (as in lt_step_options). After a
+ * failure the optimizer knows which parameters have moved, and the next call moves the others. Threads: as for all
+ * calls of an optimizer. */
 LT_API lt_status lt_optimizer_set_evaluating(lt_optimizer* optimizer, int32_t evaluating, void* stream);
 LT_API lt_status lt_optimizer_get_evaluating(const lt_optimizer* optimizer, int64_t param, int32_t* evaluating);
 /* Declares which weights the parameter has now, without moving it: after weights were loaded, because files hold only

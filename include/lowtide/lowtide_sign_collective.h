@@ -4,7 +4,7 @@
  *
  * The conventions of lowtide.h hold, and:
  *  - A collective is used by one thread at a time, and all ranks make the same calls in the same order. Calls block
- *    until all ranks have come.
+ * until all ranks have joined.
  *  - A call that fails on all ranks alike (LT_INVALID_ARGUMENT: they made different calls; LT_IO_ERROR: messages were
  *    damaged) has changed nothing, and the collective stays usable. If the transport fails, all later calls of the
  *    collective fail with LT_IO_ERROR, too: make a new transport and a new collective.

@@ -99,7 +99,7 @@ struct WholeParam {
   // is then float32, even if there is only one shard. (Without this flag, a piece of a vector is allowed, with an
   // offset and its own blocks.)
   bool rows_cut = false;
-  // Where the shard begins in each dimension; empty: at 0. Random bits follow the elements of the whole, so shards are
+  // The shard's beginning in each dimension; empty: at 0. Random bits follow the elements of the whole, so shards are
   // rounded like the whole.
   std::vector<int64_t> offsets = {};
 };

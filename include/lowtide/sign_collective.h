@@ -5,9 +5,9 @@
 // Bits: sign i is bit i % 8 of byte i / 8, 1 for +. Presence: one bit for 64 signs, 0 where a rank has no say.
 //
 // A call either gives the same bits to all ranks, or tells all ranks that nothing was applied. Its rounds:
-//   1 announce  all_gather of 128 bytes: what each rank is about to vote on. Ranks that differ, or must not go on, are
-//               found by all ranks alike before anything else is sent.
-//   2 payload   two_phase: all_to_all of ballots, each rank votes on its shard; all_gather of the shards' results.
+//   1 announce all_gather of 128 bytes: what each rank is about to vote on. Ranks that differ, or must not proceed, are
+//   found by all ranks alike before anything else is sent. 2 payload two_phase: all_to_all of ballots, each rank votes
+//   on its shard; all_gather of the shards' results.
 //               one_phase: all_gather of whole ballots, each rank votes on all.
 //   3 confirm   all_gather of 128 bytes: whether each rank holds the whole result, and its checksum.
 //   4 commit    all_gather of 128 bytes: what each rank saw in round 3, so that one damaged message, or one damaged
@@ -24,7 +24,7 @@
 // differ, and the first announce after a restart refuses, naming both.
 //
 // Threads: a collective is used by one thread at a time, and all ranks make the same calls in the same order. Calls
-// block until all ranks have come. There are no streams: everything is in host memory.
+// block until all ranks have joined. There are no streams: everything is in host memory.
 //
 // Errors: a call throws CollectiveError on all ranks alike, TransportError if the transport failed, Error
 // (kInvalidArgument) on the one rank whose arguments are wrong, and std::bad_alloc. Memory for results is written only

@@ -34,7 +34,7 @@ __all__ += [cls.__name__ for cls in CLASSES.values() if cls.__name__ not in __al
 
 
 class Backend(TypedDict):
-    """Whether a kind of device can compute here, and its devices, or what is missing and how to get it."""
+    """States whether a kind of device can compute here; names its devices, or what is missing and how to get it."""
 
     available: bool
     detail: str

@@ -147,7 +147,7 @@ class Backend {
   // each block, item after item. Writes nothing of the items, and reads states only if the rule says so
   // (RuleInfo::norms_read_state). Synchronous. For backends without norm_sums().
   virtual void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream);
-  // Device memory for the sums of norms of so many parameters. It lives as long as the backend and may be copied like
+  // Device memory for the sums of norms of this many parameters. It lives as long as the backend and may be copied like
   // any other; zeros begin a sum. nullptr: unsupported; call norms() instead.
   virtual kernels::NormSums* norm_sums(int64_t /*count*/) { return nullptr; }
   // Adds what norms() finds to StepItem::norms of items whose adds_norms is set. Ordered on `stream`.

@@ -39,8 +39,8 @@ struct SignItem {
   // For unpacking, laid out like bits, or nullptr: 1 makes the value 0 instead of +1 or -1.
   const std::byte* zeros = nullptr;
   // Bit b belongs to the block of signs from b * kSignBlock; may be nullptr. Packing sets it if any value is not zero
-  // (a NaN is not), and treats presence bytes like those of bits; `first` must then be a multiple of kSignAlignment.
-  // Bits themselves do not depend on it. Unpacking makes values of a block without presence 0.
+  // (a NaN is not), and treats presence bytes like the bytes of bits; `first` must then be a multiple of
+  // kSignAlignment. Bits themselves do not depend on it. Unpacking makes values of a block without presence 0.
   std::byte* presence = nullptr;
   // For packing: the sign of zeros.
   bool zero_is_plus = true;

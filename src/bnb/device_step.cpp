@@ -119,7 +119,7 @@ void step_on_device(const Update& u, Backend& backend, void* queue, DeviceBytes&
   const Layout layout = flat_layout(u.n);
   const ArgsBytes args = args_of(u, 1);
   const StepItem item = item_of(u, layout, args.data);
-  const int64_t bad = backend.first_nonfinite({&item, 1}, threads, queue);  // behind the copies, for which it waits
+  const int64_t bad = backend.first_nonfinite({&item, 1}, threads, queue);  // after the copies, for which it waits
   check_scales(scaled);
   require_finite_gradient(bad);
   if (u.is_limited() || !fits_backend(scaled)) return step_through_host(scaled, copies, cpu, threads);

@@ -54,7 +54,7 @@ class Pager {
   void step(Queues& queues, const std::vector<bool>& wanted = {});
 
   // Queues the first reads of the next step, so that they run while the caller does something else. It reads the chunks
-  // from expect(), else those of the last step (before the first: all); if the next step wants other chunks, it reads
+  // from expect(), otherwise the last step's (before the first: all); if the next step wants other chunks, it reads
   // again.
   void prefetch(Queues& queues);
   // Announces that the next step wants these chunks (empty: all). Drops reads ahead of others.

@@ -113,7 +113,7 @@ struct StorePlan {
 
 constexpr int64_t kLargestChunk = 16 << 20;  // if Memory::chunk is 0
 
-// Cuts the states of `params` into chunks behind the existing ones, of `before` bytes each, and plans for all. Throws
+// Cuts the states of `params` into chunks after the existing ones, of `before` bytes each, and plans for all. Throws
 // kInvalidArgument like make_plan(), and for more than 2^22 chunks.
 StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, std::span<const ShapedParam> params,
                      const StoreRates& rates = {});

@@ -93,7 +93,7 @@ class Store {
 
   virtual ~Store() = default;
 
-  // Adds the zeroed state of new parameters behind the existing state, and plans again. Throws kInvalidArgument (the
+  // Adds the zeroed state of new parameters after the existing state, and plans again. Throws kInvalidArgument (the
   // budgets cannot hold it), kOutOfMemory or kIo, and changes nothing.
   virtual void add(std::span<const ShapedParam> params) = 0;
   bool has(int64_t param) const { return pieces_.contains(param); }
@@ -165,8 +165,8 @@ class Store {
     size_t chunk, piece;
   };
   using Index = std::unordered_map<int64_t, std::vector<Place>>;  // by parameter
-  // The index of new parameters in `chunks`, which come behind the store's `before` chunks. Throws kInvalidArgument for
-  // a parameter that the store already has.
+  // The index of new parameters in `chunks`, which follow the store's `before` chunks. Throws kInvalidArgument for a
+  // parameter that the store already has.
   Index index_of(std::span<const Chunk> chunks, size_t before) const;
   // For each chunk, whether it holds some of the `wanted` parameters, or is kept, which makes it due in any case; empty
   // if `wanted` is.

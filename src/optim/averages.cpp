@@ -103,7 +103,7 @@ class Move {
   };
 
   void take_resident() {
-    const int residual = param_.states(param_.state_rule);  // behind the states, if it exists
+    const int residual = param_.states(param_.state_rule);  // after the states, if it exists
     const StateFormat format = param_.format(param_.state_rule, 0);
     for_each_slice([&](const Slice& slice, Reached& state, StepItem& item) {
       CodecItem codes;

@@ -15,7 +15,7 @@ cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, 
 
 // Throws kInvalidArgument for a gradient factor that is not finite as float32.
 void check_grad_scale(double scale);
-// For what is not recorded: the host knows the scale there.
+// Refuses loss scaling for a step that is not recorded: there the host knows the scale.
 void require_no_scaling(const StepOptions& options);
 
 // The norm to compute from gradients times a factor. norm_type: 2 or infinity. Throws kInvalidArgument.

@@ -36,8 +36,8 @@ void copy_state(const Tables& tables, const StatePart& part, int64_t offset, int
   if (to) copy_bytes(to, here, bytes);
 }
 
-// The rule whose states the file has: the fullest one; with a residual, which lies behind the states, the rule whose
-// states the parameter has, or the rule in effect if it has equally many.
+// The rule whose states the file has: the fullest one; with a residual, which follows the states, the rule whose states
+// the parameter has, or the rule in effect if it has equally many.
 int rule_saved(const Parameter& param, const CheckpointParam& saved) {
   if (param.has_residual() && param.has_state) return param.state_rule;
   if (param.has_residual() && saved.states.size() == static_cast<size_t>(param.arrays(param.rule))) return param.rule;

@@ -15,7 +15,7 @@ const char* name_of(int rule) { return rule_info(rule).name; }
 
 // In 4 bits, steps of long signed averages are lost.
 void check_averages(int rule, int codec, const Hyper& hyper) {
-  constexpr double kLongest = 0.9, kLate = 0x1p53;  // behind all schedules
+  constexpr double kLongest = 0.9, kLate = 0x1p53;  // after all schedules
   const CodecInfo& as = codec_info(codec);
   if (as.format[1].code_bits > 4) return;
   const char* const reason = rule_info(rule).too_coarse;
@@ -94,8 +94,7 @@ ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole, c
   if (sizes.size() < 2) {
     origin.first_column = sizes.empty() ? 0 : whole.offsets[0];
     if (scaled)
-      origin.first_column -= origin.first_column % kBlockElements;  // blocks of a piece may cross those of
-                                                                    // the whole
+      origin.first_column -= origin.first_column % kBlockElements;  // a piece's blocks may cross the whole's
   } else {
     origin.first_row = whole.offsets[0];
     origin.first_column = whole.offsets[1] * (layout.row_length / whole.sizes[1]);

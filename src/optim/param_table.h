@@ -100,7 +100,7 @@ struct ParamTable {
   void follow_group(Parameter& param);
   bool find_overlap() const;
 
-  kernels::NormSums* norm_sums_ = nullptr;  // for so many parameters
+  kernels::NormSums* norm_sums_ = nullptr;  // for this many parameters
   size_t norm_sums_room_ = 0;
   void* opened_on_;              // a framework's queue, until a step says another
   std::optional<bool> overlap_;  // for all parameters at their present addresses

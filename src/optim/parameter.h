@@ -22,7 +22,7 @@ constexpr uint32_t kAllStates = (uint32_t{1} << kMaxArrays) - 1;
 struct Parameter : ParamSpec {
   explicit Parameter(ParamSpec spec) : ParamSpec(std::move(spec)) {}
 
-  // A step of many small parameters is bound by memory latency: the fields that every step reads are together, behind
+  // A step of many small parameters is bound by memory latency: the fields that every step reads are together, after
   // the numbers of the specification.
   int group = 0;
   DType dtype = DType::kF32;

@@ -29,7 +29,7 @@ StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOption
              rule_info(table_.rule).name);
   const GradientReader* const reader = backend_.gradient_reader();
   LT_REQUIRE(!options.clip || (reader && reader->has_queued(*options.clip)),
-             "got a step to record behind a clip that the host has found, wanted one of this optimizer's "
+             "got a step to record after a clip that the host computed, wanted one of this optimizer's "
              "queue_clip_grad_norm() inside the capture: every replay would clip by the same factor");
   StepOptions own = options;
   const std::shared_ptr<QueuedClip> clip = take_clip(own);

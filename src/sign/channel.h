@@ -64,7 +64,7 @@ struct Cost {
 // take a second latency. Pure.
 SignAlgorithm faster(const Cost& cost, int ranks, int64_t bytes);
 
-// Measures a channel of one level, and agrees on the slowest rank's figures. Blocks until all ranks have come. Throws
+// Measures a channel of one level, and agrees on the slowest rank's figures. Blocks until all ranks have joined. Throws
 // CollectiveError if some are in another call, TransportError, std::bad_alloc.
 Cost measure(Channel& channel);
 

@@ -73,7 +73,7 @@ class Exchange {
   virtual ~Exchange() = default;
   // Allocates everything for run(), knowing only this rank's ballot. Throws std::bad_alloc; communicates nothing.
   virtual void prepare() = 0;
-  // Sends this rank's ballots behind its announcement, before the others' arrive (Agreement::with_ballots). Fills
+  // Sends this rank's ballots after its announcement, before the others' arrive (Agreement::with_ballots). Fills
   // records[size * wire::kRecordBytes] with all announcements. Only for two-phase votes on one level. Throws
   // TransportError.
   virtual void send_early(const wire::Announcement& mine, std::byte* records);

@@ -38,7 +38,7 @@ class Expected {
   bool usable_ = true;
 };
 
-// Sends the announcement of a rank without a ballot of the expected kind, and nothing behind it. Fills records[size *
+// Sends the announcement of a rank without a ballot of the expected kind, and nothing after it. Fills records[size *
 // wire::kRecordBytes] with the announcements of all ranks. Reuses the memory of the last vote's ballots. Throws the
 // channel's errors.
 void announce_alone(Channel& channel, Scratches& scratch, const ExpectedPart& expected, const wire::Announcement& mine,

@@ -2,7 +2,7 @@
 // commit after it. Each is one all_gather of records of 128 bytes. docs/sign-collective.md says what each guards
 // against.
 //
-// These functions block until all ranks have come. They throw TransportError if the transport fails, and
+// These functions block until all ranks have joined. They throw TransportError if the transport fails, and
 // CollectiveError on all ranks alike if the ranks must not proceed; then nothing is applied.
 #pragma once
 

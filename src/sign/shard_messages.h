@@ -75,7 +75,7 @@ Voters voters_of(const Agreement& agreed, const ShardLayout& layout, std::byte* 
 // True if the bfloat16 scales of `count` signs are finite and not negative.
 bool sound_scales(const std::byte* scales, int64_t count);
 
-// Writes the list of reasons of a result and zeros everything behind it.
+// Writes the list of reasons of a result and zeros everything after it.
 void begin_result(const ShardLayout& layout, const std::vector<wire::Reason>& reasons, std::byte* message);
 // Votes on `count` signs from `first` on; writes the outcome to `message`.
 void vote(const ExchangeCall& call, const ShardLayout& layout, const Voters& voters, int64_t first, int64_t count,

@@ -145,7 +145,7 @@ class TwoPhase final : public Exchange {
     return most;
   }
 
-  // Writes to send_, each message behind `before` bytes.
+  // Writes to send_, each message after `before` bytes.
   void write_ballots(const Agreement& agreed, int64_t before) {
     const int64_t each = before + shard_.ballot_bytes();
     parallel_for(ranks_, call_.threads, [&](int64_t l) {

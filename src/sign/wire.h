@@ -1,8 +1,8 @@
 // The messages between ranks: the records of the control rounds, all of one size, and the headers of payload messages.
 // Numbers use the machine's byte order: a rank with another byte order has another magic.
 //
-// Nothing that arrives is trusted. Each record and header ends with its checksum, a header includes that of its
-// payload, and a message names the announcement to which it belongs, so that a damaged, late or stray message is never
+// Nothing that arrives is trusted. Each record and header ends with its checksum, a header also includes its payload's
+// checksum, and a message names the announcement to which it belongs, so that a damaged, late or stray message is never
 // mistaken for the one that is due.
 //
 // Functions here are pure and may be called from any thread; none throws.

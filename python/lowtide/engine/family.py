@@ -14,7 +14,7 @@ from lowtide.options.hyper import group_key, hyper_keys, hyper_values
 from lowtide.options.options import IGNORED, WHOLE_OPTIMIZER, Options, check_options
 
 
-# Whether these are 0 determines which states exist, or what they mean; SGD's and LARS's states depend on their momentum.
+# By being 0 or not these determine which states exist, or what they mean; SGD's and LARS's states depend on their momentum.
 _OF_STATES = ("amsgrad", "centered", "nesterov", "momentum")
 
 
@@ -25,7 +25,7 @@ class Family:
     CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, if it differs
     MAY_WAIT: ClassVar[bool] = True  # trained parameters may be on meta until a step
     SEVERAL: ClassVar[bool] = True  # they may be on several devices
-    FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, beside those of every class
+    FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, in addition to every class's
 
     def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:
         """name: of the class, for errors. given: the options of a group, including hyper-parameters."""

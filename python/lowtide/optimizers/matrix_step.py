@@ -118,7 +118,7 @@ class MatrixStep:
             self._move(i, torch.cat([like, *flat]).view(sizes[i]).to(here))
 
     def _update(self, exchange: Exchange, n: int, flat: Tensor) -> Tensor:
-        """The pieces of a matrix's update, from those of its direction; zeros if this rank cannot compute it (out of memory,
+        """The pieces of a matrix's update, computed from its direction's; zeros if this rank cannot compute it (out of memory,
         for example): the others wait for them."""
         part = exchange.parts[n]
         try:

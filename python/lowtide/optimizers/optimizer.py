@@ -279,8 +279,8 @@ class Optimizer(torch.optim.Optimizer):
             self._adopt_new_state()
 
     def _init_group(self, group: Mapping[str, Any], skip_non_grad_params: bool = True) -> None:
-        """Megatron-core's request for state before a checkpoint is read: gives every parameter, including those of other groups
-        and without gradients, its state after a first step. Raises like `state_dict`."""
+        """Megatron-core's request for state before a checkpoint is read: gives every parameter, also in other groups and
+        without a gradient, its state after a first step. Raises like `state_dict`."""
         del group, skip_non_grad_params  # a budget may hold state of all groups, so all state is placed at once
         self._follow()
         self._place_states()
@@ -353,7 +353,7 @@ class Optimizer(torch.optim.Optimizer):
             self.param_groups = part
 
     def _step_gradients(self, only: list[int] | None = None) -> None:
-        """Steps the parameters that have a gradient; `only`: those of them with these numbers."""
+        """Steps the parameters that have a gradient; `only`: just the ones with these numbers."""
         engine = self.engine
         capturing = engine.may_capture and engine.capturing
         if capturing:

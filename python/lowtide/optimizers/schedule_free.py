@@ -127,7 +127,7 @@ class AdamWScheduleFree(Optimizer):
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """A dict records which weights the model, saved with it, has."""
         super()._take_groups(groups)
-        self.engine.follow(groups, [*self.defaults])  # the core notes β1 for the way back, which must be that of the dict
+        self.engine.follow(groups, [*self.defaults])  # the core notes β1 for the way back, which must equal the dict's
         self._mark_modes()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ REFUSED = {
     "differentiable": "steps are not recorded by autograd",
     "decoupled_weight_decay": "the class decides how weights decay: use AdamW, or NAdam(decoupled_weight_decay=True)",
 }
-# Options of a parameter group, their defaults, and those of them that are fixed when a group is added: the core's list.
+# The core's lists of a parameter group's options, their defaults, and the options that are fixed when a group is added.
 GROUP_OPTIONS = {name: default for name, default, _ in _core.group_options()}
 FIXED = tuple(name for name, _, fixed in _core.group_options() if fixed)
 # Options of the whole optimizer, which a parameter group cannot set for itself.

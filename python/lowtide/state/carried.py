@@ -35,8 +35,8 @@ def as_now(family: Family, options: Mapping[str, Any], step: int) -> Numbers:
 
 
 def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, Numbers]:
-    """The carried numbers of parameters, by number, that differ from those of the current options, with or without overrides: a
-    reader may not have the overrides."""
+    """The carried numbers of parameters, by number, that differ from what the current options give, with or without overrides:
+    a reader may not have the overrides."""
     found = dict[int, Numbers]()
     for each in engine.groups:
         options = [each.options_of(groups), groups[each.of]]

@@ -64,8 +64,8 @@ struct StepDriver {
     return reinterpret_cast<Code<k>*>(codes) + code_count<Code<k>>(at);
   }
 
-  // One block of `tiles` * 64 elements: decode, rule and absmax into `stage`. Between its tiles, those of the previous
-  // block, `last`, are encoded (kLast; it has all its tiles): work that does not wait for this block's divisions and
+  // One block of `tiles` * 64 elements: decode, rule and absmax into `stage`. Between its tiles, the previous block's
+  // tiles, `last`, are encoded (kLast; it has all its tiles): work that does not wait for this block's divisions and
   // loads.
   template <bool kLast>
   HWY_INLINE void block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
@@ -103,7 +103,7 @@ struct StepDriver {
       }
       if constexpr (C::kScaled) {
         each<K>([&](auto k) {
-          if (kParts<k> < kMostParts && part + 1 < kMostParts) return;  // its scale is that of the whole block
+          if (kParts<k> < kMostParts && part + 1 < kMostParts) return;  // its scale is the whole block's
           float absmax = reduce_max(largest[k]);
           const int begin = kParts<k> == kMostParts ? part * kTilesOfPart : 0;
           if (HWY_UNLIKELY(!(absmax <= kLargestState)))

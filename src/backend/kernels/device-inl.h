@@ -34,7 +34,7 @@ LT_FN BlockElement element_in(const DeviceItem* item, i64 item_block, u32 lane) 
       item, block, row * item->row_length + column, static_cast<u64>(index), lane, column < item->row_length};
 }
 
-// Calls work(place) for this group's blocks, among those of all items laid end to end in tiles of kOfTile.
+// Calls work(place) for this group's blocks, among the blocks of all items laid end to end in tiles of kOfTile.
 template <i64 kOfTile, class Fn>
 LT_FN void for_each_block(const DeviceItem* items, const i64* starts, i64 count, i64 tiles, Fn&& work) {
   for (i64 b = group_id(); b < tiles * kOfTile; b += group_count()) {

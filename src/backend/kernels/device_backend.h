@@ -18,7 +18,7 @@ namespace lowtide::kernels {
 struct Target {
   std::string kind;
   int number = -1;      // -1: not given
-  bool is_well = true;  // false: the text behind ':' is not a number
+  bool is_well = true;  // false: the text after ':' is not a number
 };
 
 inline Target parse_target(const std::string& text) {
@@ -168,7 +168,7 @@ class DeviceBackend : public Backend, public GradientReader {
     const auto there = upload(call, steps_, kSumsRoom);
     then(queue_sums(call, there.device()), there.host() + steps_.bytes() + sizeof(SumParts));
   }
-  // The same for a batch of gradients at `device`, which has room for them behind it.
+  // The same for a batch of gradients at `device`, which has room for them after it.
   static constexpr size_t kSumsRoom = sizeof(SumParts) + sizeof(Sums);
   template <class Call>
   Sums* queue_sums(Call& call, std::byte* device) {

@@ -26,7 +26,7 @@ struct Sums {
 // The sums of squares of a parameter's terms (portable/norms.h): parts that are found in any order, or of the shards of
 // a parameter, are added number by number.
 struct NormSums {
-  int64_t limbs[2][kSumLimbs];  // what is to be carried included
+  int64_t limbs[2][kSumLimbs];  // including pending carries
   int64_t others[2];            // blocks whose sum is not finite
 };
 

@@ -1,7 +1,7 @@
 """`bitsandbytes.functional`, as far as it quantizes by blocks, with any code book of 256 values and any block size, and pages
 memory (lowtide/compat/bitsandbytes/paged.py).
 
-Codes are always those of the nearest entry (lowtide/state/blockwise.py defines ties), on every kind of device, as with
+Codes always belong to the nearest entry (lowtide/state/blockwise.py defines ties), on every kind of device, as with
 bitsandbytes on a GPU; on a CPU bitsandbytes picks the entry nearest to one of 65,536 points.
 """
 

@@ -14,7 +14,7 @@ cudaError_t clip(const kernels::Sums* sums, const kernels::ClipTo& to, kernels::
 // the loss scale.
 cudaError_t loss_scaling(const LossScaling& scaling, kernels::Clip* clip, bool is_measured, uint32_t* first,
                          const Queue& queue);
-// Multiplies the factors of items' gradients by that of the clip and by `scale`, rounded once.
+// Multiplies the factors of items' gradients by the clip's factor and by `scale`, rounded once.
 cudaError_t scale_items(kernels::DeviceItem* items, int64_t count, const kernels::Clip* clip, double scale,
                         const Queue& queue);
 // first_nonfinite of scaled items, unless the norm says that there is none.

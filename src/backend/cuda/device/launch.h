@@ -13,7 +13,7 @@
 
 namespace lowtide::cuda_kernels {
 
-// Where kernels are queued, and how many multiprocessors work there.
+// The stream on which kernels are queued, and its device's multiprocessors.
 struct Queue {
   cudaStream_t stream;
   int processors;

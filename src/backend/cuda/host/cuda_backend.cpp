@@ -296,7 +296,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   }
 
   // Copies the result on a separate stream: between the check and the step that follows, the copy would leave the
-  // device idle. Returns an event behind the check.
+  // device idle. Returns an event after the check.
   Device::Event send_to_host(Call& call, Answer& answer, size_t bytes = sizeof(uint32_t)) {
     Device::Event written = events_->record(call.scope, call.queue.stream);
     call.scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(written), 0));
@@ -307,14 +307,14 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     return written;
   }
 
-  // done: an event behind the readers of the result, if known. Steps on several streams may read one clip.
+  // done: an event after the readers of the result, if known. Steps on several streams may read one clip.
   void note_use(Call& call, Answer& answer, const Device::Event& done = nullptr) {
     const cudaStream_t stream = call.queue.stream;
     if (answer.used) call.scope.check(cudaStreamWaitEvent(stream, Events::handle(answer.used), 0));
     answer.used = done && !answer.used ? done : events_->record(call.scope, stream);
   }
 
-  // That of these items, which a step takes together; nullptr if there is none.
+  // The guard of these items, which a step takes together; nullptr if they have none.
   static const CudaGuard* guard_of(std::span<const StepItem> items) {
     return items.empty() ? nullptr : static_cast<const CudaGuard*>(items[0].guard);
   }

@@ -4,8 +4,8 @@
 // queue_guard, and packing and unpacking of signs can be queued: other operations read memory that may change before a
 // replay.
 //
-// With target "exact" the bits are those of the CPU backend; "fast" uses approximate arithmetic for steps of Adam and
-// AdamW if parameter and gradient have the same type (docs/cuda.md).
+// With target "exact" the bits equal the CPU backend's; "fast" uses approximate arithmetic for steps of Adam and AdamW
+// if parameter and gradient have the same type (docs/cuda.md).
 #pragma once
 
 #include <memory>

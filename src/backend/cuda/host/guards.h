@@ -23,10 +23,10 @@ struct Answer {
 
   DeviceMemory device;
   HostMemory host;
-  Device::Event found;               // behind the copy to the host
-  Device::Event used;                // behind all steps that read the device's copy
-  std::optional<cudaStream_t> open;  // stream of work that writes it, until `found` is behind that work
-  bool searched = false;             // the device's copy is the result of a check and so, behind `found`, is the host's
+  Device::Event found;               // after the copy to the host
+  Device::Event used;                // after all steps that read the device's copy
+  std::optional<cudaStream_t> open;  // stream of the work that writes it, until `found` follows that work
+  bool searched = false;             // the device's copy is the result of a check, and so is the host's after `found`
 
   uint32_t* word() const { return reinterpret_cast<uint32_t*>(device.data()); }
   uint32_t* copy() const { return reinterpret_cast<uint32_t*>(host.data()); }
@@ -102,13 +102,13 @@ class CudaGuard : public Guard {
 // Items of a batch on the device, for kernels in a CUDA graph: they must live as long as the graph is replayed.
 class RecordedItems {
  public:
-  // Copies them there through `side`. room: bytes behind them.
+  // Copies them there through `side`. room: bytes after them.
   RecordedItems(const Scope& scope, kernels::Batch& batch, cudaStream_t side, size_t room = 0);
 
   // The address of the items for kernels.
   std::byte* device() const { return memory_.data(); }
   std::vector<std::byte>& bytes() { return bytes_; }  // as copied there
-  // Where replays were prepared last; a null handle is the default stream.
+  // The stream on which replays were last prepared; a null handle is the default stream.
   std::optional<cudaStream_t> prepared;
   // Waits for the last prepared replay.
   void wait(const Scope& scope, Events& events) const {

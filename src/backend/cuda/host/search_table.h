@@ -56,7 +56,7 @@ class SearchTable {
   void wait(const Scope& scope, cudaStream_t stream) const {
     if (used_) scope.check(cudaStreamWaitEvent(stream, Events::handle(used_), 0));
   }
-  // Call behind the check.
+  // Call after queueing the check.
   void note_use(Device::Event event) { used_ = std::move(event); }
 
   const kernels::Batch::Launch& launch() const { return launch_; }
@@ -88,7 +88,7 @@ class SearchTable {
   std::vector<Sought> sought_;
   kernels::Batch::Launch launch_{};
   const int64_t* starts_ = nullptr;
-  Device::Event used_;  // behind the last check
+  Device::Event used_;  // after the last check
 };
 
 }  // namespace lowtide::cuda_host

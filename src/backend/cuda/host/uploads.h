@@ -44,7 +44,7 @@ using Uploads = kernels::UploadBuffers<UploadMemory>;
 class Upload {
  public:
   // write(host, device): writes `bytes`; `device` is where they will be. target: other device memory than the buffer's.
-  // room: bytes behind them in the buffer, for results.
+  // room: bytes after them in the buffer, for results.
   template <class Write>
   Upload(const Scope& scope, Uploads& uploads, const std::shared_ptr<Events>& events, cudaStream_t stream, size_t bytes,
          Write&& write, std::byte* target = nullptr, size_t room = 0)
@@ -61,7 +61,7 @@ class Upload {
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
 
-  // Ends the use before the destructor: later work does not use the bytes. Returns the event behind the work that does.
+  // Ends the use before the destructor: later work does not use the bytes. Returns the event after the work that does.
   const Device::Event& end(const Scope& scope) {
     buffer_.used = events_->record(scope, stream_);
     ended_ = true;

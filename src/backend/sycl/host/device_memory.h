@@ -65,7 +65,7 @@ using Uploads = kernels::UploadBuffers<UploadMemory>;
 // over.
 class Upload {
  public:
-  // write(host, device): writes `bytes`; `device` is where they will be. room: bytes behind them, for results.
+  // write(host, device): writes `bytes`; `device` is where they will be. room: bytes after them, for results.
   template <class Write>
   Upload(sycl::queue& queue, Uploads& uploads, sycl::event& last, size_t bytes, Write&& write, size_t room)
       : buffer_(uploads.acquire(bytes + room)), last_(last) {

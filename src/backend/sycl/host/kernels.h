@@ -31,7 +31,7 @@ class Kernels {
 
   // Finds a kernel by the name of its program and its own name, given without the common prefix "lt_".
   const sycl::kernel& find(const std::string& program, const std::string& name);
-  // kind: "step", "ballot" or, for an LT_NORM_RULE, "norms". Numbers are those of rules.def and codecs.def.
+  // kind: "step", "ballot" or, for an LT_NORM_RULE, "norms". Numbers come from rules.def and codecs.def.
   const sycl::kernel& of_rule(const std::string& kind, int rule, int codec);
   // kind: "decode" or "encode".
   const sycl::kernel& of_codec(const std::string& kind, int codec, bool is_signed);
