@@ -47,9 +47,8 @@ PyObject* type_of(ErrorKind kind, PyObject* device_lost) {
 void bind_errors(nb::module_& m) {
   // The exception type lives as long as the process, as the module does.
   PyObject* const lost = PyErr_NewExceptionWithDoc(
-      "lowtide.DeviceLostError",
-      "The device can do nothing more in this process. State in host memory can still be saved.", PyExc_RuntimeError,
-      nullptr);
+      "lowtide.DeviceLostError", "The device is unusable in this process. State in host memory can still be saved.",
+      PyExc_RuntimeError, nullptr);
   if (!lost) throw nb::python_error();
   m.attr("DeviceLostError") = nb::borrow(lost);
   nb::register_exception_translator(

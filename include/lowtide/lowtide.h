@@ -130,7 +130,7 @@ typedef struct lt_optimizer_options {
    * aligned to 256 bytes, or NULL. Calls that take this optimizer may call the functions, on their thread; the
    * functions must not call back into the optimizer. Work already queued on the streams of steps may still use freed
    * memory: hand it out again only to work behind that. note_use, which may be NULL, announces that memory about to be
-   * freed is still used by work queued on `stream` (an own stream of the optimizer, or the last step's): hand it out
+   * freed is still used by work queued on `stream` (one of the optimizer's streams, or the last step's): hand it out
    * only after that work. If note_use is NULL or returns 0, a later call frees such memory, once that work is done. */
   void* allocator_context;
   void* (*allocate)(void* allocator_context, int64_t bytes);

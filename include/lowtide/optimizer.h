@@ -50,9 +50,9 @@ struct DeviceAllocator {
   void* context = nullptr;
   void* (*allocate)(void* context, int64_t bytes) = nullptr;
   void (*free)(void* context, void* memory) = nullptr;
-  // Optional. Announces that `memory` is about to be freed while work queued on `stream` (an own stream of the
-  // optimizer, or the last step's) still uses it: hand it out only after that work. If the function is absent or
-  // returns 0, a later call of the optimizer frees such memory, once that work is done.
+  // Optional. Announces that `memory` is about to be freed while work queued on `stream` (one of the optimizer's
+  // streams, or the last step's) still uses it: hand it out only after that work. If the function is absent or returns
+  // 0, a later call of the optimizer frees such memory, once that work is done.
   int32_t (*note_use)(void* context, void* memory, void* stream) = nullptr;
 };
 

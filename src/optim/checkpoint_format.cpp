@@ -86,7 +86,7 @@ void check_param(const CheckpointParam& param) {
   LT_REQUIRE(param.states.size() <= kMostStates, "parameter '%.100s' has %zu states; wanted at most %zu", name,
              param.states.size(), kMostStates);
   LT_REQUIRE(param.group >= 0 && param.steps >= 0 && param.block >= 0,
-             "parameter '%.100s' has group=%d, steps=%lld, block=%d; wanted none negative", name, param.group,
+             "parameter '%.100s' has group=%d, steps=%lld, block=%d; wanted no negative number", name, param.group,
              ll(param.steps), param.block);
   LT_REQUIRE(param.codec.size() <= kMostNameBytes, "the codec of parameter '%.100s' has a name of %zu bytes", name,
              param.codec.size());

@@ -93,8 +93,7 @@ ShardOrigin origin_of(std::span<const int64_t> sizes, const WholeParam& whole, c
   if (whole.offsets.empty() || layout.numel == 0) return origin;
   if (sizes.size() < 2) {
     origin.first_column = sizes.empty() ? 0 : whole.offsets[0];
-    if (scaled)
-      origin.first_column -= origin.first_column % kBlockElements;  // a piece's blocks may cross the whole's
+    if (scaled) origin.first_column -= origin.first_column % kBlockElements;  // a piece's blocks may cross the whole's
   } else {
     origin.first_row = whole.offsets[0];
     origin.first_column = whole.offsets[1] * (layout.row_length / whole.sizes[1]);

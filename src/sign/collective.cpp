@@ -53,7 +53,7 @@ struct SignCollective::Impl {
     uint32_t parts = 0;
     uint64_t step = 0;
     Found found;
-    bool failed = false;         // prepare() said so, or threw
+    bool failed = false;         // prepare() returned false, or threw
     std::exception_ptr failure;  // the exception
   };
 

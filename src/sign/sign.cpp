@@ -90,7 +90,7 @@ void check_vote(const Vote& vote, std::span<std::byte> result, std::span<std::by
     check_size("zeros", zeros, vote.count);
     check_apart("zeros", zeros.data(), bytes, "the result", result.data(), bytes);
   } else {
-    LT_REQUIRE(zeros.empty(), "got memory for zeros with tie rule %d, wanted it with rule 'zero' only",
+    LT_REQUIRE(zeros.empty(), "got memory for zeros with tie rule %d, wanted none: only rule 'zero' marks zeros",
                static_cast<int>(vote.ties));
   }
   for (const std::byte* ballot : vote.ballots) {

@@ -177,7 +177,8 @@ TEST(Sign, RefusesWhatMakesNoSense) {
     expect_refusal([&] { vote_with(huge, Ties::kHash, {}, order); }, "2147483648 votes");
     expect_refusal([&] { vote_with(absent, static_cast<Ties>(9), {}, order); }, "got tie rule 9");
     expect_refusal([&] { vote_with(absent, Ties::kZero, {}, order); }, "got 0 bytes of zeros");
-    expect_refusal([&] { vote_with(absent, Ties::kPlus, span_of(zeros), order); }, "wanted it with rule 'zero' only");
+    expect_refusal([&] { vote_with(absent, Ties::kPlus, span_of(zeros), order); },
+                   "wanted none: only rule 'zero' marks zeros");
     expect_refusal([&] { vote_with(absent, Ties::kZero, span_of(result), order); }, "got zeros that share memory");
     expect_refusal([&] { vote_with(absent, Ties::kZero, span_of(bits), order); }, "got zeros that share memory");
     expect_refusal([&] { vote_with(absent, Ties::kPrevious, {}, order); }, "got no earlier result");

@@ -118,7 +118,7 @@ class Cache:
         return self._driver
 
     def _stats(self) -> dict[str, Any] | None:
-        """None: torch has allocated nothing yet, or uses a custom allocator without statistics. (memory_reserved() would sort
+        """Torch's statistics; None if it has allocated nothing yet, or uses a custom allocator. (memory_reserved() would sort
         and flatten all of them each time.)"""
         try:
             return torch.cuda.memory_stats_as_nested_dict(self._device) or None
