@@ -75,7 +75,7 @@ class ParamBinding {
   // The sizes of a tensor of codes: the parameter's, or [rows, bytes] where a byte holds more than one.
   static std::vector<int64_t> code_sizes(const std::vector<int64_t>& sizes, const lowtide::StateView& view);
   static void* address(nb::handle tensor);              // nullptr for None
-  float* float_data(int64_t param, nb::handle tensor);  // of such a tensor, checked
+  float* float_data(int64_t param, nb::handle tensor);  // data of such a tensor, checked
 
  private:
   // A parameter at the last step. Entries are small and contiguous, because a step of many small tensors waits for

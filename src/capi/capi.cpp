@@ -27,7 +27,7 @@ struct lt_optimizer {
   lowtide::Optimizer optimizer;
   std::string rule;
   std::string metadata;                  // from the last checkpoint loaded
-  mutable lowtide::MemoryReport report;  // of the last call: owns the texts that it returned
+  mutable lowtide::MemoryReport report;  // the last call's: owns the texts that it returned
 };
 
 namespace {

@@ -26,7 +26,7 @@ class PieceRanges {
   // A worker's position in the ranges.
   struct Place {
     int first, count;  // its node's ranges
-    int range;         // from which it takes now
+    int range;         // the range from which it takes now
     int seen;          // number of ranges that it has found empty
   };
 
@@ -38,7 +38,7 @@ class PieceRanges {
   void drop_rest(const Place& at);
 
   int ranges() const { return ranges_; }
-  int node_of(int64_t piece) const;  // whose span contains it
+  int node_of(int64_t piece) const;  // the node whose span contains it
 
  private:
   static constexpr int kMostNodes = 64;

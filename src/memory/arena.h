@@ -23,7 +23,7 @@ class ArenaSizes {
   Place allocate(size_t bytes);
   // Reserves one buffer for the next allocations of `bytes` together; returns its size if it must be allocated, else 0.
   size_t reserve(size_t bytes);
-  int64_t allocated_bytes() const { return total_; }  // of all buffers
+  int64_t allocated_bytes() const { return total_; }  // bytes of all buffers
 
  private:
   size_t take(size_t bytes);

@@ -54,7 +54,7 @@ int64_t record_bytes(const StateShape& shape) {
 
 std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk_bytes) {
   std::vector<Chunk> chunks;
-  int64_t used = 0;  // of the last chunk
+  int64_t used = 0;  // bytes used in the last chunk
   const auto close = [&] {
     if (!chunks.empty()) chunks.back().bytes = round_up(used, kPageBytes);
   };

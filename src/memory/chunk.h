@@ -17,7 +17,7 @@ namespace lowtide {
 struct StateShape {
   int64_t rows = 0, row_length = 0;
   int states = 0;                  // number of arrays: the rule's states, and a residual beside the parameter
-  StateFormat format[kMaxArrays];  // of each array
+  StateFormat format[kMaxArrays];  // the format of each array
 };
 
 // Consecutive blocks of one parameter.

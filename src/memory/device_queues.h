@@ -71,7 +71,7 @@ class DeviceQueues final : public Queues {
   bool hybrid_ = false, changes_ = true, following_ = false;
   Device::Event stepped_;
   int unwritten_ = -1, unwritten_slot_ = -1;  // the chunk that was stepped in this slot, until it is written
-  std::deque<Device::Event> events_;          // of this step and the previous one
+  std::deque<Device::Event> events_;          // this step's events, and the previous step's
   Event first_ = 0;                           // the index of events_[0]
   Event begun_ = 0;                           // the index of this step's first event
   int64_t read_bytes_ = 0, written_bytes_ = 0;

@@ -347,7 +347,7 @@ void DeviceStore::fit_ring(int slots) noexcept {
 
 void DeviceStore::begin_ring(const std::vector<bool>& wanted, int threads) {
   if (ring_.slots() == 0) return;
-  ring_.take_failure();  // of an aborted step: a kept chunk is part of this step
+  ring_.take_failure();  // an aborted step's failure: a kept chunk is part of this step
   std::vector<int> on_disk;
   for (const int chunk : pager_.plan().streamed)
     if (const auto i = static_cast<size_t>(chunk); chunks_[i].tier() == Tier::kDisk && (wanted.empty() || wanted[i]))

@@ -174,7 +174,7 @@ void DiskRing::end(Slot& slot) {
       if (writes || !slot.read) file_->wait(slot.ticket);
       if (writes) chunks_[static_cast<size_t>(slot.chunk)].forget_kept();  // obsolete
     } catch (...) {
-      if (writes) keep(slot);  // else nobody waits for it any more
+      if (writes) keep(slot);  // otherwise nobody waits for it any more
     }
   }
   slot.use = Use::kNothing;

@@ -39,7 +39,7 @@ class PinnedPages {
 };
 
 struct DeviceRecord : FiledChunk {
-  MemoryKind kind = MemoryKind::kPinned;  // of `memory`; kShared: the driver migrates it
+  MemoryKind kind = MemoryKind::kPinned;  // the kind of `memory`; kShared: the driver migrates it
   DeviceBytes memory = {};                // empty: it is on disk
   // If the chunk could not be written to disk, one of these holds it instead.
   PinnedPages kept = {};
@@ -62,7 +62,7 @@ class DiskRing {
   void resize(ScratchFile* file, int slots, int64_t slot_bytes);
   size_t slots() const { return slots_.size(); }
   int64_t slot_bytes() const { return slot_bytes_; }
-  int64_t bytes() const;  // of allocated host memory
+  int64_t bytes() const;  // bytes of allocated host memory
   const Traffic& traffic() const { return traffic_; }
 
   // Starts a step of these chunks, which are on disk, in this order. Allocates memory. Throws kOutOfMemory and changes

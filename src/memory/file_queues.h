@@ -63,8 +63,8 @@ class FileQueues final : public Queues {
   Traffic& traffic_;
   std::vector<Transfer> transfers_;  // from the oldest running one; an event is the number of a transfer, counted from
                                      // 0
-  Event first_event_ = 0;            // of transfers_[0]
-  Event waited_[2] = {0, 0};         // of reads, of writes: earlier ones are done
+  Event first_event_ = 0;            // the event of transfers_[0]
+  Event waited_[2] = {0, 0};         // for reads, for writes: earlier ones are done
   std::exception_ptr write_failure_;
 };
 

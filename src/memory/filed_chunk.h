@@ -19,7 +19,7 @@ struct FiledChunk {
   Chunk chunk;
   int64_t file_offset = -1;  // -1: has never been in the file
   uint64_t generation = 0;   // times it was written
-  uint64_t checksum = 0;     // of the last write
+  uint64_t checksum = 0;     // checksum of the last write
 
   uint64_t checksum_of(const std::byte* bytes, size_t number, uint64_t of_generation, int threads = 1) const {
     return chunk_checksum(bytes, chunk.bytes, static_cast<int64_t>(number), of_generation, threads);
@@ -34,7 +34,7 @@ struct FiledChunk {
 // By chunk, its offset in the file; -1: it has no place there.
 struct FilePlaces {
   std::vector<int64_t> offsets;
-  int64_t bytes = 0;  // of the file
+  int64_t bytes = 0;  // size of the file
 
   // Throws kInvalidArgument if the limit (-1: none) is too low for it.
   void check(int64_t limit) const;

@@ -33,7 +33,7 @@ class OffloadedMemory {
 
   std::string directory_;
   std::vector<const Buffer*> buffers_;
-  std::vector<uint64_t> checksums_;  // of each part
+  std::vector<uint64_t> checksums_;  // one per part
   std::unique_ptr<ScratchFile> file_;
   int64_t bytes_ = 0;
 };

@@ -15,16 +15,16 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 56;  // in total; slots * slot_bytes cannot overflow
 constexpr int kMostSlots = 64;
-constexpr int kSlots = 4;  // of a store's rings
+constexpr int kSlots = 4;  // slots of a store's rings
 constexpr int64_t kSmallestChunk = 64 << 10;
 constexpr int64_t kMostChunks = int64_t{1} << 22;  // a gigabyte of bookkeeping
 // Bounds of the search for the resident set: milliseconds for realistic sizes, at most 8 MiB of memory.
-constexpr int64_t kMostUnits = int64_t{1} << 20;  // of one subset sum
+constexpr int64_t kMostUnits = int64_t{1} << 20;  // bound of one subset sum
 constexpr int64_t kMostWork = int64_t{1} << 24;   // units * sizes of one subset sum
 constexpr int kMostTries = 16;                    // slot sizes tried
 
 struct SizeClass {
-  int64_t bytes;  // of each chunk; above 0
+  int64_t bytes;  // size of each chunk, above 0
   int64_t count;
 };
 
@@ -46,7 +46,7 @@ Choice fill(std::span<const SizeClass> classes, int64_t capacity) {
     choice.keep[i] = std::min({classes[i].count, room / width, (room - most + width - 1) / width});
     room -= choice.keep[i] * width;
   }
-  if (room <= most) {  // else no remaining chunk fits
+  if (room <= most) {  // otherwise no remaining chunk fits
     // from[c]: the class whose chunk was the last to make the sum c, and `used`, how many of it that took. A sum keeps
     // the first class that reached it, so tracing back from any sum never takes more of a class than exist.
     const int32_t unreached = -1, start = static_cast<int32_t>(classes.size());

@@ -53,9 +53,9 @@ struct PlanInput {
 
 // One tier, and the ring there through which the chunks behind it pass.
 struct TierPlan {
-  std::vector<bool> resident;  // of each chunk: here or in a nearer tier; empty chunks are
+  std::vector<bool> resident;  // for each chunk: here or in a nearer tier; empty chunks are
   std::vector<int> streamed;   // the other chunks, in the order of the step
-  int slots = 0;               // of the ring; 0 if nothing is streamed, or chunks are stepped in place
+  int slots = 0;               // the ring's slots; 0 if nothing is streamed, or chunks are stepped in place
   int64_t slot_bytes = 0;      // the largest streamed chunk
   int64_t resident_bytes = 0;  // here, not in nearer tiers
   int64_t streamed_bytes = 0;  // read in a step, and written
@@ -64,7 +64,7 @@ struct TierPlan {
 
 struct Plan {
   std::vector<TierPlan> tiers;  // same as in PlanInput; nothing streams through the last
-  std::vector<Tier> tier;       // of each chunk
+  std::vector<Tier> tier;       // each chunk's tier
   // Predicted for a step, neglecting the first read and the last write: seconds of stepping, of the device's link, of
   // the disk, and of all three. Reads and writes share one disk and take turns: read + write; over a link they go both
   // ways at once: max(read, write). With one slot, step, read and write add up. With n slots stepping overlaps both,
@@ -107,7 +107,7 @@ struct StoreRates {
 
 struct StorePlan {
   std::vector<Chunk> added;          // the chunks of the new parameters
-  std::vector<int64_t> chunk_bytes;  // of all chunks: the existing ones, then the new ones
+  std::vector<int64_t> chunk_bytes;  // all chunks: the existing ones, then the new ones
   Plan plan;                         // over all chunks
 };
 

@@ -64,7 +64,7 @@ class Residency {
 
  private:
   int steps_ = 0, quiet_ = 0;
-  int64_t least_ = INT64_MAX;  // of free or held bytes, since the quiet began
+  int64_t least_ = INT64_MAX;  // the least free or held bytes since the quiet began
 };
 
 }  // namespace lowtide

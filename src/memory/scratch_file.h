@@ -27,7 +27,7 @@ namespace lowtide {
 // Counts the bytes that a store has read from its scratch file and written to it.
 struct Traffic {
   int64_t read_bytes = 0, written_bytes = 0;
-  double waited_seconds = 0;  // for which steps waited for reads and writes
+  double waited_seconds = 0;  // seconds that steps waited for reads and writes
 };
 
 // Adds the seconds of its lifetime.
@@ -53,7 +53,7 @@ class ScratchFile {
     int depth = 64;
     int64_t request_bytes = 1 << 20;  // largest size of a request; a multiple of kAlignment
   };
-  static constexpr int64_t kAlignment = kPageBytes;  // of offsets, sizes and memory
+  static constexpr int64_t kAlignment = kPageBytes;  // alignment of offsets, sizes and memory
 
   // `directory` must be an existing directory that this process may write to; its last path component is not a symbolic
   // link. If another process uses it, the error names that process (by a lock on <directory>/.lowtide.lock); several

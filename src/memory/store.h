@@ -199,7 +199,7 @@ class Store {
   std::exception_ptr unwritten_;  // the first since the last report
 
  private:
-  mutable std::vector<int64_t> last_wanted_;  // by due_chunks, whose wishes rarely change
+  mutable std::vector<int64_t> last_wanted_;  // for due_chunks, whose wishes rarely change
   mutable std::vector<bool> last_chunks_;
   mutable size_t last_size_ = 0;  // size of pieces_, which only grow
 };

@@ -23,7 +23,7 @@ class Transfers {
   struct Outcome {
     bool failed = false, write = false;
     int system_error = 0;
-    int64_t offset = 0, bytes = 0;  // of the request that failed
+    int64_t offset = 0, bytes = 0;  // the request that failed
   };
 
   // `aligned`: even resumed requests must be multiples of kAlignment (O_DIRECT).
@@ -45,7 +45,7 @@ class Transfers {
  private:
   struct Transfer {
     std::byte* memory;
-    int64_t offset, bytes;  // for which no request has been made yet
+    int64_t offset, bytes;  // the part for which no request has been made yet
     int under_way = 0;
     Outcome outcome;
     bool over() const { return under_way == 0 && (bytes == 0 || outcome.failed); }

@@ -292,7 +292,7 @@ namespace {
 
 struct List {
   const int64_t of_forks = forks();
-  List* const of_parent;  // whose mutex may stay locked in this process
+  List* const of_parent;  // the parent's list, whose mutex may stay locked in this process
   std::mutex mutex;
   std::vector<std::weak_ptr<AsyncSave>> saves;
 

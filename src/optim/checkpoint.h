@@ -44,7 +44,7 @@ struct Checkpoint {
 struct StatePart {
   size_t param;
   size_t state;
-  bool scales;  // else codes
+  bool scales;  // false: codes
 };
 using StateReader = std::function<void(const StatePart&, int64_t offset, std::byte* to, int64_t bytes)>;
 using StateWriter = std::function<void(const StatePart&, int64_t offset, const std::byte* from, int64_t bytes)>;

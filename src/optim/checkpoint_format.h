@@ -14,7 +14,7 @@
 namespace lowtide::checkpoint {
 
 constexpr uint32_t kVersion = 1;
-constexpr int64_t kAlignment = 4096;  // of data in the file
+constexpr int64_t kAlignment = 4096;  // alignment of data in the file
 constexpr int64_t kPrefixBytes = 64;
 constexpr int64_t kPieceBytes = int64_t{4} << 20;  // size of a written piece
 constexpr int64_t kSmallestPiece = 4096, kLargestPiece = int64_t{16} << 20;

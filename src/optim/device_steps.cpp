@@ -135,8 +135,7 @@ void DeviceSteps::announce(const StepOptions& options) {
 
 int64_t DeviceSteps::prefetch(int64_t bytes, void* stream) {
   if (device_.is_capturing(stream)) return 0;
-  if (pending_ && !pending_->replayed && device_.has_happened(pending_->queued))
-    resolve();  // which then waits for nothing
+  if (pending_ && !pending_->replayed && device_.has_happened(pending_->queued)) resolve();  // which does not wait then
   int64_t taken = 0;
   for (const std::unique_ptr<Residence>& residence : table_.residences)
     if (DeviceStore* const store = residence->device_store()) {

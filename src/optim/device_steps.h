@@ -56,7 +56,7 @@ class DeviceSteps {
     std::shared_ptr<Guard> guard;         // or nullptr
     bool decides = false;                 // by a search, or by what the framework has found
     bool scales = false;                  // by the framework's loss scale; infinities are then skipped
-    std::optional<double> clipped_scale;  // of gradients, where the guard multiplies them
+    std::optional<double> clipped_scale;  // the gradients' scale, if the guard multiplies them
     std::vector<StepItem> parts;
     std::vector<Gradient> grads;
     std::deque<std::vector<int64_t>> strides;

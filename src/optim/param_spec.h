@@ -72,7 +72,7 @@ struct StepTerms {
 struct ParamSpec {
   int family = 0;  // the rule that users name
   int rule = 0;    // the rule that steps: SGD without momentum steps as sgd_plain. Follows the group's hyper-parameters
-  int codec = 0;   // of its states; may differ from the group's: see make_spec
+  int codec = 0;   // the states' codec; may differ from the group's: see make_spec
   int master = 0;  // a number of masters.def; float32 weights have none
   std::vector<int64_t> sizes;
   Layout shape;  // contiguous, of these sizes
@@ -84,7 +84,7 @@ struct ParamSpec {
   int arrays(int of_rule) const { return states(of_rule) + (has_residual() ? 1 : 0); }
   bool is_signed(int of_rule, int k) const;
   StateFormat format(int of_rule, int k) const;
-  StateView view(int of_rule, int k) const;  // of array k, without its memory
+  StateView view(int of_rule, int k) const;  // array k, without its memory
   int64_t code_bytes(int of_rule, int k) const { return format(of_rule, k).code_bytes(shape.numel); }
   int64_t scale_bytes(int of_rule, int k) const;
   int64_t bytes(int of_rule) const;  // codes and scales of all arrays

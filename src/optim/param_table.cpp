@@ -178,7 +178,7 @@ int64_t ParamTable::add_param(int group, const TensorView& view, bool with_state
   Residence& residence = residence_of(param);
   Parameter* const added = &params.emplace_back(std::move(param));
   const int64_t number = static_cast<int64_t>(params.size()) - 1;
-  if (with_state && !residence.waits()) {  // else all wait for the first step
+  if (with_state && !residence.waits()) {  // otherwise all wait for the first step
     try {
       residence.place({&added, 1}, {&number, 1});
     } catch (...) {

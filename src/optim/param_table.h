@@ -79,7 +79,7 @@ struct ParamTable {
 
   Env& env;  // for all files and all state memory
   Backends on;
-  int rule;  // of groups that name no other
+  int rule;  // the rule of groups that name no other
   NonFinite nonfinite;
   uint64_t seed;                                       // for stochastic rounding
   std::vector<std::unique_ptr<Residence>> residences;  // the first belongs to groups without their own budget

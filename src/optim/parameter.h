@@ -35,12 +35,12 @@ struct Parameter : ParamSpec {
   bool paged = false;          // the state is in its budget's store; codes and scales are null
   bool wants_state = false;    // before its first gradient, together with the others of its budget
   Layout layout;               // its own strided layout
-  int state_rule = 0;          // whose states are allocated; SGD keeps its buffer while momentum is 0
+  int state_rule = 0;          // the rule whose states are allocated; SGD keeps its buffer while momentum is 0
   void* data = nullptr;
-  Layout grad_layout;                 // of the last strided gradient
+  Layout grad_layout;                 // layout of the last strided gradient
   std::vector<int64_t> grad_strides;  // the strides from which grad_layout was made; empty: none
   std::vector<Progress> progress;     // for each piece, if paged
-  double evaluating_beta1 = 0;        // with which the weights moved to the evaluation weights
+  double evaluating_beta1 = 0;        // the beta1 with which the weights moved to the evaluation weights
   void* codes[kMaxArrays] = {};
   float* scales[kMaxArrays] = {};
 

@@ -25,7 +25,7 @@ struct Members {
   std::vector<ShapedParam> shaped;
   bool read_twice = false;  // norms of whole parameters are computed from their state before a step
   double seconds = 0;       // for stepping them
-  bool known = true;        // all rates that it needs are known
+  bool known = true;        // all the rates needed are known
 
   void add(const ParamSpec& param, double step_rate) {
     const int64_t bytes = param.bytes(param.rule);

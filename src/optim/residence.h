@@ -21,7 +21,7 @@ struct Placement {
   std::vector<ShapedParam> shaped;  // the parameters whose rule has state
   int64_t record_bytes = 0;         // their bytes if they are directly addressable
   bool direct = false;              // they are: there is no limit, or the remaining budget holds all of them
-  StoreOptions store;               // else the options of the store that takes them
+  StoreOptions store;               // otherwise the options of the store that takes them
 };
 // taken: bytes of the budget used by directly addressable state of other parameters.
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params);

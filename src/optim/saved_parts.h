@@ -49,7 +49,7 @@ struct SavedPart {
     size_t array;             // number in the file
     int64_t at, from, bytes;  // in the array; in the part
   };
-  Store* store = nullptr;  // of the chunk; nullptr: at `memory`
+  Store* store = nullptr;  // the chunk's store; nullptr: at `memory`
   size_t chunk = 0;
   const std::byte* memory = nullptr;
   int64_t bytes = 0;

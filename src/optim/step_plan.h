@@ -158,7 +158,7 @@ class StepPlan {
   const Ballots* ballots_;
   std::span<StepItem> items_;
   size_t args_used_ = 0;
-  const StepArgs* args_ = nullptr;  // of the last item
+  const StepArgs* args_ = nullptr;  // the last item's
   bool ordered_ = false;            // parameters share memory: step them one after another
 };
 

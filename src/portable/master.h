@@ -6,7 +6,7 @@
 // joined and split again gives the same pair: a step of length 0 changes nothing.
 
 template <class T, int kBits>
-struct Residual;  // of kBits beside a T: join(half, residual), split(x, half, residual); residuals are sign-extended
+struct Residual;  // kBits beside a T: join(half, residual), split(x, half, residual); residuals are sign-extended
 
 template <int kBits>
 struct Residual<bf16, kBits> {

@@ -17,7 +17,7 @@ namespace lowtide {
 struct ExpectedPart {
   int64_t count = 0;
   bool presence = false;
-  int64_t ballot_bytes = 0;  // of each message
+  int64_t ballot_bytes = 0;  // size of each message
 };
 
 class Expected {

@@ -27,7 +27,7 @@ using wire::Round;
 // planes (plane j holds bit j of every count) and, with presence, planes of presence in the same form.
 struct CountsLayout {
   int ranks = 0, planes = 0;
-  int64_t bits_bytes = 0, presence_bytes = 0;  // of each plane
+  int64_t bits_bytes = 0, presence_bytes = 0;  // sizes of each plane
 
   int64_t reasons_bytes() const { return (ranks + 7) / 8 * 8; }
   int64_t bytes() const { return wire::kHeaderBytes + reasons_bytes() + planes * (bits_bytes + presence_bytes); }

@@ -28,10 +28,10 @@ _ROUNDS = 40
 class Model:
     cache_seconds: float  # per element on one core, with data in its cache
     clock: float  # cycles per second as the system reports them; 0: unknown
-    bytes: float  # that a step moves per element
+    bytes: float  # bytes that a step moves per element
     core_rate: float  # bytes per second that one core's arithmetic could consume
-    one_rate: float  # that memory gives one thread
-    all_rate: float  # that memory gives all threads
+    one_rate: float  # memory's rate for one thread
+    all_rate: float  # memory's rate for all threads
     threads: int
     saturating: int  # cores that consume all that memory gives
     element_seconds: float  # per element on all threads, at best

@@ -26,7 +26,7 @@ class Cache:
         self._held = 0  # bytes of these
         self._peak = 0  # torch's peak, when last read
         self._others = 0  # the largest number of bytes not held by Lowtide, as the peak has shown
-        self._segments: tuple[int, int] | None = None  # of the cache, when _pools was counted
+        self._segments: tuple[int, int] | None = None  # the cache's, when _pools was counted
         self._pools = 0
         self._driver = -1  # free bytes reported by the driver, the age of that answer in steps, and the cache's size then
         self._age = 0

@@ -22,10 +22,10 @@ from lowtide.devices.pieces import Coordinates, Piece, Route, pieces_of
 class Part(NamedTuple):
     """Matrices of one parameter that one rank works on."""
 
-    number: int  # of the parameter
+    number: int  # the parameter's number
     first: int  # index of the first of them in this rank's stack
     matrices: int
-    shape: torch.Size  # of the whole parameter
+    shape: torch.Size  # the whole parameter's shape
 
     @property
     def matrix(self) -> tuple[int, int]:

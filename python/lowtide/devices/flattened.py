@@ -54,8 +54,8 @@ def _look() -> None:
 
 
 def _note(flat: Any) -> None:
-    begin = 0  # of an original parameter among all elements
-    first = 0  # of this rank, among them
+    begin = 0  # where an original parameter begins among all elements
+    first = 0  # where this rank begins among them
     of_torch = vars(flat)  # torch's private attributes
     if "_shard_param_infos" not in of_torch:  # it is under construction
         return

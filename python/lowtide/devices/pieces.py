@@ -23,8 +23,8 @@ class Route(NamedTuple):
 
     mesh: Any  # DeviceMesh
     placements: tuple[Any, ...]
-    cut: tuple[int, ...]  # those that cut matrices, in the order of the cuts
-    copied: tuple[int, ...]  # those along which all ranks hold the same
+    cut: tuple[int, ...]  # dimensions that cut matrices, in the order of the cuts
+    copied: tuple[int, ...]  # dimensions along which all ranks hold the same
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ class Arrived(NamedTuple):
     items: list[tuple[int, int, int]]  # for each gradient: address, elements, index of its first sign
     numbers: list[int]  # the parameters' numbers
     future: BucketFuture
-    queue: int  # on which the gradients were computed
+    queue: int  # the queue on which the gradients were computed
     same_stream: Callable[[], AbstractContextManager[object]]  # enters torch's stream for that queue, in another thread
 
     @property

@@ -83,10 +83,10 @@ class Engine:
         self.foreign: dict[int, torch.Tensor] = {}  # by number: parameters that cannot be stepped (frozen, or on meta)
         self.groups: list[CoreGroup] = []  # by number in the core
         self.members: list[Members] = []  # by number of the parameter group
-        self.meshes: list[DeviceMesh] = []  # of the DTensors
+        self.meshes: list[DeviceMesh] = []  # meshes of the DTensors
         self.core: Core  # made with the first group, once the place of parameters is known
         self.cores: dict[Place, _core.Optimizer] = {}  # the cores behind it, one per device
-        self.place: Place | None = None  # of the core; None: several places, or none yet
+        self.place: Place | None = None  # the core's place; None: several places, or none yet
         self.on_host = True  # all places are
         self.captured = False  # a step was captured in a graph
         self.awaited: list[int] = []  # parameters whose entry in Optimizer.state is missing or incomplete

@@ -28,7 +28,7 @@ class Param:
     group: int  # number of its parameter group
     index: int  # index in that group
     place: Place | None = None  # where it is stepped; None: it is foreign and cannot be stepped
-    sharding: Sharding | None = None  # of a DTensor
+    sharding: Sharding | None = None  # a DTensor's
     overridden: Overridden | None = None  # the overrides that apply to it, if any
     override: Mapping[str, Any] | None = None  # the options that they set
     memory: Memory | None = None  # its own budget, from an override or its group; None: the optimizer's

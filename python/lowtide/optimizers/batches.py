@@ -21,14 +21,14 @@ _OF_DIRECTION = 4
 
 class Batch(NamedTuple):
     params: list[int]  # numbers
-    exchange: Exchange | None  # of its matrices; None: they are whole on this rank, or have no other owner
+    exchange: Exchange | None  # moves its matrices; None: they are whole on this rank, or have no other owner
 
 
 class Matrix(NamedTuple):
     """A parameter that Muon steps: a matrix, or a stack of matrices."""
 
     number: int
-    shape: torch.Size  # of the whole
+    shape: torch.Size  # the whole shape
     local: torch.Size
     route: Route | None
 

@@ -29,7 +29,7 @@ class Clip(NamedTuple):
     """The factor that clips gradients to a norm."""
 
     norm: float
-    factor: float  # by which a step multiplies gradients
+    factor: float  # a step multiplies gradients by it
     clipped: float  # the norm after clipping
 
     @property
@@ -46,7 +46,7 @@ class Queued(NamedTuple):
     """A clip that a device is still computing."""
 
     clip: _core.QueuedClip
-    scale: float = 1.0  # by which a step also multiplies gradients
+    scale: float = 1.0  # a step also multiplies gradients by it
 
     def times(self, scale: float) -> Queued:
         """Like `Clip.times`."""

@@ -24,7 +24,7 @@ class MatrixStep:
     def __init__(self, engine: Engine, groups: Sequence[dict[str, Any]], matrices: Mapping[int, CoreGroup]) -> None:
         self._engine, self._groups, self._matrices = engine, groups, matrices
         self._failure: Exception | None = None
-        self._steps = 0  # that the core has counted
+        self._steps = 0  # steps that the core has counted
 
     def take(self, batches: Sequence[Batch], scale: float, queue: int, free: int) -> None:
         """All ranks make the same calls. An error on this rank, in the core or in products, is raised after the others have

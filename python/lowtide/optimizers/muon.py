@@ -82,7 +82,7 @@ class Communication(NamedTuple):
 
     sent_bytes: int
     received_bytes: int
-    collectives: int  # in which this rank takes part
+    collectives: int  # collectives in which this rank takes part
     matrices: int  # the number of sharded matrices that this rank orthogonalizes
 
 

@@ -18,8 +18,8 @@ class ParamSpec(NamedTuple):
     """A parameter as a reader sees it."""
 
     rule: str  # the optimizer's rule
-    shape: torch.Size  # of the whole, if it is a DTensor
-    codec: str  # of its state
+    shape: torch.Size  # the whole shape of a DTensor, too
+    codec: str  # the codec of its state
     signed: Mapping[str, bool]  # all its possible states by name, and whether each is signed
     param: torch.Tensor  # itself, with its current weights
     group: Mapping[str, Any]  # its group in the dict

@@ -81,7 +81,7 @@ class Staged {
   const AuxKernels& kernels_;
   DType dtype_;
   bool converts_;
-  const StepItem* item_ = nullptr;  // whose parameter has a master
+  const StepItem* item_ = nullptr;  // an item whose parameter has a master
   int64_t origin_ = 0;              // the element at which its residual begins
   alignas(64) std::byte gathered_[kStaged * sizeof(float)];
   alignas(64) float floats_[kStaged];

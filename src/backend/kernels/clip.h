@@ -10,7 +10,7 @@ namespace lowtide::kernels {
 // The requested norm, and its limit.
 struct ClipTo {
   double max_norm;
-  double scale;         // by which gradients are multiplied anyway
+  double scale;         // the factor by which gradients are multiplied anyway
   uint32_t is_largest;  // 1: the maximum norm; 0: the 2-norm
   uint32_t unused;
   const float* loss_scale;  // on the device: the scale is divided by it, too; or nullptr

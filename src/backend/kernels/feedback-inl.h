@@ -9,7 +9,7 @@ inline constexpr int kRounds = kFeedbackBlock / kSumLanes;
 inline constexpr int kRoundsOfScale = kBlock / kSumLanes;
 
 struct FeedbackLane {
-  u32 half, lane;  // which of the members' two blocks, and the lane of its sum
+  u32 half, lane;  // one of the members' two blocks, and the lane of its sum
   i64 base;        // values before the block
   i64 count;       // elements of the block, 0 if there is none
 };

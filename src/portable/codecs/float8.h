@@ -27,7 +27,7 @@ struct Float8 {
   // 2^(e - 1) for absmax <= 1.9375 * 2^e, with e at least -100: blocks of smaller values have codes near 0.
   template <bool kSigned>
   LT_FN BlockScale block_scale(float absmax) {
-    constexpr u32 kLeast = (127u - 100u) << 23, kRoom = 0x7fffffu - 0x780000u;  // of the mantissa above 0.9375
+    constexpr u32 kLeast = (127u - 100u) << 23, kRoom = 0x7fffffu - 0x780000u;  // kRoom: the mantissas above 0.9375
     u32 top = (bits(absmax) + kRoom) & 0x7f800000u;
     if (top < kLeast) top = kLeast;
     const u32 inverse = (255u << 23) - top;

@@ -1,7 +1,7 @@
 // The slow path of a step: blocks with any types, strides and operands, one element after the other. Included in the
 // namespace of a .cu file after backend/kernels/step-inl.h and tiles-inl.h.
 
-inline constexpr int kLanes = kBlock / 16;  // of a block
+inline constexpr int kLanes = kBlock / 16;  // lanes per block
 
 // A block on the slow path, with `count` elements (0: no block).
 struct SlowBlock {

@@ -54,8 +54,8 @@ class CudaDevice final : public Device {
   struct Block {
     MemoryKind kind;
     int64_t bytes;
-    Allocator from;     // of device memory from an allocator
-    HostMemory pinned;  // of pinned memory
+    Allocator from;     // set for device memory from an allocator
+    HostMemory pinned;  // set for pinned memory
   };
   using Blocks = std::map<const std::byte*, Block, std::greater<>>;
 

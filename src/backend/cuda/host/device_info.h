@@ -15,7 +15,7 @@ struct DeviceInfo {
   CUdevice driver_device = -1;      // the driver's number for it
   CUcontext context = nullptr;      // the primary one
   int processors = 0;               // multiprocessors
-  int numa_node = -1;               // of nearby host memory; -1: unknown
+  int numa_node = -1;               // node of the nearest host memory; -1: unknown
   bool registers = false;           // can register the system's memory as pinned (cudaHostRegister)
   bool reaches_all = false;         // uses the host's page tables: kernels can access any memory of the process
   bool reaches_pinned = false;      // kernels can access pinned memory by the host's own address
