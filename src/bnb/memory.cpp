@@ -69,7 +69,8 @@ void Memory::free(void* memory) {
 }
 
 void Memory::prefetch(const void* memory, size_t bytes, int number) {
-  LT_REQUIRE(bytes <= static_cast<size_t>(std::numeric_limits<int64_t>::max()), "got %zu bytes to prefetch", bytes);
+  LT_REQUIRE(bytes <= static_cast<size_t>(std::numeric_limits<int64_t>::max()),
+             "got %zu bytes to prefetch, wanted less than 2^63", bytes);
   require_ours(memory, static_cast<int64_t>(bytes));
   LT_REQUIRE(number >= -1, "got device %d, wanted 0 or more, or -1 for the host", number);
   if (!device() || number == -1 || bytes == 0) return;

@@ -53,7 +53,8 @@ void convert(const std::string& master, DType dtype, const void* weights, const 
              "got weights of element type %d, wanted bfloat16 or float16", static_cast<int>(dtype));
   LT_REQUIRE(n >= 0, "got %lld weights, wanted 0 or more", ll(n));
   const bool complete = weights && floats && (residual || master_info(kind).residual_bits == 0);
-  LT_REQUIRE(n == 0 || complete, "got a null pointer for %lld weights, their residual or their floats", ll(n));
+  LT_REQUIRE(n == 0 || complete,
+             "got a null pointer for %lld weights, their residual or their floats, wanted memory for each", ll(n));
   switch (kind) {
     case 0:
       return dtype == DType::kBF16 ? with(Converter<bf16, 0>()) : with(Converter<f16, 0>());

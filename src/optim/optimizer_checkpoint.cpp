@@ -212,7 +212,7 @@ Tables tables_of(std::span<Optimizer* const> all, std::span<const int> owner) {
                "got an optimizer of '%s' with %zu parameters, wanted '%s' with %zu like the others",
                rule_info(table->rule).name, table->params.size(), rule_info(tables.front()->rule).name, owner.size());
   for (const int of : owner)
-    LT_REQUIRE(of >= 0 && static_cast<size_t>(of) < all.size(), "got optimizer %d of %zu", of, all.size());
+    LT_REQUIRE(of >= 0 && static_cast<size_t>(of) < all.size(), "got optimizer %d, wanted one of %zu", of, all.size());
   return {std::move(tables), {owner.begin(), owner.end()}};
 }
 

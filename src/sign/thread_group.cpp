@@ -81,7 +81,7 @@ void ThreadGroup::Shared::call(int rank, bool gather, const std::byte* send, std
     const Meeting::Sent& sent = meeting->of[static_cast<size_t>(r)];
     if (sent.gather != gather || sent.bytes != bytes)
       throw TransportError(
-          format("rank %d came to call %lld with %s of %lld bytes, rank %d with %s of %lld", r, ll(number),
+          format("rank %d made call %lld with %s of %lld bytes, rank %d with %s of %lld", r, ll(number),
                  sent.gather ? "all_gather" : "all_to_all", ll(sent.bytes), rank, what, ll(bytes)),
           {}, EPROTO);
   }

@@ -241,8 +241,7 @@ def carry(old: _core.Optimizer, source: int, new: _core.Optimizer, number: int, 
             if old.state_codec(source) != new.state_codec(number):
                 taken = [name for name in taken if name == RESIDUAL]
                 for k, name in enumerate(had):
-                    if name not in tensors or name not in live:  # SGD's buffer: beside a residual it exists only if there is
-                                                                 # momentum
+                    if name not in tensors or name not in live:  # beside a residual, SGD's buffer needs momentum
                         continue
                     kept.call(new.import_state, number, k, recut(name, old.export_state(source, k)))
                 live = new.read_state(number)

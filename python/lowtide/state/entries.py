@@ -18,7 +18,7 @@ class ParamSpec(NamedTuple):
     """A parameter as a reader sees it."""
 
     rule: str  # the optimizer's rule
-    shape: torch.Size  # the whole shape of a DTensor, too
+    shape: torch.Size  # the whole shape, also of a DTensor
     codec: str  # the codec of its state
     signed: Mapping[str, bool]  # all its possible states by name, and whether each is signed
     param: torch.Tensor  # itself, with its current weights

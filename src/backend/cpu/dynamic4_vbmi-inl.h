@@ -102,7 +102,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(pairs));
   }
 
-  // Second moments that come from outside, and tiles that do not begin at a multiple of four.
+  // Encodes imported second moments, and tiles that do not begin at a multiple of four.
   HWY_NOINLINE void encode_generic(const float* values, float inverse, const TileRounding& rounding, u32 index,
                                    u4* codes) const {
     GenericCodec<Dynamic4, kSigned>::encode(values, inverse, rounding, index, codes);

@@ -101,7 +101,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
                                    _mm512_permutex2var_epi8(words[2], bytes, words[3]));
   }
 
-  // Values that come from outside.
+  // Encodes imported values.
   HWY_NOINLINE void encode_generic(const float* values, float inverse, const TileRounding& rounding, u32 index,
                                    u8* codes) const {
     GenericCodec<Float8, kSigned>::encode(values, inverse, rounding, index, codes);

@@ -114,7 +114,7 @@ class ShortSums {
   // The bits of the smallest element from which on all are multiples of 2^exponent.
   static u16 smallest_word(int exponent) {
     if constexpr (kIsBf16) return static_cast<u16>(power_bits(exponent + kStoredBits<bf16>) >> 16);
-    if (exponent <= -24) return 1;  // every value is one
+    if (exponent <= -24) return 1;  // every value is a multiple
     return static_cast<u16>((exponent + kStoredBits<f16> + 15) << kStoredBits<f16>);
   }
 

@@ -4,7 +4,7 @@ struct Bf16 {
   using Code = bf16;
   static constexpr const char* kName = "bf16";
   static constexpr bool kScaled = false;
-  static constexpr float kError = 0x1p-9f;  // relative, of a typical value at most
+  static constexpr float kError = 0x1p-9f;  // bound of a typical value's relative error
   struct Tables {};
 
   // code: the 16 bits, in a U.

@@ -35,7 +35,7 @@ struct Dynamic4 {
   };
   static constexpr const char* kName = "dynamic4";
   static constexpr bool kScaled = true;
-  static constexpr float kError = 0x1p-2f;               // relative, of a typical value at most
+  static constexpr float kError = 0x1p-2f;               // bound of a typical value's relative error
   static constexpr bool kNeedsRandom[] = {true, false};  // [is signed]
   static constexpr float kTop = .8875f;                  // the largest entry that has a negative one
   static constexpr u32 kSignedZero = 7;  // code of 0; the rank of a magnitude counts from here, both ways

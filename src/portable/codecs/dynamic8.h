@@ -38,7 +38,7 @@ struct Dynamic8 {
   using Code = u8;
   static constexpr const char* kName = "dynamic8";
   static constexpr bool kScaled = true;
-  static constexpr float kError = 0x1p-5f;  // relative, of a typical value at most
+  static constexpr float kError = 0x1p-5f;  // bound of a typical value's relative error
   static constexpr u32 kSignedZero = 127;   // code of 0; the rank of a magnitude counts from here, both ways
   struct Tables {
     Dynamic8Table side[2];

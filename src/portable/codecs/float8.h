@@ -13,7 +13,7 @@ struct Float8 {
   using Code = u8;
   static constexpr const char* kName = "float8";
   static constexpr bool kScaled = true;
-  static constexpr float kError = 0x1p-5f;              // relative, of a typical value at most
+  static constexpr float kError = 0x1p-5f;              // bound of a typical value's relative error
   static constexpr bool kNeedsRandom[] = {true, true};  // [is signed]: to nearest, averages freeze far from themselves
   static constexpr int kCut = 19;                       // bits of a float's mantissa that are not in a code
   struct Tables {};

@@ -3,7 +3,7 @@ struct Fp32 {
   using Code = float;
   static constexpr const char* kName = "fp32";
   static constexpr bool kScaled = false;  // has a float32 scale per block
-  static constexpr float kError = 0.f;    // relative, of a typical value at most
+  static constexpr float kError = 0.f;    // bound of a typical value's relative error
   struct Tables {};
 
   template <bool kSigned, class F>
