@@ -16,17 +16,18 @@ from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.rules import LAMB, LARS, SGD, Adagrad, Lion, RMSprop
 from lowtide.options.options import Options
 from lowtide.options.overrides import Override, override
-from lowtide.planning.on_device import DeviceForecast
-from lowtide.planning.plan import Forecasts, plan
+from lowtide.planning.forecasts import forecast
+from lowtide.planning.plan import plan
 from lowtide.planning.rates import Rates, measure_rates
+from lowtide.planning.result import Plan
 from lowtide.state.pending_save import PendingSave
 
 __version__: str = _core.__version__
 
 __all__ = [
-    "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "Backend", "DeviceForecast", "DeviceLostError", "Embedding", "Forecasts",
-    "Lion", "Memory", "Muon", "NAdam", "Optimizer", "Options", "Override", "PendingSave", "RMSprop", "Rates", "StableEmbedding",
-    "__version__", "backends", "compat", "export_fp32", "hf", "master", "measure_rates", "override", "plan", "sign",
+    "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "Backend", "DeviceLostError", "Embedding", "Lion", "Memory",
+    "Muon", "NAdam", "Optimizer", "Options", "Override", "PendingSave", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__",
+    "backends", "compat", "export_fp32", "forecast", "hf", "master", "measure_rates", "override", "plan", "sign",
 ]  # fmt: skip
 # Classes that other modules of optimizers/ add to the list.
 globals().update({cls.__name__: cls for cls in CLASSES.values()})

@@ -54,7 +54,7 @@ def main(root: Path, part: Path, package: Path) -> None:
     opt = lowtide.AdamW(groups)
     opt.step()
     assert formats(opt) == ["float32", "uint8"]
-    planned = [lowtide.plan([{"params": params, "min_quantized_ndim": ndim}]).state_bytes for ndim in (1, 2, 3)]
+    planned = [lowtide.forecast([{"params": params, "min_quantized_ndim": ndim}]).state_bytes for ndim in (1, 2, 3)]
     assert planned[2] == 8 * 2 * 64 * 256 and planned[0] < planned[1] < planned[2], planned
 
     def refused(error: type[Exception], call: object) -> str:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from lowtide import _core
-from lowtide.memory.budgets import Memory, path_of
-from lowtide.planning.on_device import DeviceForecast
-from lowtide.planning.plan import Forecasts
-from lowtide.planning.plan import plan as predict
-from lowtide.planning.rates import Rates, family_of, measure_rates
-from lowtide.planning.shapes import Shape
+from lowtide.memory.budgets import path_of
+from lowtide.planning.rates import measure_rates
 from lowtide.state.files import read_metadata
 
 
@@ -57,60 +50,6 @@ def memory_rate() -> float:
 
     add, moved = adder(32 << 20)
     return moved / min(seconds_of(add) for _ in range(10))
-
-
-AnyForecast: TypeAlias = Forecasts | DeviceForecast
-
-
-@dataclass(frozen=True)
-class Formats:
-    """Plans of one model with every state format."""
-
-    plans: dict[str, AnyForecast]
-    state: str
-    memory: Memory | None
-    rates: Rates
-    free_on_disk: int  # -1: no directory was given
-
-    @property
-    def chosen(self) -> AnyForecast:
-        return self.plans[self.state]
-
-
-def plan_formats(
-    model: Sequence[Shape], rule: str, state: str, memory: Memory | None, hyper: dict[str, Any], measure: bool, on: str,
-    dtype: torch.dtype, link: float,
-) -> Formats:  # fmt: skip
-    """The forecasts of `lowtide plan`. link: bytes per second, each way, of the link to the device `on`; 0: unknown. Raises
-    ValueError, TypeError or OSError for bad arguments; a forecast that does not fit says so itself."""
-    known = family_of(rule)[1]
-    for name, value in hyper.items():
-        if value not in (None, False) and name not in known:
-            raise ValueError(f"--{name.replace('_', '-')}: got {value}, wanted none: {rule} has no such option")
-    free = -1
-    if memory is not None and memory.disk:
-        free = _core.disk_info(path_of("memory: disk", memory.disk))["free_bytes"]
-    more: dict[str, Any] = {**hyper, "on": on, "dtype": dtype}
-    # Plan first with arbitrary rates, so that bad arguments show before anything is measured.
-    predict(model, rule, state, memory, rates=Rates(1, 1, 1, link=1), **more)
-    rates = measure_rates(memory.disk if memory else None, rule, **hyper) if measure else Rates()
-    rates = dataclasses.replace(rates, link=link)
-    plans: dict[str, AnyForecast] = {}
-    for each in _core.codec_names():
-        try:
-            plan = predict(model, rule, each, memory, rates=rates, **more)
-        except ValueError:  # a format that the rule does not support; other errors have shown above
-            if each == state:
-                raise
-            continue
-        if plan.fits and 0 <= free < plan.disk_bytes:
-            problem = (
-                f"{memory.disk if memory else ''} has {free} bytes free ({_core.format_bytes(free)}); give a directory "
-                f"with at least {plan.disk_bytes} bytes, or more host memory"
-            )
-            plan = dataclasses.replace(plan, fits=False, problem=problem)
-        plans[each] = plan
-    return Formats(plans, state, memory, rates, free)
 
 
 def describe_checkpoint(file: Path) -> dict[str, Any]:

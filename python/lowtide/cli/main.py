@@ -95,93 +95,65 @@ def info(disk: Disk = None, as_json: Json = False) -> None:
 
 @app.command()
 def plan(
-    params: Annotated[str | None, typer.Option(help="Number of parameters, e.g. 7e9 or 7B.", metavar="N")] = None,
-    hf_config: Annotated[
-        Path | None, typer.Option(help="config.json of a transformers causal language model.", metavar="FILE")
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A name such as Llama-3.1-8B or Qwen/Qwen2.5-7B, a folder with config.json, such a file, a JSON file of shapes, or a "
+            "number of parameters such as 7e9.",
+            metavar="MODEL",
+        ),
+    ],
+    gpu: Annotated[str | None, typer.Option(help="Device memory, e.g. 24GB. Without it the CPU trains.", metavar="SIZE")] = None,
+    ram: Annotated[str | None, typer.Option(help="Host memory for the process, e.g. 64GB. Default: no limit.", metavar="SIZE")] = None,
+    disk: Annotated[
+        str | None, typer.Option(help="Disk for state, e.g. 1TB, or a directory. Default: no disk.", metavar="SIZE")
     ] = None,
-    shapes_file: Annotated[
-        Path | None, typer.Option("--shapes", help="JSON: a list of shapes, or name: shape.", metavar="FILE")
-    ] = None,
+    weights: Annotated[str, typer.Option(help="Type of weights and gradients: fp32, bf16 or fp16.", metavar="NAME")] = "bf16",
+    master: Annotated[
+        str, typer.Option(help="residual16, residual8, stochastic or none; auto: residual16 for 16 bits.", metavar="NAME")
+    ] = "auto",
     rule: PlannedRule = "adamw",
     state: State = "dynamic8",
-    host: Annotated[
-        str | None, typer.Option(help="Host memory for state, e.g. 8GiB or 50%. Default: no limit.", metavar="SIZE")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Device memory for state, e.g. 8GiB; parameters are on the device.", metavar="SIZE")
-    ] = None,
-    on: Annotated[str | None, typer.Option(help="The device, by torch's name; without: cuda.", metavar="NAME")] = None,
-    step: Annotated[str | None, typer.Option(help="Who steps: device, host (the CPU) or auto.", metavar="NAME")] = None,
-    link: Annotated[
-        str | None, typer.Option(help="Rate of the device's link in each direction, e.g. 25GB a second.", metavar="SIZE")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="Parameter type: float32, bfloat16 or float16.", metavar="NAME")] = "float32",
-    disk: Disk = None,
-    disk_limit: Annotated[str | None, typer.Option(help="At most this much on disk.", metavar="SIZE")] = None,
-    chunk: Annotated[str | None, typer.Option(help="Unit of transfer; by default chosen.", metavar="SIZE")] = None,
+    seq: Annotated[int, typer.Option(help="Tokens of a sequence.", metavar="N")] = 2048,
+    batch: Annotated[int, typer.Option(help="Sequences of a forward pass.", metavar="N")] = 1,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Compute layers again in backward.")] = False,
+    accumulate: Annotated[bool, typer.Option("--accumulate", help="Keep gradients over several backward passes.")] = False,
+    step_in_backward: Annotated[
+        bool, typer.Option("--step-in-backward", help="Step and free gradients during backward.")
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Keep weights in host memory (with --gpu) or on the disk, and two or three layers at hand.")
+    ] = False,
     momentum: PlannedMomentum = None,
     amsgrad: Annotated[bool, typer.Option("--amsgrad", help="For Adam and AdamW.")] = False,
     centered: Annotated[bool, typer.Option("--centered", help="For RMSprop.")] = False,
-    max_unorm: Annotated[float, typer.Option(help="For LAMB and LARS; 0: a trust ratio instead.", metavar="X")] = 0.0,
     betas: Annotated[
         str | None, typer.Option(help="E.g. 0.9,0.95: 4 bits accept no long averages. Default: the rule's.", metavar="X,X")
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="For RMSprop, AdEMAMix. Default: the rule's.", metavar="X")] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, for seconds per step.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say whether the optimizer's state will fit. Shows the memory of each state format; status 1 if the chosen one does not fit."""
-    models = {"--params": params, "--hf-config": hf_config, "--shapes": shapes_file}
-    given = [name for name, value in models.items() if value is not None]
-    if len(given) != 1:
-        raise ValueError(f"got {' and '.join(given) or 'no model'}, wanted one of --params, --hf-config, --shapes")
-    count = None if params is None else text.count_of("--params", params)
+    """Say whether a training fits. Counts weights, gradients, masters, state and activations; status 1 if they do not fit."""
     pair = None if betas is None else text.numbers_of("--betas", betas)
     text.check_name("--rule", rule, _PLANNED_RULES)
     text.check_name("--state", state, _STATES)
-    text.check_name("--dtype", dtype, ["float32", "bfloat16", "float16"])
-    for name, value in (("--step", step), ("--link", link), ("--on", on)):
-        if device is None and value is not None:
-            raise ValueError(f"got {name} without --device, wanted --device SIZE too")
-    if device is not None and "%" in device:
-        raise ValueError(f"--device: got {device!r}, wanted bytes such as 8GiB: the device need not be in this machine")
-    if device is not None and (disk is not None or step == "auto") and not (measure and link is not None):
-        raise ValueError("got --device with --disk or --step auto, wanted --link and --measure too: rates decide who steps")
-    for name, size in (("--host", host), ("--disk-limit", disk_limit), ("--device", device), ("--link", link)):
+    for name, size in (("--gpu", gpu), ("--ram", ram), ("--disk", disk)):
         text.check_unit(name, size)
-    if disk is not None and host is None:
-        raise ValueError("got --disk without --host, wanted --host SIZE too: without it all state stays in host memory")
 
-    import torch
+    from lowtide.planning.plan import plan as planned  # imports no torch, except for Muon
 
-    from lowtide.cli import commands, render
-    from lowtide.memory.budgets import Memory, size_of
-    from lowtide.planning import shapes
-
-    assumed = ""
-    if count is not None:
-        model = shapes.of_count(count)
-        assumed = f"{count:,} parameters are taken for matrices of 4096 by 4096 and a rest of rows of 4096"
-    else:
-        model = shapes.of_hf_config(hf_config) if hf_config else shapes.of_file(str(shapes_file))
-    limited = any(value is not None for value in (host, disk, disk_limit, chunk, device))
-    # As bytes, 0 may mean that no state is on the device.
-    there = None if device is None else size_of("--device", device)
-    memory = Memory(device=there, host=host, disk=disk, disk_limit=disk_limit, chunk=chunk, step=step) if limited else None
-    rate = 0.0 if link is None else float(size_of("--link", link))
-    where = "cpu" if device is None else on or "cuda"
-    hyper = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "betas": pair,
-             "alpha": alpha}  # fmt: skip
-    found = commands.plan_formats(model, rule, state, memory, hyper, measure, where, getattr(torch, dtype), rate)
+    found = planned(
+        model, gpu=gpu, ram=ram, disk=disk, weights=weights, master=None if master == "none" else master, rule=rule, state=state,
+        seq=seq, batch=batch, checkpointing=checkpointing, accumulate=accumulate, step_in_backward=step_in_backward, stream=stream,
+        momentum=momentum, amsgrad=amsgrad or None, centered=centered or None, betas=pair, alpha=alpha,
+    )  # fmt: skip
     if as_json:
-        plans = {name: _plan_dict(one) for name, one in found.plans.items()}
-        _out({
-            "assumed": assumed, "rule": rule, "chosen": state, "fits": found.chosen.fits, "rates": asdict(found.rates),
-            "free_on_disk": found.free_on_disk, "plans": plans,
-        })  # fmt: skip
+        _out(found.as_dict())
     else:
-        render.formats(found, assumed)
-    if not found.chosen.fits:
+        from lowtide.cli import render
+
+        render.plan(found)
+    if not found.fits:
         raise typer.Exit(FAILED)
 
 
@@ -196,7 +168,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Time a step, torch's fused step and the memory's rate. All in the same run; --disk: also with state on disk."""
-    count = text.count_of("--elements", elements)
+    count = text.count("--elements", elements)
     text.check_name("--rule", rule, _RULES)
     text.check_name("--state", state, _STATES)
 
@@ -213,11 +185,6 @@ def inspect(file: Annotated[Path, typer.Argument(help="A file that Optimizer.sav
 
     found = commands.describe_checkpoint(file)
     _out(found) if as_json else render.checkpoint(found)
-
-
-def _plan_dict(one: Any) -> dict[str, Any]:
-    hidden = ("rates", "memories", "budgets", "names", "rule", "by_host")
-    return {key: value for key, value in asdict(one).items() if key not in hidden}
 
 
 def _out(value: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from lowtide.cli.core_model import adder, seconds_of
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.classes import CLASSES
-from lowtide.planning.plan import plan
+from lowtide.planning.forecasts import forecast
 from lowtide.planning.rates import Rates
 
 _ROW = 4096
@@ -83,7 +83,7 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
     if elements > 1 << 34:
         raise ValueError(f"got {elements} elements, wanted {1 << 34} at most")
     hyper = {"momentum": momentum} if rule in ("sgd", "rmsprop") else {}
-    plan([(rows, _ROW)], rule, state, momentum=momentum)  # rejects a bad state name before memory is taken
+    forecast([(rows, _ROW)], rule, state, momentum=momentum)  # rejects a bad state name before memory is taken
     disk_info = None if disk is None else _core.disk_info(disk)
     try:
         shared = torch.randn(rows, _ROW)
@@ -124,7 +124,7 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
     on_disk = None
     if disk is not None and disk_info is not None:
         param = parameter()
-        step_rate = plan([param], rule, state, momentum=momentum).state_bytes / lines[-1].seconds
+        step_rate = forecast([param], rule, state, momentum=momentum).state_bytes / lines[-1].seconds
         on_disk = _disk(disk, param, rule, state, hyper, rounds, step_rate)
     doubts = doubts_of(lines, on_disk)
     return Bench(rule, state, rows * _ROW, torch.get_num_threads(), rounds, tuple(lines), model, on_disk, doubts)
@@ -152,7 +152,7 @@ def doubts_of(lines: Sequence[Line], disk: OnDisk | None = None) -> tuple[str, .
 
 def _moved(rows: int, rule: str, state: str, momentum: float) -> int:
     """Bytes moved by a step with float32 parameters: reads the gradient, reads and writes parameter and state."""
-    of_state = plan([(rows, _ROW)], rule, state, min_quantized_numel=0, momentum=momentum).state_bytes
+    of_state = forecast([(rows, _ROW)], rule, state, min_quantized_numel=0, momentum=momentum).state_bytes
     return 12 * rows * _ROW + 2 * of_state
 
 
@@ -160,12 +160,12 @@ def _disk(
     directory: str, param: torch.nn.Parameter, rule: str, state: str, hyper: dict[str, float], rounds: int, rate: float
 ) -> OnDisk:
     momentum = hyper.get("momentum", 0.0)
-    size = plan([param], rule, state, momentum=momentum).state_bytes
+    size = forecast([param], rule, state, momentum=momentum).state_bytes
     chunk = max(4096, min(16 << 20, size // 12) // 4096 * 4096)
     memory = Memory(host=3 * chunk, disk=directory, chunk=chunk)  # a ring of three slots; no state stays in memory
     found = _core.measure_disk_rates(directory)
     rates = Rates(rate, found["read"], found["write"], found["engine"], found["direct"])
-    planned = plan([param], rule, state, memory, rates=rates, momentum=momentum)
+    planned = forecast([param], rule, state, memory, rates=rates, momentum=momentum)
     if not planned.moved_per_step:
         raise ValueError(f"got {param.numel()} elements of {rule}, {state}: no state to stream; give more --elements")
     make: Callable[..., Optimizer] = CLASSES[rule]

@@ -10,14 +10,10 @@ from rich.text import Text
 
 from lowtide import _core
 from lowtide.cli.text import printable
-from lowtide.memory.budgets import size_of
-from lowtide.planning.on_device import DeviceForecast
-from lowtide.planning.rates import seconds_text
 
 if TYPE_CHECKING:
-    from lowtide.cli.commands import Formats
     from lowtide.cli.quick_bench import Bench
-    from lowtide.planning.plan import Forecasts
+    from lowtide.planning.result import Plan
 
 _size = _core.format_bytes
 _MOST_GROUPS, _MOST_TEXT = 50, 1000  # groups in a table and characters of a text: tables are for reading
@@ -77,77 +73,12 @@ def machine(found: dict[str, Any]) -> None:
     _show(table)
 
 
-def formats(found: Formats, assumed: str) -> None:
-    chosen = found.chosen
-    head = f"{chosen.rule}, {chosen.params:,} tensors, {chosen.elements:,} elements"
-    host = found.memory.host if found.memory else None
-    limits = ["no limit of host memory" if host is None else f"{_size(size_of('--host', host))} of host memory"]
-    if found.memory and found.memory.device is not None:
-        limits.insert(0, f"{_size(int(found.memory.device))} of the device for state")
-    if found.free_on_disk >= 0 and found.memory:
-        limits.append(f"{found.memory.disk} with {_size(found.free_on_disk)} free")
-    given = f"given: {', '.join(limits)}\n"
-    there = isinstance(chosen, DeviceForecast)
-    where = ["device", "host", "disk", "link/step"] if there else ["host", "disk", "moved/step"]
-    table = _table("  state", "B/param", *([] if there else ["state"]), *where, "s/step", "fits")
-    for state, plan in found.plans.items():
-        per = f"{plan.state_bytes / plan.elements:.2f}" if plan.elements else "-"
-        seconds = f"{plan.seconds:.3g}" if plan.seconds > 0 else "-"
-        if isinstance(plan, DeviceForecast):
-            cells = [_size(plan.device_bytes), _size(plan.host_bytes), _size(plan.disk_bytes), _size(plan.link_per_step), seconds]
-        else:
-            cells = [_size(plan.host_bytes), _size(plan.disk_bytes), _size(plan.moved_per_step), seconds]
-        cells = cells if plan.fits else ["-"] * len(cells)
-        if not there:
-            cells.insert(0, _size(plan.state_bytes))
-        mark = "*" if state == found.state else " "
-        _row(table, f"{mark} {state}", per, *cells, "yes" if plan.fits else "no")
-    _show(*([head, f"({assumed})"] if assumed else [head]), given, table, "", *_verdict(found))
+def plan(found: Plan) -> None:
+    def flag(name: str, value: Any) -> str:
+        spelled = f"--{name.replace('_', '-')}"
+        return f"no {spelled}" if not value else spelled if value is True else f"{spelled} {str(value).replace(' ', '')}"
 
-
-def _verdict(found: Formats) -> list[str]:
-    chosen = found.chosen
-    if not chosen.fits:
-        advice = [f"{found.state} does not fit: {chosen.problem}"]
-        if fitting := [name for name, plan in found.plans.items() if plan.fits and plan.state_bytes < chosen.state_bytes]:
-            formats = " or ".join(f"--state {name}" for name in fitting)
-            advice.append(f"A smaller state format fits: {formats} (docs/formats.md has what each loses).")
-        return advice
-    if isinstance(chosen, DeviceForecast):
-        return [f"* {found.state} fits: {_who(chosen)}", *_ends(chosen)]
-    verdict = [f"* {found.state} fits: {_where(chosen)}"]
-    if not found.rates.step:
-        return [*verdict, "Seconds are not predicted without --measure."]
-    disk = f", the disk {seconds_text(chosen.disk_seconds)}; the two overlap" if chosen.moved_per_step else ""
-    return [*verdict, f"A step: computing {seconds_text(chosen.step_seconds)}{disk}."]
-
-
-def _who(plan: DeviceForecast) -> str:
-    """Says what the device steps and what the CPU steps."""
-    if not plan.host_params:
-        streams = f", {_size(plan.streamed_per_step)} stream in a step" if plan.streamed_per_step else ""
-        return f"the device steps all parameters{streams}."
-    share = plan.host_elements / plan.elements
-    copies = f"{_size(plan.copy_bytes)} more of host memory have copies of weights and gradients"
-    return f"the CPU steps {plan.host_params:,} of {plan.params:,} tensors, {share:.1%} of the elements; {copies}."
-
-
-def _ends(plan: DeviceForecast) -> list[str]:
-    if not plan.link_per_step:
-        return []
-    if plan.seconds <= 0:
-        return ["Seconds are not predicted without --link" + (" and --measure." if plan.host_params else ".")]
-    cpu = f", the CPU and its disk {seconds_text(plan.host_seconds)}" if plan.host_params else ""
-    return [f"A step, at least: the link {seconds_text(plan.device_seconds)}{cpu}; the device's own kernels are not counted."]
-
-
-def _where(plan: Forecasts) -> str:
-    if not plan.chunks:
-        return f"all {_size(plan.host_bytes)} in host memory, nothing moves."
-    return (
-        f"{_size(plan.resident_bytes)} stay in host memory, {_size(plan.disk_bytes)} stream from the disk through buffers of "
-        f"{_size(plan.slot_bytes)}, in {plan.chunks:,} chunks."
-    )
+    _show(found.text(flag))
 
 
 def bench(found: Bench) -> None:

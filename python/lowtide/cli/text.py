@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+from lowtide.planning.models import count_of
+
 _SUSPECT = re.compile(r"[^ -~\n]")  # possibly unprintable
 
 
-def count_of(name: str, text: str) -> int:
+def count(name: str, text: str) -> int:
     """ "7e9", "7B", "16Mi" as a number. Raises ValueError that names `name`."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
-    unit = _UNITS.get(match[2]) if match else None
-    value = float(match[1]) * unit if match and unit else math.nan
-    if not 1 <= value < 2**63:
+    found = count_of(text)
+    if found is None:
         raise ValueError(f"{name}: got {text!r}, wanted a number such as 7e9, 350M, 7B or 16Mi")
-    return int(value)
+    return found
 
 
 def numbers_of(name: str, text: str) -> tuple[float, ...]:
@@ -31,9 +29,9 @@ def numbers_of(name: str, text: str) -> tuple[float, ...]:
 
 
 def check_unit(name: str, text: str | None) -> None:
-    """Raises ValueError, naming `name`, for bytes without a unit that are too few to be meant, as in "--host 16"."""
+    """Raises ValueError, naming `name`, for bytes without a unit that are too few to be meant, as in "--gpu 24"."""
     if text is not None and text.strip().isdecimal() and 0 < int(text) < 1 << 20:
-        raise ValueError(f"{name}: got {text!r}, which is that many bytes; did you mean {text.strip()}GiB?")
+        raise ValueError(f"{name}: got {text!r}, which is that many bytes; did you mean {text.strip()}GB?")
 
 
 def check_name(name: str, text: str, known: Sequence[str]) -> None:

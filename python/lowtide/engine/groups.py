@@ -18,7 +18,8 @@ from lowtide.devices.sharding import local_of
 from lowtide.engine.cores import Core
 from lowtide.engine.family import Family
 from lowtide.engine.params import Param
-from lowtide.memory.budgets import Budget, Memory
+from lowtide.memory.budgets import Memory
+from lowtide.memory.forecast import Budget
 from lowtide.options.options import FIXED, GROUP_OPTIONS, Options
 
 

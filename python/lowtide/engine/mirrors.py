@@ -19,7 +19,7 @@ from lowtide.checks.values import expect
 from lowtide.devices import places
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import local_of
-from lowtide.memory.budgets import Budget
+from lowtide.memory.forecast import Budget
 
 
 class _Mirror:

@@ -17,8 +17,8 @@ from lowtide.devices.places import HOST, Place
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, GroupSizes, sizes_of
 from lowtide.engine.params import Param
-from lowtide.memory.budgets import Budget, Memory, budget_at, size_of
-from lowtide.memory.forecast import Forecast, forecast
+from lowtide.memory.budgets import Memory, budget_at, size_of
+from lowtide.memory.forecast import Budget, Forecast, forecast
 
 _ENOUGH = 2**62  # bytes: no limit, but state is laid out as under a limit
 Owner = tuple[int, Memory | None]  # the parameter group that sets a budget, and the budget; or `_OPTIMIZER`

@@ -5,24 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices.places import HOST, Place, has_kernels
-
-
-class Budget(NamedTuple):
-    """A `Memory` in the core's form: bytes; -1: no limit."""
-
-    host: int
-    disk: str = ""  # a directory
-    disk_limit: int = -1
-    chunk: int = 0  # 0: chosen from the budget
-    device: int = -1
-    managed: bool = False
-    transfer: str = ""
-    automatic: bool = False
+from lowtide.memory.forecast import Budget
 
 
 @dataclass(frozen=True, kw_only=True)

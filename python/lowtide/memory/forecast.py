@@ -1,13 +1,25 @@
-"""Forecasts of the memory that state under a budget will take, from the core's own decisions."""
+"""Forecasts of the memory that state under a budget will take, from the core's own decisions. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowtide import _core
-from lowtide.memory.budgets import Budget
+
+
+class Budget(NamedTuple):
+    """A `Memory` in the core's form: bytes; -1: no limit."""
+
+    host: int
+    disk: str = ""  # a directory
+    disk_limit: int = -1
+    chunk: int = 0  # 0: chosen from the budget
+    device: int = -1
+    managed: bool = False
+    transfer: str = ""
+    automatic: bool = False
 
 
 @dataclass(frozen=True)

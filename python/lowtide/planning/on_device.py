@@ -22,7 +22,8 @@ from lowtide.engine.params import Param, wanted_places
 from lowtide.engine.shares import shares_of, state_on_device
 from lowtide.memory.budgets import Memory
 from lowtide.memory.forecast import forecast
-from lowtide.planning.rates import Rates, seconds_text, table_text
+from lowtide.planning.rates import Rates
+from lowtide.planning.result import seconds_text, table_text
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,15 @@ def predict(
         return Speeds(rates.link, min(steps), min(rates.read, rates.write) if disk else math.inf)
 
     made = all_core_groups(family, groups, memories, params)
-    return _Prediction(family, memory, made, settle(family, memory, groups, made, params, 0, speeds), rates, device).plan()
+    return _Prediction(family, memory, made, settle(family, memory, groups, made, params, 0, speeds), rates, device).forecast()
 
 
 def _check(budget: Memory | None, whole: Memory, place: Place) -> None:
     if budget is None:
         return
     if budget is not whole:
-        raise NotImplementedError(f"plan: got a budget of some parameters on {place.device}, wanted one for all of them")
-    where = f"plan of parameters on {place.device}: memory"
+        raise NotImplementedError(f"forecast: got a budget of some parameters on {place.device}, wanted one for all of them")
+    where = f"forecast of parameters on {place.device}: memory"
     expect(not budget.managed, where, "managed=True", "device=BYTES: a driver moves managed state as it likes")
     wanted = "bytes such as '8GiB': what is there, and free, is known when it runs"
     expect("%" not in str(budget.device), where, f"device={budget.device!r}", wanted)
@@ -135,7 +136,7 @@ class _Prediction:
     _rates: Rates
     _device: torch.device
 
-    def plan(self) -> DeviceForecast:
+    def forecast(self) -> DeviceForecast:
         at = wanted_places(self._params) if self._params else []
         shares = shares_of(self._family, self._memory, self._groups, self._params, at)
         parts = [self._part(place, shares.of_all[place] or Memory()) for place in at]

@@ -1,201 +1,371 @@
-"""Predicts a run: bytes of host memory and disk, bytes moved and seconds per step."""
+"""Plans a whole training: the bytes of weights, gradients, masters, state and activations on each tier, and what to change if they
+do not fit. Imports no torch for models that are told by a name, a file or a number, except for Muon."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, overload
-
-import torch
+import itertools
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from lowtide import _core
-from lowtide.checks.values import expect, number
-from lowtide.engine.family import Family
-from lowtide.engine.groups import group_defaults
-from lowtide.memory.budgets import Memory
-from lowtide.memory.forecast import Forecast, forecast
-from lowtide.options.hyper import BETAS, hyper_values
-from lowtide.options.options import check_kinds
-from lowtide.planning.on_device import DeviceForecast
-from lowtide.planning.on_device import predict as predict_on
-from lowtide.planning.rates import Rates, family_of, seconds_text, step_rates, table_text
-from lowtide.planning.shapes import Planned, groups_of, members_of
+from lowtide.memory.forecast import Budget
+from lowtide.planning.activations import moments
+from lowtide.planning.models import Model, decoder_of, elements, model_of, shape_of
+from lowtide.planning.result import Plan, Tiers, size_text, summed
 
-_AVERAGES = (*BETAS, "alpha")  # the length of averages
-_MEASURED = (*_AVERAGES, "momentum", "amsgrad", "centered", "max_unorm")  # options that affect the time of a step
+TYPES = {"fp32": ("float32", 4), "bf16": ("bfloat16", 2), "fp16": ("float16", 2)}  # torch's name and bytes
+_SHORT = {name: short for short, (name, _) in TYPES.items()}
+_BUCKET = 64 << 20  # bytes of gradients that step_in_backward=True steps together
+_STATE_BUFFERS = 64 << 20  # that `lowtide.stream` leaves for state on the disk
+_LEAST = 16 << 20  # no plan streams state through less
+_PROCESS = 500_000_000  # VmRSS of Python with torch 2.15, Transformers 5.24 and Lowtide after a first step, measured
+# Assumed, not measured: a CUDA context with its libraries' workspaces, and the process that has one.
+_CONTEXT, _PROCESS_BESIDE_DEVICE = 600_000_000, 1_500_000_000
+_TO_DEVICE = "Weights stream: fully_shard(layer, offload_policy=CPUOffloadPolicy()) of torch.distributed.fsdp"
+_FROM_DISK = "Weights stream: lowtide.stream(model, memory, ...), which makes the optimizer"
+_LINES = ("weights", "gradients", "masters", "state", "activations", "process", "never at once")
+
+
+def plan(
+    model: Any,
+    *,
+    gpu: int | str | None = None,
+    ram: int | str | None = None,
+    disk: int | str | None = None,
+    weights: str = "bf16",
+    master: str | None = "auto",
+    rule: str = "adamw",
+    state: str = "dynamic8",
+    seq: int = 2048,
+    batch: int = 1,
+    checkpointing: bool = False,
+    accumulate: bool = False,
+    step_in_backward: bool | int = False,
+    stream: bool = False,
+    min_quantized_numel: int = 4096,
+    **hyper: Any,
+) -> Plan:
+    """Says whether a training fits: weights, gradients, masters, optimizer state, activations and the process. Allocates nothing.
+
+    State goes where there is room: on the device, then in host memory, then on the disk, as `Memory` divides it. Its bytes are
+    those of `forecast`; activations are an estimate (docs/memory-tables.md has the formula).
+
+    Args:
+        model: the name of a published model such as "Llama-3.1-8B" or "Qwen/Qwen2.5-7B", a folder with a config.json, such a file, a
+            JSON file of shapes, a number of parameters, shapes, or a module (on any device, "meta" included), whose own types
+            count and whose frozen parameters have no gradients.
+        gpu: bytes of device memory, as an int or "24GB"; None: the CPU trains.
+        ram: bytes of host memory for the process; None: no limit.
+        disk: bytes for state on a disk, or a directory, whose free bytes count; None: no disk.
+        weights: the type of weights, gradients and activations: "fp32", "bf16" or "fp16".
+        master: as for the optimizer; "auto": "residual16" for weights of 16 bits.
+        rule, state, min_quantized_numel: as for `forecast`.
+        seq, batch: tokens of a sequence, and sequences of a forward pass.
+        checkpointing: layers are computed again in backward.
+        accumulate: gradients stay over several backward passes.
+        step_in_backward: as for the optimizer: True or bytes.
+        stream: weights are not where layers compute. With a GPU: weights and gradients in host memory, where the CPU steps, two
+            layers at a time on the device (FSDP2's CPUOffloadPolicy, with the tables of the vocabulary as units of their own).
+            Without: weights on the disk, from which layers are read ahead (`lowtide.stream`).
+        hyper: momentum, amsgrad, centered, betas, alpha: as for the optimizer.
+
+    Returns a Plan, whether it fits or not. Raises ValueError, TypeError or OSError for arguments that cannot be used.
+    """
+    for name, value in (("checkpointing", checkpointing), ("accumulate", accumulate), ("stream", stream)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: got {value!r}, wanted a bool")
+    waiting = _BUCKET if step_in_backward is True else _bytes("step_in_backward", step_in_backward or 0)
+    if accumulate and waiting:
+        raise ValueError("got accumulate with step_in_backward, wanted one of them: each backward pass would be a step")
+    what, weights, frozen = _model(model, weights)
+    if stream and what.decoder is None:
+        raise ValueError(f"got stream=True, wanted known layers: {what.unknown}")
+    if stream and gpu is None and disk is None:
+        raise ValueError("got stream=True, wanted gpu=BYTES, to which layers stream, or disk=BYTES, from which they do")
+    if master == "auto":
+        master = None if weights == "fp32" else "residual16"
+    training = _Training(
+        what, frozen, _bytes("gpu", gpu), _bytes("ram", ram), _on_disk(disk), weights, master, rule, state, _count("seq", seq),
+        _count("batch", batch), checkpointing, accumulate, waiting or 0, stream, _count("min_quantized_numel", min_quantized_numel, 0),
+        {key: value for key, value in hyper.items() if value is not None},
+    )  # fmt: skip
+    return training.answer()
+
+
+def _model(given: Any, weights: str) -> tuple[Model, str, int]:
+    """The model, the type of its weights, and bytes of weights without gradients."""
+    torch = sys.modules.get("torch")  # who has a module has imported it
+    if torch is not None and isinstance(given, torch.nn.Module):
+        trained = [param for param in given.parameters() if param.requires_grad]
+        types = {str(param.dtype).removeprefix("torch.") for param in trained}
+        if len(types) != 1 or not types <= _SHORT.keys():
+            raise ValueError(f"model: got weights of {', '.join(sorted(types)) or 'no type'}, wanted one of {', '.join(_SHORT)} for all")
+        config = getattr(given, "config", None)
+        decoder = decoder_of(config.to_dict()) if hasattr(config, "to_dict") else None
+        why = "" if decoder else "the formula is for Transformers' models like LLaMA"
+        what = Model(type(given).__name__, [tuple(param.shape) for param in trained], decoder, why)
+        frozen = sum(param.numel() * param.element_size() for param in given.parameters() if not param.requires_grad)
+        return what, _SHORT[types.pop()], frozen
+    weights = _SHORT.get(weights, weights)
+    if weights not in TYPES:
+        raise ValueError(f"weights: got {weights!r}, wanted one of {', '.join(TYPES)}")
+    if not isinstance(given, (list, tuple)):
+        return model_of(given), weights, 0
+    shapes = [shape_of(shape, f"model: shape {n}") for n, shape in enumerate(given)]
+    return Model(f"{len(shapes)} shapes", shapes, unknown="shapes say nothing about layers: give a name or a config.json"), weights, 0
 
 
 @dataclass(frozen=True)
-class Forecasts(Forecast):
-    """The sum over all budgets, and its parts. `str()` gives a table."""
+class _Training:
+    """The arguments of `plan`, sizes in bytes, and what follows from them."""
 
-    rule: str = ""
-    names: tuple[str, ...] = ()  # "optimizer" (groups that have none), "group 1", ...
-    budgets: tuple[Forecast, ...] = ()
-    memories: tuple[Memory | None, ...] = ()  # of each budget
-    rates: Rates = field(default_factory=Rates)
+    model: Model
+    frozen: int  # bytes of weights without gradients
+    gpu: int | None
+    ram: int | None
+    disk: int | None
+    weights: str
+    master: str | None
+    rule: str
+    state: str
+    seq: int
+    batch: int
+    checkpointing: bool
+    accumulate: bool
+    step_in_backward: int
+    stream: bool
+    min_quantized_numel: int
+    hyper: Mapping[str, Any]
 
-    def __str__(self) -> str:
-        shown = [n for n, budget in enumerate(self.budgets) if budget.params or len(self.budgets) == 1]
-        columns = [("", _LABELS)] + [(self.names[n], _column(self.budgets[n], self.memories[n])) for n in shown]
-        if len(shown) > 1:
-            columns.append(("in all", _column(self, None, limit="")))
-        lines = table_text(zip(*((head, *cells) for head, cells in columns), strict=True))
-        verdict = "fits" if self.fits else "does not fit"
-        head = f"{self.rule}: {self.params} parameters, {self.elements:,} elements: {verdict}"
-        problems = [f"{self.names[n]}: {self.budgets[n].problem}" for n in shown if not self.budgets[n].fits]
-        return "\n".join([head, *filter(None, lines), *problems])
-
-
-_LABELS = (
-    "state", "host memory", "  of a limit of", "  directly addressable", "  resident chunks", "  streaming buffers",
-    "disk", "chunks", "moved a step", "seconds a step", "  stepping", "  disk",
-)  # fmt: skip
-
-
-def _column(budget: Forecast, memory: Memory | None, limit: str = "none") -> tuple[str, ...]:
-    if memory and (host := memory.budget().host) >= 0:
-        limit = _core.format_bytes(host)
-
-    def size(number: int) -> str:
-        return _core.format_bytes(number) if budget.fits else "-"
-
-    def time(seconds: float) -> str:
-        return seconds_text(seconds) if budget.fits else "-"
-
-    return (
-        _core.format_bytes(budget.state_bytes), size(budget.host_bytes),
-        limit,
-        size(budget.direct_bytes), size(budget.resident_bytes), size(budget.slot_bytes),
-        size(budget.disk_bytes), str(budget.chunks) if budget.fits else "-", size(budget.moved_per_step),
-        time(budget.seconds), time(budget.step_seconds),
-        "0 s" if budget.fits and not budget.moved_per_step else time(budget.disk_seconds),
-    )  # fmt: skip
-
-
-@overload
-def plan(
-    model_or_params: Any, rule: str = ..., state: str = ..., memory: Memory | None = ..., min_quantized_numel: int = ...,
-    rates: Rates | Literal["measure"] | None = ..., momentum: float | None = ..., amsgrad: bool = ..., centered: bool = ...,
-    master: str | None = ..., max_unorm: float = ..., betas: tuple[float, ...] | None = ..., alpha: float | None = ...,
-    on: Literal["cpu"] = ..., dtype: torch.dtype = ...,
-) -> Forecasts: ...  # fmt: skip
-
-
-@overload
-def plan(
-    model_or_params: Any, rule: str = ..., state: str = ..., memory: Memory | None = ..., min_quantized_numel: int = ...,
-    rates: Rates | Literal["measure"] | None = ..., momentum: float | None = ..., amsgrad: bool = ..., centered: bool = ...,
-    master: str | None = ..., max_unorm: float = ..., betas: tuple[float, ...] | None = ..., alpha: float | None = ...,
-    *, on: str | torch.device, dtype: torch.dtype = ...,
-) -> Forecasts | DeviceForecast: ...  # fmt: skip
-
-
-def plan(
-    model_or_params: Any,
-    rule: str = "adamw",
-    state: str = "dynamic8",
-    memory: Memory | Mapping[str, Any] | str | None = None,
-    min_quantized_numel: int = 4096,
-    rates: Rates | Literal["measure"] | None = None,
-    momentum: float | None = None,
-    amsgrad: bool = False,
-    centered: bool = False,
-    master: str | None = None,
-    max_unorm: float = 0.0,
-    betas: tuple[float, ...] | None = None,
-    alpha: float | None = None,
-    on: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Forecasts | DeviceForecast:
-    """Predicts the memory and time of an optimizer, using its own decisions. Allocates no state, touches no disk.
-
-    Args:
-        model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state", "memory" and so
-            on per group), or shapes. Tensors may be on any device, including "meta". Frozen parameters are left out. For a
-            DTensor (FSDP2), this rank's part is planned.
-        rule: one that docs/rules.md lists, such as "adamw", or "muon".
-        state, memory, min_quantized_numel: as for the optimizer.
-        rates: for the seconds. "measure" measures the rates that this model needs on this machine: about a second for each
-            state format and, if state goes to disk, 1.3 seconds for each directory (see `measure_rates`).
-        momentum: for SGD and LARS, which have no state without it, and RMSprop; None: the rule's default.
-        amsgrad: for Adam and AdamW.
-        centered: for RMSprop.
-        master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state.
-        max_unorm: for LAMB and LARS: LARS then reads its state twice a step, as LAMB always does.
-        betas, alpha: as for the optimizer; 4-bit state accepts only short averages. None: the rule's defaults.
-        on: the device of the parameters: "cuda", "xpu", another torch accelerator, or "cpu". The machine need not have it. Such
-            a plan needs Memory(device=) in bytes, unless the CPU takes all steps, and `rates` if the CPU may take some
-            (Memory(step="auto"), or a disk); state streams as with transfer="copy".
-        dtype: of parameters given as shapes.
-
-    Returns Forecasts or, for parameters on a device, a DeviceForecast, whether it fits or not. Raises ValueError or TypeError
-    for input that an optimizer would refuse under any budget, for rates that are not numbers and for more than 2^52 elements;
-    with rates="measure" also OSError.
-    """
-    given = {"state": state, "memory": memory, "min_quantized_numel": min_quantized_numel, "master": master}
-    check_kinds(given, "plan")
-    memory, device = Memory.of(memory), _device(on)
-    if not isinstance(rule, str):
-        raise TypeError(f"plan: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
-    if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
-        raise TypeError(f"plan: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
-    family, hyper = family_of(rule)
-    options = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "alpha": alpha}
-    options = {key: value for key, value in options.items() if value is not None}
-    extra = dict(zip(options, hyper_values(list(options), options), strict=True))
-    hyper |= options if betas is None else {**options, "betas": betas}
-    defaults = {**group_defaults(hyper, {}), **given}
-    del defaults["memory"]  # of the whole optimizer
-    if device.type != "cpu":
-        if rates == "measure":
-            raise ValueError(f"plan: got rates='measure' on {device}, wanted lowtide.Rates(link=, step=, ...): measure_rates() measures them")
-        return predict_on(device, family, memory or Memory(), {**defaults, **extra}, members_of(model_or_params, dtype), rates or Rates())
-    groups = groups_of(model_or_params, defaults, family, extra, dtype)
-    if rates == "measure":
-        rates = _measure_for(family, _predict(family, memory, groups, Rates()), groups)
-    return _predict(family, memory, groups, rates or Rates())
-
-
-def _device(on: str | torch.device) -> torch.device:
-    """The device. Raises ValueError for a device that torch does not know, TypeError for another type."""
-    if not isinstance(on, (str, torch.device)):
-        raise TypeError(f"plan: on: got {on!r} ({type(on).__name__}), wanted a device such as 'cuda'")
-    wanted = "a device that torch knows, such as 'cpu', 'cuda', 'xpu' or 'mps'"
-    try:
-        device = torch.device(on)
-    except RuntimeError as error:
-        raise ValueError(f"plan: on: got {on!r}, wanted {wanted}") from error
-    expect(device.type != "meta", "plan: on", repr(str(on)), f"{wanted}: where the parameters will be")
-    return device
-
-
-def _predict(family: Family, memory: Memory | None, groups: Planned, rates: Rates) -> Forecasts:
-    read, write = number("rates: read", rates.read), number("rates: write", rates.write)
-    described = [sizes._replace(rate=rates.step_of(sizes.options["state"])) for _, sizes in groups]
-    budget = memory.budget() if memory else None
-    total, budgets = forecast(family.core_rule, budget, described, read, write)
-    own = [(f"group {group.of}", group.memory) for group, sizes in groups if sizes.budget]
-    names, memories = zip(("optimizer", memory), *own, strict=True)
-    return Forecasts(**asdict(total), rule=family.rule, names=names, budgets=budgets, memories=memories, rates=rates)
-
-
-def _measure_for(family: Family, unrated: Forecasts, groups: Planned) -> Rates:
-    pairs = zip(unrated.memories, unrated.budgets, strict=True)
-    disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
-    step: dict[str, float] = {}
-    for state in sorted({sizes.options["state"] for _, sizes in groups if sizes.params}):
-        here = [sizes.hyper for _, sizes in groups if sizes.params and sizes.options["state"] == state]
-        # The step that takes most has the largest of each. A large parameter may refuse options of its optimizer: 4 bits,
-        # of long averages. The rate is then unknown.
-        most = {key: max(hyper.get(key, 0) for hyper in here) for key in here[0] if key in _MEASURED}
-        for hyper in (most, {key: value for key, value in most.items() if key not in _AVERAGES}):
-            with contextlib.suppress(ValueError):
-                step |= step_rates(family.core_rule, [state], hyper)
+    def answer(self) -> Plan:
+        """The plan; if it does not fit, with the smallest change that would, or the effect of all changes."""
+        found, changed = self._plan(), None
+        if found.fits:
+            return found
+        last: dict[str, Any] = {}
+        for _, last in sorted(self._changes(), key=lambda each: each[0]):
+            changed = replace(self, **last)._plan()
+            if changed.fits:
                 break
-    found = [_core.measure_disk_rates(disk) for disk in sorted(disks)]
-    if not found:
-        return Rates(step)
-    slowest = {key: min(disk[key] for disk in found) for key in ("read", "write")}
-    return Rates(step, **slowest, engine=found[0]["engine"], direct=all(disk["direct"] for disk in found))
+        spelled: dict[str, Any] = {"step_in_backward": True}
+        if changed and self.disk is None and "disk" in last:  # as much as it takes
+            changed = replace(changed, given=(*changed.given[:2], changed.total.disk))
+            spelled["disk"] = size_text(changed.total.disk)
+        change = {name: spelled.get(name, value) for name, value in last.items() if value != getattr(self, name)}
+        return replace(found, change=change, changed=changed)
+
+    def _changes(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Every set of changes that make sense together, with its cost, which says what is the lesser evil: more computing, then less
+        precision, then a disk, then weights that travel through every layer of every pass, then a CPU that computes."""
+        single: list[tuple[int, dict[str, Any]]] = []
+        if not self.checkpointing and self.model.decoder:
+            single.append((1, {"checkpointing": True}))
+        if not self.accumulate and not self.step_in_backward:
+            single.append((1, {"step_in_backward": _BUCKET}))
+        if self.weights == "fp32":
+            single += [(2, {"weights": "bf16", "master": "residual16"}), (4, {"weights": "bf16", "master": "stochastic"})]
+        elif self.master == "residual16":
+            single += [(2, {"master": "residual8"}), (3, {"master": "stochastic"})]
+        if self.disk is None:
+            single.append((3, {"disk": 1 << 60}))
+        if self.model.decoder:
+            from_disk = {"gpu": None, "stream": True, "disk": 1 << 60 if self.disk is None else self.disk}
+            if self.gpu is not None:
+                single += [(18, {"gpu": None, "stream": False}), (20, from_disk)]
+            if not self.stream:
+                single.append((5, from_disk if self.gpu is None else {"stream": True}))
+        for count in range(1, len(single) + 1):
+            for some in itertools.combinations(single, count):
+                if all(sum(name in each for _, each in some) < 2 for name in ("master", "stream")):
+                    yield sum(cost for cost, _ in some), {name: value for _, each in some for name, value in each.items()}
+
+    @cached_property
+    def _elements(self) -> int:
+        return elements(self.model.shapes)
+
+    @property
+    def _size(self) -> int:
+        return TYPES[self.weights][1]
+
+    def _plan(self) -> Plan:
+        state = self._state(Budget(-1), None)["state_bytes"]
+        masters = self._state(Budget(-1), self.master)["state_bytes"] - state
+        lines = {"weights": self._weights(), **self._in_backward()}
+        lines["process"] = Tiers(0, _PROCESS) if self.gpu is None else Tiers(_CONTEXT, _PROCESS_BESIDE_DEVICE)
+        if self.stream and self.gpu is None:
+            lines["weights"] = self._weights_on_disk(lines)
+        where, memory, problem = self._placed(summed(lines.values()), state + masters)
+        share = masters / max(state + masters, 1)
+        lines["masters"] = Tiers(*(int(size * share) for size in where))
+        lines["state"] = Tiers(*(size - part for size, part in zip(where, lines["masters"], strict=True)))
+        given = (self.gpu, self.ram, self.disk)
+        lacks = [
+            f"{tier} lacks {size_text(total - size)}"
+            for tier, total, size in zip(Tiers._fields, summed(lines.values()), given, strict=True) if size is not None and total > size
+        ]  # fmt: skip
+        options = {"state": self.state, "master": self.master, "memory": memory,
+                   "step_in_backward": self.step_in_backward if self.step_in_backward != _BUCKET else True}  # fmt: skip
+        return Plan(
+            self.model.name, self._elements, given, {name: lines[name] for name in _LINES if any(lines[name])},
+            ", ".join(lacks) or problem, self.model.unknown, {name: value for name, value in options.items() if value},
+            "" if not self.stream else _FROM_DISK if self.gpu is None else _TO_DEVICE,
+        )  # fmt: skip
+
+    def _at_work(self, size: int) -> Tiers:
+        """So many bytes where layers compute."""
+        return Tiers(0, size) if self.gpu is None else Tiers(size)
+
+    def _weights(self) -> Tiers:
+        weights = self._size * self._elements + self.frozen
+        if not self.stream or self.gpu is None:
+            return self._at_work(weights)
+        of = self.model.decoder
+        assert of
+        table, layer = self._units()
+        # Two neighbours; a tied table belongs to no unit and stays.
+        return Tiers(max(table + layer, 2 * layer) + of.tied * table, weights)
+
+    def _weights_on_disk(self, lines: Mapping[str, Tiers]) -> Tiers:
+        """As `lowtide.stream` divides host memory: the tables, and as many layers as there is room for, three at least."""
+        of, ram = self.model.decoder, self.ram
+        assert of
+        table, layer = self._units()
+        every, kept = of.layers * layer, (1 + (not of.tied)) * table
+        least = min(every, 3 * layer)
+        beside = summed(line for name, line in lines.items() if name != "weights").host + kept + _STATE_BUFFERS
+        return Tiers(0, kept + (every if ram is None else max(least, min(every, ram - beside))), every)
+
+    def _units(self) -> tuple[int, int]:
+        """Bytes of weights of a table of the vocabulary, and of a layer, frozen ones included."""
+        of = self.model.decoder
+        assert of
+        whole = self._size * self._elements + self.frozen
+        share = whole / max(elements(of.shapes()), 1)
+        return int(share * of.vocabulary * of.hidden), int(share * elements([*of.layer().values()]))
+
+    def _in_backward(self) -> dict[str, Tiers]:
+        """Gradients and activations, each at its largest, and what of their sum is never there at once."""
+        size, of = self._size, self.model.decoder
+        every, largest = size * self._elements, size * max(map(math.prod, self.model.shapes), default=0)
+        if of is None:
+            alive = min(every, self.step_in_backward + largest) if self.step_in_backward else every + self.accumulate * largest
+            return {"gradients": self._at_work(alive), "activations": Tiers(), "never at once": Tiers()}
+        trained = every / max(every + self.frozen, 1)
+        table, layer = (int(trained * unit) for unit in self._units())
+        streams, unit = self.stream and self.gpu is not None, max(table, layer)
+
+        def gradients(complete: int) -> int:
+            """Bytes that are alive where layers compute, when so many units have gradients."""
+            if streams:
+                return sum(([table] + [layer] * of.layers + [table])[max(0, complete - 2) : complete])
+            if self.accumulate:
+                return every + largest
+            layers, last = layer * min(max(complete - 1, 0), of.layers), complete > 1 + of.layers
+            # A tied table has two gradients, and autograd adds them to a third.
+            tables = table * ((complete > 0) + last * (1 + of.tied))
+            if not self.step_in_backward:
+                return layers + tables
+            held = tables if of.tied else 0
+            return held + min(layers + tables - held, self.step_in_backward + largest)
+
+        at = list(moments(of, self.seq * self.batch, size, self.checkpointing))
+        most, activations = max(gradients(moment.complete) for moment in at), max(moment.activations for moment in at)
+        peak = max(moment.activations + gradients(moment.complete) for moment in at)
+        found = {"activations": self._at_work(activations), "never at once": self._at_work(peak - most - activations)}
+        if not streams:
+            return {**found, "gradients": self._at_work(most)}
+        on_host = unit + self.step_in_backward if self.step_in_backward else every + self.accumulate * unit
+        return {**found, "gradients": Tiers(most, on_host)}
+
+    def _placed(self, beside: Tiers, state: int) -> tuple[Tiers, str | None, str]:
+        """Where state and masters are beside the rest; `memory` of the optimizer for that; the problem if they fit nowhere."""
+        of = self.gpu, self.ram, self.disk
+        device, host, disk = (None if size is None else size - taken for size, taken in zip(of, beside, strict=True))
+        steps_there = self.gpu is not None and not self.stream
+        # Where a device has no room for the rest either, it lacks that whatever state does.
+        there = min(max(device or 0, 0), state) if steps_there else 0
+        elsewhere = Tiers(there, state - there)
+        streams_from_disk = self.stream and self.gpu is None
+        if there == state or host is None or (host >= state - there and not streams_from_disk):
+            return elsewhere, None, ""
+        if disk is None:
+            return elsewhere, None, f"host lacks {size_text(state - there - host)}"
+        tier = "host" if host < _LEAST else "device" if steps_there and there < _LEAST else ""
+        if tier:
+            in_host = max(min(host, state - there), 0)
+            return Tiers(there, in_host, state - there - in_host), None, f"{tier} lacks {size_text(_LEAST)} for state that streams"
+        found = self._state(Budget(host, "DIR", max(disk, 0), device=there if steps_there else -1), self.master)
+        if not found["fits"]:
+            return elsewhere, None, found["problem"]
+        memory = f"device={there},host={host},disk=DIR,step=device" if steps_there else f"host={host},disk=DIR"
+        if streams_from_disk:  # the budget of `lowtide.stream` is for weights, gradients and state, as if all were there at once
+            outside = self._in_backward()
+            memory = f"host={host + beside.host - _PROCESS - outside['activations'].host - outside['never at once'].host},disk=DIR"
+        return Tiers(found["device_bytes"], found["host_bytes"], found["disk_bytes"]), memory, ""
+
+    def _state(self, budget: Budget, master: str | None) -> dict[str, Any]:
+        """The core's forecast of state and masters."""
+        dtype, options = TYPES[self.weights][0], {name: default for name, default, _ in _core.group_options()}
+        options |= {"state": self.state, "master": master, "min_quantized_numel": self.min_quantized_numel}
+        if self.rule == "muon":
+            from lowtide.planning.forecasts import sizes_for
+
+            rule, groups = sizes_for(self.rule, self.model.shapes, dtype, options, self.hyper)
+        else:
+            rule, params = self.rule, [([*shape], None, dtype) for shape in self.model.shapes]
+            groups = [(params, options, _hyper(rule, self.hyper), None, 0.0, -1, "")]
+        found: dict[str, Any] = _core.forecast(rule, budget, groups)[0]
+        return found
+
+
+def _hyper(rule: str, given: Mapping[str, Any]) -> dict[str, float]:
+    """Hyper-parameters as the core has them."""
+    known = [each.name for each in _core.hyper_parameters(rule)]
+    found: dict[str, float] = {}
+    for name, value in given.items():
+        if name == "betas":
+            names = [key for key in ("beta1", "beta2", "beta3") if key in known]
+            if not names or not isinstance(value, (tuple, list)) or len(value) != len(names):
+                raise ValueError(f"betas: got {value!r}, wanted {f'a tuple of {len(names)} numbers' if names else f'none: {rule} has no such option'}")
+            found |= dict(zip(names, map(float, value), strict=True))
+        elif name in known:
+            if not isinstance(value, (int, float)):
+                raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wanted a number")
+            found[name] = value
+        elif value is not False:
+            raise ValueError(f"{name}: got {value!r}, wanted none: {rule} has no such option")
+    return found
+
+
+def _count(name: str, value: Any, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+        raise ValueError(f"{name}: got {value!r}, wanted a whole number of {least} or more")
+    return value
+
+
+def _bytes(name: str, value: int | str | None) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    if isinstance(value, str):
+        try:
+            return _core.parse_bytes(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    raise ValueError(f"{name}: got {value!r}, wanted bytes as an int or '24GB'")
+
+
+def _on_disk(value: int | str | None) -> int | None:
+    """Bytes of a disk: a size, or what a directory has free."""
+    try:
+        return _bytes("disk", value)
+    except ValueError as error:
+        if not isinstance(value, str):
+            raise
+        try:
+            return int(_core.disk_info(value)["free_bytes"])
+        except (OSError, ValueError):
+            raise ValueError(f"{error}, or a directory that can be written") from None

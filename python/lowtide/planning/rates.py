@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -44,27 +44,6 @@ class Rates:
         return number(f"rates: step of {state}", rate)
 
 
-def table_text(rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table, the first column aligned left, the others right."""
-    rows = [*rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    )
-    return [line.rstrip() for line in lines]
-
-
-def seconds_text(seconds: float) -> str:
-    """ "1.23 s", "4.56 ms"; "unknown" for 0."""
-    if seconds <= 0:
-        return "unknown"
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * scale >= 1 or unit == "us":
-            break
-    return f"{seconds * scale:.3g} {unit}" if seconds * scale < 1000 else f"{seconds * scale:,.0f} {unit}"
-
-
 def measure_rates(
     disk: str | os.PathLike[str] | None = None,
     rule: str = "adamw",
@@ -87,7 +66,7 @@ def measure_rates(
             lock file ".lowtide.lock" stays. None: read and write are 0.
         rule: the rule whose steps are measured, over float32 parameters and gradients, with torch's number of threads.
         states: state formats; by default all that the rule supports.
-        momentum, amsgrad, centered, max_unorm, betas, alpha: as for `plan`.
+        momentum, amsgrad, centered, max_unorm, betas, alpha: as for `forecast`.
         elements: of the stepped parameter; 0: enough to exceed the cache. Takes 16 bytes of RAM per element.
         disk_bytes: largest size of the scratch file; half of the free space, if that is less.
         seconds: length of each measurement, more than 0.

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import lowtide
 import pytest
@@ -13,8 +13,7 @@ import torch
 from lowtide import _core
 from lowtide.cli import core_model, quick_bench
 from lowtide.cli.main import app, main
-from lowtide.cli.text import count_of
-from lowtide.planning.shapes import of_count
+from lowtide.cli.text import count
 from typer.testing import CliRunner
 
 from support import CODECS, FOUR_BITS, trained
@@ -42,88 +41,53 @@ def run(monkeypatch):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_plan_shows_every_format_and_marks_the_chosen_one(run, tmp_path, columns):
-    text = run("plan", "--params", "1e6", "--state", "bf16", "--host", "2MiB", "--disk", tmp_path, columns=columns)
-    rows = [line for line in text.splitlines() if line.startswith(("* ", "  ")) and line.split()[-1] in ("yes", "no")]
-    assert [row[:2] + row[2:].split()[0] for row in rows] == [
-        f"{'*' if codec == 'bf16' else ' '} {codec}" for codec in _core.codec_names()
-    ]
-    assert set(CODECS + FOUR_BITS) == set(_core.codec_names())
-    assert "bf16 fits" in text and "4096 by 4096" in text
-
-
-def test_plan_leaves_out_formats_that_the_averages_are_too_long_for(run):
-    plan = ("plan", "--params", "1e6", "--json")
-    for long, short in (
-        (["--betas", "0.95,0.999"], ["--betas", "0.9,0.999"]),
-        (["--rule", "rmsprop", "--centered"], ["--rule", "rmsprop", "--centered", "--alpha", "0.9"]),
-        (["--rule", "muon"], ["--rule", "muon", "--momentum", "0.9"]),
-    ):
-        assert set(run(*plan, *long)["plans"]) == set(CODECS)
-        assert set(run(*plan, *short)["plans"]) == set(CODECS + FOUR_BITS)
+def test_plan_says_what_fits_and_what_would(run, columns):
+    text = run("plan", "--model", "Llama-3.1-8B", "--gpu", "24GB", "--ram", "64GB", "--disk", "1TB", status=1, columns=columns)
+    assert "Does not fit: device lacks" in text and "activations, estimated" in text and "process, assumed" in text
+    assert "The smallest change that fits: --checkpointing --step-in-backward\n" in text
+    again = ("--checkpointing", "--step-in-backward")
+    text = run("plan", "--model", "Llama-3.1-8B", "--gpu", "24GB", "--ram", "64GB", "--disk", "1TB", *again, columns=columns)
+    assert "Fits." in text and "step_in_backward=True" in text and "smallest" not in text
+    text = run("plan", "--model", "Llama-3.1-70B", "--gpu", "8GB", "--ram", "32GB", "--disk", "1TB", status=1, columns=columns)
+    assert "no --gpu" in text and "lowtide.stream" in text
 
 
 def test_plan_agrees_with_the_library(run, tmp_path):
-    found = run("plan", "--params", "1000003", "--host", "1MiB", "--disk", tmp_path, "--json")
-    shapes = [(244, 4096), (579,)]
-    memory = lowtide.Memory(host="1MiB", disk=tmp_path)
-    assert found["fits"] and set(found["plans"]) == set(CODECS + FOUR_BITS)
-    for codec, got in found["plans"].items():
-        wanted = lowtide.plan(shapes, state=codec, memory=memory)
-        assert got == {key: getattr(wanted, key) for key in got} and got["elements"] == 1000003
+    given = {"gpu": "24GB", "ram": "20GB", "disk": "1TB", "weights": "bfloat16", "master": "residual8", "seq": 512, "batch": 2}
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    found = run("plan", "--model", "Qwen2.5-7B", *options, "--stream", "--step-in-backward", "--checkpointing", "--json")
+    plan = lowtide.plan("Qwen2.5-7B", **given, stream=True, step_in_backward=True, checkpointing=True)
+    assert found == json.loads(json.dumps(plan.as_dict())) and found["lines"]["weights"]["host"] == 2 * plan.elements
+    there = run("plan", "--model", "1e6", "--ram", "2GB", "--disk", tmp_path, "--json")
+    assert 0 < there["given"]["disk"] < 2**50
 
 
-def test_plan_of_a_device(run, tmp_path, monkeypatch):
-    there = ("plan", "--params", "1e9", "--dtype", "bfloat16", "--device", "1GiB")
-    text = run(*there, "--link", "25GB")
-    assert "the device steps all parameters" in text and "A step, at least: the link" in text
-    assert "Seconds are not predicted without --link." in run(*there)
-    found = run(*there, "--link", "25GB", "--json")
-    memory, rates = lowtide.Memory(device="1GiB"), lowtide.Rates(link=25e9)
-    plan = lowtide.plan(of_count(10**9), memory=memory, on="cuda", dtype=torch.bfloat16, rates=rates)
-    assert found["plans"]["dynamic8"] == {key: value for key, value in asdict(plan).items() if key not in ("by_host", "rule")}
-    fast = lowtide.Rates(dict.fromkeys(CODECS + FOUR_BITS, 1e9), 1e9, 1e9)
-    monkeypatch.setattr("lowtide.cli.commands.measure_rates", lambda *of, **more: fast)
-    text = run(*there, "--host", "512MiB", "--disk", tmp_path, "--link", "25GB", "--measure")
-    assert "the CPU steps" in text and "the CPU and its disk" in text
-    assert "device memory budget" in run(*there, "--host", "512MiB", status=1)
+def test_plan_takes_the_options_of_rules(run):
+    def state(*options, status=0):
+        return run("plan", "--model", "1e6", "--master", "none", *options, "--json", status=status)["lines"]["state"]["host"]
 
-
-def test_plan_that_does_not_fit_has_status_1(run, tmp_path, monkeypatch):
-    text = run("plan", "--params", "1e6", "--host", "1MiB", status=1)
-    assert "dynamic8 does not fit" in text and "at least" in " ".join(text.split()) and "--state" not in text
-    assert "fits: --state dynamic4" in run("plan", "--params", "1e6", "--host", "1200KiB", status=1)
-    disk = ("--disk", tmp_path, "--disk-limit", "4KiB")
-    found = run("plan", "--params", "1e6", "--host", "1MiB", *disk, "--json", status=1)
-    assert not found["fits"] and "disk" in found["plans"]["dynamic8"]["problem"]
-    monkeypatch.setattr(_core, "disk_info", lambda _: {"free_bytes": 1 << 20})
-    full = run("plan", "--params", "1e7", "--host", "1MiB", "--disk", tmp_path, "--json", status=1)
-    assert "1048576 bytes free" in full["plans"]["dynamic8"]["problem"]
+    plain = state()
+    assert state("--amsgrad") > state("--state", "dynamic4", "--betas", "0.9,0.999") and state("--amsgrad") > 1.4 * plain
+    assert state("--rule", "rmsprop", "--centered", "--momentum", "0.9") > 2.9 * state("--rule", "rmsprop")
+    assert state("--rule", "rmsprop", "--centered", "--alpha", "0.9", "--state", "dynamic4") < plain
+    assert state("--rule", "muon") < plain == state("--rule", "adamw")
 
 
 def test_plan_of_shapes_and_configs(run, tmp_path):
     listed, named = tmp_path / "list.json", tmp_path / "named.json"
     listed.write_text("[[512, 256], [256], []]")
     named.write_text('{"weight": [512, 256], "bias": [256], "scale": []}')
-    plans = [run("plan", "--shapes", path, "--json")["plans"] for path in (listed, named)]
-    assert plans[0] == plans[1] and plans[0]["dynamic8"]["elements"] == 512 * 256 + 256 + 1
-    _ = pytest.importorskip("transformers").LlamaForCausalLM  # torch may warn while it is imported
+    plans = [run("plan", "--model", path, "--json") for path in (listed, named)]
+    assert plans[0]["lines"] == plans[1]["lines"] and plans[0]["elements"] == 512 * 256 + 256 + 1
+    assert "Activations are not counted: shapes say" in " ".join(run("plan", "--model", listed).split())
     config = tmp_path / "config.json"
     config.write_text(json.dumps({
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
     }))  # fmt: skip
     layer = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64
-    assert run("plan", "--hf-config", config, "--json")["plans"]["fp32"]["elements"] == 2 * layer + 2 * 64000 + 64
-
-
-def test_plan_measures_when_asked_to(run, tmp_path, monkeypatch):
-    fast = lowtide.Rates(dict.fromkeys(CODECS + FOUR_BITS, 1e9), 1e9, 1e9)
-    monkeypatch.setattr("lowtide.cli.commands.measure_rates", lambda *_, **__: fast)
-    arguments = ("plan", "--params", "1e6", "--host", "1MiB", "--disk", tmp_path, "--measure")
-    assert "A step: computing" in run(*arguments)
-    found = run(*arguments, "--json")
-    assert found["rates"]["read"] == 1e9 and found["plans"]["dynamic8"]["seconds"] > 0
+    for path in (config, tmp_path):
+        assert run("plan", "--model", path, "--json")["elements"] == 2 * layer + 2 * 64000 + 64
 
 
 def test_info(run, tmp_path, monkeypatch):
@@ -270,60 +234,49 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
     (tmp_path / "digits.json").write_text(f"[[{'9' * 5000}]]")
     (tmp_path / "config.json").write_text('{"model_type": "no such model"}')
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
-    plan = ["plan", "--params", "1e6"]
+    plan = ["plan", "--model", "1e6"]
     cases = {
         "--nope": ["--nope"],
         "'nope'": ["nope"],
         "--help": [],
         "--bad": [*plan, "--bad"],
-        "one of --params": ["plan"],
-        "--params and --shapes": [*plan, "--shapes", "x"],
-        "--step without --device": [*plan, "--step", "auto"],
-        "--link without --device": [*plan, "--link", "25GB"],
-        "--on without --device": [*plan, "--on", "xpu"],
-        "'25%', wanted bytes": [*plan, "--device", "25%"],
-        "mean 8GiB": [*plan, "--device", "8"],
-        "on: got 'gpu'": [*plan, "--device", "1GiB", "--on", "gpu"],
-        "--link and --measure": [*plan, "--device", "1GiB", "--step", "auto"],
-        "step='device'": [*plan, "--device", "0", "--step", "device"],
-        "step: got 'both'": [*plan, "--device", "1GiB", "--step", "both"],
-        "--dtype": [*plan, "--dtype", "int8"],
-        "'many'": ["plan", "--params", "many"],
-        "'0'": ["plan", "--params", "0"],
-        "'-5'": ["plan", "--params", "-5"],
-        "'1e30'": ["plan", "--params", "1e30"],
-        "'nan'": ["plan", "--params", "nan"],
-        "parameters, wanted": ["plan", "--params", "9e18"],
+        "--model": ["plan"],
+        "weights: got 'int8'": [*plan, "--weights", "int8"],
+        "got 'many', wanted a folder": ["plan", "--model", "many"],
+        "'0'": ["plan", "--model", "0"],
+        "'1e30'": ["plan", "--model", "1e30"],
+        "got ''": ["plan", "--model", ""],
+        "parameters, wanted": ["plan", "--model", "9e18"],
         "adamax": [*plan, "--rule", "adamax"],
         "int3": [*plan, "--state", "int3"],
-        "mean 16GiB": [*plan, "--host", "16"],
-        "mean 5GiB": [*plan, "--host", "1GiB", "--disk", tmp_path, "--disk-limit", "5"],
-        "2GB ?": [*plan, "--host", "2GB ?"],
-        'host: got ""': [*plan, "--host", ""],
-        "empty path": [*plan, "--host", "1GiB", "--disk", ""],
-        "got ''": ["plan", "--params", ""],
-        "digits": ["plan", "--shapes", tmp_path / "digits.json"],
-        "200%": [*plan, "--host", "200%"],
-        "4096": [*plan, "--host", "1GiB", "--chunk", "5"],
-        "--disk without --host": [*plan, "--disk", tmp_path],
-        "missing": [*plan, "--host", "1GiB", "--disk", tmp_path / "missing"],
-        "file": [*plan, "--host", "1GiB", "--disk", tmp_path / "file"],
-        "link": [*plan, "--host", "1GiB", "--disk", tmp_path / "link"],
-        "/proc": [*plan, "--host", "1GiB", "--disk", "/proc"],
-        "got momentum=nan": [*plan, "--rule", "sgd", "--momentum", "nan"],
+        "residual7": [*plan, "--master", "residual7"],
+        "mean 16GB": [*plan, "--ram", "16"],
+        "mean 5GB": [*plan, "--disk", "5"],
+        "2GB ?": [*plan, "--gpu", "2GB ?"],
+        'ram: got ""': [*plan, "--ram", ""],
+        "200%": [*plan, "--ram", "200%"],
+        "missing": [*plan, "--disk", tmp_path / "missing"],
+        "file": [*plan, "--disk", tmp_path / "file"],
+        "link": [*plan, "--disk", tmp_path / "link"],
+        "/proc": [*plan, "--disk", "/proc"],
+        "seq: got 0": [*plan, "--seq", "0"],
+        "batch: got -1": [*plan, "--batch", "-1"],
+        "wanted known layers": [*plan, "--gpu", "8GB", "--stream"],
+        "wanted gpu=BYTES": ["plan", "--model", "Llama-2-7B", "--stream"],
+        "each backward pass": [*plan, "--accumulate", "--step-in-backward"],
+        "momentum=nan": [*plan, "--rule", "sgd", "--momentum", "nan"],
         "adamw has no such option": [*plan, "--momentum", "0.9"],
-        "--max-unorm": [*plan, "--max-unorm", "1"],
-        "--betas: got (0.9, 0.95), wanted none": [*plan, "--rule", "sgd", "--betas", "0.9,0.95"],
+        "betas: got (0.9, 0.95), wanted none": [*plan, "--rule", "sgd", "--betas", "0.9,0.95"],
         "--betas: got '0.9;0.95'": [*plan, "--betas", "0.9;0.95"],
         "a tuple of 2 numbers": [*plan, "--betas", "0.9,0.95,0.999"],
         "a beta of 0.95 for its exp_avg": [*plan, "--state", "dynamic4", "--betas", "0.95,0.999"],
         "a beta of 0.99 for its grad_avg": [*plan, "--state", "dynamic4", "--rule", "rmsprop", "--centered"],
-        "missing.json": ["plan", "--shapes", tmp_path / "missing.json"],
-        "not JSON": ["plan", "--shapes", tmp_path / "file"],
-        "a list of shapes": ["plan", "--shapes", tmp_path / "number.json"],
-        "shape 0": ["plan", "--shapes", tmp_path / "sizes.json"],
-        "model_type": ["plan", "--hf-config", tmp_path / "sizes.json"],
-        "transformers": ["plan", "--hf-config", tmp_path / "config.json"],
+        "missing.json": ["plan", "--model", tmp_path / "missing.json"],
+        "digits": ["plan", "--model", tmp_path / "digits.json"],
+        "not JSON": ["plan", "--model", tmp_path / "file"],
+        "a list of shapes": ["plan", "--model", tmp_path / "number.json"],
+        "shape 0": ["plan", "--model", tmp_path / "sizes.json"],
+        "transformers": ["plan", "--model", tmp_path / "config.json"],
         "elements": ["bench", "--elements", "x"],
         "--rounds": ["bench", "--rounds", "0"],
         "adamax'": ["bench", "--rule", "adamax"],
@@ -338,7 +291,7 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
 
 
 def test_without_torch_a_command_says_so_in_one_line():
-    program = "import sys; sys.modules['torch'] = None; from lowtide.cli.main import main; main(['plan', '--params', '1e6'])"
+    program = "import sys; sys.modules['torch'] = None; from lowtide.cli.main import main; main(['info'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and "pip install torch" in done.stderr, done.stderr
@@ -351,7 +304,7 @@ def test_help_has_whole_sentences(run):
 
 def test_numbers_are_read_exactly():
     read = {"7e9": 7 * 10**9, "7B": 7 * 10**9, "350m": 350 * 10**6, "1.5T": 15 * 10**11, "16Mi": 1 << 24, "1": 1}
-    assert {text: count_of("n", text) for text in read} == read
+    assert {text: count("n", text) for text in read} == read
 
 
 def test_module_runs_as_a_program(tmp_path):
@@ -360,9 +313,9 @@ def test_module_runs_as_a_program(tmp_path):
         command = [sys.executable, "-m", "lowtide", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
 
-    done = call("plan", "--params", "1e6", "--host", "1MiB")
-    assert done.returncode == 1 and "does not fit" in done.stdout and done.stderr == ""
-    done = call("plan", "--params", "x")
+    done = call("plan", "--model", "1e6", "--ram", "1MiB")
+    assert done.returncode == 1 and "Does not fit" in done.stdout and done.stderr == ""
+    done = call("plan", "--model", "x")
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
 
 
@@ -377,14 +330,14 @@ for command in json.loads(sys.argv[1]):
     except SystemExit as ended:
         print("status", ended.code, file=sys.stderr)
 """
-    plan = ["plan", "--params", "1e6"]
+    plan = ["plan", "--model", "1e6", "--master", "none"]
     long_average = [*plan, "--state", "dynamic4", "--betas", "0.95,0.999"]
     commands = [["bench", "--elements", "4Ki", "--rounds", "1"], [*plan, "--rule", "muon"], long_average]
     command = [sys.executable, "-c", program, json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert [line for line in lines if line.startswith("status")] == ["status 0", "status 0", "status 2"], done.stderr
-    assert "a beta of 0.95 for its exp_avg" in done.stderr and "muon" in done.stdout
+    assert "a beta of 0.95 for its exp_avg" in done.stderr and "Fits." in done.stdout
 
 
 def test_torch_threads_are_left_alone(run):

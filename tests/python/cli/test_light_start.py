@@ -18,12 +18,13 @@ from typer.main import get_command
 COMMANDS = sorted(get_command(app).commands)
 LIGHT = [
     ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["nope"], ["inspect"], ["bench", "--rounds", "0"],
-    ["plan", "--params", "many"], ["plan", "--params", "1e6", "--rule", "adamax"], ["plan", "--params", "1e6", "--state", "int3"],
-    ["plan", "--params", "1e6", "--betas", "0.9;0.95"], ["bench", "--elements", "x"], ["bench", "--rule", "muon"],
+    ["plan", "--model", "many"], ["plan", "--model", "1e6", "--rule", "adamax"], ["plan", "--model", "1e6", "--betas", "0.9;0.95"],
+    ["plan", "--model", "Llama-3.1-8B", "--gpu", "24GB", "--ram", "64GB"], ["plan", "--model", "7B", "--json"],
+    ["bench", "--elements", "x"], ["bench", "--rule", "muon"],
 ]  # fmt: skip
 
 
-def test_help_and_mistakes_import_no_torch(figure):
+def test_help_plans_and_mistakes_import_no_torch(figure):
     most = 0
     for arguments in LIGHT:
         _, modules = run_and_list("-m", "lowtide", *arguments)

@@ -163,14 +163,14 @@ def uninterrupted(
 
 
 def planned(layout: Layout, state: str, disk: str | None) -> tuple[dict[str, int], dict[str, int]]:
-    """lowtide.plan of this rank's part, and report() after a step."""
+    """lowtide.forecast of this rank's part, and report() after a step."""
     memory = None
     if disk is not None:
         own = Path(disk) / f"rank{dist.get_rank()}"
         own.mkdir(exist_ok=True)
         memory = lowtide.Memory(host="24KiB", disk=own, chunk="4KiB")
     params = [param for param in Net(layout).parameters() if param.requires_grad]
-    plan = lowtide.plan(params, "adamw", state, memory)
+    plan = lowtide.forecast(params, "adamw", state, memory)
     opt = lowtide.AdamW(params, state=state, memory=memory)
     for param in params:
         param.grad = torch.zeros_like(param)

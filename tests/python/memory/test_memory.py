@@ -78,8 +78,8 @@ def test_budgets_in_text_are_budgets(tmp_path: Path) -> None:
         for optimizer in (lowtide.AdamW(nets[-1].parameters(), memory=memory), lowtide.AdamW(groups)):
             train(nets[-1], optimizer, 2)
             reports.append({name: value for name, value in optimizer.report().items() if not name.endswith("seconds")})
-        planned = lowtide.plan(nets[-1], memory=memory)
-        assert planned == lowtide.plan(nets[-1], memory=wanted) and planned.disk_bytes > 0
+        planned = lowtide.forecast(nets[-1], memory=memory)
+        assert planned == lowtide.forecast(nets[-1], memory=wanted) and planned.disk_bytes > 0
     assert same(nets[0], nets[1]) and same(nets[0], nets[2])
     assert reports[0] == reports[2] == reports[4] and reports[1] == reports[3] == reports[5] and reports[0]["disk_bytes"] > 0
 

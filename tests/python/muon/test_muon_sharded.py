@@ -442,7 +442,7 @@ def several_meshes() -> tuple[list[bytes], list[bytes]]:
 def planned_and_stale() -> tuple[int, int, bool]:
     """State bytes of a plan of this rank's part, and of the optimizer; whether autograd refuses a stale graph."""
     params, opt = _matrices(state="dynamic8", min_quantized_numel=64)
-    planned = lowtide.plan(params, "muon", min_quantized_numel=64).state_bytes
+    planned = lowtide.forecast(params, "muon", min_quantized_numel=64).state_bytes
     loss = (params[0] * params[0]).sum()
     loss.backward(retain_graph=True)
     for param in params[1:]:

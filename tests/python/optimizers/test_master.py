@@ -54,7 +54,7 @@ def test_resume_and_budgets_change_no_bit(master, seed, tmp_path, figure):
     equal = sum(bits(p) == bits(q) for p, q in zip(params, copies, strict=True))
     figure(f"{equal} of {len(params)} weights equal after a resumption on disk")
     assert equal == len(params)
-    assert lowtide.plan(params, memory=paged, min_quantized_numel=0, master=master).state_bytes == (
+    assert lowtide.forecast(params, memory=paged, min_quantized_numel=0, master=master).state_bytes == (
         on_disk.report()["state_bytes"]
     )
 

@@ -297,12 +297,12 @@ def test_codes_of_an_override_are_not_read_as_the_groups(seed):
 
 def test_plans_know_overrides(seed):
     module = model()
-    plain = lowtide.plan(module).state_bytes
+    plain = lowtide.forecast(module).state_bytes
     taken = lowtide.override(module[0], state="fp32")
-    planned = lowtide.plan(module)
+    planned = lowtide.forecast(module)
     assert planned.state_bytes == lowtide.AdamW(module.parameters()).report()["state_bytes"] > plain
     taken.remove()
-    assert lowtide.plan(module).state_bytes == plain
+    assert lowtide.forecast(module).state_bytes == plain
 
 
 @pytest.mark.parametrize("rule", ["adamw", "muon"])
@@ -316,7 +316,7 @@ def test_plans_of_budgets_are_exact(rule, tmp_path, seed, figure):
         memory = lowtide.Memory(host="32KiB", disk=tmp_path, chunk=4096)
         of_group, of_all = (memory, None) if own else (None, memory)
         groups = [{"params": list(module.parameters()), "memory": of_group}]
-        planned = lowtide.plan(groups, rule, memory=of_all)
+        planned = lowtide.forecast(groups, rule, memory=of_all)
         cls = lowtide.Muon if rule == "muon" else lowtide.AdamW
         opt = cls([{**groups[0]}], memory=of_all)
         random_gradients(list(module.parameters()))

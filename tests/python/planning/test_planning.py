@@ -1,4 +1,4 @@
-"""`lowtide.plan` says before a run what `report()` says after its first step, for whatever describes the model, wherever it is."""
+"""`lowtide.forecast` says before a run what `report()` says after its first step, for whatever describes the model, wherever it is."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_bytes_are_those_of_the_report(rule, codec, seed, tmp_path, figure):
         if case % 4 == 0:
             own = lowtide.Memory(host="300KiB", disk=tmp_path, chunk="32KiB")
         groups = [{"params": shapes[1:]}, {"params": shapes[:1], "memory": own, "state": "fp32"}]
-        plan = lowtide.plan(groups, name, codec, memory, **variant)
+        plan = lowtide.forecast(groups, name, codec, memory, **variant)
         assert plan.fits, plan
         real = [{**g, "params": [torch.nn.Parameter(torch.zeros(s)) for s in g["params"]]} for g in groups]
         worst = max(worst, compare(plan, reported(cls(real, state=codec, memory=memory, **fixed))))
@@ -90,7 +90,7 @@ def test_every_variant_of_a_rule_is_planned(cls, tmp_path, figure):
     memory = lowtide.Memory(host="300KiB", disk=tmp_path, chunk="32KiB")
     found = {}
     for options in VARIANTS[cls]:
-        planned = lowtide.plan([(600, 1024)], cls.__name__.lower(), memory=memory, **options)
+        planned = lowtide.forecast([(600, 1024)], cls.__name__.lower(), memory=memory, **options)
         report = reported(cls([torch.nn.Parameter(torch.zeros(600, 1024))], memory=memory, **options))
         assert compare(planned, report) == 0, options
         found[str(options)] = (planned.state_bytes, planned.moved_per_step)
@@ -131,9 +131,9 @@ def test_what_an_optimizer_refuses_for_its_averages_is_not_planned(cls, options,
     words = refusal(lambda: cls(layer.parameters(), state=state, lr=0.1, **options))
     rule = cls.__name__.lower()
     planned = (
-        lambda: lowtide.plan([(300, 300)], rule, state, **options),
-        lambda: lowtide.plan([{"params": [(300, 300)], **options}], rule, state),
-        lambda: lowtide.plan([{"params": [(300, 300)], "state": state}], rule, **options),
+        lambda: lowtide.forecast([(300, 300)], rule, state, **options),
+        lambda: lowtide.forecast([{"params": [(300, 300)], **options}], rule, state),
+        lambda: lowtide.forecast([{"params": [(300, 300)], "state": state}], rule, **options),
     )
     assert [refusal(plan) for plan in planned] == [words] * 3
     assert words is None or state in FOUR_BITS or "4 bits" not in words
@@ -141,7 +141,7 @@ def test_what_an_optimizer_refuses_for_its_averages_is_not_planned(cls, options,
     if options:
         lowtide.override(layer, "weight", **options)
         of_override = refusal(lambda: cls(layer.parameters(), state=state, lr=0.1))
-        assert refusal(lambda: lowtide.plan(layer, rule, state)) == of_override
+        assert refusal(lambda: lowtide.forecast(layer, rule, state)) == of_override
 
 
 def refusal(call):
@@ -172,7 +172,7 @@ def test_every_description_of_a_model_gives_the_same_plan():
         [torch.Size(shape) for shape in shapes],
         iter(shapes),
     ]
-    plans = {dataclasses.replace(lowtide.plan(source), rates=lowtide.Rates()) for source in described}
+    plans = {dataclasses.replace(lowtide.forecast(source), rates=lowtide.Rates()) for source in described}
     assert len(plans) == 1
     assert compare(plans.pop(), reported(lowtide.AdamW(model.parameters()))) == 0
 
@@ -180,25 +180,25 @@ def test_every_description_of_a_model_gives_the_same_plan():
 def test_frozen_parameters_take_nothing():
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     model[0].requires_grad_(False)
-    assert lowtide.plan(model).params == 2
-    assert lowtide.plan(model).state_bytes == lowtide.plan([(64, 64), (64,)]).state_bytes
+    assert lowtide.forecast(model).params == 2
+    assert lowtide.forecast(model).state_bytes == lowtide.forecast([(64, 64), (64,)]).state_bytes
 
 
 def test_a_large_model_is_not_materialized(figure):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with torch.device("meta"):
         model = torch.nn.Sequential(*[torch.nn.Linear(32768, 32768) for _ in range(100)])
-    plan = lowtide.plan(model, memory=lowtide.Memory(host="32GiB", disk="/nowhere"))
+    plan = lowtide.forecast(model, memory=lowtide.Memory(host="32GiB", disk="/nowhere"))
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     figure(f"{plan.elements:,} elements planned ({plan.state_bytes:,} bytes of state); the process grew by {grown:,}")
     assert plan.state_bytes > 200e9 and grown < 200e6
 
 
 def test_what_does_not_fit_says_how_much_is_needed():
-    plan = lowtide.plan([(1000, 1000)], memory=lowtide.Memory(host="1MiB"))
+    plan = lowtide.forecast([(1000, 1000)], memory=lowtide.Memory(host="1MiB"))
     assert not plan.fits and plan.host_bytes == 0 and plan.state_bytes > MIB
     needed = int(plan.problem.split("at least ")[1].split()[0])
-    assert lowtide.plan([(1000, 1000)], memory=lowtide.Memory(host=needed)).fits
+    assert lowtide.forecast([(1000, 1000)], memory=lowtide.Memory(host=needed)).fits
     with pytest.raises(ValueError) as real:
         reported(lowtide.AdamW([torch.zeros(1000, 1000, requires_grad=True)], memory=lowtide.Memory(host="1MiB")))
     assert plan.problem in str(real.value)
@@ -212,11 +212,11 @@ def test_what_it_takes_is_enough_whatever_was_given(seed, figure):
         shapes = [(rng.randint(1, 3000), rng.randint(1, 6000)) for _ in range(rng.randint(1, 4))]
         state = rng.choice(["fp32", "dynamic8", "float8"])
         given = int(2 ** rng.uniform(4, 26))
-        refused = lowtide.plan(shapes, state=state, memory=lowtide.Memory(host=given))
+        refused = lowtide.forecast(shapes, state=state, memory=lowtide.Memory(host=given))
         if refused.fits:
             continue
         needed = int(refused.problem.split("at least ")[1].split()[0])
-        assert lowtide.plan(shapes, state=state, memory=lowtide.Memory(host=needed)).fits, (shapes, state, given)
+        assert lowtide.forecast(shapes, state=state, memory=lowtide.Memory(host=needed)).fits, (shapes, state, given)
         most = max(most, needed / refused.state_bytes)
     figure(f"200 budgets: the one asked for fits, and is at most {most:.2f} times the state")
     assert most > 1
@@ -224,17 +224,17 @@ def test_what_it_takes_is_enough_whatever_was_given(seed, figure):
 
 def test_seconds_follow_the_rates():
     shapes, memory = [(4096, 4096)] * 4, lowtide.Memory(host="64MiB", disk="/nowhere")
-    unknown = lowtide.plan(shapes, memory=memory)
+    unknown = lowtide.forecast(shapes, memory=memory)
     assert unknown.seconds == unknown.step_seconds == unknown.disk_seconds == 0 and "unknown" in str(unknown)
     rates = lowtide.Rates({"dynamic8": 1e9, "fp32": 4e9}, 2e9, 1e9)
-    plan = lowtide.plan(shapes, memory=memory, rates=rates)
+    plan = lowtide.forecast(shapes, memory=memory, rates=rates)
     assert plan.disk_seconds == pytest.approx(plan.disk_bytes * (1 / 2e9 + 1 / 1e9))
     assert plan.step_seconds == pytest.approx(plan.state_bytes / 1e9, rel=0.02)
     assert plan.seconds == max(plan.step_seconds, plan.disk_seconds)
-    in_ram = lowtide.plan(shapes, state="fp32", rates=rates)
+    in_ram = lowtide.forecast(shapes, state="fp32", rates=rates)
     assert in_ram.seconds == pytest.approx(in_ram.state_bytes / 4e9, rel=1e-3)
-    assert lowtide.plan(shapes, state="bf16", rates=rates).seconds == 0  # not among the rates
-    assert lowtide.plan(shapes, state="bf16", rates=lowtide.Rates(1e9)).seconds > 0
+    assert lowtide.forecast(shapes, state="bf16", rates=rates).seconds == 0  # not among the rates
+    assert lowtide.forecast(shapes, state="bf16", rates=lowtide.Rates(1e9)).seconds > 0
 
 
 def test_rates_are_measured(tmp_path, figure):
@@ -243,7 +243,7 @@ def test_rates_are_measured(tmp_path, figure):
     assert rates.engine in ("io_uring", "threads")
     assert [path.name for path in tmp_path.iterdir()] == [".lowtide.lock"]
     memory = lowtide.Memory(host="1MiB", disk=tmp_path)
-    plan = lowtide.plan([(1024, 1024)], memory=memory, rates="measure")
+    plan = lowtide.forecast([(1024, 1024)], memory=memory, rates="measure")
     assert plan.seconds > 0 and plan.rates.read > 0 and list(plan.rates.step) == ["dynamic8"]
     figure(f"{plan.rates}")
 
@@ -251,7 +251,7 @@ def test_rates_are_measured(tmp_path, figure):
 def test_rates_of_what_is_refused_elsewhere_are_unknown():
     """Rows of odd length have no 4 bits, and so any beta; what is measured has them."""
     for rule, options in (("lion", {}), ("adam", {"betas": (0.95, 0.999)})):
-        found = lowtide.plan([(64, 257)], rule=rule, state="dynamic4", rates="measure", **options)
+        found = lowtide.forecast([(64, 257)], rule=rule, state="dynamic4", rates="measure", **options)
         assert found.fits and found.state_bytes > 0
 
 
@@ -306,21 +306,21 @@ def test_rates_of_what_is_refused_elsewhere_are_unknown():
 )
 def test_bad_arguments_are_refused(arguments, kind, part):
     with pytest.raises(kind) as caught:
-        lowtide.plan(**{"model_or_params": [(8, 8)], **arguments})
+        lowtide.forecast(**{"model_or_params": [(8, 8)], **arguments})
     assert part in str(caught.value)
 
 
 def test_a_parameter_twice_is_refused():
     param = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(ValueError, match="more than once"):
-        lowtide.plan([param, param])
+        lowtide.forecast([param, param])
 
 
 def test_nothing_is_a_plan_too():
     for empty in ([], [(0, 5)], [(0,)], torch.nn.Identity()):
-        plan = lowtide.plan(empty, memory=lowtide.Memory(host=0))
+        plan = lowtide.forecast(empty, memory=lowtide.Memory(host=0))
         assert plan.fits and plan.host_bytes == plan.state_bytes == plan.params == 0
-        there = lowtide.plan(empty, memory=lowtide.Memory(device=0), on="cuda", rates=lowtide.Rates(link=1e9))
+        there = lowtide.forecast(empty, memory=lowtide.Memory(device=0), on="cuda", rates=lowtide.Rates(link=1e9))
         assert there.fits and there.host_bytes == there.state_bytes == there.seconds == 0 and str(there)
 
 
@@ -344,7 +344,7 @@ def test_rates_of_every_format_are_asked_for_by_default():
 def test_a_gigabyte_that_leaves_a_device_takes_an_eighth_of_a_second_of_sixteen_lanes(figure):
     """The rule of thumb for PCIe 3.0 with 16 lanes: 16 GB/s, and half of that where both ways take turns."""
     gigabyte = [(15259, 16384)]  # 2 GB of 32-bit state
-    plan = lowtide.plan(gigabyte, state="fp32", memory=lowtide.Memory(device="1GB"), on="cuda", rates=lowtide.Rates(link=16e9))
+    plan = lowtide.forecast(gigabyte, state="fp32", memory=lowtide.Memory(device="1GB"), on="cuda", rates=lowtide.Rates(link=16e9))
     seconds = plan.streamed_per_step / 16e9
     assert seconds == pytest.approx(0.125, rel=0.08)  # beside a gigabyte are buffers of three or four chunks of 16 MiB
     assert plan.seconds == seconds / 2
@@ -354,7 +354,7 @@ def test_a_gigabyte_that_leaves_a_device_takes_an_eighth_of_a_second_of_sixteen_
 def test_a_plan_of_a_device_is_a_table(figure):
     rates = lowtide.Rates(step=4e9, read=1e9, write=1e9, link=25e9)
     memory = lowtide.Memory(device="8GiB", host="2GiB", disk="/tmp")
-    plan = lowtide.plan([(4096, 4096)] * 400, memory=memory, on="cuda", dtype=torch.bfloat16, rates=rates)
+    plan = lowtide.forecast([(4096, 4096)] * 400, memory=memory, on="cuda", dtype=torch.bfloat16, rates=rates)
     by_host = len(plan.by_host)
     assert plan.fits and 0 < by_host == plan.host_params < 400 and plan.by_host == tuple(range(400 - by_host, 400))
     assert plan.copy_bytes == 4 * plan.host_elements and plan.gradients_per_step == plan.weights_per_step == 2 * plan.host_elements
@@ -393,7 +393,7 @@ def test_random_plans(
         dtype = random.choice((torch.float32, torch.bfloat16))
         rule, codec = random.choice([*RULES]), random.choice(CODECS)
         variant = {key: RULES[rule][1][key] for key in FIXED if key in RULES[rule][1]}
-        plan = lowtide.plan(
+        plan = lowtide.forecast(
             shapes, RULE_OF.get(rule, rule), codec, memory, on=device.kind, dtype=dtype, rates=RATES, **variant
         )
         here = [parameter(*shape, dtype=dtype) for shape in shapes]

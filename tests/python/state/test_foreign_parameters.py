@@ -221,4 +221,4 @@ def test_a_parameter_that_trains_is_still_refused_at_once(seed):
 
 def test_planning_leaves_foreign_parameters_out():
     params = [parameter(64, 256), FOREIGN["uint8"]()]
-    assert lowtide.plan(params).state_bytes == lowtide.plan(params[:1]).state_bytes
+    assert lowtide.forecast(params).state_bytes == lowtide.forecast(params[:1]).state_bytes

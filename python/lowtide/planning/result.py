@@ -1,0 +1,123 @@
+"""The result of `plan`, and tables, sizes and times as text. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+
+class Tiers(NamedTuple):
+    """Bytes on each tier."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+
+def summed(lines: Iterable[Tiers]) -> Tiers:
+    return Tiers(*map(sum, zip(*lines, strict=True)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory that a training takes, and whether it fits. `str()` gives a table.
+
+    Attributes:
+        model: its name, or what is assumed about it.
+        elements: trained parameters.
+        given: bytes that each tier has; None: no limit for host, no such tier for device and disk.
+        lines: bytes by purpose: "weights", "gradients", "masters", "state", "activations", "process", each at its largest, and
+            "never at once", which is negative: what of it is not there when a step takes most.
+        total: the sum of the lines: the peak of a step on each tier.
+        fits: whether each tier has room for it.
+        problem: if it does not fit: which tier lacks how much.
+        unknown: why activations are not counted; "": they are.
+        optimizer: its arguments, with DIR for the directory. Where weights come from the disk, `memory` is that of `lowtide.stream`.
+        streams: if weights stream: the call that makes them.
+        change: if it does not fit: the smallest change of the arguments that fits, or all of them if none does.
+        changed: the plan with that change.
+    """
+
+    model: str
+    elements: int
+    given: tuple[int | None, int | None, int | None]
+    lines: Mapping[str, Tiers]
+    problem: str
+    unknown: str
+    optimizer: Mapping[str, Any]
+    streams: str
+    change: Mapping[str, Any] = field(default_factory=dict)
+    changed: Plan | None = None
+
+    @property
+    def total(self) -> Tiers:
+        return summed(self.lines.values())
+
+    @property
+    def fits(self) -> bool:
+        return not self.problem
+
+    def __str__(self) -> str:
+        return self.text(lambda name, value: f"{name}={value!r}")
+
+    def text(self, spell: Callable[[str, Any], str]) -> str:
+        """The table and the verdict. spell: an argument of `plan` as the reader would give it."""
+        lines = [f"{self.model}: {self.elements:,} parameters", "", *self._table(), "", f"{'Fits' if self.fits else 'Does not fit'}"]
+        lines[-1] += "." if self.fits else f": {self.problem}."
+        if self.unknown:
+            lines.append(f"Activations are not counted: {self.unknown}.")
+        if self.changed:
+            change = " ".join(spell(name, value) for name, value in self.change.items())
+            what = "The smallest change that fits" if self.changed.fits else f"Too little: with all of this {self.changed.problem}"
+            lines += [f"{what}: {change}", "", *self.changed._table(), ""]
+        found = self.changed or self
+        if found.fits:
+            lines.append(f"Optimizer: {', '.join(f'{name}={value!r}' for name, value in found.optimizer.items())}")
+            lines += [found.streams] if found.streams else []
+        return "\n".join(lines)
+
+    def _table(self) -> list[str]:
+        tiers = [tier for tier in range(3) if self.given[tier] is not None or self.total[tier] or tier == 1]
+        given = ["no limit" if size is None else size_text(size) for size in self.given]
+        named = {"activations": "activations, estimated", "process": "process" if self.given[0] is None else "process, assumed"}
+        rows = [(named.get(name, name), *map(size_text, line)) for name, line in self.lines.items()]
+        rows = [("", *Tiers._fields), *rows, ("total", *map(size_text, self.total)), ("given", *given)]
+        return table_text([[row[0], *(row[1 + tier] for tier in tiers)] for row in rows])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as JSON has them."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        lines = {name: line._asdict() for name, line in self.lines.items()}
+        more = {"given": dict(zip(Tiers._fields, self.given, strict=True)), "total": self.total._asdict(), "fits": self.fits}
+        return found | more | {"lines": lines, "changed": self.changed and self.changed.as_dict()}
+
+
+def table_text(rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table, the first column aligned left, the others right."""
+    rows = [*rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    )
+    return [line.rstrip() for line in lines]
+
+
+def seconds_text(seconds: float) -> str:
+    """ "1.23 s", "4.56 ms"; "unknown" for 0."""
+    if seconds <= 0:
+        return "unknown"
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1 or unit == "us":
+            break
+    return f"{seconds * scale:.3g} {unit}" if seconds * scale < 1000 else f"{seconds * scale:,.0f} {unit}"
+
+
+def size_text(size: int) -> str:
+    """ "13.7 GB", "512 MB" (powers of 1000, three digits); "-" for 0."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(size) >= 0.9995 * scale or unit == "kB":
+            break
+    return f"{size / scale:.{max(0, 2 - int(math.log10(max(abs(size) / scale, 1))))}f} {unit}" if size else "-"

@@ -1,0 +1,245 @@
+"""`lowtide.plan` says what a whole training takes: as much as a real run, with the optimizer's own bytes of state."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lowtide
+import pytest
+import torch
+from lowtide import _core
+from lowtide.planning.models import DECODERS, Decoder, elements, model_of
+from lowtide.planning.result import size_text
+
+SMALL = {
+    "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+CASE = {
+    "config": SMALL, "weights": "fp32", "master": None, "batch": 1, "seq": 128, "checkpointing": False, "step_in_backward": False,
+    "host": 0,
+}  # fmt: skip
+RUNS = {
+    "activations": {"batch": 2, "seq": 384},
+    "checkpointing": {"batch": 2, "seq": 384, "checkpointing": True},
+    "bf16": {"weights": "bf16", "master": "residual16", "seq": 16},  # a CPU without bfloat16 computes 1 GFLOP/s
+    "step in backward": {"checkpointing": True, "step_in_backward": 1 << 20},
+    "state on disk": {"host": 16 << 20},
+    "tied": {"config": {**SMALL, "vocab_size": 32000, "tie_word_embeddings": True}},
+}
+
+
+def config_file(folder: Path, config: dict[str, object], kind: str = "llama") -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **config}))
+    return path
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux to forget the peak of a process")
+def test_the_total_is_the_peak_of_a_run(tmp_path, figure):
+    """VmHWM of two steps, less VmRSS before the model was made, on the CPU. The plan is to be 0.9 to 1.1 of it."""
+    pytest.importorskip("transformers")
+    cases = [{**CASE, **changes} for changes in RUNS.values()]
+    # Blocks of 64 KiB and more go back to the system when they are freed: what is there at once counts, not the allocator's habits.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    command = [sys.executable, Path(__file__).with_name("peaks.py"), json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stderr
+    found, processes = {}, []
+    for name, case, line in zip(RUNS, cases, done.stdout.splitlines(), strict=True):
+        before, peak = json.loads(line)
+        processes.append(before)
+        options = {key: value for key, value in case.items() if key not in ("config", "host")}
+        model = config_file(tmp_path, case["config"])
+        plan = lowtide.plan(model, **options)
+        if case["host"]:
+            room = plan.total.host - plan.lines["state"].host + case["host"]
+            plan = lowtide.plan(model, ram=room, disk="1TB", **options)
+            assert plan.fits and plan.total.disk and plan.optimizer["memory"].startswith(f"host={case['host']},")
+        found[name] = (plan.total.host - plan.lines["process"].host) / peak
+    ratios = ", ".join(f"{name} {ratio:.3f}" for name, ratio in found.items())
+    figure(f"plan / peak of a run: {ratios}; the process before: {max(processes) / 1e6:.0f} MB")
+    assert all(0.9 <= ratio <= 1.1 for ratio in found.values()), found
+
+
+@pytest.mark.parametrize("rule", [*_core.rule_names(), "muon"])
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_state_is_that_of_the_forecast(rule, weights):
+    shapes, dtype = [(700, 1030), (5000,), (7,)], {"fp32": torch.float32, "bf16": torch.bfloat16}[weights]
+    known = {each.name for each in _core.hyper_parameters(rule)} if rule != "muon" else {"momentum"}
+    variants = [{}, *({name: value} for name, value in (("momentum", 0.9), ("amsgrad", True), ("centered", True)) if name in known)]
+    for hyper, state in itertools.product(variants, ("dynamic8", "fp32")):
+        master = "residual8" if weights == "bf16" and rule != "muon" else None
+        plan = lowtide.plan(shapes, rule=rule, state=state, weights=weights, master=master, **hyper)
+        wanted = lowtide.forecast(shapes, rule, state, master=master, dtype=dtype, **hyper)
+        bytes_of = {name: plan.lines[name].host for name in ("state", "masters") if name in plan.lines}
+        assert sum(bytes_of.values()) == wanted.state_bytes, (hyper, state)
+        assert bytes_of.get("masters", 0) == (0 if master is None else wanted.state_bytes - bytes_of.get("state", 0))
+
+
+COUNTS = {
+    "Llama-2-7B": 6_738_415_616, "Llama-2-13B": 13_015_864_320, "Llama-2-70B": 68_976_648_192, "Llama-3.1-8B": 8_030_261_248,
+    "Llama-3.1-70B": 70_553_706_496, "Llama-3.1-405B": 405_853_388_800, "Llama-3.2-1B": 1_235_814_400, "Llama-3.2-3B": 3_212_749_824,
+    "Mistral-7B-v0.1": 7_241_732_096, "Mistral-7B-v0.3": 7_248_023_552, "Mistral-Nemo-2407": 12_247_782_400,
+    "Mistral-Small-24B-2501": 23_572_403_200, "Qwen2.5-0.5B": 494_032_768, "Qwen2.5-1.5B": 1_543_714_304, "Qwen2.5-3B": 3_085_938_688,
+    "Qwen2.5-7B": 7_615_616_512, "Qwen2.5-14B": 14_770_033_664, "Qwen2.5-32B": 32_763_876_352, "Qwen2.5-72B": 72_706_203_648,
+    "Qwen3-0.6B": 596_049_920, "Qwen3-1.7B": 1_720_574_976, "Qwen3-4B": 4_022_468_096, "Qwen3-8B": 8_190_735_360,
+    "Qwen3-14B": 14_768_307_200, "Qwen3-32B": 32_762_123_264,
+}  # fmt: skip
+
+
+def test_published_models_have_their_parameters(figure):
+    same = {"Llama-3-8B": "Llama-3.1-8B", "Llama-3-70B": "Llama-3.1-70B", "Llama-3.3-70B": "Llama-3.1-70B"}
+    assert {name: elements(of.shapes()) for name, of in DECODERS.items() if name not in same} == COUNTS
+    assert all(DECODERS[name] == DECODERS[other] for name, other in same.items())
+    for name in ("qwen3-8b", "Qwen/Qwen2.5-7B-Instruct", "meta-llama/Meta-Llama-3-8B", "meta-llama/Llama-2-7b-chat-hf"):
+        assert model_of(name).decoder
+    figure(f"{len(DECODERS)} published models, {len(COUNTS)} numbers of parameters")
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("more", [{}, {"tie_word_embeddings": True, "head_dim": 32}, {"attention_bias": True}])
+def test_shapes_of_a_configuration_are_those_of_transformers(tmp_path, kind, more):
+    transformers = pytest.importorskip("transformers")
+    config = {**SMALL, **({"head_dim": 128} if kind == "qwen3" else {}), **more, "use_sliding_window": False}
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **config))
+    wanted = sorted(tuple(param.shape) for param in model.parameters())
+    found = model_of(config_file(tmp_path, config, kind))
+    assert found.decoder and sorted(found.shapes) == wanted
+    there = lowtide.plan(model, gpu="1GB")  # of the module: its own float32
+    assert there.lines == lowtide.plan(tmp_path, gpu="1GB", weights="fp32").lines
+
+
+def test_other_models_have_no_activations(tmp_path):
+    pytest.importorskip("transformers")
+    gpt2 = config_file(tmp_path, {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 100}, "gpt2")
+    for model in (gpt2, 10**9, "7e9", [(64, 64)], torch.nn.Linear(64, 64)):
+        plan = lowtide.plan(model, gpu="1TB")
+        assert plan.fits and "activations" not in plan.lines and plan.unknown and "not counted" in str(plan)
+        with pytest.raises(ValueError, match="wanted known layers"):
+            lowtide.plan(model, gpu="1TB", stream=True)
+
+
+def test_a_model_in_the_local_cache_of_hugging_face(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="got 'some/model', wanted a folder"):
+        lowtide.plan("some/model")
+    snapshot = tmp_path / "models--some--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--some--model" / "refs").mkdir()
+    (tmp_path / "models--some--model" / "refs" / "main").write_text("abc")
+    config_file(snapshot, SMALL)
+    plan = lowtide.plan("some/model")
+    assert plan.model == "some/model" and plan.elements == elements(Decoder(4, 512, 1408, 8, 4, 4096).shapes())
+
+
+def test_bytes_of_host_memory_when_weights_stream(figure):
+    """Weights and gradients of 2 bytes and state of 2.03; gradients go as they come, and state goes to a disk."""
+    unit = 2 * elements([*DECODERS["Llama-2-7B"].layer().values()]) + (64 << 20)  # a layer's gradients, and those that wait
+
+    def each(**more):
+        plan = lowtide.plan("Llama-2-7B", gpu="12GB", checkpointing=True, stream=True, master="stochastic", **more)
+        assert plan.fits and "CPUOffloadPolicy" in plan.streams
+        return (plan.total.host - plan.lines["process"].host) / plan.elements, plan
+
+    whole, plan = each()
+    assert plan.lines["weights"].device == 2 * 2 * elements([*DECODERS["Llama-2-7B"].layer().values()])
+    stepped, plan = each(step_in_backward=True)
+    on_disk, plan = each(step_in_backward=True, ram=plan.total.host - plan.lines["state"].host + (256 << 20), disk="1TB")
+    assert whole == pytest.approx(6.03, abs=0.005)
+    assert stepped == pytest.approx(4.03 + unit / plan.elements, abs=0.005)
+    assert on_disk == pytest.approx(2 + (unit + (256 << 20)) / plan.elements, abs=0.005)
+    figure(f"bytes of host memory a parameter: {whole:.3f}, stepped in backward {stepped:.3f}, state on disk {on_disk:.3f}")
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "change"),
+    [
+        ("Llama-3.1-8B", {"gpu": "80GB", "ram": "64GB"}, {}),
+        ("Llama-3.1-8B", {"gpu": "24GB", "ram": "64GB"}, {"checkpointing": True, "step_in_backward": True}),
+        ("Llama-3.1-8B", {"gpu": "40GB", "ram": "64GB", "accumulate": True}, {"checkpointing": True}),
+        ("Llama-3.2-1B", {"gpu": "13GB", "ram": "64GB", "weights": "fp32"}, {"checkpointing": True}),
+        ("Llama-3.1-8B", {"gpu": "24GB", "ram": "25GB"}, {"checkpointing": True, "step_in_backward": True, "master": "residual8"}),
+        ("Llama-3.1-8B", {"gpu": "12GB", "ram": "64GB"}, {"checkpointing": True, "step_in_backward": True, "stream": True}),
+        ("Qwen2.5-32B", {"gpu": "24GB", "ram": "256GB"}, {"checkpointing": True, "step_in_backward": True, "stream": True}),
+        ("7e9", {"gpu": "24GB", "ram": "64GB"}, {"step_in_backward": True}),
+    ],
+)
+def test_the_smallest_change_that_fits(model, given, change):
+    plan = lowtide.plan(model, **given)
+    assert plan.change == change and plan.fits == (not change)
+    if change:
+        changed = lowtide.plan(model, **{**given, **change})
+        assert changed.fits and changed == plan.changed and "smallest change" in str(plan)
+        for fewer in itertools.chain.from_iterable(itertools.combinations(change, n) for n in range(1, len(change))):
+            assert not lowtide.plan(model, **{**given, **{name: change[name] for name in fewer}}).fits, fewer
+
+
+def test_a_disk_and_the_cpu_are_the_last_resorts():
+    plan = lowtide.plan("Llama-3.1-8B", gpu="24GB", ram="10GB")
+    assert {"disk": plan.change["disk"], "step_in_backward": True}.items() <= plan.change.items()
+    assert plan.changed and plan.changed.fits and plan.changed.given[2] == plan.changed.total.disk
+    assert lowtide.plan("Llama-3.1-8B", gpu="24GB", ram="10GB", **{**plan.change, "disk": plan.changed.total.disk}).fits
+    there = lowtide.plan("Llama-3.1-70B", gpu="24GB", ram="32GB", disk="1TB")
+    assert there.change["gpu"] is None and there.changed and there.changed.fits and "lowtide.stream" in str(there)
+    assert there.changed.lines["weights"].disk == pytest.approx(2 * there.elements, rel=0.03)  # but for the tables
+    nowhere = lowtide.plan("Llama-3.1-70B", gpu="24GB", ram="2GB", disk="1TB")
+    assert not nowhere.fits and nowhere.changed and not nowhere.changed.fits and "Too little" in str(nowhere)
+
+
+def test_lines_add_up():
+    """On every tier, for whatever is asked; nothing exceeds what is given where a plan fits."""
+    for gpu, ram, disk, stream, checkpointing, accumulate in itertools.product(
+        (None, "8GB", "24GB", "80GB"), (None, "16GB", "256GB"), (None, "1TB"), (False, True), (False, True), (False, True)
+    ):
+        if stream and gpu is None and disk is None:
+            continue
+        plan = lowtide.plan("Llama-2-7B", gpu=gpu, ram=ram, disk=disk, stream=stream, checkpointing=checkpointing, accumulate=accumulate)
+        for each in filter(None, (plan, plan.changed)):
+            assert all(size >= 0 for name, line in each.lines.items() for size in line if name != "never at once")
+            over = [size is not None and total > size for total, size in zip(each.total, each.given, strict=True)]
+            assert not (each.fits and any(over)) and (each.fits or each.problem)
+        json.dumps(plan.as_dict())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "part"),
+    [
+        ({"weights": "int8"}, ValueError, "weights: got 'int8', wanted one of fp32, bf16, fp16"),
+        ({"gpu": "24 gigs"}, ValueError, "gpu: got"),
+        ({"ram": -1}, ValueError, "ram: got -1, wanted bytes"),
+        ({"disk": "nowhere"}, ValueError, "or a directory"),
+        ({"seq": 0}, ValueError, "seq: got 0, wanted a whole number of 1 or more"),
+        ({"batch": 1.5}, ValueError, "batch"),
+        ({"stream": 1}, TypeError, "stream: got 1, wanted a bool"),
+        ({"stream": True}, ValueError, "wanted gpu=BYTES"),
+        ({"accumulate": True, "step_in_backward": True}, ValueError, "each backward pass would be a step"),
+        ({"rule": "adamax"}, ValueError, "adamax"),
+        ({"state": "int3"}, ValueError, "int3"),
+        ({"master": "residual7"}, ValueError, "residual7"),
+        ({"state": "dynamic4", "betas": (0.95, 0.999)}, ValueError, "a beta of 0.95 for its exp_avg"),
+        ({"betas": (0.9,)}, ValueError, "wanted a tuple of 2 numbers"),
+        ({"momentum": 0.9}, ValueError, "adamw has no such option"),
+        ({"model": "no-such-model"}, ValueError, "got 'no-such-model', wanted a folder"),
+        ({"model": 0}, ValueError, "got 0 parameters"),
+        ({"model": [(2, -1)]}, ValueError, "-1"),
+        ({"model": torch.nn.Linear(4, 4).double()}, ValueError, "float64"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, kind, part):
+    with pytest.raises(kind) as caught:
+        lowtide.plan(**{"model": "Llama-2-7B", **arguments})
+    assert part in str(caught.value)
+
+
+def test_sizes_have_three_digits():
+    sizes = {0: "-", 999: "1.00 kB", 13_740_000_000: "13.7 GB", 999_600_000: "1.00 GB", 512_300_000: "512 MB", 2_000_000_000_000: "2.00 TB"}
+    assert {size: size_text(size) for size in sizes} == sizes and size_text(-13_740_000_000) == "-13.7 GB"
+    assert math.isclose(1.5e9, _core.parse_bytes("1.50GB"))
