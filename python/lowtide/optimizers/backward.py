@@ -172,6 +172,9 @@ class StepInBackward(InBackward):
     """Steps gradients in buckets, one for each device, once a bucket holds enough bytes, and the rest when backward ends. One
     bucket is stepped at a time, because all devices are told the options.
 
+    DTensors go into buckets by the bytes of whole parameters, in the order in which `fully_shard` reduces gradients: all ranks
+    then step the same buckets, and agree on each (unless nonfinite is "propagate").
+
     Stepped parameters count as changed in place: if autograd still needs the earlier values, it raises instead of computing
     with the new ones.
     """
@@ -192,9 +195,6 @@ class StepInBackward(InBackward):
     @property
     def under_way(self) -> bool:  # type: ignore[override]
         return bool(self._stepped)
-
-    def check(self, params: Sequence[torch.Tensor], where: str) -> None:
-        _expect_plain(params, where, self.option, "ranks decide on a step together, when all gradients are there")
 
     def before_step(self, closure: Callable[[], float] | None) -> None:
         expect(closure is None, "step", "a closure with step_in_backward", "backward() before step()")
@@ -225,15 +225,15 @@ class StepInBackward(InBackward):
             raise ValueError("step_in_backward: got create_graph=True, wanted False: parameters change during backward")
         bucket = self._buckets.setdefault(engine.params[number].place, _Bucket())
         if not bucket.numbers:
-            self._begin(bucket)
+            self._begin(engine, bucket)
         self._stepped.add(number)
         bucket.numbers.append(number)
         bucket.size += _bytes(param.grad)
         if bucket.size >= self._bucket_bytes:
             self._flush(bucket)
 
-    def _begin(self, bucket: _Bucket) -> None:
-        _expect_alone(self.option, "stepped")
+    def _begin(self, engine: Engine, bucket: _Bucket) -> None:
+        _expect_alone(engine, self.option, "stepped")
         torch.autograd.Variable._execution_engine.queue_callback(partial(self._flush, bucket))
 
     def _flush(self, bucket: _Bucket) -> None:
@@ -254,7 +254,9 @@ class OffloadInBackward(InBackward):
     option = OPTIONS[2]
 
     def check(self, params: Sequence[torch.Tensor], where: str) -> None:
-        _expect_plain(params, where, self.option, "wrappers look for the gradients of shards on the device")
+        for i, param in enumerate(params):
+            wanted = "a plain tensor: wrappers look for the gradients of shards on the device"
+            expect(not sharding.is_dtensor(param), f"{where}, parameter {i}", f"a DTensor with {self.option}", wanted)
 
     @property
     def under_way(self) -> bool:  # type: ignore[override]
@@ -275,21 +277,19 @@ class OffloadInBackward(InBackward):
         if param.grad is None:
             return
         expect(not param.grad.requires_grad, self.option, "create_graph=True", "False: gradients leave the device")
-        _expect_alone(self.option, "copied")
+        _expect_alone(engine, self.option, "copied")
         if engine.take_gradient(number):
             param.grad = None
 
 
-def _expect_plain(params: Sequence[torch.Tensor], where: str, option: str, why: str) -> None:
-    for i, param in enumerate(params):
-        expect(not sharding.is_dtensor(param), f"{where}, parameter {i}", f"a DTensor with {option}", f"a plain tensor: {why}")
-
-
-def _expect_alone(option: str, done: str) -> None:
+def _expect_alone(engine: Engine, option: str, done: str) -> None:
+    """Raises ValueError if other processes may still add to gradients. DTensors whose mesh has all processes are complete."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         size = torch.distributed.get_world_size()
-        added = f"are added (by DistributedDataParallel) after they would have been {done}"
-        expect(size <= 1, option, f"a process group of {size} processes", f"none: gradients of the others {added}")
+        if size > 1 and not all(param.sharding and param.sharding.spec.mesh.size() == size for param in engine.params):
+            got = f"a process group of {size} processes, and parameters that are not DTensors on a mesh of all of them"
+            wanted = f"fully_shard, or no group: gradients of the others are added (by DistributedDataParallel) after they would have been {done}"
+            raise ValueError(f"{option}: got {got}, wanted {wanted}")
 
 
 def options_of(options: Options) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def sharded(kind: str) -> torch.nn.Module:
     return fully_shard(net, **options)
 
 
-def train(net: torch.nn.Module, opt: torch.optim.Optimizer, steps: range) -> None:
+def train(net: torch.nn.Module, opt: torch.optim.Optimizer, steps: range, clips: bool = True) -> None:
     for step in steps:
         # Every rank has data of its own, but those that share the work of one.
         meshes = [p.device_mesh for p in net.parameters() if isinstance(p, DTensor)]
@@ -73,7 +73,7 @@ def train(net: torch.nn.Module, opt: torch.optim.Optimizer, steps: range) -> Non
         logits = net(tokens[:, :-1])
         torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
         trained = [p for p in net.parameters() if p.requires_grad]
-        if len({getattr(p, "device_mesh", None) for p in trained}) == 1:  # torch has no norm over several meshes
+        if clips and len({getattr(p, "device_mesh", None) for p in trained}) == 1:  # torch has no norm over several meshes
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
         opt.step()
         opt.zero_grad()
@@ -104,6 +104,21 @@ def resume(kind: str, rule: str, path: str) -> tuple[dict[str, bytes], dict[str,
         if isinstance(p, DTensor) and p.requires_grad:
             assert as_core(opt.state[p])["exp_avg"].placements == p.placements
     return snapshot(net, opt), snapshot(other_net, other), " ".join(kinds.pop())
+
+
+def in_backward(kind: str, bucket: int | bool) -> tuple[dict[str, bytes], dict[str, bytes], int]:
+    """Three steps after backward, and in backward; and the gradients that backward leaves in the second."""
+    found, left = [], 0
+    for options in ({}, {"step_in_backward": bucket}):
+        net = sharded(kind)
+        opt = make("adamw", list(net.named_parameters()), lr=1e-2, **options)
+        if options:
+            opt.register_step_pre_hook(lambda opt, *_: counted.append(sum(p.grad is not None for p in opt.engine.tensors)))
+        counted: list[int] = []
+        train(net, opt, range(3), clips=False)
+        left += sum(counted)
+        found.append(snapshot(net, opt))
+    return found[0], found[1], left
 
 
 def parts(nonfinite: str = "skip") -> tuple[list[torch.nn.Parameter], lowtide.AdamW]:

@@ -94,6 +94,16 @@ def test_models_resume(kind: str, rule: str, world: int, tmp_path: Path, figure)
     figure(f"{kind}, {world} ranks: {len(answers[0][0])} tensors, {compared} bytes compared twice, 0 differ")
 
 
+@pytest.mark.parametrize(("kind", "world"), [("offload", 1), ("offload", 2), ("rows", 3), ("bf16", 2), ("hsdp", 4)])
+@pytest.mark.parametrize("bucket", [0, True])
+def test_steps_in_backward_are_those_after_it(kind: str, world: int, bucket: int | bool, figure) -> None:
+    answers = shared_ranks().run(world, models.in_backward, kind, bucket)
+    for after, within, left in answers:
+        assert differing(after, within) == [] and left == 0
+        assert differing(within, answers[0][1]) == [], "ranks differ"
+    figure(f"{kind}, {world} ranks: {len(answers[0][0])} tensors, {size(answers[0][0])} bytes, 0 differ; no gradient is left")
+
+
 @pytest.mark.parametrize(
     ("kind", "nonfinite", "words"),
     [
