@@ -19,6 +19,7 @@ nanobind_add_module(
   python/core_module.cpp
   python/error_binding.cpp
   python/gradient_signs_binding.cpp
+  python/mapped_file_binding.cpp
   python/measured_gradients.cpp
   python/optimizer_binding.cpp
   python/param_binding.cpp

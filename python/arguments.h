@@ -143,6 +143,7 @@ inline std::optional<WholeParam> whole_from(const GivenWhole& given) {
 void bind_checkpoint(nanobind::module_& m);      // the contents of a checkpoint file in numbers
 void bind_collective(nanobind::module_& m);      // the collective over two Python functions
 void bind_gradient_signs(nanobind::module_& m);  // converts gradients to bits and back
+void bind_mapped_file(nanobind::module_& m);     // weights in a file, as memory
 void bind_optimizer(nanobind::module_& m);       // the class Optimizer; saving and loading several
 void bind_planning(nanobind::module_& m);        // planning and measured rates
 void bind_sign(nanobind::module_& m);            // signs as bits

@@ -132,5 +132,6 @@ NB_MODULE(_core, m) {
   bind_sign(m);
   bind_gradient_signs(m);
   bind_spec(m);
+  bind_mapped_file(m);
   bind_optimizer(m);
 }

@@ -49,7 +49,7 @@ ASK_LINUX = {
 ASK_LINUX_FOLDERS = ("src/backend/cuda/", "src/backend/sycl/")
 # Rooms of python/lowtide, lowest first; "" is what lies beside the folders but for sign.py. A new folder gets its place here.
 ROOMS = (
-    "_core", "checks", "report", "devices", "sign", "memory", "options", "engine", "state", "optimizers", "planning", "distributed",
+    "_core", "checks", "report", "devices", "sign", "memory", "options", "engine", "state", "optimizers", "planning", "streaming", "distributed",
     "compat", "cli", "",
 )  # fmt: skip
 

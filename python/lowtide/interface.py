@@ -21,13 +21,15 @@ from lowtide.planning.plan import plan
 from lowtide.planning.rates import Rates, measure_rates
 from lowtide.planning.result import Plan
 from lowtide.state.pending_save import PendingSave
+from lowtide.streaming.stream import stream, streaming_report, unstream
 
 __version__: str = _core.__version__
 
 __all__ = [
     "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "Backend", "DeviceLostError", "Embedding", "Lion", "Memory",
     "Muon", "NAdam", "Optimizer", "Options", "Override", "PendingSave", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__",
-    "backends", "compat", "export_fp32", "forecast", "hf", "master", "measure_rates", "override", "plan", "sign",
+    "backends", "compat", "export_fp32", "forecast", "hf", "master", "measure_rates", "override", "plan", "sign", "stream",
+    "streaming_report", "unstream",
 ]  # fmt: skip
 # Classes that other modules of optimizers/ add to the list.
 globals().update({cls.__name__: cls for cls in CLASSES.values()})

@@ -93,6 +93,27 @@ int Env::map(size_t bytes, void** memory) {
 
 int Env::unmap(void* memory, size_t bytes) { return or_error(::munmap(memory, bytes)); }
 
+int Env::map_file(int fd, size_t bytes, void** memory) {
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (mapped == MAP_FAILED) return -errno;
+  *memory = mapped;
+  return 0;
+}
+
+int Env::read_ahead(int fd, int64_t offset, int64_t bytes) {
+  return -::posix_fadvise(fd, offset, bytes, POSIX_FADV_WILLNEED);
+}
+
+int Env::write_back(int fd, int64_t offset, int64_t bytes) {
+  constexpr unsigned kAll = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  return or_error(::sync_file_range(fd, offset, bytes, kAll));
+}
+
+int Env::drop_pages(int fd, int64_t offset, void* memory, int64_t bytes) {
+  const int result = or_error(::madvise(memory, static_cast<size_t>(bytes), MADV_DONTNEED));
+  return result ? result : -::posix_fadvise(fd, offset, bytes, POSIX_FADV_DONTNEED);
+}
+
 Env& system_env() {
   static Env* const env = new Env;  // never destroyed: files may be closed while the process exits
   return *env;

@@ -38,6 +38,14 @@ class Env {
   virtual int map(size_t bytes, void** memory);
   // Unmaps whole pages of it, possibly only a part.
   virtual int unmap(void* memory, size_t bytes);
+  // The first `bytes` of a file as memory that reads and writes it (mmap); on success sets *memory and returns 0.
+  virtual int map_file(int fd, size_t bytes, void** memory);
+  // Starts to read a range of a file into the page cache, and does not wait.
+  virtual int read_ahead(int fd, int64_t offset, int64_t bytes);
+  // Writes what memory has changed of a range, and waits: then its pages can leave memory. No promise beyond a crash.
+  virtual int write_back(int fd, int64_t offset, int64_t bytes);
+  // Takes whole pages of a range of a mapped file out of memory, but those that have to be written first.
+  virtual int drop_pages(int fd, int64_t offset, void* memory, int64_t bytes);
   // False: all I/O goes through pread and pwrite above, where a test can reach it.
   virtual bool allows_io_uring() const { return true; }
 };

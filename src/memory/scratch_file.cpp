@@ -129,18 +129,21 @@ void check_scratch_directory(Env& env, const std::string& directory) {
   open_directory(env, without_slashes(directory));
 }
 
+UnnamedFile::UnnamedFile(Env& env, const std::string& directory, int64_t bytes, bool try_direct)
+    : path(without_slashes(directory)), direct(try_direct && kDirect) {
+  const Descriptor folder = open_directory(env, path);
+  lock.emplace(env, folder.get(), path);
+  file = open_file(env, folder.get(), path, bytes, &direct);
+}
+
 ScratchFile::ScratchFile(Env& env, const std::string& directory, int64_t bytes, const Options& options)
     : env_(env),
-      path_(without_slashes(directory)),
       bytes_(checked_size(bytes)),
-      direct_(checked(options).direct && kDirect) {
-  const Descriptor folder = open_directory(env, path_);
-  lock_.emplace(env, folder.get(), path_);
-  file_ = open_file(env, folder.get(), path_, bytes_, &direct_);
+      unnamed_(env, directory, bytes_, checked(options).direct) {
   std::unique_ptr<IoEngine> engine;
-  if (options.io_uring && env.allows_io_uring()) engine = make_io_uring_engine(file_.get(), options.depth);
-  if (!engine) engine = make_thread_engine(env, file_.get(), options.depth);
-  transfers_.emplace(std::move(engine), options.depth, options.request_bytes, direct_);
+  if (options.io_uring && env.allows_io_uring()) engine = make_io_uring_engine(unnamed_.file.get(), options.depth);
+  if (!engine) engine = make_thread_engine(env, unnamed_.file.get(), options.depth);
+  transfers_.emplace(std::move(engine), options.depth, options.request_bytes, unnamed_.direct);
 }
 
 ScratchFile::~ScratchFile() {
@@ -174,10 +177,10 @@ void ScratchFile::read_now(int64_t offset, std::byte* to, int64_t bytes) const {
   check_transfer(false, offset, to, bytes);
   for (int64_t all = 0; all < bytes;) {
     const int64_t done =
-        retry_interrupted([&] { return env_.pread(file_.get(), to + all, bytes - all, offset + all); });
+        retry_interrupted([&] { return env_.pread(unnamed_.file.get(), to + all, bytes - all, offset + all); });
     const int64_t begin = all;
     all += std::max<int64_t>(done, 0);
-    if (direct_ && all < bytes) all = all / kAlignment * kAlignment;  // only whole pages can be read
+    if (unnamed_.direct && all < bytes) all = all / kAlignment * kAlignment;  // only whole pages can be read
     if (all == begin)
       fail_transfer({.failed = true,
                      .system_error = static_cast<int>(-std::min<int64_t>(done, 0)),
@@ -191,9 +194,9 @@ void ScratchFile::grow(int64_t bytes) {
   const int64_t wanted = checked_size(bytes);
   LT_REQUIRE(transfers_->idle(), "got grow() with transfers under way, wanted wait() for each of them first");
   if (wanted <= bytes_) return;
-  if (const int error = allocate(env_, file_.get(), wanted)) {
-    env_.truncate(file_.get(), std::max(bytes_, kAlignment));  // frees the new allocation
-    fail_io(error, "could not grow a scratch file in %s from %lld to %lld bytes", path_.c_str(), ll(bytes_),
+  if (const int error = allocate(env_, unnamed_.file.get(), wanted)) {
+    env_.truncate(unnamed_.file.get(), std::max(bytes_, kAlignment));  // frees the new allocation
+    fail_io(error, "could not grow a scratch file in %s from %lld to %lld bytes", unnamed_.path.c_str(), ll(bytes_),
             ll(wanted));
   }
   bytes_ = wanted;
@@ -209,7 +212,7 @@ void ScratchFile::wait(Ticket ticket) {
 void ScratchFile::fail_transfer(const Transfers::Outcome& outcome) const {
   const char* const reason = outcome.system_error ? "" : ": the file has been made shorter by another";
   fail_io(outcome.system_error, "could not %s %lld bytes at offset %lld of the scratch file in %s%s",
-          outcome.write ? "write" : "read", ll(outcome.bytes), ll(outcome.offset), path_.c_str(), reason);
+          outcome.write ? "write" : "read", ll(outcome.bytes), ll(outcome.offset), unnamed_.path.c_str(), reason);
 }
 
 }  // namespace lowtide

@@ -43,6 +43,17 @@ class Stopwatch {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+// An unnamed file in a directory that no other process uses; see ScratchFile.
+struct UnnamedFile {
+  // `direct`: try O_DIRECT.
+  UnnamedFile(Env& env, const std::string& directory, int64_t bytes, bool direct);
+
+  const std::string path;  // of the directory
+  bool direct;             // the file bypasses the page cache
+  std::optional<DirectoryLock> lock;
+  Descriptor file;
+};
+
 class ScratchFile {
  public:
   struct Options {
@@ -87,7 +98,7 @@ class ScratchFile {
   // Reads at once, beside running transfers elsewhere in the file. Any thread. Throws kIo like wait().
   void read_now(int64_t offset, std::byte* to, int64_t bytes) const;
 
-  bool direct() const { return direct_; }
+  bool direct() const { return unnamed_.direct; }
   const char* engine() const { return transfers_->engine().name(); }  // "io_uring" or "threads"
 
  private:
@@ -99,11 +110,8 @@ class ScratchFile {
   // Constructed in this order, and destroyed in reverse.
   Env& env_;
   const int64_t forks_ = forks();
-  const std::string path_;
   int64_t bytes_;
-  bool direct_;
-  std::optional<DirectoryLock> lock_;
-  Descriptor file_;
+  UnnamedFile unnamed_;
   std::optional<Transfers> transfers_;
 };
 

@@ -101,6 +101,14 @@ class FaultyEnv : public Env {
     if (result == 0) mapped_ += static_cast<int64_t>(bytes);
     return result;
   }
+  int map_file(int fd, size_t bytes, void** memory) override {
+    const int result = at(Call::kMap, [&] { return under_.map_file(fd, bytes, memory); });
+    if (result == 0) mapped_ += static_cast<int64_t>(bytes);
+    return result;
+  }
+  int write_back(int fd, int64_t offset, int64_t bytes) override {
+    return at(Call::kSync, [&] { return under_.write_back(fd, offset, bytes); });
+  }
   int unmap(void* memory, size_t bytes) override {
     mapped_ -= static_cast<int64_t>(bytes);
     return under_.unmap(memory, bytes);

@@ -1,0 +1,75 @@
+"""Which layers are in memory: pure decisions, the same for a run and for its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Moves(NamedTuple):
+    """A unit's turn asks for these, in this order."""
+
+    bring: int | None  # the unit itself, unless it is in memory
+    let_go: list[int]
+    ahead: int | None  # the unit that comes next
+
+
+@dataclass
+class Schedule:
+    """Units of weights in the order of a forward pass, which a backward pass takes the other way round.
+
+    Each turn reads the next unit ahead. Room for it comes from the units whose next use is furthest: forward, the first that
+    have passed; backward, the last. No other order reads less (Belady 1966), so with room for k of n equal units a pass
+    reads n - k of them.
+    """
+
+    sizes: Sequence[int]  # bytes of each unit
+    limit: int  # bytes in memory; a unit, its neighbour and the unit before are there in any case
+    here: set[int] = field(default_factory=set)  # in memory
+
+    @staticmethod
+    def least(sizes: Sequence[int]) -> int:
+        """The bytes of the three neighbours that are the largest."""
+        return max((sum(sizes[first : first + 3]) for first in range(max(1, len(sizes) - 2))), default=0)
+
+    def turn(self, unit: int, backward: bool) -> Moves:
+        """`unit` is about to compute."""
+        ahead, behind = (unit - 1, unit + 1) if backward else (unit + 1, unit - 1)
+        bring = None if unit in self.here else unit
+        self.here.add(unit)
+        coming = ahead if 0 <= ahead < len(self.sizes) and ahead not in self.here else None
+        needed = sum(self.sizes[n] for n in self.here) + (self.sizes[coming] if coming is not None else 0)
+        gone = []
+        for victim in [*self._furthest(unit, backward)]:
+            if needed <= self.limit:
+                break
+            if victim not in (ahead, behind):
+                self.here.discard(victim)
+                gone.append(victim)
+                needed -= self.sizes[victim]
+        if coming is not None:
+            self.here.add(coming)
+        return Moves(bring, gone, coming)
+
+    def _furthest(self, unit: int, backward: bool) -> Iterator[int]:
+        passed = sorted((n for n in self.here if (n > unit if backward else n < unit)), reverse=backward)
+        to_come = sorted((n for n in self.here if (n < unit if backward else n > unit)), reverse=not backward)
+        yield from (*passed, *to_come)
+
+    def step_bytes(self, trained: Sequence[int]) -> tuple[int, int]:
+        """Bytes that a step reads and writes, once steps repeat: a forward pass, and a backward pass that changes `trained` bytes
+        of each unit, which are written when it leaves memory."""
+        trial, changed, found = Schedule(self.sizes, self.limit), set[int](), (0, 0)
+        order = range(len(self.sizes))
+        for _ in range(3):
+            read = written = 0
+            for unit, backward in [*((n, False) for n in order), *((n, True) for n in reversed(order))]:
+                moves = trial.turn(unit, backward)
+                read += sum(self.sizes[n] for n in (moves.bring, moves.ahead) if n is not None)
+                written += sum(trained[n] for n in moves.let_go if n in changed)
+                changed -= {*moves.let_go}
+                if backward:
+                    changed.add(unit)
+            found = read, written
+        return found

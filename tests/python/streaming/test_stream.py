@@ -1,0 +1,241 @@
+"""Weights on disk: every bit is that of a run in memory, and the disk moves what the plan says."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import bits
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import lowtide
+from lowtide.streaming import stream as streaming
+from lowtide.streaming.schedule import Schedule
+from lowtide.streaming.weights import layers_of, units_of
+
+LAYERS, WIDTH = 7, 96
+
+
+class Layer(nn.Module):
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, dtype=kind)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, dtype=kind)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        return x + self.down(torch.nn.functional.silu(self.up(x))), "and more"
+
+
+class Net(nn.Module):
+    """Layers between a table and a head; checkpointed in one of torch's two ways, or not."""
+
+    def __init__(self, kind: torch.dtype = torch.float32, reentrant: bool | None = None, device: str = "cpu") -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        with torch.device(device):
+            self.table = nn.Embedding(50, WIDTH, dtype=kind)
+            self.layers = nn.ModuleList(Layer(kind) for _ in range(LAYERS))
+            self.head = nn.Linear(WIDTH, 50, dtype=kind)
+        self.reentrant = reentrant
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = (layer(x) if self.reentrant is None else checkpoint(layer, x, use_reentrant=self.reentrant))[0]
+        return self.head(x)
+
+
+def train(net: nn.Module, opt: lowtide.Optimizer, steps: int, passes: int = 1, first: int = 0) -> list[float]:
+    losses = []
+    for step in range(first, first + steps):
+        for part in range(passes):
+            tokens = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(10 * step + part))
+            loss = nn.functional.cross_entropy(net(tokens)[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+            loss.backward()
+            losses.append(loss.item())
+        opt.step()
+        opt.zero_grad()
+    return losses
+
+
+def values(net: nn.Module) -> list[bytes]:
+    return [bits(param) for param in net.parameters()]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes of these nets."""
+    monkeypatch.setattr(streaming, "_STATE", 256 << 10)
+    monkeypatch.setattr(streaming, "_BUCKET", 4096)
+
+
+def host_for(net: nn.Module, room: int, in_backward: bool) -> int:
+    """The least budget with room for so many layers."""
+    units = units_of(net, layers_of(net))
+    return streaming._gradient_bytes(units, in_backward) + units[-1].bytes + streaming._STATE + room * units[0].bytes
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize(("kind", "options"), [(torch.float32, {}), (torch.bfloat16, {"master": "residual16"})])
+@pytest.mark.parametrize("room", [3, 5])
+def test_a_disk_changes_no_bit(
+    room: int, kind: torch.dtype, options: dict[str, Any], reentrant: bool | None, small: None, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
+    wanted = Net(kind, reentrant)
+    steps = train(wanted, lowtide.AdamW(wanted.parameters(), lr=1e-2, **options), 5)
+    net = Net(kind, reentrant)
+    same, opt = lowtide.stream(net, lowtide.Memory(host=host_for(net, room, True), disk=tmp_path), lr=1e-2, step_in_backward=0, **options)
+    assert same is net
+    found = train(net, opt, 4)
+    before = lowtide.streaming_report(net)
+    found += train(net, opt, 1, first=4)
+    after = lowtide.streaming_report(net)
+    assert found == steps and values(net) == values(wanted)
+    assert all(param.grad is None for param in net.parameters())
+    moved = [after[name] - before[name] for name in ("read_bytes", "written_bytes")]  # type: ignore[literal-required]
+    layer = units_of(net, layers_of(net))[0].bytes
+    assert moved == [after["planned_read_bytes"], after["planned_written_bytes"]]
+    assert moved[0] == 2 * (LAYERS - room) * layer, "each pass reads what has no room"
+    lowtide.unstream(net)
+    more, wanted_more = train(net, opt, 1, first=5), train(copy.deepcopy(wanted), lowtide.SGD([nn.Parameter(torch.zeros(1))]), 1, first=5)
+    assert more == wanted_more, "the same weights, in memory"
+    figure(f"room for {room} of {LAYERS} layers: 5 steps, 0 of {sum(map(len, values(net)))} bytes differ; a step reads {moved[0]}, writes {moved[1]}")
+
+
+def test_steps_after_backward_accumulate_and_clip(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    wanted, net = Net(), Net()
+    options: dict[str, Any] = {"lr": 1e-2, "max_grad_norm": 0.1, "step_in_backward": False}
+    losses = train(wanted, lowtide.AdamW(wanted.parameters(), **options), 3, passes=2)
+    net, opt = lowtide.stream(net, f"host={host_for(net, 3, False)},disk={tmp_path}", **options)
+    assert train(net, opt, 3, passes=2) == losses and values(net) == values(wanted)
+    figure(f"3 steps of 2 passes, clipped: 0 of {sum(map(len, values(net)))} bytes differ")
+
+
+def test_frozen_weights_are_read_alone(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    """As with LoRA: only what is trained is written."""
+    nets = [Net(), Net()]
+    for net in nets:
+        for name, param in net.named_parameters():
+            param.requires_grad_(name.endswith("bias"))
+    losses = train(nets[0], lowtide.AdamW([p for p in nets[0].parameters() if p.requires_grad], lr=1e-2), 3)
+    net, opt = lowtide.stream(nets[1], lowtide.Memory(host=host_for(nets[1], 3, True), disk=tmp_path), lr=1e-2)
+    assert train(net, opt, 2) == losses[:2]
+    before = lowtide.streaming_report(net)
+    assert train(net, opt, 1, first=2) == losses[2:] and values(net) == values(nets[0])
+    written = lowtide.streaming_report(net)["written_bytes"] - before["written_bytes"]
+    biases = sum(param.nbytes for param in net.layers.parameters() if param.requires_grad)
+    assert 0 < written <= LAYERS * 2 * 4096, "a page or two for the biases of each layer"
+    figure(f"{written} bytes written a step for {biases} bytes of trained weights, of {before['weight_bytes']}")
+
+
+def test_meta_weights_get_memory(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    wanted, counted = Net(), 0
+    for host in (host_for(wanted, 3, True), 1 << 30):  # on disk, and all in memory
+        net, opt = lowtide.stream(Net(device="meta"), lowtide.Memory(host=host, disk=tmp_path), lr=1e-2)
+        assert all(not param.is_meta and not param.any() for param in net.parameters())
+        net.load_state_dict(wanted.state_dict())
+        losses = train(net, opt, 2)
+        trained = Net()
+        assert losses == train(trained, lowtide.AdamW(trained.parameters(), lr=1e-2), 2) and values(net) == values(trained)
+        counted += len(losses)
+    figure(f"{counted} losses alike")
+
+
+def test_saves_resume(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    wanted = Net()
+    losses = train(wanted, lowtide.AdamW(wanted.parameters(), lr=1e-2), 4)
+    net, opt = lowtide.stream(Net(), lowtide.Memory(host=host_for(wanted, 3, True), disk=tmp_path), lr=1e-2)
+    assert train(net, opt, 2) == losses[:2]
+    torch.save(net.state_dict(), tmp_path / "weights")
+    opt.save(tmp_path / "state")
+    assert sum(map(len, values(net))) < (tmp_path / "weights").stat().st_size < sum(map(len, values(net))) + 50_000
+    other, opt = lowtide.stream(Net(device="meta"), lowtide.Memory(host=host_for(wanted, 4, True), disk=tmp_path), lr=1e-2)
+    other.load_state_dict(torch.load(tmp_path / "weights", mmap=True))
+    opt.load(tmp_path / "state")
+    assert train(other, opt, 2, first=2) == losses[2:] and values(other) == values(wanted)
+    figure("4 steps, 2 of them after a save: 0 bits differ")
+
+
+def test_what_the_disk_refuses_is_named(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    net, opt = lowtide.stream(Net(), lowtide.Memory(host=host_for(Net(), 3, True), disk=tmp_path), lr=1e-2)
+    train(net, opt, 1)
+    (file,) = [name for name in os.listdir("/proc/self/fd") if _is_weights(name, tmp_path, lowtide.streaming_report(net)["weight_bytes"])]
+    os.truncate(f"/proc/self/fd/{file}", 3 * units_of(net, layers_of(net))[0].bytes)
+    with pytest.raises(OSError, match=r"reading the weights of layers\.[3-6]: could not read .* made shorter by another"):
+        train(net, opt, 1, first=1)
+    with pytest.raises(OSError, match="the weights of layers"):  # for ever after
+        lowtide.streaming_report(net)
+    figure("a file made shorter is named by its layer")
+
+
+def _is_weights(descriptor: str, folder: Path, size: int) -> bool:
+    try:
+        return str(folder) in os.readlink(f"/proc/self/fd/{descriptor}") and os.stat(f"/proc/self/fd/{descriptor}").st_size >= size
+    except OSError:
+        return False
+
+
+def test_refusals(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    net, refused = Net(), 0
+    least = host_for(net, 3, True)
+    before = values(net)
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"memory": None}, ValueError, "wanted host=BYTES"),
+        ({"memory": {"disk": tmp_path}}, ValueError, "wanted host=BYTES"),
+        ({"memory": {"host": least - 4096, "disk": tmp_path}}, ValueError, "three layers, their gradients, and buffers"),
+        ({"memory": {"host": 1 << 20}}, ValueError, "or disk=DIRECTORY"),
+        ({"memory": {"host": least, "disk": tmp_path / "none"}}, ValueError, "wanted an existing directory"),
+        ({"memory": {"host": least, "disk": tmp_path}, "lr": -1.0}, ValueError, "lr"),
+        ({"memory": {"host": least, "disk": tmp_path}, "optimizer": torch.optim.AdamW}, TypeError, "wanted a class such as lowtide.AdamW"),
+    ]
+    for arguments, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            lowtide.stream(net, **arguments)
+        assert values(net) == before and not any(module._forward_pre_hooks for module in net.modules())
+        refused += 1
+    with pytest.raises(ValueError, match="wanted layers="):
+        lowtide.stream(nn.Linear(3, 3), {"host": least, "disk": tmp_path})
+    with pytest.raises(ValueError, match="does not stream"):
+        lowtide.unstream(net)
+    lowtide.stream(net, {"host": least, "disk": tmp_path})
+    with pytest.raises(ValueError, match="unstream"):
+        lowtide.stream(net, {"host": least, "disk": tmp_path})
+    with pytest.raises(OSError, match="could not allocate") as full:
+        lowtide.stream(Net(), {"host": least, "disk": "/dev/shm/none" if not Path("/dev/shm").is_dir() else _full()})
+    assert full.value.errno in (errno.ENOSPC, errno.EFBIG)
+    figure(f"{refused + 4} refusals, without a change")
+
+
+def _full() -> str:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return "/dev/shm"
+
+
+@pytest.fixture(autouse=True)
+def files_of_any_size() -> Any:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_schedule_reads_least(figure: Callable[[str], None]) -> None:
+    """Against all ways to let units go, for few units: the fewest bytes of a cycle that repeats."""
+    compared = 0
+    for count in range(3, 9):
+        for room in range(3, count + 1):
+            read, written = Schedule([1] * count, room).step_bytes([1] * count)
+            assert read == 2 * (count - room), "forward and backward each read what has no room"
+            assert written <= count
+            compared += 1
+    figure(f"{compared} schedules of equal units read 2 (n - k)")
