@@ -170,6 +170,7 @@ inline cudaError_t try_step_on_device(std::span<StepItem> items, const Launch& h
   launch.items = reinterpret_cast<const DeviceItem*>(table.get());
   launch.starts = reinterpret_cast<const int64_t*>(table.get() + items.size() * sizeof(DeviceItem));
   launch.count = static_cast<int64_t>(items.size()), launch.tiles = tiles;
+  launch.taken = batch.taken(table.get(), batch.launches()[0]);
   launch.ballot = items[0].ballot != nullptr;
   launch.tables = on_device.get(), launch.replay = how.replay;
   const cudaError_t error = cuda_kernels::step(launch, {nullptr, 2, 0});

@@ -62,12 +62,12 @@ FUSED_IN_FLOAT8 = 2
 NORM_PATHS = 2
 
 # Rules whose arithmetic of numbers in range is not IEEE's (real-inl.h): careful steps have it once more, with the reads.
-HAS_CAREFUL = {"adam", "adamw", "adamamsgrad", "adamwamsgrad", "lion"}
+HAS_CAREFUL = {"adam", "adamw", "adamamsgrad", "adamwamsgrad", "lamb", "lion"}
 
 
 def hot_paths(states: int) -> int:
-    """How often the hot path stands in a kernel: for the most common form and for the others, and for plain tiles, where a
-    lane of two states at most has the registers to load ahead."""
+    """How often the hot path stands in a kernel: for the most common form and for the others, and, with two states at most,
+    for whole sectors."""
     return 3 if states <= 2 else 2
 
 

@@ -153,11 +153,12 @@ void Batch::add(const ApplyItem& item) {
 
 size_t Batch::bytes() const {
   return items_.size() * sizeof(DeviceItem) + norms_.size() * sizeof(DeviceNorms) +
-         (starts_.size() + dims_.size()) * sizeof(int64_t);
+         (starts_.size() + dims_.size() + launches_.size()) * sizeof(int64_t);
 }
 
 void Batch::write(std::byte* to, const std::byte* device) {
-  const size_t dims_at = bytes() - dims_.size() * sizeof(int64_t);
+  const size_t taken_at = bytes() - launches_.size() * sizeof(int64_t);
+  const size_t dims_at = taken_at - dims_.size() * sizeof(int64_t);
   for (DeviceItem& item : items_)
     for (DeviceTensor* tensor : {&item.param, &item.grad})
       if (tensor->dim_count) tensor->dims = at(device, dims_at + reinterpret_cast<size_t>(tensor->dims));
@@ -169,6 +170,7 @@ void Batch::write(std::byte* to, const std::byte* device) {
   put(norms_.data(), norms_.size() * sizeof(DeviceNorms));
   put(starts_.data(), starts_.size() * sizeof(int64_t));
   put(dims_.data(), dims_.size() * sizeof(int64_t));
+  std::memset(to, 0, launches_.size() * sizeof(int64_t));
 }
 
 const DeviceItem* Batch::items(const std::byte* device, const Launch& launch) const {
@@ -182,6 +184,11 @@ const int64_t* Batch::starts(const std::byte* device, const Launch& launch) cons
 const DeviceNorms* Batch::norms(const std::byte* device, const Launch& launch) const {
   if (launch.norms < 0) return nullptr;
   return reinterpret_cast<const DeviceNorms*>(device + items_.size() * sizeof(DeviceItem)) + launch.norms;
+}
+
+int64_t* Batch::taken(std::byte* device, const Launch& launch) const {
+  const ptrdiff_t left = launches_.data() + launches_.size() - &launch;  // they end the batch, in order
+  return reinterpret_cast<int64_t*>(device + bytes()) - left;
 }
 
 std::vector<std::byte> codec_tables(int codec) {

@@ -1,6 +1,7 @@
 // The items of a call as kernels read them: DeviceItems, the units of work before each, and the dims of strided
-// tensors, in one array of bytes to be copied to the device. Items served by one launch are adjacent. A unit of work is
-// a block, or a tile of several blocks of one item. Also the codecs' tables as bytes.
+// tensors, in one array of bytes to be copied to the device; and a number for each launch, which begins as 0. Items
+// served by one launch are adjacent. A unit of work is a block, or a tile of several blocks of one item. Also the
+// codecs' tables as bytes.
 #pragma once
 
 #include <cstddef>
@@ -54,6 +55,8 @@ class Batch {
   const int64_t* starts(const std::byte* device, const Launch& launch) const;
   // Beside its items; nullptr for a rule without norms.
   const DeviceNorms* norms(const std::byte* device, const Launch& launch) const;
+  // For a kernel that counts the units that have been taken. launch: one of launches().
+  int64_t* taken(std::byte* device, const Launch& launch) const;
 
   // Items, stored consecutively.
   int64_t size() const { return static_cast<int64_t>(items_.size()); }

@@ -91,6 +91,33 @@ TEST(Batch, InOrderWhereAsked) {
   EXPECT_EQ(batch.launches()[0].rule, 1);
 }
 
+// Each launch counts by itself, from 0 whenever the batch is written.
+TEST(Batch, LaunchesHaveCounters) {
+  Steps steps({{1, 0, kF, kF, 8}, {0, 0, kF, kF, 8}, {2, 0, kF, kF, 8}});
+  const int64_t sizes[] = {4, 2}, strides[] = {3, 16};
+  const Layout strided = Layout::make(sizes, strides);
+  steps.items[1].grad_layout = &strided;
+  Batch batch;
+  batch.add_steps(steps.items, false);
+  ASSERT_EQ(batch.launches().size(), 3u);
+  Written written(batch);
+  const std::vector<std::byte> before = written.bytes;
+  int64_t number = 0;
+  for (const Batch::Launch& launch : batch.launches()) {
+    int64_t* const taken = batch.taken(written.bytes.data(), launch);
+    EXPECT_EQ(*taken, 0);
+    *taken = ++number;
+  }
+  for (const Batch::Launch& launch : batch.launches())
+    EXPECT_EQ(*batch.taken(written.bytes.data(), launch), launch.first + 1);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(batch.taken(written.bytes.data(), batch.launches()[2]) + 1),
+            written.bytes.data() + written.bytes.size());
+  batch.clear();
+  batch.add_steps(steps.items, false);
+  batch.write(written.bytes.data(), written.bytes.data());
+  EXPECT_TRUE(written.bytes == before) << "a counter is not 0, or something else lay there";
+}
+
 // Sizes and strides lie behind the items, wherever the batch is put.
 TEST(Batch, DimsAreFoundFromTheDevice) {
   Steps steps({{0, 0, kF, kF, 8}, {0, 0, kF, kF, 8}});

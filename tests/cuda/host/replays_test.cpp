@@ -4,6 +4,7 @@
 // cudaStreamBeginCapture: the legacy stream cannot be captured.
 #include <limits>
 
+#include "backend/cuda/device/launch.h"
 #include "host_support.h"
 
 namespace lowtide::cuda_host {
@@ -78,6 +79,24 @@ TEST_F(CudaReplays, TakeTheStepThatWasPrepared) {
         expect_words(refusal([&] { recorded->prepare(std::span(other.items()).first(2), stream); }),
                      {"2 parameters", "record it"});
       }
+}
+
+// More tiles than there are warps: each replay counts those that warps take after their first.
+TEST_F(CudaReplays, StepEveryTileEachTime) {
+  restart({.processors = 1});
+  auto backend = make_backend("", nullptr);
+  const cudaStream_t stream = own_stream(*backend);
+  constexpr int64_t kMostWarps = 64;  // of a processor
+  Model model(*backend, {300, kBlockElements * cuda_kernels::kTileBlocks * (kMostWarps + 20)}, stream);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+  const std::shared_ptr<RecordedStep> recorded = backend->record_step(model.items(), false, stream);
+  const Graph graph(stream);
+  for (int replay = 1; replay <= 3; ++replay) {
+    recorded->prepare(model.items(), stream);
+    ASSERT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
+    backend->step(model.items(), 1, false, stream);
+    EXPECT_EQ(model.steps(), std::vector<int>(2, 2 * replay));
+  }
 }
 
 // A captured step of three parameters, and its replays.

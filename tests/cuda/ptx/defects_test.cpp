@@ -116,23 +116,25 @@ TEST(PtxDefects, TheBytePermutationOfCudaLosesTheSign) {
   EXPECT_EQ(to, (std::vector<uint32_t>{0x3f3f3f00, 0xbfbfbf00}));
 }
 
-// Rows of one short block, so many that warps take several tiles, one after the other.
+// Rows of one short block, and a row of plain tiles: so many that warps take several tiles, one after the other.
 TEST(PtxDefects, AMissingBarrierOfTheWarpIsFound) {
-  for (const bool stochastic : {false, true}) {
-    int count = 1, found = 0;
-    for (int i = 0; i < count; ++i) {
-      const std::string words = found_in_step({stochastic, R"(bar\.warp\.sync -1;)", "", i, &count}, 6400, 16);
-      found += words.find("without a barrier") != std::string::npos;
-      if (words.empty()) std::printf("barrier %d of %s is not needed here\n", i, kKernel.c_str());
+  const std::pair<int64_t, int64_t> shapes[] = {{6400, 16}, {1, 256 * 32 * 40}};
+  for (const auto& [rows, length] : shapes)
+    for (const bool stochastic : {false, true}) {
+      int count = 1, found = 0;
+      for (int i = 0; i < count; ++i) {
+        const std::string words = found_in_step({stochastic, R"(bar\.warp\.sync -1;)", "", i, &count}, rows, length);
+        found += words.find("without a barrier") != std::string::npos;
+        if (words.empty()) std::printf("barrier %d of %s is not needed here\n", i, kKernel.c_str());
+      }
+      EXPECT_GT(found, 0);
+      std::printf("%d of %d missing barriers found in rows of %lld\n", found, count, static_cast<long long>(length));
     }
-    EXPECT_GT(found, 0);
-    std::printf("%d of %d missing barriers found\n", found, count);
-  }
 }
 
 TEST(PtxDefects, AWrongMaskIsFound) {
-  const std::string shuffle = R"((shfl\.sync\.bfly\.b32 [^;]*), [^,;]*;)";
-  const std::string lacks = found_in_step({false, shuffle, "$1, 0x7fffffff;"});
+  const std::string largest = R"((redux\.sync\.max\.u32 [^;]*), [^,;]*;)";
+  const std::string lacks = found_in_step({false, largest, "$1, 0x7fffffff;"});
   EXPECT_NE(lacks.find("lacks the thread"), std::string::npos) << lacks;
   const std::string vote = found_in_step({true, R"((vote\.sync\.any\.pred [^;]*), [^,;]*;)", "$1, 0xfffffffe;"});
   EXPECT_NE(vote.find("lacks the thread"), std::string::npos) << vote;
@@ -141,7 +143,7 @@ TEST(PtxDefects, AWrongMaskIsFound) {
 TEST(PtxDefects, AReadBeyondAnAllocationIsFound) {
   for (const bool stochastic : {false, true}) {
     const std::string found =
-        found_in_step({stochastic, R"((ld\.global\.v4\.u32 \{[^}]*\}, \[%rd\d+)\+16\];)", "$1+32];"});
+        found_in_step({stochastic, R"((ld\.global\.v4\.u32 \{[^}]*\}, \[%rd\d+)\+512\];)", "$1+528];"});
     EXPECT_NE(found.find("which no allocation holds"), std::string::npos) << found;
   }
 }

@@ -1,4 +1,4 @@
-// Instructions at which lanes of a warp meet: shfl, vote and bar.warp. Lanes' masks have been compared before.
+// Instructions at which lanes of a warp meet: shfl, vote, redux and bar.warp. Lanes' masks have been compared before.
 #include "map.h"
 
 namespace ptx {
@@ -81,6 +81,15 @@ void add_meetings(Operations& all) {
         each_lane(mask, [&](uint32_t lane) { warp.destination<uint32_t>(of_lane[lane]->x[0])[lane] = found; });
       },
       "wpw"};
+  all["redux.sync.max.u32"] = {
+      nullptr,
+      [](Warp& warp, const Instruction* const* of_lane, uint32_t mask) {
+        uint32_t most = 0;
+        each_lane(mask,
+                  [&](uint32_t lane) { most = std::max(most, warp.source<uint32_t>(of_lane[lane]->x[1])[lane]); });
+        each_lane(mask, [&](uint32_t lane) { warp.destination<uint32_t>(of_lane[lane]->x[0])[lane] = most; });
+      },
+      "www"};
   // The only one of them that orders accesses of memory.
   all["bar.warp.sync"] = {nullptr, [](Warp& warp, const Instruction* const*, uint32_t mask) { warp.synchronize(mask); },
                           "w"};

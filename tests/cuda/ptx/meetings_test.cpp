@@ -80,8 +80,18 @@ TEST(PtxMeetings, Vote) {
             lanes([](int l) { return l < 16 ? 0xffffu : 0xffff0000u; }));
 }
 
+TEST(PtxMeetings, Reduce) {
+  // As numbers without a sign; halves of a warp for themselves.
+  EXPECT_EQ(of_threads("sub.s32 %x0, 7, %t; redux.sync.max.u32 %o, %x0, -1;", 32), lanes([](int) { return -1; }));
+  EXPECT_EQ(of_threads("setp.lt.u32 %p, %t, 16; selp.b32 %x0, 0x0000ffff, 0xffff0000, %p; xor.b32 %x1, %t, 5;"
+                       "redux.sync.max.u32 %o, %x1, %x0;",
+                       32),
+            lanes([](int l) { return l < 16 ? 15 : 31; }));
+}
+
 TEST(PtxMeetings, FindWrongMasks) {
   expect_failure("shfl.sync.bfly.b32 %o, %t, 1, 31, 0x7fffffff;", 32, "lacks the thread");
+  expect_failure("redux.sync.max.u32 %o, %t, 0xfffffffe;", 32, "lacks the thread");
   expect_failure("vote.sync.ballot.b32 %o, %p, -1;", 24, "names threads that are not there");
   expect_failure("setp.lt.u32 %p, %t, 8; @%p bra $L; bar.warp.sync -1; $L:", 32, "for which others of its warp wait");
   expect_failure("setp.lt.u32 %p, %t, 8; @%p bra $L; bar.warp.sync -1; bra $E; $L: vote.sync.any.pred %q, %p, -1; $E:",

@@ -99,6 +99,20 @@ TEST(PtxMemory, TakesAtomics) {
   EXPECT_EQ(memory, (std::vector<uint32_t>{0xffffffff, 7, 240}));
 }
 
+// Each thread gets what was there before it.
+TEST(PtxMemory, CountsByAtomics) {
+  std::vector<uint32_t> memory(2 + 120);
+  Memory all;
+  all.add(memory);
+  launch(entry(kBegin + "atom.global.add.u64 %w0, [%at], 1; shl.b64 %w1, %w0, 2; add.s64 %w1, %w1, %at;"
+                        "mov.b32 %x1, 1; atom.global.add.u32 %o, [%w1+8], %x1;",
+               1, kShared),
+         {reinterpret_cast<uint64_t>(memory.data())}, 3, 40, all);
+  std::vector<uint32_t> wanted(memory.size(), 1);
+  wanted[0] = 120, wanted[1] = 0;
+  EXPECT_EQ(memory, wanted);
+}
+
 TEST(PtxSources, NameWhatIsNotKnown) {
   const auto error_of = [](const std::string& body) -> std::string {
     try {

@@ -184,8 +184,8 @@ void Warp::call_or_return(const Instruction& at, uint32_t pc, uint32_t mask) {
 
 // Lanes come to a meeting, each with a mask.
 void Warp::arrive(const Instruction& at, uint32_t pc, uint32_t lanes) {
-  const std::string& operands_of_shuffle = Names::text(at.name);
-  const int32_t x = operands_of_shuffle[0] == 's' ? at.x[5] : operands_of_shuffle[0] == 'v' ? at.x[2] : at.x[0];
+  const char name = Names::text(at.name)[0];  // shfl, bar.warp; vote or redux
+  const int32_t x = name == 's' ? at.x[5] : name == 'b' ? at.x[0] : at.x[2];
   while (lanes) {
     const auto first = static_cast<uint32_t>(std::countr_zero(lanes));
     const uint32_t* masks = source<uint32_t>(x);

@@ -35,10 +35,10 @@ std::atomic<i64> hot_pairs, wide_pairs, careful_pairs;  // of blocks
 template <class R, class C>
 struct Counted : LaneBlocks<R, C> {
   using Base = LaneBlocks<R, C>;
-  template <bool kIsCommon, bool kHeld = false, class Next>
+  template <Round kRound, class Next>
   LT_FN bool step(const Tile& tile, const typename R::Args& args, const typename Base::Shared& shared, const Form& form,
                   const LaneAt& at, typename Base::Words& words, Next&& next, typename Base::Held* held = nullptr) {
-    const bool done = Base::template step<kIsCommon, kHeld>(tile, args, shared, form, at, words, next, held);
+    const bool done = Base::template step<kRound>(tile, args, shared, form, at, words, next, held);
     if (done && threadIdx.x % 32 == 0) ++hot_pairs, wide_pairs += form.wide, careful_pairs += tile.careful;
     return done;
   }
@@ -81,10 +81,12 @@ void step_counted(const StepCase& start, size_t shift, Tally& tally, Lie lie = L
                         launch.units,
                         of_codec.get(),
                         nullptr,
-                        nullptr};
+                        nullptr,
+                        reinterpret_cast<u64*>(batch.taken(table.get(), launch))};
   hot_pairs = wide_pairs = careful_pairs = 0;
   ASSERT_EQ(queue_kernel(counted_kernel<R, C>, a.tiles, cuda_kernels::kWarps, {nullptr, 2, 0}, a), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  EXPECT_EQ(*a.taken, static_cast<u64>(a.tiles)) << "tiles that were taken";
   there.fetch();
   ++tally.steps;
   for (i64 blocks = got.layout.blocks(kBlock); blocks > 0; blocks -= cuda_kernels::kTileBlocks)

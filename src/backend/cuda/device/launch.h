@@ -42,6 +42,7 @@ struct StepLaunch {
   const kernels::DeviceNorms* norms = nullptr;  // beside these, for an LT_NORM_RULE
   const int64_t* starts = nullptr;              // [count], tiles before each
   int64_t count = 0, tiles = 0;
+  int64_t* taken = nullptr;             // a word of the launch's own, 0 when it begins
   const void* tables = nullptr;         // of the codec
   const ReplayState* replay = nullptr;  // of a recorded step
 };

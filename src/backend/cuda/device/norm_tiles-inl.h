@@ -112,7 +112,7 @@ struct LaneNorms {
       F s[K ? K : 1], of[2];
       each<K>([&](auto k) {
         const float state = words.codes.of(k).get(shared, e);
-        s[k] = C::kScaled ? state * words.scale[k] : state;
+        s[k] = C::kScaled ? state * words.scale[k][0] : state;
       });
       R::template terms<F>(p[e], g[e], s, args, of);
       x[0][e] = value_of(of[0]), x[1][e] = value_of(of[1]);

@@ -65,7 +65,7 @@ static StepArguments arguments_of(const StepLaunch& launch) {
   return {launch.items,  reinterpret_cast<const i64*>(launch.starts),
           launch.count,  launch.tiles,
           launch.tables, launch.replay,
-          launch.norms};
+          launch.norms,  nullptr};
 }
 
 }  // namespace lowtide::LT_CUDA_NAMESPACE

@@ -38,11 +38,13 @@ LT_FN void assume_global([[maybe_unused]] const void* memory) {
 #endif
 }
 
-// kWords words, 16 bytes at a time, or 8.
+// kWords words, 16 bytes at a time, or 8, or 4.
 template <int kWords>
 LT_FN void load_whole(u32* word, const u8* from) {
   assume_global(from);
-  if constexpr (kWords == 2) {
+  if constexpr (kWords == 1) {
+    word[0] = *reinterpret_cast<const u32*>(from);
+  } else if constexpr (kWords == 2) {
     const uint2 two = *reinterpret_cast<const uint2*>(from);
     word[0] = two.x, word[1] = two.y;
   } else {
@@ -56,7 +58,9 @@ LT_FN void load_whole(u32* word, const u8* from) {
 template <int kWords>
 LT_FN void store_whole(const u32* word, u8* to) {
   assume_global(to);
-  if constexpr (kWords == 2) {
+  if constexpr (kWords == 1) {
+    *reinterpret_cast<u32*>(to) = word[0];
+  } else if constexpr (kWords == 2) {
     *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
   } else {
 #pragma unroll

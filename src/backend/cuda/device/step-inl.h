@@ -1,4 +1,4 @@
-// The hot path of steps: two blocks by a warp, 16 lanes each, whose 16 elements are in registers. Included in the
+// The hot path of steps: two blocks by a warp, of which each lane has 16 elements in registers. Included in the
 // namespace of a .cu file after tile-inl.h, weights-inl.h, lane_dynamic8-inl.h and real-inl.h.
 
 #ifdef LT_CUDA_FAST
@@ -45,17 +45,33 @@ LT_FN float value_of(Real<kHasZero> x) {
 template <class R>
 inline constexpr float kMostMoment = std::is_base_of_v<Lamb, R> ? 0x1p50f : 0x1p60f;
 
+// How the lanes of a warp share two blocks.
+enum class Round {
+  kAny,      // 16 lanes each, whose elements follow one another
+  kCommon,   // the same, of the most common form, without a factor of the gradient
+  kSectors,  // of this form, too: whole blocks, each by all lanes, in runs so short that each access takes whole
+             // sectors
+};
+
 // kStates: as many as are read and written.
 template <class R, class C, int kStates = R::kStates>
 struct LaneBlocks {
   using Codec = LaneCodec<C>;
   using Shared = typename Codec::Shared;
   static constexpr int K = kStates;
+  template <Round kRound>
+  static constexpr int kLanesOfBlock = kRound == Round::kSectors ? 32 : kLanes;
+  // Blocks of which a lane has elements in a round.
+  template <Round kRound>
+  static constexpr int kBlocks = kLanesOfBlock<kRound> / kLanes;
+  // In rounds of whole sectors a lane's 16 bytes, of the states or of the weights, follow its neighbour's.
+  static constexpr int kRun = K > 0 && kCodeBits<CodeOf<C, false>> == 32 ? 4 : 8;
   template <int k>
   struct State {
     static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
     static constexpr int kOfBlock = kScales<C, kSigned>;  // scales
-    static constexpr int kLanesOfScale = kLanes / (kOfBlock ? kOfBlock : 1);
+    template <Round kRound>
+    static constexpr int kLanesOfScale = kLanesOfBlock<kRound> / (kOfBlock ? kOfBlock : 1);
     using Code = CodeOf<C, kSigned>;
     using Codes = typename Codec::template Codes<kSigned>;
     // The largest magnitude in range, and the least nonzero one. Others take the slow path. See Real and LaneCodec.
@@ -108,44 +124,49 @@ struct LaneBlocks {
   static constexpr bool kLoadsAhead =
       C::kScaled && (K < 2 || (K == 2 && std::is_same_v<C, Dynamic8> && !std::is_base_of_v<Lamb, R>));
   static constexpr bool kHasCommon = K <= 2;
-  template <int... k>
-  static constexpr bool have_one_scale(std::integer_sequence<int, k...>) {
-    return ((State<k>::kOfBlock == 1) && ...);
-  }
-  // Whether a plain tile's scales are read and written together. With two states that costs the default step more
-  // instructions than it saves sectors: on an H100 it was 1.2 % slower, while Lion's was 4 % faster.
-  static constexpr bool kHolds = K == 1 && C::kScaled && have_one_scale(std::make_integer_sequence<int, K>{});
 
   struct Words {
     LaneWeights weights;
     ElementWords grad;
     StateCodes codes;
-    float scale[K ? K : 1];
+    float scale[K ? K : 1][kBlocks<Round::kSectors>];
   };
-  // Scales of a plain tile, which a warp reads and writes at once, whole sectors: in shared memory meanwhile.
-  using Held = float[K ? K : 1][cuda_kernels::kTileBlocks];
+  LT_FN void load(const Tile& tile, const Form& form, const LaneAt& at, Words& words) {
+    words.weights.load(tile, form, at);
+    load_elements(words.grad.word, tile.grad, form.grad, form.wide, at, tile.left);
+    each<K>([&](auto k) {
+      load_codes<k>(tile, form.wide, at, words.codes.of(k).word);
+      if constexpr (C::kScaled) words.scale[k][0] = __ldcs(tile.state[k].scales + scale_at<k, Round::kCommon>(at));
+    });
+  }
+
+  // The scales of a tile, in shared memory: a warp reads and writes whole sectors of them at once. New ones do not take
+  // the place of old ones, which would need a barrier in each round.
+  struct Held {
+    static constexpr int kOfBlock = kScales<C, false> > kScales<C, true> ? kScales<C, false> : kScales<C, true>;
+    using Scales = float[K ? K : 1][cuda_kernels::kTileBlocks * (kOfBlock ? kOfBlock : 1)];
+    Scales before, after;
+  };
   LT_FN void take_scales(const Tile& tile, Held& held) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    if (lane < tile.blocks) each<K>([&](auto k) { held[k][lane] = __ldg(tile.state[k].scales + lane); });
+    each_scale(tile.blocks, [&](auto k, int i) { held.before[k][i] = __ldg(tile.state[k].scales + i); });
     __syncwarp();
   }
   // blocks: so many have put their own there.
   LT_FN void give_scales(const Tile& tile, const Held& held, int blocks) {
     __syncwarp();
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    if (lane < tile.blocks && lane < blocks)
-      each<K>([&](auto k) {
-        u8* const to = reinterpret_cast<u8*>(const_cast<float*>(tile.state[k].scales + lane)) + tile.write_offset;
-        *reinterpret_cast<float*>(to) = held[k][lane];
-      });
+    each_scale(blocks, [&](auto k, int i) { *written<k>(tile, i) = held.after[k][i]; });
   }
-  LT_FN void load_held(const Tile& tile, const Form& form, const LaneAt& at, Words& words, const Held& held) {
-    load_words(tile, form, at, words);
-    each<K>([&](auto k) { words.scale[k] = held[k][at.block]; });
-  }
-  LT_FN void load(const Tile& tile, const Form& form, const LaneAt& at, Words& words) {
-    load_words(tile, form, at, words);
-    if constexpr (C::kScaled) each<K>([&](auto k) { words.scale[k] = __ldcs(tile.state[k].scales + scale_at<k>(at)); });
+  LT_FN void load_sectors(const Tile& tile, const LaneAt& at, Words& words, const Held& held) {
+    load_runs<16>(words.weights.word, tile.param, at);
+    load_runs<16>(words.grad.word, tile.grad, at);
+    each<K>([&](auto k) {
+      load_runs<kCodeBits<typename State<k>::Code>>(words.codes.of(k).word, tile.state[k].codes, at);
+      if constexpr (C::kScaled) {
+#pragma unroll
+        for (int n = 0; n < kBlocks<Round::kSectors>; ++n)
+          words.scale[k][n] = held.before[k][scale_at<k, Round::kSectors>(at, n)];
+      }
+    });
   }
 
   // Behind load, where a round is not wide: puts words into place (LaneBytes).
@@ -155,14 +176,15 @@ struct LaneBlocks {
     each<K>([&](auto k) { settle_codes<k>(tile, form.wide, at, words.codes.of(k).word); });
   }
 
-  // False, and nothing done, if an operand is out of range: the same for the warp. kIsCommon: of the most common form,
-  // without a factor of the gradient. Of the words nothing is left. next(): called once those are read.
-  // kHeld: scales are in `held`. Careful tiles, of other forms, take operands of any magnitude down to 0, by IEEE
-  // division and roots, as small gradients make them (an element after the other such steps took 9 times as long on an
-  // H100).
-  template <bool kIsCommon, bool kHeld = false, class Next>
+  // False, and nothing done, if an operand is out of range: the same for the warp. Of the words nothing is left.
+  // next(): called once those are read. held: for whole sectors. Careful tiles take operands of any magnitude down to 0
+  // in rounds of any form, by IEEE division and roots, as small gradients make them (an element after the other such
+  // steps took 9 times as long on an H100).
+  template <Round kRound, class Next>
   LT_FN bool step(const Tile& tile, const typename R::Args& args, const Shared& shared, const Form& form,
                   const LaneAt& at, Words& words, Next&& next, Held* held = nullptr) {
+    constexpr bool kIsCommon = kRound != Round::kAny;
+    constexpr int kInBlock = kLaneElements / kBlocks<kRound>;
     const bool is_careful = !kIsCommon && kHasCareful && tile.careful;
     // By name: lambdas of C++20 capture structured bindings, but those of clang before 16 do not.
     LaneWeights& weights = words.weights;
@@ -184,7 +206,7 @@ struct LaneBlocks {
         F s[K ? K : 1];
         each<K>([&](auto k) {
           const float x = codes.of(k).get(shared, e);
-          s[k] = C::kScaled ? x * scale[k] : x;
+          s[k] = C::kScaled ? x * scale[k][e / kInBlock] : x;
         });
         p[e] = value_of(R::template step<F>(p[e], g[e], s, args));
         each<K>([&](auto k) { state[k][e] = value_of(s[k]); });
@@ -196,28 +218,36 @@ struct LaneBlocks {
       update(Float<R>());
     if constexpr (kIsCommon) pack<bf16>(weights.word, p);
     next();
-    float most[K ? K : 1] = {};
-    if (!find_most(form, is_careful, at, state, most)) return false;
+    float most[K ? K : 1][kBlocks<kRound>] = {};
+    if (!find_most<kRound>(form, is_careful, at, state, most)) return false;
     each<K>([&](auto k) {
       // A positive second moment is never stored as 0.
       if constexpr (std::is_same_v<C, Bf16> && !State<k>::kSigned) {
         if (is_careful || !kDivides<R>)
           for (float& x : state[k]) x = at_least_a_code(x);
       }
-      encode<k>(tile, shared, is_careful, at, state[k], most[k], codes.of(k));
+      encode<k, kRound>(tile, shared, is_careful, at, state[k], most[k], codes.of(k));
       if constexpr (C::kScaled) {
-        if (!at.there || threadIdx.x % State<k>::kLanesOfScale != 0) return;
-        if constexpr (kHeld)
-          (*held)[k][at.block] = State<k>::Codes::scale(most[k]);
-        else
-          __stcs(reinterpret_cast<float*>(
-                     reinterpret_cast<u8*>(const_cast<float*>(tile.state[k].scales + scale_at<k>(at))) +
-                     tile.write_offset),
-                 State<k>::Codes::scale(most[k]));
+        if (at.there && threadIdx.x % State<k>::template kLanesOfScale<kRound> == 0) {
+#pragma unroll
+          for (int n = 0; n < kBlocks<kRound>; ++n) {
+            const float of_block = State<k>::Codes::scale(most[k][n]);
+            if constexpr (kRound == Round::kSectors)
+              held->after[k][scale_at<k, kRound>(at, n)] = of_block;
+            else
+              __stcs(written<k>(tile, scale_at<k, kRound>(at)), of_block);
+          }
+        }
       }
+      if constexpr (kRound == Round::kSectors)
+        store_runs<kCodeBits<typename State<k>::Code>>(codes.of(k).word,
+                                                       const_cast<u8*>(tile.state[k].codes) + tile.write_offset, at);
+      else
+        store_codes<k>(tile, form.wide, at, codes.of(k).word);
     });
-    each<K>([&](auto k) { store_codes<k>(tile, form.wide, at, codes.of(k).word); });
-    if constexpr (kIsCommon)
+    if constexpr (kRound == Round::kSectors)
+      store_runs<16>(weights.word, tile.param, at);
+    else if constexpr (kIsCommon)
       store_elements(weights.word, tile.param, form.param, form.wide, at);
     else
       weights.store(tile, form, at, p);
@@ -225,16 +255,46 @@ struct LaneBlocks {
   }
 
  private:
+  // n: the block's number among the lane's.
+  template <int k, Round kRound>
+  LT_FN int scale_at(const LaneAt& at, int n = 0) {
+    constexpr int kOfBlock = State<k>::kOfBlock, kLanesOfScale = State<k>::template kLanesOfScale<kRound>;
+    const int in_block = static_cast<int>(threadIdx.x % kLanesOfBlock<kRound>) / kLanesOfScale;
+    return (at.block + n) * kOfBlock + (kOfBlock > 1 ? in_block : 0);
+  }
+  // Where scale i of the tile is written.
   template <int k>
-  LT_FN int scale_at(const LaneAt& at) {
-    constexpr int kOfBlock = State<k>::kOfBlock;
-    return at.block * kOfBlock + (kOfBlock > 1 ? static_cast<int>(threadIdx.x % kLanes / State<k>::kLanesOfScale) : 0);
+  LT_FN float* written(const Tile& tile, int i) {
+    return reinterpret_cast<float*>(reinterpret_cast<u8*>(const_cast<float*>(tile.state[k].scales + i)) +
+                                    tile.write_offset);
+  }
+  // Calls work(k, i) for the lane's part of the scales of so many blocks.
+  template <class Work>
+  LT_FN void each_scale(int blocks, Work&& work) {
+    if constexpr (C::kScaled) {
+      each<K>([&](auto k) {
+#pragma unroll
+        for (int r = 0; r < State<k>::kOfBlock; ++r) {
+          const int i = r * 32 + static_cast<int>(threadIdx.x % 32);
+          if (i < blocks * State<k>::kOfBlock) work(k, i);
+        }
+      });
+    }
   }
 
-  LT_FN void load_words(const Tile& tile, const Form& form, const LaneAt& at, Words& words) {
-    words.weights.load(tile, form, at);
-    load_elements(words.grad.word, tile.grad, form.grad, form.wide, at, tile.left);
-    each<K>([&](auto k) { load_codes<k>(tile, form.wide, at, words.codes.of(k).word); });
+  // In rounds of whole sectors: where the lane's element e lies behind its first, and runs of elements of kBits.
+  LT_FN int behind_first(int e) { return e / kRun * 32 * kRun + e % kRun; }
+  template <int kBits>
+  LT_FN void load_runs(u32* word, const u8* base, const LaneAt& at) {
+#pragma unroll
+    for (int e = 0; e < kLaneElements; e += kRun)
+      load_whole<kRun * kBits / 32>(word + e * kBits / 32, base + (at.element + behind_first(e)) * kBits / 8);
+  }
+  template <int kBits>
+  LT_FN void store_runs(const u32* word, u8* base, const LaneAt& at) {
+#pragma unroll
+    for (int e = 0; e < kLaneElements; e += kRun)
+      store_whole<kRun * kBits / 32>(word + e * kBits / 32, base + (at.element + behind_first(e)) * kBits / 8);
   }
 
   // Bytes of codes of so many elements.
@@ -264,8 +324,9 @@ struct LaneBlocks {
 
   // The largest magnitudes of each state that share a scale; false if one of the warp's is out of range. All as bits,
   // which are in the order of magnitudes, NaN behind them; those of signed states shifted, without the sign.
+  template <Round kRound>
   LT_FN bool find_most(const Form& form, bool careful, const LaneAt& at, float (&state)[K ? K : 1][kLaneElements],
-                       float (&most)[K ? K : 1]) {
+                       float (&most)[K ? K : 1][kBlocks<kRound>]) {
     if constexpr (!kLooksAtMost && !kLooksAtLeast) return true;
     if (!form.wide) {
 #pragma unroll
@@ -275,21 +336,23 @@ struct LaneBlocks {
     const u32 whole = at.count ? ~0u : 0u;
     bool out = false, has_less = false;
     each<K>([&](auto k) {
-      u32 largest = 0, less = ~0u;
-      if constexpr (kLooksAtMost) largest = largest_of<State<k>::kSigned>(state[k]) & whole;
-      if constexpr (kLooksAtMost) out = out | (largest > bits(State<k>::kMost));
-      if constexpr (kLooksAtLeast) less = least_of<State<k>::kSigned>(state[k]) | ~whole;
-      // Zeros are also less, and in range.
-      if constexpr (kLooksAtLeast) has_less = has_less | (less < bits(State<k>::kLeast));
-      if constexpr (C::kScaled) {
-        for (int distance = State<k>::kLanesOfScale / 2; distance > 0; distance /= 2) {
-          const u32 other = __shfl_xor_sync(kAllLanes, largest, distance);
-          largest = other > largest ? other : largest;
+#pragma unroll
+      for (int n = 0; n < kBlocks<kRound>; ++n) {
+        constexpr int kInBlock = kLaneElements / kBlocks<kRound>;
+        const float* const of_block = state[k] + n * kInBlock;
+        u32 largest = 0, less = ~0u;
+        if constexpr (kLooksAtMost) largest = largest_of<State<k>::kSigned, kInBlock>(of_block) & whole;
+        if constexpr (kLooksAtLeast) less = least_of<State<k>::kSigned, kInBlock>(of_block) | ~whole;
+        // Zeros are also less, and in range.
+        if constexpr (kLooksAtLeast) has_less = has_less | (less < bits(State<k>::kLeast));
+        if constexpr (C::kScaled) {
+          largest = max_of_lanes(largest, State<k>::template kLanesOfScale<kRound>);
+          // A block of zeros has no reciprocal, and one of near-denormals has none in range.
+          out = out | (!careful && largest - 1 < bits(0x1p-96f) - 1);
         }
-        // A block of zeros has no reciprocal, and one of near-denormals has none in range.
-        out = out | (!careful && largest - 1 < bits(0x1p-96f) - 1);
+        if constexpr (kLooksAtMost) out = out | (largest > bits(State<k>::kMost));
+        most[k][n] = as_float(largest);
       }
-      most[k] = as_float(largest);
     });
     has_less = has_less && !careful;
     if (!__any_sync(kAllLanes, out || has_less)) return true;
@@ -306,12 +369,12 @@ struct LaneBlocks {
   // The largest and the least magnitude, as bits; NaN behind all. Of numbers with signs the largest is the largest
   // positive one, which is above all negative ones as an integer with a sign, or the negative one that is the largest
   // without a sign; and the least likewise. Three at a time, which is one instruction.
-  template <bool kSigned>
-  LT_FN u32 largest_of(const float (&state)[kLaneElements]) {
+  template <bool kSigned, int n>
+  LT_FN u32 largest_of(const float* state) {
     u32 largest = bits(state[0]);
     int positive = static_cast<int>(largest);
 #pragma unroll
-    for (int e = 1; e < kLaneElements; ++e) {
+    for (int e = 1; e < n; ++e) {
       const u32 u = bits(state[e]);
       largest = u > largest ? u : largest;
       positive = static_cast<int>(u) > positive ? static_cast<int>(u) : positive;
@@ -320,12 +383,12 @@ struct LaneBlocks {
     const u32 one = static_cast<u32>(positive) & 0x7fffffffu, other = largest & 0x7fffffffu;
     return one > other ? one : other;
   }
-  template <bool kSigned>
-  LT_FN u32 least_of(const float (&state)[kLaneElements]) {
+  template <bool kSigned, int n>
+  LT_FN u32 least_of(const float* state) {
     u32 least = bits(state[0]);
     int negative = static_cast<int>(least);
 #pragma unroll
-    for (int e = 1; e < kLaneElements; ++e) {
+    for (int e = 1; e < n; ++e) {
       const u32 u = bits(state[e]);
       least = u < least ? u : least;
       negative = static_cast<int>(u) < negative ? static_cast<int>(u) : negative;
@@ -335,25 +398,32 @@ struct LaneBlocks {
     return one < other ? one : other;
   }
 
-  template <int k>
+  template <int k, Round kRound>
   LT_FN void encode(const Tile& tile, const Shared& shared, bool careful, const LaneAt& at,
-                    float (&state)[kLaneElements], float absmax, typename State<k>::Codes& codes) {
+                    float (&state)[kLaneElements], const float (&most)[kBlocks<kRound>],
+                    typename State<k>::Codes& codes) {
+    using Codes = typename State<k>::Codes;
     constexpr bool kNearest = kHasNearest<C, State<k>::kSigned>;
-    const float inverse = careful ? State<k>::Codes::inverse_of_small(absmax, state) : State<k>::Codes::inverse(absmax);
+    constexpr int kInBlock = kLaneElements / kBlocks<kRound>;
+    float inverse[kBlocks<kRound>];
+#pragma unroll
+    for (int n = 0; n < kBlocks<kRound>; ++n)
+      inverse[n] = careful ? Codes::inverse_of_small(most[n], state) : Codes::inverse(most[n]);
     if (!kNearest || (kHasRandom<C> && ((tile.stochastic >> k) & 1) != 0)) {
       if constexpr (kHasRandom<C>) {
         const LaneRandom of{at.index, tile.key[at.half][k]};
 #pragma unroll
         for (int e = 0; e < kLaneElements; e += 4) {
           u32 random[2];
-          of.four(e, random);
-          codes.template round_four<kDivides<R>>(shared, e, state + e, inverse, random);
+          of.four(kRound == Round::kSectors ? behind_first(e) : e, random);
+          codes.template round_four<kDivides<R>>(shared, e, state + e, inverse[e / kInBlock], random);
         }
       }
     } else if constexpr (kNearest) {
-      const float factor = State<k>::Codes::factor(inverse);
 #pragma unroll
-      for (int e = 0; e < kLaneElements; e += 4) codes.encode_four(shared, e, state + e, factor);
+      for (int n = 0; n < kBlocks<kRound>; ++n) inverse[n] = Codes::factor(inverse[n]);
+#pragma unroll
+      for (int e = 0; e < kLaneElements; e += 4) codes.encode_four(shared, e, state + e, inverse[e / kInBlock]);
     }
   }
 };

@@ -9,48 +9,36 @@ struct StepArguments {
   const void* tables;
   const cuda_kernels::ReplayState* replay;
   const DeviceNorms* norms;  // beside the items, of a rule that has them
+  u64* taken;                // tiles that warps have taken beside their first
 };
 
 // True in a replay of a recorded step that was not prepared.
 LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && replay->prepared == replay->done; }
 
-// The rounds of a plain tile, up to one that is out of range: behind that a tile goes on carefully, for where one
-// operand is small, others are. A lane loads the next one's words before it makes codes of this one's states, so that
-// its warp does not wait for them.
+// The whole blocks of a plain tile, two or more, two by two, up to a round that is out of range: behind that a tile
+// goes on carefully, for where one operand is small, others are. A lane that has the registers loads the next round's
+// words before it makes codes of this one's states, so that its warp does not wait for them.
 template <class Lanes, class Args, class Shared>
 LT_FN void step_plain(Tile& tile, const Args& args, const Shared& shared, typename Lanes::Held& held) {
-  const bool is_first = threadIdx.x % 32 == 0;
-  if (is_first) tile.rest = tile.blocks;
-  LaneAt next = tile.place_straight(0);
+  const int blocks = tile.left / (2 * kBlock) * 2;
   typename Lanes::Words ahead;
-  const auto load = [&](const LaneAt& at) {
-    if constexpr (Lanes::kHolds)
-      Lanes::load_held(tile, common_form(), at, ahead, held);
-    else
-      Lanes::load(tile, common_form(), at, ahead);
-  };
-  if constexpr (Lanes::kHolds) Lanes::take_scales(tile, held);
-  load(next);
-  for (bool goes_on = true; goes_on;) {
-    const LaneAt at = next;
-    const int b = at.block & ~1;  // both halves', which are an even block and the one behind it
-    goes_on = b + 2 < tile.blocks;
+  const auto load = [&](int b) { Lanes::load_sectors(tile, tile.place_sectors(b, Lanes::kRun), ahead, held); };
+  Lanes::take_scales(tile, held);
+  int b = 0;
+  if constexpr (Lanes::kLoadsAhead) load(0);
+  for (; b < blocks; b += 2) {
+    if constexpr (!Lanes::kLoadsAhead) load(b);
     typename Lanes::Words words = ahead;
-    const bool is_done = Lanes::template step<true, Lanes::kHolds>(
-        tile, args, shared, common_form(), at, words,
-        [&] {
-          if (!goes_on) return;
-          next = tile.place_straight(b + 2);
-          load(next);
-        },
-        &held);
-    if (!is_done) {
-      if (is_first) tile.rest = b, tile.careful = true;
+    const auto next = [&] {
+      if (Lanes::kLoadsAhead && b + 2 < blocks) load(b + 2);
+    };
+    if (!Lanes::template step<Round::kSectors>(tile, args, shared, common_form(), tile.place_sectors(b, Lanes::kRun),
+                                               words, next, &held))
       break;
-    }
   }
+  Lanes::give_scales(tile, held, b);
+  if (threadIdx.x % 32 == 0) tile.rest = b, tile.careful = b < blocks;
   __syncwarp();
-  if constexpr (Lanes::kHolds) Lanes::give_scales(tile, held, tile.rest);
 }
 
 template <class R, class C, class Lanes>
@@ -63,20 +51,23 @@ LT_FN void step_tiles(const StepArguments& a) {
   __syncthreads();
   const auto* const tables = static_cast<const typename C::Tables*>(a.tables);
   Tile& tile = of_warp[threadIdx.x / 32];
-  for (i64 t = item_id() / 32; t < a.tiles; t += item_count() / 32) {
+  // Each warp takes the next tile that is left: with a share of its own, one that begins late, because another kernel
+  // has its multiprocessor, would end late. It asks while it has a tile, so that it does not wait for the answer.
+  for (i64 t = item_id() / 32; t < a.tiles; t = tile.next) {
     const i64 of = find_item_by_warp(a.starts, a.count, t);
     const DeviceItem& item = a.items[of];
-    if (is_stopped(item)) continue;
     typename R::Args args;
     __builtin_memcpy(&args, item.args, sizeof args);
     __syncwarp();  // all are done with the tile before
-    if (threadIdx.x % 32 == 0)
-      tile.number = t,
+    if (threadIdx.x % 32 == 0) {
+      const u64 taken = atomicAdd(a.taken, u64{1});
       tile.fill(item, (t - a.starts[of]) * cuda_kernels::kTileBlocks, Lanes::takes(item, args), Lanes::formats().of);
+      tile.next = item_count() / 32 + static_cast<i64>(taken);
+    }
     __syncwarp();
-    if constexpr (Lanes::kLoadsAhead) {
-      static_assert(Lanes::kHasCareful);
-      if (tile.plain) step_plain<Lanes>(tile, args, shared, held[threadIdx.x / 32]);
+    if (is_stopped(item)) continue;
+    if constexpr (Lanes::kHasCommon) {
+      if (tile.plain && tile.left >= 2 * kBlock) step_plain<Lanes>(tile, args, shared, held[threadIdx.x / 32]);
     }
     while (tile.rest < tile.blocks) {
       bool is_done = false;
@@ -91,10 +82,10 @@ LT_FN void step_tiles(const StepArguments& a) {
         typename Lanes::Words words;
         if (!tile.careful && Lanes::kHasCommon && form.wide && tile.is_common) {
           Lanes::load(tile, common_form(), at, words);
-          is_done = Lanes::template step<true>(tile, args, shared, common_form(), at, words, [] {});
+          is_done = Lanes::template step<Round::kCommon>(tile, args, shared, common_form(), at, words, [] {});
         } else {
           Lanes::load(tile, form, at, words);
-          is_done = Lanes::template step<false>(tile, args, shared, form, at, words, [] {});
+          is_done = Lanes::template step<Round::kAny>(tile, args, shared, form, at, words, [] {});
         }
         if (Lanes::kHasCareful && !is_done && !tile.careful) {
           tile.be_careful();
@@ -105,6 +96,5 @@ LT_FN void step_tiles(const StepArguments& a) {
       if (!is_done) slow_blocks<R, C>(tile.slow_block(tile.place(tile.rest)), tables);
       tile.advance();
     }
-    t = tile.number;  // in between the registers are needed
   }
 }

@@ -24,6 +24,9 @@ LT_FN i64 item_id() { return static_cast<i64>(blockIdx.x) * blockDim.x + threadI
 LT_FN i64 item_count() { return static_cast<i64>(gridDim.x) * blockDim.x; }
 
 LT_FN u32 max_of_lanes(u32 x, u32 lanes) {
+#ifdef __CUDA_ARCH__
+  if (lanes == 32) return __reduce_max_sync(kAllLanes, x);
+#endif
   for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
     const u32 other = __shfl_xor_sync(kAllLanes, x, static_cast<int>(distance));
     x = x > other ? x : other;

@@ -22,8 +22,8 @@ struct StateFormat {
 
 struct alignas(16) Tile {
   const DeviceItem* item;
-  i64 number;  // among all of the launch
-  i64 begin;   // its first block, counted from the item's first
+  i64 next;   // number of the warp's next tile, among all of the launch
+  i64 begin;  // its first block, counted from the item's first
   // From its first element, code and scale on.
   u8 *param, *residual;
   const u8* grad;
@@ -110,6 +110,11 @@ struct alignas(16) Tile {
     if (here <= 0) at.element = at.block * kBlock;
     at.index = static_cast<u32>(first.index) + static_cast<u32>(at.element);
     return at;
+  }
+  // In a plain tile, of a round of whole sectors with runs of this many elements.
+  LT_METHOD LaneAt place_sectors(int b, int run) const {
+    const int element = b * kBlock + static_cast<int>(threadIdx.x % 32) * run;
+    return {b, element, static_cast<u32>(first.index) + static_cast<u32>(element), 0, kLaneElements, true};
   }
   // The block of the lane's half, for the slow path.
   LT_METHOD SlowBlock slow_block(const LaneAt& at) const {

@@ -22,8 +22,8 @@ namespace lowtide::cuda_host {
 // Calls queue(launch, part) for the launches, if they have work, of a batch that is, or will be, at `device`. tables:
 // for each launch. replay: for a recorded step.
 template <class Queue>
-void for_each_launch(const kernels::Batch& batch, const std::byte* device, std::span<const void* const> tables,
-                     bool fast, const cuda_kernels::ReplayState* replay, Queue&& queue) {
+void for_each_launch(const kernels::Batch& batch, std::byte* device, std::span<const void* const> tables, bool fast,
+                     const cuda_kernels::ReplayState* replay, Queue&& queue) {
   size_t n = 0;
   for (const kernels::Batch::Launch& part : batch.launches()) {
     cuda_kernels::StepLaunch launch;
@@ -32,13 +32,14 @@ void for_each_launch(const kernels::Batch& batch, const std::byte* device, std::
     launch.items = batch.items(device, part), launch.starts = batch.starts(device, part);
     launch.norms = batch.norms(device, part);
     launch.count = part.count, launch.tiles = part.units;
+    launch.taken = batch.taken(device, part);
     launch.tables = tables[n++];
     launch.replay = replay;
     if (part.units) queue(launch, part);
   }
 }
 
-inline void queue_steps(const Scope& scope, const kernels::Batch& batch, const std::byte* device,
+inline void queue_steps(const Scope& scope, const kernels::Batch& batch, std::byte* device,
                         std::span<const void* const> tables, bool fast, const cuda_kernels::ReplayState* replay,
                         const cuda_kernels::Queue& queue) {
   for_each_launch(batch, device, tables, fast, replay, [&](const cuda_kernels::StepLaunch& launch, const auto& part) {
