@@ -52,8 +52,8 @@ LT_FN u32 word_by_half(const u32* table, u32 of, int first) {
 // ties fall as in the portable kernels; buckets continue below 0.
 //
 // Stochastically: the portable kernels' ranks, also in byte 2. Two look-ups find the two pieces that matter. Rows of
-// 1/8 binade have a byte each, 45 words together; the byte leads to a pair of pieces, one load of 16 bytes. There are
-// few pairs: eight consecutive ones, which span four decades, have no bank conflicts.
+// 1/8 binade have a byte each, usual ones in 45 words; the byte leads to a pair of pieces, one load of 16 bytes. There
+// are few pairs: eight consecutive ones, which span four decades, have no bank conflicts.
 template <>
 struct LaneCodec<Dynamic8> {
   static constexpr u32 kBuckets = Dynamic8Table::kLastKey - Dynamic8Table::kFirstKey + 1;
@@ -65,6 +65,7 @@ struct LaneCodec<Dynamic8> {
 
   // Eight rows per binade, shifted so that the last piece begins with a row: no row has more than two pieces.
   static constexpr int kRowShift = 20, kRows = 8 * 22 + 2, kPairs = 16;
+  static constexpr int kSignedRows = (127 << (23 - kRowShift)) + 2;  // from 0 on: values need no lower bound
   struct alignas(16) Pair {
     float slope, intercept, other_slope, other_intercept;
   };
@@ -73,8 +74,9 @@ struct LaneCodec<Dynamic8> {
   };
   struct Shared : Values {
     Pair pair[2][kPairs];
-    u8 pair_at[2][kRows];  // byte offset of a pair, by ((u + shift_of) >> kRowShift) - kFirstRow
-    u64 row[2];            // address of pair_at's entry for u = 0, in fixed point with 32 fractional bits
+    // Byte offsets of pairs, by (u + shift_of) >> kRowShift: unsigned from kFirstRow on, then signed from 0 on.
+    u8 pair_at[kRows + kSignedRows];
+    u64 row[2];  // address of pair_at's entry for u = 0, in fixed point with 32 fractional bits
     float lowest[2];
     u32 second_moment[1 + kBuckets];  // by (u >> 16) - kFirstUp
     u32 code[2 * kMagnitudes];        // by (u >> 16) + kMagnitudes, signed
@@ -105,9 +107,10 @@ struct LaneCodec<Dynamic8> {
     }
     const u32 of_first = changes_of(side[0]), of_second = changes_of(side[1]);
     const auto changes = [=](u32 n) { return n ? of_second : of_first; };
-    for (u32 i = threadIdx.x; i < 2 * kRows; i += blockDim.x) {
-      const u32 n = i / kRows, begin = ((kFirstRow + i % kRows) << kRowShift) - shift_of(side[n]);
-      shared.pair_at[n][i % kRows] = static_cast<u8>(sizeof(Pair) * pair_number(changes(n), binade_of(side[n], begin)));
+    for (u32 i = threadIdx.x; i < kRows + kSignedRows; i += blockDim.x) {
+      const u32 n = i < kRows ? 0u : 1u, row = n ? i - kRows : kFirstRow + i;
+      const u32 begin = ((row < kFirstRow ? kFirstRow : row) << kRowShift) - shift_of(side[n]);
+      shared.pair_at[i] = static_cast<u8>(sizeof(Pair) * pair_number(changes(n), binade_of(side[n], begin)));
     }
     for (u32 i = threadIdx.x; i < 2 * kBinades; i += blockDim.x) {
       const u32 n = i / kBinades, binade = i % kBinades;
@@ -115,8 +118,8 @@ struct LaneCodec<Dynamic8> {
         shared.pair[n][pair_number(changes(n), binade)] = pair_in(side[n], binade);
     }
     for (u32 n = threadIdx.x; n < 2; n += blockDim.x) {
-      const u64 at = u64{address_of(shared.pair_at[n])} << kRowShift;
-      shared.row[n] = (at + shift_of(side[n]) - (u64{kFirstRow} << kRowShift)) << (32 - kRowShift);
+      const u64 at = u64{address_of(shared.pair_at) + (n ? kRows : 0u)} << kRowShift;
+      shared.row[n] = (at + shift_of(side[n]) - (n ? 0 : u64{kFirstRow} << kRowShift)) << (32 - kRowShift);
       shared.lowest[n] = n ? Dynamic8Table::kLowestRow : side[0].lowest;
     }
   }
@@ -187,16 +190,41 @@ struct LaneCodec<Dynamic8> {
   template <bool kSigned, bool kNormal>
   LT_FN u32 random_sum(const Shared& shared, float value, float inverse, u32 random, float lowest, u64 row) {
     float magnitude = __saturatef(abs(value) * inverse);
-    const float inside = fmaxf(magnitude, lowest);
-    if constexpr (!kSigned) magnitude = inside;
-    const Pair pair = pair_at<kSigned>(shared, bits(inside), row);
-    const u32 rank =
-        truncate(fminf(magnitude * pair.slope + pair.intercept, magnitude * pair.other_slope + pair.other_intercept)) +
-        random;
-    if constexpr (!kSigned && kNormal) return rank < bits(value) ? rank : bits(value);
-    if constexpr (!kSigned) return value > 0.f ? rank : 0u;
-    constexpr u32 kZero = Dynamic8::kSignedZero << 16, kDown = kZero | 0xffffu;
-    return value < 0.f ? kDown - (rank < kDown ? rank : kDown) : kZero + rank;
+    if constexpr (!kSigned) magnitude = fmaxf(magnitude, lowest);
+    const Pair pair = pair_at<kSigned>(shared, bits(magnitude), row);
+    const float least =
+        fminf(magnitude * pair.slope + pair.intercept, magnitude * pair.other_slope + pair.other_intercept);
+    if constexpr (kSigned) return truncate_above(least) + random;
+    const u32 rank = truncate(least) + random;
+    if constexpr (kNormal) return rank < bits(value) ? rank : bits(value);
+    return value > 0.f ? rank : 0u;
+  }
+  // Truncates x in [0, 2^23]; byte 3 is undefined.
+  LT_FN u32 truncate_above(float x) {
+#ifdef __CUDA_ARCH__
+    return bits(__fadd_rz(x, 0x1p23f));
+#else
+    return bits(0x1p23f) + truncate(x);
+#endif
+  }
+  // Codes of four values, from the ranks of their magnitudes, a byte each.
+  LT_FN u32 with_signs(u32 rank, const float* value) {
+    const u32 sign = __byte_perm(__byte_perm(bits(value[0]), bits(value[1]), 0x73),
+                                 __byte_perm(bits(value[2]), bits(value[3]), 0x73), 0x5410) &
+                     0x80808080u;
+    const u32 mask = sign - (sign >> 7);
+    rank = rank - ((rank & sign) >> 7);  // there is no entry at -1
+    return (rank ^ mask) + (0x7f7f7f7fu - mask);
+  }
+  // Adds the lower half of `of`.
+  LT_FN u32 plus_half(u32 of, u32 x) {
+#ifdef __CUDA_ARCH__
+    u32 sum;
+    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(of), "r"(1u), "r"(x));
+    return sum;
+#else
+    return x + (of & 0xffffu);
+#endif
   }
   template <bool kSigned>
   LT_FN Pair pair_at(const Shared& shared, u32 u, u64 row) {
@@ -205,7 +233,7 @@ struct LaneCodec<Dynamic8> {
     u32 at;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(at) : "r"(static_cast<u32>(row >> 32)));
 #else
-    const u32 at = shared.pair_at[kSigned][row >> 32];
+    const u32 at = shared.pair_at[row >> 32];
 #endif
     return *reinterpret_cast<const Pair*>(reinterpret_cast<const u8*>(shared.pair[kSigned]) + at);
   }
@@ -241,6 +269,15 @@ struct LaneCodec<Dynamic8> {
     LT_METHOD void round_four(const Shared& shared, int i, const float* value, float inverse, const u32 (&random)[2]) {
       const float lowest = shared.lowest[kSigned];
       const u64 row = shared.row[kSigned];
+      if constexpr (kSigned) {
+        const u32 ranks =
+            pack(plus_half(random[0], random_sum<kSigned, kNormal>(shared, value[0], inverse, 0u, lowest, row)),
+                 random_sum<kSigned, kNormal>(shared, value[1], inverse, random[0] >> 16, lowest, row),
+                 plus_half(random[1], random_sum<kSigned, kNormal>(shared, value[2], inverse, 0u, lowest, row)),
+                 random_sum<kSigned, kNormal>(shared, value[3], inverse, random[1] >> 16, lowest, row));
+        word[i / 4] = with_signs(ranks, value);
+        return;
+      }
       word[i / 4] = pack(random_sum<kSigned, kNormal>(shared, value[0], inverse, random[0] & 0xffffu, lowest, row),
                          random_sum<kSigned, kNormal>(shared, value[1], inverse, random[0] >> 16, lowest, row),
                          random_sum<kSigned, kNormal>(shared, value[2], inverse, random[1] & 0xffffu, lowest, row),
