@@ -90,7 +90,7 @@ TEST_F(CudaMemory, DeviceMemoryIsCountedAndNamed) {
   const Device::Limits start = device.limits();
   EXPECT_EQ(start.total, int64_t{1} << 30);
   expect_words(refusal([&] { device.allocate(MemoryKind::kDevice, start.total + 1); }, ErrorKind::kOutOfMemory),
-               {"1073741825 bytes of device memory", "of 1073741824"});
+               {"1073741825 bytes of device memory", "of its 1073741824"});
   DeviceBytes some(device, MemoryKind::kDevice, 1 << 20);
   EXPECT_LE(device.limits().free, start.free - (1 << 20));
 }

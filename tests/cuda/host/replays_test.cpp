@@ -77,7 +77,7 @@ TEST_F(CudaReplays, TakeTheStepThatWasPrepared) {
 
         Model other(*backend, {10, 301, 40}, stream);
         expect_words(refusal([&] { recorded->prepare(std::span(other.items()).first(2), stream); }),
-                     {"2 parameters", "record it"});
+                     {"2 parameters", "record the step again"});
       }
 }
 
