@@ -36,6 +36,7 @@ void MappedFile::check(int64_t offset, int64_t bytes) const {
 
 void MappedFile::read_ahead(int64_t offset, int64_t bytes) const {
   check(offset, bytes);
+  if (bytes == 0) return;  // to the system, 0 is up to the end
   env_.read_ahead(unnamed_.file.get(), offset, bytes);  // only advice: bring() finds errors
 }
 
@@ -57,6 +58,7 @@ void MappedFile::bring(int64_t offset, int64_t bytes) {
 
 void MappedFile::let_go(int64_t offset, int64_t bytes, bool changed) {
   check(offset, bytes);
+  if (bytes == 0) return;
   if (changed) {
     const int error = -retry_interrupted([&] { return env_.write_back(unnamed_.file.get(), offset, bytes); });
     if (error) {

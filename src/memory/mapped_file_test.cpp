@@ -45,6 +45,10 @@ TEST(MappedFiles, HaveWhatWasWrittenLast) {
     file.let_go(offset, bytes, round % 3 != 0);
     written += round % 3 ? bytes : 0;
     ASSERT_EQ(std::memcmp(file.data(), wanted.data(), wanted.size()), 0) << "round " << round;
+    file.bring(0, kFileBytes);
+    read += kFileBytes;
+    file.let_go(offset, 0, round % 2 == 0);
+    ASSERT_TRUE(in_memory || resident(file) == kFilePages) << "round " << round << ": a range of nothing is nothing";
     file.let_go(0, kFileBytes, true);
     written += kFileBytes;
     ASSERT_TRUE(in_memory || resident(file) == 0) << "round " << round << ": " << resident(file) << " pages";

@@ -232,6 +232,11 @@ class StepInBackward(InBackward):
         if bucket.size >= self._bucket_bytes:
             self._flush(bucket)
 
+    def flush(self) -> None:
+        """Steps all gradients that wait. Called in backward, on its thread."""
+        for bucket in self._buckets.values():
+            self._flush(bucket)
+
     def _begin(self, engine: Engine, bucket: _Bucket) -> None:
         _expect_alone(engine, self.option, "stepped")
         torch.autograd.Variable._execution_engine.queue_callback(partial(self._flush, bucket))

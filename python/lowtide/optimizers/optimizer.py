@@ -103,6 +103,11 @@ class Optimizer(torch.optim.Optimizer):
         if settings.amp_scaling:
             self._step_supports_amp_scaling = True
 
+    @property
+    def in_backward(self) -> InBackward | None:
+        """Its work in backward: internal."""
+        return self._in_backward
+
     def _cycled(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """`defaults` without options that schedulers must not find; groups get these nevertheless."""
         self._beside = {}

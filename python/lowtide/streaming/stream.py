@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,13 @@ from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.memory.budgets import Memory, path_of, size_of
 from lowtide.optimizers.adam import AdamW
+from lowtide.optimizers.backward import StepInBackward
 from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.planning.forecasts import forecast
 from lowtide.report.log import logger
 from lowtide.streaming.schedule import Schedule
-from lowtide.streaming.weights import StreamedWeights, Unit, layers_of, place_on_cpu, units_of
+from lowtide.streaming.weights import StreamedWeights, Unit, check_separate, layers_of, place_on_cpu, put_back, units_of
 
 _STATE = 64 << 20  # bytes of memory left for state and its buffers
 _BUCKET = 64 << 20  # bytes of gradients that wait for a step in backward
@@ -33,7 +34,7 @@ def stream(
     memory: Memory | Mapping[str, Any] | str,
     optimizer: type[Optimizer] = AdamW,
     *,
-    layers: Sequence[nn.Module] | None = None,
+    layers: Iterable[nn.Module] | None = None,
     **options: Any,
 ) -> tuple[nn.Module, Optimizer]:
     """Makes a model on the CPU trainable in `memory.host` bytes: its weights move into a file in `memory.disk`, from which layers
@@ -65,30 +66,36 @@ def stream(
         plain = type(param) is nn.Parameter and param.device.type in ("cpu", "meta")
         expect(plain, f"{where}: {name}", f"a {type(param).__name__} on {param.device}", "a torch.nn.Parameter on cpu or meta")
     options.setdefault("step_in_backward", True)
-    layers = layers_of(model) if layers is None else layers
-    *units, kept = units_of(model, layers)
+    check_separate(model)
+    chosen = layers_of(model, layers)
+    optimizer([nn.Parameter(torch.zeros(1))], **options)  # refuses options before anything moves
+    *units, kept = units_of(model, chosen)
     sizes, host = [unit.bytes for unit in units], size_of("host", given.host)
-    always = kept.bytes + _gradient_bytes([*units, kept], options["step_in_backward"] is not False)
+    always = kept.bytes + _gradient_bytes([*units, kept], options["step_in_backward"])
     weights, least = sum(sizes), Schedule.least(sizes)
     if given.disk is None or weights + always + _state_bytes(model, optimizer, options) <= host:
         room = host - weights - always
         got, what = _core.format_bytes(host), _core.format_bytes(weights + always)
         expect(room >= 0, f"{where}: memory: host", got, f"{what} of weights and gradients, and room for state, or disk=DIRECTORY")
-        place_on_cpu(model, lambda param: torch.zeros_like(param, device="cpu"))
-        return model, optimizer(model.parameters(), memory=replace(given, host=room), **options)
+        placed = place_on_cpu(model, lambda param: torch.zeros_like(param, device="cpu"))
+        try:
+            return model, optimizer(model.parameters(), memory=replace(given, host=room), **options)
+        except BaseException:
+            put_back(placed)
+            raise
     room = host - always - _STATE
     wanted = f"{_core.format_bytes(least + always + _STATE)}: three layers, their gradients, and buffers for state"
     expect(room >= least, f"{where}: memory: host", _core.format_bytes(host), wanted)
     limit = min(weights, room)
-    streamed = StreamedWeights.move(model, layers, path_of("memory: disk", given.disk), limit)
+    streamed, placed = StreamedWeights.move(model, chosen, path_of("memory: disk", given.disk), limit)
     try:
         made = optimizer(model.parameters(), memory=replace(given, host=host - always - limit), **options)
     except BaseException:
-        streamed.move_back(model)
+        streamed.move_back(placed)
         raise
-    if options["step_in_backward"] is False:
-        made.register_step_post_hook(streamed.after_step)
-    streamed.watch()
+    if isinstance(in_backward := made.in_backward, StepInBackward):
+        streamed.flush = in_backward.flush
+    streamed.watch(model, made, after_backward=options["step_in_backward"] is False)
     _STREAMED[model] = streamed
     report = streaming_report(model)
     logger.info(
@@ -101,7 +108,7 @@ def stream(
 def unstream(model: nn.Module) -> None:
     """Takes the weights of a model that streams into memory, and removes its hooks. Its optimizer goes on. Raises ValueError for a
     model that does not stream, MemoryError, and OSError if weights cannot be read; the model streams on then."""
-    _streamed(model, "unstream").move_back(model)
+    _streamed(model, "unstream").move_back()
     del _STREAMED[model]
 
 
@@ -136,10 +143,12 @@ def _streamed(model: nn.Module, where: str) -> StreamedWeights:
     return streamed
 
 
-def _gradient_bytes(units: Sequence[Unit], one_at_a_time: bool) -> int:
+def _gradient_bytes(units: Sequence[Unit], in_backward: bool | int | str) -> int:
     """The bytes of gradients that are there at once, at most."""
     each = [sum(param.nbytes for param in unit.params if param.requires_grad) for unit in units]
-    return min(sum(each), max(each) + _BUCKET) if one_at_a_time else sum(each)
+    if in_backward is False:
+        return sum(each)
+    return min(sum(each), max(each) + (_BUCKET if in_backward is True else size_of("step_in_backward", in_backward)))
 
 
 def _state_bytes(model: nn.Module, optimizer: type[Optimizer], options: Mapping[str, Any]) -> int:

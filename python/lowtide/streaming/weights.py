@@ -7,8 +7,10 @@ order in which layers ask.
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,25 +25,21 @@ from lowtide.checks.values import expect
 from lowtide.streaming.schedule import Schedule
 
 _PAGE, _LINE = 4096, 64  # bytes: of the system's memory, and of a processor's cache
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _SMALL = 1 << 20  # bytes: modules outside of layers with less stay in memory
 
 
 class Unit(NamedTuple):
-    """A module whose weights move together."""
+    """The weights of a module, which move together. Does not keep the module."""
 
     name: str
-    module: nn.Module | None
     params: list[nn.Parameter]  # frozen ones first, which are never written again
+    looked_up: bool = False  # forward reads a few rows
 
     @property
     def bytes(self) -> int:
         """The size of the unit in the file."""
         return _up(sum(_up(param.nbytes, _LINE) for param in self.params), _PAGE)
-
-    @property
-    def looked_up(self) -> bool:
-        """Forward reads a few rows."""
-        return isinstance(self.module, nn.Embedding)
 
     def first_trained(self) -> int:
         """The offset in the unit behind which its trained parameters are; its size if there are none."""
@@ -57,11 +55,32 @@ def _up(size: int, to: int) -> int:
     return -(-size // to) * to
 
 
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The entries of the module list with the most bytes of weights; ValueError if there is none."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    expect(bool(lists), "model", f"a {type(model).__name__} without an nn.ModuleList", "layers=, a list of its modules")
-    return list(max(lists, key=lambda each: sum(param.nbytes for param in each.parameters())))
+def layers_of(model: nn.Module, given: Iterable[nn.Module] | None) -> list[nn.Module]:
+    """The given layers, or the entries of the module list with the most bytes of weights. Raises ValueError if there are none, or
+    if they are not separate modules of `model` that are called."""
+    if given is None:
+        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+        expect(bool(lists), "model", f"a {type(model).__name__} without an nn.ModuleList", "layers=, a list of its modules")
+        layers = [*_called(max(lists, key=lambda each: sum(param.nbytes for param in each.parameters())))]
+    else:
+        layers = list(given)
+    expect(bool(layers), "layers", "none", "modules of the model that compute one after another")
+    known, inside = {*map(id, model.modules())}, {id(part) for layer in layers for part in layer.modules() if part is not layer}
+    for number, layer in enumerate(layers):
+        name = f"layers[{number}]"
+        expect(id(layer) in known, name, f"a {type(layer).__name__} of another model", "a module of the model")
+        expect(id(layer) not in inside, name, f"a {type(layer).__name__} inside another layer", "layers that are separate")
+        expect(not isinstance(layer, _CONTAINERS), name, f"a {type(layer).__name__}, which is never called", "its entries")
+    return layers
+
+
+def _called(module: nn.Module) -> Iterator[nn.Module]:
+    """The entries of a list, or of lists in it: containers are never called."""
+    if isinstance(module, _CONTAINERS):
+        for entry in module.children():
+            yield from _called(entry)
+    else:
+        yield module
 
 
 def units_of(model: nn.Module, layers: Sequence[nn.Module]) -> list[Unit]:
@@ -80,10 +99,21 @@ def units_of(model: nn.Module, layers: Sequence[nn.Module]) -> list[Unit]:
         if is_layer or id(module) not in inside:
             own = [p for p in (module.parameters() if is_layer else module.parameters(recurse=False)) if len(users[id(p)]) == 1]
             if is_layer or sum(param.nbytes for param in own) >= _SMALL:
-                units.append(Unit(name, module, sorted(own, key=lambda param: param.requires_grad)))
+                units.append(Unit(name, sorted(own, key=lambda param: param.requires_grad), isinstance(module, nn.Embedding)))
                 for param in own:
                     kept.pop(id(param), None)
-    return [*units, Unit("", None, list(kept.values()))]
+    return [*units, Unit("", list(kept.values()))]
+
+
+def check_separate(model: nn.Module) -> None:
+    """Raises ValueError for parameters that share memory without being the same, and for buffers without memory."""
+    ranges = [(param.data_ptr(), param.nbytes, name) for name, param in model.named_parameters() if not param.is_meta and param.nbytes]
+    end, last = 0, ""
+    for start, size, name in sorted(ranges):
+        expect(start >= end, f"stream: {name}", f"a parameter in the memory of {last}", "parameters of their own, or one for both")
+        end, last = start + size, name
+    for name, buffer in model.named_buffers():
+        expect(not buffer.is_meta, f"stream: {name}", "a buffer on meta", "values: accelerate.init_empty_weights() leaves buffers alone")
 
 
 @dataclass
@@ -95,20 +125,24 @@ class StreamedWeights:
     schedule: Schedule
     offsets: list[int] = field(default_factory=list)
     changed: dict[int, int] = field(default_factory=dict)  # the offsets in units behind which they are not written yet
+    addresses: list[list[int]] = field(default_factory=list)  # of each unit's parameters
+    flush: Callable[[], None] | None = None  # has the optimizer step the gradients that wait
     _asked: dict[int, Future[None]] = field(default_factory=dict)
-    _failure: BaseException | None = None
+    _failure: OSError | None = None
     _handles: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._process, self._lock = os.getpid(), threading.RLock()
         self._worker = ThreadPoolExecutor(1, "lowtide-weights")
         weakref.finalize(self, self._worker.shutdown, wait=False)
 
     @staticmethod
-    def move(model: nn.Module, layers: Sequence[nn.Module], directory: str, limit: int) -> StreamedWeights:
-        """Moves the parameters of `model` into a new file; those on meta get memory without values (zeros). Raises OSError or
-        MemoryError before any has moved."""
+    def move(model: nn.Module, layers: Sequence[nn.Module], directory: str, limit: int) -> tuple[StreamedWeights, list[Placed]]:
+        """Moves the parameters of `model` into a new file; those on meta get memory without values (zeros), and are listed. Raises
+        OSError or MemoryError before any has moved."""
         file = MappedFile(directory, max(_PAGE, sum(unit.bytes for unit in units_of(model, layers)[:-1])))
-        empty = place_on_cpu(model, lambda param: torch.zeros((), dtype=param.dtype).expand(param.shape))
+        placed = place_on_cpu(model, lambda param: torch.zeros((), dtype=param.dtype).expand(param.shape))
+        empty = {id(each.now) for each in placed}
         *units, kept = units_of(model, layers)
         for param in kept.params:
             if id(param) in empty:
@@ -118,64 +152,93 @@ class StreamedWeights:
         for number, unit in enumerate(units):
             place, self.offsets = start, [*self.offsets, start]
             for param in unit.params:
-                values = file.tensor(place, param.nbytes).view(param.dtype).view(param.shape)
+                values = file.tensor(place, param.nbytes).view(param.dtype)
+                dense = id(param) not in empty and _is_dense(param)
+                values = values.as_strided(param.shape, param.stride()) if dense else values.view(param.shape)
                 place += _up(param.nbytes, _LINE)
                 if id(param) not in empty:
                     values.copy_(param.detach())
                 param.data = values
+            self.addresses.append([param.data_ptr() for param in unit.params])
             start += unit.bytes
             self.changed[number] = 0
             self.schedule.here.add(number)
             self._let_go_to_limit()
-        return self
+        return self, placed
 
-    def watch(self) -> None:
-        """Adds the hooks."""
+    def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer, after_backward: bool) -> None:
+        """Adds the hooks. after_backward: the optimizer steps all weights in its `step`."""
+        me = weakref.ref(self)
         for number, unit in enumerate(self.units):
-            assert unit.module
-            self._handles.append(unit.module.register_forward_pre_hook(partial(_before, weakref.ref(self), number), prepend=True))
-            self._handles.append(unit.module.register_forward_hook(partial(_after, weakref.ref(self), number)))
+            module = model.get_submodule(unit.name)
+            self._handles.append(module.register_forward_pre_hook(partial(_before, me, number), prepend=True))
+            self._handles.append(module.register_forward_hook(partial(_after, me, number)))
+        if after_backward:
+            self._handles.append(optimizer.register_step_post_hook(partial(_stepped, me)))
 
     def turn(self, number: int) -> None:
         """Unit `number` is about to compute: it is in memory when this returns, and the next one on its way. Raises OSError,
-        naming the unit, if the disk refuses to read or write; the model cannot be used then."""
+        naming the unit, if the disk refuses to read or write; the model cannot be used then. ValueError for weights that are no
+        longer those in the file. In a forked child, which has no such thread, pages are read when they are touched."""
+        if os.getpid() != self._process:
+            return
         backward = torch._C._current_graph_task_id() != -1
-        if self._failure:
-            raise self._failure
-        looked_up = self.units[number].looked_up and not backward
-        moves = self.schedule.turn(number, backward)
-        if moves.bring is not None and not looked_up:
-            self._ask(moves.bring)
-        for gone in moves.let_go:
-            self._let_go(gone)
-        if moves.ahead is not None and (backward or not self.units[moves.ahead].looked_up):
-            self._ask(moves.ahead)
-        if backward:
-            self._note_changed(number)
-        if (asked := self._asked.pop(number, None)) is not None:
+        self._check(number)
+        with self._lock:
+            moves = self.schedule.turn(number, backward)
+            if backward:
+                self._note_changed(number)
+                if self.flush and any(gone in self.changed for gone in moves.let_go):
+                    self.flush()
+            if moves.bring is not None and (backward or not self.units[number].looked_up):
+                self._ask(moves.bring)
+            for gone in moves.let_go:
+                self._let_go(gone)
+            if moves.ahead is not None and (backward or not self.units[moves.ahead].looked_up):
+                self._ask(moves.ahead)
+            asked = self._asked.pop(number, None)
+        if asked:
             asked.result()
 
-    def after_step(self, *of_hook: Any) -> None:
+    def _check(self, number: int) -> None:
+        unit = self.units[number]
+        if self._failure:
+            raise OSError(*self._failure.args)
+        if [param.data_ptr() for param in unit.params] != self.addresses[number]:
+            raise ValueError(
+                f"{unit.name}: got weights that have left the file (by .to(), .half() or an assignment), wanted unstream(model) before"
+            )
+
+    def after_step(self) -> None:
         """A step after backward has touched all trained weights, and brought them into memory."""
-        for number in range(len(self.units)):
-            if self._note_changed(number):
-                self.schedule.here.add(number)
-        self._let_go_to_limit()
+        with self._lock:
+            for number in range(len(self.units)):
+                if self._note_changed(number):
+                    self.schedule.here.add(number)
+            self._let_go_to_limit()
 
     def wait(self) -> None:
         """Waits for the disk; raises like `turn`."""
         self._worker.submit(int).result()
         if self._failure:
-            raise self._failure
+            raise OSError(*self._failure.args)
 
-    def move_back(self, model: nn.Module) -> None:
-        """Removes the hooks, and moves weights out of the file."""
+    def move_back(self, but: Sequence[Placed] = ()) -> None:
+        """Moves weights out of the file, but for those that came from meta, which go back, and removes the hooks. Nothing changes
+        if it raises."""
+        self.wait()
+        gone = {id(each.now) for each in but}
+        copies = []
+        for number, unit in enumerate(self.units):
+            self._check(number)
+            self.file.bring(self.offsets[number], unit.bytes)
+            copies.append([param.data if id(param) in gone else param.detach().clone() for param in unit.params])
+        for unit, values in zip(self.units, copies, strict=True):
+            for param, value in zip(unit.params, values, strict=True):
+                param.data = value
+        put_back(but)
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
-        self.wait()
-        for param in model.parameters():
-            param.data = param.detach().clone()
 
     def _let_go_to_limit(self) -> None:
         here, sizes = self.schedule.here, self.schedule.sizes
@@ -227,19 +290,52 @@ def _after(of: weakref.ref[StreamedWeights], number: int, module: nn.Module, arg
             value.register_hook(partial(_backward, of, number))
 
 
+def _stepped(of: weakref.ref[StreamedWeights], *of_hook: Any) -> None:
+    if (weights := of()) is not None:
+        weights.after_step()
+
+
+def _is_dense(param: torch.Tensor) -> bool:
+    """True if its elements fill a range of memory."""
+    order = sorted(zip(param.stride(), param.shape, strict=True))
+    expected = 1
+    for stride, size in order:
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def _backward(of: weakref.ref[StreamedWeights], number: int, gradient: torch.Tensor) -> None:
     del gradient
     if (weights := of()) is not None:
         weights.turn(number)
 
 
-def place_on_cpu(model: nn.Module, values: Callable[[nn.Parameter], torch.Tensor]) -> dict[int, nn.Parameter]:
-    """Gives parameters on meta `values` on the CPU. Returns the new parameters by their id."""
+class Placed(NamedTuple):
+    """A parameter in the place of one on meta."""
+
+    module: nn.Module
+    name: str
+    before: nn.Parameter
+    now: nn.Parameter
+
+
+def place_on_cpu(model: nn.Module, values: Callable[[nn.Parameter], torch.Tensor]) -> list[Placed]:
+    """Gives parameters on meta `values` on the CPU."""
     by: dict[int, nn.Parameter] = {}
+    placed = []
     for module in model.modules():
         for name, param in module._parameters.items():
             if param is not None and param.is_meta:
                 if id(param) not in by:
                     by[id(param)] = nn.Parameter(values(param), param.requires_grad)
                 module._parameters[name] = by[id(param)]
-    return {id(param): param for param in by.values()}
+                placed.append(Placed(module, name, param, by[id(param)]))
+    return placed
+
+
+def put_back(placed: Sequence[Placed]) -> None:
+    """Undoes `place_on_cpu`."""
+    for each in placed:
+        each.module._parameters[each.name] = each.before

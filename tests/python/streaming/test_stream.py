@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import os
+import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,37 +79,53 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "_BUCKET", 4096)
 
 
-def host_for(net: nn.Module, room: int, in_backward: bool) -> int:
+def host_for(net: nn.Module, room: int, in_backward: bool | int) -> int:
     """The least budget with room for so many layers."""
-    units = units_of(net, layers_of(net))
+    units = units_of(net, layers_of(net, None))
     return streaming._gradient_bytes(units, in_backward) + units[-1].bytes + streaming._STATE + room * units[0].bytes
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize(("kind", "options"), [(torch.float32, {}), (torch.bfloat16, {"master": "residual16"})])
-@pytest.mark.parametrize("room", [3, 5])
+@pytest.mark.parametrize(("room", "bucket"), [(3, 0), (5, 0), (3, True)])
 def test_a_disk_changes_no_bit(
-    room: int, kind: torch.dtype, options: dict[str, Any], reentrant: bool | None, small: None, tmp_path: Path, figure: Callable[[str], None]
-) -> None:
+    room: int, bucket: int | bool, kind: torch.dtype, options: dict[str, Any], reentrant: bool | None, small: None, tmp_path: Path,
+    figure: Callable[[str], None],
+) -> None:  # fmt: skip
     wanted = Net(kind, reentrant)
     steps = train(wanted, lowtide.AdamW(wanted.parameters(), lr=1e-2, **options), 5)
     net = Net(kind, reentrant)
-    same, opt = lowtide.stream(net, lowtide.Memory(host=host_for(net, room, True), disk=tmp_path), lr=1e-2, step_in_backward=0, **options)
+    same, opt = lowtide.stream(net, lowtide.Memory(host=host_for(net, room, bucket), disk=tmp_path), lr=1e-2, step_in_backward=bucket, **options)
     assert same is net
     found = train(net, opt, 4)
     before = lowtide.streaming_report(net)
     found += train(net, opt, 1, first=4)
     after = lowtide.streaming_report(net)
+    assert _resident(net) <= after["memory_bytes"] + (1 << 17), "what has stepped has left, but for pages beside a fault"
     assert found == steps and values(net) == values(wanted)
     assert all(param.grad is None for param in net.parameters())
     moved = [after[name] - before[name] for name in ("read_bytes", "written_bytes")]  # type: ignore[literal-required]
-    layer = units_of(net, layers_of(net))[0].bytes
+    layer = units_of(net, layers_of(net, None))[0].bytes
     assert moved == [after["planned_read_bytes"], after["planned_written_bytes"]]
     assert moved[0] == 2 * (LAYERS - room) * layer, "each pass reads what has no room"
     lowtide.unstream(net)
     more, wanted_more = train(net, opt, 1, first=5), train(copy.deepcopy(wanted), lowtide.SGD([nn.Parameter(torch.zeros(1))]), 1, first=5)
     assert more == wanted_more, "the same weights, in memory"
     figure(f"room for {room} of {LAYERS} layers: 5 steps, 0 of {sum(map(len, values(net)))} bytes differ; a step reads {moved[0]}, writes {moved[1]}")
+
+
+def _resident(net: nn.Module) -> int:
+    """Bytes of the file in memory, as the system has mapped them for this process."""
+    (address, *_) = (param.data_ptr() for param in net.layers.parameters())
+    inside, found = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            first, last = (int(part, 16) for part in line.split()[0].split("-"))
+            inside = first <= address < last
+        elif inside and line.startswith("Rss:"):
+            found = int(line.split()[1]) * 1024
+    assert found
+    return found
 
 
 def test_steps_after_backward_accumulate_and_clip(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
@@ -167,7 +186,7 @@ def test_what_the_disk_refuses_is_named(small: None, tmp_path: Path, figure: Cal
     net, opt = lowtide.stream(Net(), lowtide.Memory(host=host_for(Net(), 3, True), disk=tmp_path), lr=1e-2)
     train(net, opt, 1)
     (file,) = [name for name in os.listdir("/proc/self/fd") if _is_weights(name, tmp_path, lowtide.streaming_report(net)["weight_bytes"])]
-    os.truncate(f"/proc/self/fd/{file}", 3 * units_of(net, layers_of(net))[0].bytes)
+    os.truncate(f"/proc/self/fd/{file}", 3 * units_of(net, layers_of(net, None))[0].bytes)
     with pytest.raises(OSError, match=r"reading the weights of layers\.[3-6]: could not read .* made shorter by another"):
         train(net, opt, 1, first=1)
     with pytest.raises(OSError, match="the weights of layers"):  # for ever after
@@ -193,6 +212,10 @@ def test_refusals(small: None, tmp_path: Path, figure: Callable[[str], None]) ->
         ({"memory": {"host": 1 << 20}}, ValueError, "or disk=DIRECTORY"),
         ({"memory": {"host": least, "disk": tmp_path / "none"}}, ValueError, "wanted an existing directory"),
         ({"memory": {"host": least, "disk": tmp_path}, "lr": -1.0}, ValueError, "lr"),
+        ({"memory": {"host": least, "disk": tmp_path}, "layers": []}, ValueError, "layers: got none"),
+        ({"memory": {"host": least, "disk": tmp_path}, "layers": [nn.Linear(2, 2)]}, ValueError, "of another model"),
+        ({"memory": {"host": least, "disk": tmp_path}, "layers": [net.layers[0], net.layers[0].up]}, ValueError, "inside another"),
+        ({"memory": {"host": least, "disk": tmp_path}, "layers": [net.layers]}, ValueError, "never called"),
         ({"memory": {"host": least, "disk": tmp_path}, "optimizer": torch.optim.AdamW}, TypeError, "wanted a class such as lowtide.AdamW"),
     ]
     for arguments, kind, words in cases:
@@ -204,13 +227,26 @@ def test_refusals(small: None, tmp_path: Path, figure: Callable[[str], None]) ->
         lowtide.stream(nn.Linear(3, 3), {"host": least, "disk": tmp_path})
     with pytest.raises(ValueError, match="does not stream"):
         lowtide.unstream(net)
+    empty = Net(device="meta")
+    for host in (least, 1 << 30):
+        with pytest.raises(ValueError, match="chunk"):
+            lowtide.stream(empty, {"host": host, "disk": tmp_path, "chunk": 5})
+        assert all(param.is_meta for param in empty.parameters())
+    tied = Net()
+    tied.layers[1].up.weight.data = tied.layers[0].up.weight.data
+    with pytest.raises(ValueError, match=r"layers.1.up.weight: got a parameter in the memory of layers.0.up.weight"):
+        lowtide.stream(tied, {"host": least, "disk": tmp_path})
+    moved, _ = lowtide.stream(Net(), {"host": least, "disk": tmp_path})
+    moved.bfloat16()
+    with pytest.raises(ValueError, match="have left the file"):
+        train(moved, lowtide.SGD([nn.Parameter(torch.zeros(1))]), 1)
     lowtide.stream(net, {"host": least, "disk": tmp_path})
     with pytest.raises(ValueError, match="unstream"):
         lowtide.stream(net, {"host": least, "disk": tmp_path})
     with pytest.raises(OSError, match="could not allocate") as full:
         lowtide.stream(Net(), {"host": least, "disk": "/dev/shm/none" if not Path("/dev/shm").is_dir() else _full()})
     assert full.value.errno in (errno.ENOSPC, errno.EFBIG)
-    figure(f"{refused + 4} refusals, without a change")
+    figure(f"{refused + 8} refusals, without a change")
 
 
 def _full() -> str:
@@ -239,3 +275,38 @@ def test_a_schedule_reads_least(figure: Callable[[str], None]) -> None:
             assert written <= count
             compared += 1
     figure(f"{compared} schedules of equal units read 2 (n - k)")
+
+
+def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    """No file, mapping or thread outlives a model, nor `unstream`; also of a model that is a unit itself."""
+
+    class Positions(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = nn.Parameter(torch.zeros(1 << 19))
+
+    def count() -> tuple[int, int, int]:
+        gc.collect()
+        threads = sum(thread.name.startswith("lowtide-weights") for thread in threading.enumerate())
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count(str(tmp_path)), threads
+
+    before = count()
+    for kind in (Net, Positions):
+        for in_backward in (True, False):
+            net = kind()
+            budget = {"host": host_for(net, 3, in_backward) + (4 << 20), "disk": tmp_path}
+            net, opt = lowtide.stream(net, budget, layers=net.layers, step_in_backward=in_backward)
+            train(net, opt, 1)
+            assert count()[2] > 0
+            lowtide.unstream(net)
+            train(net, opt, 1)
+            opt.offload()
+            net, _ = lowtide.stream(kind(), budget)
+            train(net, lowtide.SGD([nn.Parameter(torch.zeros(1))]), 1)
+            del net, opt, _
+            for _ in range(100):  # a thread ends by itself
+                if count() == before:
+                    break
+                threading.Event().wait(0.05)
+            assert count() == before, kind
+    figure("4 models, each streamed twice: no descriptor, mapping or thread is left")
