@@ -106,7 +106,7 @@ def plan(
     gpu: Annotated[str | None, typer.Option(help="Device memory, e.g. 24GB. Without it the CPU trains.", metavar="SIZE")] = None,
     ram: Annotated[str | None, typer.Option(help="Host memory for the process, e.g. 64GB. Default: no limit.", metavar="SIZE")] = None,
     disk: Annotated[
-        str | None, typer.Option(help="Disk for state, e.g. 1TB, or a directory. Default: no disk.", metavar="SIZE")
+        str | None, typer.Option(help="Disk for state, e.g. 1TB, or a directory such as /scratch. Default: no disk.", metavar="SIZE")
     ] = None,
     weights: Annotated[str, typer.Option(help="Type of weights and gradients: fp32, bf16 or fp16.", metavar="NAME")] = "bf16",
     master: Annotated[

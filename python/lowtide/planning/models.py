@@ -122,7 +122,7 @@ def model_of(given: str | os.PathLike[str] | int) -> Model:
     path = Path(text)
     if text and path.is_dir():
         return of_config(path / "config.json", path.name or text)
-    if path.exists() or path.suffix == ".json":
+    if (text and path.exists()) or path.suffix == ".json":
         content = _json(path)
         return of_config(path, str(path)) if isinstance(content, dict) and "model_type" in content else _of_shapes(path, content)
     if (count := count_of(text)) is not None:

@@ -60,7 +60,7 @@ def plan(
             count and whose frozen parameters have no gradients.
         gpu: bytes of device memory, as an int or "24GB"; None: the CPU trains.
         ram: bytes of host memory for the process; None: no limit.
-        disk: bytes for state on a disk, or a directory, whose free bytes count; None: no disk.
+        disk: bytes for state on a disk, or a directory such as "/scratch", whose free bytes count; None: no disk.
         weights: the type of weights, gradients and activations: "fp32", "bf16" or "fp16".
         master: as for the optimizer; "auto": "residual16" for weights of 16 bits.
         rule, state, min_quantized_numel: as for `forecast`.
@@ -360,12 +360,9 @@ def _bytes(name: str, value: int | str | None) -> int | None:
 
 def _on_disk(value: int | str | None) -> int | None:
     """Bytes of a disk: a size, or what a directory has free."""
+    if isinstance(value, str) and "/" in value:
+        return int(_core.disk_info(value)["free_bytes"])
     try:
         return _bytes("disk", value)
     except ValueError as error:
-        if not isinstance(value, str):
-            raise
-        try:
-            return int(_core.disk_info(value)["free_bytes"])
-        except (OSError, ValueError):
-            raise ValueError(f"{error}, or a directory that can be written") from None
+        raise ValueError(f"{error}, or a directory such as /scratch") from None
