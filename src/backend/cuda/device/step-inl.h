@@ -1,4 +1,4 @@
-// The hot path of steps: two blocks by a warp, of which each lane has 16 elements in registers. Included in the
+// The hot path of steps: a warp takes two blocks, of which each lane has 16 elements in registers. Included in the
 // namespace of a .cu file after tile-inl.h, weights-inl.h, lane_dynamic8-inl.h and real-inl.h.
 
 #ifdef LT_CUDA_FAST
@@ -10,11 +10,11 @@ inline constexpr bool kIsFast = false;
 // Rules that divide a first moment by the square root of a second one: operands must be in range for Real.
 template <class R>
 inline constexpr bool kDivides = std::is_base_of_v<AdamBase, R> || std::is_base_of_v<Lamb, R>;
-// Whether its steps may be approximate in fast files.
+// True if the rule's steps may be approximate in fast files.
 template <class R>
 inline constexpr bool kHasFast = std::is_base_of_v<AdamBase, R>;
 
-// Whether states of this kind may be rounded to nearest, and stochastically.
+// True if states of this kind may be rounded to nearest; to be rounded stochastically.
 template <class C, bool kSigned>
 inline constexpr bool kHasNearest = [] {
   if constexpr (requires { C::kNeedsRandom; })
@@ -25,15 +25,15 @@ inline constexpr bool kHasNearest = [] {
 template <class C>
 inline constexpr bool kHasRandom = C::kError > 0;
 
-// The least positive bfloat16 for smaller positive values.
+// Replaces positive values below the least positive bfloat16 by it.
 LT_FN float at_least_a_code(float second_moment) {
   const u32 u = bits(second_moment), least = (u < 1u ? u : 1u) << 16;
   return as_float(u > least ? u : least);
 }
 
-// Rules but LAMB whose steps are never -0 where LaneBlocks takes them: Real's move does without the addition that would
-// turn it. With a step size of 2^-27, quotients of 2^-121 or more make steps of 2^-148 or more; Lion's are multiples of
-// lr.
+// Except for LAMB, steps of these rules are never -0 if LaneBlocks accepts them, so Real's move omits the addition that
+// would change the sign. With a step size of 2^-27, quotients of 2^-121 or more give steps of 2^-148 or more; Lion's
+// steps are multiples of lr.
 template <class R>
 using Float = std::conditional_t<kDivides<R> || std::is_same_v<R, Lion>, Real<std::is_base_of_v<Lamb, R>>, float>;
 LT_FN float value_of(float x) { return x; }
@@ -53,7 +53,7 @@ enum class Round {
              // sectors
 };
 
-// kStates: as many as are read and written.
+// kStates: the number of states that are read and written.
 template <class R, class C, int kStates = R::kStates>
 struct LaneBlocks {
   using Codec = LaneCodec<C>;
@@ -102,7 +102,7 @@ struct LaneBlocks {
     });
     return yes;
   }
-  // Whether arguments are such that Real may be used where states are in range.
+  // True if Real may be used with these arguments when states are in range.
   LT_FN bool has_range(const typename R::Args& args) {
     bool yes = true;
     if constexpr (kDivides<R>)
@@ -115,12 +115,12 @@ struct LaneBlocks {
   }
 
   static constexpr bool kLooksAtMost = K > 0 && (C::kScaled || kDivides<R>);
-  // Whether blocks of small operands may be taken carefully: where the hot path looks for them.
+  // True if blocks with small operands may be taken carefully: if the hot path looks for them.
   static constexpr bool kHasCareful = kLooksAtMost;
   static constexpr bool kLooksAtLeast = !kIsFast && kDivides<R>;
 
-  // Whether a lane has registers for the next round's words beside this round's states, and for separate code for the
-  // most common form: others would spill (tools/cubin_report.py).
+  // True if a lane has registers for the next round's words beside this round's states; for separate code for the most
+  // common form. Otherwise registers would spill (tools/cubin_report.py).
   static constexpr bool kLoadsAhead =
       C::kScaled && (K < 2 || (K == 2 && std::is_same_v<C, Dynamic8> && !std::is_base_of_v<Lamb, R>));
   static constexpr bool kHasCommon = K <= 2;
@@ -151,7 +151,7 @@ struct LaneBlocks {
     each_scale(tile.blocks, [&](auto k, int i) { held.before[k][i] = __ldg(tile.state[k].scales + i); });
     __syncwarp();
   }
-  // blocks: so many have put their own there.
+  // blocks: the number of blocks that have stored their scales there.
   LT_FN void give_scales(const Tile& tile, const Held& held, int blocks) {
     __syncwarp();
     each_scale(blocks, [&](auto k, int i) { *written<k>(tile, i) = held.after[k][i]; });
@@ -169,24 +169,24 @@ struct LaneBlocks {
     });
   }
 
-  // Behind load, where a round is not wide: puts words into place (LaneBytes).
+  // Call after load if a round is not wide: puts words into place (LaneBytes).
   LT_FN void settle(const Tile& tile, const Form& form, const LaneAt& at, Words& words) {
     words.weights.settle(tile, form, at);
     settle_elements(words.grad.word, tile.grad, form.grad, form.wide, at, tile.left);
     each<K>([&](auto k) { settle_codes<k>(tile, form.wide, at, words.codes.of(k).word); });
   }
 
-  // False, and nothing done, if an operand is out of range: the same for the warp. Of the words nothing is left.
-  // next(): called once those are read. held: for whole sectors. Careful tiles take operands of any magnitude down to 0
-  // in rounds of any form, by IEEE division and roots, as small gradients make them (an element after the other such
-  // steps took 9 times as long on an H100).
+  // Returns false, alike for the whole warp, and does nothing if an operand is out of range. Uses up `words`; calls
+  // next() once they are read. held: for whole sectors. Careful tiles accept operands of any magnitude down to 0, which
+  // small gradients cause, in rounds of any form, with IEEE division and roots (element by element such steps took 9
+  // times as long on an H100).
   template <Round kRound, class Next>
   LT_FN bool step(const Tile& tile, const typename R::Args& args, const Shared& shared, const Form& form,
                   const LaneAt& at, Words& words, Next&& next, Held* held = nullptr) {
     constexpr bool kIsCommon = kRound != Round::kAny;
     constexpr int kInBlock = kLaneElements / kBlocks<kRound>;
     const bool is_careful = !kIsCommon && kHasCareful && tile.careful;
-    // By name: lambdas of C++20 capture structured bindings, but those of clang before 16 do not.
+    // References instead of structured bindings, which lambdas cannot capture in clang before 16.
     LaneWeights& weights = words.weights;
     ElementWords& grad = words.grad;
     StateCodes& codes = words.codes;
@@ -297,7 +297,7 @@ struct LaneBlocks {
       store_whole<kRun * kBits / 32>(word + e * kBits / 32, base + (at.element + behind_first(e)) * kBits / 8);
   }
 
-  // Bytes of codes of so many elements.
+  // Bytes of the codes of this many elements.
   template <int k>
   LT_FN int code_bytes(int elements) {
     return elements * kCodeBits<typename State<k>::Code> / 8;
@@ -322,8 +322,8 @@ struct LaneBlocks {
                                                        at.count / kCodesOf<Code>);
   }
 
-  // The largest magnitudes of each state that share a scale; false if one of the warp's is out of range. All as bits,
-  // which are in the order of magnitudes, NaN behind them; those of signed states shifted, without the sign.
+  // Finds, for each state, the largest magnitude among the values that share a scale; returns false if one in the warp
+  // is out of range. Works on bits without the sign, which have the order of magnitudes, with NaN above all.
   template <Round kRound>
   LT_FN bool find_most(const Form& form, bool careful, const LaneAt& at, float (&state)[K ? K : 1][kLaneElements],
                        float (&most)[K ? K : 1][kBlocks<kRound>]) {
@@ -343,7 +343,7 @@ struct LaneBlocks {
         u32 largest = 0, less = ~0u;
         if constexpr (kLooksAtMost) largest = largest_of<State<k>::kSigned, kInBlock>(of_block) & whole;
         if constexpr (kLooksAtLeast) less = least_of<State<k>::kSigned, kInBlock>(of_block) | ~whole;
-        // Zeros are also less, and in range.
+        // Zeros are less, too, but in range.
         if constexpr (kLooksAtLeast) has_less = has_less | (less < bits(State<k>::kLeast));
         if constexpr (C::kScaled) {
           largest = max_of_lanes(largest, State<k>::template kLanesOfScale<kRound>);
@@ -366,9 +366,9 @@ struct LaneBlocks {
     return !__any_sync(kAllLanes, out);
   }
 
-  // The largest and the least magnitude, as bits; NaN behind all. Of numbers with signs the largest is the largest
-  // positive one, which is above all negative ones as an integer with a sign, or the negative one that is the largest
-  // without a sign; and the least likewise. Three at a time, which is one instruction.
+  // The largest and the least magnitude, as bits, with NaN above all. For signed numbers the largest magnitude is the
+  // positive one that is largest as a signed integer, or the negative one that is largest as an unsigned integer;
+  // likewise the least. One instruction compares three.
   template <bool kSigned, int n>
   LT_FN u32 largest_of(const float* state) {
     u32 largest = bits(state[0]);

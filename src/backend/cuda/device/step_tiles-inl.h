@@ -1,5 +1,5 @@
-// The driver of steps: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time (step-inl.h). Where
-// an operand is out of range, or memory is strided, the two go an element after the other (slow-inl.h), to the same
+// The driver of steps: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time (step-inl.h). If an
+// operand is out of range or memory is strided, the two are stepped element by element (slow-inl.h), with the same
 // bits. Included in the namespace of a .cu file after slow-inl.h and step-inl.h.
 
 struct StepArguments {
@@ -8,7 +8,7 @@ struct StepArguments {
   i64 count, tiles;
   const void* tables;
   const cuda_kernels::ReplayState* replay;
-  const DeviceNorms* norms;  // beside the items, of a rule that has them
+  const DeviceNorms* norms;  // beside the items, for a rule with norms
   u64* taken;                // tiles that warps have taken beside their first
 };
 
@@ -58,7 +58,7 @@ LT_FN void step_tiles(const StepArguments& a) {
     const DeviceItem& item = a.items[of];
     typename R::Args args;
     __builtin_memcpy(&args, item.args, sizeof args);
-    __syncwarp();  // all are done with the tile before
+    __syncwarp();  // all lanes are done with the previous tile
     if (threadIdx.x % 32 == 0) {
       const u64 taken = atomicAdd(a.taken, u64{1});
       tile.fill(item, (t - a.starts[of]) * cuda_kernels::kTileBlocks, Lanes::takes(item, args), Lanes::formats().of);
@@ -92,7 +92,7 @@ LT_FN void step_tiles(const StepArguments& a) {
           continue;
         }
       }
-      // Where it works is found again, for no registers are left to keep that.
+      // Finds its position again, because no registers are left to keep it.
       if (!is_done) slow_blocks<R, C>(tile.slow_block(tile.place(tile.rest)), tables);
       tile.advance();
     }

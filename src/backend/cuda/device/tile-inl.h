@@ -17,14 +17,14 @@ LT_FN int residual_bits(int master) {
 
 // How a state is stored.
 struct StateFormat {
-  int bits, scales;  // of a code, of a block
+  int bits, scales;  // bits per code, scales per block
 };
 
 struct alignas(16) Tile {
   const DeviceItem* item;
-  i64 next;   // number of the warp's next tile, among all of the launch
+  i64 next;   // the warp's next tile, among all tiles of the launch
   i64 begin;  // its first block, counted from the item's first
-  // From its first element, code and scale on.
+  // Pointers to its first element, code and scale.
   u8 *param, *residual;
   const u8* grad;
   struct {
@@ -32,7 +32,7 @@ struct alignas(16) Tile {
     const float* scales;
   } state[kMaxStates];
   i64 write_offset;
-  Cursor first, cursor[2];  // of the tile, and of the halves of the warp
+  Cursor first, cursor[2];  // positions of the tile, and of the warp's halves
   // Keys for the states and the weights, for the blocks of the two halves, which may lie on either side of 2^32.
   RandomKey key[2][kMaxStates + 1];
   u32 index_high[2];
@@ -45,9 +45,9 @@ struct alignas(16) Tile {
   int blocks;
   u32 stochastic;  // as DeviceItem
   float grad_scale;
-  Form form;            // wide: as far as alignment goes
-  bool hot, is_common;  // is_common: of the most common form, without a factor of the gradient, if a round is wide
-  bool plain;           // hot and straight, and of the most common form in every round
+  Form form;            // wide: alignment allows it
+  bool hot, is_common;  // is_common: the most common form, without a gradient factor, if a round is wide
+  bool plain;           // hot and straight, and the most common form in every round
 
   template <int K>
   LT_METHOD void fill(const DeviceItem& of, i64 first_block, bool is_hot, const StateFormat (&formats)[K]) {
@@ -85,7 +85,7 @@ struct alignas(16) Tile {
     LaneAt at;
     at.half = static_cast<int>(thread_again() % 32 / kLanes);
     at.there = b + at.half < blocks;
-    // A half without a block sees the other's, and stores nothing.
+    // A half without a block reads the other half's, and stores nothing.
     if (!at.there) at.half = 0;
     at.block = b + at.half;
     const Cursor& of = cursor[at.half];
