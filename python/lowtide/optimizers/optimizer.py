@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -545,6 +545,21 @@ class Optimizer(torch.optim.Optimizer):
         return self._clipper.ask(self.param_groups, limit, kind, error_if_nonfinite, process_group)
 
     # State.
+
+    def reset(self, params: Iterable[torch.Tensor] | None = None) -> None:
+        """Starts parameters afresh: their moments, step counts and residuals are those before a first step. Weights and options
+        stay. params: tensors of this optimizer, as those of a group; None: all.
+
+        Equal to removing their entries from `state`. With DTensors every rank must make the call. Raises ValueError for a tensor
+        of no group, OSError if the disk refuses; then nothing has changed."""
+        self._follow()
+        chosen = list(self.engine.tensors if params is None else params)
+        known = {*map(id, self.engine.tensors)}
+        for i, param in enumerate(chosen):
+            expect(id(param) in known, f"reset: params[{i}]", f"a {type(param).__name__} of no group", "a parameter of this optimizer")
+        for param in chosen:
+            self.state.pop(param, None)
+        self._follow_state()
 
     def offload(self) -> None:
         """Moves all state from RAM to the disk of `memory`, or from a device to pinned host memory, to make room while no steps
