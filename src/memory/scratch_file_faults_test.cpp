@@ -281,7 +281,7 @@ TEST(ScratchFaults, FailedTransferWaitsForItsOtherRequests) {
   for (int i = 0; i < 5; ++i) {
     auto memory = std::make_unique<Memory>(kBytes);
     const auto ticket = file.read(0, memory->at(0), kBytes);
-    expect_refusal([&] { file.wait(ticket); }, "cannot read 8192 bytes at offset 0 of", ErrorKind::kIo);
+    expect_refusal([&] { file.wait(ticket); }, "could not read 8192 bytes at offset 0 of", ErrorKind::kIo);
     EXPECT_EQ(env.under_way, 0);
   }
   {

@@ -136,7 +136,7 @@ TEST_P(Everywhere, ShorterBehindOurBackIsAnError) {
   limit.rlim_cur = static_cast<rlim_t>(100 * kPage);  // a full disk, as far as one can be had without privileges
   ::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  expect_refusal([&] { file.wait(file.write(0, memory.at(0), 256 * kPage)); }, "cannot write", ErrorKind::kIo);
+  expect_refusal([&] { file.wait(file.write(0, memory.at(0), 256 * kPage)); }, "could not write", ErrorKind::kIo);
   expect_refusal([&] { file.grow(300 * kPage); }, "could not grow", ErrorKind::kIo);
   expect_refusal([&] { ScratchFile(system_env(), dir.path(), 256 * kPage); }, "could not allocate", ErrorKind::kIo);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);

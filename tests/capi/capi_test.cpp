@@ -248,7 +248,7 @@ TEST_F(CApi, RefusesNullsAndWrongNumbers) {
   bad = tensor_, bad.ndim = -1;
   expect_refused(lt_optimizer_add_param(o, 0, &bad, nullptr), "got ndim=-1");
   bad = tensor_, bad.dtype = static_cast<lt_dtype>(5);
-  expect_refused(lt_optimizer_add_param(o, 0, &bad, nullptr), "got element type 5");
+  expect_refused(lt_optimizer_add_param(o, 0, &bad, nullptr), "got a parameter of element type 5");
   bad = tensor_, bad.data = nullptr;
   expect_refused(lt_optimizer_add_param(o, 0, &bad, nullptr), "null pointer");
   expect_refused(lt_optimizer_rebind(o, 4, &tensor_), "got parameter 4, wanted");

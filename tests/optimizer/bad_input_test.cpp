@@ -67,7 +67,7 @@ std::vector<BadCall> param_calls() {
       {"hyper of group 5", [](Optimizer& o) { o.hyper(5); }, {"got group 5, wanted"}},
       {"element type",
        add({memory, static_cast<DType>(7), {4}, {}}),
-       {"got element type 7", "float32, bfloat16 or float16"}},
+       {"got a parameter of element type 7", "float32, bfloat16 or float16"}},
       {"null", add({nullptr, DType::kF32, {4}, {}}), {"null pointer", "4 elements"}},
       {"negative size", add({memory, DType::kF32, {4, -1}, {}}), {"got a size of -1", "0 or more"}},
       {"too many elements", add({memory, DType::kF32, {kHuge, kHuge}, {}}), {"more than 2^62"}},
