@@ -55,7 +55,7 @@ def cell(model: str, size: int, ram: int) -> str:
     assert fits and fits.fits, (model, size, ram)
     disk = f"{gb(fits.total.disk)}\u00a0GB"
     if "gpu" in found.change:
-        return f"CPU, {disk}" if fits.total.disk else "CPU"
+        return f"CPU streams, {disk}" if found.change.get("stream") else f"CPU + {disk}" if fits.total.disk else "CPU"
     there = "streams" if found.change else "RAM" if fits.lines["state"].host else "device"
     return f"{there} + {disk}" if fits.total.disk else there
 
@@ -110,17 +110,18 @@ def page() -> str:
         "| device | on the device | on the device |",
         "| RAM | on the device | what the device has no room for is in RAM |",
         "| streams | weights and gradients in RAM, two layers at a time on the device; the CPU steps | in RAM |",
-        "| + 42 GB | as before | so much of it on the disk |",
+        "| + 42 GB | as before | that much of it is on the disk |",
         "| CPU | the device has no room for two layers: all is in RAM, and the CPU computes | in RAM |",
-        "| CPU, 42 GB | RAM cannot hold them: they are on the disk, and the CPU computes | on the disk, with the weights so much |",
+        "| CPU streams, 42 GB | RAM cannot hold them: they are on the disk (`lowtide.stream`), and the CPU computes | on the disk; the figure includes the weights |",
         "",
         *table(["model", "RAM", *(f"{size}\u00a0GB" for size in SIZES)], [
             [name, *row] for name, model in zip(names, MODELS.values(), strict=True) for row in by_ram(model)
         ]),
         "Weights are bfloat16 with `master=\"stochastic\"` (`\"residual16\"` takes 2 bytes a parameter more), state is the default, gradients are stepped",
         "in backward, activations are checkpointed, and a step has one sequence of 2,048 tokens. The process is assumed to take 1.5 GB of RAM and",
-        "0.6 GB of the device. *Streams* is FSDP2's `CPUOffloadPolicy` on one GPU, *CPU* is `lowtide.stream`. No run of either has been",
-        "compared with these figures; runs on a CPU with weights in RAM [have](#how-activations-are-estimated).",
+        "0.6 GB of the device. *Streams* is FSDP2's `CPUOffloadPolicy(pin_memory=False)` on one GPU (pinned, torch rounds",
+        "each tensor up to a power of two); no run on a GPU has been compared with these figures, and torch may hold more units than two. Runs on a CPU",
+        "with weights in RAM [have](#how-activations-are-estimated).",
         "",
         "## RAM when weights stream to a GPU, GB",
         "",
@@ -138,8 +139,8 @@ def page() -> str:
         "After [Korthikanti et al.](https://arxiv.org/abs/2205.05198), who count each tensor that a layer keeps for backward, for Transformers' models",
         "like LLaMA with flash attention, SwiGLU and no dropout. `python/lowtide/planning/activations.py` has the formula. With checkpointing, a layer",
         "keeps its input, and one layer at a time is computed again. The loss takes three float32 copies of the logits. Gradients grow while",
-        "activations go, so the peak of a step is less than their sum: the line \"never at once\". Activations have the type of the weights: for",
-        "float32 weights under autocast they are less than planned.",
+        "activations are freed, so the peak of a step is less than their sum: the line \"never at once\". Activations have the type of the weights: for",
+        "float32 weights, autocast also keeps a 16-bit copy of each weight, which is not counted.",
         "",
         "Six small LLaMAs on a CPU (float32 and bfloat16, with and without checkpointing, steps in backward, state on disk, tied embeddings) peaked",
         "at what the plan says, within 0.95 to 1.01 of it; `tests/python/planning/test_plan.py` holds the ratio to 0.9 to 1.1.",

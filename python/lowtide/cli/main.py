@@ -122,13 +122,13 @@ def plan(
         bool, typer.Option("--step-in-backward", help="Step and free gradients during backward.")
     ] = False,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Keep weights in host memory (with --gpu) or on the disk, and two or three layers at hand.")
+        bool, typer.Option("--stream", help="Keep weights in host memory (with --gpu) or on the disk, and load two or three layers at a time.")
     ] = False,
     momentum: PlannedMomentum = None,
     amsgrad: Annotated[bool, typer.Option("--amsgrad", help="For Adam and AdamW.")] = False,
     centered: Annotated[bool, typer.Option("--centered", help="For RMSprop.")] = False,
     betas: Annotated[
-        str | None, typer.Option(help="E.g. 0.9,0.95: 4 bits accept no long averages. Default: the rule's.", metavar="X,X")
+        str | None, typer.Option(help="E.g. 0.9,0.95: 4-bit state needs short averages. Default: the rule's.", metavar="X,X")
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="For RMSprop, AdEMAMix. Default: the rule's.", metavar="X")] = None,
     as_json: Json = False,

@@ -100,6 +100,8 @@ DECODERS = {
     "Qwen3-32B": Decoder(64, 5120, 25600, 64, 8, 151936, head=128, qk_norm=True),
 }
 _TUNED = re.compile(r"^meta-|-(?:instruct|chat|base|hf|it)\b")  # marks of a name whose shapes are those of the plain one
+_MOST_LAYERS = 1 << 16
+_MOST_BYTES = 64 << 20  # of a file with shapes or a configuration
 _LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")  # values of model_type
 
 
@@ -113,18 +115,20 @@ class Model:
     unknown: str = ""  # without a decoder: why
 
 
-def model_of(given: str | os.PathLike[str] | int) -> Model:
+def model_of(given: str | os.PathLike[str] | float) -> Model:
     """A model by the name of a published one, a folder or a file with its configuration, a file of shapes or a number of
     parameters. A name with a "/" is first looked for in the local cache of Hugging Face. Raises ValueError or OSError."""
-    if isinstance(given, int):
-        return _of_number(str(given), given)
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and given == int(given):
+        return _of_number(f"{given:g}" if isinstance(given, float) else str(given), int(given))
+    if not isinstance(given, (str, os.PathLike)):
+        raise TypeError(f"model: got {given!r} ({type(given).__name__}), wanted a name, a folder, a file, a number of parameters, shapes or a module")
     text = os.fspath(given)
     path = Path(text)
     if text and path.is_dir():
         return of_config(path / "config.json", path.name or text)
     if (text and path.exists()) or path.suffix == ".json":
         content = _json(path)
-        return of_config(path, str(path)) if isinstance(content, dict) and "model_type" in content else _of_shapes(path, content)
+        return of_config(path, str(path)) if path.name == "config.json" or (isinstance(content, dict) and "model_type" in content) else _of_shapes(path, content)
     if (count := count_of(text)) is not None:
         return _of_number(text, count)
     if "/" in text and (cached := _cached(text)):
@@ -166,6 +170,8 @@ def _of_shapes(path: Path, content: Any) -> Model:
     shapes = list(content.values()) if isinstance(content, dict) else content
     if not isinstance(shapes, list):
         raise ValueError(f"{path}: got {type(content).__name__}, wanted a list of shapes or an object of name: shape")
+    if not shapes:
+        raise ValueError(f"{path}: got no shapes, wanted those of a model's parameters")
     checked = [shape_of(shape, f"{path}, shape {n}") for n, shape in enumerate(shapes)]
     return Model(str(path), checked, unknown="shapes say nothing about layers: give a name or a config.json")
 
@@ -208,9 +214,13 @@ def decoder_of(config: Mapping[str, Any]) -> Decoder | None:
             return None  # transformers knows the default of the kind
     layers, hidden, inner, heads, vocabulary = sizes.values()
     keys, head = config.get("num_key_value_heads") or heads, config.get("head_dim") or 0
-    for key, size in {**sizes, "num_key_value_heads": keys}.items():
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 2**31:
-            raise ValueError(f"config.json: {key}: got {size!r}, wanted a whole number of 1 or more")
+    for key, size in {**sizes, "num_key_value_heads": keys, "head_dim": head or 1}.items():
+        most = _MOST_LAYERS if key == "num_hidden_layers" else 2**31
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size < most:
+            raise ValueError(f"config.json: {key}: got {size!r}, wanted a whole number from 1 to {most - 1}")
+    if heads % keys or (not head and hidden % heads):
+        got = f"{heads} heads, {keys} of keys and values, for a width of {hidden}"
+        raise ValueError(f"config.json: got {got}, wanted numbers that divide each other")
     if kind == "qwen3" and not head:
         return None
     bias = bool(config.get("attention_bias")) and kind in ("llama", "qwen3")
@@ -252,6 +262,8 @@ def _cached(name: str) -> Path | None:
 
 
 def _json(path: Path) -> Any:
+    if path.exists() and (not path.is_file() or path.stat().st_size > _MOST_BYTES):
+        raise ValueError(f"{path}: got no file, or one of more than {_MOST_BYTES >> 20} MiB, wanted a config.json or a JSON file of shapes")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # including bytes that are not text, and numbers that are too long

@@ -1,5 +1,5 @@
 """Plans a whole training: the bytes of weights, gradients, masters, state and activations on each tier, and what to change if they
-do not fit. Imports no torch for models that are told by a name, a file or a number, except for Muon."""
+do not fit. Imports no torch for models given by name, file or number, except for Muon."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from lowtide.memory.forecast import Budget
 from lowtide.planning.activations import moments
 from lowtide.planning.models import Model, decoder_of, elements, model_of, shape_of
 from lowtide.planning.result import Plan, Tiers, size_text, summed
+from lowtide.planning.schedule import Schedule
 
 TYPES = {"fp32": ("float32", 4), "bf16": ("bfloat16", 2), "fp16": ("float16", 2)}  # torch's name and bytes
 _SHORT = {name: short for short, (name, _) in TYPES.items()}
@@ -25,7 +26,7 @@ _LEAST = 16 << 20  # no plan streams state through less
 _PROCESS = 500_000_000  # VmRSS of Python with torch 2.15, Transformers 5.24 and Lowtide after a first step, measured
 # Assumed, not measured: a CUDA context with its libraries' workspaces, and the process that has one.
 _CONTEXT, _PROCESS_BESIDE_DEVICE = 600_000_000, 1_500_000_000
-_TO_DEVICE = "Weights stream: fully_shard(layer, offload_policy=CPUOffloadPolicy()) of torch.distributed.fsdp"
+_TO_DEVICE = "Weights stream: fully_shard(layer, offload_policy=CPUOffloadPolicy(pin_memory=False)) of torch.distributed.fsdp (calculated, not yet measured)"
 _FROM_DISK = "Weights stream: lowtide.stream(model, memory, ...), which makes the optimizer"
 _LINES = ("weights", "gradients", "masters", "state", "activations", "process", "never at once")
 
@@ -49,7 +50,7 @@ def plan(
     min_quantized_numel: int = 4096,
     **hyper: Any,
 ) -> Plan:
-    """Says whether a training fits: weights, gradients, masters, optimizer state, activations and the process. Allocates nothing.
+    """Says whether a training run fits: weights, gradients, masters, optimizer state, activations and the process. Allocates nothing.
 
     State goes where there is room: on the device, then in host memory, then on the disk, as `Memory` divides it. Its bytes are
     those of `forecast`; activations are an estimate (docs/memory-tables.md has the formula).
@@ -65,7 +66,7 @@ def plan(
         master: as for the optimizer; "auto": "residual16" for weights of 16 bits.
         rule, state, min_quantized_numel: as for `forecast`.
         seq, batch: tokens of a sequence, and sequences of a forward pass.
-        checkpointing: layers are computed again in backward.
+        checkpointing: backward recomputes layers.
         accumulate: gradients stay over several backward passes.
         step_in_backward: as for the optimizer: True or bytes.
         stream: weights are not where layers compute. With a GPU: weights and gradients in host memory, where the CPU steps, two
@@ -84,10 +85,12 @@ def plan(
     what, weights, frozen = _model(model, weights)
     if stream and what.decoder is None:
         raise ValueError(f"got stream=True, wanted known layers: {what.unknown}")
+    if stream and gpu is None and ram is None:
+        raise ValueError("got stream=True without gpu, wanted ram=BYTES, too: without a limit all weights are in memory")
     if stream and gpu is None and disk is None:
         raise ValueError("got stream=True, wanted gpu=BYTES, to which layers stream, or disk=BYTES, from which they do")
     if master == "auto":
-        master = None if weights == "fp32" else "residual16"
+        master = None if weights == "fp32" or rule == "muon" else "residual16"
     training = _Training(
         what, frozen, _bytes("gpu", gpu), _bytes("ram", ram), _on_disk(disk), weights, master, rule, state, _count("seq", seq),
         _count("batch", batch), checkpointing, accumulate, waiting or 0, stream, _count("min_quantized_numel", min_quantized_numel, 0),
@@ -153,8 +156,9 @@ class _Training:
                 break
         spelled: dict[str, Any] = {"step_in_backward": True}
         if changed and self.disk is None and "disk" in last:  # as much as it takes
-            changed = replace(changed, given=(*changed.given[:2], changed.total.disk))
-            spelled["disk"] = size_text(changed.total.disk)
+            enough = _rounded_up(changed.total.disk)
+            changed = replace(changed, given=(*changed.given[:2], enough))
+            spelled["disk"] = size_text(enough)
         change = {name: spelled.get(name, value) for name, value in last.items() if value != getattr(self, name)}
         return replace(found, change=change, changed=changed)
 
@@ -166,7 +170,9 @@ class _Training:
             single.append((1, {"checkpointing": True}))
         if not self.accumulate and not self.step_in_backward:
             single.append((1, {"step_in_backward": _BUCKET}))
-        if self.weights == "fp32":
+        if self.rule == "muon":  # its matrices have no masters
+            single += [(4, {"weights": "bf16", "master": None})] if self.weights == "fp32" else []
+        elif self.weights == "fp32":
             single += [(2, {"weights": "bf16", "master": "residual16"}), (4, {"weights": "bf16", "master": "stochastic"})]
         elif self.master == "residual16":
             single += [(2, {"master": "residual8"}), (3, {"master": "stochastic"})]
@@ -230,12 +236,13 @@ class _Training:
         return Tiers(max(table + layer, 2 * layer) + of.tied * table, weights)
 
     def _weights_on_disk(self, lines: Mapping[str, Tiers]) -> Tiers:
-        """As `lowtide.stream` divides host memory: the tables, and as many layers as there is room for, three at least."""
+        """As `lowtide.stream` divides host memory: as many layers and tables as there is room for; a tied table stays."""
         of, ram = self.model.decoder, self.ram
         assert of
         table, layer = self._units()
-        every, kept = of.layers * layer, (1 + (not of.tied)) * table
-        least = min(every, 3 * layer)
+        layers, kept = [layer] * of.layers, of.tied * table
+        sizes = layers if of.tied else [table, *layers, table]
+        every, least = sum(sizes), min(sum(sizes), Schedule.least(sizes))
         beside = summed(line for name, line in lines.items() if name != "weights").host + kept + _STATE_BUFFERS
         return Tiers(0, kept + (every if ram is None else max(least, min(every, ram - beside))), every)
 
@@ -257,6 +264,7 @@ class _Training:
         trained = every / max(every + self.frozen, 1)
         table, layer = (int(trained * unit) for unit in self._units())
         streams, unit = self.stream and self.gpu is not None, max(table, layer)
+        largest = unit if self.stream else largest  # a layer leaves memory when all of it has stepped
 
         def gradients(complete: int) -> int:
             """Bytes that are alive where layers compute, when so many units have gradients."""
@@ -290,14 +298,16 @@ class _Training:
         there = min(max(device or 0, 0), state) if steps_there else 0
         elsewhere = Tiers(there, state - there)
         streams_from_disk = self.stream and self.gpu is None
+        if steps_there and there < min(state, _LEAST):
+            return elsewhere, None, f"device lacks {size_text(_LEAST)} for state that streams"
         if there == state or host is None or (host >= state - there and not streams_from_disk):
             return elsewhere, None, ""
         if disk is None:
             return elsewhere, None, f"host lacks {size_text(state - there - host)}"
-        tier = "host" if host < _LEAST else "device" if steps_there and there < _LEAST else ""
-        if tier:
+        buffers = _STATE_BUFFERS if streams_from_disk else _LEAST
+        if host < buffers:
             in_host = max(min(host, state - there), 0)
-            return Tiers(there, in_host, state - there - in_host), None, f"{tier} lacks {size_text(_LEAST)} for state that streams"
+            return Tiers(there, in_host, state - there - in_host), None, f"host lacks {size_text(buffers)} for state that streams"
         found = self._state(Budget(host, "DIR", max(disk, 0), device=there if steps_there else -1), self.master)
         if not found["fits"]:
             return elsewhere, None, found["problem"]
@@ -320,6 +330,12 @@ class _Training:
             groups = [(params, options, _hyper(rule, self.hyper), None, 0.0, -1, "")]
         found: dict[str, Any] = _core.forecast(rule, budget, groups)[0]
         return found
+
+
+def _rounded_up(size: int) -> int:
+    """The next size of three digits."""
+    unit = 10 ** max(len(str(size)) - 3, 3)
+    return -(-size // unit) * unit
 
 
 def _hyper(rule: str, given: Mapping[str, Any]) -> dict[str, float]:

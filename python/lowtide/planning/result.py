@@ -64,13 +64,13 @@ class Plan:
 
     def text(self, spell: Callable[[str, Any], str]) -> str:
         """The table and the verdict. spell: an argument of `plan` as the reader would give it."""
-        lines = [f"{self.model}: {self.elements:,} parameters", "", *self._table(), "", f"{'Fits' if self.fits else 'Does not fit'}"]
-        lines[-1] += "." if self.fits else f": {self.problem}."
+        lines = [f"{self.model}: {self.elements:,} parameters", "", *self._table(), "", f"Does not fit: {self.problem}." if self.problem else "Fits."]
         if self.unknown:
+            lines[-1] = lines[-1].replace("Fits.", "Fits without activations.")
             lines.append(f"Activations are not counted: {self.unknown}.")
         if self.changed:
             change = " ".join(spell(name, value) for name, value in self.change.items())
-            what = "The smallest change that fits" if self.changed.fits else f"Too little: with all of this {self.changed.problem}"
+            what = "The smallest change that fits" if self.changed.fits else f"Still too little: with all these changes, {self.changed.problem}"
             lines += [f"{what}: {change}", "", *self.changed._table(), ""]
         found = self.changed or self
         if found.fits:

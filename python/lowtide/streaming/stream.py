@@ -20,7 +20,7 @@ from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.planning.forecasts import forecast
 from lowtide.report.log import logger
-from lowtide.streaming.schedule import Schedule
+from lowtide.planning.schedule import Schedule
 from lowtide.streaming.weights import StreamedWeights, Unit, check_separate, layers_of, place_on_cpu, put_back, units_of
 
 _STATE = 64 << 20  # bytes of memory left for state and its buffers

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from lowtide._core import MappedFile
 from lowtide.checks.values import expect
-from lowtide.streaming.schedule import Schedule
+from lowtide.planning.schedule import Schedule
 
 _PAGE, _LINE = 4096, 64  # bytes: of the system's memory, and of a processor's cache
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)

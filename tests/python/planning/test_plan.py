@@ -120,7 +120,7 @@ def test_shapes_of_a_configuration_are_those_of_transformers(tmp_path, kind, mor
 def test_other_models_have_no_activations(tmp_path):
     pytest.importorskip("transformers")
     gpt2 = config_file(tmp_path, {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 100}, "gpt2")
-    for model in (gpt2, 10**9, "7e9", [(64, 64)], torch.nn.Linear(64, 64)):
+    for model in (gpt2, 10**9, 7e9, "7e9", [(64, 64)], torch.nn.Linear(64, 64)):
         plan = lowtide.plan(model, gpu="1TB")
         assert plan.fits and "activations" not in plan.lines and plan.unknown and "not counted" in str(plan)
         with pytest.raises(ValueError, match="wanted known layers"):
@@ -185,13 +185,15 @@ def test_the_smallest_change_that_fits(model, given, change):
 def test_a_disk_and_the_cpu_are_the_last_resorts():
     plan = lowtide.plan("Llama-3.1-8B", gpu="24GB", ram="10GB")
     assert {"disk": plan.change["disk"], "step_in_backward": True}.items() <= plan.change.items()
-    assert plan.changed and plan.changed.fits and plan.changed.given[2] == plan.changed.total.disk
-    assert lowtide.plan("Llama-3.1-8B", gpu="24GB", ram="10GB", **{**plan.change, "disk": plan.changed.total.disk}).fits
+    assert plan.changed and plan.changed.fits and 0 <= plan.changed.given[2] - plan.changed.total.disk < 1e9
+    assert lowtide.plan("Llama-3.1-8B", gpu="24GB", ram="10GB", **plan.change).fits
+    large = lowtide.plan("Llama-3.1-70B", gpu="24GB", ram="16GB")
+    assert lowtide.plan("Llama-3.1-70B", **{"gpu": "24GB", "ram": "16GB", **large.change}).fits, "as it is spelled"
     there = lowtide.plan("Llama-3.1-70B", gpu="24GB", ram="32GB", disk="1TB")
     assert there.change["gpu"] is None and there.changed and there.changed.fits and "lowtide.stream" in str(there)
-    assert there.changed.lines["weights"].disk == pytest.approx(2 * there.elements, rel=0.03)  # but for the tables
+    assert there.changed.lines["weights"].disk == pytest.approx(2 * there.elements, rel=1e-4)  # but for the norms
     nowhere = lowtide.plan("Llama-3.1-70B", gpu="24GB", ram="2GB", disk="1TB")
-    assert not nowhere.fits and nowhere.changed and not nowhere.changed.fits and "Too little" in str(nowhere)
+    assert not nowhere.fits and nowhere.changed and not nowhere.changed.fits and "Still too little" in str(nowhere)
 
 
 def test_lines_add_up():
@@ -219,7 +221,10 @@ def test_lines_add_up():
         ({"seq": 0}, ValueError, "seq: got 0, wanted a whole number of 1 or more"),
         ({"batch": 1.5}, ValueError, "batch"),
         ({"stream": 1}, TypeError, "stream: got 1, wanted a bool"),
-        ({"stream": True}, ValueError, "wanted gpu=BYTES"),
+        ({"stream": True}, ValueError, "wanted ram=BYTES, too"),
+        ({"stream": True, "ram": "16GB"}, ValueError, "wanted gpu=BYTES"),
+        ({"model": None}, TypeError, "got None (NoneType), wanted a name"),
+        ({"model": "/dev/zero"}, ValueError, "wanted a config.json"),
         ({"accumulate": True, "step_in_backward": True}, ValueError, "each backward pass would be a step"),
         ({"rule": "adamax"}, ValueError, "adamax"),
         ({"state": "int3"}, ValueError, "int3"),

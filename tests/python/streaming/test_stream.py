@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from lowtide.streaming import stream as streaming
-from lowtide.streaming.schedule import Schedule
+from lowtide.planning.schedule import Schedule
 from lowtide.streaming.weights import layers_of, units_of
 
 LAYERS, WIDTH = 7, 96
