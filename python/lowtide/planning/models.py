@@ -207,7 +207,7 @@ def decoder_of(config: Mapping[str, Any]) -> Decoder | None:
     kind = config.get("model_type")
     if kind not in _LIKE_LLAMA or config.get("mlp_bias") or config.get("hidden_act", "silu") != "silu":
         return None
-    sizes = {"num_hidden_layers": 0, "hidden_size": 0, "intermediate_size": 0, "num_attention_heads": 0, "vocab_size": 0}
+    sizes: dict[str, Any] = {"num_hidden_layers": 0, "hidden_size": 0, "intermediate_size": 0, "num_attention_heads": 0, "vocab_size": 0}
     for key in sizes:
         sizes[key] = config.get(key)
         if sizes[key] is None:

@@ -108,7 +108,7 @@ def _model(given: Any, weights: str) -> tuple[Model, str, int]:
         if len(types) != 1 or not types <= _SHORT.keys():
             raise ValueError(f"model: got weights of {', '.join(sorted(types)) or 'no type'}, wanted one of {', '.join(_SHORT)} for all")
         config = getattr(given, "config", None)
-        decoder = decoder_of(config.to_dict()) if hasattr(config, "to_dict") else None
+        decoder = decoder_of(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
         why = "" if decoder else "the formula is for Transformers' models like LLaMA"
         what = Model(type(given).__name__, [tuple(param.shape) for param in trained], decoder, why)
         frozen = sum(param.numel() * param.element_size() for param in given.parameters() if not param.requires_grad)
@@ -321,6 +321,7 @@ class _Training:
         """The core's forecast of state and masters."""
         dtype, options = TYPES[self.weights][0], {name: default for name, default, _ in _core.group_options()}
         options |= {"state": self.state, "master": master, "min_quantized_numel": self.min_quantized_numel}
+        groups: list[Any]  # GroupSizes, which knows torch
         if self.rule == "muon":
             from lowtide.planning.forecasts import sizes_for
 
@@ -334,7 +335,7 @@ class _Training:
 
 def _rounded_up(size: int) -> int:
     """The next size of three digits."""
-    unit = 10 ** max(len(str(size)) - 3, 3)
+    unit: int = 10 ** max(len(str(size)) - 3, 3)
     return -(-size // unit) * unit
 
 

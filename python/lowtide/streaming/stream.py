@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,9 +66,10 @@ def stream(
         plain = type(param) is nn.Parameter and param.device.type in ("cpu", "meta")
         expect(plain, f"{where}: {name}", f"a {type(param).__name__} on {param.device}", "a torch.nn.Parameter on cpu or meta")
     options.setdefault("step_in_backward", True)
+    make: Callable[..., Optimizer] = optimizer
     check_separate(model)
     chosen = layers_of(model, layers)
-    optimizer([nn.Parameter(torch.zeros(1))], **options)  # refuses options before anything moves
+    make([nn.Parameter(torch.zeros(1))], **options)  # refuses options before anything moves
     *units, kept = units_of(model, chosen)
     sizes, host = [unit.bytes for unit in units], size_of("host", given.host)
     always = kept.bytes + _gradient_bytes([*units, kept], options["step_in_backward"])
@@ -79,7 +80,7 @@ def stream(
         expect(room >= 0, f"{where}: memory: host", got, f"{what} of weights and gradients, and room for state, or disk=DIRECTORY")
         placed = place_on_cpu(model, lambda param: torch.zeros_like(param, device="cpu"))
         try:
-            return model, optimizer(model.parameters(), memory=replace(given, host=room), **options)
+            return model, make(model.parameters(), memory=replace(given, host=room), **options)
         except BaseException:
             put_back(placed)
             raise
@@ -89,7 +90,7 @@ def stream(
     limit = min(weights, room)
     streamed, placed = StreamedWeights.move(model, chosen, path_of("memory: disk", given.disk), limit)
     try:
-        made = optimizer(model.parameters(), memory=replace(given, host=host - always - limit), **options)
+        made = make(model.parameters(), memory=replace(given, host=host - always - limit), **options)
     except BaseException:
         streamed.move_back(placed)
         raise
@@ -153,4 +154,5 @@ def _gradient_bytes(units: Sequence[Unit], in_backward: bool | int | str) -> int
 
 def _state_bytes(model: nn.Module, optimizer: type[Optimizer], options: Mapping[str, Any]) -> int:
     rule = next((rule for cls in optimizer.__mro__ for rule, known in CLASSES.items() if cls is known), "adamw")
-    return forecast(model, rule, **{name: value for name, value in options.items() if name in _PLANNED}).state_bytes
+    found: int = forecast(model, rule, **{name: value for name, value in options.items() if name in _PLANNED}).state_bytes
+    return found

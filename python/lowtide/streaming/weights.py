@@ -287,7 +287,7 @@ def _after(of: weakref.ref[StreamedWeights], number: int, module: nn.Module, arg
     del module, args
     for value in pytree.tree_leaves(output):
         if isinstance(value, torch.Tensor) and value.requires_grad:
-            value.register_hook(partial(_backward, of, number))
+            value.register_hook(partial(_backward, of, number))  # type: ignore[no-untyped-call]
 
 
 def _stepped(of: weakref.ref[StreamedWeights], *of_hook: Any) -> None:

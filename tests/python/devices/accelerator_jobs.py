@@ -152,7 +152,7 @@ def failures() -> str:
             except RuntimeError as error:
                 toy.toy_fail_after(-1)
                 failed = True
-                assert "toy:0 failed in copying" in str(error) and "does not answer" in str(error), error
+                assert "toy:0 failed while copying" in str(error) and "does not answer" in str(error), error
                 if opt.report()["steps"] == counted:
                     assert weight_bits(there) == old and "nothing was changed" in str(error)
                     opt.step()

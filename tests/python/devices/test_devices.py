@@ -100,7 +100,7 @@ def test_arithmetic_where_there_is_no_choice() -> None:
 
 
 def test_devices_without_a_kind_are_refused() -> None:
-    with pytest.raises(ValueError, match="got a tensor on meta, wanted one on cpu or cuda or xpu, or on another accelerator"):
+    with pytest.raises(ValueError, match="got a tensor on meta, wanted one on cpu or cuda or xpu, or on another torch accelerator"):
         lowtide.AdamW([torch.zeros(3, device="meta")])
 
 

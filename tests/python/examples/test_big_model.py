@@ -22,7 +22,7 @@ def test_a_disk_changes_no_bit(
     master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], figure: Callable[[str], None]
 ) -> None:
     monkeypatch.setattr(streaming, "_STATE", 256 << 10)
-    monkeypatch.setattr(streaming, "_BUCKET", 100_000)
+    monkeypatch.setattr(big_model, "BUCKET", 100_000)
     runs = []
     ram = big_model.BESIDE + 1_900_000  # four of six layers, of 1.7 MB of weights and as much state
     on_disk = ["--ram", str(ram), "--disk", str(tmp_path), "--save", str(tmp_path / "saves")]

@@ -141,7 +141,7 @@ _LARGE: dict[str, tuple[Any, str]] = {
     "lists in an option": ({"x": [[1, 2]] * 400_000}, ""),
     "numbers in an option": ({"x": [7] * 1_500_000}, ""),
     "groups": ({}, "got 200000 groups, wanted 1"),
-    "products": ({}, "got 400000 entries, wanted a dict of one for each of 1 parameters at most"),
+    "products": ({}, "got 400000 entries, wanted a dict with one for each of 1 parameters at most"),
     "parameters": ({"params": 2**31 - 1}, "got 2147483647 parameters, wanted 1"),
 }
 

@@ -115,7 +115,7 @@ def test_packbits_on_a_device(device: StandIn, seed: int, figure: Figure, monkey
 def test_what_cannot_be_there(device: StandIn) -> None:
     x = device.tensor(torch.randn(16))
     out = device.tensor(torch.zeros(2, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=f"out: got a tensor on cpu, wanted {device.name()}"):
+    with pytest.raises(ValueError, match=f"out: got a tensor on cpu, wanted one on {device.name()}"):
         sign.pack(x, out=torch.zeros(2, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=rf"ballots\[1\]: got a tensor on cpu, wanted {device.name()}"):
+    with pytest.raises(ValueError, match=rf"ballots\[1\]: got a tensor on cpu, wanted one on {device.name()}"):
         sign.majority([out, torch.zeros(2, dtype=torch.uint8)], 16)

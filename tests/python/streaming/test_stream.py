@@ -294,7 +294,9 @@ def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None
     for kind in (Net, Positions):
         for in_backward in (True, False):
             net = kind()
-            budget = {"host": host_for(net, 3, in_backward) + (4 << 20), "disk": tmp_path}
+            units = units_of(net, layers_of(net, None))
+            always = streaming._gradient_bytes(units, in_backward) + units[-1].bytes + streaming._STATE
+            budget = {"host": always + Schedule.least([unit.bytes for unit in units[:-1]]), "disk": tmp_path}
             net, opt = lowtide.stream(net, budget, layers=net.layers, step_in_backward=in_backward)
             train(net, opt, 1)
             assert count()[2] > 0
