@@ -71,7 +71,7 @@ def run(words: list[str], log: Path) -> tuple[bool, list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", help="T1 to T28, or bugs: those alone, again")
+    parser.add_argument("rows", nargs="*", help="T1 to T29, or bugs: those alone, again")
     parser.add_argument("--all", action="store_true", help="run again what has passed")
     parser.add_argument("--programs", default="build/dev", help="the folder of the C++ tests (default: %(default)s)")
     options = parser.parse_args()
