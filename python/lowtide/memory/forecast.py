@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 from lowtide import _core
 
 
+GRADIENT_BUCKET = 64 << 20  # bytes of gradients that step_in_backward=True steps together
+STREAMED_STATE = 64 << 20  # bytes of memory that `lowtide.stream` leaves for state and its buffers
+
+
 class Budget(NamedTuple):
     """A `Memory` in the core's form: bytes; -1: no limit."""
 

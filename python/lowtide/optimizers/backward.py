@@ -22,10 +22,10 @@ from lowtide.devices import sharding
 from lowtide.devices.places import Place
 from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import size_of
+from lowtide.memory.forecast import GRADIENT_BUCKET
 from lowtide.options.options import Options
 
 OPTIONS = ("prefetch_in_backward", "step_in_backward", "offload_in_backward")
-_BUCKET = 64 << 20  # bytes: a call per small gradient would cost more than its step
 _ASK_AFTER = 16 << 20  # bytes of gradients between two queries of free memory
 _KEEP_FREE = 32  # 1 / this share of device memory stays free: activations and gradients come in uneven sizes
 
@@ -186,7 +186,7 @@ class StepInBackward(InBackward):
         """step: a method of the optimizer that steps parameters by number. bucket: bytes of gradients; None: 64 MiB."""
         super().__init__(engine)
         self._step = weakref.WeakMethod(step)
-        self._bucket_bytes = _BUCKET if bucket is None else bucket
+        self._bucket_bytes = GRADIENT_BUCKET if bucket is None else bucket
         self._stepped: set[int] = set()  # parameters whose gradients have arrived since the last step()
         self._buckets: dict[Place | None, _Bucket] = {}  # None: foreign parameters, which a step may take in
         self._stepping = threading.Lock()

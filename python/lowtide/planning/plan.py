@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from lowtide import _core
-from lowtide.memory.forecast import Budget
+from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, Budget
 from lowtide.planning.activations import moments
 from lowtide.planning.models import Model, decoder_of, elements, model_of, shape_of
 from lowtide.planning.result import Plan, Tiers, size_text, summed
@@ -20,8 +20,6 @@ from lowtide.planning.schedule import Schedule
 
 TYPES = {"fp32": ("float32", 4), "bf16": ("bfloat16", 2), "fp16": ("float16", 2)}  # torch's name and bytes
 _SHORT = {name: short for short, (name, _) in TYPES.items()}
-_BUCKET = 64 << 20  # bytes of gradients that step_in_backward=True steps together
-_STATE_BUFFERS = 64 << 20  # that `lowtide.stream` leaves for state on the disk
 _LEAST = 16 << 20  # no plan streams state through less
 _PROCESS = 500_000_000  # VmRSS of Python with torch 2.15, Transformers 5.24 and Lowtide after a first step, measured
 # Assumed, not measured: a CUDA context with its libraries' workspaces, and the process that has one.
@@ -79,7 +77,7 @@ def plan(
     for name, value in (("checkpointing", checkpointing), ("accumulate", accumulate), ("stream", stream)):
         if not isinstance(value, bool):
             raise TypeError(f"{name}: got {value!r}, wanted a bool")
-    waiting = _BUCKET if step_in_backward is True else _bytes("step_in_backward", step_in_backward or 0)
+    waiting = GRADIENT_BUCKET if step_in_backward is True else _bytes("step_in_backward", step_in_backward or 0)
     if accumulate and waiting:
         raise ValueError("got accumulate with step_in_backward, wanted one of them: each backward pass would be a step")
     what, weights, frozen = _model(model, weights)
@@ -169,7 +167,7 @@ class _Training:
         if not self.checkpointing and self.model.decoder:
             single.append((1, {"checkpointing": True}))
         if not self.accumulate and not self.step_in_backward:
-            single.append((1, {"step_in_backward": _BUCKET}))
+            single.append((1, {"step_in_backward": GRADIENT_BUCKET}))
         if self.rule == "muon":  # its matrices have no masters
             single += [(4, {"weights": "bf16", "master": None})] if self.weights == "fp32" else []
         elif self.weights == "fp32":
@@ -214,7 +212,7 @@ class _Training:
             for tier, total, size in zip(Tiers._fields, summed(lines.values()), given, strict=True) if size is not None and total > size
         ]  # fmt: skip
         options = {"state": self.state, "master": self.master, "memory": memory,
-                   "step_in_backward": self.step_in_backward if self.step_in_backward != _BUCKET else True}  # fmt: skip
+                   "step_in_backward": self.step_in_backward if self.step_in_backward != GRADIENT_BUCKET else True}  # fmt: skip
         return Plan(
             self.model.name, self._elements, given, {name: lines[name] for name in _LINES if any(lines[name])},
             ", ".join(lacks) or problem, self.model.unknown, {name: value for name, value in options.items() if value},
@@ -243,7 +241,7 @@ class _Training:
         layers, kept = [layer] * of.layers, of.tied * table
         sizes = layers if of.tied else [table, *layers, table]
         every, least = sum(sizes), min(sum(sizes), Schedule.least(sizes))
-        beside = summed(line for name, line in lines.items() if name != "weights").host + kept + _STATE_BUFFERS
+        beside = summed(line for name, line in lines.items() if name != "weights").host + kept + STREAMED_STATE
         return Tiers(0, kept + (every if ram is None else max(least, min(every, ram - beside))), every)
 
     def _units(self) -> tuple[int, int]:
@@ -304,7 +302,7 @@ class _Training:
             return elsewhere, None, ""
         if disk is None:
             return elsewhere, None, f"host lacks {size_text(state - there - host)}"
-        buffers = _STATE_BUFFERS if streams_from_disk else _LEAST
+        buffers = STREAMED_STATE if streams_from_disk else _LEAST
         if host < buffers:
             in_host = max(min(host, state - there), 0)
             return Tiers(there, in_host, state - there - in_host), None, f"host lacks {size_text(buffers)} for state that streams"

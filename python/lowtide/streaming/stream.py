@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.memory.budgets import Memory, path_of, size_of
+from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE
 from lowtide.optimizers.adam import AdamW
 from lowtide.optimizers.backward import StepInBackward
 from lowtide.optimizers.classes import CLASSES
@@ -23,8 +24,6 @@ from lowtide.report.log import logger
 from lowtide.planning.schedule import Schedule
 from lowtide.streaming.weights import StreamedWeights, Unit, check_separate, layers_of, place_on_cpu, put_back, units_of
 
-_STATE = 64 << 20  # bytes of memory left for state and its buffers
-_BUCKET = 64 << 20  # bytes of gradients that wait for a step in backward
 _PLANNED = ("state", "master", "min_quantized_numel", "momentum", "amsgrad", "centered", "max_unorm", "betas", "alpha")
 _STREAMED: weakref.WeakKeyDictionary[nn.Module, StreamedWeights] = weakref.WeakKeyDictionary()
 
@@ -84,8 +83,8 @@ def stream(
         except BaseException:
             put_back(placed)
             raise
-    room = host - always - _STATE
-    wanted = f"{_core.format_bytes(least + always + _STATE)}: three layers, their gradients, and buffers for state"
+    room = host - always - STREAMED_STATE
+    wanted = f"{_core.format_bytes(least + always + STREAMED_STATE)}: three layers, their gradients, and buffers for state"
     expect(room >= least, f"{where}: memory: host", _core.format_bytes(host), wanted)
     limit = min(weights, room)
     streamed, placed = StreamedWeights.move(model, chosen, path_of("memory: disk", given.disk), limit)
@@ -149,7 +148,7 @@ def _gradient_bytes(units: Sequence[Unit], in_backward: bool | int | str) -> int
     each = [sum(param.nbytes for param in unit.params if param.requires_grad) for unit in units]
     if in_backward is False:
         return sum(each)
-    return min(sum(each), max(each) + (_BUCKET if in_backward is True else size_of("step_in_backward", in_backward)))
+    return min(sum(each), max(each) + (GRADIENT_BUCKET if in_backward is True else size_of("step_in_backward", in_backward)))
 
 
 def _state_bytes(model: nn.Module, optimizer: type[Optimizer], options: Mapping[str, Any]) -> int:

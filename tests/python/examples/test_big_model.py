@@ -21,7 +21,7 @@ SMALL = ["--params", "1e6", "--sequence", "16"]
 def test_a_disk_changes_no_bit(
     master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], figure: Callable[[str], None]
 ) -> None:
-    monkeypatch.setattr(streaming, "_STATE", 256 << 10)
+    monkeypatch.setattr(streaming, "STREAMED_STATE", 256 << 10)
     monkeypatch.setattr(big_model, "BUCKET", 100_000)
     runs = []
     ram = big_model.BESIDE + 1_900_000  # four of six layers, of 1.7 MB of weights and as much state

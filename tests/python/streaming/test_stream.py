@@ -75,14 +75,14 @@ def values(net: nn.Module) -> list[bytes]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes of these nets."""
-    monkeypatch.setattr(streaming, "_STATE", 256 << 10)
-    monkeypatch.setattr(streaming, "_BUCKET", 4096)
+    monkeypatch.setattr(streaming, "STREAMED_STATE", 256 << 10)
+    monkeypatch.setattr(streaming, "GRADIENT_BUCKET", 4096)
 
 
 def host_for(net: nn.Module, room: int, in_backward: bool | int) -> int:
     """The least budget with room for so many layers."""
     units = units_of(net, layers_of(net, None))
-    return streaming._gradient_bytes(units, in_backward) + units[-1].bytes + streaming._STATE + room * units[0].bytes
+    return streaming._gradient_bytes(units, in_backward) + units[-1].bytes + streaming.STREAMED_STATE + room * units[0].bytes
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
@@ -295,7 +295,7 @@ def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None
         for in_backward in (True, False):
             net = kind()
             units = units_of(net, layers_of(net, None))
-            always = streaming._gradient_bytes(units, in_backward) + units[-1].bytes + streaming._STATE
+            always = streaming._gradient_bytes(units, in_backward) + units[-1].bytes + streaming.STREAMED_STATE
             budget = {"host": always + Schedule.least([unit.bytes for unit in units[:-1]]), "disk": tmp_path}
             net, opt = lowtide.stream(net, budget, layers=net.layers, step_in_backward=in_backward)
             train(net, opt, 1)
