@@ -4,6 +4,7 @@ that are too small refused before anything is made."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,4 +55,5 @@ def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ):
         assert big_model.main([*SMALL, *arguments]) == 2
         said = capsys.readouterr().err
-        assert part in said and len(said.strip().splitlines()) == 1, said
+        ours = [line for line in said.splitlines() if not re.match(r"W\d+ ", line)]  # torch logs what torchao does
+        assert part in said and len(ours) == 1, said
