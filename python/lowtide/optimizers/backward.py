@@ -224,8 +224,10 @@ class StepInBackward(InBackward):
         if param.grad.requires_grad:
             raise ValueError("step_in_backward: got create_graph=True, wanted False: parameters change during backward")
         bucket = self._buckets.setdefault(engine.params[number].place, _Bucket())
+        if not self._stepped:
+            _expect_alone(engine, self.option, "stepped")
         if not bucket.numbers:
-            self._begin(engine, bucket)
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._flush, bucket))
         self._stepped.add(number)
         bucket.numbers.append(number)
         bucket.size += _bytes(param.grad)
@@ -236,10 +238,6 @@ class StepInBackward(InBackward):
         """Steps all gradients that wait. Called in backward, on its thread."""
         for bucket in self._buckets.values():
             self._flush(bucket)
-
-    def _begin(self, engine: Engine, bucket: _Bucket) -> None:
-        _expect_alone(engine, self.option, "stepped")
-        torch.autograd.Variable._execution_engine.queue_callback(partial(self._flush, bucket))
 
     def _flush(self, bucket: _Bucket) -> None:
         engine, step = self._of(), self._step()
