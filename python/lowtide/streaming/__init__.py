@@ -1,1 +1,1 @@
-"""Weights that stream: a model's layers come from the disk, or from host memory to a device, when they compute."""
+"""Weights that stream: the layers of a model on the CPU come from the disk when they compute."""

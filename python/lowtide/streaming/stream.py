@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +26,6 @@ from lowtide.report.log import logger
 from lowtide.planning.schedule import Schedule
 from lowtide.streaming.weights import StreamedWeights, Unit, check_separate, layers_of, place_on_cpu, put_back, units_of
 
-_PLANNED = ("state", "master", "min_quantized_numel", "momentum", "amsgrad", "centered", "max_unorm", "betas", "alpha")
 _STREAMED: weakref.WeakKeyDictionary[nn.Module, StreamedWeights] = weakref.WeakKeyDictionary()
 
 
@@ -87,7 +88,8 @@ def stream(
     wanted = f"{_core.format_bytes(least + always + STREAMED_STATE)}: three layers, their gradients, and buffers for state"
     expect(room >= least, f"{where}: memory: host", _core.format_bytes(host), wanted)
     limit = min(weights, room)
-    streamed, placed = StreamedWeights.move(model, chosen, path_of("memory: disk", given.disk), limit)
+    file = _core.MappedFile(path_of("memory: disk", given.disk), max(weights, 1))
+    streamed, placed = StreamedWeights.move(model, chosen, file, limit)
     try:
         made = make(model.parameters(), memory=replace(given, host=host - always - limit), **options)
     except BaseException:
@@ -97,11 +99,12 @@ def stream(
         streamed.flush = in_backward.flush
     streamed.watch(model, made, after_backward=options["step_in_backward"] is False)
     _STREAMED[model] = streamed
-    report = streaming_report(model)
-    logger.info(
-        "%s streams %d layers, %s of weights, %s of them in memory: a step reads %s and writes %s", type(model).__name__, len(units),
-        *(_core.format_bytes(report[name]) for name in ("weight_bytes", "memory_bytes", "planned_read_bytes", "planned_written_bytes")),
-    )  # fmt: skip
+    if logger.isEnabledFor(logging.INFO):  # the report waits for the disk
+        report = streaming_report(model)
+        logger.info(
+            "%s streams %d layers, %s of weights, %s of them in memory: a step reads %s and writes %s", type(model).__name__, len(units),
+            *(_core.format_bytes(report[name]) for name in ("weight_bytes", "memory_bytes", "planned_read_bytes", "planned_written_bytes")),
+        )  # fmt: skip
     return model, made
 
 
@@ -152,6 +155,9 @@ def _gradient_bytes(units: Sequence[Unit], in_backward: bool | int | str) -> int
 
 
 def _state_bytes(model: nn.Module, optimizer: type[Optimizer], options: Mapping[str, Any]) -> int:
-    rule = next((rule for cls in optimizer.__mro__ for rule, known in CLASSES.items() if cls is known), "adamw")
-    found: int = forecast(model, rule, **{name: value for name, value in options.items() if name in _PLANNED}).state_bytes
+    rule = next((rule for cls in optimizer.__mro__ for rule, known in CLASSES.items() if cls is known), None)
+    if rule is None:
+        raise TypeError(f"stream: optimizer: got {optimizer.__name__}, wanted one of {', '.join(cls.__name__ for cls in CLASSES.values())}")
+    planned = inspect.signature(forecast).parameters
+    found: int = forecast(model, rule, **{name: value for name, value in options.items() if name in planned}).state_bytes
     return found

@@ -137,10 +137,9 @@ class StreamedWeights:
         weakref.finalize(self, self._worker.shutdown, wait=False)
 
     @staticmethod
-    def move(model: nn.Module, layers: Sequence[nn.Module], directory: str, limit: int) -> tuple[StreamedWeights, list[Placed]]:
-        """Moves the parameters of `model` into a new file; those on meta get memory without values (zeros), and are listed. Raises
-        OSError or MemoryError before any has moved."""
-        file = MappedFile(directory, max(_PAGE, sum(unit.bytes for unit in units_of(model, layers)[:-1])))
+    def move(model: nn.Module, layers: Sequence[nn.Module], file: MappedFile, limit: int) -> tuple[StreamedWeights, list[Placed]]:
+        """Moves the parameters of `model` into a file with room for all units. Those on meta get memory without values (zeros), and
+        are listed."""
         placed = place_on_cpu(model, lambda param: torch.zeros((), dtype=param.dtype).expand(param.shape))
         empty = {id(each.now) for each in placed}
         *units, kept = units_of(model, layers)
