@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from lowtide import _core
 
 
-GRADIENT_BUCKET = 64 << 20  # bytes of gradients that step_in_backward=True steps together
+GRADIENT_BUCKET = 64 << 20  # bytes of gradients that step_in_backward=True steps together: a call costs more than a small step
 STREAMED_STATE = 64 << 20  # bytes of memory that `lowtide.stream` leaves for state and its buffers
 
 
