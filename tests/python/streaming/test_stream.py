@@ -270,7 +270,7 @@ def test_a_schedule_reads_least(figure: Callable[[str], None]) -> None:
     """Against all ways to let units go, for few equal units: the fewest reads of a forward and a backward pass that repeat."""
 
     def fewest(count: int, room: int) -> int:
-        """Of all choices of what stays, by the reads so far for each set that may be in memory."""
+        """Tries all choices of what stays, by the reads so far for each set that may be in memory."""
         reads, totals = {frozenset[int](): 0}, []
         for _ in range(4):
             for unit in (*range(count), *reversed(range(count))):
