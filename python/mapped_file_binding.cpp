@@ -33,10 +33,8 @@ void bind_mapped_file(nb::module_& m) {
           },
           "offset"_a, "bytes"_a, nb::sig("def tensor(self, offset: int, bytes: int) -> Any"),
           "The memory as uint8, with a storage of its own, which keeps the file.")
-      .def("read_ahead", &MappedFile::read_ahead, "offset"_a, "bytes"_a, Released())
       .def("bring", &MappedFile::bring, "offset"_a, "bytes"_a, Released())
       .def("let_go", &MappedFile::let_go, "offset"_a, "bytes"_a, "changed"_a, Released())
-      .def_prop_ro("bytes", &MappedFile::bytes)
       .def_prop_ro("read_bytes", &MappedFile::read_bytes)
       .def_prop_ro("written_bytes", &MappedFile::written_bytes);
 }

@@ -34,14 +34,10 @@ void MappedFile::check(int64_t offset, int64_t bytes) const {
              ll(offset), ll(kPageBytes), ll(bytes_));
 }
 
-void MappedFile::read_ahead(int64_t offset, int64_t bytes) const {
+void MappedFile::bring(int64_t offset, int64_t bytes) {
   check(offset, bytes);
   if (bytes == 0) return;  // to the system, 0 is up to the end
-  env_.read_ahead(unnamed_.file.get(), offset, bytes);  // only advice: bring() finds errors
-}
-
-void MappedFile::bring(int64_t offset, int64_t bytes) {
-  read_ahead(offset, bytes);
+  env_.read_ahead(unnamed_.file.get(), offset, bytes);  // only advice: the reads below find errors
   std::vector<std::byte> piece(static_cast<size_t>(std::min(bytes, kPieceBytes)));
   for (int64_t done = 0; done < bytes;) {  // a read fills the page cache, and reports errors
     const int64_t wanted = std::min(bytes - done, kPieceBytes);

@@ -2,8 +2,8 @@
 // the bytes that were written last, whether they are in memory or not: bring() and let_go() only choose when the disk
 // is read and written, and turn its errors into exceptions. (An access that the disk refuses raises SIGBUS.)
 //
-// Pages are the system's page cache, which takes what has been written back from memory when memory runs short. bring(),
-// read_ahead() and let_go() may be called by any thread, also beside accesses. Forked children see the same memory.
+// Pages are the system's page cache, which takes what has been written back from memory when memory runs short. bring()
+// and let_go() may be called by any thread, also beside accesses. Forked children see the same memory.
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,6 @@ class MappedFile {
   int64_t written_bytes() const { return written_; }
 
   // Offsets and sizes are multiples of kPageBytes, within the file.
-  // Starts to read a range into memory, and does not wait.
-  void read_ahead(int64_t offset, int64_t bytes) const;
   // Reads a range into memory. Throws kIo, naming it.
   void bring(int64_t offset, int64_t bytes);
   // Takes a range out of memory; if it was `changed`, once it is written. Throws kIo, and then memory keeps it.
