@@ -10,6 +10,8 @@ import lowtide
 import pytest
 import torch
 from lora_support import Sequences, adapted, differing, one_thread, paging, trained_bits  # noqa: F401
+from peft import get_peft_model_state_dict
+from safetensors.torch import load_file
 from support import bits
 from transformers import Trainer, TrainingArguments
 
@@ -81,3 +83,18 @@ def test_schedule_free_saves_the_weights_that_the_model_has(evaluates: bool, tmp
     trainer.optimizer.eval()
     after = {name: bits(param) for name, param in model.named_parameters() if param.requires_grad}
     assert (before == after) == evaluates
+
+
+def test_a_trainer_that_has_lost_the_factory_stops_before_a_weight_moves(tmp_path: Path, seed: int) -> None:
+    """Its own AdamW loads the checkpoint, but finds no moments under the names of the codes."""
+    train(tmp_path, "adamw_8bit", adapted(seed), None, resume=False)
+    args = TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, seed=7, max_steps=STEPS, optim="adamw_torch"
+    )
+    forgetful = Trainer(adapted(seed), args, train_dataset=Sequences())
+    checkpoint = tmp_path / f"checkpoint-{CUT}"
+    with pytest.raises(KeyError, match="^'exp_avg'$"):
+        forgetful.train(resume_from_checkpoint=str(checkpoint))
+    saved = load_file(checkpoint / "adapter_model.safetensors")
+    now = get_peft_model_state_dict(forgetful.model)
+    assert now.keys() == saved.keys() and all(torch.equal(now[name], saved[name]) for name in saved)

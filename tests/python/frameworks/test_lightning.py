@@ -68,6 +68,28 @@ def test_resumed_lora_is_the_uninterrupted_one(precision: str, tmp_path: Path, s
     assert wrong == 0
 
 
+class Forgetful(Module):
+    """Goes on with torch's AdamW."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW((p for p in self.model.parameters() if p.requires_grad), lr=5e-3)
+
+
+def test_a_module_that_has_lost_the_optimizer_stops_before_a_weight_moves(tmp_path: Path, seed: int) -> None:
+    train(tmp_path, adapted(seed), None, "32-true", resume=False)
+    module = Forgetful(adapted(seed), None)
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=EPOCHS, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    checkpoint = tmp_path / "epoch=0.ckpt"
+    loader = torch.utils.data.DataLoader(Sequences(), batch_size=4)
+    with pytest.raises(KeyError, match="^'exp_avg'$"):
+        trainer.fit(module, loader, ckpt_path=checkpoint)
+    saved = torch.load(checkpoint, weights_only=True)["state_dict"]
+    assert all(torch.equal(now, saved[name]) for name, now in module.state_dict().items())
+
+
 def test_amp_scaling_is_opt_in() -> None:
     """Lightning refuses to clip gradients for optimizers that say they unscale them themselves."""
     weight = torch.nn.Parameter(torch.ones(4))

@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Callable
+from functools import partial
 
 import lowtide
 import pytest
@@ -92,21 +94,41 @@ def test_torch_can_load_ours(rule, codec, seed, figure):
     assert kept or codec in ("dynamic8", "float8") or rule in ("sgd", "sgd_plain")  # torch's SGD does not count steps
 
 
+# Other optimizers that take a dict of AdamW's form: how each is made, and the entry or message that its first step names.
+OTHERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], str]] = {
+    "torch": (torch.optim.AdamW, "exp_avg"),
+    "torch, a loop": (partial(torch.optim.AdamW, foreach=False), "exp_avg"),
+    "torch, fused": (partial(torch.optim.AdamW, fused=True), "exp_avg"),
+    "bitsandbytes.AdamW8bit": (lambda groups: pytest.importorskip("bitsandbytes").optim.AdamW8bit(groups), "state1"),
+    "torchao.AdamW8bit": (lambda groups: pytest.importorskip("torchao.optim").AdamW8bit(groups), "exp_avg"),
+    "torchao.AdamWFp8": (lambda groups: pytest.importorskip("torchao.optim").AdamWFp8(groups), "exp_avg"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("codec", ["dynamic8", "float8", "dynamic4"])
-def test_torch_finds_no_values_in_our_own_dict_and_a_file_of_it_has_a_way_to_torch(codec, seed):
-    """torch's load does not refuse codes, but its step does; docs/compat.md has the way: through an optimizer that reads the
-    file."""
+def test_no_other_optimizer_reads_codes_as_values(codec: str, other: str, seed: int) -> None:
+    """Their loads do not refuse a dict with codes, but their first steps do, before a weight moves."""
     params, ours = trained("adamw", state=codec)
-    saved = through_file(ours.state_dict())
+    for group in ours.param_groups:
+        group["lr"] = torch.tensor(group["lr"])  # as torchao wants it
     copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    wrong = torch.optim.AdamW([{"params": copies[:2]}, {"params": copies[2:]}])
-    wrong.load_state_dict(saved)
+    make, missing = OTHERS[other]
+    wrong = make([{"params": copies[:2]}, {"params": copies[2:]}])
+    wrong.load_state_dict(through_file(ours.state_dict()))
     random_gradients(copies)
-    with pytest.raises(KeyError, match="exp_avg"):
+    with pytest.raises(KeyError, match=f"^'{missing}'$"):
         wrong.step()
     assert all(bits(copy) == bits(param) for copy, param in zip(copies, params, strict=True))
+
+
+@pytest.mark.parametrize("codec", ["dynamic8", "float8", "dynamic4"])
+def test_a_file_of_our_own_dict_has_a_way_to_torch(codec, seed):
+    """docs/compat.md has it: through an optimizer that reads the file."""
+    params, ours = trained("adamw", state=codec)
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
     _, reader = fresh(params, ours)
-    reader.load_state_dict(saved)
+    reader.load_state_dict(through_file(ours.state_dict()))
     right = torch.optim.AdamW([{"params": copies[:2]}, {"params": copies[2:]}])
     right.load_state_dict(reader.torch_state_dict())
     theirs, mine = right.state_dict()["state"], ours.torch_state_dict()["state"]
@@ -118,9 +140,7 @@ def test_lion_has_no_counterpart_in_torch(seed):
     with refused(opt, "lion"):
         opt.torch_state_dict()
     with refused(opt, "lowtide_format", "lion"):
-        opt.load_state_dict(
-            torch.optim.AdamW([parameter(1)] * 1).state_dict() | {"param_groups": [{"params": [0, 1]}] * 2}
-        )
+        opt.load_state_dict(torch.optim.AdamW([parameter(1)] * 1).state_dict() | {"param_groups": [{"params": [0, 1]}] * 2})
 
 
 def test_states_of_other_torch_optimizers_are_refused(seed):
