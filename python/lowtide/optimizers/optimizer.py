@@ -165,7 +165,7 @@ class Optimizer(torch.optim.Optimizer):
         for name, value in self._beside.items():
             param_group.setdefault(name, value)
         super().add_param_group(param_group)
-        self._listed, self._groups = self.param_groups, [*self.param_groups]
+        self._note_groups()
         engine = self.engine
         first = len(engine.params)
         try:
@@ -195,6 +195,22 @@ class Optimizer(torch.optim.Optimizer):
                 'a parameter; float32 precision), master="stochastic" (no bytes), or master=None to keep this'
             )
 
+    def _note_groups(self) -> None:
+        """Remembers the groups, to notice whatever is put in their place."""
+        groups = self.param_groups
+        self._listed, self._groups, self._lists = groups, [*groups], [group["params"] for group in groups]
+
+    def _refuse_lent_state(self) -> None:
+        """Raises NotImplementedError inside torch.optim.swap_in_optimizer_params_and_state, which lends other parameters and
+        state. The core's state cannot be lent: a step would overwrite it and leave the other state as it was."""
+        if type(self.state) is States or not self.state:
+            return
+        if not any(group["params"] is known for group, known in zip(self.param_groups, self._lists)):
+            raise NotImplementedError(
+                "got other lists in param_groups with another mapping as state (swap_in_optimizer_params_and_state?), wanted "
+                "the optimizer's own: make an optimizer for those parameters, and load the state_dict into it"
+            )
+
     def _follow_groups(self) -> None:
         """Follows a wrapper that has put other tensors into the groups. Compares addresses, with no other work per
         parameter."""
@@ -206,6 +222,7 @@ class Optimizer(torch.optim.Optimizer):
         rebinding.check_tensors(groups)
         if engine.are_registered(groups):
             return
+        self._refuse_lent_state()
         if self._partitioned and partitions.are_all(groups):
             for number, param in partitions.unknown(engine, groups):
                 engine.append(number, param)
@@ -227,7 +244,7 @@ class Optimizer(torch.optim.Optimizer):
             for number, group in enumerate(self.param_groups):
                 self._in_backward.check(group["params"], f"param_groups[{number}]['params']")
         self.engine.replace(self.param_groups, kept, sources, sizes)
-        self._listed, self._groups = self.param_groups, [*self.param_groups]
+        self._note_groups()
         self._partitioned = any(map(partitions.is_partition, self.engine.tensors))
         self._show_state()
         if self._in_backward:
@@ -260,6 +277,7 @@ class Optimizer(torch.optim.Optimizer):
     def _follow_state(self) -> None:
         """Applies assignments to `state` to the core's state."""
         if type(self.state) is not States or self.state.changed or self.engine.assigned:
+            self._refuse_lent_state()
             self.state = restore.follow(self.engine, self.param_groups, self.state)
 
     def _show_state(self) -> None:
@@ -667,8 +685,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """Adopts param_groups that were read, and their seed."""
-        self.param_groups = self._listed = groups
-        self._groups = [*groups]
+        self.param_groups = groups
+        self._note_groups()
         if groups and groups[0][SEED] != self.engine.settings.seed:
             self.defaults[SEED] = groups[0][SEED]
             self.engine.set_seed(groups[0][SEED])

@@ -3,6 +3,7 @@
 Needs a GPU (tools/gpu_check.py runs it there). LOWTIDE_ON_GPU=cpu runs it without one, as far as that means anything."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,18 @@ def test_parameters_on_several_devices_have_the_bits_of_the_cpu(tmp_path: Path, 
 
 
 @needs_gpu
-def test_a_replayed_graph_has_the_bits_of_the_cpu(figure: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("module", ["cuda", "accelerator"])
+def test_a_replayed_graph_has_the_bits_of_the_cpu(module: str, figure: Callable[[str], None]) -> None:
+    if module == "accelerator" and not hasattr(torch.accelerator, "Graph"):
+        pytest.skip("torch.accelerator has graphs since torch 2.15")
     params = made(GPU.device)
     optimizer = adamw(params, memory=lowtide.Memory(device="1GiB"))
     take_steps(params, optimizer, range(1))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph: Any = torch.cuda.CUDAGraph() if module == "cuda" else torch.accelerator.Graph()
+    torch.cuda.synchronize()
+    with ExitStack() as capture:
+        for each in (torch.cuda.graph(graph),) if module == "cuda" else (torch.Stream(), graph):
+            capture.enter_context(each)
         optimizer.step()
     for step in range(1, STEPS):
         for param, grad in zip(params, gradients(step), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 from lowtide.state.elsewhere import Elsewhere
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from support import RULES, bits, copies_of, make, parameter, random_gradients, state_bits, step_alike
 
@@ -187,6 +189,32 @@ def test_weights_of_another_type_keep_the_state(seed, figure):
 def state_bits_of(opt: Any) -> list[dict[str, bytes]]:
     opt.state_dict()
     return state_bits(opt)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "swap_in_optimizer_params_and_state"), reason="torch 2.15 introduced it")
+@pytest.mark.parametrize("state", ["fp32", "dynamic8"])
+@pytest.mark.parametrize("kind", ["other tensors", "the same tensors", "fake tensors"])
+def test_lent_parameters_and_state_are_refused_before_a_bit_changes(kind: str, state: str, seed: int) -> None:
+    """torch.optim.swap_in_optimizer_params_and_state; its documentation lends fake tensors."""
+    params = [parameter(64, 256), parameter(9)]
+    opt = lowtide.AdamW(params, state=state)
+    step_alike((params, opt))
+    kept = [bits(param) for param in params], state_bits(opt)
+    lent, given = [param.detach().clone() for param in params], copy.deepcopy(opt.state_dict())
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake tensors" else contextlib.nullcontext()
+    if kind == "the same tensors":
+        lent = [*params]
+    elif isinstance(mode, FakeTensorMode):
+        lent, given = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, (lent, given))
+    swapped = torch.optim.swap_in_optimizer_params_and_state
+    with mode, swapped(opt, dict(zip("ab", lent)), given), pytest.raises(NotImplementedError, match="swap_in_optimizer"):
+        for param in lent:
+            param.grad = torch.ones_like(param)
+        opt.step()
+    assert kept == ([bits(param) for param in params], state_bits(opt))
+    random_gradients(params)
+    opt.step()
+    assert opt.report()["steps"] == 2
 
 
 def test_what_hangs_on_an_optimizer_follows(seed, figure):
