@@ -94,6 +94,7 @@ class Optimizer(torch.optim.Optimizer):
         """Starts without groups. The keys of `hyper` include the names of the rule's hyper-parameters."""
         self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings, self.ENTRY)
         self._residency, self._skips = Residency(), Skips()
+        self._steps_single = False  # step_param was called
         self._partitioned = False  # ZeRO shows one partition of a group after another
         self._clipper = Clipper(self.engine, self.WAITS_FOR_CLIPS)
         self._backward_options = backward_options
@@ -199,6 +200,7 @@ class Optimizer(torch.optim.Optimizer):
         """Remembers the groups, to notice whatever is put in their place."""
         groups = self.param_groups
         self._listed, self._groups, self._lists = groups, [*groups], [group["params"] for group in groups]
+        self._numbers: dict[int, int] | None = None  # of parameters by id, for step_param
 
     def _refuse_lent_state(self) -> None:
         """Raises NotImplementedError inside torch.optim.swap_in_optimizer_params_and_state, which lends other parameters and
@@ -348,6 +350,29 @@ class Optimizer(torch.optim.Optimizer):
             if self._in_backward:
                 self._in_backward.after_step(taken)
         return loss
+
+    def step_param(self, param: torch.Tensor, group: Mapping[str, Any] | None = None) -> None:
+        """Steps one parameter by its gradient, which stays. For trainers that step in their own hooks of backward: kohya-ss's
+        sd-scripts and musubi-tuner call this method, OneTrainer `step_parameter`. Options are its group's in `param_groups`;
+        `group` is not needed. A loop that calls it for each parameter must not call `step()`.
+
+        Raises like `step`; ValueError for a tensor of no group, with step_in_backward, and with max_grad_norm, because the norm of
+        all gradients is not known yet."""
+        expect(self._in_backward is None, "step_param", f"{self._backward_options}", "no option that works in backward")
+        expect(self.engine.settings.max_grad_norm is None, "step_param", "max_grad_norm", StepInBackward.NO_NORM)
+        self._follow_groups()
+        if self._numbers is None:
+            self._numbers = {id(each): number for number, each in enumerate(self.engine.tensors)}
+        number = self._numbers.get(id(param))
+        if number is None:
+            raise ValueError(f"step_param: got a {type(param).__name__} of no group, wanted a parameter of this optimizer")
+        with torch.no_grad():
+            self._step_gradients([number])
+        self._steps_single = True
+
+    def step_parameter(self, param: torch.Tensor, group: Mapping[str, Any] | None = None, index: int = 0) -> None:
+        """`step_param` by OneTrainer's name and arguments; `index`, the parameter's place in its group, is not needed."""
+        self.step_param(param, group)
 
     def _gives_state(self) -> bool:
         """True if torch.distributed.checkpoint takes a first step, with zero gradients and lr=0, only to create state. Then
@@ -634,6 +659,8 @@ class Optimizer(torch.optim.Optimizer):
         self._residency.look(found)
         if self._in_backward and self._in_backward.steps is not None:
             found["steps"] = self._in_backward.steps
+        elif self._steps_single:
+            found["steps"] = max(self.engine.core_of(i).step_count(i) for i in range(len(self.engine.params)))
         return {
             **found,
             "bytes_per_parameter": found["state_bytes"] / found["elements"] if found["elements"] else 0.0,

@@ -8,6 +8,8 @@ import io
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lowtide
@@ -94,6 +96,71 @@ def test_bits_of_steps_after_backward(bucket: Any, seed: int, figure: Figure) ->
     limit = {0: 0, "24KiB": 24 << 10, True: 64 << 20}[bucket]
     assert most <= min(limit + 16384, whole), "a bucket, and the gradient that fills it (64 x 64 float32)"
     figure(f"bucket {bucket}: {compared} bytes alike; at most {most} of {whole} bytes of gradients are held")
+
+
+@pytest.mark.parametrize("way", ["step_param", "step_parameter"])
+@pytest.mark.parametrize("options", [{}, {"state": "fp32"}, {"master": "residual16"}, {"memory": "paged"}], ids=str)
+def test_trainers_hooks_that_step_single_parameters(
+    way: str, options: dict[str, Any], seed: int, figure: Figure, tmp_path: Path
+) -> None:
+    """As kohya-ss's and OneTrainer's fused backward passes call: each gradient is clipped by its own norm, stepped and freed."""
+    torch.set_num_threads(1)
+    if "memory" in options:
+        options = {"memory": lowtide.Memory(host="24KiB", disk=tmp_path, chunk="4KiB")}
+    model = Model().to(torch.bfloat16 if "master" in options else torch.float32)
+    other = twin(model)
+    before, within = (lowtide.AdamW(each.parameters(), lr=0.01, **options) for each in (model, other))
+    group = within.param_groups[0]
+
+    def clip_and_step(index: int, param: nn.Parameter) -> None:
+        nn.utils.clip_grad_norm_(param, 0.01)
+        within.step_param(param, group) if way == "step_param" else within.step_parameter(param, group, index)
+        param.grad = None
+
+    for index, param in enumerate(other.parameters()):
+        if param.requires_grad:
+            param.register_post_accumulate_grad_hook(partial(clip_and_step, index))
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(opt, 0.5) for opt in (before, within)]
+    for i, tokens, labels in batches():
+        for each in (model, other):
+            loss_of(each, tokens, labels, i).backward()
+        for param in model.parameters():
+            nn.utils.clip_grad_norm_(param, 0.01)
+        before.step()
+        before.zero_grad()
+        for scheduler in schedulers:
+            scheduler.step()
+        assert all(bits(one) == bits(two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+        assert state_bits(before) == state_bits(within)
+    assert within.report()["steps"] == before.report()["steps"] == STEPS
+    figure(f"{sum(p.numel() for p in model.parameters())} weights, {STEPS} steps: the bits of steps after backward")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_single_parameters_step_by_every_rule(rule: str, seed: int) -> None:
+    params, copies = [parameter(32, 256), parameter(9)], []
+    for param in params:
+        param.grad = torch.randn_like(param)
+        copies.append(nn.Parameter(param.detach().clone()))
+        copies[-1].grad = param.grad.clone()
+    whole, single = make(rule, params, lr=0.01), make(rule, copies, lr=0.01)
+    whole.step()
+    for param in copies:
+        single.step_param(param)
+    assert [bits(p) for p in params] == [bits(p) for p in copies] and state_bits(whole) == state_bits(single)
+    assert single.report()["steps"] == pickle.loads(pickle.dumps(single)).report()["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"max_grad_norm": 1.0}, "max_grad_norm"), ({"step_in_backward": True}, "step_in_backward"), ({}, "no group")]
+)
+def test_single_parameters_that_cannot_be_stepped(options: dict[str, Any], words: str) -> None:
+    param = parameter(9)
+    opt = lowtide.AdamW([param], **options)
+    param.grad = torch.ones_like(param)
+    with pytest.raises(ValueError, match=words):
+        opt.step_param(param if options else parameter(9))
+    assert opt.report()["steps"] == 0
 
 
 def pair(bucket: Any = 0, **options: Any) -> tuple[list[nn.Parameter], lowtide.AdamW]:
