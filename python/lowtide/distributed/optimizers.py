@@ -21,7 +21,7 @@ from lowtide.engine.family import Family
 from lowtide.engine.params import Param
 from lowtide.optimizers.backward import OPTIONS
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.options.options import Options, check_options
+from lowtide.options.options import BY_NORM, Options, check_options
 from lowtide.state import views
 
 
@@ -70,8 +70,9 @@ class SignOptimizer(Optimizer):
             if name in VoteOptions.__annotations__:
                 raise TypeError(f"{type(self).__name__}: got argument {name!r}, wanted it in vote={{{name!r}: ...}}")
         check_options(options, type(self).__name__, [*names, "vote"])
-        limit = options.get("max_grad_norm")
-        expect(limit is None, f"{type(self).__name__}: max_grad_norm", limit, f"None: {NO_NORM}")
+        for name in BY_NORM:
+            got = options.get(name)
+            expect(got is None, f"{type(self).__name__}: {name}", got, f"None: {NO_NORM}")
         for name in OPTIONS:
             got = options.get(name, False)
             expect(got is False, f"{type(self).__name__}: {name}", repr(got), "False: steps are votes")

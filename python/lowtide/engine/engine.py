@@ -47,6 +47,7 @@ class Settings:
     seed: int = 0
     amp_scaling: bool = False
     max_grad_norm: float | None = None
+    max_grad_spike: float | None = None
     cpu_target: str = ""
     memory: Memory | None = None
     arithmetic: str = places.EXACT

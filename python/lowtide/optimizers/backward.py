@@ -23,7 +23,7 @@ from lowtide.devices.places import Place
 from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import size_of
 from lowtide.memory.forecast import GRADIENT_BUCKET
-from lowtide.options.options import Options
+from lowtide.options.options import BY_NORM, Options
 
 OPTIONS = ("prefetch_in_backward", "step_in_backward", "offload_in_backward")
 _ASK_AFTER = 16 << 20  # bytes of gradients between two queries of free memory
@@ -192,6 +192,13 @@ class StepInBackward(InBackward):
         self._stepping = threading.Lock()
         self.steps = 0
 
+    @classmethod
+    def refuse_norms(cls, engine: Engine, where: str) -> None:
+        """Raises ValueError for options that need the norm of all gradients."""
+        for name in BY_NORM:
+            limit = getattr(engine.settings, name)
+            expect(limit is None, where, f"{name}={limit}", cls.NO_NORM)
+
     @property
     def under_way(self) -> bool:  # type: ignore[override]
         return bool(self._stepped)
@@ -316,8 +323,7 @@ def in_backward(
     if at_once is not False:
         wanted = "False: the scale's verdict comes after backward"
         expect(not engine.settings.amp_scaling, "step_in_backward", "amp_scaling=True", wanted)
-        limit = engine.settings.max_grad_norm
-        expect(limit is None, "step_in_backward", f"max_grad_norm={limit}", StepInBackward.NO_NORM)
+        StepInBackward.refuse_norms(engine, "step_in_backward")
         return StepInBackward(engine, step, None if at_once is True else size_of("step_in_backward", at_once))
     if prefetch is not False:
         return PrefetchInBackward(engine, None if prefetch is True else size_of("prefetch_in_backward", prefetch))

@@ -1,5 +1,5 @@
 """Clipping as part of the step: one read of the gradients gives their norm, and the next step multiplies them by the clipping
-factor.
+factor, or is skipped if the norm is a spike.
 
 Sums of squares are exact, so the norm has the same bits however tensors are cut into pieces and shards.
 """
@@ -18,11 +18,13 @@ from lowtide.devices.flattened import first_flattened
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.engine.engine import Engine
+from lowtide.state.format import NORMS, NORMS_KEPT
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000  # as bits of a float
+_FEWEST_NORMS = 16  # that tell a spike
 
 
 class Clip(NamedTuple):
@@ -39,7 +41,7 @@ class Clip(NamedTuple):
 
     def times(self, scale: float) -> Clip:
         """The same clip for gradients that a step also multiplies by `scale`."""
-        return Clip(self.norm, self.factor * scale, self.clipped * abs(scale))
+        return Clip(self.norm * abs(scale), self.factor * scale, self.clipped * abs(scale))
 
 
 class Queued(NamedTuple):
@@ -134,25 +136,47 @@ class Clipper:
     def clipped(
         self, groups: Sequence[dict[str, Any]], scale: float, bad: bool | None, only: list[int] | None, partitioned: bool,
         words: LossScaling | None = None,
-    ) -> tuple[float, bool | None, _core.QueuedClip | None, LossScaling | None]:  # fmt: skip
+    ) -> tuple[float, bool | None, _core.QueuedClip | None, LossScaling | None, float | None]:  # fmt: skip
         """The factor of the gradients including clipping, and whether one is known not to be finite (None: unknown); a clip
-        still on a device; and the loss scaling that is left to the step."""
-        limit = self._engine.settings.max_grad_norm
+        still on a device; the loss scaling that is left to the step; and, with max_grad_spike, the norm if it is finite."""
+        limit, times = self._engine.settings.max_grad_norm, self._engine.settings.max_grad_spike
+        apart = "groups that are stepped one after another"
+        if times is not None:
+            self.require("max_grad_spike", partitioned)
+            expect(only is None, "max_grad_spike", apart, "all of them in one step, or None")
         if self.clip is not None and self._stands():
             clip = self.clip.times(scale)
-        elif limit is not None:
+        elif limit is not None or times is not None:
             self.require("max_grad_norm", partitioned)
-            apart = "groups that are stepped one after another", "clip_grad_norm_ before the first of them"
-            expect(only is None, "max_grad_norm", *apart)
-            clip = self._measure(groups, limit, 2.0, scale, None, words.scale if words else 0)
+            expect(only is None, "max_grad_norm", apart, "clip_grad_norm_ before the first of them")
+            most = math.inf if limit is None else limit
+            clip = self._measure(groups, most, 2.0, scale, None, words.scale if words else 0)
             words = words and words._replace(scale=0)
         else:
-            return scale, bad, None, words
+            return scale, bad, None, words, None
         if isinstance(clip, Queued):
-            if not self._waits:
-                return clip.scale, bad, clip.clip, words
+            if not self._waits and times is None:
+                return clip.scale, bad, clip.clip, words, None
             clip = clip.wait()
-        return clip.factor, False if clip.finite else bad, None, words
+        norm = clip.norm if times is not None and math.isfinite(clip.norm) else None
+        return clip.factor, False if clip.finite else bad, None, words, norm
+
+    def spike(self, groups: Sequence[dict[str, Any]], norm: float | None) -> str:
+        """Words for the norm of a step that is a spike; "" if it is none."""
+        times, norms = self._engine.settings.max_grad_spike, groups[0].get(NORMS, ())
+        if norm is None or times is None or len(norms) < _FEWEST_NORMS:
+            return ""
+        limit = times * sorted(norms)[len(norms) // 2]
+        if norm <= limit:
+            return ""
+        steps = self._engine.report()["steps"]
+        return f"the gradient norm after step {steps} is {norm:g}, above {limit:g}: {times:g} times the median of the last {len(norms)}"
+
+    def keep(self, groups: Sequence[dict[str, Any]], norm: float | None) -> None:
+        """Keeps the norm of a step that was taken, in the first group, where every kind of checkpoint finds it. Norms of 0 say
+        nothing about others, and with larger ones a device may not have decided about the step."""
+        if norm is not None and 0 < norm < _core.GRADIENT_LIMIT:
+            groups[0][NORMS] = (*groups[0].get(NORMS, ()), norm)[-NORMS_KEPT:]
 
     def _stands(self) -> bool:
         """True if the gradients are those that were measured; False if all of them have been replaced. Raises ValueError if

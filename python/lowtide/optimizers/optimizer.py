@@ -41,7 +41,7 @@ from lowtide.state import dicts, files, restore, spread, torch_dict, views
 from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.elsewhere import Shown
 from lowtide.state.foreign import bitsandbytes
-from lowtide.state.format import HIDDEN_KEYS, SEED, SPREAD, stamp
+from lowtide.state.format import HIDDEN_KEYS, NORMS, SEED, SPREAD, stamp
 from lowtide.state.pending_save import PendingSave
 from lowtide.state.restore import States
 
@@ -171,6 +171,10 @@ class Optimizer(torch.optim.Optimizer):
         first = len(engine.params)
         try:
             param_group.update(stamp(engine.family.rule, engine.settings.seed))
+            if engine.settings.max_grad_spike is not None and not engine.members:
+                param_group.setdefault(NORMS, ())
+            else:
+                param_group.pop(NORMS, None)  # from another optimizer
             if self._in_backward:
                 self._in_backward.check(param_group["params"], where)
             engine.add_group(self.param_groups, memory)
@@ -356,10 +360,10 @@ class Optimizer(torch.optim.Optimizer):
         sd-scripts and musubi-tuner call this method, OneTrainer `step_parameter`. Options are its group's in `param_groups`;
         `group` is not needed. A loop that calls it for each parameter must not call `step()`.
 
-        Raises like `step`; ValueError for a tensor of no group, with step_in_backward, and with max_grad_norm, because the norm of
-        all gradients is not known yet."""
+        Raises like `step`; ValueError for a tensor of no group, with step_in_backward, and with max_grad_norm or max_grad_spike,
+        because the norm of all gradients is not known yet."""
         expect(self._in_backward is None, "step_param", f"{self._backward_options}", "no option that works in backward")
-        expect(self.engine.settings.max_grad_norm is None, "step_param", "max_grad_norm", StepInBackward.NO_NORM)
+        StepInBackward.refuse_norms(self.engine, "step_param")
         self._follow_groups()
         if self._numbers is None:
             self._numbers = {id(each): number for number, each in enumerate(self.engine.tensors)}
@@ -414,22 +418,27 @@ class Optimizer(torch.optim.Optimizer):
         words = self._loss_scaling() if capturing else None
         scale, bad = self._scaling() if engine.settings.amp_scaling and not capturing else (1.0, None)
         agrees, failure, queued, found = bool(engine.meshes) and self._agrees(), None, None, -1
+        norm, spike = None, ""
         if not bad:
             try:
-                scale, bad, queued, words = self._clipper.clipped(
+                scale, bad, queued, words, norm = self._clipper.clipped(
                     self.param_groups, scale, bad, only, self._partitioned, words
                 )
+                spike = self._clipper.spike(self.param_groups, norm)
             except Exception as error:  # any exception: other ranks may be waiting
                 if not agrees:
                     raise
                 failure = error
+        if spike:
+            bad = True
         if agrees:
             bad = self._agree(scale, bad, failure)
         if bad:
             engine.count(skipped=1)
         else:
             found = engine.moving(self.param_groups, self._step_core, scale, bad is not None, only, queued, words)
-        self._skips.look(engine.skipped_steps(), found, engine.settings.amp_scaling)
+            self._clipper.keep(self.param_groups, norm if found < 0 else None)
+        self._skips.look(engine.skipped_steps(), found, engine.settings.amp_scaling, spike)
         if only is None:  # else other groups of the same gradients may follow
             self._clipper.clip = None
         if engine.awaited:
@@ -466,6 +475,9 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f"step: got {got}, wanted one device: {advice}, or step without a graph")
         if any(place.mirrored for place in self.engine.cores):
             raise ValueError("step: got parameters that the CPU steps while a graph is captured, wanted Memory(step='device')")
+        times = self.engine.settings.max_grad_spike
+        got = f"max_grad_spike={times} while a graph is captured"
+        expect(times is None, "step", got, "None: the host decides by each norm")
         if self.engine.meshes and self._agrees():
             raise ValueError(
                 "step: got DTensor parameters whose gradients are checked while a graph is captured, wanted none: the host "
@@ -539,7 +551,8 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def last_grad_norm(self) -> torch.Tensor | None:
-        """The norm found by `clip_grad_norm_` or, with max_grad_norm, by the last step: float32, zero-dimensional."""
+        """The norm found by `clip_grad_norm_` or, with max_grad_norm or max_grad_spike, by the last step: float32,
+        zero-dimensional."""
         return self._clipper.norm
 
     @torch.no_grad()
@@ -591,10 +604,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def reset(self, params: Iterable[torch.Tensor] | None = None) -> None:
         """Starts parameters afresh: their moments, step counts and residuals are those before a first step. Weights and options
-        stay. params: tensors of this optimizer, as those of a group; None: all.
+        stay. params: tensors of this optimizer, as those of a group; None: all, and max_grad_spike forgets earlier norms.
 
-        Equal to removing their entries from `state`. With DTensors every rank must make the call. Raises ValueError for a tensor
-        of no group, OSError if the disk refuses; then nothing has changed."""
+        Otherwise equal to removing their entries from `state`. With DTensors every rank must make the call. Raises ValueError for
+        a tensor of no group, OSError if the disk refuses; then nothing has changed."""
         self._follow()
         chosen = list(self.engine.tensors if params is None else params)
         known = {*map(id, self.engine.tensors)}
@@ -603,6 +616,8 @@ class Optimizer(torch.optim.Optimizer):
         for param in chosen:
             self.state.pop(param, None)
         self._follow_state()
+        if params is None and NORMS in self.param_groups[0]:
+            self.param_groups[0][NORMS] = ()
 
     def offload(self) -> None:
         """Moves all state from RAM to the disk of `memory`, or from a device to pinned host memory, to make room while no steps
@@ -648,8 +663,8 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def skipped_steps(self) -> int:
-        """The number of steps that changed nothing because a gradient was not finite (steps that GradScaler withholds are not
-        counted). On a device, waits for the verdict on the last step."""
+        """The number of steps that changed nothing because a gradient was not finite or, with max_grad_spike, the norm too large
+        (steps that GradScaler withholds are not counted). On a device, waits for the verdict on the last step."""
         return self.engine.report()["skipped_steps"]
 
     def report(self) -> Report:

@@ -23,9 +23,11 @@ GROUP_OPTIONS = {name: default for name, default, _ in _core.group_options()}
 FIXED = tuple(name for name, _, fixed in _core.group_options() if fixed)
 # Options of the whole optimizer, which a parameter group cannot set for itself.
 WHOLE_OPTIMIZER = (
-    "nonfinite", "seed", "amp_scaling", "max_grad_norm", "cpu_target", "arithmetic", "prefetch_in_backward", "step_in_backward",
-    "offload_in_backward",
+    "nonfinite", "seed", "amp_scaling", "max_grad_norm", "max_grad_spike", "cpu_target", "arithmetic", "prefetch_in_backward",
+    "step_in_backward", "offload_in_backward",
 )  # fmt: skip
+# Options that need the norm of all gradients before the step.
+BY_NORM = ("max_grad_norm", "max_grad_spike")
 # Options that are accepted without effect.
 IGNORED = ("foreach", "fused")
 # The types of options, and their names in messages. The core knows which strings are valid.
@@ -38,6 +40,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "seed": ((Integral,), "an integer from 0 to 2^63 - 1"),
     "nonfinite": ((str,), "'skip', 'raise' or 'propagate'"),
     "max_grad_norm": ((int, float, NoneType), "a number of 0 or more, or None"),
+    "max_grad_spike": ((int, float, NoneType), "a number above 1, or None"),
     "cpu_target": ((str,), "a str"),
     "amp_scaling": ((bool,), "a bool"),
     "arithmetic": ((str,), "'exact' or 'fast'"),
@@ -69,6 +72,8 @@ class Options(TypedDict, total=False):
             them.
         max_grad_norm: every step clips the gradients of all groups together to this norm, as `clip_grad_norm_` would; None, the
             default: no clipping.
+        max_grad_spike: a step is skipped if the norm of its gradients exceeds the median of recent steps this many times
+            (docs/pytorch.md); None, the default: no step is.
         cpu_target: instruction set, such as "avx2", for comparisons; only changes speed. "", the default: the best.
         memory: (group: a separate budget) where state may live, as a `Memory`, a mapping of its fields, or text such as
             "host=8GiB,disk=/scratch"; None: no limit (docs/devices.md).
@@ -93,6 +98,7 @@ class Options(TypedDict, total=False):
     nonfinite: str
     amp_scaling: bool
     max_grad_norm: float | None
+    max_grad_spike: float | None
     cpu_target: str
     memory: Memory | Mapping[str, Any] | str | None
     arithmetic: str
@@ -137,6 +143,6 @@ def check_kinds(options: Mapping[str, Any], where: str) -> None:
         value = options[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise TypeError(f"{where}: {name}: got {value!r} ({type(value).__name__}), wanted {wanted}")
-        least = not isinstance(value, (int, float)) or value >= 0  # false for NaN
+        least = not isinstance(value, (int, float)) or (value > 1 if name == "max_grad_spike" else value >= 0)  # false for NaN
         if bool not in kinds and (not least or isinstance(value, Integral) and int(value) >= 2**63):
             raise ValueError(f"{where}: {name}: got {value!r}, wanted {wanted}")

@@ -6,7 +6,8 @@ Format 1 (for FSDP1's parameters: spread.py), in plain tensors and Python values
      "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
                        "params": [number, ...]}]}
 
-A NAdam or Schedule-Free entry also has the numbers of carried.py (float64, ()) if its group's options would give others.
+With max_grad_spike the first group also has "lowtide_norms": the norms of recent steps, oldest first (a tuple of floats). A
+NAdam or Schedule-Free entry also has the numbers of carried.py (float64, ()) if its group's options would give others.
 
 The tensors of a moment identify its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales,
 under names that torch.optim does not know, so that it cannot mistake codes for values. Codes under the name of the moment
@@ -21,6 +22,7 @@ survive tools that take a state_dict apart and reassemble it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -36,8 +38,10 @@ FORMAT = 1
 SPREAD = "lowtide_spread"  # True in all groups of a dict whose entries come from spread.py
 SEED = "lowtide_seed"
 STAMP = ("lowtide_format", "lowtide_rule", SEED)
-OWN_KEYS = (*STAMP, *GROUP_OPTIONS)  # keys of groups that other libraries have no use for
-HIDDEN_KEYS = ("params", "param_names", *STAMP)
+NORMS = "lowtide_norms"  # of the first group, with max_grad_spike: gradient norms of the last steps that were taken
+NORMS_KEPT = 128
+OWN_KEYS = (*STAMP, NORMS, *GROUP_OPTIONS)  # keys of groups that other libraries have no use for
+HIDDEN_KEYS = ("params", "param_names", *STAMP, NORMS)
 MODE = "train_mode"  # a key of Schedule-Free's groups, as in the package schedulefree
 SCALE = "_scale"  # after the name of a moment: its scales
 CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, if the group's "state" names another
@@ -65,6 +69,15 @@ def read_stamp(group: dict[str, Any], first: dict[str, Any], rule: str, mine: in
     expect(valid, f"{where}[{SEED!r}]", repr(seed), "an integer from 0 to 2^63 - 1")
     expect(seed == first.get(SEED, mine), f"{where}[{SEED!r}]", seed, f"{first.get(SEED, mine)} as in the first group")
     return int(seed)
+
+
+def read_norms(group: dict[str, Any], where: str) -> tuple[float, ...]:
+    """The gradient norms of a saved group; none if it was saved without max_grad_spike."""
+    norms: Any = group.get(NORMS, ())
+    few = isinstance(norms, (tuple, list)) and len(norms) <= NORMS_KEPT
+    fits = few and all(isinstance(norm, float) and 0 < norm < math.inf for norm in norms)
+    expect(fits, f"{where}[{NORMS!r}]", repr(norms)[:80], f"{NORMS_KEPT} positive finite floats at most")
+    return tuple(norms)
 
 
 def eight_bits(codec: str) -> str:

@@ -13,7 +13,7 @@ from lowtide.options.options import FIXED, check_kinds
 from lowtide.state import torch_dict
 from lowtide.state.entries import Entry, ParamSpec
 from lowtide.state.foreign import bitsandbytes, flashoptim, schedulefree, torchao
-from lowtide.state.format import MODE, OWN_KEYS, SEED, SPREAD, STAMP, is_stamped, read_stamp
+from lowtide.state.format import MODE, NORMS, OWN_KEYS, SEED, SPREAD, STAMP, is_stamped, read_norms, read_stamp
 
 
 class Reader(Protocol):
@@ -73,7 +73,8 @@ def read_groups(
             numbers[key] = len(numbers)
         made: dict[str, Any] = {}
         for key in ("params", *OWN_KEYS):
-            made[key] = mine[key]
+            if key in mine:
+                made[key] = mine[key]
         if reader:
             names = engine.family.option_names()
             group = reader.read_group(engine.family.rule, group, {name: mine[name] for name in names}, where)
@@ -85,12 +86,14 @@ def read_groups(
             torch_dict.check_group(engine, n, mine, group, where)
             made |= {name: mine[name] for name in engine.family.option_names()}
         of_torch = () if ours or reader else torch_dict.IMPLEMENTATION_KEYS
-        drop = ("params", SPREAD, *STAMP, *FIXED, *of_torch)  # fixed options belong to the live tensors
+        drop = ("params", SPREAD, NORMS, *STAMP, *FIXED, *of_torch)  # fixed options belong to the live tensors
         for key, value in group.items():
             if key not in drop:
                 made[key] = copied(value)
         if "param_names" in mine:
             made.setdefault("param_names", mine["param_names"])
+        if NORMS in mine:
+            made[NORMS] = read_norms(group, where)
         if MODE in mine:
             made.setdefault(MODE, True)
             expect(isinstance(made[MODE], bool), f"{where}['{MODE}']", repr(made[MODE]), "True or False")

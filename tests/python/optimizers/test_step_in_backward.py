@@ -152,8 +152,10 @@ def test_single_parameters_step_by_every_rule(rule: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"max_grad_norm": 1.0}, "max_grad_norm"), ({"step_in_backward": True}, "step_in_backward"), ({}, "no group")]
-)
+    ("options", "words"),
+    [({"max_grad_norm": 1.0}, "max_grad_norm=1.0"), ({"max_grad_spike": 9}, "max_grad_spike=9"),
+     ({"step_in_backward": True}, "step_in_backward"), ({}, "no group")],
+)  # fmt: skip
 def test_single_parameters_that_cannot_be_stepped(options: dict[str, Any], words: str) -> None:
     param = parameter(9)
     opt = lowtide.AdamW([param], **options)
