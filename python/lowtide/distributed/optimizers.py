@@ -125,7 +125,7 @@ class SignOptimizer(Optimizer):
             self.engine.count(skipped=1)
         if self.engine.awaited:
             self._adopt_new_state()
-        self._skips.look(self.engine.skipped_steps(), -1, self.engine.settings.amp_scaling)
+        self._note_skip()
         return loss
 
     def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -39,6 +39,13 @@ _OPTIONS, _MEMORY, _TENSOR = map(attrgetter, ("options", "memory", "tensor"))
 _MASTER = itemgetter("master")
 
 
+def parameter(groups: Sequence[Mapping[str, Any]], number: int) -> str:
+    """A parameter in messages: its number, and its name if it was given one."""
+    names = [name for group in groups for name in group.get("param_names", [""] * len(group["params"]))]
+    name = "".join(names[number : number + 1])  # wrappers may have left only some groups
+    return f"parameter {number} ({name})" if name else f"parameter {number}"
+
+
 @dataclass
 class Settings:
     """Options that apply to the whole optimizer."""
@@ -300,10 +307,8 @@ class Engine:
         """Makes new cores that step foreign parameters with a gradient, now that they can be stepped. Raises ValueError,
         TypeError or NotImplementedError, naming the parameter, if they cannot."""
         now = list(self.params)
-        names = [name for group in groups for name in group.get("param_names", [""] * len(group["params"]))]
         for number in numbers:
-            name = f" ({names[number]})" if names[number] else ""
-            where = f"parameter {number}{name}, which has a gradient"
+            where = f"{parameter(groups, number)}, which has a gradient"
             now[number] = now[number].moved(*examine(self.tensors[number], where))
         expect(not self.captured, f"parameter {numbers[0]}", "its first gradient after a step was captured", "it before that")
         self._rebuild(groups, now, self.members)

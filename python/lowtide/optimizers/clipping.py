@@ -169,8 +169,7 @@ class Clipper:
         limit = times * sorted(norms)[len(norms) // 2]
         if norm <= limit:
             return ""
-        steps = self._engine.report()["steps"]
-        return f"the gradient norm after step {steps} is {norm:g}, above {limit:g}: {times:g} times the median of the last {len(norms)}"
+        return f"the gradient norm is {norm:g}, above {limit:g}: {times:g} times the median of the last {len(norms)}"
 
     def keep(self, groups: Sequence[dict[str, Any]], norm: float | None) -> None:
         """Keeps the norm of a step that was taken, in the first group, where every kind of checkpoint finds it. Norms of 0 say

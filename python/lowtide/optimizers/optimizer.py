@@ -24,7 +24,7 @@ from lowtide.checks.values import expect
 from lowtide.devices import places, sharding
 from lowtide.devices.flattened import first_flattened
 from lowtide.engine.cores import Cores, KeptErrors
-from lowtide.engine.engine import Engine, Settings
+from lowtide.engine.engine import Engine, Settings, parameter
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
 from lowtide.memory.budgets import Memory, size_of
@@ -438,11 +438,20 @@ class Optimizer(torch.optim.Optimizer):
         else:
             found = engine.moving(self.param_groups, self._step_core, scale, bad is not None, only, queued, words)
             self._clipper.keep(self.param_groups, norm if found < 0 else None)
-        self._skips.look(engine.skipped_steps(), found, engine.settings.amp_scaling, spike)
+        self._note_skip(found, spike)
         if only is None:  # else other groups of the same gradients may follow
             self._clipper.clip = None
         if engine.awaited:
             self._adopt_new_state()
+
+    def _note_skip(self, found: int = -1, spike: str = "") -> None:
+        """Speaks of the last step if it was skipped. found: the number of a parameter whose gradient is not finite; -1: unknown."""
+
+        def told() -> tuple[int, str]:
+            return self.report()["steps"], parameter(self.param_groups, found) if found >= 0 else ""
+
+        engine = self.engine
+        self._skips.look(engine.skipped_steps(), told, engine.settings.amp_scaling, spike)
 
     def _step_core(
         self, scale: float, known_finite: bool, only: list[int] | None, clip: QueuedClip | None = None,

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from lowtide.report.fields import CoreReport
@@ -69,24 +70,26 @@ class Skips:
         self._seen, self._in_a_row = seen, 0
         self._met = {False} if seen else set[bool]()  # kinds of skips: by a spike or not
 
-    def look(self, skipped: int, parameter: int, scales: bool, spike: str = "") -> None:
-        """skipped: number of steps so far. parameter: the number of one whose gradient is not finite; -1: unknown. scales: a
-        GradScaler is searching for its scale. spike: words about the norm for which this step was skipped, if it was."""
+    def look(self, skipped: int, told: Callable[[], tuple[int, str]], scales: bool, spike: str = "") -> None:
+        """skipped: number of steps so far. told: called after a skip, returns the number of steps that were taken, and the parameter
+        whose gradient is not finite, or "". scales: a GradScaler is searching for its scale. spike: words about the norm for
+        which this step was skipped, if it was."""
         if skipped == self._seen:
             self._in_a_row = 0
             return
         first, self._seen = bool(spike) not in self._met, skipped
         self._met.add(bool(spike))
         self._in_a_row += 1
-        what = f"the gradient of parameter {parameter}" if parameter >= 0 else "a gradient"
-        why, expected = f"{what} is not finite", scales and not spike
-        level = logging.INFO if expected else logging.WARNING
-        logger.log(level, "a step was skipped: %s (%d so far)", spike or why, skipped)
-        if expected or not (first or self._in_a_row == self.MANY):
+        steps, parameter = told()
+        what = f"the gradient of {parameter}" if parameter else "a gradient"
+        level = logging.INFO if scales and not spike else logging.WARNING
+        logger.log(level, "a step was skipped after step %d: %s (%d so far)", steps, spike or f"{what} is not finite", skipped)
+        if level == logging.INFO or not (first or self._in_a_row == self.MANY):
             return
         times = "a step was" if first else f"{self._in_a_row} steps in a row were"
         why = f"{what} is NaN or infinite"
         advice = 'nonfinite="raise" raises instead, and max_grad_norm= or a lower learning rate may avoid them'
         if spike:
             why, advice = spike, "if norms stay this large, raise max_grad_spike or forget them (docs/pytorch.md, Spikes)"
-        warn(f"{times} skipped, and nothing changed: {why}. `skipped_steps` counts such steps; {advice}", RuntimeWarning)
+        text = f"{times} skipped after step {steps}, and nothing changed: {why}. `skipped_steps` counts such steps; {advice}"
+        warn(text, RuntimeWarning)

@@ -48,7 +48,7 @@ def test_nobody_asked(caplog: pytest.LogCaptureFixture) -> None:
 def test_skipped_steps_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
     """The first step that is skipped warns, and the tenth in a row; each is in the log. A finite gradient ends the row."""
     param = torch.nn.Parameter(torch.zeros(4))
-    optimizer = lowtide.AdamW([param])
+    optimizer = lowtide.AdamW([("layer.bias", param)])
     with caplog.at_level(logging.WARNING, logger="lowtide"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for number in range(25):
@@ -58,7 +58,8 @@ def test_skipped_steps_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 24
     assert [str(one.message).partition(" skipped")[0] for one in caught] == ["a step was", "10 steps in a row were"]
     assert all(one.category is RuntimeWarning and one.filename == __file__ for one in caught)
-    assert "parameter 0" in str(caught[0].message)
+    for said, steps in ((caught[0].message, 0), (caught[1].message, 1), (caplog.records[-1].getMessage(), 1)):
+        assert "the gradient of parameter 0 (layer.bias) is" in str(said) and f"after step {steps}" in str(said)
     copied = copy.deepcopy(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

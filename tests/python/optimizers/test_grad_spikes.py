@@ -161,7 +161,7 @@ def test_skips_speak(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     assert all(one.category is RuntimeWarning and one.filename == __file__ for one in caught)
     records = [record.getMessage() for record in caplog.records]
     assert len(records) == 13 and "is not finite" in records[0]
-    assert "the gradient norm after step 17 is 200, above 10: 10 times the median of the last 17 (2 so far)" in records[1]
+    assert "after step 17: the gradient norm is 200, above 10: 10 times the median of the last 17 (2 so far)" in records[1]
 
 
 @pytest.mark.filterwarnings("ignore:a step was skipped")
