@@ -3,15 +3,12 @@ goes wrong on one rank alone."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
-from lowtide.state.elsewhere import as_core
 import lowtide
 import torch
 import torch.distributed as dist
-from distributed_jobs import load, save, snapshot
 from support import make
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -83,29 +80,6 @@ def optimizer(net: torch.nn.Module, rule: str) -> lowtide.Optimizer:
     return make(rule, list(net.named_parameters()), lr=1e-2)
 
 
-def resume(kind: str, rule: str, path: str) -> tuple[dict[str, bytes], dict[str, bytes], str]:
-    """Six steps in one go, and from a checkpoint after three in another model and optimizer. And the kinds of state."""
-    net = sharded(kind)
-    opt = optimizer(net, rule)
-    train(net, opt, range(3))
-    save(net, opt, path)
-    other_net = sharded(kind)
-    with torch.no_grad():
-        for param in other_net.parameters():
-            param.mul_(0.5)
-    other = optimizer(other_net, rule)
-    load(other_net, other, path)
-    for pair in ((net, opt), (other_net, other)):
-        train(*pair, range(3, 6))
-    kinds = {(type(p).__name__, type(as_core(opt.state[p])["exp_avg"]).__name__) for p in net.parameters() if p.requires_grad}
-    assert len(kinds) == 1
-    assert all(int(opt.state[p]["step"]) == 6 for p in net.parameters() if p.requires_grad)
-    for p in net.parameters():
-        if isinstance(p, DTensor) and p.requires_grad:
-            assert as_core(opt.state[p])["exp_avg"].placements == p.placements
-    return snapshot(net, opt), snapshot(other_net, other), " ".join(kinds.pop())
-
-
 def in_backward(kind: str, bucket: int | bool) -> tuple[dict[str, bytes], dict[str, bytes], int]:
     """Three steps after backward, and in backward; and the gradients that backward leaves in the second."""
     found, left = [], 0
@@ -168,89 +142,3 @@ SPOILERS: dict[str, Callable[[list[torch.nn.Parameter]], None]] = {
     "partial": spoil_partial,
     "placement": spoil_placement,
 }
-
-
-def spoiled(kind: str, nonfinite: str = "skip") -> tuple[str, int, bool, bool]:
-    """A good step, a spoilt one, a good one: the error ("" for none), steps skipped, whether the spoilt step changed
-    nothing, whether the end is that of the two good steps alone."""
-    params, opt = parts(nonfinite)
-    good_params, good = parts(nonfinite)
-    for each, of in ((params, opt), (good_params, good)):
-        give(each, 0)
-        of.step()
-    before = [p.detach().to_local().clone() for p in params]
-    steps = [int(opt.state[p]["step"]) for p in params]
-    give(params, 1)
-    SPOILERS[kind](params)
-    error = ""
-    try:
-        opt.step()
-    except ValueError as caught:
-        error = str(caught)
-    unchanged = all(torch.equal(a, p.detach().to_local()) for a, p in zip(before, params, strict=True))
-    unchanged = unchanged and steps == [int(opt.state[p]["step"]) for p in params]
-    for each, of in ((params, opt), (good_params, good)):
-        give(each, 2)
-        of.step()
-    pairs = zip(params, good_params, strict=True)
-    alike = all(torch.equal(a.detach().to_local(), b.detach().to_local()) for a, b in pairs)
-    return error, opt.skipped_steps, unchanged, alike
-
-
-def refusals() -> dict[str, str]:
-    """Tries to register and load unsuitable parameters and state; returns the errors."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    found = {}
-    partial = torch.nn.Parameter(DTensor.from_local(torch.ones(8, 8), mesh, [Partial()]))
-    plain = torch.nn.Parameter(torch.ones(40, 256))
-    params, opt = parts()
-    give(params, 0)
-    opt.step()
-    saved = opt.state_dict()
-    moved = {**saved, "state": {**saved["state"], 0: dict(saved["state"][0])}}
-    moved["state"][0]["exp_avg_codes"] = saved["state"][0]["exp_avg_codes"].redistribute(mesh, [Replicate()])
-    short = {**saved, "state": {**saved["state"], 0: dict(saved["state"][0])}}
-    short["state"][0]["exp_avg_codes"] = saved["state"][0]["exp_avg_codes"].to_local()
-    attempts: dict[str, Callable[[], Any]] = {
-        "partial parameter": lambda: lowtide.AdamW([partial]),
-        "moved state": lambda: opt.load_state_dict(moved),
-        "a local part as plain state": lambda: opt.load_state_dict(short),
-        "sharded state into a plain parameter": lambda: lowtide.AdamW([plain]).load_state_dict(
-            {"state": {0: saved["state"][0]}, "param_groups": [{**saved["param_groups"][0], "params": [0]}]}
-        ),
-    }
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-            found[name] = ""
-        except ValueError as error:
-            found[name] = str(error)
-    return found
-
-
-def scaled_and_copied() -> tuple[list[tuple[int, int]], bool]:
-    """(steps, skipped) after a step of GradScaler's and one with an infinity on rank 1; and whether a copy goes on
-    alike."""
-    params, _ = parts()
-    opt = lowtide.AdamW(params, amp_scaling=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    counts = []
-    for step in range(2):
-        give(params, step)
-        if step == 1 and dist.get_rank() == 1:
-            params[0].grad.to_local()[0, 0] = float("inf")
-        scaler.scale(torch.ones(()))
-        scaler.step(opt)
-        scaler.update()
-        counts.append((int(opt.state[params[0]]["step"]), opt.skipped_steps))
-    params, opt = parts()
-    give(params, 0)
-    opt.step()
-    copies, copied = copy.deepcopy((params, opt))
-    for each, of in ((params, opt), (copies, copied)):
-        give(each, 1)
-        of.step()
-    pairs = list(zip(params, copies, strict=True))
-    alike = all(torch.equal(a.detach().to_local(), b.detach().to_local()) for a, b in pairs)
-    assert all(a.to_local().data_ptr() != b.to_local().data_ptr() for a, b in pairs if a.to_local().numel())
-    return counts, alike

@@ -3,13 +3,30 @@ DistributedDataParallel and tensor parallelism among them."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import distributed_jobs as jobs
 import distributed_models as models
+import lowtide
 import pytest
-from distributed_jobs import Layout
-from distributed_support import differing, shared_ranks, size
+import torch
+import torch.distributed as dist
+from distributed_jobs import Layout, Net, build, snapshot, train
+from distributed_models import SPOILERS, give, parts
+from distributed_support import alike, on_ranks, same, shared_ranks
+from lowtide.state.elsewhere import as_core
+from support import raised
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
 ROWS = [Layout("rows", (n,)) for n in (1, 2, 3, 4)] + [Layout("rows", (2, 2))]
 COLUMNS = [Layout("columns", (n,)) for n in (1, 2, 3)] + [Layout("columns", (2, 2))]
@@ -36,8 +53,7 @@ def test_any_mesh_gives_the_same_bits(rule: str, state: str, figure) -> None:
         for layout in family:
             for found in ranks.run(layout.world, jobs.uninterrupted, layout, rule, state):
                 expected = expected or found
-                assert differing(found, expected) == [], f"{layout}"
-                compared += size(found)
+                compared += same(found, expected, f"{layout}")
             meshes += 1
     figure(f"{rule} {state}: {meshes} meshes, {len(jobs.SHAPES)} parameters, {compared} bytes compared, 0 differ")
 
@@ -56,18 +72,38 @@ def test_a_mesh_gives_the_bits_of_no_mesh(rule: str, figure) -> None:
         figure(f"{rule}, {layout}: {sum(len(alone[name]) for name in same)} bytes compared, 0 differ")
 
 
-def test_a_plan_of_shards_is_what_the_report_says(tmp_path, figure) -> None:
-    compared, on_disk = 0, 0
-    for layout in (Layout("rows", (3,)), Layout("columns", (2,)), Layout("replicas", (2,))):
-        for state in ("dynamic8", "fp32"):
-            for paged in (False, True):
-                disk = str(tmp_path) if paged else None
-                for got, wanted in shared_ranks().run(layout.world, jobs.planned, layout, state, disk):
-                    assert got == wanted, f"{layout} {state}"
-                    compared += 1
-                    on_disk += got["disk"] > 0
+@pytest.mark.parametrize("layout", [Layout("rows", (3,)), Layout("columns", (2,)), Layout("replicas", (2,))], ids=str)
+@on_ranks()
+def test_a_plan_of_shards_is_what_the_report_says(layout: Layout, tmp_path: Path) -> str:
+    on_disk = 0
+    for state in ("dynamic8", "fp32"):
+        for folder in (None, str(tmp_path)):
+            memory = jobs.on_disk(folder)
+            params = [param for param in Net(layout).parameters() if param.requires_grad]
+            plan = lowtide.forecast(params, "adamw", state, memory)
+            opt = lowtide.AdamW(params, state=state, memory=memory)
+            for param in params:
+                param.grad = torch.zeros_like(param)
+            opt.step()
+            report = opt.report()
+            assert (plan.state_bytes, plan.host_bytes) == (report["state_bytes"], report["allocated_bytes"])
+            assert (plan.disk_bytes, plan.moved_per_step) == (report["disk_bytes"], report["moved_per_step"])
+            on_disk += plan.disk_bytes
     assert on_disk > 0
-    figure(f"{compared} ranks planned ({on_disk} with state on disk): RAM, disk and traffic off by 0 bytes")
+    return f"{layout}: 4 plans of each rank ({on_disk} bytes on disk): RAM, disk and traffic off by 0 bytes"
+
+
+def go_on(pairs: Any, training: Callable[..., None], steps: range) -> None:
+    for net, opt in pairs:
+        training(net, opt, steps)
+
+
+def locals_of(params: Any) -> list[torch.Tensor]:
+    return [param.detach().to_local().clone() for param in params]
+
+
+def equal(some: Any, others: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(locals_of(some), locals_of(others), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -83,15 +119,25 @@ def test_a_plan_of_shards_is_what_the_report_says(tmp_path, figure) -> None:
     ],
 )
 @pytest.mark.share
-def test_models_resume(kind: str, rule: str, world: int, tmp_path: Path, figure) -> None:
-    answers = shared_ranks().run(world, models.resume, kind, rule, str(tmp_path / "saved"))
-    compared = 0
-    for one, other, kinds in answers:
-        assert differing(one, other) == []
-        assert differing(one, answers[0][0]) == [], "ranks differ"
-        assert kinds == ("Parameter Tensor" if kind == "ddp" else "DTensor DTensor")
-        compared += size(one)
-    figure(f"{kind}, {world} ranks: {len(answers[0][0])} tensors, {compared} bytes compared twice, 0 differ")
+@on_ranks()
+def test_models_resume(kind: str, rule: str, world: int, tmp_path: Path) -> str:
+    """Six steps in one go, and from a checkpoint after three in another model and optimizer."""
+    net, other_net = models.sharded(kind), models.sharded(kind)
+    opt, other = models.optimizer(net, rule), models.optimizer(other_net, rule)
+    models.train(net, opt, range(3))
+    jobs.save(net, opt, str(tmp_path / "saved"))
+    with torch.no_grad():
+        for param in other_net.parameters():
+            param.mul_(0.5)
+    jobs.load(other_net, other, str(tmp_path / "saved"))
+    go_on(((net, opt), (other_net, other)), models.train, range(3, 6))
+    for param in net.parameters():
+        if param.requires_grad:
+            average = as_core(opt.state[param])["exp_avg"]
+            assert isinstance(param, DTensor) == isinstance(average, DTensor) == (kind != "ddp")
+            assert int(opt.state[param]["step"]) == 6 and (kind == "ddp" or average.placements == param.placements)
+    one = alike(snapshot(net, opt))
+    return f"{kind}, {world} ranks: {len(one)} tensors, {same(one, snapshot(other_net, other))} bytes compared twice, 0 differ"
 
 
 @pytest.mark.parametrize(("kind", "world"), [("offload", 1), ("offload", 2), ("rows", 3), ("bf16", 2), ("hsdp", 4)])
@@ -115,36 +161,81 @@ def test_steps_in_backward_are_those_after_it(kind: str, world: int, bucket: int
         ("placement", "propagate", ("redistribute", "redistribute")),
     ],
 )
-def test_what_one_rank_cannot_step_none_does(
-    kind: str, nonfinite: str, words: tuple[str, str] | None, figure
-) -> None:
-    """`words`: in the error of rank 1, on which it goes wrong, and of the others; None: no error, a skipped step."""
-    answers = shared_ranks().run(3, models.spoiled, kind, nonfinite)
-    for rank, (error, skipped, unchanged, alike) in enumerate(answers):
-        assert unchanged and alike, f"rank {rank}: {error}"
-        assert skipped == (1 if words is None else 0)
-        assert (words[0 if rank == 1 else 1] in error) if words else not error, f"rank {rank}: {error}"
-    figure(f"{kind}, {nonfinite}: 3 ranks unchanged by the step; then as if it had not been")
+@on_ranks(3)
+def test_what_one_rank_cannot_step_none_does(kind: str, nonfinite: str, words: tuple[str, str] | None) -> str:
+    """A good step, a spoilt one, a good one: the end is that of the two good steps alone. `words`: in the error of rank 1, on
+    which it goes wrong, and of the others; None: no error, a skipped step."""
+    (params, opt), (good_params, good) = parts(nonfinite), parts(nonfinite)
+    for step in range(3):
+        give(params, step)
+        if step == 1:
+            SPOILERS[kind](params)
+            before, steps = locals_of(params), [int(opt.state[p]["step"]) for p in params]
+            error = raised(opt.step)[1]
+            assert all(torch.equal(a, b) for a, b in zip(before, locals_of(params), strict=True))
+            assert steps == [int(opt.state[p]["step"]) for p in params] and opt.skipped_steps == (words is None)
+            assert (words[0 if dist.get_rank() == 1 else 1] in error) if words else not error, error
+            continue
+        give(good_params, step)
+        opt.step()
+        good.step()
+    assert equal(params, good_params)
+    return f"{kind}, {nonfinite}: 3 ranks unchanged by the step; then as if it had not been"
 
 
-def test_refusals(figure) -> None:
-    wanted = {
-        "partial parameter": "only Shard and Replicate",
-        "moved state": "redistribute",
-        "a local part as plain state": "the whole of it",
-        "sharded state into a plain parameter": "a plain tensor",
-    }
-    for found in shared_ranks().run(2, models.refusals):
-        assert found.keys() == wanted.keys()
-        for name, word in wanted.items():
-            assert word in found[name], f"{name}: {found[name]}"
-    figure(f"{len(wanted)} refusals on 2 ranks, each with its reason")
+@on_ranks(2)
+def test_refusals() -> str:
+    mesh = init_device_mesh("cpu", (2,))
+    partial = torch.nn.Parameter(DTensor.from_local(torch.ones(8, 8), mesh, [Partial()]))
+    plain = torch.nn.Parameter(torch.ones(40, 256))
+    params, opt = parts()
+    give(params, 0)
+    opt.step()
+    saved = opt.state_dict()
+    first = saved["state"][0]
+    codes = first["exp_avg_codes"]
+
+    def load(of: lowtide.Optimizer, codes: torch.Tensor, **more: Any) -> None:
+        of.load_state_dict({**saved, "state": {**saved["state"], 0: {**first, "exp_avg_codes": codes}}, **more})
+
+    alone = {"state": {0: first}, "param_groups": [{**saved["param_groups"][0], "params": [0]}]}
+    attempts: list[tuple[Callable[[], Any], str]] = [
+        (lambda: lowtide.AdamW([partial]), "only Shard and Replicate"),
+        (lambda: load(opt, codes.redistribute(mesh, [Replicate()])), "redistribute"),
+        (lambda: load(opt, codes.to_local()), "the whole of it"),
+        (lambda: lowtide.AdamW([plain]).load_state_dict(alone), "a plain tensor"),
+    ]
+    for attempt, words in attempts:
+        kind, text = raised(attempt)
+        assert kind == "ValueError" and words in text, text
+    return f"{len(attempts)} refusals on 2 ranks, each with its reason"
 
 
-def test_scaled_steps_and_copies(figure) -> None:
-    answers = shared_ranks().run(2, models.scaled_and_copied)
-    assert answers == [([(1, 0), (1, 1)], True)] * 2
-    figure("2 ranks skip the step with an infinity on one of them; copies go on alike")
+@on_ranks(2)
+def test_scaled_steps_and_copies() -> str:
+    """A step of GradScaler's, and one with an infinity on rank 1; and a copy."""
+    params, _ = parts()
+    opt = lowtide.AdamW(params, amp_scaling=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(2):
+        give(params, step)
+        if step == 1 and dist.get_rank() == 1:
+            params[0].grad.to_local()[0, 0] = float("inf")
+        scaler.scale(torch.ones(()))
+        scaler.step(opt)
+        scaler.update()
+        assert (int(opt.state[params[0]]["step"]), opt.skipped_steps) == (1, step)
+    params, opt = parts()
+    give(params, 0)
+    opt.step()
+    copies, copied = copy.deepcopy((params, opt))
+    for each, of in ((params, opt), (copies, copied)):
+        give(each, 1)
+        of.step()
+    assert equal(params, copies)
+    pairs = zip(params, copies, strict=True)
+    assert all(a.to_local().data_ptr() != b.to_local().data_ptr() for a, b in pairs if a.to_local().numel())
+    return "2 ranks skip the step with an infinity on one of them; copies go on alike"
 
 
 HSDP = Layout("rows", (2, 2))
@@ -180,84 +271,152 @@ def test_a_checkpoint_goes_to_any_mesh(
                 target.world, jobs.resumed, target, rule, state, path, disk if load_on_disk else None
             )
             for found, report in answers:
-                assert differing(found, expected) == [], f"{source} to {target}"
-                compared += size(found)
+                compared += same(found, expected, f"{source} to {target}")
                 on_disk += report["disk_bytes"]
             moves += 1
     assert bool(on_disk) == load_on_disk
     figure(f"{moves} moves between meshes, {compared} bytes compared, 0 differ; {on_disk} bytes of state on disk")
 
 
-@pytest.mark.parametrize(
-    ("state", "on_disk"), [("dynamic8", False), ("dynamic8", True), ("dynamic4", False), ("dynamic4", True)]
-)
-def test_a_full_state_dict(state: str, on_disk: bool, tmp_path: Path, figure) -> None:
-    layout = Layout("rows", (3,))
-    compared = 0
-    for one, other in shared_ranks().run(
-        layout.world, jobs.through_full_state_dict, layout, state, str(tmp_path) if on_disk else None
-    ):
-        assert differing(one, other) == []
-        compared += size(one)
-    figure(f"{compared} bytes compared, 0 differ")
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FULL_FROM_0 = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+TWO, THREE = Layout("rows", (2,)), Layout("rows", (3,))
 
 
-@pytest.mark.parametrize("master", ["residual16", "residual8"])
-def test_residuals_travel_in_a_full_state_dict(master: str, tmp_path: Path, figure) -> None:
-    """gloo, like NCCL, carries no int16: DTensors are gathered, and plain tensors handed out by rank 0."""
-    compared = 0
-    for layout, disk in ((Layout("rows", (3,)), None), (Layout("rows", (2,)), str(tmp_path)), (Layout("plain"), None)):
-        world = layout.world if layout.kind != "plain" else 2
-        for one, other in shared_ranks().run(world, jobs.through_full_state_dict, layout, "dynamic8", disk, master):
-            assert differing(one, other) == []
-            compared += len(one["bfloat.residual"])
-    assert compared
-    figure(f"{compared} bytes of residuals compared, 0 differ")
-
-
-def test_codes_of_four_bits_have_the_shape_of_a_process_alone() -> None:
-    for alone, sharded in shared_ranks().run(3, jobs.shapes_alone_and_sharded, Layout("rows", (3,)), "dynamic4"):
-        assert sharded == alone and alone["edge"]["exp_avg_codes"] == (16, 150)
+def through_full_state_dict(layout: Layout, codec: str, disk: str | None, master: str | None = None) -> dict[str, bytes]:
+    """Six steps in one go, and with the whole state gathered on rank 0 and handed to a new optimizer after three."""
+    net, opt = build(layout, "adamw", codec, master=master)
+    train(net, opt, range(3))
+    weights, state = get_state_dict(net, opt, options=FULL)
+    assert bool(state) == (dist.get_rank() == 0), "cpu_offload leaves the whole on rank 0 only"
+    other_net, other = build(layout, "adamw", codec, disk, master)
+    # Not set_state_dict: on ranks without weights of their own it takes no part in handing them out.
+    set_model_state_dict(other_net, weights, options=FULL_FROM_0)
+    set_optimizer_state_dict(other_net, other, state, options=FULL_FROM_0)
+    go_on(((net, opt), (other_net, other)), train, range(3, 6))
+    found = snapshot(net, opt)
+    same(found, snapshot(other_net, other))
+    return found
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_asking_for_the_state_changes_nothing(on_disk: bool, tmp_path: Path, figure) -> None:
-    layout = Layout("rows", (2,))
-    compared = 0
-    for one, other in shared_ranks().run(
-        layout.world, jobs.untouched_by_asking, layout, str(tmp_path) if on_disk else None
-    ):
-        assert differing(one, other) == []
-        compared += size(one)
-    figure(f"{compared} bytes compared, 0 differ")
+@pytest.mark.parametrize("state", ["dynamic8", "dynamic4"])
+@on_ranks(3)
+def test_a_full_state_dict(state: str, on_disk: bool, tmp_path: Path) -> str:
+    found = through_full_state_dict(THREE, state, str(tmp_path) if on_disk else None)
+    return f"{sum(map(len, found.values()))} bytes compared on each of 3 ranks, 0 differ"
 
 
-def test_a_plain_state_dict(figure) -> None:
-    layout = Layout("rows", (3,))
-    compared = 0
-    for one, other in shared_ranks().run(layout.world, jobs.plain_into_shards, layout, "bf16"):
-        assert differing(one, other) == []
-        compared += size(one)
-    for error in shared_ranks().run(layout.world, jobs.plain_into_shards, layout, "dynamic8"):
-        assert "dynamic8" in error and "fp32" in error, error
-    figure(f"bf16: {compared} bytes compared, 0 differ; dynamic8 with a long row of its own is refused")
+@pytest.mark.parametrize(("layout", "world", "on_disk"), [(THREE, 3, False), (TWO, 2, True), (Layout("plain"), 2, False)], ids=str)
+@pytest.mark.parametrize("master", ["residual16", "residual8"])
+@on_ranks()
+def test_residuals_travel_in_a_full_state_dict(master: str, layout: Layout, world: int, on_disk: bool, tmp_path: Path) -> str:
+    """gloo, like NCCL, carries no int16: DTensors are gathered, and plain tensors handed out by rank 0."""
+    found = through_full_state_dict(layout, "dynamic8", str(tmp_path) if on_disk else None, master)
+    return f"{len(found['bfloat.residual'])} bytes of residuals compared, 0 differ"
 
 
-def test_state_dicts_of_torch(figure) -> None:
-    layout = Layout("rows", (2,))
-    worst = max(shared_ranks().run(layout.world, jobs.torch_into_shards, layout))
-    figure(f"largest difference after going to fp32 and back: {worst}")
+@on_ranks(3)
+def test_codes_of_four_bits_have_the_shape_of_a_process_alone() -> None:
+    """State of matrices, sharded by rows. Only the number of rows is another in this process, which may have none."""
+    found = []
+    for each in (Layout("plain"), THREE):
+        net, opt = build(each, "adamw", "dynamic4")
+        train(net, opt, range(1))
+        for number, param in enumerate(opt.engine.tensors):
+            local = opt._core.state(number)
+            assert all(local[name].shape[1:] == whole.shape[1:] for name, whole in as_core(opt.state[param]).items())
+        matrices = {name: opt.state[param] for name, param in net.named_parameters() if param.ndim > 1}
+        found.append({name: {key: tuple(value.shape) for key, value in entry.items()} for name, entry in matrices.items()})
+    assert found[0] == found[1] and found[0]["edge"]["exp_avg_codes"] == (16, 150)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@on_ranks(2)
+def test_asking_for_the_state_changes_nothing(on_disk: bool, tmp_path: Path) -> str:
+    """An optimizer is asked before its first step, beside one that is not."""
+    asked_net, asked = build(TWO, "adamw", "dynamic8", str(tmp_path) if on_disk else None)
+    before = {name: jobs.whole(param.detach()) for name, param in asked_net.named_parameters()}
+    _, state = get_state_dict(asked_net, asked)
+    entries = {name: entry for name, entry in state["state"].items() if entry}
+    assert len(entries) == len(jobs.SHAPES) - 1, "all but the frozen one have state"
+    for entry in entries.values():
+        assert int(entry["step"]) == 0 and {"exp_avg", "exp_avg_codes"} & entry.keys(), "a template for loading must be complete"
+    assert before == {name: jobs.whole(param.detach()) for name, param in asked_net.named_parameters()}
+    net, opt = build(TWO, "adamw", "dynamic8")
+    go_on(((net, opt), (asked_net, asked)), train, range(3))
+    return f"{same(snapshot(net, opt), snapshot(asked_net, asked))} bytes compared, 0 differ"
+
+
+@pytest.mark.parametrize("state", ["bf16", "dynamic8"])
+@on_ranks(3)
+def test_a_plain_state_dict(state: str) -> str:
+    """A dict of a process alone goes into a sharded optimizer: codes of a long row have no place there, and are refused."""
+    net, opt = build(Layout("plain"), "adamw", state)
+    train(net, opt, range(3))
+    sharded, other = build(THREE, "adamw", state)
+    with torch.no_grad():
+        for param, value in zip(sharded.parameters(), net.parameters(), strict=True):
+            param.copy_(distribute_tensor(value.detach(), param.device_mesh, param.placements, src_data_rank=None))
+    before = snapshot(sharded, other)
+    kind, text = raised(lambda: other.load_state_dict(opt.state_dict()))
+    if state == "dynamic8":
+        assert kind == "ValueError" and "dynamic8" in text and "fp32" in text, text
+        assert snapshot(sharded, other) == before
+        return "dynamic8 with a long row of its own is refused"
+    assert kind == "nothing", text
+    go_on(((net, opt), (sharded, other)), train, range(3, 6))
+    return f"bf16: {same(snapshot(net, opt), snapshot(sharded, other))} bytes compared, 0 differ"
+
+
+@on_ranks(2)
+def test_state_dicts_of_torch() -> str:
+    """Both ways, into float32 state."""
+    net = Net(TWO)
+    theirs = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    train(net, theirs, range(2))
+    ours = lowtide.AdamW(net.parameters(), lr=1e-2, state="fp32")
+    ours.load_state_dict(theirs.state_dict())
+    back = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    back.load_state_dict(ours.torch_state_dict())
+    worst = 0.0
+    for param, entry in theirs.state.items():
+        assert back.state[param]["step"] == entry["step"]
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert back.state[param][name].placements == param.placements
+            far = back.state[param][name].full_tensor().float() - entry[name].full_tensor().float()
+            worst = max(worst, float(far.abs().max()))
     assert worst == 0
+    return f"largest difference after going to fp32 and back: {worst}"
+
+
+def own_files(layout: Layout, folder: Path) -> None:
+    """Each rank's own file, read back by the rank that wrote it; and not by the one before it."""
+    net, opt = build(layout, "adamw", "dynamic8")
+    train(net, opt, range(3))
+    rank = dist.get_rank()
+    opt.save(folder / f"{rank}.lowtide")
+    dist.barrier()
+    other_net, other = build(layout, "adamw", "dynamic8")
+    other_net.load_state_dict(net.state_dict())
+    other.load(folder / f"{rank}.lowtide")
+    assert isinstance(other.state[other_net.uneven]["exp_avg_codes"], DTensor)
+    go_on(((net, opt), (other_net, other)), train, range(3, 6))
+    same(snapshot(net, opt), snapshot(other_net, other))
+    kind, text = raised(lambda: other.load(folder / f"{(rank + 1) % layout.world}.lowtide"))
+    assert kind == "ValueError" and "coordinate" in text and "torch.distributed.checkpoint" in text, text
+
+
+def read_file(layout: Layout, path: Path) -> tuple[str, str]:
+    _, opt = build(layout, "adamw", "dynamic8")
+    return raised(lambda: opt.load(path))
 
 
 def test_a_file_is_for_its_rank(tmp_path: Path, figure) -> None:
-    layout = Layout("rows", (4,))
-    for one, other, error in shared_ranks().run(layout.world, jobs.own_files, layout, str(tmp_path)):
-        assert differing(one, other) == []
-        assert "coordinate" in error and "torch.distributed.checkpoint" in error, error
-    refused = 0
-    for wrong in (Layout("rows", (1,)), Layout("replicas", (1,)), Layout("plain"), Layout("rows", (2,))):
-        for error in shared_ranks().run(wrong.world, jobs.read_file, wrong, str(tmp_path / "0.lowtide")):
-            assert "a file is for the rank and mesh" in error, error
+    shared_ranks().run(4, own_files, Layout("rows", (4,)), tmp_path)
+    refused = 4
+    for wrong in (Layout("rows", (1,)), Layout("replicas", (1,)), Layout("plain"), TWO):
+        for kind, text in shared_ranks().run(wrong.world, read_file, wrong, tmp_path / "0.lowtide"):
+            assert kind == "ValueError" and "a file is for the rank and mesh" in text, text
             refused += 1
-    figure(f"4 ranks read their own files; {4 + refused} reads of others' refused")
+    figure(f"4 ranks read their own files; {refused} reads of others' refused")

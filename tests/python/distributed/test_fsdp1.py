@@ -5,21 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 import fsdp1_jobs as jobs
+import lowtide
 import pytest
 import torch
-from distributed_support import differing, shared_ranks, size
-from fsdp1_jobs import Case
+from distributed_support import differing, of_all, on_ranks, same, shared_ranks
+from fsdp1_jobs import FSDP, Case, as_kind, build, local_bits, train, whole_weights
+from support import bits, raised
+from torch.distributed.fsdp import OptimStateKeyType
 
 ORIGINAL = pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 
 
 @ORIGINAL
-def test_steps_are_those_of_torch(original: bool, figure) -> None:
+@on_ranks(3)
+def test_steps_are_those_of_torch(original: bool) -> str:
     """fp32 state: ours and torch's steps differ by rounding, 1e-2 of lr's size at most after ten steps."""
     case = Case(original, options={"state": "fp32"})
-    worst = max(shared_ranks().run(3, jobs.like_torch, case))
-    figure(f"largest difference of a weight after 10 steps of lr 0.01: {worst:.3g}")
+    weights = []
+    for kind in ("torch", "ours"):
+        net, opt = build(case, kind)
+        train(case, net, opt, range(10))
+        weights.append(whole_weights(net))
+    worst = max(float((value - weights[1][name]).abs().max()) for name, value in weights[0].items())
     assert worst <= 1e-4
+    return f"largest difference of a weight after 10 steps of lr 0.01: {worst:.3g}"
 
 
 @pytest.mark.parametrize(
@@ -30,31 +39,28 @@ def test_steps_are_those_of_torch(original: bool, figure) -> None:
     + [(False, "full"), (False, "rank 0"), (False, "sharded"), (False, "offloaded")],
 )
 @pytest.mark.share
-def test_state_comes_back_bit_for_bit(original: bool, kind: str, figure) -> None:
-    compared = empty = 0
-    for case in (
-        Case(original, options={"state": "dynamic8"}),
-        Case(original, options={"state": "fp32"}),
-        Case(original, dtype=torch.bfloat16, options={"state": "bf16", "master": "residual16"}),
-        Case(original, dtype=torch.bfloat16, options={"state": "dynamic8", "master": "residual8"}),
-        Case(original, options={"state": "dynamic4", "min_quantized_numel": 0}),
-        Case(original, options={"state": "float8", "rounding": "stochastic"}),
-    ):
-        for one, other, nothing in shared_ranks().run(3, jobs.round_trip, case, kind):
-            assert differing(one, other) == [], case
-            compared += size(one)
-            empty += nothing
+@on_ranks(3)
+def test_state_comes_back_bit_for_bit(original: bool, kind: str) -> str:
+    found = [
+        jobs.round_trip(case, kind)
+        for case in (
+            Case(original, options={"state": "dynamic8"}),
+            Case(original, options={"state": "fp32"}),
+            Case(original, dtype=torch.bfloat16, options={"state": "bf16", "master": "residual16"}),
+            Case(original, dtype=torch.bfloat16, options={"state": "dynamic8", "master": "residual8"}),
+            Case(original, options={"state": "dynamic4", "min_quantized_numel": 0}),
+            Case(original, options={"state": "float8", "rounding": "stochastic"}),
+        )
+    ]
+    compared, empty = (sum(of_all(sum(each[i] for each in found))) for i in range(2))
     assert bool(empty) == original
-    figure(f"{compared} bytes compared, 0 differ; {empty} empty parameters on ranks")
+    return f"{compared} bytes compared, 0 differ; {empty} empty parameters on ranks"
 
 
-def test_frozen_parameters_are_left_out(figure) -> None:
-    case = Case(frozen=True, options={"state": "dynamic8"})
-    compared = 0
-    for one, other, _ in shared_ranks().run(2, jobs.round_trip, case, "full"):
-        assert differing(one, other) == []
-        compared += size(one)
-    figure(f"{compared} bytes compared, 0 differ")
+@on_ranks(2)
+def test_frozen_parameters_are_left_out() -> str:
+    compared, _ = jobs.round_trip(Case(frozen=True, options={"state": "dynamic8"}), "full")
+    return f"{compared} bytes compared, 0 differ"
 
 
 @pytest.mark.parametrize("state", ["fp32", "bf16", "dynamic8"])
@@ -103,8 +109,7 @@ def test_shards_of_whole_blocks_have_the_bits_of_one_process(original: bool, wor
     for case in cases:
         wanted = shared_ranks().run(1, jobs.as_whole, case, False)[0]
         for found in shared_ranks().run(world, jobs.as_whole, case, True):
-            assert differing(wanted, found) == []
-            compared += size(wanted)
+            compared += same(wanted, found, case)
     figure(f"{compared} bytes compared, 0 differ")
 
 
@@ -118,31 +123,54 @@ def test_flat_parameters_are_rounded_alike_on_any_number_of_ranks(figure) -> Non
         assert differing(wanted, other), "control: random bits matter"
         for world in (2, 4):
             for found in shared_ranks().run(world, jobs.as_whole, case, True):
-                assert differing(wanted, found) == [], (options, world)
-                compared += size(found)
+                compared += same(wanted, found, (options, world))
     figure(f"{compared} bytes of 1, 2 and 4 ranks compared, 0 differ")
 
 
+@pytest.mark.parametrize("aligned", [False, True])
 @ORIGINAL
-def test_gathered_state_goes_to_one_process(original: bool, figure) -> None:
-    compared = 0
-    for case in (
-        Case(original, options={"state": "fp32"}),
-        Case(original, aligned=True, options={"state": "dynamic8"}),
-    ):
-        for wanted, found in shared_ranks().run(2, jobs.into_plain, case):
-            assert differing(wanted, found) == [], case
-            compared += size(wanted)
-    figure(f"{compared} bytes compared, 0 differ")
+@on_ranks(2)
+def test_gathered_state_goes_to_one_process(original: bool, aligned: bool) -> str:
+    """An optimizer of a plain model has loaded it: the same values, decoded."""
+    case = Case(original, aligned=aligned, options={"state": "dynamic8" if aligned else "fp32"})
+    net, opt = build(case)
+    train(case, net, opt, range(3))
+    with as_kind(net, "full"):
+        gathered = FSDP.optim_state_dict(net, opt)
+    plain, other = build(case, sharded=False)
+    other.load_state_dict(FSDP.rekey_optim_state_dict(gathered, OptimStateKeyType.PARAM_ID, plain))
+    wanted, found = {}, {}
+    for number, (name, _) in enumerate(plain.named_parameters()):
+        wanted |= {f"{name}.{key}": bits(gathered["state"][name][key]) for key in ("exp_avg", "exp_avg_sq", "step")}
+        for k, (key, _) in enumerate(other.engine.core.states_of(number)):
+            found[f"{name}.{key}"] = bits(other.engine.core.export_state(number, k))
+        found[f"{name}.step"] = bits(other.state[other.engine.tensors[number]]["step"])
+    return f"{same(wanted, found)} bytes compared, 0 differ"
 
 
-def test_what_does_not_fit_is_refused_by_name(figure) -> None:
-    words = {
-        "missing": "exp_avg", "unknown": "strange", "shape": "shape", "codes": "floating-point", "infinite": "finite",
-        "negative": "below 0", "residual": "master", "none": "no entry",
-        "norms": "norms of whole parameters",
-    }  # fmt: skip
-    for found in shared_ranks().run(2, jobs.refusals, Case(options={"state": "dynamic8"})):
-        for name, word in words.items():
-            assert "parameter 0" in found[name] and (word in found[name] or name == "shape"), (name, found[name])
-    figure(f"{len(words)} dicts refused, nothing changed")
+@on_ranks(2)
+def test_what_does_not_fit_is_refused_by_name() -> str:
+    net, opt = build(Case(options={"state": "dynamic8"}))
+    train(Case(options={"state": "dynamic8"}), net, opt, range(2))
+    good = opt.state_dict()
+    first = good["state"][0]
+    average = first["exp_avg"]
+    entries = [
+        ({name: value for name, value in first.items() if name != "exp_avg"}, "exp_avg"),
+        ({**first, "strange": average}, "strange"),
+        ({**first, "exp_avg": average[1:]}, ""),  # of another shape
+        ({**first, "exp_avg": average.to(torch.uint8)}, "floating-point"),
+        ({**first, "exp_avg": average + float("inf")}, "finite"),
+        ({**first, "exp_avg_sq": first["exp_avg_sq"] - 1}, "below 0"),
+        ({**first, "residual": torch.ones_like(average)}, "master"),
+        (None, "no entry"),
+    ]
+    for entry, words in entries:
+        state = {number: of for number, of in {**good["state"], 0: entry}.items() if of is not None}
+        before = local_bits(net, opt)
+        kind, text = raised(lambda: opt.load_state_dict({**good, "state": state}))
+        assert kind == "ValueError" and "parameter 0" in text and words in text, text
+        assert local_bits(net, opt) == before, words
+    kind, text = raised(lambda: lowtide.LAMB(net.parameters()))
+    assert kind == "ValueError" and "parameter 0" in text and "norms of whole parameters" in text, text
+    return f"{len(entries) + 1} dicts refused, nothing changed"

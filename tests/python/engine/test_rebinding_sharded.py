@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed_jobs import Layout, Net, build, random_tensor, snapshot, train, uninterrupted, whole
-from distributed_support import differing, shared_ranks, size
-from support import bits, state_bits
+from distributed_support import alike, on_ranks, same, shared_ranks
+from support import bits, raised, state_bits
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -55,80 +55,6 @@ def rebound(
     return before, after, snapshot(net, opt), {*map(id, opt.state)} == mine
 
 
-def decoded_job(layout: Layout) -> tuple[list[str], dict[str, bytes], dict[str, bytes]]:
-    """The names of parameters whose state is float32 after the swap and was not before; and all values before and after."""
-    net, opt = build(Layout("plain"), "adamw", "dynamic8")
-    train(net, opt, range(3))
-    names = [name for group in opt.param_groups for name in group["param_names"]]
-
-    def values() -> dict[str, bytes]:
-        state = opt.torch_state_dict()["state"]
-        return {f"{names[i]}.{key}": whole(value) for i, entry in state.items() for key, value in entry.items()}
-
-    before = values()
-    coded = [name for name, param in net.named_parameters() if "exp_avg_scale" in opt.state[param]]
-    new = relaid(net, layout)
-    put(opt, net, new)
-    opt.state_dict()
-    now = dict(new.named_parameters())
-    return [name for name in coded if "exp_avg_scale" not in opt.state[now[name]]], before, values()
-
-
-def muon(layout: Layout) -> tuple[dict[str, bytes], dict[str, bytes], float]:
-    """State before the swap and after it; and how far float32 weights are from those of whole matrices, two steps later, in
-    units of the learning rate."""
-    nets = [Net(Layout("plain")) for _ in range(2)]
-    optimizers = [lowtide.Muon([*net.named_parameters()], lr=0.01) for net in nets]
-    for net, opt in zip(nets, optimizers, strict=True):
-        train(net, opt, range(3))
-    before = snapshot(nets[0], optimizers[0])
-    new = relaid(nets[0], layout)
-    put(optimizers[0], nets[0], new)
-    after = snapshot(new, optimizers[0])
-    for net, opt in zip((new, nets[1]), optimizers, strict=True):
-        train(net, opt, range(3, 5))
-    pairs: Any = zip(new.parameters(), nets[1].parameters(), strict=True)
-    apart = [a.detach().full_tensor() - b.detach() for a, b in pairs if b.dtype == torch.float32]
-    worst = max(float(difference.abs().max()) for difference in apart)
-    return before, after, worst / 0.01
-
-
-def voted(swapped: bool) -> tuple[bytes, list[dict[str, bytes]]]:
-    """Four votes; before the third one, other tensors may take the place of the parameters."""
-    params = [torch.nn.Parameter(torch.ones(300))]
-    opt = lowtide.distributed.DistributedLion(params, lr=0.1)
-    for step in range(4):
-        if swapped and step == 2:
-            params = [torch.nn.Parameter(params[0].detach().clone())]
-            opt.param_groups[0]["params"] = params
-            opt.state_dict()
-            assert not opt._agreed  # the next vote asks whether all workers have these
-        params[0].grad = torch.randn(300, generator=torch.Generator().manual_seed(step + 10 * dist.get_rank()))
-        opt.step()
-    return bits(params[0]), state_bits(opt)
-
-
-def refused(layout: Layout) -> list[str]:
-    """Swaps that no rank may make, and whether all stayed as it was."""
-    net, opt = build(Layout("plain"), "adamw", "dynamic8")
-    train(net, opt, range(2))
-    lists = [group["params"] for group in opt.param_groups]
-    before, found = snapshot(net, opt), []
-    shards = dict(relaid(net, layout).named_parameters())
-    other: Any = distribute_tensor(random_tensor("few", 0), shards["few"].device_mesh, shards["few"].placements)
-    for swapped in ([*lists[0][:-1]], [torch.nn.Parameter(other), *lists[0][1:]]):
-        opt.param_groups[0]["params"] = swapped
-        net.set_gradients(2)
-        try:
-            opt.step()
-            found.append("stepped")
-        except ValueError as error:
-            found.append(str(error))
-        opt.param_groups[0]["params"] = lists[0]
-        assert snapshot(net, opt) == before
-    return found
-
-
 def matrices(found: dict[str, bytes]) -> dict[str, bytes]:
     return {name: value for name, value in found.items() if not name.startswith("row")}
 
@@ -160,49 +86,97 @@ def test_whole_parameters_become_shards(rule, state, on_disk, at, tmp_path, figu
             continue
         for before, after, end, keyed in ranks.run(2, rebound, layouts, rule, state, disk, at):
             assert keyed
-            assert differing(matrices(before), matrices(after)) == []
-            assert differing(matrices(end), expected) == [], layouts
-            compared += size(before) + size(end)
+            compared += same(matrices(before), matrices(after)) + same(matrices(end), expected, layouts)
     figure(f"{rule} {state}, after {at} steps: {compared} bytes compared, 0 differ")
 
 
-def test_master_weights_go_along(figure):
+@on_ranks(2)
+def test_master_weights_go_along() -> str:
     """The residuals behind bfloat16 weights are cut as the weights are."""
-    ranks = shared_ranks()
-    (before, after, _, _), _ = ranks.run(2, rebound, [PLAIN, ROWS], "adamw", "dynamic8", None, 3, "residual16")
+    before, after, _, _ = rebound([PLAIN, ROWS], "adamw", "dynamic8", None, 3, "residual16")
     assert any(name.endswith(".residual") for name in before)
-    assert differing(matrices(before), matrices(after)) == []
-    figure(f"{size(before)} bytes, 0 differ")
+    return f"{same(matrices(before), matrices(after))} bytes, 0 differ"
 
 
-@pytest.mark.parametrize("layout", [COLUMNS, ROWS])
-def test_shards_that_cut_blocks_have_decoded_state(layout, figure):
+@pytest.mark.parametrize("layout", [COLUMNS, ROWS], ids=str)
+@on_ranks()
+def test_shards_that_cut_blocks_have_decoded_state(layout: Layout) -> str:
     """Rows that are cut, and single rows, have float32 state: the values that the codes stood for, which torch's dict tells."""
-    decoded, before, after = shared_ranks().run(2, decoded_job, layout)[0]
-    assert ("uneven" in decoded) == (layout is COLUMNS) and "row" in decoded
-    assert differing(before, after) == []
-    figure(f"{len(decoded)} parameters have float32 state now; {size(before)} bytes of values, 0 differ")
+    net, opt = build(PLAIN, "adamw", "dynamic8")
+    train(net, opt, range(3))
+    names = [name for group in opt.param_groups for name in group["param_names"]]
+
+    def values() -> dict[str, bytes]:
+        state = opt.torch_state_dict()["state"]
+        return {f"{names[i]}.{key}": whole(value) for i, entry in state.items() for key, value in entry.items()}
+
+    before = values()
+    coded = [name for name, param in net.named_parameters() if "exp_avg_scale" in opt.state[param]]
+    new = relaid(net, layout)
+    put(opt, net, new)
+    opt.state_dict()
+    now = dict(new.named_parameters())
+    decoded = [name for name in coded if "exp_avg_scale" not in opt.state[now[name]]]
+    assert ("uneven" in decoded) == (layout == COLUMNS) and "row" in decoded
+    return f"{len(decoded)} parameters have float32 state now; {same(before, values())} bytes of values, 0 differ"
 
 
-def test_matrices_of_muon_become_shards(figure):
+@on_ranks(2)
+def test_matrices_of_muon_become_shards() -> str:
     """Momentum goes along to the bit. Steps orthogonalize in bfloat16: 2 of them may differ in that format's last places,
     2^-8 of a step each, of as many as the root of the longer side, times a ratio of at most 7."""
-    before, after, worst = shared_ranks().run(2, muon, ROWS)[0]
-    assert differing(matrices(before), matrices(after)) == []
+    nets = [Net(PLAIN) for _ in range(2)]
+    optimizers = [lowtide.Muon([*net.named_parameters()], lr=0.01) for net in nets]
+    for net, opt in zip(nets, optimizers, strict=True):
+        train(net, opt, range(3))
+    before = snapshot(nets[0], optimizers[0])
+    new = relaid(nets[0], ROWS)
+    put(optimizers[0], nets[0], new)
+    compared = same(matrices(before), matrices(snapshot(new, optimizers[0])))
+    for net, opt in zip((new, nets[1]), optimizers, strict=True):
+        train(net, opt, range(3, 5))
+    pairs: Any = zip(new.parameters(), nets[1].parameters(), strict=True)
+    apart = [a.detach().full_tensor() - b.detach() for a, b in pairs if b.dtype == torch.float32]
+    worst = max(float(difference.abs().max()) for difference in apart) / 0.01
     assert worst <= 2 * 7 * 2**-8
-    figure(f"{size(before)} bytes, 0 differ; {worst:.1e} of a step from whole matrices after two")
+    return f"{compared} bytes, 0 differ; {worst:.1e} of a step from whole matrices after two"
 
 
-def test_votes_go_on_with_other_tensors(figure):
-    """As those of workers whose parameters stayed."""
-    ranks = shared_ranks()
-    stayed, swapped = (ranks.run(2, voted, way) for way in (False, True))
-    assert stayed == swapped and stayed[0][0] == stayed[1][0]
-    figure(f"{len(stayed[0][0])} bytes on 2 ranks, 0 differ")
+@on_ranks(2)
+def test_votes_go_on_with_other_tensors() -> str:
+    """As those of workers whose parameters stayed: four votes, before the third of which other tensors come."""
+    ends = []
+    for swapped in (False, True):
+        params = [torch.nn.Parameter(torch.ones(300))]
+        opt = lowtide.distributed.DistributedLion(params, lr=0.1)
+        for step in range(4):
+            if swapped and step == 2:
+                params = [torch.nn.Parameter(params[0].detach().clone())]
+                opt.param_groups[0]["params"] = params
+                opt.state_dict()
+                assert not opt._agreed  # the next vote asks whether all workers have these
+            params[0].grad = torch.randn(300, generator=torch.Generator().manual_seed(step + 10 * dist.get_rank()))
+            opt.step()
+        ends.append((alike(bits(params[0])), state_bits(opt)))
+    assert ends[0] == ends[1]
+    return f"{len(ends[0][0])} bytes on 2 ranks, 0 differ"
 
 
-def test_what_does_not_fit_is_refused_and_nothing_moves(figure):
-    for found in shared_ranks().run(2, refused, ROWS):
-        assert "got 4 tensors, wanted 5 as registered" in found[0]
-        assert "of shape (2, 3000), wanted shape (37, 300)" in found[1]
-    figure(found[1])
+@on_ranks(2)
+def test_what_does_not_fit_is_refused_and_nothing_moves() -> str:
+    net, opt = build(PLAIN, "adamw", "dynamic8")
+    train(net, opt, range(2))
+    old, before = opt.param_groups[0]["params"], snapshot(net, opt)
+    shards = dict(relaid(net, ROWS).named_parameters())
+    few: Any = distribute_tensor(random_tensor("few", 0), shards["few"].device_mesh, shards["few"].placements)
+    for swapped, words in (
+        (old[:-1], "got 4 tensors, wanted 5 as registered"),
+        ([torch.nn.Parameter(few), *old[1:]], "of shape (2, 3000), wanted shape (37, 300)"),
+    ):
+        opt.param_groups[0]["params"] = swapped
+        net.set_gradients(2)
+        kind, text = raised(opt.step)
+        assert kind == "ValueError" and words in text, text
+        opt.param_groups[0]["params"] = old
+        assert snapshot(net, opt) == before
+    return text

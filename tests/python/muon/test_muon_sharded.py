@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from distributed_jobs import load, save, snapshot
 from distributed_models import sharded
-from distributed_support import differing, shared_ranks, size
+from distributed_support import alike, of_all, on_ranks, same, shared_ranks
 from lowtide.devices.sharding import sharding_of
 from lowtide.optimizers import matrix_step, muon
 from lowtide.optimizers.batches import Matrix, batches_of
 from lowtide.optimizers.muon import Communication
 from lowtide.optimizers.orthogonal import cost
-from support import bits
+from support import bits, raised
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -159,25 +159,6 @@ def trained(
     return snapshot(net, opt), stated, counts
 
 
-def loads(layout: Layout, room: int) -> list[tuple[int, int, list[int]]]:
-    """For each batch of a step of eight matrices in turn wide and tall: elements, the most that one has, and the work of
-    each rank."""
-    mesh = init_device_mesh("cpu", layout.mesh)
-    sizes = [(10 * n, 160 - 10 * n) for n in range(1, 16)]
-    values = [distribute_tensor(torch.ones(size), mesh, layout.placements(size), src_data_rank=None) for size in sizes]
-    params = [torch.nn.Parameter(value) for value in values]
-    matrices = [Matrix.of(i, param, sharding_of(param, "")) for i, param in enumerate(params)]
-    ranks = list(itertools.product(*map(range, layout.mesh)))
-    found = []
-    for batch in batches_of([], matrices, room):
-        assert batch.exchange is not None
-        works = [cost(part.matrices, *part.matrix) for part in batch.exchange.parts]
-        owned = [sum(w for w, owner in zip(works, batch.exchange.owners, strict=True) if owner == at) for at in ranks]
-        elements = [params[i].numel() for i in batch.params]
-        found.append((sum(elements), max(elements), owned))
-    return found
-
-
 class Experts(torch.nn.Module):
     """A layer in which every token goes through every expert, between two matrices."""
 
@@ -192,80 +173,11 @@ class Experts(torch.nn.Module):
         return self.last(torch.einsum("nd,edo->no", torch.relu(self.first(x)), self.experts))
 
 
-def fsdp2(shard_columns: bool, state: str, before: int = 0) -> tuple[list[bytes], list[bytes], int]:
-    """Weights after training under fully_shard and alone, all ranks with the same data: a mean of two or four equal
-    gradients is that gradient. And bytes that a step sends from here. before: steps that are taken before the model is
-    sharded, by the same optimizer."""
-    results = []
-    sent = 0
-    for cut in (True, False):
-        net = Experts()
-        opt = lowtide.Muon(net.parameters(), lr=0.05, state=state, use_muon="experts", min_quantized_numel=100)
-        for step in range(before):
-            _learn(net, opt, step)
-        if cut:
-            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-            options: dict[str, Any] = {}
-            if shard_columns:
-                options["shard_placement_fn"] = lambda param: Shard(1 if param.ndim == 2 else 0)
-            fully_shard(net, mesh=mesh, **options)
-            opt.param_groups[0]["params"] = list(net.parameters())
-        for step in range(before, 4):
-            _learn(net, opt, step)
-        results.append([bits(p.full_tensor() if isinstance(p, DTensor) else p) for p in net.parameters()])
-        sent += opt.communication().sent_bytes
-    return results[0], results[1], sent
-
-
 def _learn(net: torch.nn.Module, opt: lowtide.Muon, step: int) -> None:
     x = torch.randn(8, 36, generator=torch.Generator().manual_seed(step))
     net(x).square().mean().backward()
     opt.step()
     opt.zero_grad()
-
-
-def tensor_parallel() -> tuple[list[bytes], list[bytes], list[str], bool]:
-    """Weights of a model under fully_shard over tensor parallelism, and of one process that has the same gradients, which
-    torch puts together; how matrices lie; and whether bytes sent are those stated."""
-    net = sharded("tensor")
-    params = [p for p in net.parameters() if p.requires_grad]
-    alone = [torch.nn.Parameter(p.detach().full_tensor()) for p in params]
-    options: dict[str, Any] = {"lr": 0.02, "state": "fp32"}
-    opt, plain = lowtide.Muon(params, **options), lowtide.Muon(alone, **options)
-    equal = True
-    for step in range(3):
-        tokens = torch.randint(0, 101, (3, 11), generator=torch.Generator().manual_seed(step))
-        net(tokens).float().square().mean().backward()
-        for p, q in zip(params, alone, strict=True):
-            q.grad = p.grad.full_tensor()
-        with counting() as counts:
-            opt.step()
-        equal = equal and opt.communication()[:3] == (counts["sent"], counts["received"], counts["exchanges"])
-        plain.step()
-        opt.zero_grad()
-    lie = [str(p.placements) for p in params if p.ndim == 2]
-    return [bits(p.full_tensor()) for p in params], [bits(q) for q in alone], lie, equal
-
-
-def against_torch() -> tuple[int, float]:
-    """Matrices on all ranks beside torch.optim.Muon's on each: how many are bit-equal after a step, and the largest
-    difference after five, as a part of the move."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    whole = [torch.randn(size, generator=torch.Generator().manual_seed(size[0])) for size in ((37, 60), (64, 20), (3, 8))]
-    theirs = [torch.nn.Parameter(value.clone()) for value in whole]
-    ours = [torch.nn.Parameter(distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None)) for value in whole]
-    opt, other = lowtide.Muon(ours, lr=0.02, state="fp32"), torch.optim.Muon(theirs, lr=0.02)
-    equal = 0
-    for step in range(5):
-        _gradients(theirs, step)
-        for p, q in zip(ours, theirs, strict=True):
-            give(p, q.grad)
-        opt.step()
-        other.step()
-        if step == 0:
-            equal = sum(bits(p.full_tensor()) == bits(q) for p, q in zip(ours, theirs, strict=True))
-    triples = [(p.detach().full_tensor(), q.detach(), start) for p, q, start in zip(ours, theirs, whole, strict=True)]
-    return equal, max(float((p - q).norm() / (q - start).norm()) for p, q, start in triples)
 
 
 def uninterrupted(layout: Layout, state: str, path: str) -> dict[str, bytes]:
@@ -318,29 +230,6 @@ def _partial(params: list[torch.nn.Parameter]) -> None:
 SPOILERS: dict[str, Callable[[list[torch.nn.Parameter]], None]] = {"nan": _nan, "none": _none, "partial": _partial}
 
 
-def spoilt_on_rank_1(kind: str, nonfinite: str) -> tuple[str, int, bool, bool]:
-    """A good step, one that is spoilt on rank 1, a good one: the error ("" for none), steps skipped, whether the spoilt step
-    changed nothing, whether the end is that of the two good steps alone."""
-    ends, error, unchanged = [], "", True
-    for spoil in (True, False):
-        params, opt = _matrices(nonfinite=nonfinite)
-        for step in range(3) if spoil else (0, 2):
-            _gradients(params, step)
-            before = _all(params, opt) if step == 1 else {}
-            if step == 1 and dist.get_rank() == 1:
-                SPOILERS[kind](params)
-            try:
-                opt.step()
-            except ValueError as caught:
-                error = str(caught)
-            if step == 1:
-                unchanged = before == _all(params, opt)
-        if spoil:
-            skipped = opt.skipped_steps
-        ends.append([bits(p.full_tensor()) for p in params])
-    return error, skipped, unchanged, ends[0] == ends[1]
-
-
 def _all(params: list[torch.nn.Parameter], opt: lowtide.Muon) -> dict[str, bytes]:
     return snapshot(torch.nn.ParameterList(params), opt)
 
@@ -359,101 +248,6 @@ class _BrokenDisk:
         if self._steps == 2:
             raise OSError("the disk cannot be read")
         return self._core.step(*args)
-
-
-def failing_disk() -> str:
-    """The error of a step in which the core of rank 1 fails between batches; no rank waits for another in vain."""
-    params, opt = _matrices()
-    if dist.get_rank() == 1:
-        opt.engine.core = _BrokenDisk(opt.engine.core)  # type: ignore[assignment]
-    _gradients(params, 0)
-    try:
-        opt.step()
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-def failing_products() -> tuple[str, list[bytes], list[bytes]]:
-    """The error of a step in which rank 1 has no memory for its matrices, and the weights after it and after another one."""
-    params, opt = _matrices()
-    _gradients(params, 0)
-    error = ""
-    with pytest.MonkeyPatch.context() as patch:
-        if dist.get_rank() == 1:
-            patch.setattr(matrix_step, "orthogonal", _no_memory)
-        try:
-            opt.step()
-        except MemoryError as found:
-            error = str(found)
-    after = [bits(param.detach().full_tensor()) for param in params]
-    _gradients(params, 1)
-    opt.step()
-    return error, after, [bits(param.detach().full_tensor()) for param in params]
-
-
-def _no_memory(*_: Any) -> Any:
-    raise MemoryError("no memory for products")
-
-
-def refusals() -> dict[str, str]:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    partial = torch.nn.Parameter(DTensor.from_local(torch.ones(8, 8), mesh, [Partial()]))
-    whole = torch.nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)]).bfloat16())
-    params, _ = _matrices()
-    attempts: dict[str, Callable[[], Any]] = {
-        "partial": lambda: lowtide.Muon([*params, partial]),
-        "master": lambda: lowtide.Muon([whole], master="residual16"),
-        "use_muon": lambda: lowtide.Muon(params, use_muon="all"),  # type: ignore[arg-type]
-    }
-    found = {}
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-        except (ValueError, TypeError, NotImplementedError) as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
-
-
-def several_meshes() -> tuple[list[bytes], list[bytes]]:
-    """Weights of one optimizer whose matrices are on three meshes of four ranks, or plain, in turn; and alone."""
-    whole = init_device_mesh("cpu", (4,))
-    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-    lies: list[tuple[Any, list[Any]]] = [
-        (whole, [Shard(0)]), (both["b"], [Shard(1)]), (None, []), (both, [Replicate(), Shard(0)]), (whole, [Shard(1)]),
-        (both["a"], [Shard(0)]),
-    ]  # fmt: skip
-    results = []
-    for cut in (True, False):
-        params = []
-        for i, (mesh, placements) in enumerate(lies * 2):
-            value = torch.randn(20 + i, 17, generator=torch.Generator().manual_seed(i))
-            if cut and mesh is not None:
-                value = distribute_tensor(value, mesh, placements, src_data_rank=None)
-            params.append(torch.nn.Parameter(value))
-        opt = lowtide.Muon(params, lr=0.1, state="fp32")
-        for step in range(2):
-            _gradients(params, step)
-            opt.step()
-        results.append([bits(p.full_tensor() if isinstance(p, DTensor) else p) for p in params])
-    return results[0], results[1]
-
-
-def planned_and_stale() -> tuple[int, int, bool]:
-    """State bytes of a plan of this rank's part, and of the optimizer; whether autograd refuses a stale graph."""
-    params, opt = _matrices(state="dynamic8", min_quantized_numel=64)
-    planned = lowtide.forecast(params, "muon", min_quantized_numel=64).state_bytes
-    loss = (params[0] * params[0]).sum()
-    loss.backward(retain_graph=True)
-    for param in params[1:]:
-        param.grad = torch.zeros_like(param)
-    opt.step()
-    try:
-        loss.backward()
-        refused = False
-    except RuntimeError as error:
-        refused = "modified by an inplace operation" in str(error)
-    return planned, opt.report()["state_bytes"], refused
 
 
 PLAIN = Layout(())
@@ -500,85 +294,81 @@ def test_every_mesh_gives_the_bits_of_one_process(state: str, figure) -> None:
                 assert [name for name in both if expected[name] != found[name]] == [], f"{layout}"
                 of_mesh = of_mesh or found
                 apart = max(apart, _apart(found, of_one))
-                assert differing(found, of_mesh) == [], f"{layout}: 16 bits"
-                compared += size(found)
+                compared += same(found, of_mesh, f"{layout}: 16 bits")
             meshes += 1
     figure(f"{state}: {meshes} meshes, {compared} bytes compared, 0 differ; 16-bit weights {apart:.2f} of what is allowed")
     assert apart <= 1
 
 
 @pytest.mark.parametrize("layout", [*ROWS, HSDP, *COLUMNS[1:], *BOTH, COPIES], ids=str)
-def test_bytes_sent_are_those_stated(layout: Layout, figure) -> None:
+@on_ranks()
+def test_bytes_sent_are_those_stated(layout: Layout) -> str:
     """In a step, counted where torch is given them. Each matrix is made orthogonal once. Elements go as bfloat16,
     to which the iterations round first. On a mesh of one dimension, all that a matrix's owner does not have comes to it,
     and goes from it; of what is copied, each element goes once to each of the others."""
-    answers = shared_ranks().run(layout.world, trained, layout, layout, "dynamic8")
-    for _, stated, counts in answers:
-        counted = counts["sent"], counts["received"], counts["exchanges"]
-        assert counted == stated[:3]
-        assert set(counts) <= {"sent", "received", "exchanges", "all_reduce"}, "only the agreement beside"
-    total = sum(stated.sent_bytes for _, stated, _ in answers)
-    assert total == sum(stated.received_bytes for _, stated, _ in answers)
-    two = [name for name, (shape, _) in MATRICES.items() if len(shape) == 2 and name != "frozen"]
+    _, stated, counts = trained(layout, layout, "dynamic8")
+    assert (counts["sent"], counts["received"], counts["exchanges"]) == stated[:3]
+    assert set(counts) <= {"sent", "received", "exchanges", "all_reduce"}, "only the agreement beside"
+    every = of_all(stated)
+    total = sum(each.sent_bytes for each in every)
+    assert total == sum(each.received_bytes for each in every)
+    two = [shape for name, (shape, _) in MATRICES.items() if len(shape) == 2 and name != "frozen"]
     stacks = 0 if layout.cuts == (0,) else sum(shape[0] for shape, _ in EXPERTS.values())
-    assert sum(stated.matrices for _, stated, _ in answers) == (len(two) + stacks if layout.world > 1 else 0)
-    elements = sum(MATRICES[name][0][0] * MATRICES[name][0][1] for name in two)
+    assert sum(each.matrices for each in every) == (len(two) + stacks if layout.world > 1 else 0)
     if layout == COPIES:
-        elements += sum(a * b * c for (a, b, c), _ in EXPERTS.values())
+        elements = sum(a * b for a, b in two) + sum(a * b * c for (a, b, c), _ in EXPERTS.values())
         assert total == 2 * elements
     elif layout == ROWS[1]:  # two ranks: one has the larger half, as torch cuts, and each owner lacks one of them
-        lacking = [sorted(((rows + 1) // 2, rows // 2)) for rows, _ in (MATRICES[name][0] for name in two)]
-        widths = [MATRICES[name][0][1] for name in two]
-        least, most = (sum(4 * of[k] * width for of, width in zip(lacking, widths, strict=True)) for k in (0, 1))
+        least, most = (sum(4 * ((rows + more) // 2) * width for rows, width in two) for more in (0, 1))
         assert least <= total <= most
-    figure(f"{layout.cuts} over {layout.mesh}: {total} bytes of all ranks, all as stated")
+    return f"{layout.cuts} over {layout.mesh}: {total} bytes of all ranks, all as stated"
 
 
 @pytest.mark.parametrize("layout", [ROWS[2], HSDP, BOTH[0]], ids=str)
-def test_batches_under_way_change_no_bit(layout: Layout, figure) -> None:
+@on_ranks()
+def test_batches_under_way_change_no_bit(layout: Layout) -> str:
     """With room for nothing every batch has a part for each rank, and three are under way."""
-    ranks = shared_ranks()
-    at_once = ranks.run(layout.world, trained, layout, layout, "fp32")
-    for (found, stated, counts), (expected, few, _) in zip(
-        ranks.run(layout.world, trained, layout, layout, "fp32", 1), at_once, strict=True
-    ):
-        assert differing(found, expected) == []
-        assert stated.collectives > few.collectives and stated.sent_bytes == counts["sent"]
-    figure(f"{layout}: {stated.collectives} collectives in place of {few.collectives}, {size(found)} bytes equal")
+    expected, few, _ = trained(layout, layout, "fp32")
+    found, stated, counts = trained(layout, layout, "fp32", 1)
+    compared = same(found, expected)
+    assert stated.collectives > few.collectives and stated.sent_bytes == counts["sent"]
+    return f"{layout}: {stated.collectives} collectives in place of {few.collectives}, {compared} bytes equal"
 
 
-def test_state_on_disk_changes_no_bit(tmp_path, figure) -> None:
-    ranks = shared_ranks()
-    compared = 0
-    for layout in (ROWS[1], HSDP):
-        expected = ranks.run(layout.world, trained, layout, layout, "fp32")
-        for (found, *_), (wanted, *_) in zip(
-            ranks.run(layout.world, trained, layout, layout, "fp32", 5000, str(tmp_path)), expected, strict=True
-        ):
-            assert differing(found, wanted) == []
-            compared += size(found)
-    figure(f"2 meshes under budgets, {compared} bytes compared, 0 differ")
+@pytest.mark.parametrize("layout", [ROWS[1], HSDP], ids=str)
+@on_ranks()
+def test_state_on_disk_changes_no_bit(layout: Layout, tmp_path: Path) -> str:
+    expected, *_ = trained(layout, layout, "fp32")
+    found, *_ = trained(layout, layout, "fp32", 5000, str(tmp_path))
+    return f"{layout}: {sum(of_all(same(found, expected)))} bytes compared under budgets, 0 differ"
 
 
 @pytest.mark.parametrize("layout", [ROWS[2], HSDP, BOTH[0]], ids=str)
-def test_work_and_memory_are_divided(layout: Layout, figure) -> None:
+@on_ranks()
+def test_work_and_memory_are_divided(layout: Layout) -> str:
     """Giving the largest piece of work left to whom has least leaves nobody with more than the mean and the largest piece
     less its share (as any list schedule: Graham 1966). A batch has at most the elements that there is room for on each
     rank, and one matrix more, unless that is too few for a matrix on each."""
     room = 30_000
     share = room * 4 // (3 * 12)  # elements of each of three batches, of 12 bytes for the 4 of a direction
-    worst = 0.0
-    every, few = (shared_ranks().run(layout.world, loads, layout, each) for each in (64 << 20, room))
-    assert all(found == every[0] for found in every) and all(found == few[0] for found in few), "ranks have one plan"
-    for elements, largest, owned in every[0]:
-        pieces = [160 - 10 * n for n in range(1, 16)]
-        most = max(min(10 * n, side) ** 2 * (2 * max(10 * n, side) + min(10 * n, side)) for n, side in enumerate(pieces, 1))
-        assert max(owned) <= sum(owned) / len(owned) + most * (1 - 1 / len(owned))
-        worst = max(worst, max(owned) * len(owned) / sum(owned))
-    for elements, largest, owned in few[0]:
-        assert elements <= max(share * layout.world + largest, layout.world * 6400)
-    assert len(few[0]) > len(every[0]) == 1
-    figure(f"{layout}: the busiest rank has {worst:.2f} of the mean; {len(few[0])} batches in place of 1")
+    mesh = init_device_mesh("cpu", layout.mesh)
+    sizes = [(10 * n, 160 - 10 * n) for n in range(1, 16)]  # in turn wide and tall
+    values = [distribute_tensor(torch.ones(size), mesh, layout.placements(size), src_data_rank=None) for size in sizes]
+    params = [torch.nn.Parameter(value) for value in values]
+    matrices = [Matrix.of(i, param, sharding_of(param, "")) for i, param in enumerate(params)]
+    [whole], few = batches_of([], matrices, 64 << 20), batches_of([], matrices, room)
+    assert whole.exchange is not None and len(few) > 1
+    works = [cost(part.matrices, *part.matrix) for part in whole.exchange.parts]
+    ranks = itertools.product(*map(range, layout.mesh))
+    owned = [sum(w for w, owner in zip(works, whole.exchange.owners, strict=True) if owner == at) for at in ranks]
+    most = max(min(size) ** 2 * (2 * max(size) + min(size)) for size in sizes)
+    assert max(owned) <= sum(owned) / len(owned) + most * (1 - 1 / len(owned))
+    for batch in few:
+        elements = [params[i].numel() for i in batch.params]
+        assert sum(elements) <= max(share * layout.world + max(elements), layout.world * 6400)
+    alike(([(batch.params, batch.exchange and batch.exchange.owners) for batch in few], owned))
+    busiest = max(owned) * len(owned) / sum(owned)
+    return f"{layout}: the busiest rank has {busiest:.2f} of the mean; {len(few)} batches in place of 1"
 
 
 def test_experts_that_are_cut_between_matrices_send_nothing(figure) -> None:
@@ -601,49 +391,110 @@ def test_a_checkpoint_goes_to_any_mesh(state: str, tmp_path, figure) -> None:
         expected = ranks.run(source.world, uninterrupted, source, state, path)[0]
         for target in (ROWS[0], Layout((0,), (3,)), ROWS[2], HSDP):
             for found in ranks.run(target.world, resumed, target, state, path):
-                assert differing(found, expected) == [], f"{source} to {target}"
-                compared += size(found)
+                compared += same(found, expected, f"{source} to {target}")
     figure(f"{state}: 8 moves between meshes, {compared} bytes compared, 0 differ")
 
 
 @pytest.mark.parametrize(
     ("world", "columns", "before"), [(2, False, 0), (2, True, 0), (4, False, 0), (4, True, 0), (2, False, 2)]
 )
-def test_models_under_fully_shard_train_as_alone(world: int, columns: bool, before: int, figure) -> None:
-    """Also with an optimizer that was made, and has stepped, before the model was sharded."""
-    sent = []
-    for found, alone, bytes_sent in shared_ranks().run(
-        world, fsdp2, columns, "fp32" if columns else "dynamic8", before
-    ):
-        assert found == alone
-        sent.append(bytes_sent)
-    assert all(sent)
-    cut = "columns" if columns else "rows"
-    figure(f"{world} ranks, {cut}: {len(found)} parameters bit-equal after 4 steps; {sent} bytes")
+@on_ranks()
+def test_models_under_fully_shard_train_as_alone(world: int, columns: bool, before: int) -> str:
+    """Also with an optimizer that was made, and has stepped, before the model was sharded. All ranks have the same data: a
+    mean of two or four equal gradients is that gradient."""
+    results, sent = [], 0
+    for cut in (True, False):
+        net = Experts()
+        options: dict[str, Any] = {"state": "fp32" if columns else "dynamic8", "min_quantized_numel": 100}
+        opt = lowtide.Muon(net.parameters(), lr=0.05, use_muon="experts", **options)
+        for step in range(before):
+            _learn(net, opt, step)
+        if cut:
+            placed = {"shard_placement_fn": lambda param: Shard(1 if param.ndim == 2 else 0)} if columns else {}
+            fully_shard(net, mesh=init_device_mesh("cpu", (world,)), **placed)
+            opt.param_groups[0]["params"] = list(net.parameters())
+        for step in range(before, 4):
+            _learn(net, opt, step)
+        results.append([bits(p.full_tensor() if isinstance(p, DTensor) else p) for p in net.parameters()])
+        sent += opt.communication().sent_bytes
+    assert results[0] == results[1] and sent > 0
+    cut_by = "columns" if columns else "rows"
+    return f"{world} ranks, {cut_by}: {len(results[0])} parameters bit-equal after 4 steps; {of_all(sent)} bytes"
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
-def test_four_ranks_do_what_torch_does_on_one(figure) -> None:
+@on_ranks(4)
+def test_four_ranks_do_what_torch_does_on_one() -> str:
     """The tolerance is that of a process alone (test_muon.py): a direction that rounds to another bfloat16."""
-    worst = exact = 0.0
-    for equal, far in shared_ranks().run(4, against_torch):
-        exact, worst = equal, max(worst, far)
-    figure(f"4 ranks: {exact:.0f} of 3 matrices bit-equal to torch.optim.Muon's after 1 step; after 5, {worst:.1e} of the move")
+    mesh = init_device_mesh("cpu", (4,))
+    whole = [torch.randn(size, generator=torch.Generator().manual_seed(size[0])) for size in ((37, 60), (64, 20), (3, 8))]
+    theirs = [torch.nn.Parameter(value.clone()) for value in whole]
+    ours = [torch.nn.Parameter(distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None)) for value in whole]
+    opt, other = lowtide.Muon(ours, lr=0.02, state="fp32"), torch.optim.Muon(theirs, lr=0.02)
+    equal = 0
+    for step in range(5):
+        _gradients(theirs, step)
+        for p, q in zip(ours, theirs, strict=True):
+            give(p, q.grad)
+        opt.step()
+        other.step()
+        if step == 0:
+            equal = sum(bits(p.full_tensor()) == bits(q) for p, q in zip(ours, theirs, strict=True))
+    triples = [(p.detach().full_tensor(), q.detach(), start) for p, q, start in zip(ours, theirs, whole, strict=True)]
+    worst = max(float((p - q).norm() / (q - start).norm()) for p, q, start in triples)
     assert worst < 0.02
+    return f"4 ranks: {equal} of 3 matrices bit-equal to torch.optim.Muon's after 1 step; after 5, {worst:.1e} of the move"
 
 
-def test_tensor_parallelism_under_fully_shard(figure) -> None:
-    """Two-dimensional meshes, also with strided shards, of sizes that no number of ranks divides."""
-    for found, alone, lie, as_stated in shared_ranks().run(4, tensor_parallel):
-        assert found == alone and as_stated
-        assert any("Shard(dim=1)" in each for each in lie) and any("_StridedShard" in each for each in lie), lie
-    figure(f"4 ranks, {len(found)} parameters bit-equal after 3 steps, bytes as stated; {sorted(set(lie))}")
+@on_ranks(4)
+def test_tensor_parallelism_under_fully_shard() -> str:
+    """Two-dimensional meshes, also with strided shards, of sizes that no number of ranks divides, beside one process that has
+    the same gradients, which torch puts together."""
+    net = sharded("tensor")
+    params = [p for p in net.parameters() if p.requires_grad]
+    alone = [torch.nn.Parameter(p.detach().full_tensor()) for p in params]
+    options: dict[str, Any] = {"lr": 0.02, "state": "fp32"}
+    opt, plain = lowtide.Muon(params, **options), lowtide.Muon(alone, **options)
+    for step in range(3):
+        tokens = torch.randint(0, 101, (3, 11), generator=torch.Generator().manual_seed(step))
+        net(tokens).float().square().mean().backward()
+        for p, q in zip(params, alone, strict=True):
+            q.grad = p.grad.full_tensor()
+        with counting() as counts:
+            opt.step()
+        assert opt.communication()[:3] == (counts["sent"], counts["received"], counts["exchanges"])
+        plain.step()
+        opt.zero_grad()
+    lie = sorted({str(p.placements) for p in params if p.ndim == 2})
+    assert [bits(p.full_tensor()) for p in params] == [*map(bits, alone)]
+    assert any("Shard(dim=1)" in each for each in lie) and any("_StridedShard" in each for each in lie), lie
+    return f"4 ranks, {len(params)} parameters bit-equal after 3 steps, bytes as stated; {lie}"
 
 
-def test_matrices_of_several_meshes_in_one_group(figure) -> None:
-    for found, alone in shared_ranks().run(4, several_meshes):
-        assert found == alone
-    figure(f"{len(found)} matrices on 4 meshes and none, bit-equal")
+@on_ranks(4)
+def test_matrices_of_several_meshes_in_one_group() -> str:
+    """Three meshes of four ranks, or plain, in turn."""
+    whole = init_device_mesh("cpu", (4,))
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    lies: list[tuple[Any, list[Any]]] = [
+        (whole, [Shard(0)]), (both["b"], [Shard(1)]), (None, []), (both, [Replicate(), Shard(0)]), (whole, [Shard(1)]),
+        (both["a"], [Shard(0)]),
+    ]  # fmt: skip
+    results = []
+    for cut in (True, False):
+        params = []
+        for i, (mesh, placements) in enumerate(lies * 2):
+            value = torch.randn(20 + i, 17, generator=torch.Generator().manual_seed(i))
+            if cut and mesh is not None:
+                value = distribute_tensor(value, mesh, placements, src_data_rank=None)
+            params.append(torch.nn.Parameter(value))
+        opt = lowtide.Muon(params, lr=0.1, state="fp32")
+        for step in range(2):
+            _gradients(params, step)
+            opt.step()
+        results.append([bits(p.full_tensor() if isinstance(p, DTensor) else p) for p in params])
+    assert results[0] == results[1]
+    return f"{len(results[0])} matrices on 4 meshes and none, bit-equal"
 
 
 @pytest.mark.parametrize(
@@ -657,48 +508,91 @@ def test_matrices_of_several_meshes_in_one_group(figure) -> None:
         ("partial", "propagate", ("redistribute", "another rank")),
     ],
 )
-def test_what_one_rank_cannot_step_none_does(
-    kind: str, nonfinite: str, words: tuple[str, str] | None, figure
-) -> None:
-    """`words`: in the error of rank 1, on which it goes wrong, and of the others; None: no error, a skipped step."""
-    for rank, (error, skipped, unchanged, alike) in enumerate(
-        shared_ranks().run(3, spoilt_on_rank_1, kind, nonfinite)
-    ):
-        assert unchanged and alike, f"rank {rank}: {error}"
-        assert skipped == (words is None)
-        assert (words[0 if rank == 1 else 1] in error) if words else not error, f"rank {rank}: {error}"
-    figure(f"{kind}, {nonfinite}: 3 ranks unchanged by the step; then as if it had not been")
+@on_ranks(3)
+def test_what_one_rank_cannot_step_none_does(kind: str, nonfinite: str, words: tuple[str, str] | None) -> str:
+    """A good step, one that is spoilt on rank 1, a good one: the end is that of the two good steps alone. `words`: in the error
+    of rank 1 and of the others; None: no error, a skipped step."""
+    ends, on_1 = [], dist.get_rank() == 1
+    for spoil in (True, False):
+        params, opt = _matrices(nonfinite=nonfinite)
+        for step in (0, 1, 2) if spoil else (0, 2):
+            _gradients(params, step)
+            if step != 1:
+                opt.step()
+                continue
+            if on_1:
+                SPOILERS[kind](params)
+            before = _all(params, opt)
+            error = raised(opt.step)[1]
+            assert before == _all(params, opt) and opt.skipped_steps == (words is None)
+            assert (words[0 if on_1 else 1] in error) if words else not error, error
+        ends.append([bits(p.full_tensor()) for p in params])
+    assert ends[0] == ends[1]
+    return f"{kind}, {nonfinite}: 3 ranks unchanged by the step; then as if it had not been"
 
 
-def test_an_error_between_batches_leaves_no_rank_waiting(figure) -> None:
-    errors = shared_ranks().run(3, failing_disk)
-    assert errors == ["", "the disk cannot be read", ""]
-    figure("3 ranks, one error, none waits")
+@on_ranks(3)
+def test_an_error_between_batches_leaves_no_rank_waiting() -> str:
+    """The core of rank 1 fails."""
+    params, opt = _matrices()
+    on_1 = dist.get_rank() == 1
+    if on_1:
+        opt.engine.core = _BrokenDisk(opt.engine.core)  # type: ignore[assignment]
+    _gradients(params, 0)
+    assert raised(opt.step) == (("OSError", "the disk cannot be read") if on_1 else ("nothing", ""))
+    return "3 ranks, one error, none waits"
 
 
-def test_a_rank_without_memory_for_products_leaves_no_rank_waiting(figure) -> None:
-    """The others go on without the updates of its matrices, and all have the same weights."""
-    found = shared_ranks().run(3, failing_products)
-    assert [error for error, _, _ in found] == ["", "no memory for products", ""]
-    for _, after, later in found:
-        assert (after, later) == found[0][1:] and after != later
-    figure(f"3 ranks, one error, none waits; {len(found[0][1])} parameters are alike then, and after one more step")
+def _no_memory(*_: Any) -> Any:
+    raise MemoryError("no memory for products")
 
 
-def test_refusals(figure) -> None:
-    wanted = {
-        "partial": "parameter 3: got placements (Partial(sum),), wanted only Shard and Replicate",
-        "master": "NotImplementedError: parameter group 0, parameter 0: got master='residual16' for a matrix",
-        "use_muon": "use_muon: got 'all' (str), wanted a bool or 'experts'",
-    }
-    for found in shared_ranks().run(2, refusals):
-        assert found.keys() == wanted.keys()
-        for name, words in wanted.items():
-            assert words in found[name], found[name]
-    figure(f"{len(wanted)} refusals on 2 ranks, each by name")
+@on_ranks(3)
+def test_a_rank_without_memory_for_products_leaves_no_rank_waiting() -> str:
+    """Rank 1: the others go on without the updates of its matrices, and all have the same weights."""
+    params, opt = _matrices()
+    on_1, ends = dist.get_rank() == 1, []
+    for step in range(2):
+        _gradients(params, step)
+        with pytest.MonkeyPatch.context() as patch:
+            if step == 0 and on_1:
+                patch.setattr(matrix_step, "orthogonal", _no_memory)
+            found = raised(opt.step)
+        assert found == (("MemoryError", "no memory for products") if step == 0 and on_1 else ("nothing", ""))
+        ends.append(alike([bits(param.detach().full_tensor()) for param in params]))
+    assert ends[0] != ends[1]
+    return f"3 ranks, one error, none waits; {len(params)} parameters are alike then, and after one more step"
 
 
-def test_plans_and_versions(figure) -> None:
-    for planned, state_bytes, refused in shared_ranks().run(2, planned_and_stale):
-        assert planned == state_bytes and refused
-    figure("plans of shards are off by 0 bytes; a stale graph is refused")
+@on_ranks(2)
+def test_refusals() -> str:
+    mesh = init_device_mesh("cpu", (2,))
+    partial = torch.nn.Parameter(DTensor.from_local(torch.ones(8, 8), mesh, [Partial()]))
+    whole = torch.nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)]).bfloat16())
+    params, _ = _matrices()
+    attempts: list[tuple[Callable[[], Any], str, str]] = [
+        (lambda: lowtide.Muon([*params, partial]), "ValueError", "parameter 3: got placements (Partial(sum),), wanted only Shard and Replicate"),
+        (lambda: lowtide.Muon([whole], master="residual16"), "NotImplementedError",
+         "parameter group 0, parameter 0: got master='residual16' for a matrix"),
+        (lambda: lowtide.Muon(params, use_muon="all"), "TypeError", "use_muon: got 'all' (str), wanted a bool or 'experts'"),  # type: ignore[arg-type]
+    ]  # fmt: skip
+    for attempt, kind, words in attempts:
+        found = raised(attempt)
+        assert found[0] == kind and words in found[1], found
+    return f"{len(attempts)} refusals on 2 ranks, each by name"
+
+
+@on_ranks(2)
+def test_plans_and_versions() -> str:
+    """A plan of this rank's part; and autograd refuses a stale graph."""
+    params, opt = _matrices(state="dynamic8", min_quantized_numel=64)
+    planned = lowtide.forecast(params, "muon", min_quantized_numel=64).state_bytes
+    loss = (params[0] * params[0]).sum()
+    loss.backward(retain_graph=True)
+    for param in params[1:]:
+        param.grad = torch.zeros_like(param)
+    opt.step()
+    kind, text = raised(loss.backward)
+    assert kind == "RuntimeError" and "modified by an inplace operation" in text, text
+    assert planned == opt.report()["state_bytes"]
+    return "plans of shards are off by 0 bytes; a stale graph is refused"

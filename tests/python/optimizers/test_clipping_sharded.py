@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed_models import SPOILERS, give, parts
-from distributed_support import shared_ranks
-from support import bits
+from distributed_support import alike, on_ranks, shared_ranks
+from support import bits, raised
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -59,57 +59,6 @@ def clipped(kind: str, mixed: bool) -> tuple[list[tuple[bytes, bytes]], list[flo
     return found, norms, torchs
 
 
-def fsdp1(original: bool) -> tuple[bytes, float, float, str]:
-    """The norm's bits, the norm and torch's, and the error without a process group."""
-    case = fsdp1_jobs.Case(original)
-    net, opt = fsdp1_jobs.build(case)
-    assert isinstance(net, FSDP)
-    net(torch.randn(4, 90, generator=torch.Generator().manual_seed(0))).square().mean().backward()
-    error = ""
-    try:
-        opt.clip_grad_norm_(1e-3)
-    except ValueError as caught:
-        error = str(caught)
-    norm = opt.clip_grad_norm_(1e-3, process_group=net.process_group)
-    opt.step()
-    return bits(norm), float(norm), float(net.clip_grad_norm_(1e-3)), error
-
-
-def spoiled(kind: str) -> tuple[str, str, bool]:
-    """A rank's words where gradients of rank 1 cannot be measured, and where they changed after that; and whether nothing
-    has changed."""
-    params, opt = parts()
-    before = [bits(param.detach().to_local()) for param in params]
-    give(params, 0)
-    SPOILERS[kind](params)
-    said = []
-    for late in (False, True):
-        try:
-            if late:
-                give(params, 0)
-                opt.clip_grad_norm_(0.5)
-                if dist.get_rank() == 1:
-                    params[0].grad.to_local().mul_(2)
-            opt.clip_grad_norm_(0.5) if not late else opt.step()
-            said.append("")
-        except ValueError as error:
-            said.append(str(error))
-    return said[0], said[1], before == [bits(param.detach().to_local()) for param in params]
-
-
-def option(bad: bool) -> tuple[int, list[bytes]]:
-    """Steps skipped with max_grad_norm, and the weights after it; bad: a NaN on rank 1."""
-    params, _ = parts()
-    opt = lowtide.AdamW(params, lr=1e-2, max_grad_norm=0.5)
-    give(params, 0)
-    if bad:
-        SPOILERS["nan"](params)
-    opt.step()
-    norm = opt.last_grad_norm
-    assert norm is not None and bool(norm.isnan()) == bad
-    return opt.skipped_steps, [bits(param.detach().to_local()) for param in params]
-
-
 MESHES = [(n, kind) for kind in ("rows", "columns") for n in (1, 2, 3, 4)]
 MESHES += [(3, "copies"), (4, "copies of rows"), (4, "rows of rows"), (4, "rows and columns")]
 
@@ -129,33 +78,54 @@ def test_any_mesh_gives_the_bits_of_one_process(figure) -> None:
     assert worst < 1e-6
 
 
+@pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
-def test_fsdp1_with_its_process_group(original: bool, figure) -> None:
-    norms = set()
-    for world in (1, 3):
-        for bits, norm, wanted, error in shared_ranks().run(world, fsdp1, original):
-            assert norm == pytest.approx(wanted, rel=1e-6)
-            assert "got parameter 0 of FSDP1 and no process_group, wanted" in error
-            norms.add((world, bits))
-    figure(f"norm {norm:.6f}, torch {wanted:.6f}")
-    assert len(norms) == 2, "one norm on all ranks"
+@on_ranks()
+def test_fsdp1_with_its_process_group(original: bool, world: int) -> str:
+    net, opt = fsdp1_jobs.build(fsdp1_jobs.Case(original))
+    assert isinstance(net, FSDP)
+    net(torch.randn(4, 90, generator=torch.Generator().manual_seed(0))).square().mean().backward()
+    kind, text = raised(lambda: opt.clip_grad_norm_(1e-3))
+    assert kind == "ValueError" and "got parameter 0 of FSDP1 and no process_group, wanted" in text
+    norm = opt.clip_grad_norm_(1e-3, process_group=net.process_group)
+    opt.step()
+    wanted = float(net.clip_grad_norm_(1e-3))
+    assert float(norm) == pytest.approx(wanted, rel=1e-6)
+    alike(bits(norm))
+    return f"norm {float(norm):.6f}, torch {wanted:.6f}"
 
 
 @pytest.mark.parametrize("kind", ["other layout on one rank", "partial", "placement"])
-def test_ranks_refuse_together(kind: str, figure) -> None:
-    answers = shared_ranks().run(2, spoiled, kind)
-    for rank, (early, late, unchanged) in enumerate(answers):
-        assert unchanged and early
-        said = "wanted the gradients that it measured" if rank == 1 else "another rank refused this step"
-        assert said in late, (rank, late)
-    if kind == "other layout on one rank":
-        assert "another rank refused these gradients" in answers[0][0]
-    figure(f"{len(answers)} ranks, both say why: {answers[1][0]}")
+@on_ranks(2)
+def test_ranks_refuse_together(kind: str) -> str:
+    """Where gradients of rank 1 cannot be measured, and where they changed after that."""
+    params, opt = parts()
+    before = [bits(param.detach().to_local()) for param in params]
+    give(params, 0)
+    SPOILERS[kind](params)
+    error, early = raised(lambda: opt.clip_grad_norm_(0.5))
+    assert error == "ValueError"
+    if kind == "other layout on one rank" and dist.get_rank() == 0:
+        assert "another rank refused these gradients" in early
+    give(params, 0)
+    opt.clip_grad_norm_(0.5)
+    if dist.get_rank() == 1:
+        params[0].grad.to_local().mul_(2)
+    late = raised(opt.step)[1]
+    assert ("wanted the gradients that it measured" if dist.get_rank() == 1 else "another rank refused this step") in late, late
+    assert before == [bits(param.detach().to_local()) for param in params]
+    return f"2 ranks, both say why: {early}"
 
 
-def test_the_option_on_all_ranks(figure) -> None:
-    for world in (2, 3):
-        for bad, skipped in ((False, 0), (True, 1)):
-            for count, _ in shared_ranks().run(world, option, bad):
-                assert count == skipped
-    figure("a NaN on one rank skips the step on all")
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("world", [2, 3])
+@on_ranks()
+def test_the_option_on_all_ranks(world: int, bad: bool) -> str:
+    params, _ = parts()
+    opt = lowtide.AdamW(params, lr=1e-2, max_grad_norm=0.5)
+    give(params, 0)
+    if bad:
+        SPOILERS["nan"](params)
+    opt.step()
+    assert opt.last_grad_norm is not None and bool(opt.last_grad_norm.isnan()) == bad and opt.skipped_steps == bad
+    return "a NaN on one rank skips the step on all" if bad else ""
