@@ -80,21 +80,6 @@ def optimizer(net: torch.nn.Module, rule: str) -> lowtide.Optimizer:
     return make(rule, list(net.named_parameters()), lr=1e-2)
 
 
-def in_backward(kind: str, bucket: int | bool) -> tuple[dict[str, bytes], dict[str, bytes], int]:
-    """Three steps after backward, and in backward; and the gradients that backward leaves in the second."""
-    found, left = [], 0
-    for options in ({}, {"step_in_backward": bucket}):
-        net = sharded(kind)
-        opt = make("adamw", list(net.named_parameters()), lr=1e-2, **options)
-        if options:
-            opt.register_step_pre_hook(lambda opt, *_: counted.append(sum(p.grad is not None for p in opt.engine.tensors)))
-        counted: list[int] = []
-        train(net, opt, range(3), clips=False)
-        left += sum(counted)
-        found.append(snapshot(net, opt))
-    return found[0], found[1], left
-
-
 def parts(nonfinite: str = "skip") -> tuple[list[torch.nn.Parameter], lowtide.AdamW]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)

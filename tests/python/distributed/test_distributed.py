@@ -142,12 +142,18 @@ def test_models_resume(kind: str, rule: str, world: int, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(("kind", "world"), [("offload", 1), ("offload", 2), ("rows", 3), ("bf16", 2), ("hsdp", 4)])
 @pytest.mark.parametrize("bucket", [0, True])
-def test_steps_in_backward_are_those_after_it(kind: str, world: int, bucket: int | bool, figure) -> None:
-    answers = shared_ranks().run(world, models.in_backward, kind, bucket)
-    for after, within, left in answers:
-        assert differing(after, within) == [] and left == 0
-        assert differing(within, answers[0][1]) == [], "ranks differ"
-    figure(f"{kind}, {world} ranks: {len(answers[0][0])} tensors, {size(answers[0][0])} bytes, 0 differ; no gradient is left")
+@on_ranks()
+def test_steps_in_backward_are_those_after_it(kind: str, world: int, bucket: int | bool) -> str:
+    runs, left = [], []
+    for options in ({}, {"step_in_backward": bucket}):
+        net = models.sharded(kind)
+        opt = lowtide.AdamW([*net.named_parameters()], lr=1e-2, **options)
+        if options:
+            opt.register_step_pre_hook(lambda opt, *_: left.append(sum(p.grad is not None for p in opt.engine.tensors)))
+        models.train(net, opt, range(3), clips=False)
+        runs.append(alike(snapshot(net, opt)))
+    assert left == [0] * 3
+    return f"{kind}, {world} ranks: {len(runs[0])} tensors, {same(*runs)} bytes, 0 differ; no gradient is left"
 
 
 @pytest.mark.parametrize(
