@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lowtide import _core
+from lowtide.devices.places import ram
 from lowtide.memory.budgets import path_of
 from lowtide.planning.rates import measure_rates
 from lowtide.state.files import read_metadata
@@ -20,7 +21,6 @@ def describe_machine(disk: str | None) -> dict[str, Any]:
     rates = measure_rates(disk)
     if found_disk:
         found_disk |= {"read_rate": rates.read, "write_rate": rates.write}
-    page = os.sysconf("SC_PAGE_SIZE")
     return {
         "version": _core.__version__,
         "torch": torch.__version__,
@@ -28,8 +28,8 @@ def describe_machine(disk: str | None) -> dict[str, Any]:
         "cpu_targets": _core.cpu_targets(),
         "threads": torch.get_num_threads(),
         "cores": len(os.sched_getaffinity(0)),
-        "ram_total": os.sysconf("SC_PHYS_PAGES") * page,
-        "ram_free": ram_available(),
+        "ram_total": ram(),
+        "ram_free": min(ram_available(), ram()),
         "memory_rate": memory_rate(),
         "step_rates": rates.step,
         "disk": found_disk,

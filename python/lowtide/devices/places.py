@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,25 @@ class Kind(NamedTuple):
     automatic: bool = False  # state moves to the device if it fits, unless a budget says otherwise
 
 
+def ram(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of RAM of the machine, or of the control groups that this process is in if they allow less, as containers do.
+    Both versions of control groups count; limits that cannot be read do not."""
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError):
+        for line in groups.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            base, limit = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            group = base / path.lstrip("/")
+            for folder in (group, *group.parents):  # a group is under the limits of those above it
+                with suppress(OSError, ValueError):  # no such group here, as in a container, or "max"
+                    most = min(most, int((folder / limit).read_text(encoding="ascii")))
+                if folder == base:
+                    break
+    return most
+
+
 def _xpu_free(device: torch.device) -> int:
     """Bytes that the driver could give: state there is not torch's memory, so unused memory in torch's cache does not count."""
     try:
@@ -71,7 +91,7 @@ def _cuda_allocator(device: torch.device) -> Allocator:
 
 
 KINDS: dict[str, Kind] = {
-    "cpu": Kind("cpu", lambda _: 0, lambda _: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+    "cpu": Kind("cpu", lambda _: 0, lambda _: ram()),
     "cuda": Kind(
         "cuda",
         # A cudaStream_t; 0 is a stream too, the legacy default one.

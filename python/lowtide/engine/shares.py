@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from lowtide.checks.values import with_context
 from lowtide.devices.places import HOST, Place
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, GroupSizes, sizes_of
@@ -67,12 +66,7 @@ def shares_of(
             return {place: own.part(place, own.host) if place.mirrored else own for place in there}
         if own.host is None:
             return {place: own.part(place, None) for place in there}
-        try:
-            host = size_of("host", own.host)
-        except (TypeError, ValueError) as error:
-            if not owner[1]:
-                raise
-            raise with_context(f"parameter group {owner[0]}", error) from error
+        host = size_of("host", own.host)
         takes = {place: _takes(family, own, sizes_of(groups, params, some), place) for place, some in there.items()}
         shares = _shares(host, takes, own.disk is not None)
         names = " and ".join(place.name for place in there)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lowtide import _core
-from lowtide.checks.values import expect
+from lowtide.checks.values import expect, hint
 from lowtide.devices.places import HOST, Place, has_kernels
 from lowtide.memory.forecast import Budget
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Memory:
     """Budgets for optimizer state. State that does not fit in one tier lives in the next and streams through every step; only
     state that does not fit moves, and no bit of any result depends on it.
 
     Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024), or a
-    share such as "25%" of the machine's RAM or, for `device`, of the memory of the parameters' device.
+    share such as "25%" of the RAM that this process may use (a container may have less than the machine) or, for `device`, of the
+    memory of the parameters' device.
 
     For parameters on several devices, `host` is one amount for all of them, and each device gets a share of it
     (docs/devices.md); `device`, `managed` and `transfer` do not apply to parameters on the CPU; all other fields apply to each
@@ -31,9 +34,9 @@ class Memory:
             free; no effect on CPU parameters. Default: "auto" on CUDA; on other devices 7/8 of the memory that is free
             at the first step (of all memory if the driver does not report free memory).
         host: bytes of host memory, streaming buffers included. Default: no limit.
-        disk: a directory, best on a local SSD, for an unnamed scratch file: nothing is left behind, whatever happens to
-            the process. One process at a time. None: no disk; state that does not fit is refused. `step` says who steps
-            the parameters whose state is there.
+        disk: a directory ("~" is the home), best on a local SSD, for an unnamed scratch file: nothing is left behind,
+            whatever happens to the process. One process at a time. None: no disk; state that does not fit is refused. `step`
+            says who steps the parameters whose state is there.
         disk_limit: bytes on disk at most.
         chunk: the unit of transfer; by default chosen from the budget.
         managed: keeps all state in memory that the driver migrates between a device and the host on use, instead of
@@ -47,6 +50,9 @@ class Memory:
             process (`lowtide.engine.host_steps`). None: "auto" with a disk, "host" with device=0, else "device". With "device"
             and a disk, state that does not fit in `host` comes from the disk through pinned memory in every step, which returns
             when the state has been written back. No bit of a result depends on it.
+
+    Raises TypeError or ValueError for fields that no optimizer could use, among them a `disk` that is no existing directory, and
+    PermissionError for one in which this process may not write. The optimizer checks what depends on the parameters' device.
     """
 
     device: int | str | None = None
@@ -57,6 +63,40 @@ class Memory:
     managed: bool = False
     transfer: str | None = None
     step: str | None = None
+
+    def __new__(cls, *unnamed: Any, **named: Any) -> Memory:
+        """Only checks names, so that errors say which are meant."""
+        if unnamed:
+            raise TypeError(f"memory: got {unnamed[0]!r} without a name, wanted host={unnamed[0]!r}, or another field by name")
+        for name in named:
+            if name not in cls.__dataclass_fields__:
+                raise TypeError(_unknown(name))
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.managed, bool):
+            raise TypeError(f"memory: managed: got {self.managed!r} ({type(self.managed).__name__}), wanted a bool")
+        for name, ways in (("step", ("device", "host", "auto")), ("transfer", ("copy", "zero_copy", "hybrid"))):
+            way = getattr(self, name)
+            if way is not None and not isinstance(way, str):
+                raise TypeError(f"memory: {name}: got {way!r} ({type(way).__name__}), wanted a str or None")
+            expect(way is None or way in ways, f"memory: {name}", repr(way), f"one of {', '.join(ways)}, or None")
+        for name in ("device", "host", "disk_limit", "chunk"):
+            given = getattr(self, name)
+            if given is not None and (name, given) != ("device", "auto"):
+                _check_size(name, given)
+        automatic = self.device == "auto"
+        expect(not (automatic and self.managed), "memory", "managed with device='auto'", "one of them: the driver moves managed state")
+        if self.disk is None:
+            expect(self.disk_limit is None, "memory", "disk_limit without disk", "disk=DIRECTORY too")
+            return
+        expect(self.host is not None, "memory", "disk without host", "host=BYTES too: without it all state stays in host memory")
+        object.__setattr__(self, "disk", _directory(self.disk))
+
+    def __repr__(self) -> str:
+        """Only the fields that are set."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return f"Memory({', '.join(f'{name}={value!r}' for name, value in given.items() if value is not None and value is not False)})"
 
     @classmethod
     def of(cls, given: Memory | Mapping[str, Any] | str | None) -> Memory | None:
@@ -80,12 +120,7 @@ class Memory:
         return cls(**found)
 
     def steps_at(self, place: Place) -> str:
-        """Who steps parameters on a device: "device", "host" or "auto". Raises ValueError or TypeError for an invalid
-        combination."""
-        if self.step is not None and not isinstance(self.step, str):
-            raise TypeError(f"memory: step: got {self.step!r} ({type(self.step).__name__}), wanted a str or None")
-        ways = ("device", "host", "auto")
-        expect(self.step is None or self.step in ways, "memory: step", repr(self.step), f"one of {', '.join(ways)}, or None")
+        """Who steps parameters on a device: "device", "host" or "auto". Raises ValueError for a combination that is invalid there."""
         if place.device.type == "cpu":
             return "device"
         given = self.device if self.device != "auto" else None
@@ -116,21 +151,15 @@ class Memory:
         return "host" if nothing else way
 
     def budget(self, place: Place = HOST) -> Budget:
-        """The budget in bytes for parameters at `place`. Raises ValueError or TypeError for an invalid size or combination."""
-        if not isinstance(self.managed, bool):
-            raise TypeError(f"memory: managed: got {self.managed!r} ({type(self.managed).__name__}), wanted a bool")
+        """The budget in bytes for parameters at `place`. Raises ValueError for a combination that is invalid there."""
         elsewhere = "it for those on a device only"
         of_host = place.on_host and not place.mirrored
         wanted = "host=BYTES: they have no other memory"
         expect(not of_host or self.device in (None, "auto"), "memory", f"device={self.device!r} for parameters on cpu", wanted)
         expect(not (self.managed and place.on_host), "memory", "managed for parameters on cpu", elsewhere)
-        if self.transfer is not None and not isinstance(self.transfer, str):
-            raise TypeError(f"memory: transfer: got {self.transfer!r} ({type(self.transfer).__name__}), wanted a str or None")
         expect(self.transfer is None or not place.on_host, "memory", "transfer for parameters on cpu", elsewhere)
         self.steps_at(place)
         auto = self.device == "auto"
-        if auto and self.managed:
-            raise ValueError("memory: got managed with device='auto', wanted one of them: the driver moves managed state")
         on_disk = self.disk is not None and (place.on_host or self.step == "device")
         automatic = not place.on_host and not self.managed and (auto or (self.device is None and place.kind.automatic))
         if not place.on_host and on_disk:
@@ -138,16 +167,8 @@ class Memory:
             automatic = False
         device = -1 if place.on_host or auto or self.device is None else size_of("device", self.device, place)
         host = -1 if self.host is None else size_of("host", self.host)
-        if self.disk is not None and self.host is None:
-            raise ValueError("memory: got disk without host, wanted host=BYTES too: without it all state stays in host memory")
-        if self.disk is None and self.disk_limit is not None:
-            raise ValueError("memory: got disk_limit without disk, wanted disk=DIRECTORY too")
         chunk = 0 if self.chunk is None else size_of("chunk", self.chunk)
-        if self.chunk is not None and (chunk < 4096 or chunk % 4096):
-            raise ValueError(f"memory: chunk: got {self.chunk!r}, wanted a multiple of 4096 bytes")
-        disk = "" if self.disk is None else path_of("memory: disk", self.disk)
-        if self.disk is not None and not disk:
-            raise ValueError("memory: got an empty path as disk, wanted a directory, or None for no disk")
+        disk = "" if self.disk is None else str(self.disk)
         limit = -1 if self.disk_limit is None else size_of("disk_limit", self.disk_limit)
         if not on_disk:  # the CPU steps parameters whose state is on disk (`engine.host_steps`)
             disk, limit = "", -1
@@ -156,20 +177,59 @@ class Memory:
     def part(self, place: Place, host: int | str | None) -> Memory:
         """The budget of the parameters at `place`, if others are elsewhere. host: their share of it in bytes."""
         if place.mirrored:
-            return replace(self, device=None, host=host, managed=False, transfer=None, step="host")
+            return self._with(device=None, host=host, managed=False, transfer=None, step="host")
         if place.on_host:
-            return replace(self, device=None, host=host, managed=False, transfer=None)
+            return self._with(device=None, host=host, managed=False, transfer=None)
         if self.step == "device":
-            return replace(self, host=host)
-        return replace(self, host=host, disk=None, disk_limit=None, step="device")
+            return self._with(host=host)
+        return self._with(host=host, disk=None, disk_limit=None, step="device")
+
+    def _with(self, **changes: Any) -> Memory:
+        """A copy with other fields, unchecked: a share may be smaller than what users give."""
+        made = copy(self)
+        vars(made).update(changes)
+        return made
+
+
+# `__new__` would hide the fields.
+_init = inspect.signature(Memory.__init__)
+Memory.__signature__ = _init.replace(parameters=[*_init.parameters.values()][1:])  # type: ignore[attr-defined]
+_ELSEWHERE = {"ram": "host", "cpu": "host", "gpu": "device", "vram": "device", "path": "disk", "dir": "disk"}  # likely names
+
+
+def _unknown(name: str) -> str:
+    known = [field.name for field in fields(Memory)]
+    likely = f" (did you mean {_ELSEWHERE[name]!r}?)" if name in _ELSEWHERE else hint(name, known)
+    return f"memory: got {name!r}{likely}, wanted some of {', '.join(known)}"
 
 
 def _field(name: str) -> str:
     """The field that a word of a configuration names, "disk-limit" of the command line included."""
-    known = [field.name for field in fields(Memory)]
     field = name.replace("-", "_")
-    expect(field in known, "memory", repr(name), f"some of {', '.join(known)}")
+    if field not in Memory.__dataclass_fields__:
+        raise ValueError(_unknown(name))
     return field
+
+
+def _check_size(name: str, given: int | str) -> None:
+    """Raises ValueError or TypeError for a size that cannot be meant."""
+    size = size_of(name, given)
+    if name == "chunk":
+        expect(size >= 4096 and size % 4096 == 0, "memory: chunk", repr(given), "a multiple of 4096 bytes")
+    elif 0 < size < 1024 and str(given).strip().isdecimal():
+        raise ValueError(f"memory: {name}: got {given!r}, which is that many bytes; did you mean '{size}GiB'?")
+
+
+def _directory(given: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+    """The directory for scratch files. Raises ValueError or PermissionError for one that cannot be used."""
+    path = os.path.expanduser(path_of("memory: disk", given))
+    expect(bool(path), "memory", "an empty path as disk", "a directory, or None for no disk")
+    usable = os.path.isdir(path) and not os.path.islink(path.rstrip("/"))
+    wanted = "an existing directory that is not a symbolic link: create it or give another"
+    expect(usable, "memory", f"{path} for scratch files", wanted)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"memory: got {path} for scratch files, wanted a directory in which this process may write")
+    return path
 
 
 def budget_at(memory: Memory | None, place: Place) -> Budget | None:
@@ -181,11 +241,13 @@ def budget_at(memory: Memory | None, place: Place) -> Budget | None:
 
 def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
     """A path in the core's form. Raises TypeError for other values, ValueError for a name that is not UTF-8."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"{name}: got {path!r} ({type(path).__name__}), wanted a path")
     text = os.fsdecode(path)
     try:
         text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name}: got {text!r}, wanted a path in UTF-8") from error
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: got {text!r}, wanted a path in UTF-8") from None
     return text
 
 
@@ -201,11 +263,9 @@ def size_of(name: str, value: int | str, place: Place = HOST) -> int:
             share = float(value.strip()[:-1])
         except ValueError:
             share = -1.0
-        if not 0 <= share <= 100:
-            of = "the machine's RAM" if place.on_host else f"the memory of {place.device}"
-            raise ValueError(f"memory: {name}: got {value!r}, wanted 0% to 100% of {of}")
+        expect(0 <= share <= 100, f"memory: {name}", repr(value), "0% to 100%")
         return int(place.memory() * share / 100)
     try:
         return _core.parse_bytes(value)
     except ValueError as error:
-        raise ValueError(f"memory: {name}: {error}") from error
+        raise ValueError(f"memory: {name}: {error}") from None

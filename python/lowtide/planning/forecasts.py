@@ -23,7 +23,7 @@ from lowtide.planning.on_device import DeviceForecast
 from lowtide.planning.on_device import predict as predict_on
 from lowtide.planning.rates import Rates, family_of, step_rates
 from lowtide.planning.shapes import Planned, groups_of, members_of
-from lowtide.planning.result import seconds_text, table_text
+from lowtide.report.text import seconds_text, table_text
 
 _AVERAGES = (*BETAS, "alpha")  # the length of averages
 _MEASURED = (*_AVERAGES, "momentum", "amsgrad", "centered", "max_unorm")  # options that affect the time of a step
@@ -116,8 +116,8 @@ def forecast(
 
     Args:
         model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state", "memory" and so
-            on per group), or shapes. Tensors may be on any device, including "meta". Frozen parameters are left out. For a
-            DTensor (FSDP2), this rank's part is planned.
+            on per group), shapes, or a number of parameters such as 7e9, taken for matrices of 4096 by 4096. Tensors may be on any
+            device, including "meta". Frozen parameters are left out. For a DTensor (FSDP2), this rank's part is planned.
         rule: one that docs/rules.md lists, such as "adamw", or "muon".
         state, memory, min_quantized_numel: as for the optimizer.
         rates: for the seconds. "measure" measures the rates that this model needs on this machine: about a second for each
@@ -177,8 +177,8 @@ def _device(on: str | torch.device) -> torch.device:
     wanted = "a device that torch knows, such as 'cpu', 'cuda', 'xpu' or 'mps'"
     try:
         device = torch.device(on)
-    except RuntimeError as error:
-        raise ValueError(f"forecast: on: got {on!r}, wanted {wanted}") from error
+    except RuntimeError:
+        raise ValueError(f"forecast: on: got {on!r}, wanted {wanted}") from None
     expect(device.type != "meta", "forecast: on", repr(str(on)), f"{wanted}: where the parameters will be")
     return device
 

@@ -14,7 +14,7 @@ from typing import Any
 Shape = tuple[int, ...]
 _COLUMNS = 4096  # of the matrices assumed for a bare number of parameters
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-WANTED_SHAPES = "wanted a module, tensors, groups of them (dicts with 'params') or shapes (tuples of sizes)"
+WANTED_SHAPES = "wanted a module, tensors, groups of them (dicts with 'params'), shapes (tuples of sizes) or a number of parameters"
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def _of_transformers(path: Path, content: dict[str, Any]) -> list[Shape]:
             model = build(config)
     except Exception as error:  # any exception of that package for a config that it cannot use
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{path}: transformers cannot make a causal language model of it: {reason[:200]}") from error
+        raise ValueError(f"{path}: transformers cannot make a causal language model of it: {reason[:200]}") from None
     return [tuple(param.shape) for param in model.parameters() if param.requires_grad]
 
 
@@ -267,4 +267,4 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # including bytes that are not text, and numbers that are too long
-        raise ValueError(f"{path}: got a file that is not JSON: {error}") from error
+        raise ValueError(f"{path}: got a file that is not JSON: {error}") from None

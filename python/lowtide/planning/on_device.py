@@ -23,7 +23,7 @@ from lowtide.engine.shares import shares_of, state_on_device
 from lowtide.memory.budgets import Memory
 from lowtide.memory.forecast import forecast
 from lowtide.planning.rates import Rates
-from lowtide.planning.result import seconds_text, table_text
+from lowtide.report.text import seconds_text, table_text
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from lowtide import _core
 from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, Budget
 from lowtide.planning.activations import moments
 from lowtide.planning.models import Model, decoder_of, elements, model_of, shape_of
-from lowtide.planning.result import Plan, Tiers, size_text, summed
+from lowtide.planning.result import Plan, Tiers, summed
+from lowtide.report.text import size_text
 from lowtide.planning.schedule import Schedule
 
 TYPES = {"fp32": ("float32", 4), "bf16": ("bfloat16", 2), "fp16": ("float16", 2)}  # torch's name and bytes

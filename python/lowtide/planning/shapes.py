@@ -18,7 +18,7 @@ from lowtide.engine.params import Param
 from lowtide.memory.budgets import Memory
 from lowtide.options.options import check_kinds
 from lowtide.options.overrides import look
-from lowtide.planning.models import WANTED_SHAPES, Shape, shape_of
+from lowtide.planning.models import WANTED_SHAPES, Shape, of_count, shape_of
 
 Planned = Sequence[tuple[CoreGroup, GroupSizes]]
 
@@ -66,7 +66,7 @@ def groups_of(
                 param = params[i]
                 _core.state_layout(rule, hyper, sizes.options, shape, kind, whole)
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise refused(family, group.of, param, group.rule, error) from error
+            raise refused(family, group.of, param, group.rule, error) from None
         found.append((group, sizes._replace(hyper=hyper, budget=own, budget_of=group.budget_of)))
     return found
 
@@ -76,6 +76,8 @@ def members_of(source: Any, dtype: torch.dtype = torch.float32) -> list[tuple[Ma
     `groups_of`."""
     if isinstance(source, torch.nn.Module):
         source = source.parameters()
+    if (isinstance(source, int) and not isinstance(source, bool)) or (isinstance(source, float) and source.is_integer()):
+        source = of_count(int(source))
     if isinstance(source, (torch.Tensor, str, bytes, Mapping)) or not isinstance(source, Iterable):
         raise TypeError(f"got {type(source).__name__}, {WANTED_SHAPES}")
     entries = list(source)

@@ -241,8 +241,8 @@ def test_groups_on_other_devices_divide_it_anew(machine: Machine, seed: int, fig
 def test_bad_sizes_are_refused(machine: Machine, seed: int) -> None:
     twins = spread(machine, "adamw", SEVERAL)
     for host, kind in (("much", ValueError), (-1, ValueError), (1.5, TypeError)):
-        memory = lowtide.Memory(device=DEVICE, host=host)  # type: ignore[arg-type]
+        memory = {"device": DEVICE, "host": host}
         with pytest.raises(kind, match="memory: host"):
             lowtide.AdamW(twins.there, memory=memory)
-        with pytest.raises(kind, match="parameter group 0: memory: host"):
+        with pytest.raises(kind, match="memory: host"):
             lowtide.AdamW([{"params": twins.there, "memory": memory}])

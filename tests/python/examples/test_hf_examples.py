@@ -77,6 +77,9 @@ def test_qlora_example(
     figure(f"QLoRA's loss {ours['losses'][0]:.3f} → {ours['losses'][-1]:.3f} (torch {theirs['losses'][-1]:.3f}), state "
            f"{theirs['state_bytes']} → {ours['state_bytes']} bytes of RAM")  # fmt: skip
     assert abs(ours["losses"][-1] - theirs["losses"][-1]) < 0.1 * (theirs["losses"][0] - theirs["losses"][-1])
-    for arguments, part in ((["--steps", "1"], "2 or more"), (["--host", "much"], "much"), (["--data", "none"], "none")):
+    runs: list[Any] = []
+    monkeypatch.setattr(qlora.memory, "alone", lambda function, *arguments: runs.append(function) or function(*arguments))
+    for arguments, part in ((["--steps", "1"], "2 or more"), (["--host", "8 gigs"], "8 gigs"), (["--data", "none"], "none")):
         assert qlora.main([*small, *arguments]) == 2
         assert part in capsys.readouterr().err
+        assert not runs or "--data" in arguments, "a bad argument is refused before a run"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import io
 import os
 import pickle
+import traceback
 from pathlib import Path
 
 import lowtide
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from lowtide import _core
+from lowtide.devices import places
 from lowtide.state.elsewhere import Elsewhere
 
 
@@ -91,10 +95,10 @@ def test_budgets_in_text_are_budgets(tmp_path: Path) -> None:
         ("", "got '', wanted some of"),
         ("host=", "got 'host=', wanted NAME=VALUE"),
         ("host=1GiB,host=2GiB", "NAME=VALUE once for each"),
-        ("ram=1GiB", "got 'ram', wanted some of device, host, disk, disk_limit"),
+        ("ram=1GiB", r"got 'ram' \(did you mean 'host'\?\), wanted some of device, host, disk, disk_limit"),
         ("managed=maybe", "managed: got 'maybe', wanted true or false"),
         ("host=much", 'host: got "much" as a number of bytes'),
-        ({"hosts": 1}, "got 'hosts', wanted some of"),
+        ({"hosts": 1}, r"got 'hosts' \(did you mean 'host'\?\), wanted some of"),
         ({"host": "1GiB", "disk": ""}, "an empty path as disk"),
     ],
 )
@@ -188,6 +192,90 @@ def test_nothing_stays_on_disk(tmp_path: Path) -> None:
 def test_bad_budgets_are_refused(memory, error: type[Exception], words: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=words):
         lowtide.AdamW(model().parameters(), memory=memory(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"host": "8 gigs"}, ValueError, 'memory: host: got "8 gigs"'),
+        ({"host": 8}, ValueError, "memory: host: got 8, which is that many bytes; did you mean '8GiB'?"),
+        ({"host": "16"}, ValueError, "did you mean '16GiB'?"),
+        ({"device": 24}, ValueError, "memory: device: got 24, which is that many bytes; did you mean '24GiB'?"),
+        ({"host": 8.0}, TypeError, "memory: host: got 8.0 (float)"),
+        ({"host": True}, TypeError, "memory: host: got True (bool)"),
+        ({"device": "101%"}, ValueError, "memory: device: got '101%', wanted 0% to 100%"),
+        ({"chunk": 5}, ValueError, "memory: chunk: got 5, wanted a multiple of 4096 bytes"),
+        ({"chunk": "5000"}, ValueError, "memory: chunk: got '5000', wanted a multiple of 4096 bytes"),
+        ({"step": "foo"}, ValueError, "memory: step: got 'foo', wanted one of device, host, auto, or None"),
+        ({"transfer": "fast"}, ValueError, "memory: transfer: got 'fast', wanted one of copy, zero_copy, hybrid, or None"),
+        ({"transfer": 1}, TypeError, "memory: transfer: got 1 (int)"),
+        ({"managed": "yes"}, TypeError, "memory: managed: got 'yes' (str), wanted a bool"),
+        ({"managed": True, "device": "auto"}, ValueError, "managed with device='auto'"),
+        ({"disk": "FOLDER"}, ValueError, "disk without host, wanted host=BYTES too"),
+        ({"host": "1GiB", "disk_limit": "1GiB"}, ValueError, "disk_limit without disk"),
+        ({"host": "1GiB", "disk": 5}, TypeError, "memory: disk: got 5 (int), wanted a path"),
+        ({"host": "1GiB", "disk": ""}, ValueError, "an empty path as disk"),
+        ({"host": "1GiB", "disk": "FOLDER/none"}, ValueError, "/none for scratch files, wanted an existing directory"),
+        ({"host": "1GiB", "disk": "FOLDER/file"}, ValueError, "/file for scratch files, wanted an existing directory"),
+        ({"host": "1GiB", "disk": "FOLDER/link/"}, ValueError, "that is not a symbolic link"),
+        ({"ram": "8GiB"}, TypeError, "memory: got 'ram' (did you mean 'host'?), wanted some of device, host"),
+        ({"gpu": "8GiB"}, TypeError, "memory: got 'gpu' (did you mean 'device'?)"),
+        ({"hots": "8GiB"}, TypeError, "memory: got 'hots' (did you mean 'host'?)"),
+    ],
+    ids=str,
+)
+def test_a_budget_checks_itself_when_it_is_made(given: dict[str, object], error: type[Exception], words: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    given = {name: value.replace("FOLDER", str(tmp_path)) if isinstance(value, str) else value for name, value in given.items()}
+    with pytest.raises(error) as caught:
+        lowtide.Memory(**given)  # type: ignore[arg-type]
+    assert words in str(caught.value) and "".join(traceback.format_exception(caught.value)).count(str(caught.value)) == 1
+
+
+def test_a_size_without_a_name_is_told_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="got '8GiB' without a name, wanted host='8GiB'"):
+        lowtide.Memory("8GiB")  # type: ignore[misc]
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for others than root
+    with pytest.raises(PermissionError, match="wanted a directory in which this process may write"):
+        lowtide.Memory(host="1GiB", disk=tmp_path)
+
+
+def test_what_a_budget_shows_and_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    memory = lowtide.Memory(host="1GiB", disk="~")
+    assert memory == lowtide.Memory(host="1GiB", disk=tmp_path) and repr(memory) == f"Memory(host='1GiB', disk={str(tmp_path)!r})"
+    assert repr(lowtide.Memory()) == "Memory()" and repr(lowtide.Memory(device=0)) == "Memory(device=0)"
+    assert eval(repr(memory), {"Memory": lowtide.Memory}) == memory == pickle.loads(pickle.dumps(memory)) == copy.deepcopy(memory)
+    parameters = inspect.signature(lowtide.Memory).parameters
+    assert [*parameters] == [field.name for field in dataclasses.fields(memory)]
+    assert all(one.kind is one.KEYWORD_ONLY for one in parameters.values())
+
+
+@pytest.mark.parametrize(
+    ("of", "files", "wanted"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "3000", "a/memory.max": "2000", "memory.max": "max"}, 2000),
+        ("0::/docker/123\n", {"memory.max": "4000"}, 4000),  # in a container the folder of the group is the root
+        ("3:cpu,memory:/x\n1:pids:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": "5000", "memory/memory.limit_in_bytes": str(2**63 - 4096)}, 5000),
+        ("2:pids:/y\n", {"pids/y/memory.limit_in_bytes": "7"}, None),
+        ("0::/\n", {"memory.max": "max"}, None),
+        ("0::/\n", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_shares_are_of_what_a_container_allows(
+    of: str, files: dict[str, str], wanted: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (tmp_path / "self").write_text(of)
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text)
+    found = places.ram(tmp_path / "self", tmp_path / "root")
+    assert found == (wanted or machine) and places.ram(tmp_path / "none", tmp_path / "root") == machine
+    monkeypatch.setattr(places, "ram", lambda: found)
+    assert lowtide.Memory(host="50%").budget().host == found // 2
 
 
 def test_too_small_a_budget_names_what_it_takes(tmp_path: Path) -> None:

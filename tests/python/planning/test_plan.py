@@ -15,7 +15,7 @@ import pytest
 import torch
 from lowtide import _core
 from lowtide.planning.models import DECODERS, Decoder, elements, model_of
-from lowtide.planning.result import size_text
+from lowtide.report.text import size_text
 
 SMALL = {
     "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
