@@ -161,7 +161,8 @@ void TensorReader::refuse(nb::handle tensor, const std::string& what) const {
                  "': build a new optimizer for parameters that are elsewhere");
   const nb::object layout = attribute(tensor, "layout");
   if (!layout.is(torch.attr("strided")))
-    refuse_value("got " + what + " of layout " + text_of(layout) + ", wanted torch.strided (dense)");
+    refuse_value("got " + what + " of layout " + text_of(layout) +
+                 ", wanted torch.strided (dense): an embedding layer gives such gradients with sparse=False");
   if (const nb::object dtype = attribute(tensor, "dtype"); !find_dtype(text_of(dtype)))
     refuse_value("got " + what + " of dtype " + text_of(dtype) +
                  ", wanted torch.float32, torch.bfloat16 or torch.float16");

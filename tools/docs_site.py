@@ -2,11 +2,13 @@
 
 On GitHub and in an editor the pages of docs/ link to files of the whole tree. Here such a file becomes a page of the
 site: documents of the root (ARCHITECTURE.md) beside those of docs/, sources (include/lowtide/sign.h) as listings under
-source/. A public header's page is the header, with a heading for each type and function.
+source/. A public header's page is the header, with a heading for each type and function. It is also griffe's extension that lists
+the options of optimizers in their signatures.
 """
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 import sys
@@ -14,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +26,7 @@ import check_docs  # noqa: E402
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 OF_THE_SITE = ("README.md",)  # the root's README is the page of a repository; the site's home is docs/README.md
 HEADERS = "include/lowtide"
+OPTIONS = "python/lowtide/options/options.py"
 TYPE = re.compile(r"^(?:typedef )?(?:enum class|enum|struct|class)(?: LT_API)? (\w+)(?: final)?(?: : [^{;]*)? \{", re.M)
 OTHERS = re.compile(r"^(?!namespace|extern|using|[/ *]).*?(?:#define |\b)(\w+)(?<!_H_)(?:\(| =)", re.M)
 LANGUAGES = {".h": "cpp", ".def": "cpp", ".inc": "cpp", ".cpp": "cpp", ".cu": "cpp", ".c": "c", ".py": "python"}
@@ -160,3 +164,30 @@ def on_page_content(html: str, page: Any, files: Files, **_: Any) -> str:
         return match[0] if there is None else f'<a href="{there.url_relative_to(page.file)}">{match[0]}</a>'
 
     return re.sub(r"(?<![\w/\">=])docs/([\w/-]+\.md)(?![^<>]*>)", linked, html)
+
+
+def option_defaults() -> dict[str, str]:
+    """The default of each option as code, from the table of options."""
+    for node in ast.parse((ROOT / OPTIONS).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "OPTIONS" and isinstance(node.value, ast.Dict):
+            rows = zip(node.value.keys, node.value.values, strict=True)
+            return {ast.literal_eval(name): ast.unparse(row.elts[0]) for name, row in rows if name and isinstance(row, ast.Tuple)}
+    raise ValueError(f"{OPTIONS}: got no table OPTIONS, wanted one with the defaults")
+
+
+class OptionsInSignatures(griffe.Extension):
+    """Replaces `**options: Unpack[Options]` by the options. (griffe's own extension for this knows no defaults, and repeats all
+    options in the text of each class.)"""
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        options = next((one for one in func.parameters if str(one.annotation) == "Unpack[Options]"), None)
+        if options is None:
+            return
+        del func.parameters[options.name]
+        refused = func.parent.all_members["REFUSES"].value if func.parent else "{}"
+        without = [ast.unparse(name) for name in ast.parse(str(refused), mode="eval").body.keys]  # type: ignore[attr-defined]
+        kinds = func.modules_collection["lowtide.options.options.Options"].attributes
+        for name, default in option_defaults().items():
+            if repr(name) in without:
+                continue
+            func.parameters.add(griffe.Parameter(name, annotation=kinds[name].annotation, kind=griffe.ParameterKind.keyword_only, default=default))

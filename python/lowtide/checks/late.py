@@ -5,7 +5,7 @@ package's. Two threads that do both at once get a deadlock error."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -13,16 +13,21 @@ from typing import Any
 _SPECIAL = ("__all__", "__version__")
 
 
-def _elsewhere(name: str) -> str:
-    """Words for an error about a name that belongs to bitsandbytes; "" for other names."""
-    words = ": lowtide.compat.bitsandbytes.optim has bitsandbytes' names; the classes here take state="
-    return words if name.endswith(("8bit", "32bit")) else ""
+def _instead(package: str, name: str, known: Sequence[str]) -> str:
+    """Words for an error about an unknown name: where bitsandbytes' and torch's names are, or the most similar name."""
+    if name.endswith(("8bit", "32bit")):
+        return ": lowtide.compat.bitsandbytes.optim has bitsandbytes' names; the classes here take state="
+    if name == "optim" and package == "lowtide":
+        return ": the classes are in lowtide itself, such as lowtide.AdamW"
+    from lowtide.checks.values import hint  # imports torch
+
+    return hint(name, known)
 
 
 def names_of(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package: the names of its module `interface`, and its modules. Importing the package
-    imports nothing until a name is used. From then on all names are there, and replacements made by others (a test's double)
-    stay."""
+    """`__getattr__` and `__dir__` of a package: the names of its module `interface`, and its modules, which `dir` leaves out.
+    Importing the package imports nothing until a name is used. From then on all names are there, and replacements made by others
+    (a test's double) stay."""
     own = vars(sys.modules[package])
 
     def find(name: str) -> Any:
@@ -35,8 +40,8 @@ def names_of(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]
         module = f"{package}.{name}"
         if name.isidentifier() and not name.startswith("__") and (sys.modules.get(module) or find_spec(module)):
             return import_module(module)
-        error = AttributeError(f"module {package!r} has no attribute {name!r}{_elsewhere(name)}")
-        error.name, error.obj = name, sys.modules[package]  # so that Python suggests similar names
+        error = AttributeError(f"module {package!r} has no attribute {name!r}{_instead(package, name, own.get('__all__', ()))}")
+        error.name, error.obj = name, None  # else Python adds a suggestion of its own
         raise error
 
-    return find, lambda: sorted({*own, *find("__all__")})
+    return find, lambda: sorted(find("__all__"))

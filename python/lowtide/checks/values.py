@@ -21,7 +21,8 @@ def with_context(where: str, error: Exception) -> Exception:
 
 def hint(name: object, known: Sequence[str], likeness: float = 0.6) -> str:
     """Words for an error about an unknown name: the most similar known name, if any. likeness: 1 means equal."""
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=likeness)
+    same = [one for one in known if one.lower() == str(name).lower()]
+    close = same or difflib.get_close_matches(str(name), known, n=1, cutoff=likeness)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -85,7 +86,7 @@ def read_step(entry: Mapping[str, Any], where: str) -> int:
     try:
         value = number("step", step)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}, {error}") from error
+        raise ValueError(f"{where}, {error}") from None
     expect(
         0 <= value <= _LARGEST_STEP and value == int(value),
         f"{where}, step",

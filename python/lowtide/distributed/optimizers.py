@@ -19,9 +19,8 @@ from lowtide.distributed.layout import checksum_of, digest
 from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.family import Family
 from lowtide.engine.params import Param
-from lowtide.optimizers.backward import OPTIONS
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.options.options import BY_NORM, Options, check_options
+from lowtide.options.options import DEFAULTS, Options, check_options
 from lowtide.state import views
 
 
@@ -61,6 +60,13 @@ class SignOptimizer(Optimizer):
     from one file. It cannot be copied or pickled."""
 
     FAMILY = VotingFamily
+    REFUSES = {
+        "max_grad_norm": NO_NORM,
+        "max_grad_spike": NO_NORM,
+        "prefetch_in_backward": "steps are votes",
+        "step_in_backward": "steps are votes",
+        "offload_in_backward": "steps are votes",
+    }
 
     def __init__(
         self, params: ParamsT, rule: str, hyper: dict[str, Any], vote: VoteOptions, options: Options
@@ -70,12 +76,10 @@ class SignOptimizer(Optimizer):
             if name in VoteOptions.__annotations__:
                 raise TypeError(f"{type(self).__name__}: got argument {name!r}, wanted it in vote={{{name!r}: ...}}")
         check_options(options, type(self).__name__, [*names, "vote"])
-        for name in BY_NORM:
-            got = options.get(name)
-            expect(got is None, f"{type(self).__name__}: {name}", got, f"None: {NO_NORM}")
-        for name in OPTIONS:
-            got = options.get(name, False)
-            expect(got is False, f"{type(self).__name__}: {name}", repr(got), "False: steps are votes")
+        for name, reason in self.REFUSES.items():
+            none = DEFAULTS[name]
+            got = options.get(name, none)
+            expect(got is none, f"{type(self).__name__}: {name}", repr(got), f"{none}: {reason}")
         check_vote_options(vote, f"{type(self).__name__}, vote")
         self._vote: VoteOptions = {**vote}
         self._collective = Collective(**vote)

@@ -84,7 +84,7 @@ class Cores:
         except ValueError as error:
             if place not in self._told or (unplaced and not self._waits(place)):
                 raise
-            raise ValueError(f"{error} ({self._told[place]})") from error
+            raise ValueError(f"{error} ({self._told[place]})") from None
 
     def _waits(self, place: Place) -> bool:
         """True if a parameter there is trained and has no state yet."""

@@ -26,7 +26,7 @@ from lowtide.engine.params import Param, examine, examine_all, wanted_places
 from lowtide.engine.shares import UNLIMITED, Shares, shares_of
 from lowtide.memory.budgets import Memory, budget_at
 from lowtide.options import overrides
-from lowtide.options.options import GROUP_OPTIONS, Options, check_kinds
+from lowtide.options.options import DEFAULTS, GROUP_OPTIONS, Options, check_kinds
 from lowtide.report.fields import CoreReport
 from lowtide.report.log import logger
 
@@ -50,14 +50,14 @@ def parameter(groups: Sequence[Mapping[str, Any]], number: int) -> str:
 class Settings:
     """Options that apply to the whole optimizer."""
 
-    nonfinite: str = "skip"
-    seed: int = 0
-    amp_scaling: bool = False
-    max_grad_norm: float | None = None
-    max_grad_spike: float | None = None
-    cpu_target: str = ""
-    memory: Memory | None = None
-    arithmetic: str = places.EXACT
+    nonfinite: str = DEFAULTS["nonfinite"]
+    seed: int = DEFAULTS["seed"]
+    amp_scaling: bool = DEFAULTS["amp_scaling"]
+    max_grad_norm: float | None = DEFAULTS["max_grad_norm"]
+    max_grad_spike: float | None = DEFAULTS["max_grad_spike"]
+    cpu_target: str = DEFAULTS["cpu_target"]
+    memory: Memory | None = DEFAULTS["memory"]
+    arithmetic: str = DEFAULTS["arithmetic"]
 
     @classmethod
     def of(cls, options: Options) -> Settings:
@@ -167,7 +167,7 @@ class Engine:
         try:
             added = self.cores[here].add_param(group, tensor, tensor.requires_grad, shard_of(tensor, of))
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise refused(self.family, number, param, self.groups[group].rule, error) from error
+            raise refused(self.family, number, param, self.groups[group].rule, error) from None
         self.groups[group].params.append(added)
         self.members[number].tensors.append(tensor)
         self.params.append(param.moved(here, of))
@@ -269,8 +269,8 @@ class Engine:
                         return
                     names = ", ".join(f"{key} = {group.get(key)}" for key in changed)
                     wanted = "the value of the first step: it decides which states exist"
-                    raise ValueError(f"parameter group {of}: {family.name}: got {names}, wanted {wanted}") from error
-                raise family.error(f"parameter group {of}", core_group.rule, error) from error
+                    raise ValueError(f"parameter group {of}: {family.name}: got {names}, wanted {wanted}") from None
+                raise family.error(f"parameter group {of}", core_group.rule, error) from None
             # SGD's state depends on its momentum: the step after a change from or to 0 may allocate it.
             if before is not None and bool(before.get("momentum")) != bool(hyper.get("momentum")):
                 self.await_states({*self.awaited, *core_group.params})
@@ -374,7 +374,7 @@ class Engine:
             for place in wanted:
                 self.family.check_members(place, now)
         except NotImplementedError as error:
-            raise self.family.error(f"parameter group {len(groups) - 1}", "", error) from error
+            raise self.family.error(f"parameter group {len(groups) - 1}", "", error) from None
         if not plain:
             shares = shares_of(self.family, self.settings.memory, of, now, wanted)
         return [*now], shares

@@ -20,7 +20,7 @@ from lowtide.engine.family import Family
 from lowtide.engine.params import Param
 from lowtide.memory.budgets import Memory
 from lowtide.memory.forecast import Budget
-from lowtide.options.options import FIXED, GROUP_OPTIONS, Options
+from lowtide.options.options import DEFAULTS, FIXED, GROUP_OPTIONS, Options
 
 
 _VALUES = itemgetter(*GROUP_OPTIONS)
@@ -39,7 +39,7 @@ def fixed_options(family: Family, group: Mapping[str, Any]) -> dict[str, Any]:
 def group_defaults(hyper: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """The options of a group that sets none: hyper-parameters and the per-group part of `Options`."""
     given: Mapping[str, Any] = options
-    made = {**hyper, "maximize": False, **GROUP_OPTIONS}
+    made = {**hyper, "maximize": DEFAULTS["maximize"], **GROUP_OPTIONS}
     for name in made.keys() & given.keys():
         made[name] = given[name]
     return made
@@ -134,7 +134,7 @@ def core_groups(
             rule = family.rule_for(param.tensor, options)
             (find(own or {}, rule, param.memory) if own or rule else base).params.append(i)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise refused(family, number, param, rule, error) from error
+        raise refused(family, number, param, rule, error) from None
     return made
 
 
@@ -185,7 +185,7 @@ def register(
             else:
                 core.add_param(number, stand_in(place), False)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise refused(family, group.of, param, group.rule, error) from error
+        raise refused(family, group.of, param, group.rule, error) from None
 
 
 def refused(family: Family, number: int, param: Param | None, rule: str, error: Exception) -> Exception:

@@ -298,7 +298,7 @@ class MirrorCore(_core.Optimizer):
         try:
             yield
         except RuntimeError as error:
-            raise RuntimeError(f"{self._device} failed while {doing} ({error})") from error
+            raise RuntimeError(f"{self._device} failed while {doing} ({error})") from None
 
 
 def _host_memory(like: torch.Tensor, device: torch.device | None) -> torch.Tensor:

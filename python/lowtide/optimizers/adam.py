@@ -30,7 +30,7 @@ class AdamW(Optimizer):
             algorithm 2). Fixed at the first step.
         nesterov: looks ahead like `NAdam`. Not with amsgrad; fixed at the first step.
         momentum_decay: for nesterov: see `NAdam`.
-        options: see `lowtide.Options`: state, min_quantized_numel, maximize, nonfinite, amp_scaling …
+        options: see `lowtide.Options`.
 
     Raises:
         ValueError, TypeError: an argument or a parameter that cannot be used; the message says what is wanted.

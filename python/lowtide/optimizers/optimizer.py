@@ -6,6 +6,7 @@ mathematics: it reads the groups' options, makes one call per step and returns v
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -34,9 +35,10 @@ from lowtide.optimizers.clipping import Clipper, LossScaling, Queued
 from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.options import overrides
 from lowtide.options.hyper import check_on_host
-from lowtide.options.options import WHOLE_OPTIMIZER, Options, check_kinds, check_options, warn_of_misspelt
-from lowtide.report.fields import Report
+from lowtide.options.options import DEFAULTS, WHOLE_OPTIMIZER, Options, check_kinds, check_options, show_options, warn_of_misspelt
+from lowtide.report.fields import Report, ShownReport
 from lowtide.report.log import Residency, Skips, is_inside, logger, warn
+from lowtide.report.text import size_text
 from lowtide.state import dicts, files, restore, spread, torch_dict, views
 from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.elsewhere import Shown
@@ -75,7 +77,13 @@ class Optimizer(torch.optim.Optimizer):
     ENTRY: ClassVar[Callable[..., Shown] | None] = None  # see `views.shown`
     NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # group options that torch's schedulers must not find in `defaults`
     WAITS_FOR_CLIPS: ClassVar[bool] = False  # steps cannot take a clip that a device is still computing
+    REFUSES: ClassVar[Mapping[str, str]] = {}  # options that the class refuses, and why
     engine: Engine  # the compiled core and its parameters: internal
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "__init__" in vars(cls):
+            show_options(cls.__init__, [*cls.REFUSES])
 
     def __init__(self, params: ParamsT, rule: str, hyper: Mapping[str, Any], options: Options) -> None:
         """hyper: the rule's hyper-parameters; other locals() of a constructor are ignored."""
@@ -85,6 +93,8 @@ class Optimizer(torch.optim.Optimizer):
             check_options(options, type(self).__name__, list(hyper))
             settings, in_backward = Settings.of(options), options_of(options)
         self._chose_master = "master" in options
+        if isinstance(params, torch.nn.Module):
+            raise _not_parameters(type(self).__name__, params)
         self._begin(rule, hyper, settings, in_backward)
         super().__init__(params, self._cycled({**group_defaults(hyper, options), **stamp(rule, settings.seed)}))
         if logger.isEnabledFor(logging.INFO):
@@ -125,7 +135,7 @@ class Optimizer(torch.optim.Optimizer):
         logger.info(
             "%s on %s%s: %d parameters, %d elements, %d bytes of state%s", engine.family.name,
             ", ".join(str(place.device) for place in engine.cores) or "no device yet", rank, len(engine.params),
-            sum(sharding.local_of(tensor).numel() for tensor in engine.tensors), views.wanted_bytes(engine), memory,
+            sum(sharding.local_of(tensor).numel() for tensor in engine.tensors), sum(views.wanted_bytes(engine)), memory,
         )  # fmt: skip
 
     @property
@@ -155,6 +165,8 @@ class Optimizer(torch.optim.Optimizer):
         for name in WHOLE_OPTIMIZER:
             if name in param_group:
                 raise ValueError(f"{where}: got {name!r}, wanted it among the options of the whole optimizer")
+        if isinstance(param_group["params"], torch.nn.Module):
+            raise _not_parameters(where, param_group["params"])
         if not isinstance(param_group["params"], (torch.Tensor, set)):
             param_group["params"] = list(param_group["params"])
             bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
@@ -677,18 +689,16 @@ class Optimizer(torch.optim.Optimizer):
         return self.engine.report()["skipped_steps"]
 
     def report(self) -> Report:
-        """Memory in bytes, and counts: see `lowtide.report.fields.Report`. On a device, waits for the verdict on the last
-        step."""
+        """Memory in bytes, and counts: see `lowtide.report.fields.Report`. `print(opt.report())` shows a table. On a device, waits
+        for the verdict on the last step."""
         found = self.engine.report()
         self._residency.look(found)
         if self._in_backward and self._in_backward.steps is not None:
             found["steps"] = self._in_backward.steps
         elif self._steps_single:
             found["steps"] = max(self.engine.core_of(i).step_count(i) for i in range(len(self.engine.params)))
-        return {
-            **found,
-            "bytes_per_parameter": found["state_bytes"] / found["elements"] if found["elements"] else 0.0,
-        }
+        each = found["state_bytes"] / found["elements"] if found["elements"] else 0.0
+        return cast("Report", ShownReport({**found, "bytes_per_parameter": each}))
 
     def state_dict(self) -> dict[str, Any]:
         """Like torch's; state that streams from a disk or is on a device is copied into CPU tensors (`save` avoids that).
@@ -846,14 +856,26 @@ class Optimizer(torch.optim.Optimizer):
             self._in_backward.steps = options["steps"]
 
     def __repr__(self) -> str:
-        settings = self.engine.settings
-        lines = [f"{type(self).__name__} (", f"lowtide {_core.__version__}, {self.engine.core.cpu_target()}"]
-        for place in self.engine.cores:
-            lines[1] += "" if place.on_host and not place.mirrored else f", {place.kind.backend} for {place.device}"
-        lines.extend([f"memory: {settings.memory}"] if settings.memory else [])
-        for number, (group, of) in enumerate(zip(self.param_groups, self.engine.members, strict=True)):
-            lines.append(f"Parameter Group {number}: {len(group['params'])} tensors")
-            lines.extend([f"    memory: {of.memory}"] if of.memory else [])
-            shown = sorted(key for key in group if key not in HIDDEN_KEYS)
-            lines.extend(f"    {key}: {group[key]}" for key in shown)
-        return "\n".join(lines) + "\n)"
+        """A line for each group: the options that differ from the defaults, and its state from the first step on."""
+        engine = self.engine
+        words = [f"lowtide {_core.__version__}", engine.core.cpu_target()]
+        words += [f"{p.kind.backend} for {p.device}" for p in engine.cores if p.mirrored or not p.on_host]
+        words += _differing(vars(engine.settings), DEFAULTS)
+        lines = [f"{type(self).__name__}({', '.join(words)})"]
+        defaults = {name: one.default for name, one in inspect.signature(type(self)).parameters.items() if name != "lr"}
+        sizes = views.wanted_bytes(engine)
+        for number, (group, of) in enumerate(zip(self.param_groups, engine.members, strict=True)):
+            options = {"lr": group["lr"], **group, **({"memory": of.memory} if of.memory else {})}
+            words = [f"{len(group['params'])} tensors", f"{size_text(sizes[number])} of state" if sizes[number] else "no state"]
+            words += _differing({name: value for name, value in options.items() if name not in HIDDEN_KEYS}, defaults)
+            lines.append(f"  group {number}: {', '.join(words)}")
+        return "\n".join(lines)
+
+
+def _differing(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """NAME=VALUE for each option that differs from its default. By their texts, since tensors do not compare like numbers."""
+    return [f"{name}={value!r}" for name, value in options.items() if repr(value) != repr(defaults.get(name, options))]
+
+
+def _not_parameters(where: str, module: torch.nn.Module) -> TypeError:
+    return TypeError(f"{where}: params: got a module, {type(module).__name__}, wanted its parameters: pass model.parameters()")

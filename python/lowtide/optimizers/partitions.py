@@ -71,7 +71,7 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
                 family.core_rule, family.hyper_of("", group), core_options(group), [1], "float32", ([2], True, [0]), False
             )  # fmt: skip
         except ValueError as error:
-            raise family.error(where, family.core_rule, error) from error
+            raise family.error(where, family.core_rule, error) from None
     if any(param.override for param in engine.params):
         warnings.warn(
             "lowtide.override has no effect in ZeRO's partitions, which cross the bounds of parameters: give these parameters "

@@ -24,4 +24,4 @@ def steps(rule: str) -> Callable[[_Class], _Class]:
 def hyper_of(cls: type[Optimizer]) -> dict[str, Any]:
     """The hyper-parameters of a class and their defaults."""
     parameters = inspect.signature(cls).parameters.values()
-    return {one.name: one.default for one in parameters if one.default is not one.empty}
+    return {one.name: one.default for one in parameters if one.kind is not one.KEYWORD_ONLY and one.default is not one.empty}

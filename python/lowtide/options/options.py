@@ -1,11 +1,13 @@
 """The options of optimizers and parameter groups: their names, types and meanings."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from types import NoneType
 from typing import Any
 
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, Unpack
 
 from lowtide import _core
 from lowtide.checks.values import expect, hint
@@ -18,8 +20,7 @@ REFUSED = {
     "differentiable": "steps are not recorded by autograd",
     "decoupled_weight_decay": "the class decides how weights decay: use AdamW, or NAdam(decoupled_weight_decay=True)",
 }
-# The core's lists of a parameter group's options, their defaults, and the options that are fixed when a group is added.
-GROUP_OPTIONS = {name: default for name, default, _ in _core.group_options()}
+# The core's list of a parameter group's options that are fixed when a group is added.
 FIXED = tuple(name for name, _, fixed in _core.group_options() if fixed)
 # Options of the whole optimizer, which a parameter group cannot set for itself.
 WHOLE_OPTIMIZER = (
@@ -30,26 +31,44 @@ WHOLE_OPTIMIZER = (
 BY_NORM = ("max_grad_norm", "max_grad_spike")
 # Options that are accepted without effect.
 IGNORED = ("foreach", "fused")
-# The types of options, and their names in messages. The core knows which strings are valid.
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "state": ((str,), "a str"),
-    "memory": ((Memory, Mapping, str, NoneType), "a lowtide.Memory, a mapping of its fields, 'host=8GiB,disk=/scratch', or None"),
-    "min_quantized_numel": ((Integral,), "an integer from 0 to 2^63 - 1"),
-    "rounding": ((str,), "'auto', 'nearest' or 'stochastic'"),
-    "master": ((str, NoneType), "'residual16', 'residual8', 'stochastic' or None"),
-    "seed": ((Integral,), "an integer from 0 to 2^63 - 1"),
-    "nonfinite": ((str,), "'skip', 'raise' or 'propagate'"),
-    "max_grad_norm": ((int, float, NoneType), "a number of 0 or more, or None"),
-    "max_grad_spike": ((int, float, NoneType), "a number above 1, or None"),
-    "cpu_target": ((str,), "a str"),
-    "amp_scaling": ((bool,), "a bool"),
-    "arithmetic": ((str,), "'exact' or 'fast'"),
-    "prefetch_in_backward": ((bool, int, str), "a bool or bytes as an int or '2GiB'"),
-    "step_in_backward": ((bool, int, str), "a bool or bytes as an int or '64MiB'"),
-    "offload_in_backward": ((bool,), "a bool"),
-    "foreach": ((bool, NoneType), "a bool or None"),
-    "fused": ((bool, NoneType), "a bool or None"),
+# Every option but the refused ones: its default, its types, and their name in messages. The core knows which strings are valid.
+# tools/docs_site.py reads the defaults.
+OPTIONS: dict[str, tuple[Any, tuple[type, ...], str]] = {
+    "state": ("dynamic8", (str,), "a str"),
+    "master": (None, (str, NoneType), "'residual16', 'residual8', 'stochastic' or None"),
+    "memory": (
+        None, (Memory, Mapping, str, NoneType), "a lowtide.Memory, a mapping of its fields, 'host=8GiB,disk=/scratch', or None"
+    ),
+    "max_grad_norm": (None, (int, float, NoneType), "a number of 0 or more, or None"),
+    "max_grad_spike": (None, (int, float, NoneType), "a number above 1, or None"),
+    "rounding": ("auto", (str,), "'auto', 'nearest' or 'stochastic'"),
+    "seed": (0, (Integral,), "an integer from 0 to 2^63 - 1"),
+    "nonfinite": ("skip", (str,), "'skip', 'raise' or 'propagate'"),
+    "min_quantized_numel": (4096, (Integral,), "an integer from 0 to 2^63 - 1"),
+    "maximize": (False, (bool, int), "a bool"),
+    "amp_scaling": (False, (bool,), "a bool"),
+    "prefetch_in_backward": (False, (bool, int, str), "a bool or bytes as an int or '2GiB'"),
+    "step_in_backward": (False, (bool, int, str), "a bool or bytes as an int or '64MiB'"),
+    "offload_in_backward": (False, (bool,), "a bool"),
+    "arithmetic": ("exact", (str,), "'exact' or 'fast'"),
+    "cpu_target": ("", (str,), "a str"),
+    "foreach": (None, (bool, NoneType), "a bool or None"),
+    "fused": (None, (bool, NoneType), "a bool or None"),
 }
+DEFAULTS = {name: default for name, (default, _, _) in OPTIONS.items()}
+# The core's list of a parameter group's options.
+GROUP_OPTIONS = {name: DEFAULTS[name] for name, _, _ in _core.group_options()}
+# Arguments of other libraries, and their equals here.
+_ELSEWHERE = {
+    "optim_bits": 'state="dynamic8" for 8 bits, state="fp32" for 32',
+    "bits": 'state="dynamic8" for 8 bits, state="fp32" for 32',
+    "min_8bit_size": "min_quantized_numel",
+    "is_paged": 'memory=lowtide.Memory(device="auto")',
+    "learning_rate": "lr",
+    "beta1": "betas=(beta1, beta2)",
+    "beta2": "betas=(beta1, beta2)",
+}
+_OF_BITS = {"4": "dynamic4", "8": "dynamic8", "16": "bf16", "32": "fp32"}
 
 
 class Options(TypedDict, total=False):
@@ -61,27 +80,27 @@ class Options(TypedDict, total=False):
             signed average must not exceed 0.9 (ValueError).
         master: (group) how bfloat16 and float16 weights keep float32 precision: "residual16" (all of it), "residual8",
             "stochastic" or None, the default.
-        rounding: (group) how state is rounded to its format: "nearest", "stochastic", or "auto", the default: stochastic for
-            averages and sums, so that they stay unbiased ("bf16": only if their beta is 0.995 or more).
-        min_quantized_numel: (group) parameters with fewer elements keep float32 state; 4096 by default.
-        maximize: (group) step along the gradient instead of against it.
-        seed: seed of stochastic rounding, 0 by default: the same seed and steps give the same bits.
-        nonfinite: the reaction to a NaN, an infinity or a magnitude of 2^62 or more: "skip" the step and count it (the
-            default), "raise", or "propagate".
-        amp_scaling: GradScaler passes its scale and its verdict to the step, which then unscales gradients without checking
-            them.
+        memory: (group: a separate budget) where state may live, as a `Memory`, a mapping of its fields, or text such as
+            "host=8GiB,disk=/scratch"; None: no limit (docs/devices.md).
         max_grad_norm: every step clips the gradients of all groups together to this norm, as `clip_grad_norm_` would; None, the
             default: no clipping.
         max_grad_spike: a step is skipped if the norm of its gradients exceeds the median of recent steps this many times
             (docs/pytorch.md); None, the default: no step is.
-        cpu_target: instruction set, such as "avx2", for comparisons; only changes speed. "", the default: the best.
-        memory: (group: a separate budget) where state may live, as a `Memory`, a mapping of its fields, or text such as
-            "host=8GiB,disk=/scratch"; None: no limit (docs/devices.md).
-        arithmetic: on devices that have a choice (CUDA): "exact", the same bits as the CPU (the default), or "fast".
+        rounding: (group) how state is rounded to its format: "nearest", "stochastic", or "auto", the default: stochastic for
+            averages and sums, so that they stay unbiased ("bf16": only if their beta is 0.995 or more).
+        seed: seed of stochastic rounding, 0 by default: the same seed and steps give the same bits.
+        nonfinite: the reaction to a NaN, an infinity or a magnitude of 2^62 or more: "skip" the step and count it (the
+            default), "raise", or "propagate".
+        min_quantized_numel: (group) parameters with fewer elements keep float32 state; 4096 by default.
+        maximize: (group) step along the gradient instead of against it.
+        amp_scaling: GradScaler passes its scale and its verdict to the step, which then unscales gradients without checking
+            them.
         prefetch_in_backward: read streaming state during backward, into at most that many bytes.
         step_in_backward: step and free gradients during backward, as soon as there are that many bytes.
         offload_in_backward: gradients of parameters on a device that the CPU steps (`Memory(step=)`) move to host memory during
             backward, are summed there until the step, and take no device memory.
+        arithmetic: on devices that have a choice (CUDA): "exact", the same bits as the CPU (the default), or "fast".
+        cpu_target: instruction set, such as "avx2", for comparisons; only changes speed. "", the default: the best.
         foreach: accepted for code written for torch.optim, and ignored: a step is always one fused call.
         fused: likewise.
         capturable: must be False.
@@ -91,20 +110,20 @@ class Options(TypedDict, total=False):
 
     state: str
     master: str | None
-    rounding: str
-    min_quantized_numel: int
-    maximize: bool
-    seed: int
-    nonfinite: str
-    amp_scaling: bool
+    memory: Memory | Mapping[str, Any] | str | None
     max_grad_norm: float | None
     max_grad_spike: float | None
-    cpu_target: str
-    memory: Memory | Mapping[str, Any] | str | None
-    arithmetic: str
+    rounding: str
+    seed: int
+    nonfinite: str
+    min_quantized_numel: int
+    maximize: bool
+    amp_scaling: bool
     prefetch_in_backward: bool | int | str
     step_in_backward: bool | int | str
     offload_in_backward: bool
+    arithmetic: str
+    cpu_target: str
     foreach: bool | None
     fused: bool | None
     capturable: bool
@@ -122,7 +141,13 @@ def check_options(
     for key in options:
         if key in known or key in REFUSED:
             continue
-        raise TypeError(f"{where}: got unknown argument {key!r}{hint(key, known)}, wanted one of {', '.join(known)}")
+        if key in _ELSEWHERE:
+            wanted = f", wanted {_ELSEWHERE[key]}"
+        elif wanted := hint(key, known):
+            wanted += f": help({where}) lists all arguments"
+        else:
+            wanted = f", wanted one of {', '.join(known)}"
+        raise TypeError(f"{where}: got unknown argument {key!r}{wanted}")
     check_kinds(options, where)
 
 
@@ -137,12 +162,41 @@ def check_kinds(options: Mapping[str, Any], where: str) -> None:
     """Raises TypeError for an option of the wrong type, ValueError for an option that must not be ignored."""
     for name, reason in REFUSED.items():
         expect(not options.get(name), f"{where}: {name}", repr(options.get(name)), f"False or None: {reason}")
-    for name, (kinds, wanted) in _KINDS.items():
+    for name, (_, kinds, wanted) in OPTIONS.items():
         if name not in options:
             continue
         value = options[name]
+        likely = _likely_format(value) if name == "state" else ""
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise TypeError(f"{where}: {name}: got {value!r} ({type(value).__name__}), wanted {wanted}")
+            raise TypeError(f"{where}: {name}: got {value!r} ({type(value).__name__}), wanted {wanted}{likely}")
+        if likely:
+            raise ValueError(f"{where}: got state {value!r}{likely}, wanted one of: {', '.join(_core.codec_names())}")
         least = not isinstance(value, (int, float)) or (value > 1 if name == "max_grad_spike" else value >= 0)  # false for NaN
         if bool not in kinds and (not least or isinstance(value, Integral) and int(value) >= 2**63):
             raise ValueError(f"{where}: {name}: got {value!r}, wanted {wanted}")
+
+
+def _likely_format(value: object) -> str:
+    """Words for an error about a state format that does not exist, if its name says the number of bits; "" for others."""
+    bits = re.search(r"32|16|8|4", str(value))
+    if bits is None or value in _core.codec_names():
+        return ""
+    return hint(value, _core.codec_names(), likeness=0.8) or f" (did you mean {_OF_BITS[bits[0]]!r}?)"
+
+
+def show_options(init: Callable[..., None], without: Sequence[str] = ()) -> None:
+    """Makes `inspect.signature` and `help` of a constructor that takes `**options: Unpack[Options]` list these options, with their
+    defaults. without: options that the class refuses."""
+    signature = inspect.signature(init)
+    if any(one.annotation in (Unpack[Options], "Unpack[Options]") for one in signature.parameters.values()):
+        init.__signature__ = with_options(signature, without)  # type: ignore[attr-defined]
+
+
+def with_options(signature: inspect.Signature, without: Sequence[str] = (), **defaults: Any) -> inspect.Signature:
+    """The signature, with keyword arguments for options in place of its last parameter. defaults: those that differ."""
+    kinds, keyword = Options.__annotations__, inspect.Parameter.KEYWORD_ONLY
+    shown = [
+        inspect.Parameter(name, keyword, default=default, annotation=kinds.get(name, type(default)))
+        for name, default in {**DEFAULTS, **defaults}.items() if name not in without
+    ]  # fmt: skip
+    return signature.replace(parameters=[*list(signature.parameters.values())[:-1], *shown])

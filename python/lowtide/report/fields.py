@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
 from typing_extensions import TypedDict
 
 from lowtide import _core
+from lowtide.report.text import seconds_text, size_text, table_text
 
 
 class CoreReport(TypedDict):
@@ -38,7 +43,28 @@ class Report(CoreReport):
     bytes_per_parameter: float
 
 
-_FIELDS = [*_core.report_fields(), ("bytes_per_parameter", "bytes", "state_bytes per element")]
-Report.__doc__ = "What `Optimizer.report` returns:\n\n" + "\n".join(
+_FIELDS = [*_core.report_fields(), ("bytes_per_parameter", "bytes per element", "state_bytes per element")]
+Report.__doc__ = "What `Optimizer.report` returns, a dict; `str()` gives a table without zeros.\n\n" + "\n".join(
     f"* `{name}` ({unit}): {meaning}" for name, unit, meaning in _FIELDS
 )
+
+
+def _plain(value: int | str) -> str:
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "bytes": size_text, "bytes per step": size_text, "bytes per element": "{:.2f} bytes".format, "seconds": seconds_text,
+}  # fmt: skip
+
+
+class ShownReport(dict[str, Any]):
+    """A report as `Optimizer.report` returns it."""
+
+    def __str__(self) -> str:
+        rows = [(name, _TEXTS.get(unit, _plain)(self[name])) for name, unit, _ in _FIELDS if self.get(name)]
+        return "\n".join(table_text(rows)) if rows else "nothing yet"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A type that torch.load reads with weights_only=True."""
+        return OrderedDict, (), None, None, iter(self.items())

@@ -28,7 +28,7 @@ def refusals() -> Iterator[None]:
         raise
     except Exception as error:
         wanted = "plain tensors and numbers, as Lowtide or the other library saves"
-        raise ValueError(f"state_dict: got unreadable entries ({type(error).__name__}: {error}), wanted {wanted}") from error
+        raise ValueError(f"state_dict: got unreadable entries ({type(error).__name__}: {error}), wanted {wanted}") from None
 
 
 def load(

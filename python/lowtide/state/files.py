@@ -100,7 +100,7 @@ def read_metadata(text: str, where: str) -> Any:
     try:
         return json.loads(text or "{}")
     except (ValueError, RecursionError) as error:  # including numbers that are too long
-        raise ValueError(f"{where}: got metadata that is not JSON: {error}") from error
+        raise ValueError(f"{where}: got metadata that is not JSON: {error}") from None
 
 
 def _shards(engine: Engine) -> dict[str, Any]:

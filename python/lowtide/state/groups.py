@@ -118,6 +118,6 @@ def read_groups(
                     _core.check_group(*common, hyper, codecs)
                     anew = True
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error}") from error
+            raise ValueError(f"{where}: {error}") from None
     expect(len(spread) < 2, "param_groups", f"{SPREAD!r} in some groups", "it in all or none")
     return Groups(groups, numbers, saved_codecs if ours else None, True in spread, saved, anew)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from weakref import ref
 
 import torch
@@ -89,18 +90,26 @@ def layout(engine: Engine, number: int) -> dict[str, torch.Tensor]:
 
 def _tensors(engine: Engine, number: int, fullest: bool) -> dict[str, torch.Tensor]:
     """Tensors on "meta" like the state that a parameter has with its current hyper-parameters or, if `fullest`, with any."""
-    group = next(each for each in engine.groups if each.has(number))
-    param, local = engine.params[number], local_of(engine.tensors[number])
-    found = _core.state_layout(
-        group.rule or engine.family.core_rule, group.pushed, group.options, list(local.shape),
-        str(local.dtype).removeprefix("torch."), shard_of(param.tensor, param.sharding), fullest,
-    )  # fmt: skip
     return {
-        name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in found.tensors
+        name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in _layout(engine, number, fullest)
     }
 
 
-def wanted_bytes(engine: Engine) -> int:
-    """Bytes of state that currently trained parameters have from their first step on."""
-    trained = (i for i, param in enumerate(engine.params) if param.place and param.tensor.requires_grad)
-    return sum(like.nbytes for i in trained for like in _tensors(engine, i, fullest=False).values())
+def _layout(engine: Engine, number: int, fullest: bool) -> Sequence[tuple[str, str, list[int]]]:
+    """Name, type and sizes of these tensors."""
+    group = next(each for each in engine.groups if each.has(number))
+    param, local = engine.params[number], local_of(engine.tensors[number])
+    return _core.state_layout(
+        group.rule or engine.family.core_rule, group.pushed, group.options, list(local.shape),
+        str(local.dtype).removeprefix("torch."), shard_of(param.tensor, param.sharding), fullest,
+    ).tensors  # fmt: skip
+
+
+def wanted_bytes(engine: Engine) -> list[int]:
+    """For each parameter group, the bytes of state that its currently trained parameters have from their first step on."""
+    found = [0] * len(engine.members)
+    for number, param in enumerate(engine.params):
+        if param.place and param.tensor.requires_grad:
+            layout = _layout(engine, number, fullest=False)
+            found[param.group] += sum(math.prod(sizes) * getattr(torch, dtype).itemsize for _, dtype, sizes in layout)
+    return found

@@ -272,7 +272,7 @@ class StreamedWeights:
         except OSError as error:
             text = f"{what} the weights of {self.units[number].name}: {error.strerror}"
             self._failure = OSError(error.errno, text) if error.errno else OSError(text)
-            raise self._failure from error
+            raise self._failure from None
 
 
 def _before(of: weakref.ref[StreamedWeights], number: int, module: nn.Module, args: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 import json
 import re
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import lowtide
 import lowtide.distributed
 import pytest
+from lowtide.optimizers.classes import CLASSES
+from lowtide.options.options import OPTIONS
 
 ROOT = Path(__file__).parents[3]
 HEADERS = sorted((ROOT / "include" / "lowtide").glob("*.h"))
@@ -95,6 +98,21 @@ def test_every_option_is_explained(site, figure):
     without = [name for name in lowtide.Options.__annotations__ if not re.search(rf"\b{name}\b[^–]{{0,120}}–\s+\S", text)]
     figure(f"options {len(lowtide.Options.__annotations__)}, without an explanation {len(without)}")
     assert not without
+
+
+def test_signatures_show_the_options_with_their_defaults(site, figure):
+    """As `inspect.signature` shows them, for each class."""
+    found = 0
+    for page, classes in (("optimizers", [*CLASSES.values(), lowtide.NAdam]), ("votes", [lowtide.distributed.Signum])):
+        text = words(site / "api" / f"{page}.html")
+        for cls in classes:
+            parameters = inspect.signature(cls).parameters.values()
+            signature = text.partition(f"{cls.__name__}(\n    params: ")[2].partition("\n)\n")[0]
+            shown = dict(re.findall(r"^    (\w+): [^=]*= (.*),$", signature, re.M))
+            wanted = {one.name: repr(one.default).replace("'", '"') for one in parameters if one.name in OPTIONS}
+            assert wanted and {name: default for name, default in shown.items() if name in OPTIONS} == wanted, cls
+            found += len(wanted)
+    figure(f"options in signatures {found}, with another default 0")
 
 
 def test_search_finds_pages_and_names(site, figure):

@@ -208,12 +208,10 @@ def test_named_parameters(seed):
     assert opt.param_groups[0]["param_names"] == ["weight", "bias"]
 
 
-def test_repr_names_the_options_that_matter():
-    text = repr(lowtide.AdamW([parameter(3)]))
-    assert text.startswith("AdamW (\nlowtide ") and "state: dynamic8" in text and "lowtide_" not in text
-    budgets = repr(lowtide.AdamW([{"params": [parameter(3)], "memory": lowtide.Memory(host="2MiB")}],
-                                 memory=lowtide.Memory(host="1MiB")))  # fmt: skip
-    assert "memory: Memory(" in budgets and "'1MiB'" in budgets and "'2MiB'" in budgets
+def test_repr_names_the_budgets():
+    text = repr(lowtide.AdamW([{"params": [parameter(3)], "memory": lowtide.Memory(host="2MiB")}], memory=lowtide.Memory(host="1MiB")))
+    of_all, of_group = text.splitlines()
+    assert "memory=Memory(host='1MiB')" in of_all and "memory=Memory(host='2MiB')" in of_group
 
 
 def test_backends_say_what_is_there():

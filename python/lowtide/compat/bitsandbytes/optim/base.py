@@ -13,10 +13,12 @@ from lowtide.checks.values import expect
 from lowtide.compat.bitsandbytes.optim.entry import Entry
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.options.options import Options
+from lowtide.options.options import Options, with_options
 
-# bitsandbytes rounds 8-bit state to nearest.
-ROUNDING = "nearest"
+# Lowtide's options as bitsandbytes has them: it rounds 8-bit state to nearest.
+DEFAULTS = {"rounding": "nearest"}
+# Options that an argument of bitsandbytes sets.
+_INSTEAD = {"state": "optim_bits", "min_quantized_numel": "min_8bit_size"}
 # A paged optimizer's state takes the device memory that nothing else needs, and host memory for the rest. For parameters on the
 # CPU this sets no limit.
 PAGED = Memory(device="auto")
@@ -75,14 +77,13 @@ class BitsandbytesOptimizer(Optimizer):
             if key in options:
                 options.pop(key)
                 warnings.warn(f"{name}: {key} has no effect: {reason}", stacklevel=2)
-        for key, instead in (("state", "optim_bits"), ("min_quantized_numel", "min_8bit_size")):
+        for key, instead in _INSTEAD.items():
             if key in options:
                 raise TypeError(f"{name}: got {key!r}, wanted {instead!r}")
         for key, (wanted, reason) in self._required.items():
             expect(bool(given.pop(key)) == wanted, f"{name}: {key}", not wanted, f"{wanted}{reason}")
         self.synchronous = bool(options.pop("synchronous", False))
-        options |= self._options(given, name)
-        options.setdefault("rounding", ROUNDING)
+        options = {**DEFAULTS, **options, **self._options(given, name)}
         paged = given.pop("is_paged", False)
         if self._paged or paged:
             options.setdefault("memory", PAGED)
@@ -203,7 +204,8 @@ def variant(
 
 def _class(name: str, base: Class, text: str, signature: inspect.Signature, **body: Any) -> Class:
     body |= {"__doc__": text, "__module__": __name__.replace("base", "classes"), "_signature": signature}
-    return cast("Class", type(name, (base,), {**body, "__signature__": signature}))
+    defaults = {**DEFAULTS, "synchronous": False, **({"memory": PAGED} if body.get("_paged") else {})}
+    return cast("Class", type(name, (base,), {**body, "__signature__": with_options(signature, [*_INSTEAD], **defaults)}))
 
 
 def _betas(betas: str, where: str) -> tuple[float, ...]:
