@@ -159,6 +159,8 @@ class Optimizer(torch.optim.Optimizer):
             self._follow_state()
         where = f"parameter group {len(self.param_groups)}"
         expect("params" in param_group, where, f"keys {sorted(map(str, param_group))}", "'params' among them")
+        if self.engine.family.rule == "adamw" and param_group.get("decoupled_weight_decay"):  # a group of torch.optim.AdamW
+            param_group = {key: value for key, value in param_group.items() if key != "decoupled_weight_decay"}
         check_kinds(param_group, where)
         self._chose_master |= "master" in param_group
         warn_of_misspelt(param_group, ("params", "memory", *self.defaults, *self._beside), where)

@@ -9,7 +9,7 @@ import lowtide
 import pytest
 import torch
 from lowtide import distributed
-from support import CODECS, RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits
+from support import CODECS, RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits, step_alike
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
@@ -155,6 +155,15 @@ def test_foreach_and_fused_change_nothing(flags, seed):
     assert bits(a) == bits(b) and not b.grad.any()
     flagged.zero_grad()
     assert b.grad is None
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "NAdam", "SGD", "RMSprop", "Adagrad"])
+def test_groups_of_torchs_optimizer_make_one_here(name: str, seed: int) -> None:
+    params = [parameter(3, 5)]
+    theirs = getattr(torch.optim, name)(params, lr=0.01, weight_decay=0.1)
+    opt = getattr(lowtide, name)(theirs.param_groups, lr=0.5)
+    assert opt.param_groups[0]["lr"] == 0.01 and opt.param_groups[0]["weight_decay"] == 0.1
+    step_alike((params, opt))
 
 
 def test_add_param_group_while_training(seed):
