@@ -68,10 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         require_packages(PACKAGES)
-        job = paged.job_of(args)
-        print(f"LLaMA, {job.num_layers} layers of {job.hidden_size}, {job.dtype}, {job.train_steps} steps of "
-              f"{job.batch_size} x {job.seq_len} tokens on {job.device}; {job.budget} of fast memory for paged state")  # fmt: skip
-        runs = {name: memory.alone(train, job, name, args.disk) for name in CLASSES}
+        from lowtide.cli.waiting import Waiting
+
+        with Waiting("benchmark_paged_memory") as wait:
+            wait("importing torch")
+            job = paged.job_of(args)
+            wait.say(f"LLaMA, {job.num_layers} layers of {job.hidden_size}, {job.dtype}, {job.train_steps} steps of "
+                     f"{job.batch_size} x {job.seq_len} tokens on {job.device}; {job.budget} of fast memory for paged state")  # fmt: skip
+            runs = {}
+            for name in CLASSES:
+                wait(f"training with {name}")
+                runs[name] = memory.alone(train, job, name, args.disk)
     except (ExampleError, ValueError, OSError) as error:
         print(f"benchmark_paged_memory: {error}", file=sys.stderr)
         return 2

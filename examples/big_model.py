@@ -105,12 +105,15 @@ def draw(model: Any, seed: int) -> None:
             param.normal_(0, 0.02, generator=random) if param.ndim > 1 else param.fill_(1)
 
 
-def train(shape: Shape, args: argparse.Namespace, run: Run) -> None:
+def train(shape: Shape, args: argparse.Namespace, run: Run, wait: Any) -> None:
+    """wait: is told what takes long, and prints lines: `lowtide.cli.waiting.Waiting`."""
+    wait("importing torch")
     import torch
     from llama.model import next_token_loss, weights_sha256
 
     import lowtide
 
+    wait("making the model")
     begin = time.perf_counter()
     memory = lowtide.Memory(host=run.ram - BESIDE, disk=args.disk) if run.ram else lowtide.Memory(host="100%")
     master = args.master if args.dtype == "bfloat16" else None
@@ -125,9 +128,10 @@ def train(shape: Shape, args: argparse.Namespace, run: Run) -> None:
     else:
         draw(model, args.seed)
     run.params = sum(param.numel() for param in model.parameters())
-    print(f"{run.params:,} parameters {f'read from {saved}' if saved else 'made'} in {time.perf_counter() - begin:.0f} s", flush=True)
+    wait.say(f"{run.params:,} parameters {f'read from {saved}' if saved else 'made'} in {time.perf_counter() - begin:.0f} s")
     moved = [0, 0, *weight_bytes(model)]
     for number in range(int(saved.name) if saved else 0, args.steps):
+        wait(f"step {number + 1} of {args.steps}")
         random = torch.Generator().manual_seed(args.seed + number)
         tokens = torch.randint(shape.vocab, (args.batch, args.sequence + 1), generator=random)
         times = [time.perf_counter()]
@@ -143,7 +147,7 @@ def train(shape: Shape, args: argparse.Namespace, run: Run) -> None:
         names = ("state read", "state written", "weights read", "weights written")
         run.moved.append({name: now - then for name, now, then in zip(names, moved, before, strict=True)})
         shown = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run.seconds[-1].items())
-        print(f"step {number + 1}: loss {run.losses[-1]:.4f}; {shown}", flush=True)
+        wait.say(f"step {number + 1}: loss {run.losses[-1]:.4f}; {shown}")
         if args.save:
             save(args.save, number + 1, model, optimizer)
             moved[2:] = weight_bytes(model)
@@ -237,7 +241,10 @@ def main(arguments: list[str] | None = None) -> int:
             run.ram = size_of("--ram", args.ram)
             if run.ram <= BESIDE:
                 raise ExampleError(f"--ram: got {args.ram}, wanted more than the {BESIDE / 2**30:.2f} GiB of Python and torch")
-        train(shape, args, run)
+        from lowtide.cli.waiting import Waiting
+
+        with Waiting("big_model") as wait:
+            train(shape, args, run, wait)
     except (ExampleError, ValueError, OSError, MemoryError) as error:
         print(f"big_model: {error}", file=sys.stderr)
         return 2

@@ -82,12 +82,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require_packages(PACKAGES)
         import lowtide
         from llama.text import load_corpus, prepare
+        from lowtide.cli.waiting import Waiting
 
-        lowtide.hf.optimizer(args.optim)
-        memory = lowtide.Memory(host=args.host, disk=args.disk) if args.host else None
-        config = config_of(args, lr=5e-3, warmup=args.steps // 10)
-        tokens = prepare(config, load_corpus(config))
-        whole, resumed = (train(config, tokens, args.optim, memory, resume) for resume in (False, True))
+        with Waiting("finetune_lora") as wait:
+            wait("importing torch and transformers")
+            lowtide.hf.optimizer(args.optim)
+            memory = lowtide.Memory(host=args.host, disk=args.disk) if args.host else None
+            config = config_of(args, lr=5e-3, warmup=args.steps // 10)
+            wait("making tokens")
+            tokens = prepare(config, load_corpus(config))
+            wait(f"training {args.steps} steps")
+            whole = train(config, tokens, args.optim, memory, resume=False)
+            wait(f"training again from step {args.steps // 2}")
+            resumed = train(config, tokens, args.optim, memory, resume=True)
     except (ExampleError, ValueError, OSError) as error:
         print(f"finetune_lora: {error}", file=sys.stderr)
         return 2

@@ -56,6 +56,7 @@ class Task:
     """The options, the text, and the model that every run begins with."""
 
     args: argparse.Namespace
+    wait: Any  # is told what takes long, and prints lines: `lowtide.cli.waiting.Waiting`
     device: str
     tokenizer: Any
     rows: list[dict[str, Any]]  # "input_ids", "attention_mask" and "labels": int64 tensors of max_length
@@ -113,8 +114,9 @@ def tokenizer_of(args: argparse.Namespace, corpus: Any) -> Any:
     return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
 
 
-def task_of(args: argparse.Namespace, device: str) -> Task:
+def task_of(args: argparse.Namespace, wait: Any, device: str) -> Task:
     """Reads and encodes the text."""
+    wait("importing transformers and reading the text")
     is_file = Path(args.dataset).suffix in (".json", ".jsonl", ".txt") or Path(args.dataset).exists()
     corpus = load_corpus(Config(data=args.dataset)) if is_file else downloaded(args.dataset)
     tokenizer = tokenizer_of(args, corpus)
@@ -123,7 +125,7 @@ def task_of(args: argparse.Namespace, device: str) -> Task:
         encoded = tokenizer(record.text, truncation=True, max_length=args.max_length, padding="max_length", return_tensors="pt")
         ids, mask = encoded["input_ids"][0], encoded["attention_mask"][0]
         rows.append({"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)})
-    return Task(args, device, tokenizer, rows)
+    return Task(args, wait, device, tokenizer, rows)
 
 
 def train(task: Task, name: str, scratch: str) -> list[float]:
@@ -131,8 +133,10 @@ def train(task: Task, name: str, scratch: str) -> list[float]:
     import torch
 
     args = task.args
+    task.wait("making the model")
     model = task.model()
     optimizer = task.optimizer(name, model, scratch)
+    task.wait("training")
     order = torch.Generator().manual_seed(42)
     loader = torch.utils.data.DataLoader(task.rows, batch_size=args.batch_size, shuffle=True, generator=order)
     losses: list[float] = []
@@ -145,20 +149,20 @@ def train(task: Task, name: str, scratch: str) -> list[float]:
             optimizer.zero_grad()
             losses.append(loss.item())
             if (len(losses) - 1) % args.log_interval == 0:
-                print(f"  step {len(losses) - 1:4d} | loss {losses[-1]:.4f} | {time.perf_counter() - start:.1f} s")
+                task.wait.say(f"  step {len(losses) - 1:4d} | loss {losses[-1]:.4f} | {time.perf_counter() - start:.1f} s")
             if len(losses) == args.steps:
                 break
     report = optimizer.report()
     places = {"RAM": "allocated_bytes", "disk": "disk_bytes"} if task.device == "cpu" else {"device": "device_bytes", "host": "allocated_bytes"}
     taken = ", ".join(f"{place} {report[key] / 1e6:.1f} MB" for place, key in places.items())
-    print(f"  state: {report['state_bytes'] / 1e6:.1f} MB; taken for it, with buffers: {taken}")
+    task.wait.say(f"  state: {report['state_bytes'] / 1e6:.1f} MB; taken for it, with buffers: {taken}")
     return losses
 
 
 def single(task: Task, scratch: str) -> bool:
     """One optimizer; whether the loss fell."""
     losses = train(task, task.args.optimizer, scratch)
-    print(f"loss {losses[0]:.4f} → {losses[-1]:.4f}")
+    task.wait.say(f"loss {losses[0]:.4f} → {losses[-1]:.4f}")
     write_json(Path(task.args.out) / "report.json", {task.args.optimizer: losses})
     return losses[-1] < losses[0]
 
@@ -168,13 +172,13 @@ def compare(task: Task, scratch: str) -> bool:
     plain = task.args.optimizer.removeprefix("paged_")
     runs = {}
     for name in (plain, f"paged_{plain}"):
-        print(f"{name}:")
+        task.wait.say(f"{name}:")
         runs[name] = train(task, name, scratch)
     a, b = runs.values()
-    print(f"{'step':>5s} | {plain:>14s} | {'paged_' + plain:>16s} | {'difference':>10s}")
+    task.wait.say(f"{'step':>5s} | {plain:>14s} | {'paged_' + plain:>16s} | {'difference':>10s}")
     for step in range(0, len(a), task.args.log_interval):
-        print(f"{step:5d} | {a[step]:14.4f} | {b[step]:16.4f} | {abs(a[step] - b[step]):10.6f}")
-    print(f"largest difference: {max(abs(x - y) for x, y in zip(a, b, strict=True)):g}")
+        task.wait.say(f"{step:5d} | {a[step]:14.4f} | {b[step]:16.4f} | {abs(a[step] - b[step]):10.6f}")
+    task.wait.say(f"largest difference: {max(abs(x - y) for x, y in zip(a, b, strict=True)):g}")
     write_json(Path(task.args.out) / "report.json", runs)
     return a == b
 
@@ -185,8 +189,10 @@ def with_trainer(task: Task, scratch: str) -> bool:
     from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
     args = task.args
+    task.wait("making the model")
     model = task.model()
     optimizer = task.optimizer(args.optimizer, model, scratch)
+    task.wait("training, saving and loading")
     folder = Path(args.out) / "trainer"
     settings = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=args.batch_size, max_steps=args.steps,
@@ -196,12 +202,12 @@ def with_trainer(task: Task, scratch: str) -> bool:
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     trainer = Trainer(model=model, args=settings, train_dataset=task.rows, optimizers=(optimizer, scheduler))
     result = trainer.train()
-    print(f"mean loss {result.training_loss:.4f} over {result.global_step} steps")
+    task.wait.say(f"mean loss {result.training_loss:.4f} over {result.global_step} steps")
     trainer.save_model(str(folder / "final"))
     task.tokenizer.save_pretrained(str(folder / "final"))
     loaded = AutoModelForCausalLM.from_pretrained(folder / "final", dtype=model.dtype)
     same = all(torch.equal(a.cpu(), b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
-    print(f"saved to {folder / 'final'}, and loaded: {'the same weights' if same else 'OTHER WEIGHTS'}")
+    task.wait.say(f"saved to {folder / 'final'}, and loaded: {'the same weights' if same else 'OTHER WEIGHTS'}")
     return same
 
 
@@ -228,20 +234,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         require_packages((*PACKAGES, "accelerate") if args.use_trainer else PACKAGES)
-        device = args.device or paged.best_device()
-        paged.check_device(device)
         for name in ("batch_size", "max_length", "steps", "log_interval"):
             if getattr(args, name) < 1:
                 raise ExampleError(f"--{name}: got {getattr(args, name)}, wanted 1 or more")
         if args.steps < 2 and not (args.compare or args.use_trainer):
             raise ExampleError(f"--steps: got {args.steps}, wanted 2 or more: the last loss must be below the first")
-        if args.model is None:
-            job_of(args, device)  # refuses a shape before the text is read
-        print(f"{args.optimizer} on {device}, {args.dtype}: {args.steps} steps of {args.batch_size} x {args.max_length} tokens")
-        task = task_of(args, device)
+        from lowtide.cli.waiting import Waiting
+
         run = compare if args.compare else with_trainer if args.use_trainer else single
-        with tempfile.TemporaryDirectory(dir=args.disk) as scratch:
-            right = run(task, scratch)
+        with tempfile.TemporaryDirectory(dir=args.disk) as scratch, Waiting("paged_xpu_training") as wait:
+            wait("importing torch")
+            device = args.device or paged.best_device()
+            paged.check_device(device)
+            if args.model is None:
+                job_of(args, device)  # refuses a shape before the text is read
+            wait.say(f"{args.optimizer} on {device}, {args.dtype}: {args.steps} steps of {args.batch_size} x {args.max_length} tokens")
+            right = run(task_of(args, wait, device), scratch)
     except (ExampleError, ValueError, OSError) as error:
         print(f"paged_xpu_training: {error}", file=sys.stderr)
         return 2

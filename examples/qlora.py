@@ -114,14 +114,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         require_packages((*PACKAGES, "bitsandbytes"))
         import lowtide
+        from lowtide.cli.waiting import Waiting
 
         if args.steps < 2:
             raise ExampleError(f"--steps: got {args.steps}, wanted 2 or more")
         config = config_of(args, lr=2e-3)
-        with tempfile.TemporaryDirectory(dir=args.disk) as disk:
+        with tempfile.TemporaryDirectory(dir=args.disk) as disk, Waiting("qlora") as wait:
+            wait("importing torch")
             lowtide.Memory(host=args.host, disk=disk)  # refuses what cannot be used, before anything runs
             budgets = {"torch's AdamW": None, "PagedAdamW8bit": args.host}
-            runs = {name: memory.alone(train, config, budget, disk) for name, budget in budgets.items()}
+            runs = {}
+            for name, budget in budgets.items():
+                wait(f"training with {name}")
+                runs[name] = memory.alone(train, config, budget, disk)
     except (ExampleError, ValueError, OSError) as error:
         print(f"qlora: {error}", file=sys.stderr)
         return 2

@@ -57,8 +57,8 @@ def loss_of(model: Any, tokens: Any, advantages: Any) -> Any:
     return -(advantages[:, None] * taken).mean()
 
 
-def train(config: Config, device: str, memory: Any, hands_over: bool) -> Run:
-    """`config.steps` rounds of both phases."""
+def train(config: Config, device: str, memory: Any, hands_over: bool, wait: Any) -> Run:
+    """`config.steps` rounds of both phases. wait: is told of each (`lowtide.cli.waiting.Waiting`)."""
     import torch
     from llama.model import build_model, parameter_groups, weights_sha256
 
@@ -81,6 +81,7 @@ def train(config: Config, device: str, memory: Any, hands_over: bool) -> Run:
         run.handed_over.append((name, abs(optimizer.report()["offloaded_bytes"] - before), seconds))
 
     for step in range(config.steps):
+        wait(f"round {step + 1} of {config.steps} {'with' if hands_over else 'without'} hand-overs")
         if hands_over and step:  # state begins with the first step
             hand_over("offload")
         prompts = torch.randint(VOCAB, (config.batch, PROMPT), generator=random).to(device)
@@ -127,14 +128,16 @@ def main(arguments: list[str] | None = None) -> int:
             raise ExampleError(f"--length: got {args.length}, wanted more than the {PROMPT} tokens of a prompt")
         config = Config(steps=args.rounds, batch=args.batch, context=args.length, width=args.width, layers=args.layers, heads=4,
                         lr=3e-3)  # fmt: skip
-        check_device(args.device)
         import lowtide
+        from lowtide.cli.waiting import Waiting
 
-        with tempfile.TemporaryDirectory(dir=args.disk) as scratch:
+        with tempfile.TemporaryDirectory(dir=args.disk) as scratch, Waiting("rl_offload") as wait:
+            wait("importing torch and transformers")
+            check_device(args.device)
             # All state fits: the budget names the disk that offload() moves it to.
             memory = lowtide.Memory(host="100%", disk=scratch) if args.device == "cpu" else None
-            run = train(config, args.device, memory, hands_over=True)
-            plain = train(config, args.device, None, hands_over=False)
+            run = train(config, args.device, memory, True, wait)
+            plain = train(config, args.device, None, False, wait)
     except (ExampleError, ValueError, OSError) as error:
         print(f"rl_offload: {error}", file=sys.stderr)
         return 2

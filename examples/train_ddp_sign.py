@@ -152,6 +152,7 @@ def main() -> int:
         from cluster.methods import METHODS
         from cluster.network import Network
         from llama.text import load_corpus, prepare
+        from lowtide.cli.waiting import Waiting
 
         rate = None if args.rate == "none" else args.rate
         names = args.methods.split(",")
@@ -163,11 +164,13 @@ def main() -> int:
             raise ExampleError(f"--rate {rate}: {why}; --rate none trains without a limit")
         config = settings(args)
         args.out.mkdir(parents=True, exist_ok=True)
-        prepare(config, load_corpus(config))
         runs = {}
-        for name in names:
-            print(f"{METHODS[name].title}: {config.steps} steps ...", flush=True)
-            runs[name] = train(config, name, args.workers, rate, args.out)
+        with Waiting("train_ddp_sign") as wait:
+            wait("making tokens")
+            prepare(config, load_corpus(config))
+            for name in names:
+                wait(f"{METHODS[name].title}: {config.steps} steps")
+                runs[name] = train(config, name, args.workers, rate, args.out)
         found = report(runs, config, args.workers, rate)
         write_json(args.out / "report.json", found)
         show(found)

@@ -186,6 +186,14 @@ class Run:
 
 def train(config: Config, label: str) -> dict[str, Any] | None:
     """Trains with one optimizer, from its checkpoint if `resume` is set and there is one. None: stopped before the end."""
+    from lowtide.cli.waiting import Waiting
+
+    with Waiting(label) as wait:
+        wait("importing torch and transformers")
+        return _train(config, label, wait)
+
+
+def _train(config: Config, label: str, wait: Any) -> dict[str, Any] | None:
     import torch
     from llama.model import weights_sha256
     from transformers import LlamaForCausalLM  # noqa: F401  before memory is measured: libraries are no part of a training
@@ -198,6 +206,7 @@ def train(config: Config, label: str) -> dict[str, Any] | None:
         run = Run(label, config)
         if config.resume and run.path.exists():
             run.restore()
+        wait("training")
         if not run.done:
             run.validate()  # where all runs start from
         spoke = 0.0
@@ -207,7 +216,7 @@ def train(config: Config, label: str) -> dict[str, Any] | None:
                 run.validate()
             if time.monotonic() > spoke + 1 or run.done == config.steps:
                 spoke = time.monotonic()
-                print(f"{label}: step {run.done}/{config.steps}, loss {run.history['loss'][-1]:.3f}", flush=True)
+                wait.say(f"{label}: step {run.done}/{config.steps}, loss {run.history['loss'][-1]:.3f}")
             stops = bool(stopped) or run.done == config.stop_after
             if stops or (config.checkpoint_every and run.done % config.checkpoint_every == 0) or run.done == config.steps:
                 run.save()
@@ -274,13 +283,16 @@ def run(config: Config) -> dict[str, Any] | None:
     require_packages(PACKAGES)
     labels = check(config)
     from llama import text
+    from lowtide.cli.waiting import Waiting
 
-    corpus = text.load_corpus(config)
-    print(f"text: {corpus.source}, {corpus.size / 1e6:.1f} MB; making tokens", flush=True)
-    tokens = text.prepare(config, corpus)
+    with Waiting("train_llama") as wait:
+        wait("reading text")
+        corpus = text.load_corpus(config)
+        wait.say(f"text: {corpus.source}, {corpus.size / 1e6:.1f} MB")
+        wait("making tokens")
+        tokens = text.prepare(config, corpus)
     runs: dict[str, Any] = {}
     for label in labels:
-        print(f"{label}: importing torch and transformers", flush=True)
         # A process of its own: peak memory then belongs to that run alone. Ctrl-C is the child's to answer.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
@@ -295,7 +307,9 @@ def run(config: Config) -> dict[str, Any] | None:
         runs[label] = found
     report = {"config": asdict(config), "source": tokens.source, "cpu": memory.cpu_name(), "runs": runs}
     write_json(Path(config.out) / "report.json", report)
-    draw(runs, Path(config.out) / "loss.png")
+    with Waiting("train_llama") as wait:
+        wait("drawing")
+        draw(runs, Path(config.out) / "loss.png")
     show(runs)
     print(f"written: {config.out}/report.json, {config.out}/loss.png")
     return report

@@ -32,7 +32,7 @@ MOST_BYTES = 48 << 20  # with this tree beside it, 64 MiB are not exceeded
 # Requirements for pip. "tests": all that the package and its tests need, and torch does not bring.
 WHEELS = {
     "tests": ("pytest", "pytest-xdist", "execnet", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",
-              "sortedcontainers", "rich", "markdown-it-py", "mdurl", "typer", "click", "shellingham", "typing_extensions", "annotated-doc", "numpy"),
+              "sortedcontainers", "typing_extensions", "numpy"),
     "bitsandbytes": ("bitsandbytes==0.50.2",),
     "torchao": ("torchao==0.18.*",),
     "flashoptim": ("flashoptim==0.1.4",),

@@ -1,7 +1,5 @@
-"""`python -m lowtide`: the command line; without arguments, `lowtide info`."""
+"""`python -m lowtide`: the command line."""
 
-import sys
+from lowtide.cli.main import program
 
-from lowtide.cli.main import main
-
-main(sys.argv[1:] or ["info"])
+program()

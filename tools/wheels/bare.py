@@ -69,7 +69,7 @@ class Bare:
         self._uninstall()
 
     def _try_programs(self) -> None:
-        """`lowtide info`, the same by `python -m lowtide`, and `lowtide bench`, which steps."""
+        """`lowtide info`, `python -m lowtide`, and `lowtide bench`, which steps."""
         program = self._python.with_name("lowtide")
         said = self._run("lowtide info", program, "info")
         if "cpu" not in said:

@@ -1,52 +1,249 @@
 """The command line: the abilities of this machine, the memory that a run will take, and the speed of a step.
 
-Exit status: 0; 1 if a plan does not fit; 2 for bad arguments or system errors, with one line on stderr.
+Exit status: 0; 1 if a plan does not fit; 2 for bad arguments or system errors, which are one line on stderr.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
-from typer.core import TyperGroup
+from typing import Any, NamedTuple, NoReturn
 
 from lowtide import _core
 from lowtide.cli import text
+from lowtide.cli.waiting import Waiting
 
-# A command imports its implementation, and torch, only after its arguments are checked: `lowtide --help` needs neither.
-FAILED, BAD = 1, 2
+# A command imports its implementation, and torch if it needs it, only after its arguments are checked.
+FAILED, BAD, STOPPED = 1, 2, 130
 _RULES, _STATES = _core.rule_names(), _core.codec_names()
 _PLANNED_RULES = [*_RULES, "muon"]
+_DEFAULT = "The default is the rule's own."
 
 
-class _Commands(TyperGroup):
-    """Reports errors as one line on stderr and status 2, without a traceback."""
+class _Parser(argparse.ArgumentParser):
+    """Raises ValueError for what it cannot read."""
 
-    def main(self, *args: Any, **more: Any) -> Any:
-        standalone = more.get("standalone_mode", True)
-        try:
-            status = super().main(*args, **{**more, "standalone_mode": False})
-        except OSError as error:
-            status = _complain(str(error).removeprefix(f"[Errno {error.errno}] "))  # the text repeats it in words
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            status = _complain("this command needs PyTorch, which is not installed: pip install torch")
-        except (ValueError, TypeError, MemoryError, NotImplementedError) as error:
-            status = _complain(str(error))
-        except Exception as error:
-            if not hasattr(error, "format_message"):  # click's own errors, for arguments
-                raise
-            context = getattr(error, "ctx", None)
-            command = context.command_path if context else "lowtide"
-            status = _complain(f"{error.format_message().rstrip('.')} (see {command} --help)")
-        if not standalone:
-            return status
-        sys.exit(status if isinstance(status, int) else 0)
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+
+
+class Command(NamedTuple):
+    what: str  # sentences; the first is shown in the list of commands
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def _info_options(add: argparse.ArgumentParser) -> None:
+    _add_disk(add, "Measure the disk of this directory, too.")
+
+
+def _info(args: argparse.Namespace) -> int:
+    with Waiting("lowtide") as wait:
+        wait.for_torch()
+        from lowtide.cli.machine import describe
+
+        found = describe(args.disk, wait)
+    _show("machine", found, args.json)
+    return 0
+
+
+def _plan_options(add: argparse.ArgumentParser) -> None:
+    add.add_argument(
+        "MODEL", nargs="?",
+        help="The model: a name such as Llama-3.1-8B or Qwen/Qwen2.5-7B, a folder with a config.json, such a file, a JSON file of shapes, or a "
+        "number of parameters such as 7B or 7e9.",
+    )  # fmt: skip
+    sized = add.add_argument_group("memory", "Sizes are written as 24GB or 1.5GiB.")
+    option = sized.add_argument
+    option("--gpu", metavar="SIZE", help="The memory of the device, as in Memory(device=). Without it the CPU trains.")
+    option("--ram", metavar="SIZE", help="The host memory for the process, as in Memory(host=). Without it there is no limit.")
+    option("--disk", metavar="SIZE|DIR", help="The space for state on a disk, or a directory whose free space counts. Without it there is no disk.")
+    option = add.add_argument_group("training").add_argument
+    option("--model", metavar="MODEL", help="The model may be given by this option instead.")
+    option("--weights", metavar="TYPE", default="bf16", help="The type of weights and gradients: fp32, bf16 (the default) or fp16.")
+    option(
+        "--master", metavar="NAME", default="auto",
+        help="What keeps weights of 16 bits exact: residual16, residual8, stochastic or none. The default is residual16.",
+    )  # fmt: skip
+    _add_rule(option, _PLANNED_RULES)
+    option("--seq", metavar="N", type=_whole, default=2048, help="The tokens of a sequence. The default is 2048.")
+    option("--batch", metavar="N", type=_whole, default=1, help="The sequences of a forward pass. The default is 1.")
+    option("--checkpointing", action="store_true", help="Layers are computed again in backward instead of kept.")
+    option("--accumulate", action="store_true", help="Gradients are kept over several backward passes.")
+    option("--step-in-backward", action="store_true", help="Gradients are stepped and freed during backward.")
+    option(
+        "--stream", action="store_true",
+        help="Weights are kept in host memory (with --gpu) or on the disk (without), and two or three layers are loaded at a time.",
+    )  # fmt: skip
+    option("--momentum", metavar="X", type=_number, help=f"The momentum of SGD and LARS (no state without it), RMSprop or Muon. {_DEFAULT}")
+    option("--amsgrad", action="store_const", const=True, help="Adam and AdamW keep the maximum of second moments.")
+    option("--centered", action="store_const", const=True, help="RMSprop keeps the mean of gradients.")
+    option("--betas", metavar="X,X", help=f"The betas, as in 0.9,0.95: state of 4 bits needs short averages. {_DEFAULT}")
+    option("--alpha", metavar="X", type=_number, help=f"The alpha of RMSprop or AdEMAMix. {_DEFAULT}")
+
+
+def _plan(args: argparse.Namespace) -> int:
+    given = {name: value for name, value in vars(args).items() if name not in ("MODEL", "model", "json")}
+    if (args.MODEL is None) == (args.model is None):
+        got = "no model" if args.model is None else f"{args.MODEL!r} and --model {args.model!r}"
+        raise ValueError(f"got {got}, wanted one, as in: lowtide plan Llama-3.1-8B --gpu 24GB (see lowtide plan --help)")
+    if args.betas is not None:
+        given["betas"] = text.numbers_of("--betas", args.betas)
+    text.check_name("--rule", args.rule, _PLANNED_RULES)
+    given["state"] = text.state_of("--state", args.state, _STATES)
+    given["master"] = None if args.master == "none" else args.master
+
+    from lowtide.planning.plan import plan as planned  # imports no torch, except for Muon
+
+    with Waiting("lowtide") as wait:
+        if args.rule == "muon":
+            wait.for_torch()
+        wait("reading the model", perhaps=True)
+        found = planned(args.model if args.MODEL is None else args.MODEL, **given)
+    _show("plan", found, args.json, found.as_dict)
+    return 0 if found.fits else FAILED
+
+
+def _bench_options(add: argparse.ArgumentParser) -> None:
+    option = add.add_argument
+    option("--elements", metavar="N", default="16Mi", help="The elements of the stepped parameter. The default is 16Mi.")
+    _add_rule(option, _RULES)
+    _add_disk(add, "Measure a step with all state in this directory, too.")
+    option("--rounds", metavar="N", type=_whole, default=15, help="The number of rounds, in each of which every contender runs once. The default is 15.")
+    option("--momentum", metavar="X", type=_number, default=0.9, help="The momentum of SGD and LARS (no state without it) and RMSprop. The default is 0.9.")
+    option("--details", action="store_true", help="Show the memory's rate, the step without checks, and what bounds a step, too.")
+
+
+def _bench(args: argparse.Namespace) -> int:
+    count = text.count("--elements", args.elements)
+    text.check_name("--rule", args.rule, _RULES)
+    state = text.state_of("--state", args.state, _STATES)
+    if not 1 <= args.rounds <= 1000:
+        raise ValueError(f"--rounds: got {args.rounds}, wanted 1 to 1000")
+    with Waiting("lowtide") as wait:
+        wait.for_torch()
+        from lowtide.cli import quick_bench
+
+        found = quick_bench.run(count, args.rule, state, args.disk, args.rounds, args.momentum, args.details, wait)
+    _show("bench", found, args.json, lambda: asdict(found))
+    return 0
+
+
+def _inspect_options(add: argparse.ArgumentParser) -> None:
+    add.add_argument("FILE", type=Path, help="A file that Optimizer.save wrote.")
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from lowtide.state.metadata import describe_checkpoint
+
+    _show("checkpoint", describe_checkpoint(args.FILE), args.json)
+    return 0
+
+
+COMMANDS = {
+    "info": Command("Show the abilities of this installation and machine. Measures rates for some seconds.", _info_options, _info),
+    "plan": Command(
+        "Say whether a training fits. Counts weights, gradients, masters, state and activations. The exit status is 1 if they do not fit.",
+        _plan_options, _plan,
+    ),
+    "bench": Command(
+        "Time a step beside torch's fused step and bitsandbytes, if it is installed. All are measured in the same run.", _bench_options, _bench
+    ),
+    "inspect": Command("Show the contents of a checkpoint file. Checks its header, not its data.", _inspect_options, _inspect),
+}  # fmt: skip
+
+
+def _whole(given: str) -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {given!r}, wanted a whole number") from None
+
+
+def _number(given: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {given!r}, wanted a number") from None
+
+
+def _add_disk(add: argparse.ArgumentParser, what: str) -> None:
+    add.add_argument("--disk", metavar="DIR", help=f"{what} A local SSD is best.")
+
+
+def _add_rule(option: Callable[..., Any], rules: Sequence[str]) -> None:
+    option("--rule", metavar="NAME", default="adamw", help=f"The optimizer: {', '.join(rules)}. The default is adamw.")
+    option("--state", metavar="NAME", default="dynamic8", help=f"The state format: {', '.join(_STATES)}. The default is dynamic8.")
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The options of a command."""
+    command = COMMANDS[name]
+    made = _Parser(f"lowtide {name}", description=command.what, allow_abbrev=False, add_help=False)
+    command.add_options(made)
+    made.add_argument("--json", action="store_true", help="Print one JSON object instead of tables.")
+    made.add_argument("-h", "--help", action="help", help="Print this help.")
+    return made
+
+
+def _overview() -> str:
+    rows = [(name, f"{command.what.partition('. ')[0].rstrip('.')}.") for name, command in COMMANDS.items()]
+    return "\n".join([
+        "Optimizers for training large models on little memory.", "", "Usage: lowtide COMMAND [OPTIONS]", "", "Commands:",
+        *text.pairs(rows, "  "), "", "Options:", *text.pairs([("--version", "Print the version."), ("-h, --help", "Print this help.")], "  "), "",
+        "lowtide COMMAND --help has the options of a command.",
+    ])  # fmt: skip
+
+
+def _run(given: Sequence[str]) -> int:
+    first, *rest = given or ["--help"]
+    if first == "help" and rest:
+        first, rest = rest[0], ["--help"]
+    if first in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if first == "--version":
+        print(_core.__version__)
+        return 0
+    if first not in COMMANDS:
+        raise ValueError(f"got {first!r}, wanted {', '.join(COMMANDS)}{text.did_you_mean(first, COMMANDS)} (see lowtide --help)")
+    parser = parser_of(first)
+    args, unknown = parser.parse_known_args(rest)
+    options = [f"--{name.replace('_', '-')}" for name in vars(args) if name.islower()]
+    if unknown:
+        parser.error(f"got {unknown[0]!r}, which is no option of this command{text.did_you_mean(unknown[0], options)}")
+    try:
+        return COMMANDS[first].run(args)
+    except (ValueError, TypeError) as error:  # of the library, which names its arguments
+        name, colon, more = str(error).partition(":")
+        option = f"--{name.replace('_', '-')}"
+        raise ValueError(f"{option if colon and option in options else name}{colon}{more}") from error
+
+
+def _status(given: Sequence[str]) -> int:
+    """Runs the command; reports errors as one line on stderr and status 2, without a traceback."""
+    try:
+        return _run(given)
+    except SystemExit as ended:  # argparse has printed the help of a command
+        return int(ended.code or 0)
+    except KeyboardInterrupt:
+        return STOPPED
+    except BrokenPipeError:  # as in `lowtide plan ... | head -1`: who reads no further wants no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BAD
+    except OSError as error:
+        return _complain(str(error).removeprefix(f"[Errno {error.errno}] "))  # the text repeats it in words
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return _complain("this command needs PyTorch, which is not installed: pip install torch")
+    except (ValueError, TypeError, MemoryError, NotImplementedError) as error:
+        return _complain(str(error))
 
 
 def _complain(message: str) -> int:
@@ -54,143 +251,22 @@ def _complain(message: str) -> int:
     return BAD
 
 
-app = typer.Typer(
-    cls=_Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=False
-)
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
-Disk = Annotated[str | None, typer.Option(help="Directory for scratch files, best on a local SSD.", metavar="DIR")]
-Rule = Annotated[str, typer.Option(help=f"One of {', '.join(_RULES)}.", metavar="NAME")]
-PlannedRule = Annotated[str, typer.Option(help=f"One of {', '.join(_PLANNED_RULES)}.", metavar="NAME")]
-State = Annotated[str, typer.Option(help=f"State format: one of {', '.join(_STATES)}.", metavar="NAME")]
-Momentum = Annotated[
-    float, typer.Option(help="For SGD and LARS (no state without it) and RMSprop.", metavar="X")
-]
-PlannedMomentum = Annotated[
-    float | None,
-    typer.Option(help="For SGD and LARS (no state without it), RMSprop, Muon. Default: the rule's.", metavar="X"),
-]
+def _show(name: str, found: Any, as_json: bool, values: Callable[[], dict[str, Any]] | None = None) -> None:
+    """The table of this name in `render`, or JSON of the values, by default those of the dict `found`."""
+    from lowtide.cli import render
+
+    print(text.json_text(values() if values else found) if as_json else getattr(render, name)(found), flush=True)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(_core.__version__)
-        raise typer.Exit
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Runs the command and exits with the status."""
+    sys.exit(_status(arguments))
 
 
-@app.callback()
-def _lowtide(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False,
-) -> None:
-    """Optimizers for training large models on little memory."""
-
-
-@app.command()
-def info(disk: Disk = None, as_json: Json = False) -> None:
-    """Show the abilities of this installation and machine. Measures rates for about four seconds."""
-    from lowtide.cli import commands, render
-
-    found = commands.describe_machine(disk)
-    _out(found) if as_json else render.machine(found)
-
-
-@app.command()
-def plan(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="A name such as Llama-3.1-8B or Qwen/Qwen2.5-7B, a folder with config.json, such a file, a JSON file of shapes, or a "
-            "number of parameters such as 7e9.",
-            metavar="MODEL",
-        ),
-    ],
-    gpu: Annotated[str | None, typer.Option(help="Device memory, e.g. 24GB. Without it the CPU trains.", metavar="SIZE")] = None,
-    ram: Annotated[str | None, typer.Option(help="Host memory for the process, e.g. 64GB. Default: no limit.", metavar="SIZE")] = None,
-    disk: Annotated[
-        str | None, typer.Option(help="Disk for state, e.g. 1TB, or a directory such as /scratch. Default: no disk.", metavar="SIZE")
-    ] = None,
-    weights: Annotated[str, typer.Option(help="Type of weights and gradients: fp32, bf16 or fp16.", metavar="NAME")] = "bf16",
-    master: Annotated[
-        str, typer.Option(help="residual16, residual8, stochastic or none; auto: residual16 for 16 bits.", metavar="NAME")
-    ] = "auto",
-    rule: PlannedRule = "adamw",
-    state: State = "dynamic8",
-    seq: Annotated[int, typer.Option(help="Tokens of a sequence.", metavar="N")] = 2048,
-    batch: Annotated[int, typer.Option(help="Sequences of a forward pass.", metavar="N")] = 1,
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Compute layers again in backward.")] = False,
-    accumulate: Annotated[bool, typer.Option("--accumulate", help="Keep gradients over several backward passes.")] = False,
-    step_in_backward: Annotated[
-        bool, typer.Option("--step-in-backward", help="Step and free gradients during backward.")
-    ] = False,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Keep weights in host memory (with --gpu) or on the disk, and load two or three layers at a time.")
-    ] = False,
-    momentum: PlannedMomentum = None,
-    amsgrad: Annotated[bool, typer.Option("--amsgrad", help="For Adam and AdamW.")] = False,
-    centered: Annotated[bool, typer.Option("--centered", help="For RMSprop.")] = False,
-    betas: Annotated[
-        str | None, typer.Option(help="E.g. 0.9,0.95: 4-bit state needs short averages. Default: the rule's.", metavar="X,X")
-    ] = None,
-    alpha: Annotated[float | None, typer.Option(help="For RMSprop, AdEMAMix. Default: the rule's.", metavar="X")] = None,
-    as_json: Json = False,
-) -> None:
-    """Say whether a training fits. Counts weights, gradients, masters, state and activations; status 1 if they do not fit."""
-    pair = None if betas is None else text.numbers_of("--betas", betas)
-    text.check_name("--rule", rule, _PLANNED_RULES)
-    text.check_name("--state", state, _STATES)
-    for name, size in (("--gpu", gpu), ("--ram", ram), ("--disk", disk)):
-        text.check_unit(name, size)
-
-    from lowtide.planning.plan import plan as planned  # imports no torch, except for Muon
-
-    found = planned(
-        model, gpu=gpu, ram=ram, disk=disk, weights=weights, master=None if master == "none" else master, rule=rule, state=state,
-        seq=seq, batch=batch, checkpointing=checkpointing, accumulate=accumulate, step_in_backward=step_in_backward, stream=stream,
-        momentum=momentum, amsgrad=amsgrad or None, centered=centered or None, betas=pair, alpha=alpha,
-    )  # fmt: skip
-    if as_json:
-        _out(found.as_dict())
-    else:
-        from lowtide.cli import render
-
-        render.plan(found)
-    if not found.fits:
-        raise typer.Exit(FAILED)
-
-
-@app.command()
-def bench(
-    elements: Annotated[str, typer.Option(help="Elements of the stepped parameter.", metavar="N")] = "16Mi",
-    rule: Rule = "adamw",
-    state: State = "dynamic8",
-    disk: Disk = None,
-    rounds: Annotated[int, typer.Option(help="Rounds; every contender runs once in each.", min=1, max=1000, metavar="N")] = 15,
-    momentum: Momentum = 0.9,
-    as_json: Json = False,
-) -> None:
-    """Time a step, torch's fused step and the memory's rate. All in the same run; --disk: also with state on disk."""
-    count = text.count("--elements", elements)
-    text.check_name("--rule", rule, _RULES)
-    text.check_name("--state", state, _STATES)
-
-    from lowtide.cli import quick_bench, render
-
-    found = quick_bench.run(count, rule, state, disk, rounds, momentum)
-    _out(asdict(found)) if as_json else render.bench(found)
-
-
-@app.command()
-def inspect(file: Annotated[Path, typer.Argument(help="A file that Optimizer.save wrote.")], as_json: Json = False) -> None:
-    """Show the contents of a checkpoint file. Checks its header, not its data."""
-    from lowtide.cli import commands, render
-
-    found = commands.describe_checkpoint(file)
-    _out(found) if as_json else render.checkpoint(found)
-
-
-def _out(value: dict[str, Any]) -> None:
-    typer.echo(text.json_text(value))
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: exits with the status. arguments: the process's by default."""
-    app(None if arguments is None else list(arguments), prog_name="lowtide")
+def program() -> NoReturn:
+    """The entry point of a process. Ends it at once: Python would take seconds to take torch apart, after the result is there."""
+    status = _status(sys.argv[1:])
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)

@@ -1,22 +1,28 @@
-"""A quick measurement of a step beside torch's fused step and the memory's rate, in the same run.
+"""A quick measurement of a step beside torch's fused step, bitsandbytes' step and the memory's rate, in the same run.
 
-Every contender runs once in each round, so that a slow moment affects all. All times are medians, and only ratios are
+Every contender runs once in each round, so that a slow moment affects all; bitsandbytes in the first ones alone, for it takes long
+on a CPU. All times are medians, and only ratios are
 meaningful: conditions differ between runs. `doubts` names the signs of a busy machine.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
 from lowtide import _core
 from lowtide.cli import core_model
 from lowtide.cli.core_model import adder, seconds_of
+from lowtide.cli.machine import doubts_since, processor_seconds
+from lowtide.cli.waiting import Waiting
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.classes import CLASSES
@@ -31,6 +37,11 @@ _FUSED = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
 }
+_BITSANDBYTES = {  # classes with state of 8 bits
+    "adamw": "AdamW8bit", "adam": "Adam8bit", "lion": "Lion8bit", "sgd": "SGD8bit", "rmsprop": "RMSprop8bit", "adagrad": "Adagrad8bit",
+    "lamb": "LAMB8bit", "ademamix": "AdEMAMix8bit",
+}  # fmt: skip
+_FEW_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -71,20 +82,25 @@ class Bench:
     elements: int
     threads: int
     rounds: int
-    lines: tuple[Line, ...]  # memory alone, torch if it has the rule, then Lowtide unchecked and checked
-    model: core_model.Model  # for unchecked steps
+    lines: tuple[Line, ...]  # memory alone, torch and bitsandbytes if they have the rule, then Lowtide unchecked and checked
+    model: core_model.Model | None  # for unchecked steps; measured for the details
     disk: OnDisk | None
     doubts: tuple[str, ...]  # signs that the machine is not idle
 
+    @property
+    def unchecked(self) -> Line:
+        return self.lines[-2]
 
-def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, momentum: float) -> Bench:
+
+def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, momentum: float, details: bool, wait: Waiting) -> Bench:
     """Runs the measurement. Raises ValueError for an unknown rule, state or directory, MemoryError, OSError."""
     rows = max(1, round(elements / _ROW))
     if elements > 1 << 34:
         raise ValueError(f"got {elements} elements, wanted {1 << 34} at most")
     hyper = {"momentum": momentum} if rule in ("sgd", "rmsprop") else {}
     forecast([(rows, _ROW)], rule, state, momentum=momentum)  # rejects a bad state name before memory is taken
-    disk_info = None if disk is None else _core.disk_info(disk)
+    if disk is not None:
+        _core.disk_info(disk)  # rejects a directory that cannot be used
     try:
         shared = torch.randn(rows, _ROW)
     except RuntimeError as error:  # torch raises nothing more specific
@@ -101,33 +117,61 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
     if rule in _FUSED:
         fused = _FUSED[rule]([parameter()], lr=1e-3, fused=True, **hyper)
         steps[f"torch {type(fused).__name__}, fused, fp32"] = (fused.step, 0)
+    theirs = _bitsandbytes(rule, hyper, wait) if state in ("dynamic8", "float8") else None
+    if theirs:
+        steps[f"bitsandbytes {theirs.__name__}"] = (theirs([parameter()], lr=1e-3, **hyper).step, 0)
     for nonfinite in ("propagate", "skip"):  # "propagate" as torch does, and the default, which checks the gradients
         ours = ours_of([parameter()], lr=1e-3, state=state, nonfinite=nonfinite, **hyper)
-        what = "unchecked" if nonfinite == "propagate" else "checked"
-        steps[f"lowtide {type(ours).__name__}, {state}, {what}"] = (ours.step, 0)
+        what = ", unchecked" if nonfinite == "propagate" else ", checked" if details else ""
+        steps[f"lowtide {type(ours).__name__}, {state}{what}"] = (ours.step, 0)
+    wait("allocating state")
     for step, _ in steps.values():
         for _ in range(2):
             step()  # allocates state, starts threads
+    before = processor_seconds()
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds):
-        for name in random.Random(turn).sample(sorted(steps), len(steps)):
+        wait(f"round {turn + 1} of {rounds}", perhaps=turn > 0)
+        running = [name for name in sorted(steps) if turn < _FEW_ROUNDS or not name.startswith("bitsandbytes")]
+        for name in random.Random(turn).sample(running, len(running)):
             times[name].append(seconds_of(steps[name][0]))
+    busy = doubts_since(before)
     lines = []
     for name, (_, moved) in steps.items():
         format_of = "fp32" if name.startswith("torch") else state
         must = moved or _moved(rows, rule, format_of, momentum)
         lines.append(Line(name, statistics.median(times[name]), min(times[name]), spread_of(times[name]), must))
     steps.clear()
-    each = _moved(rows, rule, state, momentum) / (rows * _ROW)
-    make = partial(ours_of, lr=1e-3, state=state, nonfinite="propagate", min_quantized_numel=0, **hyper)
-    model = core_model.measure(parameter, make, _ROW, each, rows * _ROW, lines[0].rate)
+    model = None
+    if details:
+        wait("measuring one core")
+        each = _moved(rows, rule, state, momentum) / (rows * _ROW)
+        make = partial(ours_of, lr=1e-3, state=state, nonfinite="propagate", min_quantized_numel=0, **hyper)
+        model = core_model.measure(parameter, make, _ROW, each, rows * _ROW, lines[0].rate)
     on_disk = None
-    if disk is not None and disk_info is not None:
+    if disk is not None:
+        wait("measuring the disk")
         param = parameter()
         step_rate = forecast([param], rule, state, momentum=momentum).state_bytes / lines[-1].seconds
         on_disk = _disk(disk, param, rule, state, hyper, rounds, step_rate)
-    doubts = doubts_of(lines, on_disk)
+    doubts = (*doubts_of(lines, on_disk), *busy)
     return Bench(rule, state, rows * _ROW, torch.get_num_threads(), rounds, tuple(lines), model, on_disk, doubts)
+
+
+def _bitsandbytes(rule: str, hyper: dict[str, float], wait: Waiting) -> Any:
+    """The class of bitsandbytes with state of 8 bits, if it is installed and can be used here."""
+    name = _BITSANDBYTES.get(rule)
+    if name is None or importlib.util.find_spec("bitsandbytes") is None:
+        return None
+    wait("importing bitsandbytes")
+    try:
+        found = getattr(importlib.import_module("bitsandbytes").optim, name)
+        one = torch.nn.Parameter(torch.zeros(_ROW))
+        one.grad = torch.ones(_ROW)
+        found([one], lr=1e-3, **hyper).step()
+    except Exception:  # of another package, in any of its versions: there is nothing to compare with
+        return None
+    return found
 
 
 def spread_of(times: Sequence[float]) -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Sequence
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lowtide.planning.models import count_of
+from lowtide.planning.models import count_of, type_named
 
 _SUSPECT = re.compile(r"[^ -~\n]")  # possibly unprintable
 
@@ -28,16 +31,48 @@ def numbers_of(name: str, text: str) -> tuple[float, ...]:
         raise ValueError(f"{name}: got {text!r}, wanted numbers such as 0.9,0.95") from None
 
 
-def check_unit(name: str, text: str | None) -> None:
-    """Raises ValueError, naming `name`, for bytes without a unit that are too few to be meant, as in "--gpu 24"."""
-    if text is not None and text.strip().isdecimal() and 0 < int(text) < 1 << 20:
-        raise ValueError(f"{name}: got {text!r}, which is that many bytes; did you mean {text.strip()}GB?")
-
-
 def check_name(name: str, text: str, known: Sequence[str]) -> None:
     """Raises ValueError, naming `name`, unless `text` is one of the `known`."""
     if text not in known:
-        raise ValueError(f"{name}: got {text!r}, wanted one of {', '.join(known)}")
+        raise ValueError(f"{name}: got {text!r}, wanted one of {', '.join(known)}{did_you_mean(text, known)}")
+
+
+def state_of(name: str, text: str, known: Sequence[str]) -> str:
+    """The state format that is meant, types by any of their names. Raises ValueError that names `name`."""
+    found = type_named(text)
+    if found not in known and (bits := re.search("[48]", found)):
+        raise ValueError(f"{name}: got {text!r}, wanted one of {', '.join(known)}; did you mean dynamic{bits[0]}?")
+    check_name(name, found, known)
+    return found
+
+
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """Words about the name that is like `text`; "" if none is."""
+    near = difflib.get_close_matches(text, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def width() -> int:
+    """Columns of the terminal, or of COLUMNS; 80 where there is none."""
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def wrapped(line: str, indent: str = "") -> list[str]:
+    """The line, wrapped at words; indent: of all lines but the first."""
+    if len(line) <= width():
+        return [line.rstrip()]
+    return textwrap.wrap(line, width(), subsequent_indent=indent, break_on_hyphens=False)
+
+
+def pairs(rows: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
+    """The lines of names and texts, the latter below each other."""
+    rows = [*rows]
+    longest = max((len(name) for name, _ in rows), default=0)
+    found = []
+    for name, text in rows:
+        head = f"{indent}{name.ljust(longest)}  "
+        found += [line.rstrip() for line in wrapped(head + printable(text).replace("\n", "\\n"), " " * len(head))]
+    return found
 
 
 def printable(text: str) -> str:

@@ -28,8 +28,8 @@ from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, GroupSizes, sizes_of
 from lowtide.engine.params import Param
 from lowtide.engine.shares import state_on_device
-from lowtide.memory.budgets import Memory, path_of
-from lowtide.memory.forecast import Budget, forecast
+from lowtide.memory.budgets import Memory
+from lowtide.memory.forecast import Budget, forecast, path_of
 
 _LINK_BYTES = 64 << 20
 

@@ -12,7 +12,7 @@ from typing import Any
 from lowtide import _core
 from lowtide.checks.values import expect, hint
 from lowtide.devices.places import HOST, Place, has_kernels
-from lowtide.memory.forecast import Budget
+from lowtide.memory.forecast import Budget, path_of
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -237,18 +237,6 @@ def budget_at(memory: Memory | None, place: Place) -> Budget | None:
     if memory is None and (place is HOST or not place.kind.automatic):
         return None
     return (memory or Memory()).budget(place)
-
-
-def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """A path in the core's form. Raises TypeError for other values, ValueError for a name that is not UTF-8."""
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        raise TypeError(f"{name}: got {path!r} ({type(path).__name__}), wanted a path")
-    text = os.fsdecode(path)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name}: got {text!r}, wanted a path in UTF-8") from None
-    return text
 
 
 def size_of(name: str, value: int | str, place: Place = HOST) -> int:

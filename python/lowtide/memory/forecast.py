@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +25,18 @@ class Budget(NamedTuple):
     managed: bool = False
     transfer: str = ""
     automatic: bool = False
+
+
+def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+    """A path in the core's form. Raises TypeError for other values, ValueError for a name that is not UTF-8."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"{name}: got {path!r} ({type(path).__name__}), wanted a path")
+    text = os.fsdecode(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: got {text!r}, wanted a path in UTF-8") from None
+    return text
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Clipper:
 
     def require(self, where: str, partitioned: bool) -> None:
         """Raises ValueError, naming `where`, if gradients are not whole."""
-        got, wanted = "partitions of DeepSpeed's ZeRO", "DeepSpeed's gradient_clipping: see docs/deepspeed.md"
+        got, wanted = "partitions of DeepSpeed's ZeRO", "gradient_clipping in DeepSpeed's configuration"
         expect(not partitioned, where, got, wanted)
 
     @staticmethod
@@ -205,7 +205,7 @@ def measure(
         norm = new_norm(place)
         return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue(), loss_scale)), norm
     alone = "parameters on one CUDA device, of which no other process has a part"
-    expect(not engine.capturing, "clip_grad_norm_", "a call while a graph is captured", f"{alone}: see docs/devices.md")
+    expect(not engine.capturing, "clip_grad_norm_", "a call while a graph is captured", alone)
     # A rank whose parameters are all frozen still takes part, on the device where they are.
     device = first.device if first else local_of(engine.tensors[0]).device if engine.tensors else torch.device("cpu")
     clip = _measured(engine, max_norm, norm_type, scale, group, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -12,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 Shape = tuple[int, ...]
-_COLUMNS = 4096  # of the matrices assumed for a bare number of parameters
+_COLUMNS, _MOST_MATRICES = 4096, 4096  # of those assumed for a bare number of parameters; more parameters are in larger matrices
+_MOST_PARAMS = 1 << 46
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+TYPES = {"fp32": ("float32", 4), "bf16": ("bfloat16", 2), "fp16": ("float16", 2)}  # torch's name and bytes
+_SAME_TYPE = {"f32": "fp32", "float": "fp32", "bfloat": "bf16", "f16": "fp16", "half": "fp16", **{name: short for short, (name, _) in TYPES.items()}}
 WANTED_SHAPES = "wanted a module, tensors, groups of them (dicts with 'params'), shapes (tuples of sizes) or a number of parameters"
+
+
+def type_named(given: object) -> str:
+    """ "fp32", "bf16" or "fp16" for a type by any of its names, such as "bfloat16", or torch's own; other texts as they are."""
+    text = str(given).removeprefix("torch.")
+    return _SAME_TYPE.get(text.lower(), text)
 
 
 @dataclass(frozen=True)
@@ -133,14 +143,21 @@ def model_of(given: str | os.PathLike[str] | float) -> Model:
         return _of_number(text, count)
     if "/" in text and (cached := _cached(text)):
         return of_config(cached, text)
-    plain = _TUNED.sub("", text.rsplit("/", 1)[-1].casefold())
-    for name, decoder in DECODERS.items():
-        if _TUNED.sub("", name.casefold()) == plain:
-            return Model(name, decoder.shapes(), decoder)
+    plain, known = _plain(text), {_plain(name): name for name in DECODERS}
+    if plain in known:
+        name = known[plain]
+        return Model(name, DECODERS[name].shapes(), DECODERS[name])
+    near = difflib.get_close_matches(plain, known, 1)
+    hint = f" (did you mean {known[near[0]]}?)" if near else ""
     raise ValueError(
-        f"got {text!r}, wanted a folder with config.json, a file of that kind or of shapes, a number of parameters such as 7e9, a model "
-        f"in the local cache of Hugging Face, or one of {', '.join(DECODERS)}"
+        f"got {text!r}{hint}, wanted a folder with config.json, a file of that kind or of shapes, a number of parameters such as 7e9, a "
+        f"model in the local cache of Hugging Face, or one of {', '.join(DECODERS)}"
     )
+
+
+def _plain(name: str) -> str:
+    """The part of a model's name that gives its shapes."""
+    return _TUNED.sub("", name.rsplit("/", 1)[-1].casefold())
 
 
 def count_of(text: str) -> int | None:
@@ -153,17 +170,27 @@ def count_of(text: str) -> int | None:
 
 def _of_number(name: str, params: int) -> Model:
     why = "a number of parameters says nothing about layers: give a name or a config.json"
-    return Model(f"{name}, taken for matrices of {_COLUMNS} by {_COLUMNS}", of_count(params), unknown=why)
+    shapes, columns = of_count(params), _columns(params)
+    return Model(f"{name}, taken for matrices of {columns} by {columns}", shapes, unknown=why)
 
 
 def of_count(params: int) -> list[Shape]:
-    """A model of `params` parameters: matrices of 4096 by 4096, the rest in rows of 4096 and one vector."""
-    whole, rest = divmod(params, _COLUMNS * _COLUMNS)
-    if params < 1 or whole > 1 << 22:
-        raise ValueError(f"got {params} parameters, wanted 1 to {_COLUMNS * _COLUMNS << 22}")
-    rows, vector = divmod(rest, _COLUMNS)
-    shapes: list[Shape] = [(_COLUMNS, _COLUMNS)] * whole
-    return shapes + ([(rows, _COLUMNS)] if rows else []) + ([(vector,)] if vector else [])
+    """A model of `params` parameters: square matrices, the rest in rows as wide and one vector."""
+    if not 1 <= params <= _MOST_PARAMS:
+        raise ValueError(f"got {params} parameters, wanted 1 to {_MOST_PARAMS}")
+    columns = _columns(params)
+    whole, rest = divmod(params, columns * columns)
+    rows, vector = divmod(rest, columns)
+    shapes: list[Shape] = [(columns, columns)] * whole
+    return shapes + ([(rows, columns)] if rows else []) + ([(vector,)] if vector else [])
+
+
+def _columns(params: int) -> int:
+    """The width of the matrices: few enough of them that a plan takes no time."""
+    columns = _COLUMNS
+    while params > _MOST_MATRICES * columns * columns:
+        columns *= 2
+    return columns
 
 
 def _of_shapes(path: Path, content: Any) -> Model:

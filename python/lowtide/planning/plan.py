@@ -5,28 +5,33 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lowtide import _core
-from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, Budget
+from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, Budget, path_of
 from lowtide.planning.activations import moments
-from lowtide.planning.models import Model, decoder_of, elements, model_of, shape_of
+from lowtide.planning.models import TYPES, Model, decoder_of, elements, model_of, shape_of, type_named
 from lowtide.planning.result import Plan, Tiers, summed
 from lowtide.report.text import size_text
 from lowtide.planning.schedule import Schedule
 
-TYPES = {"fp32": ("float32", 4), "bf16": ("bfloat16", 2), "fp16": ("float16", 2)}  # torch's name and bytes
-_SHORT = {name: short for short, (name, _) in TYPES.items()}
+if TYPE_CHECKING:
+    import torch
+
 _LEAST = 16 << 20  # no plan streams state through less
 _PROCESS = 500_000_000  # VmRSS of Python with torch 2.15, Transformers 5.24 and Lowtide after a first step, measured
 # Assumed, not measured: a CUDA context with its libraries' workspaces, and the process that has one.
 _CONTEXT, _PROCESS_BESIDE_DEVICE = 600_000_000, 1_500_000_000
 _TO_DEVICE = "Weights stream: fully_shard(layer, offload_policy=CPUOffloadPolicy(pin_memory=False)) of torch.distributed.fsdp (calculated, not yet measured)"
 _FROM_DISK = "Weights stream: lowtide.stream(model, memory, ...), which makes the optimizer"
+_WORDS = {1: "one", 2: "two", 3: "three"}
 _LINES = ("weights", "gradients", "masters", "state", "activations", "process", "never at once")
 
 
@@ -35,8 +40,8 @@ def plan(
     *,
     gpu: int | str | None = None,
     ram: int | str | None = None,
-    disk: int | str | None = None,
-    weights: str = "bf16",
+    disk: int | str | os.PathLike[str] | None = None,
+    weights: str | torch.dtype = "bf16",
     master: str | None = "auto",
     rule: str = "adamw",
     state: str = "dynamic8",
@@ -58,10 +63,10 @@ def plan(
         model: the name of a published model such as "Llama-3.1-8B" or "Qwen/Qwen2.5-7B", a folder with a config.json, such a file, a
             JSON file of shapes, a number of parameters, shapes, or a module (on any device, "meta" included), whose own types
             count and whose frozen parameters have no gradients.
-        gpu: bytes of device memory, as an int or "24GB"; None: the CPU trains.
-        ram: bytes of host memory for the process; None: no limit.
+        gpu: bytes of device memory, as an int or "24GB", as in `Memory(device=)`; None: the CPU trains.
+        ram: bytes of host memory for the process, as in `Memory(host=)`; None: no limit.
         disk: bytes for state on a disk, or a directory such as "/scratch", whose free bytes count; None: no disk.
-        weights: the type of weights, gradients and activations: "fp32", "bf16" or "fp16".
+        weights: the type of weights, gradients and activations: "fp32", "bf16" or "fp16", also by torch's names.
         master: as for the optimizer; "auto": "residual16" for weights of 16 bits.
         rule, state, min_quantized_numel: as for `forecast`.
         seq, batch: tokens of a sequence, and sequences of a forward pass.
@@ -80,14 +85,14 @@ def plan(
             raise TypeError(f"{name}: got {value!r}, wanted a bool")
     waiting = GRADIENT_BUCKET if step_in_backward is True else _bytes("step_in_backward", step_in_backward or 0)
     if accumulate and waiting:
-        raise ValueError("got accumulate with step_in_backward, wanted one of them: each backward pass would be a step")
+        raise ValueError("got gradients to accumulate and steps in backward, wanted one of them: each backward pass would be a step")
     what, weights, frozen = _model(model, weights)
     if stream and what.decoder is None:
-        raise ValueError(f"got stream=True, wanted known layers: {what.unknown}")
+        raise ValueError(f"stream: got a model without layers, wanted known layers: {what.unknown}")
     if stream and gpu is None and ram is None:
-        raise ValueError("got stream=True without gpu, wanted ram=BYTES, too: without a limit all weights are in memory")
+        raise ValueError("stream: got no gpu and no limit of ram, wanted one of them: without a limit all weights are in memory")
     if stream and gpu is None and disk is None:
-        raise ValueError("got stream=True, wanted gpu=BYTES, to which layers stream, or disk=BYTES, from which they do")
+        raise ValueError("stream: got no gpu and no disk, wanted a gpu, to which layers stream, or a disk, from which they do")
     if master == "auto":
         master = None if weights == "fp32" or rule == "muon" else "residual16"
     training = _Training(
@@ -98,27 +103,27 @@ def plan(
     return training.answer()
 
 
-def _model(given: Any, weights: str) -> tuple[Model, str, int]:
+def _model(given: Any, weights: str | torch.dtype) -> tuple[Model, str, int]:
     """The model, the type of its weights, and bytes of weights without gradients."""
     torch = sys.modules.get("torch")  # who has a module has imported it
     if torch is not None and isinstance(given, torch.nn.Module):
         trained = [param for param in given.parameters() if param.requires_grad]
-        types = {str(param.dtype).removeprefix("torch.") for param in trained}
-        if len(types) != 1 or not types <= _SHORT.keys():
-            raise ValueError(f"model: got weights of {', '.join(sorted(types)) or 'no type'}, wanted one of {', '.join(_SHORT)} for all")
+        types = {type_named(param.dtype) for param in trained}
+        if len(types) != 1 or not types <= TYPES.keys():
+            raise ValueError(f"model: got weights of {', '.join(sorted(types)) or 'no type'}, wanted one of {', '.join(TYPES)} for all")
         config = getattr(given, "config", None)
         decoder = decoder_of(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
         why = "" if decoder else "the formula is for Transformers' models like LLaMA"
         what = Model(type(given).__name__, [tuple(param.shape) for param in trained], decoder, why)
         frozen = sum(param.numel() * param.element_size() for param in given.parameters() if not param.requires_grad)
-        return what, _SHORT[types.pop()], frozen
-    weights = _SHORT.get(weights, weights)
-    if weights not in TYPES:
+        return what, types.pop(), frozen
+    short = type_named(weights)
+    if short not in TYPES:
         raise ValueError(f"weights: got {weights!r}, wanted one of {', '.join(TYPES)}")
     if not isinstance(given, (list, tuple)):
-        return model_of(given), weights, 0
+        return model_of(given), short, 0
     shapes = [shape_of(shape, f"model: shape {n}") for n, shape in enumerate(given)]
-    return Model(f"{len(shapes)} shapes", shapes, unknown="shapes say nothing about layers: give a name or a config.json"), weights, 0
+    return Model(f"{len(shapes)} shapes", shapes, unknown="shapes say nothing about layers: give a name or a config.json"), short, 0
 
 
 @dataclass(frozen=True)
@@ -155,9 +160,9 @@ class _Training:
                 break
         spelled: dict[str, Any] = {"step_in_backward": True}
         if changed and self.disk is None and "disk" in last:  # as much as it takes
-            enough = _rounded_up(changed.total.disk)
+            enough = _rounded_up(changed.total.disk) if changed.total.disk else None
             changed = replace(changed, given=(*changed.given[:2], enough))
-            spelled["disk"] = size_text(enough)
+            last["disk"], spelled["disk"] = enough, size_text(enough or 0)
         change = {name: spelled.get(name, value) for name, value in last.items() if value != getattr(self, name)}
         return replace(found, change=change, changed=changed)
 
@@ -212,8 +217,8 @@ class _Training:
             f"{tier} lacks {size_text(total - size)}"
             for tier, total, size in zip(Tiers._fields, summed(lines.values()), given, strict=True) if size is not None and total > size
         ]  # fmt: skip
-        options = {"state": self.state, "master": self.master, "memory": memory,
-                   "step_in_backward": self.step_in_backward if self.step_in_backward != GRADIENT_BUCKET else True}  # fmt: skip
+        in_backward = self.step_in_backward if self.step_in_backward != GRADIENT_BUCKET else True
+        options = {"state": self.state, "master": self.master, "step_in_backward": in_backward, "memory": memory}
         return Plan(
             self.model.name, self._elements, given, {name: lines[name] for name in _LINES if any(lines[name])},
             ", ".join(lacks) or problem, self.model.unknown, {name: value for name, value in options.items() if value},
@@ -346,7 +351,8 @@ def _hyper(rule: str, given: Mapping[str, Any]) -> dict[str, float]:
         if name == "betas":
             names = [key for key in ("beta1", "beta2", "beta3") if key in known]
             if not names or not isinstance(value, (tuple, list)) or len(value) != len(names):
-                raise ValueError(f"betas: got {value!r}, wanted {f'a tuple of {len(names)} numbers' if names else f'none: {rule} has no such option'}")
+                wanted = f"{_WORDS[len(names)]} numbers: {', '.join(names)}" if names else f"none: {rule} has no such option"
+                raise ValueError(f"betas: got {value!r}, wanted {wanted}")
             found |= dict(zip(names, map(float, value), strict=True))
         elif name in known:
             if not isinstance(value, (int, float)):
@@ -366,19 +372,26 @@ def _count(name: str, value: Any, least: int = 1) -> int:
 def _bytes(name: str, value: int | str | None) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
-    if isinstance(value, str):
-        try:
-            return _core.parse_bytes(value)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    raise ValueError(f"{name}: got {value!r}, wanted bytes as an int or '24GB'")
-
-
-def _on_disk(value: int | str | None) -> int | None:
-    """Bytes of a disk: a size, or what a directory has free."""
-    if isinstance(value, str) and "/" in value:
-        return int(_core.disk_info(value)["free_bytes"])
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: got {value!r}, wanted bytes as an int or '24GB'")
+    if found := re.fullmatch(r"\s*([0-9.]+)\s*([kmgtKMGT]?)\s*", value):
+        if found[2] or (found[1].isdecimal() and 0 < int(found[1]) < _LEAST):  # bytes without a unit that are too few to be meant
+            unit = f"{found[2].upper().replace('K', 'k') or 'G'}B"
+            raise ValueError(f"{name}: got {value!r}, wanted bytes with a unit; did you mean {found[1]}{unit}?")
     try:
-        return _bytes("disk", value)
+        return _core.parse_bytes(value)
     except ValueError as error:
-        raise ValueError(f"{error}, or a directory such as /scratch") from None
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _on_disk(value: int | str | os.PathLike[str] | None) -> int | None:
+    """Bytes of a disk: a size, or what a directory has free."""
+    if value is None or isinstance(value, int) or (isinstance(value, str) and "/" not in value):
+        try:
+            return _bytes("disk", value)
+        except ValueError as error:
+            if not (isinstance(value, str) and Path(value).is_dir()):
+                if isinstance(value, str) and not value[:1].isdecimal():
+                    raise ValueError(f"disk: got {value!r}, wanted a size such as 1TB, or a directory that exists") from None
+                raise error
+    return int(_core.disk_info(path_of("disk", value))["free_bytes"])

@@ -13,7 +13,8 @@ from lowtide import _core
 from lowtide.checks.values import number
 from lowtide.engine.family import Family
 from lowtide.engine.host_steps import link_rate
-from lowtide.memory.budgets import path_of, size_of
+from lowtide.memory.budgets import size_of
+from lowtide.memory.forecast import path_of
 from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.registry import hyper_of
 from lowtide.options.hyper import hyper_keys, hyper_values

@@ -20,16 +20,15 @@ from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.engine.cores import KeptErrors
 from lowtide.engine.engine import Engine
-from lowtide.memory.budgets import path_of, size_of
+from lowtide.memory.budgets import size_of
+from lowtide.memory.forecast import path_of
 from lowtide.state.carried import as_now, checked, own_numbers
+from lowtide.state.metadata import GROUPS, read_metadata
 from lowtide.state.pending_save import PendingSave
 from lowtide.state.groups import read_groups
 
-_KEY = "lowtide_groups"
 _SHARDS = "lowtide_shards"
 _CARRIED = "lowtide_carried"
-# More lists, dicts and values than the largest header of parameters has: each takes Python at least 50 bytes.
-_MOST_CONTAINERS, _MOST_VALUES = 1 << 20, 1 << 22
 
 
 def save(engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> None:
@@ -53,7 +52,7 @@ def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
     carried = own_numbers(engine, param_groups)
-    metadata = {_KEY: groups, **_shards(engine), **({_CARRIED: carried} if carried else {})}
+    metadata = {GROUPS: groups, **_shards(engine), **({_CARRIED: carried} if carried else {})}
     return json.dumps(metadata, default=_refuse)
 
 
@@ -63,13 +62,13 @@ def load(
     """See `Optimizer.load`. Returns the new parameter groups once the state is loaded."""
     name = path_of("path", path)
     metadata = read_metadata(_core.checkpoint_metadata(name), name)
-    found = isinstance(metadata, dict) and isinstance(metadata.get(_KEY), list)
+    found = isinstance(metadata, dict) and isinstance(metadata.get(GROUPS), list)
     expect(found, name, "a checkpoint without the options of param_groups", "one that Optimizer.save wrote")
-    expect(len(metadata[_KEY]) == len(param_groups), name, f"{len(metadata[_KEY])} groups", f"{len(param_groups)}")
+    expect(len(metadata[GROUPS]) == len(param_groups), name, f"{len(metadata[GROUPS])} groups", f"{len(param_groups)}")
     _check_shards(engine, metadata.get(_SHARDS), name)
     groups: list[dict[str, Any]] = []
     number = 0
-    for n, saved in enumerate(metadata[_KEY]):
+    for n, saved in enumerate(metadata[GROUPS]):
         whole = isinstance(saved, dict) and isinstance(saved.get("params"), int) and 0 <= saved["params"] < 2**31
         expect(whole, f"{name}, group {n}", repr(saved)[:80], "options and a number of params")
         options = {key: _tuples(value) for key, value in saved.items()}
@@ -88,19 +87,6 @@ def load(
         if names[i] and (steps := engine.core_of(i).step_count(i)):
             engine.core_of(i).set_carried(i, given.get(i) or as_now(engine.family, of_param, steps))
     return new_groups
-
-
-def read_metadata(text: str, where: str) -> Any:
-    """The metadata of a checkpoint: any text, by any writer. Raises ValueError, naming `where`, if it is not JSON, or has so
-    many lists and values that they would take a hundred times the memory of a model's; they are counted, not parsed."""
-    containers, values = text.count("[") + text.count("{"), text.count(",")
-    few = containers <= _MOST_CONTAINERS and values <= _MOST_VALUES
-    wanted = f"{_MOST_CONTAINERS} lists and {_MOST_VALUES} values at most"
-    expect(few, where, f"metadata of {containers} lists and {values} values", wanted)
-    try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:  # including numbers that are too long
-        raise ValueError(f"{where}: got metadata that is not JSON: {error}") from None
 
 
 def _shards(engine: Engine) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def read_stamp(group: dict[str, Any], first: dict[str, Any], rule: str, mine: in
     version: Any = group.get("lowtide_format")
     expect(isinstance(version, int) and version >= 1, f"{where}['lowtide_format']", repr(version), f"1 to {FORMAT}")
     expect(version <= FORMAT, f"{where}['lowtide_format']", version, f"at most {FORMAT}: a newer version made it")
-    wanted = f"{rule!r}: load it into an optimizer of the class that saved it (docs/rules.md names it by its rule)"
+    wanted = f"{rule!r}: load it into an optimizer of the class that saved it"
     expect(group.get("lowtide_rule") == rule, f"{where}['lowtide_rule']", repr(group.get("lowtide_rule")), wanted)
     seed: Any = group.get(SEED, mine)
     valid = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63

@@ -15,8 +15,8 @@ from typing_extensions import TypedDict
 
 from lowtide import _core
 from lowtide.checks.values import expect
-from lowtide.memory.budgets import Memory, path_of, size_of
-from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE
+from lowtide.memory.budgets import Memory, size_of
+from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, path_of
 from lowtide.optimizers.adam import AdamW
 from lowtide.optimizers.backward import StepInBackward
 from lowtide.optimizers.classes import CLASSES

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -11,31 +12,41 @@ import lowtide
 import pytest
 import torch
 from lowtide import _core
-from lowtide.cli import core_model, quick_bench
-from lowtide.cli.main import app, main
+from lowtide.cli import core_model, machine, quick_bench
+from lowtide.cli.main import COMMANDS, main, parser_of
 from lowtide.cli.text import count
-from typer.testing import CliRunner
+from lowtide.planning.models import elements, model_of
 
 from support import CODECS, FOUR_BITS, trained
 
 
-@pytest.fixture
-def run(monkeypatch):
-    """Runs a command and checks what all commands promise: status, one line on stderr for errors, lines that fit."""
+MEASURE = ("info", "bench")
 
-    def call(*arguments, status=0, columns=80):
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command and checks what all commands promise: status, one line on stderr for errors, lines that fit, words on stderr
+    from those that measure alone."""
+
+    def call(*arguments, status=0, columns=80, raw=False):
         monkeypatch.setenv("COLUMNS", str(columns))
-        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert done.exit_code == status, done.output + done.stderr
-        assert max(map(len, done.stdout.splitlines()), default=0) <= columns or "--json" in arguments, done.stdout
-        assert "\x1b" not in done.stdout
-        assert not any(line.endswith(" ") for line in done.stdout.splitlines())
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        err = re.sub(r"^lowtide: reading the model\.*\n", "", err, flags=re.MULTILINE)  # where a plan takes half a second
+        assert ended.value.code == status, out + err
+        assert max(map(len, out.splitlines()), default=0) <= columns or "--json" in arguments, out
+        assert "\x1b" not in out + err
+        assert not any(line.endswith(" ") for line in out.splitlines())
         if status == 2:
-            assert done.stderr.count("\n") == 1 and done.stderr.startswith("lowtide: "), done.stderr
-            assert done.stdout == ""
-            return done.stderr
-        assert done.stderr == ""
-        return json.loads(done.stdout) if "--json" in arguments else done.stdout
+            assert err.count("\n") == 1 and err.startswith("lowtide: "), err
+            assert out == ""
+            return err
+        helps = not arguments or "help" in arguments or "-h" in arguments or "--help" in arguments
+        assert bool(err) == (arguments[:1] in [(name,) for name in MEASURE] and not helps), err
+        assert all(line.startswith("lowtide: ") for line in err.splitlines())
+        return json.loads(out) if "--json" in arguments and not raw else out
 
     return call
 
@@ -47,7 +58,8 @@ def test_plan_says_what_fits_and_what_would(run, columns):
     assert "The smallest change that fits: --checkpointing --step-in-backward\n" in text
     again = ("--checkpointing", "--step-in-backward")
     text = run("plan", "--model", "Llama-3.1-8B", "--gpu", "24GB", "--ram", "64GB", "--disk", "1TB", *again, columns=columns)
-    assert "Fits." in text and "step_in_backward=True" in text and "smallest" not in text
+    assert "Fits." in text and "smallest" not in text
+    assert "\nOptimizer: state=dynamic8, master=residual16, step_in_backward=True\n" in text
     text = run("plan", "--model", "Llama-3.1-70B", "--gpu", "8GB", "--ram", "32GB", "--disk", "1TB", status=1, columns=columns)
     assert "no --gpu" in text and "lowtide.stream" in text
 
@@ -92,7 +104,7 @@ def test_plan_of_shapes_and_configs(run, tmp_path):
 
 def test_info(run, tmp_path, monkeypatch):
     rates = lowtide.measure_rates(tmp_path, elements=4096, disk_bytes="16MiB", seconds=0.001)
-    monkeypatch.setattr("lowtide.cli.commands.measure_rates", lambda *_: rates)
+    monkeypatch.setattr("lowtide.cli.machine.measure_rates", lambda *_: rates)
     found = run("info", "--disk", tmp_path, "--json")
     assert found["version"] == lowtide.__version__ and found["cpu_targets"] == _core.cpu_targets()
     assert found["ram_total"] > found["ram_free"] > 0 and found["memory_rate"] > 1e8
@@ -102,6 +114,22 @@ def test_info(run, tmp_path, monkeypatch):
     assert all(f"backend {name}" in text for name in lowtide.backends())
     assert "--disk DIR" in run("info")
     run("info", "--disk", tmp_path, columns=120)
+    monkeypatch.setattr(machine, "others_share", lambda _: 0.4)
+    assert "Busy machine? other programs took 40% of the processors. Run it again when idle." in " ".join(run("info").split())
+    monkeypatch.setattr(machine, "others_share", lambda _: 0.05)
+    assert "Busy" not in run("info") and run("info", "--json")["doubts"] == []
+
+
+def test_others_are_those_that_are_not_this_process(figure):
+    """Two processes that take a processor each, on a machine that has two or more, beside this one that sleeps."""
+    before = machine.processor_seconds()
+    busy = "import time\nend = time.monotonic() + 3\nwhile time.monotonic() < end: pass"
+    programs = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(2)]
+    for program in programs:
+        program.wait(timeout=60)
+    share = machine.others_share(before)
+    figure(f"two busy programs on {os.cpu_count()} processors: {share:.0%} of them")
+    assert share > 0.5 * min(2, os.cpu_count()) / os.cpu_count()  # they work for most of the time that they live
 
 
 @pytest.mark.parametrize("rule", _core.rule_names())
@@ -110,12 +138,37 @@ def test_bench(run, tmp_path, rule):
     names = [line["name"] for line in found["lines"]]
     assert all(line["seconds"] >= line["fastest"] > 0 and line["moved"] > 0 for line in found["lines"])
     assert any(name.startswith("torch") for name in names) == (rule in ("adam", "adamw", "sgd", "adagrad"))
-    assert sum(name.startswith("lowtide") for name in names) == 2 and found["disk"] is None
+    assert sum(name.startswith("lowtide") for name in names) == 2 and found["disk"] is None and found["model"] is None
 
 
-    model = found["model"]
+def test_bench_shows_what_is_asked_for(run, monkeypatch):
+    """bitsandbytes has a row where it can step, in the first rounds alone; memory and the unchecked step are details."""
+    steps = []
+
+    class Theirs:
+        def __init__(self, params, lr):
+            self.params = params
+
+        def step(self):
+            steps.append(self.params[0].shape)
+
+    monkeypatch.setattr(quick_bench, "_bitsandbytes", lambda rule, hyper, wait: Theirs)
+    text = run("bench", "--elements", "256Ki", "--rounds", "5")
+    heads = [line.split("  ")[0] for line in text.split("\n\n")[1].splitlines()[1:]]
+    assert heads[:3] == ["torch AdamW, fused, fp32", "bitsandbytes Theirs", "lowtide AdamW, dynamic8"]
+    assert "x torch  x bitsandbytes" in text and "memory:" not in text and "unchecked" not in text and "one core" not in text
+    assert len(steps) == 2 + 3 and {*steps} == {(64, 4096)}
+    details = run("bench", "--elements", "256Ki", "--rounds", "2", "--details")
+    assert all(words in details for words in ("memory: a += b", "unchecked", "of memory", "in the cache of one core", "cores that saturate"))
+    model = run("bench", "--elements", "256Ki", "--rounds", "2", "--details", "--json")["model"]
     assert model["cache_seconds"] > 0 and model["all_rate"] >= model["one_rate"] > 0 and model["saturating"] >= 1
     assert model["core_rate"] == pytest.approx(model["bytes"] / model["cache_seconds"])
+    assert "bitsandbytes" not in run("bench", "--elements", "256Ki", "--rounds", "2", "--state", "fp32")
+
+
+def test_bench_beside_bitsandbytes(run):
+    pytest.importorskip("bitsandbytes")
+    assert "bitsandbytes AdamW8bit" in run("bench", "--elements", "4Ki", "--rounds", "2")
 
 
 @pytest.mark.parametrize(
@@ -148,8 +201,7 @@ def test_bench_doubts_what_an_idle_machine_would_not_show():
 
 def test_bench_on_disk(run, tmp_path):
     text = run("bench", "--elements", "1Mi", "--rounds", "2", "--disk", tmp_path)
-    assert "Medians of 2 rounds" in text and "in the cache of one core" in text and "cores that saturate" in text
-    assert "all state on disk" in text and "the file alone" in text and "predicted" in text
+    assert "Medians of 2 rounds" in text and "All state on disk" in text and "the file alone" in text and "predicted" in text
     assert [path.name for path in tmp_path.iterdir()] == [".lowtide.lock"]
 
 
@@ -177,15 +229,14 @@ def test_nothing_of_a_file_reaches_the_terminal_as_a_command(run, tmp_path):
     data = path.read_bytes()
     assert data.count(b'"adamw"') > 0
     refused = tmp_path / "rule.lowtide"
-    shown = [run("inspect", path), json.dumps(run("inspect", path, "--json"))]
-    raw = CliRunner().invoke(app, ["inspect", str(path), "--json"])
-    assert json.loads(raw.stdout)["groups"][0][evil] == f"{evil}\n{evil}"
+    raw = run("inspect", path, "--json", raw=True)
+    assert json.loads(raw)["groups"][0][evil] == f"{evil}\n{evil}"
     refused.write_bytes(data.replace(b'"adamw"', b'"a\\u001b"', 1))
-    shown += [raw.stdout, run("inspect", refused, status=2), run("inspect", tmp_path / f"no {evil}", status=2)]
+    shown = [run("inspect", path), raw, run("inspect", refused, status=2), run("inspect", tmp_path / f"no {evil}", status=2)]
     for text in shown:
         strange = {one for one in text if not one.isprintable()} - {"\n"}
         assert not strange, strange
-    assert "\\x1b[2J" in shown[0] and "\\u001b[2J" in raw.stdout
+    assert "\\x1b[2J" in shown[0] and "\\u001b[2J" in raw
 
 
 def test_metadata_of_many_values_takes_neither_time_nor_memory(run, tmp_path, figure):
@@ -238,37 +289,47 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
     cases = {
         "--nope": ["--nope"],
         "'nope'": ["nope"],
-        "--help": [],
-        "--bad": [*plan, "--bad"],
-        "--model": ["plan"],
-        "weights: got 'int8'": [*plan, "--weights", "int8"],
+        "did you mean plan?": ["paln"],
+        "'--bad', which is no option of this command; did you mean --betas": [*plan, "--bad"],
+        "'--rma', which is no option of this command; did you mean --ram": [*plan, "--rma", "8GB"],
+        "wanted one, as in: lowtide plan": ["plan"],
+        "got '7B' and --model '1e6', wanted one": [*plan, "7B"],
+        "--weights: got 'int8'": [*plan, "--weights", "int8"],
         "got 'many', wanted a folder": ["plan", "--model", "many"],
+        "got 'Lama-3.1-8B' (did you mean Llama-3.1-8B?)": ["plan", "Lama-3.1-8B"],
         "'0'": ["plan", "--model", "0"],
         "'1e30'": ["plan", "--model", "1e30"],
         "got ''": ["plan", "--model", ""],
         "parameters, wanted": ["plan", "--model", "9e18"],
         "adamax": [*plan, "--rule", "adamax"],
         "int3": [*plan, "--state", "int3"],
+        "did you mean dynamic8?": [*plan, "--state", "8bit"],
         "residual7": [*plan, "--master", "residual7"],
         "mean 16GB": [*plan, "--ram", "16"],
         "mean 5GB": [*plan, "--disk", "5"],
+        "--ram: got '8G', wanted bytes with a unit; did you mean 8GB?": [*plan, "--ram", "8G"],
+        "mean 1.5TB?": [*plan, "--gpu", "1.5t"],
+        "--disk: got 'nowhere', wanted a size such as 1TB, or a directory that exists": [*plan, "--disk", "nowhere"],
         "2GB ?": [*plan, "--gpu", "2GB ?"],
-        'ram: got ""': [*plan, "--ram", ""],
+        '--ram: got ""': [*plan, "--ram", ""],
         "200%": [*plan, "--ram", "200%"],
         "missing": [*plan, "--disk", tmp_path / "missing"],
         "file": [*plan, "--disk", tmp_path / "file"],
         "link": [*plan, "--disk", tmp_path / "link"],
         "/proc": [*plan, "--disk", "/proc"],
-        "seq: got 0": [*plan, "--seq", "0"],
-        "batch: got -1": [*plan, "--batch", "-1"],
+        "--seq: got 0": [*plan, "--seq", "0"],
+        "--seq: got '2k', wanted a whole number": [*plan, "--seq", "2k"],
+        "--seq: expected one argument": [*plan, "--seq"],
+        "--batch: got -1": [*plan, "--batch", "-1"],
         "wanted known layers": [*plan, "--gpu", "8GB", "--stream"],
-        "wanted ram=BYTES, too": ["plan", "--model", "Llama-2-7B", "--stream"],
+        "--stream: got no gpu and no limit of ram": ["plan", "--model", "Llama-2-7B", "--stream"],
         "each backward pass": [*plan, "--accumulate", "--step-in-backward"],
         "momentum=nan": [*plan, "--rule", "sgd", "--momentum", "nan"],
         "adamw has no such option": [*plan, "--momentum", "0.9"],
-        "betas: got (0.9, 0.95), wanted none": [*plan, "--rule", "sgd", "--betas", "0.9,0.95"],
+        "--betas: got (0.9, 0.95), wanted none": [*plan, "--rule", "sgd", "--betas", "0.9,0.95"],
         "--betas: got '0.9;0.95'": [*plan, "--betas", "0.9;0.95"],
-        "a tuple of 2 numbers": [*plan, "--betas", "0.9,0.95,0.999"],
+        "--betas: got (0.9, 0.95, 0.999), wanted two numbers: beta1, beta2": [*plan, "--betas", "0.9,0.95,0.999"],
+        "--betas: got (0.9,), wanted two numbers": [*plan, "--betas", "0.9"],
         "a beta of 0.95 for its exp_avg": [*plan, "--state", "dynamic4", "--betas", "0.95,0.999"],
         "a beta of 0.99 for its grad_avg": [*plan, "--state", "dynamic4", "--rule", "rmsprop", "--centered"],
         "missing.json": ["plan", "--model", tmp_path / "missing.json"],
@@ -282,7 +343,8 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "adamax'": ["bench", "--rule", "adamax"],
         "int3'": ["bench", "--state", "int3"],
         "missing'": ["bench", "--disk", tmp_path / "missing'"],
-        "FILE": ["inspect"],
+        "required: FILE": ["inspect"],
+        "wanted a path in UTF-8": ["inspect", os.fsdecode(b"\xff")],
         f"lowtide: checkpoint '{tmp_path / 'no'}'": ["inspect", tmp_path / "no"],
     }
     for part, arguments in cases.items():
@@ -297,9 +359,41 @@ def test_without_torch_a_command_says_so_in_one_line():
     assert done.stderr.count("\n") == 1 and "pip install torch" in done.stderr, done.stderr
 
 
-def test_help_has_whole_sentences(run):
-    text = run("--help")
-    assert "..." not in text.split("Commands:")[1] and "Print the version." in text
+def test_help_is_there_in_every_form_and_has_whole_sentences(run):
+    overview = run()
+    assert all(overview == run(form) for form in ("-h", "--help", "help"))
+    assert "Print the version." in overview and all(f"\n  {name} " in overview for name in COMMANDS)
+    for name in COMMANDS:
+        text = run(name, "-h")
+        assert text == run(name, "--help") == run("help", name) and " ".join(COMMANDS[name].what.split()[:5]) in text
+        for action in parser_of(name)._actions:
+            words = action.help or ""
+            assert words[0].isupper() and words.endswith("."), f"{name} {action.dest}: {words!r}"
+
+
+def test_plan_takes_the_names_that_people_type(run, tmp_path, monkeypatch):
+    """Types, a model as an argument, a folder of the working directory, Path and torch's types."""
+    plain = run("plan", "--model", "1e6", "--weights", "fp32", "--state", "bf16", "--json")
+    assert plain == run("plan", "1e6", "--weights", "float32", "--state", "bfloat16", "--json")
+    assert plain == json.loads(json.dumps(lowtide.plan("1e6", weights=torch.float32, state="bf16").as_dict()))
+    half = [lowtide.plan("1e6", weights=name) for name in ("fp16", "float16", "half", "torch.float16", torch.float16)]
+    assert all(each == half[0] for each in half)
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "1TB").mkdir()
+    monkeypatch.chdir(tmp_path)
+    free = [lowtide.plan("1e6", ram="2GB", disk=disk).given[2] for disk in ("scratch", "./scratch", tmp_path / "scratch")]
+    assert all(size and abs(size - free[0]) < 1e9 for size in free)
+    assert run("plan", "1e6", "--ram", "2GB", "--disk", "scratch", "--json")["given"]["disk"] > 0
+    assert lowtide.plan("1e6", ram="2GB", disk="1TB").given[2] == 10**12, "a size, also if a folder is called so"
+
+
+def test_a_plan_of_many_parameters_takes_few_shapes(run):
+    """A trillion parameters in matrices that grow with their number, so that a plan takes no longer than that of a billion."""
+    for count, columns in ((7 * 10**9, 4096), (10**12, 16384), (1 << 46, 131072)):
+        model = model_of(count)
+        assert elements(model.shapes) == count and len(model.shapes) <= 4098 and f"{columns} by {columns}" in model.name
+    text = run("plan", "1T", "--gpu", "24GB", "--ram", "64GB", status=1)
+    assert "1,000,000,000,000 parameters" in text and "--disk -" not in text
 
 
 def test_numbers_are_read_exactly():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -85,17 +86,30 @@ def test_ruff_finds_nothing(figure):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_module_alone_is_lowtide_info(monkeypatch, capsys, share):
-    """`python -m lowtide` takes the same arguments as `lowtide`, and is `lowtide info` without any."""
-    if share < 1:  # nearly all of the time goes to rates, which test_cli.py and test_planning.py look at
-        rates = lowtide.measure_rates(elements=4096, seconds=0.001)
-        monkeypatch.setattr("lowtide.cli.commands.measure_rates", lambda *_: rates)
-    monkeypatch.setattr(sys, "argv", ["python -m lowtide"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("lowtide", run_name="__main__", alter_sys=True)
-    alone = capsys.readouterr().out
-    assert not ended.value.code and alone.startswith("lowtide") and lowtide.__version__ in alone
-    assert "backend cpu" in alone
-    run = [sys.executable, "-m", "lowtide"]
-    version = subprocess.run([*run, "--version"], capture_output=True, text=True, timeout=120)
-    assert version.stdout.strip() == lowtide.__version__
+def test_the_module_is_the_command():
+    """`python -m lowtide` takes the same arguments as `lowtide`, and prints its help without any."""
+
+    def run(*arguments):
+        done = subprocess.run([sys.executable, "-m", "lowtide", *arguments], capture_output=True, text=True, timeout=120)
+        assert not done.returncode and not done.stderr
+        return done.stdout
+
+    assert "Usage: lowtide COMMAND" in run()
+    assert run("--version").strip() == lowtide.__version__
+
+
+def test_messages_point_to_no_file_that_users_lack(figure):
+    """A wheel has no folder docs: what is said in a message stands there. Docstrings and comments may name pages."""
+    texts = []
+    for path in sorted((ROOT / "python" / "lowtide").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        bodies = [node.body[0] for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body]
+        documents = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        texts += [(path, node.value) for node in found if id(node) not in documents]
+    for folder, kind in itertools.product(("src", "include", "python"), ("*.cpp", "*.h", "*.cu", "*.def")):
+        for path in sorted((ROOT / folder).rglob(kind)):
+            code = re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(), flags=re.DOTALL)
+            texts += [(path, text) for text in re.findall(r'"((?:[^"\\\n]|\\.)*)"', code)]
+    figure(f"{len(texts)} texts in the code")
+    assert not [(str(path), text) for path, text in texts if re.search(r"docs/|\w\.md\b", text)]

@@ -33,7 +33,7 @@ class NativeLibrary:
         if not PATH.exists():
             raise OSError(
                 f"{PATH} does not exist: this build of Lowtide has no liblowtide_bnb. Build from source with "
-                "CMAKE_ARGS=-DLOWTIDE_BNB=ON (docs/bnb.md)"
+                "CMAKE_ARGS=-DLOWTIDE_BNB=ON"
             )
         loaded = ct.CDLL(str(PATH))
         loaded.lt_bnb_last_error.restype = ct.c_char_p
@@ -45,7 +45,7 @@ class NativeLibrary:
         try:
             function = getattr(self._lib, name)
         except AttributeError:
-            raise AttributeError(f"{name}: liblowtide_bnb has no such function (docs/bnb.md lists them)") from None
+            raise AttributeError(f"{name}: liblowtide_bnb has no such function: it has bitsandbytes' functions for optimizers") from None
         if name in _PAGING:
             function.restype, function.argtypes = _PAGING[name]
         elif name not in _ERRORS:

@@ -1,0 +1,79 @@
+"""The abilities of this machine and installation."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.cli.core_model import adder, seconds_of
+from lowtide.cli.waiting import Waiting
+from lowtide.devices.places import ram
+from lowtide.planning.rates import measure_rates
+
+_MUCH = 0.1  # chosen: from this share on, other programs change a rate by more than its runs differ
+
+
+def describe(disk: str | None, wait: Waiting) -> dict[str, Any]:
+    """Values for `lowtide info`. Raises ValueError or OSError for a directory that cannot be used."""
+    found_disk = None if disk is None else {"directory": disk, **_core.disk_info(disk)}
+    before = processor_seconds()
+    wait(f"measuring steps of AdamW{'' if disk is None else ' and the disk'}")
+    rates = measure_rates(disk)
+    if found_disk:
+        found_disk |= {"read_rate": rates.read, "write_rate": rates.write}
+    wait("measuring memory")
+    return {
+        "version": _core.__version__,
+        "torch": torch.__version__,
+        "backends": _core.backends(),
+        "cpu_targets": _core.cpu_targets(),
+        "threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)),
+        "ram_total": ram(),
+        "ram_free": min(_ram_available(), ram()),
+        "memory_rate": _memory_rate(),
+        "step_rates": rates.step,
+        "disk": found_disk,
+        "doubts": doubts_since(before),
+    }
+
+
+def others_share(before: tuple[float, float, float]) -> float:
+    """The share of this machine's processors that other programs have taken since `before`; 0 where the system does not tell."""
+    own, busy, every = (now - then for now, then in zip(processor_seconds(), before, strict=True))
+    return max(0.0, busy - own) / every if every > 0 else 0.0
+
+
+def doubts_since(before: tuple[float, float, float]) -> tuple[str, ...]:
+    """A phrase, as those of `quick_bench.doubts_of`, if other programs took much."""
+    share = others_share(before)
+    return (f"other programs took {share:.0%} of the processors",) if share > _MUCH else ()
+
+
+def processor_seconds() -> tuple[float, float, float]:
+    """Processor seconds so far: of this process, of all, and those with idle ones."""
+    try:
+        fields = [int(field) for field in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    except (OSError, ValueError):
+        return 0.0, 0.0, 0.0
+    tick, idle = os.sysconf("SC_CLK_TCK"), sum(fields[3:5])  # with waiting for a disk
+    return time.process_time(), (sum(fields) - idle) / tick, sum(fields) / tick
+
+
+def _ram_available() -> int:
+    """Bytes that programs can still allocate without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _memory_rate() -> float:
+    """Bytes per second that `a += b` reads and writes over tensors of 128 MiB: the best of ten runs."""
+    add, moved = adder(32 << 20)
+    return moved / min(seconds_of(add) for _ in range(10))

@@ -1,0 +1,40 @@
+"""A checkpoint file as it describes itself: the metadata that `Optimizer.save` puts there, and the header. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lowtide import _core
+from lowtide.memory.forecast import path_of
+
+GROUPS = "lowtide_groups"
+# More lists, dicts and values than the largest header of parameters has: each takes Python at least 50 bytes.
+_MOST_CONTAINERS, _MOST_VALUES = 1 << 20, 1 << 22
+
+
+def read_metadata(text: str, where: str) -> Any:
+    """The metadata of a checkpoint: any text, by any writer. Raises ValueError, naming `where`, if it is not JSON, or has so
+    many lists and values that they would take a hundred times the memory of a model's; they are counted, not parsed."""
+    containers, values = text.count("[") + text.count("{"), text.count(",")
+    if containers > _MOST_CONTAINERS or values > _MOST_VALUES:
+        wanted = f"{_MOST_CONTAINERS} lists and {_MOST_VALUES} values at most"
+        raise ValueError(f"{where}: got metadata of {containers} lists and {values} values, wanted {wanted}")
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:  # including numbers that are too long
+        raise ValueError(f"{where}: got metadata that is not JSON: {error}") from None
+
+
+def describe_checkpoint(file: Path) -> dict[str, Any]:
+    """Values for `lowtide inspect`: the file's name and bytes, what the core reads in its header, and the options of the parameter
+    groups; [] where it was not written from Python. Raises ValueError or OSError."""
+    found = _core.describe_checkpoint(path_of("file", file))
+    try:
+        metadata = read_metadata(found.pop("metadata"), str(file))
+    except ValueError:  # not a checkpoint from Python
+        metadata = {}
+    groups = metadata.get(GROUPS) if isinstance(metadata, dict) else None
+    ours = isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
+    return {"file": str(file), "bytes": file.stat().st_size, **found, "groups": groups if ours else []}
