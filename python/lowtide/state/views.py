@@ -95,7 +95,7 @@ def _tensors(engine: Engine, number: int, fullest: bool) -> dict[str, torch.Tens
     }
 
 
-def _layout(engine: Engine, number: int, fullest: bool) -> Sequence[tuple[str, str, list[int]]]:
+def _layout(engine: Engine, number: int, fullest: bool) -> Sequence[tuple[str, str, Sequence[int]]]:
     """Name, type and sizes of these tensors."""
     group = next(each for each in engine.groups if each.has(number))
     param, local = engine.params[number], local_of(engine.tensors[number])
