@@ -116,8 +116,9 @@ def forecast(
 
     Args:
         model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state", "memory" and so
-            on per group), shapes, or a number of parameters such as 7e9, taken for matrices of 4096 by 4096
-            (larger ones from 69e9 on). Tensors may be on any device, including "meta". Frozen parameters are left out. For a DTensor (FSDP2), this rank's part is planned.
+            on per group), shapes, or a number of parameters such as 7e9, taken for matrices of 4096 by 4096 (larger ones from 69e9
+            on). Tensors may be on any device, including "meta". Frozen parameters are left out. For a DTensor (FSDP2), this
+            rank's part is planned.
         rule: one that docs/rules.md lists, such as "adamw", or "muon".
         state, memory, min_quantized_numel: as for the optimizer.
         rates: for the seconds. "measure" measures the rates that this model needs on this machine: about a second for each

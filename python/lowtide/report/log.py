@@ -90,6 +90,6 @@ class Skips:
         why = f"{what} is NaN or infinite"
         advice = 'nonfinite="raise" raises instead, and max_grad_norm= or a lower learning rate may avoid them'
         if spike:
-            why, advice = spike, "if norms stay this large, raise max_grad_spike or forget them (docs/pytorch.md, Spikes)"
+            why, advice = spike, 'if norms stay this large, raise max_grad_spike or forget them: param_groups[0]["lowtide_norms"] = ()'
         text = f"{times} skipped after step {steps}, and nothing changed: {why}. `skipped_steps` counts such steps; {advice}"
         warn(text, RuntimeWarning)
