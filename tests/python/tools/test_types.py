@@ -21,6 +21,9 @@ LINES = [
     ("lowtide.AdamW(model.parameters(), momentum=0.9)", "call-arg"),
     ("lowtide.SGD(model.parameters(), betas=(0.9, 0.99))", "call-arg"),
     ("one.report()['state_byte']", "typeddict-item"),
+    ("lowtide.AdamW(model.parameters(), state=8)", "arg-type"),
+    ("lowtide.Memory(ram='8GiB')", "call-arg"),
+    ("lowtide.Memory('8GiB')", "call-arg"),
 ]
 
 
