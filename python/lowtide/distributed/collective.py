@@ -186,7 +186,7 @@ class Collective:
                 raise RuntimeError(f"vote {step}: {error}") from None
             if isinstance(error, (ValueError, ConnectionError, MemoryError)):
                 raise
-            raise self.lost(f"vote {step}", error) from error
+            raise self.lost(f"vote {step}", error) from None
         if failure:
             raise failure
         outcome = Outcome(**found)
@@ -205,12 +205,12 @@ class Collective:
             buffers.previous.copy_(buffers.bits)
 
     def lost(self, what: str, error: Exception) -> ConnectionError:
-        """The error to raise if a collective did not complete."""
+        """The error to raise if a collective did not complete: all of its own words, and where this worker stands."""
         self._lost_in = what
-        first = str(error).strip().partition("\n")[0]
+        first, end, rest = str(error).strip().partition("\n")
         return ConnectionError(
             f"{what} of rank {self.transport.rank}: not all workers took part (one is gone, or did not make the same call): "
-            f"{first}; nothing was applied here. This process group can no longer be used; {self._standing()}"
+            f"{first}; nothing was applied here. This process group can no longer be used; {self._standing()}{end}{rest}"
         )
 
     def _standing(self) -> str:
@@ -236,7 +236,7 @@ class Collective:
         try:
             every = [dict(one) for one in self.transport.gather(mine).tolist()]
         except RuntimeError as error:
-            raise self.lost("comparison", error) from error
+            raise self.lost("comparison", error) from None
         if any(one.keys() != every[0].keys() for one in every):
             others = [rank for rank, one in enumerate(every) if one.keys() != every[0].keys()]
             raise ValueError(

@@ -242,7 +242,7 @@ class SignOptimizer(Optimizer):
                         self._core.import_state(number, k, mean)
                 self._core.set_step_count(number, steps)
         except RuntimeError as error:
-            raise self._collective.lost("average_state()", error) from error
+            raise self._collective.lost("average_state()", error) from None
         self._adopt_new_state()
 
     @torch.no_grad()
@@ -273,7 +273,7 @@ class SignOptimizer(Optimizer):
                     broadcast_parameters([state[RESIDUAL]], group, source)
                     self._core.write_state(number, {name: one for name, one in state.items() if name != "step"})
         except RuntimeError as error:
-            raise collective.lost("resync()", error) from error
+            raise collective.lost("resync()", error) from None
         self._vote, self._collective, self._buffers, self._agreed = options, collective, None, False
         for of_group in self.param_groups:
             of_group["votes"] = max(votes)
