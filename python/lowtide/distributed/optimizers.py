@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ class SignOptimizer(Optimizer):
             self.engine.count(skipped=1)
         if self.engine.awaited:
             self._adopt_new_state()
-        self._note_skip()
+        self._skips.look(self.engine.skipped_steps(), partial(self._told, -1), self.engine.settings.amp_scaling)
         return loss
 
     def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> Tensor:

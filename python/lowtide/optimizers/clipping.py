@@ -161,20 +161,20 @@ class Clipper:
         norm = clip.norm if times is not None and math.isfinite(clip.norm) else None
         return clip.factor, False if clip.finite else bad, None, words, norm
 
-    def spike(self, groups: Sequence[dict[str, Any]], norm: float | None) -> str:
+    def spike(self, groups: Sequence[dict[str, Any]], norm: float) -> str:
         """Words for the norm of a step that is a spike; "" if it is none."""
         times, norms = self._engine.settings.max_grad_spike, groups[0].get(NORMS, ())
-        if norm is None or times is None or len(norms) < _FEWEST_NORMS:
+        if times is None or len(norms) < _FEWEST_NORMS:
             return ""
         limit = times * sorted(norms)[len(norms) // 2]
         if norm <= limit:
             return ""
         return f"the gradient norm is {norm:g}, above {limit:g}: {times:g} times the median of the last {len(norms)}"
 
-    def keep(self, groups: Sequence[dict[str, Any]], norm: float | None) -> None:
+    def keep(self, groups: Sequence[dict[str, Any]], norm: float) -> None:
         """Keeps the norm of a step that was taken, in the first group, where every kind of checkpoint finds it. Norms of 0 say
         nothing about others, and with larger ones a device may not have decided about the step."""
-        if norm is not None and 0 < norm < _core.GRADIENT_LIMIT:
+        if 0 < norm < _core.GRADIENT_LIMIT:
             groups[0][NORMS] = (*groups[0].get(NORMS, ()), norm)[-NORMS_KEPT:]
 
     def _stands(self) -> bool:

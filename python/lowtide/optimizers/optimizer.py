@@ -12,8 +12,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
 import torch
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _DTYPE, _TRAINED = attrgetter("dtype"), attrgetter("requires_grad")
+_PARAMS = itemgetter("params")
 _NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
 
 
@@ -217,7 +219,7 @@ class Optimizer(torch.optim.Optimizer):
     def _note_groups(self) -> None:
         """Remembers the groups, to notice whatever is put in their place."""
         groups = self.param_groups
-        self._listed, self._groups, self._lists = groups, [*groups], [group["params"] for group in groups]
+        self._listed, self._groups, self._lists = groups, [*groups], [*map(_PARAMS, groups)]
         self._numbers: dict[int, int] | None = None  # of parameters by id, for step_param
 
     def _refuse_lent_state(self) -> None:
@@ -438,7 +440,7 @@ class Optimizer(torch.optim.Optimizer):
                 scale, bad, queued, words, norm = self._clipper.clipped(
                     self.param_groups, scale, bad, only, self._partitioned, words
                 )
-                spike = self._clipper.spike(self.param_groups, norm)
+                spike = "" if norm is None else self._clipper.spike(self.param_groups, norm)
             except Exception as error:  # any exception: other ranks may be waiting
                 if not agrees:
                     raise
@@ -451,21 +453,17 @@ class Optimizer(torch.optim.Optimizer):
             engine.count(skipped=1)
         else:
             found = engine.moving(self.param_groups, self._step_core, scale, bad is not None, only, queued, words)
-            self._clipper.keep(self.param_groups, norm if found < 0 else None)
-        self._note_skip(found, spike)
+            if norm is not None and found < 0:
+                self._clipper.keep(self.param_groups, norm)
+        self._skips.look(engine.skipped_steps(), partial(self._told, found), engine.settings.amp_scaling, spike)
         if only is None:  # else other groups of the same gradients may follow
             self._clipper.clip = None
         if engine.awaited:
             self._adopt_new_state()
 
-    def _note_skip(self, found: int = -1, spike: str = "") -> None:
-        """Speaks of the last step if it was skipped. found: the number of a parameter whose gradient is not finite; -1: unknown."""
-
-        def told() -> tuple[int, str]:
-            return self.report()["steps"], parameter(self.param_groups, found) if found >= 0 else ""
-
-        engine = self.engine
-        self._skips.look(engine.skipped_steps(), told, engine.settings.amp_scaling, spike)
+    def _told(self, found: int) -> tuple[int, str]:
+        """For `Skips.look`. found: the number of a parameter whose gradient is not finite; -1: unknown."""
+        return self.report()["steps"], parameter(self.param_groups, found) if found >= 0 else ""
 
     def _step_core(
         self, scale: float, known_finite: bool, only: list[int] | None, clip: QueuedClip | None = None,
