@@ -116,6 +116,26 @@ fi
 
 sees_gpu() { compgen -G '/proc/driver/nvidia/gpus/*' >/dev/null || compgen -G '/dev/nvidia[0-9]*' >/dev/null || [[ -e /dev/dxg ]]; }
 
+# The Python of .venv: one, with its headers, that all packages of the tests support (3.13 has no verl), in PATH or in
+# pyenv's folder; else python3, if it is 3.10 or newer.
+is_whole() {
+  "$1" -c 'import ensurepip, os, sysconfig, venv; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null
+}
+supported_python() {
+  local version candidate
+  for version in 3.12 3.13; do
+    for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python3; do
+      if is_whole "$candidate"; then
+        echo "$candidate"
+        return
+      fi
+    done
+  done
+  echo python3
+}
+base_python="$(supported_python)"
+readonly base_python
+
 # ---- system packages ----
 
 has_header() { printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | g++ -E -x c++ - >/dev/null 2>&1; }
@@ -142,9 +162,7 @@ missing_packages() {
     [[ -f /usr/share/keyrings/debian-archive-keyring.gpg ]] || echo debian-archive-keyring
   fi
   if [[ $system_only == no ]]; then
-    python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
-    python3 -c 'import os, sysconfig as s; os.stat(os.path.join(s.get_path("include"), "Python.h"))' 2>/dev/null ||
-      echo python3-dev
+    is_whole "$base_python" || echo python3-venv python3-dev
   fi
 }
 
@@ -196,7 +214,7 @@ fi
 
 if ! "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; then
   say "creating $venv"
-  logged venv python3 -m venv --clear "$venv"
+  logged venv "$base_python" -m venv --clear "$venv"
 fi
 readonly python="$PWD/$venv/bin/python"
 # Modules are compiled when they are first imported: of gigabytes of packages most never are.
