@@ -161,7 +161,7 @@ ParamSpec make_spec(const GroupSpec& group, std::span<const int64_t> sizes, DTyp
              ll(of_whole.numel));
   out.codec = codec_for(group, sizes, out.shape, of_whole, whole ? &*whole : nullptr);
   check_averages(group.rule, out.codec, group.hyper);
-  out.master = dtype == DType::kF32 ? 0 : group.master;
+  out.master = master_for(group, dtype);
   if (whole) out.origin = origin_of(sizes, *whole, of_whole, codec_info(out.codec).scaled);
   return out;
 }

@@ -99,6 +99,9 @@ struct ParamSpec {
   uint32_t make_args(const GroupSpec& group, const StepTerms& step, std::byte* args) const;
 };
 
+// The group's master, which float32 weights do not need.
+inline int master_for(const GroupSpec& group, DType dtype) { return dtype == DType::kF32 ? 0 : group.master; }
+
 // The codec is the group's, but float32 for a parameter that has fewer elements than min_quantized_numel, that the
 // codec would not make smaller (rows of one element need a scale each), or whose shards cut blocks or are scattered in
 // a row; 4-bit codes become dynamic8 if rows have odd length, and so no whole bytes. The `whole` of which the parameter

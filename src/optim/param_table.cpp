@@ -201,11 +201,13 @@ void ParamTable::rebind(int64_t number, const TensorView& view) {
   Parameter& param = at(number);
   LT_REQUIRE(view.sizes == param.sizes, "the sizes of parameter %lld changed; build a new optimizer for it",
              ll(number));
-  const int master = group_of(param).master;  // a float32 parameter has none, and other types would need one
-  LT_REQUIRE(view.dtype == param.dtype || !master,
+  const int master = group_of(param).master;  // a float32 parameter has no residual, and other types would need one
+  LT_REQUIRE(view.dtype == param.dtype || !master_info(master).residual_bits,
              "the element type of parameter %lld, whose group has master='%s', changed; build a new optimizer for it",
              ll(number), master_info(master).name);
-  bind(param, view, checked_layout(view));
+  Layout layout = checked_layout(view);
+  param.master = master_for(group_of(param), view.dtype);
+  bind(param, view, std::move(layout));
 }
 
 const GroupSpec& ParamTable::group_at(int group) const {

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
+from types import NoneType
 from typing import Any, NamedTuple, Protocol, get_args
 
 import torch
@@ -181,8 +182,10 @@ def _apply_text(text: str, cls: type[Optimizer], kwargs: dict[str, Any]) -> None
         kwargs["memory"] = Memory.of(",".join(budget))
 
 
-def _value(key: str, text: str, kinds: tuple[type, ...]) -> bool | float | str:
-    """`text` as one of `kinds`."""
+def _value(key: str, text: str, kinds: tuple[type, ...]) -> bool | float | str | None:
+    """`text` as one of `kinds`; "none" is None."""
+    if NoneType in kinds and text.lower() == "none":
+        return None
     words = {"true": True, "yes": True, "false": False, "no": False}
     if bool in kinds:
         words |= {"1": True, "0": False} if kinds == (bool,) else {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 _ALL = 2**63 - 1
 Found = TypeVar("Found")
-_OPTIONS, _MEMORY, _TENSOR = map(attrgetter, ("options", "memory", "tensor"))
-_MASTER = itemgetter("master")
+_MEMORY, _TENSOR = map(attrgetter, ("memory", "tensor"))
+_NOTHING_KEPT = (None, "stochastic")  # masters without a residual
 
 
 def parameter(groups: Sequence[Mapping[str, Any]], number: int) -> str:
@@ -108,7 +108,7 @@ class Engine:
         self.renewed = False  # cores are new, and `Optimizer.state` has views of the old ones
         self._told: dict[int, list[Any]] = {}  # for each parameter group, the options that the core has
         self._overrides = overrides.changes()  # the count at the last look
-        self._fresh = False  # some have a master, which their dtype decides, and no step was seen after which it must stay
+        self._fresh = False  # some have a residual, which their dtype decides, and no step was seen after which it must stay
         self._with_state = 0  # number of stepped parameters, as last counted by the core; -1: count again
         self._shares = Shares({}, {}, {}, False)  # each core's share of the budgets
         self._steps, self._skipped = 0, 0  # counted outside of the current core
@@ -214,7 +214,7 @@ class Engine:
         """Tells the core about changes since the last step: overrides, moves, first gradients of foreign parameters, the number
         of threads, and the options named in `keys`. Raises ValueError, TypeError, NotImplementedError, MemoryError or OSError
         for changes that cannot be followed."""
-        if self._fresh:  # a dtype determines what a master keeps; for parameters without a gradient, a later step is too late
+        if self._fresh:  # a dtype determines the residual; for parameters without a gradient, a later step is too late
             self._fresh = not self.has_stepped()
             if self._fresh and any(param.tensor.dtype != param.dtype for param in self.params):
                 with suppress(TypeError, ValueError, NotImplementedError):
@@ -448,7 +448,7 @@ class Engine:
         self.place, self.on_host = None if several else home, plain or all(place.on_host for place in cores)
         self.in_ram = self.on_host and not self.settings.memory and not any(map(_MEMORY, groups))
         self.may_capture = not plain and any(place.device.type != "cpu" for place in cores)
-        self._fresh = any(map(_MASTER, map(_OPTIONS, groups)))
+        self._fresh = any(group.options["master"] not in _NOTHING_KEPT for group in groups)
         self._shares = shares
         self.core = cores[home]
         if several:

@@ -11,7 +11,7 @@ from lowtide.checks.values import with_context
 from lowtide.devices.places import Place
 from lowtide.engine.params import Param
 from lowtide.options.hyper import group_key, hyper_keys, hyper_values
-from lowtide.options.options import IGNORED, WHOLE_OPTIMIZER, Options, check_options
+from lowtide.options.options import AUTO, GROUP_OPTIONS, IGNORED, WHOLE_OPTIMIZER, Options, check_options
 
 
 # By being 0 or not these determine which states exist, or what they mean; SGD's and LARS's states depend on their momentum.
@@ -37,6 +37,17 @@ class Family:
     def rule_for(self, param: torch.Tensor, options: Mapping[str, Any]) -> str:
         """The core's rule for a parameter with these options; "": `core_rule`."""
         return ""
+
+    def master_for(self, rule: str) -> str | None:
+        """The master that "auto" gives 16-bit weights of parameters of that rule."""
+        return "stochastic"  # learns as float32 weights do, for no bytes (docs/evidence.md)
+
+    def core_options(self, rule: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that the core takes for parameters of that rule, beside hyper-parameters and budgets."""
+        taken: dict[str, Any] = {name: options[name] for name in GROUP_OPTIONS}
+        if taken["master"] == AUTO:
+            taken["master"] = self.master_for(rule)
+        return taken
 
     def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
         """The core's hyper-parameters for parameters of that rule with these options. ValueError or TypeError."""

@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import itemgetter
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -21,14 +20,6 @@ from lowtide.engine.params import Param
 from lowtide.memory.budgets import Memory
 from lowtide.memory.forecast import Budget
 from lowtide.options.options import DEFAULTS, FIXED, GROUP_OPTIONS, Options
-
-
-_VALUES = itemgetter(*GROUP_OPTIONS)
-
-
-def core_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a group that the core takes beside hyper-parameters and budgets."""
-    return dict(zip(GROUP_OPTIONS, _VALUES(options), strict=True))
 
 
 def fixed_options(family: Family, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +58,7 @@ class CoreGroup:
     overrides: Mapping[str, Any]
     rule: str  # "": the optimizer's
     pushed: dict[str, float]  # the hyper-parameters that the core has
-    options: dict[str, Any]  # `core_options` that the core has
+    options: dict[str, Any]  # `Family.core_options` that the core has
     memory: Memory | None  # its own budget
     budget_of: int  # number of the group whose budget it shares; -1: none
     params: list[int] = field(default_factory=list)  # numbers, ascending
@@ -120,7 +111,7 @@ def core_groups(
             if budget_of < 0 and each.memory == own:
                 budget_of = at + n
         options = {**group, **override}
-        made.append(CoreGroup(number, override, rule, family.hyper_of(rule, options), core_options(options), own, budget_of))
+        made.append(CoreGroup(number, override, rule, family.hyper_of(rule, options), family.core_options(rule, options), own, budget_of))
         return made[-1]
 
     param, rule = None, ""
@@ -198,7 +189,7 @@ class GroupSizes(NamedTuple):
     """A group as `_core.forecast` takes it."""
 
     params: list[tuple[list[int], Any, str]]  # sizes, whole, type
-    options: dict[str, Any]  # `core_options`
+    options: dict[str, Any]  # `Family.core_options`
     hyper: dict[str, float]
     budget: Budget | None = None  # its own
     rate: float = 0.0  # bytes of state stepped per second

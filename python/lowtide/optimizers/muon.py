@@ -26,7 +26,7 @@ from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.orthogonal import ADJUSTMENTS, WORKING
 from lowtide.optimizers.registry import steps
 from lowtide.options.hyper import hyper_values
-from lowtide.options.options import Options
+from lowtide.options.options import AUTO, Options
 
 _BUCKET = 64 << 20  # elements of directions at a time: 256 MiB
 EXPERTS = "experts"
@@ -45,13 +45,16 @@ class MuonFamily(Family):
             raise TypeError(f"use_muon: got {use!r} ({type(use).__name__}), wanted a bool or {EXPERTS!r}")
         if not (use and param.ndim == 2) and not (use == EXPERTS and param.ndim == 3):
             return ""
-        if options["master"] and param.dtype != torch.float32:
+        if options["master"] not in (None, AUTO) and param.dtype != torch.float32:
             raise NotImplementedError(
-                f"got master={options['master']!r} for a matrix of {param.dtype}, wanted None, or float32 matrices: their "
-                "orthogonalized updates keep no residual. Put it into a group with use_muon=False, or lowtide.override(param, "
+                f"got master={options['master']!r} for a matrix of {param.dtype}, wanted None or 'auto', or float32 matrices: "
+                "their orthogonalized updates have no master. Put it into a group with use_muon=False, or lowtide.override(param, "
                 "master=None)"
             )
         return _MOMENTUM
+
+    def master_for(self, rule: str) -> str | None:
+        return None if rule == _MOMENTUM else super().master_for(rule)
 
     def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
         if rule != _MOMENTUM:
@@ -133,8 +136,9 @@ class Muon(Optimizer):
         betas, adamw_eps: for AdamW. Schedulers that cycle a momentum (OneCycleLR, CyclicLR) cycle `momentum`, as with
             torch.optim.Muon, and leave betas unchanged, which `defaults` does not contain.
 
-    Raises: like `AdamW`; NotImplementedError for a 16-bit matrix with a master, because nothing would keep its residual: put it
-    into a group with use_muon=False. A step of sharded matrices raises ValueError on all ranks if one has no gradient,
+    16-bit matrices round to nearest: master="auto" is for parameters that AdamW steps, and a warning says so once.
+
+    Raises: like `AdamW`; NotImplementedError for a 16-bit matrix with another master: put it into a group with use_muon=False. A step of sharded matrices raises ValueError on all ranks if one has no gradient,
     even with nonfinite="propagate".
     """
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
 import torch
@@ -36,7 +36,7 @@ from lowtide.optimizers.clipping import Clipper, LossScaling, Queued
 from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.options import overrides
 from lowtide.options.hyper import check_on_host
-from lowtide.options.options import DEFAULTS, WHOLE_OPTIMIZER, Options, check_kinds, check_options, show_options, warn_of_misspelt
+from lowtide.options.options import AUTO, DEFAULTS, WHOLE_OPTIMIZER, Options, check_kinds, check_options, show_options, warn_of_misspelt
 from lowtide.report.fields import Report, ShownReport
 from lowtide.report.log import Residency, Skips, is_inside, logger, warn
 from lowtide.report.text import size_text
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-_DTYPE, _TRAINED = attrgetter("dtype"), attrgetter("requires_grad")
 _PARAMS = itemgetter("params")
 _NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
 
@@ -78,6 +77,7 @@ class Optimizer(torch.optim.Optimizer):
     FAMILY: ClassVar[type[Family]] = Family
     ENTRY: ClassVar[Callable[..., Shown] | None] = None  # see `views.shown`
     NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # group options that torch's schedulers must not find in `defaults`
+    MASTER: ClassVar[str | None] = DEFAULTS["master"]  # of groups whose user chose none
     WAITS_FOR_CLIPS: ClassVar[bool] = False  # steps cannot take a clip that a device is still computing
     REFUSES: ClassVar[Mapping[str, str]] = {}  # options that the class refuses, and why
     engine: Engine  # the compiled core and its parameters: internal
@@ -98,7 +98,8 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(params, torch.nn.Module):
             raise _not_parameters(type(self).__name__, params)
         self._begin(rule, hyper, settings, in_backward)
-        super().__init__(params, self._cycled({**group_defaults(hyper, options), **stamp(rule, settings.seed)}))
+        defaults = group_defaults(hyper, {"master": self.MASTER, **options})
+        super().__init__(params, self._cycled({**defaults, **stamp(rule, settings.seed)}))
         if logger.isEnabledFor(logging.INFO):
             self._introduce()
 
@@ -203,17 +204,22 @@ class Optimizer(torch.optim.Optimizer):
         if self._in_backward:
             self._in_backward.watch(engine.tensors[first:], first)
         if not self._chose_master:
-            self._advise_master(param_group["params"])
+            self._advise_master(first)
 
-    def _advise_master(self, params: list[torch.Tensor]) -> None:
-        kinds = {*map(_DTYPE, filter(_TRAINED, params))} & {torch.bfloat16, torch.float16}
+    def _advise_master(self, first: int) -> None:
+        """Warns once if trained 16-bit weights, among the parameters from number `first` on, have no master."""
+        engine = self.engine
+        without = [group for group in engine.groups if not group.options["master"] and "master" not in group.overrides]
+        trained = [engine.tensors[i] for group in without for i in group.params if i >= first and engine.tensors[i].requires_grad]
+        kinds = {param.dtype for param in trained} & {torch.bfloat16, torch.float16}
         if kinds:
-            kind = "bfloat16" if torch.bfloat16 in kinds else "float16"
             self._chose_master = True  # warn only once
+            kind = "bfloat16" if torch.bfloat16 in kinds else "float16"
+            what = "matrices, which have no master" if self.MASTER == AUTO else "weights without master="
+            better = "float32 matrices" if self.MASTER == AUTO else 'master="auto"'
             warn(
-                f"{type(self).__name__}: got {kind} weights without master=: they round to nearest, so updates below half of "
-                'their last bit are lost, most of them at the learning rates of fine-tuning. Pass master="residual16" (2 bytes '
-                'a parameter; float32 precision), master="stochastic" (no bytes), or master=None to keep this'
+                f"{type(self).__name__}: got {kind} {what}: they round to nearest, so updates below half of their last bit are "
+                f"lost, most of them at the learning rates of fine-tuning. Pass {better}, or master=None to keep this"
             )
 
     def _note_groups(self) -> None:

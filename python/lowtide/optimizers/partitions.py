@@ -17,7 +17,6 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.engine.engine import Engine
-from lowtide.engine.groups import core_options
 
 
 def is_partition(tensor: torch.Tensor) -> bool:
@@ -68,7 +67,7 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
         expect(not family.rule_for(torch.empty(1, 1), group), where, got, wanted)
         try:  # a partition does not know of which parameter it is a shard
             _core.state_layout(
-                family.core_rule, family.hyper_of("", group), core_options(group), [1], "float32", ([2], True, [0]), False
+                family.core_rule, family.hyper_of("", group), family.core_options("", group), [1], "float32", ([2], True, [0]), False
             )  # fmt: skip
         except ValueError as error:
             raise family.error(where, family.core_rule, error) from None

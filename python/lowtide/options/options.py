@@ -35,7 +35,7 @@ IGNORED = ("foreach", "fused")
 # tools/docs_site.py reads the defaults.
 OPTIONS: dict[str, tuple[Any, tuple[type, ...], str]] = {
     "state": ("dynamic8", (str,), "a str"),
-    "master": (None, (str, NoneType), "'residual16', 'residual8', 'stochastic' or None"),
+    "master": ("auto", (str, NoneType), "'auto', 'residual16', 'residual8', 'stochastic' or None"),
     "memory": (
         None, (Memory, Mapping, str, NoneType), "a lowtide.Memory, a mapping of its fields, 'host=8GiB,disk=/scratch', or None"
     ),
@@ -56,6 +56,7 @@ OPTIONS: dict[str, tuple[Any, tuple[type, ...], str]] = {
     "fused": (None, (bool, NoneType), "a bool or None"),
 }
 DEFAULTS = {name: default for name, (default, _, _) in OPTIONS.items()}
+AUTO = DEFAULTS["master"]  # follows from the rule (`Family.master_for`); C and C++ have no master unless told
 # The core's list of a parameter group's options.
 GROUP_OPTIONS = {name: DEFAULTS[name] for name, _, _ in _core.group_options()}
 # Arguments of other libraries, and their equals here.
@@ -78,8 +79,10 @@ class Options(TypedDict, total=False):
         state: (group) how state is stored. "dynamic8" (the default), "float8": 1 byte per value and 4 per block of 256; "bf16":
             2 bytes; "fp32": 4 bytes; "dynamic4" (experimental): half a byte and 4 per block of 128. With 4 bits, the beta of a
             signed average must not exceed 0.9 (ValueError).
-        master: (group) how bfloat16 and float16 weights keep float32 precision: "residual16" (all of it), "residual8",
-            "stochastic" or None, the default.
+        master: (group) how bfloat16 and float16 weights take updates below half of their last bit: "stochastic" (rounded up or
+            down at random, right on average), "residual16" (float32 precision, 2 bytes a parameter), "residual8" (1 byte), None
+            (lost, as in torch.optim), or "auto", the default: "stochastic", but None for matrices that Muon moves. Float32
+            weights need none.
         memory: (group: a separate budget) where state may live, as a `Memory`, a mapping of its fields, or text such as
             "host=8GiB,disk=/scratch"; None: no limit (docs/devices.md).
         max_grad_norm: every step clips the gradients of all groups together to this norm, as `clip_grad_norm_` would; None, the

@@ -17,7 +17,7 @@ from lowtide.memory.budgets import Memory
 from lowtide.memory.forecast import Forecast
 from lowtide.memory.forecast import forecast as of_core
 from lowtide.options.hyper import BETAS, hyper_values
-from lowtide.options.options import check_kinds
+from lowtide.options.options import AUTO, check_kinds
 from lowtide.planning.models import Shape
 from lowtide.planning.on_device import DeviceForecast
 from lowtide.planning.on_device import predict as predict_on
@@ -105,7 +105,7 @@ def forecast(
     momentum: float | None = None,
     amsgrad: bool = False,
     centered: bool = False,
-    master: str | None = None,
+    master: str | None = AUTO,
     max_unorm: float = 0.0,
     betas: tuple[float, ...] | None = None,
     alpha: float | None = None,
@@ -126,7 +126,7 @@ def forecast(
         momentum: for SGD and LARS, which have no state without it, and RMSprop; None: the rule's default.
         amsgrad: for Adam and AdamW.
         centered: for RMSprop.
-        master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state.
+        master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state ("auto" has none).
         max_unorm: for LAMB and LARS: LARS then reads its state twice a step, as LAMB always does.
         betas, alpha: as for the optimizer; 4-bit state accepts only short averages. None: the rule's defaults.
         on: the device of the parameters: "cuda", "xpu", another torch accelerator, or "cpu". The machine need not have it. Such

@@ -67,7 +67,7 @@ def plan(
         ram: bytes of host memory for the process, as in `Memory(host=)`; None: no limit.
         disk: bytes for state on a disk, or a directory such as "/scratch", whose free bytes count; None: no disk.
         weights: the type of weights, gradients and activations: "fp32", "bf16" or "fp16", also by torch's names.
-        master: as for the optimizer; "auto": "residual16" for weights of 16 bits.
+        master: as for the optimizer; "auto" takes no bytes.
         rule, state, min_quantized_numel: as for `forecast`.
         seq, batch: tokens of a sequence, and sequences of a forward pass.
         checkpointing: backward recomputes layers.
@@ -93,8 +93,6 @@ def plan(
         raise ValueError("stream: got no gpu and no limit of ram, wanted one of them: without a limit all weights are in memory")
     if stream and gpu is None and disk is None:
         raise ValueError("stream: got no gpu and no disk, wanted a gpu, to which layers stream, or a disk, from which they do")
-    if master == "auto":
-        master = None if weights == "fp32" or rule == "muon" else "residual16"
     training = _Training(
         what, frozen, _bytes("gpu", gpu), _bytes("ram", ram), _on_disk(disk), weights, master, rule, state, _count("seq", seq),
         _count("batch", batch), checkpointing, accumulate, waiting or 0, stream, _count("min_quantized_numel", min_quantized_numel, 0),
@@ -174,12 +172,10 @@ class _Training:
             single.append((1, {"checkpointing": True}))
         if not self.accumulate and not self.step_in_backward:
             single.append((1, {"step_in_backward": GRADIENT_BUCKET}))
-        if self.rule == "muon":  # its matrices have no masters
-            single += [(4, {"weights": "bf16", "master": None})] if self.weights == "fp32" else []
-        elif self.weights == "fp32":
-            single += [(2, {"weights": "bf16", "master": "residual16"}), (4, {"weights": "bf16", "master": "stochastic"})]
-        elif self.master == "residual16":
-            single += [(2, {"master": "residual8"}), (3, {"master": "stochastic"})]
+        if self.weights == "fp32":  # Muon's matrices have no masters
+            single.append((4 if self.rule == "muon" else 2, {"weights": "bf16", "master": "auto"}))
+        elif self.master in ("residual16", "residual8"):
+            single.append((2, {"master": "auto"}))
         if self.disk is None:
             single.append((3, {"disk": 1 << 60}))
         if self.model.decoder:
@@ -198,12 +194,17 @@ class _Training:
         return elements(self.model.shapes)
 
     @property
+    def _master(self) -> str | None:
+        """For the core, which has no "auto"; that takes no bytes."""
+        return None if self.master == "auto" else self.master
+
+    @property
     def _size(self) -> int:
         return TYPES[self.weights][1]
 
     def _plan(self) -> Plan:
         state = self._state(Budget(-1), None)["state_bytes"]
-        masters = self._state(Budget(-1), self.master)["state_bytes"] - state
+        masters = self._state(Budget(-1), self._master)["state_bytes"] - state
         lines = {"weights": self._weights(), **self._in_backward()}
         lines["process"] = Tiers(0, _PROCESS) if self.gpu is None else Tiers(_CONTEXT, _PROCESS_BESIDE_DEVICE)
         if self.stream and self.gpu is None:
@@ -312,7 +313,7 @@ class _Training:
         if host < buffers:
             in_host = max(min(host, state - there), 0)
             return Tiers(there, in_host, state - there - in_host), None, f"host lacks {size_text(buffers)} for state that streams"
-        found = self._state(Budget(host, "DIR", max(disk, 0), device=there if steps_there else -1), self.master)
+        found = self._state(Budget(host, "DIR", max(disk, 0), device=there if steps_there else -1), self._master)
         if not found["fits"]:
             return elsewhere, None, found["problem"]
         memory = f"device={there},host={host},disk=DIR,step=device" if steps_there else f"host={host},disk=DIR"

@@ -59,7 +59,7 @@ def test_plan_says_what_fits_and_what_would(run, columns):
     again = ("--checkpointing", "--step-in-backward")
     text = run("plan", "--model", "Llama-3.1-8B", "--gpu", "24GB", "--ram", "64GB", "--disk", "1TB", *again, columns=columns)
     assert "Fits." in text and "smallest" not in text
-    assert "\nOptimizer: state=dynamic8, master=residual16, step_in_backward=True\n" in text
+    assert "\nOptimizer: state=dynamic8, master=auto, step_in_backward=True\n" in text
     text = run("plan", "--model", "Llama-3.1-70B", "--gpu", "8GB", "--ram", "32GB", "--disk", "1TB", status=1, columns=columns)
     assert "no --gpu" in text and "lowtide.stream" in text
 

@@ -79,17 +79,26 @@ def test_a_scaler_looks_for_its_scale_in_quiet(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_16_bits_without_a_master_warn_once(dtype: torch.dtype) -> None:
-    params = [torch.nn.Parameter(torch.zeros(4, dtype=dtype)) for _ in range(3)]
-    with pytest.warns(UserWarning, match='master="residual16"') as caught:
-        optimizer = lowtide.AdamW(params[:1])
+@pytest.mark.parametrize(
+    ("cls", "remedy"), [(lowtide.compat.bitsandbytes.optim.AdamW8bit, 'Pass master="auto"'), (lowtide.Muon, "Pass float32 matrices")]
+)
+def test_weights_of_16_bits_without_a_master_warn_once(cls: Callable[..., lowtide.Optimizer], remedy: str, dtype: torch.dtype) -> None:
+    """In the classes whose default leaves them without: those of bitsandbytes, and matrices that Muon moves."""
+    params = [torch.nn.Parameter(torch.zeros(4, 4, dtype=dtype)) for _ in range(3)]
+    with pytest.warns(UserWarning, match=remedy) as caught:
+        optimizer = cls(params[:1])
         optimizer.add_param_group({"params": params[1:2]})
     assert len(caught) == 1 and caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for chosen in (None, "residual16", "stochastic"):
-            lowtide.AdamW(params, master=chosen)
-        lowtide.AdamW([{"params": params, "master": None}])
-        lowtide.AdamW([torch.nn.Parameter(torch.zeros(4))])
-        lowtide.AdamW([params[0].detach().requires_grad_(False)])
+        cls(params, master=None)
+        cls([{"params": params, "master": None}])
+        cls([torch.nn.Parameter(torch.zeros(4, 4))])
+        cls([params[0].detach().requires_grad_(False)])
         copy.deepcopy(optimizer)
+        for master in ("auto", "residual16", "stochastic", None):
+            lowtide.AdamW(params, master=master)
+        lowtide.AdamW(params)
+        lowtide.Muon(params, use_muon=False)
+        lowtide.override(params[2], master=None)
+        cls(params[2:])

@@ -225,7 +225,7 @@ def foreign() -> Cells:
         cls, fixed = CLASSES[name]
         numbers = Numbers(8)
         param = torch.nn.Parameter(numbers.values(*shape).to(torch.bfloat16))
-        opt = cls([param], **fixed, state=state)
+        opt = cls([param], **fixed, state=state, master=None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             opt.load_state_dict({"state": {0: entry}, "param_groups": [{**group, "params": [0]}]})

@@ -166,9 +166,12 @@ def test_bytes_of_host_memory_when_weights_stream(figure):
         ("Llama-3.1-8B", {"gpu": "24GB", "ram": "64GB"}, {"checkpointing": True, "step_in_backward": True}),
         ("Llama-3.1-8B", {"gpu": "40GB", "ram": "64GB", "accumulate": True}, {"checkpointing": True}),
         ("Llama-3.2-1B", {"gpu": "13GB", "ram": "64GB", "weights": "fp32"}, {"checkpointing": True}),
-        ("Llama-3.1-8B", {"gpu": "24GB", "ram": "25GB"}, {"checkpointing": True, "step_in_backward": True, "master": "residual8"}),
-        ("Llama-3.1-8B", {"gpu": "12GB", "ram": "64GB"}, {"checkpointing": True, "step_in_backward": True, "stream": True}),
-        ("Qwen2.5-32B", {"gpu": "24GB", "ram": "256GB"}, {"checkpointing": True, "step_in_backward": True, "stream": True}),
+        (
+            "Llama-3.1-8B", {"gpu": "24GB", "ram": "25GB", "master": "residual16"},
+            {"checkpointing": True, "step_in_backward": True, "master": "auto"},
+        ),
+        ("Llama-3.1-8B", {"gpu": "12GB", "ram": "64GB"}, {"checkpointing": True, "stream": True}),
+        ("Qwen2.5-32B", {"gpu": "24GB", "ram": "180GB"}, {"checkpointing": True, "step_in_backward": True, "stream": True}),
         ("7e9", {"gpu": "24GB", "ram": "64GB"}, {"step_in_backward": True}),
     ],
 )

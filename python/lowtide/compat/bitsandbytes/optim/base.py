@@ -62,6 +62,7 @@ class BitsandbytesOptimizer(Optimizer):
     `load_state_dict` takes both."""
 
     ENTRY = Entry
+    MASTER = None  # bitsandbytes has no masters
     _rule: ClassVar[str]
     _bits: ClassVar[int | None] = None  # for a class that always has 8 or 32
     _paged: ClassVar[bool] = False
@@ -204,7 +205,7 @@ def variant(
 
 def _class(name: str, base: Class, text: str, signature: inspect.Signature, **body: Any) -> Class:
     body |= {"__doc__": text, "__module__": __name__.replace("base", "classes"), "_signature": signature}
-    defaults = {**DEFAULTS, "synchronous": False, **({"memory": PAGED} if body.get("_paged") else {})}
+    defaults = {**DEFAULTS, "master": base.MASTER, "synchronous": False, **({"memory": PAGED} if body.get("_paged") else {})}
     return cast("Class", type(name, (base,), {**body, "__signature__": with_options(signature, [*_INSTEAD], **defaults)}))
 
 
