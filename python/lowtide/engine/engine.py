@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 _ALL = 2**63 - 1
 Found = TypeVar("Found")
-_MEMORY, _TENSOR = map(attrgetter, ("memory", "tensor"))
-_NOTHING_KEPT = (None, "stochastic")  # masters without a residual
+_OPTIONS, _MEMORY, _TENSOR = map(attrgetter, ("options", "memory", "tensor"))
+_MASTER = itemgetter("master")
+_NOTHING_KEPT = {None, "stochastic"}  # masters without a residual
 
 
 def parameter(groups: Sequence[Mapping[str, Any]], number: int) -> str:
@@ -448,7 +449,7 @@ class Engine:
         self.place, self.on_host = None if several else home, plain or all(place.on_host for place in cores)
         self.in_ram = self.on_host and not self.settings.memory and not any(map(_MEMORY, groups))
         self.may_capture = not plain and any(place.device.type != "cpu" for place in cores)
-        self._fresh = any(group.options["master"] not in _NOTHING_KEPT for group in groups)
+        self._fresh = bool({*map(_MASTER, map(_OPTIONS, groups))} - _NOTHING_KEPT)
         self._shares = shares
         self.core = cores[home]
         if several:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from lowtide.engine.params import Param
 from lowtide.options.hyper import group_key, hyper_keys, hyper_values
 from lowtide.options.options import AUTO, GROUP_OPTIONS, IGNORED, WHOLE_OPTIMIZER, Options, check_options
 
+_GROUP_VALUES = itemgetter(*GROUP_OPTIONS)
 
 # By being 0 or not these determine which states exist, or what they mean; SGD's and LARS's states depend on their momentum.
 _OF_STATES = ("amsgrad", "centered", "nesterov", "momentum")
@@ -27,6 +29,8 @@ class Family:
     SEVERAL: ClassVar[bool] = True  # they may be on several devices
     FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, in addition to every class's
 
+    WITHOUT_MASTER: ClassVar[tuple[str, ...]] = ()  # rules whose weights can have none
+
     def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:
         """name: of the class, for errors. given: the options of a group, including hyper-parameters."""
         self.name, self.rule = name, rule
@@ -38,15 +42,11 @@ class Family:
         """The core's rule for a parameter with these options; "": `core_rule`."""
         return ""
 
-    def master_for(self, rule: str) -> str | None:
-        """The master that "auto" gives 16-bit weights of parameters of that rule."""
-        return "stochastic"  # learns as float32 weights do, for no bytes (docs/evidence.md)
-
     def core_options(self, rule: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options that the core takes for parameters of that rule, beside hyper-parameters and budgets."""
-        taken: dict[str, Any] = {name: options[name] for name in GROUP_OPTIONS}
-        if taken["master"] == AUTO:
-            taken["master"] = self.master_for(rule)
+        taken = dict(zip(GROUP_OPTIONS, _GROUP_VALUES(options), strict=True))
+        if taken["master"] == AUTO:  # learns as float32 weights do, for no bytes (docs/evidence.md)
+            taken["master"] = None if rule in self.WITHOUT_MASTER else "stochastic"
         return taken
 
     def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:

@@ -163,7 +163,7 @@ class Clipper:
 
     def spike(self, groups: Sequence[dict[str, Any]], norm: float) -> str:
         """Words for the norm of a step that is a spike; "" if it is none."""
-        times, norms = self._engine.settings.max_grad_spike, groups[0].get(NORMS, ())
+        times, norms = self._engine.settings.max_grad_spike, groups[0].get(NORMS) or ()
         if times is None or len(norms) < _FEWEST_NORMS:
             return ""
         limit = times * sorted(norms)[len(norms) // 2]
@@ -175,7 +175,7 @@ class Clipper:
         """Keeps the norm of a step that was taken, in the first group, where every kind of checkpoint finds it. Norms of 0 say
         nothing about others, and with larger ones a device may not have decided about the step."""
         if 0 < norm < _core.GRADIENT_LIMIT:
-            groups[0][NORMS] = (*groups[0].get(NORMS, ()), norm)[-NORMS_KEPT:]
+            groups[0][NORMS] = (*(groups[0].get(NORMS) or ()), norm)[-NORMS_KEPT:]
 
     def _stands(self) -> bool:
         """True if the gradients are those that were measured; False if all of them have been replaced. Raises ValueError if

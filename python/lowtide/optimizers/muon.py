@@ -38,6 +38,7 @@ class MuonFamily(Family):
 
     CORE_RULE = "adamw"
     FIXED = ("use_muon",)  # it determines a parameter's rule
+    WITHOUT_MASTER = (_MOMENTUM,)
 
     def rule_for(self, param: Tensor, options: Mapping[str, Any]) -> str:
         use = options["use_muon"]
@@ -52,9 +53,6 @@ class MuonFamily(Family):
                 "master=None)"
             )
         return _MOMENTUM
-
-    def master_for(self, rule: str) -> str | None:
-        return None if rule == _MOMENTUM else super().master_for(rule)
 
     def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
         if rule != _MOMENTUM:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
 import torch
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-_PARAMS = itemgetter("params")
+_PARAMS, _DTYPE = itemgetter("params"), attrgetter("dtype")
+_HALVES = {torch.bfloat16, torch.float16}
 _NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
 
 
@@ -71,7 +72,8 @@ class Optimizer(torch.optim.Optimizer):
     memory: reading copies the current values, writing raises RuntimeError. Other tensors put into the groups replace the
     parameters and take over their state (docs/pytorch.md). Removing entries from `state`, or assigning {}, starts those
     parameters afresh. The next step or save adopts other assignments: tensors with those names, types and shapes, or
-    torch.optim's values, which are encoded; ValueError for others.
+    torch.optim's values, which are encoded; ValueError for others. It refuses another mapping as `state` together with other lists
+    in all groups (NotImplementedError): replace tensors or assign state, not both.
     """
 
     FAMILY: ClassVar[type[Family]] = Family
@@ -162,7 +164,8 @@ class Optimizer(torch.optim.Optimizer):
             self._follow_state()
         where = f"parameter group {len(self.param_groups)}"
         expect("params" in param_group, where, f"keys {sorted(map(str, param_group))}", "'params' among them")
-        if self.engine.family.rule == "adamw" and param_group.get("decoupled_weight_decay"):  # a group of torch.optim.AdamW
+        decoupled = self.engine.family.rule in ("adamw", "schedulefree")
+        if decoupled and param_group.get("decoupled_weight_decay"):  # a group of torch.optim.AdamW
             param_group = {key: value for key, value in param_group.items() if key != "decoupled_weight_decay"}
         check_kinds(param_group, where)
         self._chose_master |= "master" in param_group
@@ -203,7 +206,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._show_state()
         if self._in_backward:
             self._in_backward.watch(engine.tensors[first:], first)
-        if not self._chose_master:
+        if not self._chose_master and not _HALVES.isdisjoint(map(_DTYPE, param_group["params"])):
             self._advise_master(first)
 
     def _advise_master(self, first: int) -> None:
@@ -211,7 +214,7 @@ class Optimizer(torch.optim.Optimizer):
         engine = self.engine
         without = [group for group in engine.groups if not group.options["master"] and "master" not in group.overrides]
         trained = [engine.tensors[i] for group in without for i in group.params if i >= first and engine.tensors[i].requires_grad]
-        kinds = {param.dtype for param in trained} & {torch.bfloat16, torch.float16}
+        kinds = _HALVES & {param.dtype for param in trained}
         if kinds:
             self._chose_master = True  # warn only once
             kind = "bfloat16" if torch.bfloat16 in kinds else "float16"
@@ -378,9 +381,9 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def step_param(self, param: torch.Tensor, group: Mapping[str, Any] | None = None) -> None:
-        """Steps one parameter by its gradient, which stays. For trainers that step in their own hooks of backward: kohya-ss's
-        sd-scripts and musubi-tuner call this method, OneTrainer `step_parameter`. Options are its group's in `param_groups`;
-        `group` is not needed. A loop that calls it for each parameter must not call `step()`.
+        """Steps one parameter by its gradient, which stays. For trainers that step in their own hooks of backward, with the
+        arguments of kohya-ss's fused backward pass. Options are its group's in `param_groups`; `group` is not needed. A loop that
+        calls it for each parameter must not call `step()`. Call it from one thread at a time.
 
         Raises like `step`; ValueError for a tensor of no group, with step_in_backward, and with max_grad_norm or max_grad_spike,
         because the norm of all gradients is not known yet."""
@@ -468,8 +471,10 @@ class Optimizer(torch.optim.Optimizer):
             self._adopt_new_state()
 
     def _told(self, found: int) -> tuple[int, str]:
-        """For `Skips.look`. found: the number of a parameter whose gradient is not finite; -1: unknown."""
-        return self.report()["steps"], parameter(self.param_groups, found) if found >= 0 else ""
+        """For `Skips.look`. found: the number of a parameter whose gradient is not finite; -1: unknown. The number of steps is -1
+        on a device, which may have taken others by the time that the host hears of a skip."""
+        steps = self.engine.report()["steps"] if self.engine.on_host else -1
+        return steps, parameter(self.param_groups, found) if found >= 0 else ""
 
     def _step_core(
         self, scale: float, known_finite: bool, only: list[int] | None, clip: QueuedClip | None = None,
@@ -752,8 +757,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """Adopts param_groups that were read, and their seed."""
-        self.param_groups = groups
-        self._note_groups()
+        self.param_groups = self._listed = groups  # with the lists of parameters of before
+        self._groups = [*groups]
         if groups and groups[0][SEED] != self.engine.settings.seed:
             self.defaults[SEED] = groups[0][SEED]
             self.engine.set_seed(groups[0][SEED])
@@ -868,11 +873,13 @@ class Optimizer(torch.optim.Optimizer):
         words += [f"{p.kind.backend} for {p.device}" for p in engine.cores if p.mirrored or not p.on_host]
         words += _differing(vars(engine.settings), DEFAULTS)
         lines = [f"{type(self).__name__}({', '.join(words)})"]
-        defaults = {name: one.default for name, one in inspect.signature(type(self)).parameters.items() if name != "lr"}
+        signature = inspect.signature(type(self)).parameters
+        defaults = {**DEFAULTS, **{name: one.default for name, one in signature.items() if name != "lr"}}
         sizes = views.wanted_bytes(engine)
-        for number, (group, of) in enumerate(zip(self.param_groups, engine.members, strict=True)):
-            options = {"lr": group["lr"], **group, **({"memory": of.memory} if of.memory else {})}
-            words = [f"{len(group['params'])} tensors", f"{size_text(sizes[number])} of state" if sizes[number] else "no state"]
+        for number, (group, of) in enumerate(zip(self.param_groups, engine.members)):  # wrappers may leave out groups
+            options = {"lr": group.get("lr"), **group, **({"memory": of.memory} if of.memory else {})}
+            count = len(group["params"])
+            words = [f"{count} tensor{'s' * (count != 1)}", f"{size_text(sizes[number])} of state" if sizes[number] else "no state"]
             words += _differing({name: value for name, value in options.items() if name not in HIDDEN_KEYS}, defaults)
             lines.append(f"  group {number}: {', '.join(words)}")
         return "\n".join(lines)

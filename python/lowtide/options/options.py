@@ -56,7 +56,7 @@ OPTIONS: dict[str, tuple[Any, tuple[type, ...], str]] = {
     "fused": (None, (bool, NoneType), "a bool or None"),
 }
 DEFAULTS = {name: default for name, (default, _, _) in OPTIONS.items()}
-AUTO = DEFAULTS["master"]  # follows from the rule (`Family.master_for`); C and C++ have no master unless told
+AUTO = DEFAULTS["master"]  # follows from the rule (`Family.core_options`); C and C++ have no master unless told
 # The core's list of a parameter group's options.
 GROUP_OPTIONS = {name: DEFAULTS[name] for name, _, _ in _core.group_options()}
 # Arguments of other libraries, and their equals here.
@@ -196,8 +196,10 @@ def show_options(init: Callable[..., None], without: Sequence[str] = ()) -> None
 
 
 def with_options(signature: inspect.Signature, without: Sequence[str] = (), **defaults: Any) -> inspect.Signature:
-    """The signature, with keyword arguments for options in place of its last parameter. defaults: those that differ."""
+    """The signature, with keyword arguments for options in place of its last parameter, but for those that it has itself. defaults:
+    those that differ."""
     kinds, keyword = Options.__annotations__, inspect.Parameter.KEYWORD_ONLY
+    without = [*without, *signature.parameters]
     shown = [
         inspect.Parameter(name, keyword, default=default, annotation=kinds.get(name, type(default)))
         for name, default in {**DEFAULTS, **defaults}.items() if name not in without

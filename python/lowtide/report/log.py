@@ -71,8 +71,8 @@ class Skips:
         self._met = {False} if seen else set[bool]()  # kinds of skips: by a spike or not
 
     def look(self, skipped: int, told: Callable[[], tuple[int, str]], scales: bool, spike: str = "") -> None:
-        """skipped: number of steps so far. told: called after a skip, returns the number of steps that were taken, and the parameter
-        whose gradient is not finite, or "". scales: a GradScaler is searching for its scale. spike: words about the norm for
+        """skipped: number of steps so far. told: called after a skip, returns the number of steps that were taken, or -1, and the
+        parameter whose gradient is not finite, or "". scales: a GradScaler is searching for its scale. spike: words about the norm for
         which this step was skipped, if it was."""
         if skipped == self._seen:
             self._in_a_row = 0
@@ -82,8 +82,9 @@ class Skips:
         self._in_a_row += 1
         steps, parameter = told()
         what = f"the gradient of {parameter}" if parameter else "a gradient"
+        when = f" after step {steps}" if steps >= 0 else ""
         level = logging.INFO if scales and not spike else logging.WARNING
-        logger.log(level, "a step was skipped after step %d: %s (%d so far)", steps, spike or f"{what} is not finite", skipped)
+        logger.log(level, "a step was skipped%s: %s (%d so far)", when, spike or f"{what} is not finite", skipped)
         if level == logging.INFO or not (first or self._in_a_row == self.MANY):
             return
         times = "a step was" if first else f"{self._in_a_row} steps in a row were"
@@ -91,5 +92,5 @@ class Skips:
         advice = 'nonfinite="raise" raises instead, and max_grad_norm= or a lower learning rate may avoid them'
         if spike:
             why, advice = spike, 'if norms stay this large, raise max_grad_spike or forget them: param_groups[0]["lowtide_norms"] = ()'
-        text = f"{times} skipped after step {steps}, and nothing changed: {why}. `skipped_steps` counts such steps; {advice}"
+        text = f"{times} skipped{when}, and nothing changed: {why}. `skipped_steps` counts such steps; {advice}"
         warn(text, RuntimeWarning)
