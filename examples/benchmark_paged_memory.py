@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from lowtide.cli.waiting import Waiting
 
         with Waiting("benchmark_paged_memory") as wait:
-            wait("importing torch")
+            wait.for_torch()
             job = paged.job_of(args)
             wait.say(f"LLaMA, {job.num_layers} layers of {job.hidden_size}, {job.dtype}, {job.train_steps} steps of "
                      f"{job.batch_size} x {job.seq_len} tokens on {job.device}; {job.budget} of fast memory for paged state")  # fmt: skip

@@ -243,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         run = compare if args.compare else with_trainer if args.use_trainer else single
         with tempfile.TemporaryDirectory(dir=args.disk) as scratch, Waiting("paged_xpu_training") as wait:
-            wait("importing torch")
+            wait.for_torch()
             device = args.device or paged.best_device()
             paged.check_device(device)
             if args.model is None:

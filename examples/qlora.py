@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ExampleError(f"--steps: got {args.steps}, wanted 2 or more")
         config = config_of(args, lr=2e-3)
         with tempfile.TemporaryDirectory(dir=args.disk) as disk, Waiting("qlora") as wait:
-            wait("importing torch")
+            wait.for_torch()
             lowtide.Memory(host=args.host, disk=disk)  # refuses what cannot be used, before anything runs
             budgets = {"torch's AdamW": None, "PagedAdamW8bit": args.host}
             runs = {}

@@ -59,6 +59,7 @@ def loss_of(model: Any, tokens: Any, advantages: Any) -> Any:
 
 def train(config: Config, device: str, memory: Any, hands_over: bool, wait: Any) -> Run:
     """`config.steps` rounds of both phases. wait: is told of each (`lowtide.cli.waiting.Waiting`)."""
+    wait("making the model")
     import torch
     from llama.model import build_model, parameter_groups, weights_sha256
 
@@ -132,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
         from lowtide.cli.waiting import Waiting
 
         with tempfile.TemporaryDirectory(dir=args.disk) as scratch, Waiting("rl_offload") as wait:
-            wait("importing torch and transformers")
+            wait.for_torch()
             check_device(args.device)
             # All state fits: the budget names the disk that offload() moves it to.
             memory = lowtide.Memory(host="100%", disk=scratch) if args.device == "cpu" else None
