@@ -107,7 +107,7 @@ def draw(model: Any, seed: int) -> None:
 
 def train(shape: Shape, args: argparse.Namespace, run: Run, wait: Any) -> None:
     """wait: is told what takes long, and prints lines: `lowtide.cli.waiting.Waiting`."""
-    wait("importing torch")
+    wait.for_torch()
     import torch
     from llama.model import next_token_loss, weights_sha256
 
