@@ -122,6 +122,8 @@ def test_options(tmp_path: Path) -> None:
     wanted = {"nonfinite": "raise", "state": "bf16", "maximize": True, "weight_decay": 0.1}
     assert {key: kwargs[key] for key in wanted} == wanted
     assert kwargs["memory"] == lowtide.Memory(device="auto")
+    for text, master in (("none", None), ("residual16", "residual16")):
+        assert lowtide.hf.optimizer("adamw_8bit", optim_args=f"master={text}")[1]["master"] == master
     budget = f"host=1MiB,disk={tmp_path},eps=1e-6,disk_limit=2MiB"
     for name in ("adamw_8bit", "paged_adamw_8bit"):
         _, kwargs = lowtide.hf.optimizer(name, optim_args=budget)
