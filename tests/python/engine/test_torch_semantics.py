@@ -164,6 +164,8 @@ def test_groups_of_torchs_optimizer_make_one_here(name: str, seed: int) -> None:
     opt = getattr(lowtide, name)(theirs.param_groups, lr=0.5)
     assert opt.param_groups[0]["lr"] == 0.01 and opt.param_groups[0]["weight_decay"] == 0.1
     step_alike((params, opt))
+    del opt.param_groups[0]["lr"]
+    assert "lr=None" in repr(opt)
 
 
 def test_add_param_group_while_training(seed):

@@ -19,6 +19,7 @@ from lowtide.compat.bitsandbytes import optim
 from lowtide.optimizers.classes import CLASSES
 from lowtide.options.options import DEFAULTS, GROUP_OPTIONS, OPTIONS, REFUSED, WHOLE_OPTIMIZER, Options
 from support import parameter
+from typing_extensions import Unpack
 
 OWN = {cls.__name__: cls for cls in (*CLASSES.values(), lowtide.NAdam)}
 VOTING = {cls.__name__: cls for cls in (lowtide.distributed.DistributedLion, lowtide.distributed.Signum)}
@@ -36,7 +37,15 @@ def shown(cls: type) -> dict[str, Any]:
 
 def test_one_table_has_all_options():
     assert set(Options.__annotations__) == set(OPTIONS) | set(REFUSED) and set(WHOLE_OPTIMIZER) < set(OPTIONS)
-    assert {name: default for name, default, _ in _core.group_options()} == GROUP_OPTIONS
+    assert {name: default for name, default, _ in _core.group_options()} | {"master": "auto"} == GROUP_OPTIONS
+
+
+def test_a_subclass_may_fix_options_of_its_own():
+    class Exact(lowtide.AdamW):
+        def __init__(self, params: Any, *, state: str = "fp32", **options: Unpack[Options]) -> None:
+            super().__init__(params, state=state, **options)
+
+    assert shown(Exact) == {**DEFAULTS, "state": "fp32"} and Exact([parameter(9)]).param_groups[0]["state"] == "fp32"
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -176,10 +185,10 @@ def test_an_optimizer_prints_a_line_for_each_group(seed):
     head, *groups = repr(trained(lr=0.25, max_grad_norm=1.0)).splitlines()
     assert head.startswith(f"AdamW(lowtide {lowtide.__version__}, ") and head.endswith(", max_grad_norm=1.0)")
     assert groups == [
-        "  group 0: 1 tensors, 33.3 kB of state, lr=0.25, weight_decay=0.5",  # 2 * (64 * 256 + 64 * 4)
+        "  group 0: 1 tensor, 33.3 kB of state, lr=0.25, weight_decay=0.5",  # 2 * (64 * 256 + 64 * 4)
         "  group 1: 1 tensors, 0.08 kB of state, lr=0.25, state='fp32'",
     ]
-    assert repr(lowtide.SGD([parameter(3)])).endswith("group 0: 1 tensors, no state, lr=0.001")
+    assert repr(lowtide.SGD([parameter(3)])).endswith("group 0: 1 tensor, no state, lr=0.001")
 
 
 def test_a_report_is_a_dict_that_prints_as_a_table(seed):
