@@ -186,7 +186,7 @@ def test_an_optimizer_prints_a_line_for_each_group(seed):
     assert head.startswith(f"AdamW(lowtide {lowtide.__version__}, ") and head.endswith(", max_grad_norm=1.0)")
     assert groups == [
         "  group 0: 1 tensor, 33.3 kB of state, lr=0.25, weight_decay=0.5",  # 2 * (64 * 256 + 64 * 4)
-        "  group 1: 1 tensors, 0.08 kB of state, lr=0.25, state='fp32'",
+        "  group 1: 1 tensor, 0.08 kB of state, lr=0.25, state='fp32'",
     ]
     assert repr(lowtide.SGD([parameter(3)])).endswith("group 0: 1 tensor, no state, lr=0.001")
 
