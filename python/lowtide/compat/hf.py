@@ -222,8 +222,8 @@ def _check_effects(cls: type[Optimizer], kwargs: Mapping[str, Any], args: Argume
             wanted = f"{none}: gradients are stepped and freed before the Trainer sees them"
             got = f"{key}={value} in the TrainingArguments"
             expect(value is None or value <= none, "step_in_backward", got, wanted)
-    if kwargs.get("max_grad_spike") is not None and getattr(args, "max_grad_norm", 0):
-        warn("max_grad_spike: the Trainer clips before the step, so that no norm is a spike, unless lowtide.hf.clip_in_step(trainer) was called")
+    if kwargs.get("max_grad_spike") is not None and getattr(args, "max_grad_norm", None):
+        warn("max_grad_spike: the Trainer clips before the step, after which no norm is a spike: call lowtide.hf.clip_in_step(trainer)")
     if cls is AdamWScheduleFree:
         kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
         wanted = f"'constant': {cls.__name__} takes no schedule, and warms up by itself (warmup_steps= of the TrainingArguments)"

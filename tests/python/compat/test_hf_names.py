@@ -164,6 +164,8 @@ def test_arguments_without_effect_in_the_trainer_are_refused(tmp_path: Path) -> 
         lowtide.hf.optimizer("adamw_8bit", args, optim_args="step_in_backward=true")
     args = arguments("adamw_8bit", tmp_path, max_grad_norm=0)
     assert lowtide.hf.optimizer("adamw_8bit", args, step_in_backward="1MiB")[1]["step_in_backward"] == "1MiB"
+    with pytest.warns(UserWarning, match="max_grad_spike: the Trainer clips before the step"):
+        lowtide.hf.optimizer("adamw_8bit", arguments("adamw_8bit", tmp_path), optim_args="max_grad_spike=10")
 
 
 def test_a_warmup_is_as_long_as_the_trainers(tmp_path: Path) -> None:
