@@ -19,7 +19,9 @@ def _instead(package: str, name: str, known: Sequence[str]) -> str:
         return ": lowtide.compat.bitsandbytes.optim has bitsandbytes' names; the classes here take state="
     if name == "optim" and package == "lowtide":
         return ": the classes are in lowtide itself, such as lowtide.AdamW"
-    from lowtide.checks.values import hint  # imports torch
+    if name.startswith("_"):
+        return ""
+    from lowtide.checks.hints import hint  # `import lowtide` needs it for no name that is there
 
     return hint(name, known)
 

@@ -1,6 +1,5 @@
 """Checks of single values; their errors give the value and what was wanted."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -17,13 +16,6 @@ def with_context(where: str, error: Exception) -> Exception:
     """The same kind of error, with `where` before its message."""
     kinds = (TypeError, NotImplementedError, ValueError)
     return next(kind for kind in kinds if isinstance(error, kind))(f"{where}: {error}")
-
-
-def hint(name: object, known: Sequence[str], likeness: float = 0.6) -> str:
-    """Words for an error about an unknown name: the most similar known name, if any. likeness: 1 means equal."""
-    same = [one for one in known if one.lower() == str(name).lower()]
-    close = same or difflib.get_close_matches(str(name), known, n=1, cutoff=likeness)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def number(name: str, value: object) -> float:

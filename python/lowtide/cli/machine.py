@@ -12,7 +12,8 @@ import torch
 from lowtide import _core
 from lowtide.cli.core_model import adder, seconds_of
 from lowtide.cli.waiting import Waiting
-from lowtide.devices.places import ram
+from lowtide.devices.places import ram, ram_free
+from lowtide.memory.forecast import disk_info
 from lowtide.planning.rates import measure_rates
 
 _MUCH = 0.1  # chosen: from this share on, other programs change a rate by more than its runs differ
@@ -20,7 +21,7 @@ _MUCH = 0.1  # chosen: from this share on, other programs change a rate by more 
 
 def describe(disk: str | None, wait: Waiting) -> dict[str, Any]:
     """Values for `lowtide info`. Raises ValueError or OSError for a directory that cannot be used."""
-    found_disk = None if disk is None else {"directory": disk, **_core.disk_info(disk)}
+    found_disk = None if disk is None else {"directory": disk, **disk_info("disk", disk)}
     before = processor_seconds()
     wait(f"measuring steps of AdamW{'' if disk is None else ' and the disk'}")
     rates = measure_rates(disk)
@@ -35,7 +36,7 @@ def describe(disk: str | None, wait: Waiting) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cores": len(os.sched_getaffinity(0)),
         "ram_total": ram(),
-        "ram_free": min(_ram_available(), ram()),
+        "ram_free": ram_free(),
         "memory_rate": _memory_rate(),
         "step_rates": rates.step,
         "disk": found_disk,
@@ -63,14 +64,6 @@ def processor_seconds() -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
     tick, idle = os.sysconf("SC_CLK_TCK"), sum(fields[3:5])  # with waiting for a disk
     return time.process_time(), (sum(fields) - idle) / tick, sum(fields) / tick
-
-
-def _ram_available() -> int:
-    """Bytes that programs can still allocate without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _memory_rate() -> float:

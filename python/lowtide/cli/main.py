@@ -1,6 +1,7 @@
 """The command line: the abilities of this machine, the memory that a run will take, and the speed of a step.
 
-Exit status: 0; 1 if a plan does not fit; 2 for bad arguments or system errors, which are one line on stderr.
+Exit status: 0; 1 if a plan does not fit; 2 for bad arguments or system errors, which are one line on stderr; 130 after Ctrl-C, 141 if
+nobody reads the output, as for a program that these signals end.
 """
 
 from __future__ import annotations
@@ -15,21 +16,26 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from lowtide import _core
+from lowtide.checks.hints import hint
 from lowtide.cli import text
 from lowtide.cli.waiting import Waiting
 
 # A command imports its implementation, and torch if it needs it, only after its arguments are checked.
-FAILED, BAD, STOPPED = 1, 2, 130
+FAILED, BAD, STOPPED, UNREAD = 1, 2, 130, 141
 _RULES, _STATES = _core.rule_names(), _core.codec_names()
 _PLANNED_RULES = [*_RULES, "muon"]
+_MASTERS = ["auto", "residual16", "residual8", "stochastic", "none"]
 _DEFAULT = "The default is the rule's own."
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises ValueError for what it cannot read."""
+    """Raises ValueError for what it cannot read, and OSError if nothing takes the help, where argparse keeps silent."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)
 
 
 class Command(NamedTuple):
@@ -58,17 +64,17 @@ def _plan_options(add: argparse.ArgumentParser) -> None:
         help="The model: a name such as Llama-3.1-8B or Qwen/Qwen2.5-7B, a folder with a config.json, such a file, a JSON file of shapes, or a "
         "number of parameters such as 7B or 7e9.",
     )  # fmt: skip
-    sized = add.add_argument_group("memory", "Sizes are written as 24GB or 1.5GiB.")
+    sized = add.add_argument_group("memory", "Sizes are written as 24GB or 1.5GiB; shares are not taken.")
     option = sized.add_argument
-    option("--gpu", metavar="SIZE", help="The memory of the device, as in Memory(device=). Without it the CPU trains.")
-    option("--ram", metavar="SIZE", help="The host memory for the process, as in Memory(host=). Without it there is no limit.")
+    option("--gpu", metavar="SIZE", help="The memory of the device, for all that a training takes. Without it the CPU trains.")
+    option("--ram", metavar="SIZE", help="The host memory for the whole process. Without it there is no limit.")
     option("--disk", metavar="SIZE|DIR", help="The space for state on a disk, or a directory whose free space counts. Without it there is no disk.")
     option = add.add_argument_group("training").add_argument
-    option("--model", metavar="MODEL", help="The model may be given by this option instead.")
+    option("--model", metavar="MODEL", help="The same as MODEL.")
     option("--weights", metavar="TYPE", default="bf16", help="The type of weights and gradients: fp32, bf16 (the default) or fp16.")
     option(
         "--master", metavar="NAME", default="auto",
-        help="What keeps weights of 16 bits exact: residual16, residual8, stochastic, none or auto, the default, which takes no bytes.",
+        help=f"What keeps weights of 16 bits exact: {', '.join(_MASTERS)}. The default is auto: stochastic rounding, which takes no bytes.",
     )  # fmt: skip
     _add_rule(option, _PLANNED_RULES)
     option("--seq", metavar="N", type=_whole, default=2048, help="The tokens of a sequence. The default is 2048.")
@@ -91,11 +97,12 @@ def _plan(args: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(args).items() if name not in ("MODEL", "model", "json")}
     if (args.MODEL is None) == (args.model is None):
         got = "no model" if args.model is None else f"{args.MODEL!r} and --model {args.model!r}"
-        raise ValueError(f"got {got}, wanted one, as in: lowtide plan Llama-3.1-8B --gpu 24GB (see lowtide plan --help)")
+        raise ValueError(f"got {got}, wanted one model, as in: lowtide plan Llama-3.1-8B --gpu 24GB (see lowtide plan --help)")
     if args.betas is not None:
         given["betas"] = text.numbers_of("--betas", args.betas)
     text.check_name("--rule", args.rule, _PLANNED_RULES)
     given["state"] = text.state_of("--state", args.state, _STATES)
+    text.check_name("--master", args.master, _MASTERS)
     given["master"] = None if args.master == "none" else args.master
 
     from lowtide.planning.plan import plan as planned  # imports no torch, except for Muon
@@ -211,12 +218,15 @@ def _run(given: Sequence[str]) -> int:
         print(_core.__version__)
         return 0
     if first not in COMMANDS:
-        raise ValueError(f"got {first!r}, wanted {', '.join(COMMANDS)}{text.did_you_mean(first, COMMANDS)} (see lowtide --help)")
+        raise ValueError(f"got {first!r}{hint(first, [*COMMANDS, '--version', '--help'])}, wanted {', '.join(COMMANDS)} (see lowtide --help)")
     parser = parser_of(first)
-    args, unknown = parser.parse_known_args(rest)
+    try:
+        args, unknown = parser.parse_known_args(rest)
+    except SystemExit:  # argparse has printed the help
+        return 0
     options = [f"--{name.replace('_', '-')}" for name in vars(args) if name.islower()]
     if unknown:
-        parser.error(f"got {unknown[0]!r}, which is no option of this command{text.did_you_mean(unknown[0], options)}")
+        parser.error(f"got {unknown[0]!r}{hint(unknown[0], options)}, which is no option of this command")
     try:
         return COMMANDS[first].run(args)
     except (ValueError, TypeError) as error:  # of the library, which names its arguments
@@ -228,14 +238,15 @@ def _run(given: Sequence[str]) -> int:
 def _status(given: Sequence[str]) -> int:
     """Runs the command; reports errors as one line on stderr and status 2, without a traceback."""
     try:
-        return _run(given)
-    except SystemExit as ended:  # argparse has printed the help of a command
-        return int(ended.code or 0)
+        status = _run(given)
+        if sys.stdout:  # None where it is closed
+            sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return STOPPED
     except BrokenPipeError:  # as in `lowtide plan ... | head -1`: who reads no further wants no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BAD
+        return UNREAD
     except OSError as error:
         return _complain(str(error).removeprefix(f"[Errno {error.errno}] "))  # the text repeats it in words
     except ModuleNotFoundError as error:
@@ -247,7 +258,9 @@ def _status(given: Sequence[str]) -> int:
 
 
 def _complain(message: str) -> int:
-    print(f"lowtide: {text.printable(' '.join(message.split()))}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody may read stderr
+        if sys.stderr:
+            print(f"lowtide: {text.printable(' '.join(message.split()))}", file=sys.stderr)
     return BAD
 
 
@@ -265,8 +278,4 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 def program() -> NoReturn:
     """The entry point of a process. Ends it at once: Python would take seconds to take torch apart, after the result is there."""
-    status = _status(sys.argv[1:])
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
+    os._exit(_status(sys.argv[1:]))

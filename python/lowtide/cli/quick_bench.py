@@ -1,8 +1,8 @@
 """A quick measurement of a step beside torch's fused step, bitsandbytes' step and the memory's rate, in the same run.
 
-Every contender runs once in each round, so that a slow moment affects all; bitsandbytes in the first ones alone, for it takes long
-on a CPU. All times are medians, and only ratios are
-meaningful: conditions differ between runs. `doubts` names the signs of a busy machine.
+Every contender runs once in each round, so that a slow moment affects all. bitsandbytes runs only in the first rounds, because it is
+slow on a CPU. All times are medians, and only ratios are meaningful: conditions differ between runs. `doubts` names the signs of a
+busy machine.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lowtide.cli.core_model import adder, seconds_of
 from lowtide.cli.machine import doubts_since, processor_seconds
 from lowtide.cli.waiting import Waiting
 from lowtide.memory.budgets import Memory
+from lowtide.memory.forecast import disk_info
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.classes import CLASSES
 from lowtide.planning.forecasts import forecast
@@ -97,10 +98,10 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
     rows = max(1, round(elements / _ROW))
     if elements > 1 << 34:
         raise ValueError(f"got {elements} elements, wanted {1 << 34} at most")
-    hyper = {"momentum": momentum} if rule in ("sgd", "rmsprop") else {}
+    hyper = {"momentum": momentum} if rule in ("sgd", "lars", "rmsprop") else {}
     forecast([(rows, _ROW)], rule, state, momentum=momentum)  # rejects a bad state name before memory is taken
     if disk is not None:
-        _core.disk_info(disk)  # rejects a directory that cannot be used
+        disk_info("disk", disk)  # rejects a directory that cannot be used
     try:
         shared = torch.randn(rows, _ROW)
     except RuntimeError as error:  # torch raises nothing more specific

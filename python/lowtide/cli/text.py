@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import shutil
@@ -10,6 +9,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from lowtide.checks.hints import hint
 from lowtide.planning.models import count_of, type_named
 
 _SUSPECT = re.compile(r"[^ -~\n]")  # possibly unprintable
@@ -34,7 +34,7 @@ def numbers_of(name: str, text: str) -> tuple[float, ...]:
 def check_name(name: str, text: str, known: Sequence[str]) -> None:
     """Raises ValueError, naming `name`, unless `text` is one of the `known`."""
     if text not in known:
-        raise ValueError(f"{name}: got {text!r}, wanted one of {', '.join(known)}{did_you_mean(text, known)}")
+        raise ValueError(f"{name}: got {text!r}{hint(text, known)}, wanted one of {', '.join(known)}")
 
 
 def state_of(name: str, text: str, known: Sequence[str]) -> str:
@@ -44,12 +44,6 @@ def state_of(name: str, text: str, known: Sequence[str]) -> str:
         raise ValueError(f"{name}: got {text!r}, wanted one of {', '.join(known)}; did you mean dynamic{bits[0]}?")
     check_name(name, found, known)
     return found
-
-
-def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """Words about the name that is like `text`; "" if none is."""
-    near = difflib.get_close_matches(text, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def width() -> int:

@@ -17,13 +17,13 @@ class Waiting:
         with Waiting("lowtide") as wait:
             wait("measuring memory")
 
-    A thread writes, so work that holds Python's lock delays it.
+    A thread writes, so work that holds Python's lock delays it. Without stderr there is no thread, and nothing is said.
     """
 
     def __init__(self, program: str) -> None:
         self._program, self._words, self._ticks, self._shown = program, "", 0, False
-        self._out = sys.stderr
-        self._erases = self._out.isatty()
+        self._out = sys.stderr  # None where it is closed
+        self._erases = bool(self._out) and self._out.isatty()
         self._lock, self._ends = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._tick, name="lowtide-waiting", daemon=True)
 
@@ -52,12 +52,14 @@ class Waiting:
                 self._begin_line()
 
     def __enter__(self) -> Waiting:
-        self._thread.start()
+        if self._out:
+            self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ends.set()
-        self._thread.join()
+        if self._out:
+            self._thread.join()
         with self._lock:
             self._end_line()
 
@@ -82,6 +84,7 @@ class Waiting:
         self._words, self._shown = "", False
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody may read stderr
-            self._out.write(text)
-            self._out.flush()
+        if self._out:
+            with contextlib.suppress(OSError, ValueError):  # nobody may read stderr
+                self._out.write(text)
+                self._out.flush()

@@ -8,7 +8,8 @@ Each kind of torch device has a backend (`lowtide.backends()`) that steps its pa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -53,20 +54,40 @@ class Kind(NamedTuple):
 def ram(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes of RAM of the machine, or of the control groups that this process is in if they allow less, as containers do.
     Both versions of control groups count; limits that cannot be read do not."""
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [limit for limit, _ in _limits(groups, root)]
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *limits])
+
+
+def ram_free(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup"), of: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that this process can still allocate without swapping: what the machine has available, or less in control groups as
+    for `ram`."""
+    found = re.search(r"^MemAvailable:\s*([0-9]+) kB", of.read_text(encoding="ascii"), re.M)
+    free = int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(0, min([free, *(limit - used for limit, used in _limits(groups, root))]))
+
+
+def _limits(groups: Path, root: Path) -> Iterator[tuple[int, int]]:
+    """The limit of each control group of this process that has one, and the bytes in use there that the system cannot just drop,
+    as pages of files that nobody has read for long; 0 if unknown."""
     with suppress(OSError):
         for line in groups.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
-            base, limit = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            base = root / "memory" if controllers else root
+            limit, usage = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
+            dropped = re.compile(f"^{'total_' if controllers else ''}inactive_file ([0-9]+)$", re.M)
             group = base / path.lstrip("/")
             for folder in (group, *group.parents):  # a group is under the limits of those above it
                 with suppress(OSError, ValueError):  # no such group here, as in a container, or "max"
-                    most = min(most, int((folder / limit).read_text(encoding="ascii")))
+                    most, used = int((folder / f"memory.{limit}").read_text(encoding="ascii")), 0
+                    with suppress(OSError, ValueError):
+                        used = int((folder / f"memory.{usage}").read_text(encoding="ascii"))
+                        found = dropped.search((folder / "memory.stat").read_text(encoding="ascii"))
+                        used -= int(found[1]) if found else 0
+                    yield most, used
                 if folder == base:
                     break
-    return most
 
 
 def _xpu_free(device: torch.device) -> int:

@@ -10,7 +10,8 @@ import torch
 from typing_extensions import TypedDict
 
 from lowtide import _core
-from lowtide.checks.values import expect, hint
+from lowtide.checks.hints import hint
+from lowtide.checks.values import expect
 from lowtide.devices.places import Place
 from lowtide.distributed.buffers import SignBuffers, SignPart
 from lowtide.distributed.device_vote import DeviceVote

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from lowtide import _core
-from lowtide.checks.values import expect, hint
+from lowtide.checks.hints import hint
+from lowtide.checks.values import expect
 from lowtide.devices.places import HOST, Place, has_kernels
 from lowtide.memory.forecast import Budget, path_of
 

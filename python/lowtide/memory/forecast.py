@@ -39,6 +39,14 @@ def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]
     return text
 
 
+def disk_info(name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """`_core.disk_info` of a directory. Raises ValueError, naming `name`, for one that cannot be used, or OSError."""
+    try:
+        return dict(_core.disk_info(path_of(name, path)))
+    except ValueError as error:
+        raise ValueError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
+
+
 @dataclass(frozen=True)
 class Forecast:
     """One budget, or all. Bytes equal `Optimizer.report()` after a first step in which every parameter had a gradient; if the

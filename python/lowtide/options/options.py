@@ -10,7 +10,8 @@ from typing import Any
 from typing_extensions import TypedDict, Unpack
 
 from lowtide import _core
-from lowtide.checks.values import expect, hint
+from lowtide.checks.hints import hint
+from lowtide.checks.values import expect
 from lowtide.memory.budgets import Memory
 from lowtide.report.log import warn
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from typing_extensions import TypedDict
 
-from lowtide.checks.values import expect, hint
+from lowtide.checks.hints import hint
+from lowtide.checks.values import expect
 
 _ATTRIBUTE = "_lowtide_overrides"  # modules: a _Holder; tensors: list[_Entry], plain so that it can be pickled
 

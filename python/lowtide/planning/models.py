@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -11,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from lowtide.checks.hints import hint
 
 Shape = tuple[int, ...]
 _COLUMNS, _MOST_MATRICES = 4096, 4096  # of those assumed for a bare number of parameters; more parameters are in larger matrices
@@ -128,7 +129,9 @@ class Model:
 def model_of(given: str | os.PathLike[str] | float) -> Model:
     """A model by the name of a published one, a folder or a file with its configuration, a file of shapes or a number of
     parameters. A name with a "/" is first looked for in the local cache of Hugging Face. Raises ValueError or OSError."""
-    if isinstance(given, (int, float)) and not isinstance(given, bool) and given == int(given):
+    if isinstance(given, float) and not given.is_integer():
+        raise ValueError(f"model: got {given!r}, wanted a whole number of parameters, such as 7e9")
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
         return _of_number(f"{given:g}" if isinstance(given, float) else str(given), int(given))
     if not isinstance(given, (str, os.PathLike)):
         raise TypeError(f"model: got {given!r} ({type(given).__name__}), wanted a name, a folder, a file, a number of parameters, shapes or a module")
@@ -147,10 +150,8 @@ def model_of(given: str | os.PathLike[str] | float) -> Model:
     if plain in known:
         name = known[plain]
         return Model(name, DECODERS[name].shapes(), DECODERS[name])
-    near = difflib.get_close_matches(plain, known, 1)
-    hint = f" (did you mean {known[near[0]]}?)" if near else ""
     raise ValueError(
-        f"got {text!r}{hint}, wanted a folder with config.json, a file of that kind or of shapes, a number of parameters such as 7e9, a "
+        f"got {text!r}{hint(plain, [*DECODERS])}, wanted a folder with config.json, a file of that kind or of shapes, a number of parameters such as 7e9, a "
         f"model in the local cache of Hugging Face, or one of {', '.join(DECODERS)}"
     )
 
@@ -199,14 +200,14 @@ def _of_shapes(path: Path, content: Any) -> Model:
         raise ValueError(f"{path}: got {type(content).__name__}, wanted a list of shapes or an object of name: shape")
     if not shapes:
         raise ValueError(f"{path}: got no shapes, wanted those of a model's parameters")
-    checked = [shape_of(shape, f"{path}, shape {n}") for n, shape in enumerate(shapes)]
+    checked = [shape_of(shape, f"{path}, shape {n}", "wanted a list of sizes such as [4096, 4096]") for n, shape in enumerate(shapes)]
     return Model(str(path), checked, unknown="shapes say nothing about layers: give a name or a config.json")
 
 
-def shape_of(value: Any, where: str) -> Shape:
-    """A tuple or list of sizes as a shape. Raises TypeError or ValueError, naming `where`."""
+def shape_of(value: Any, where: str, wanted: str = WANTED_SHAPES) -> Shape:
+    """A tuple or list of sizes as a shape. Raises TypeError, with `wanted`, or ValueError, naming `where`."""
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"{where}: got {value!r} ({type(value).__name__}), {WANTED_SHAPES}")
+        raise TypeError(f"{where}: got {value!r} ({type(value).__name__}), {wanted}")
     for size in value:
         if not isinstance(size, int) or isinstance(size, bool):
             raise TypeError(f"{where}: got a size of {size!r} ({type(size).__name__}), wanted an int")

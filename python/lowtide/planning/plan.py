@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide import _core
-from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, Budget, path_of
+from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, Budget, disk_info
 from lowtide.planning.activations import moments
 from lowtide.planning.models import TYPES, Model, decoder_of, elements, model_of, shape_of, type_named
 from lowtide.planning.result import Plan, Tiers, summed
@@ -63,8 +63,8 @@ def plan(
         model: the name of a published model such as "Llama-3.1-8B" or "Qwen/Qwen2.5-7B", a folder with a config.json, such a file, a
             JSON file of shapes, a number of parameters, shapes, or a module (on any device, "meta" included), whose own types
             count and whose frozen parameters have no gradients.
-        gpu: bytes of device memory, as an int or "24GB", as in `Memory(device=)`; None: the CPU trains.
-        ram: bytes of host memory for the process, as in `Memory(host=)`; None: no limit.
+        gpu: bytes of device memory for all that a training takes, as an int or "24GB" (no shares); None: the CPU trains.
+        ram: bytes of host memory for the whole process; None: no limit.
         disk: bytes for state on a disk, or a directory such as "/scratch", whose free bytes count; None: no disk.
         weights: the type of weights, gradients and activations: "fp32", "bf16" or "fp16", also by torch's names.
         master: as for the optimizer; "auto" takes no bytes.
@@ -395,4 +395,4 @@ def _on_disk(value: int | str | os.PathLike[str] | None) -> int | None:
                 if isinstance(value, str) and not value[:1].isdecimal():
                     raise ValueError(f"disk: got {value!r}, wanted a size such as 1TB, or a directory that exists") from None
                 raise error
-    return int(_core.disk_info(path_of("disk", value))["free_bytes"])
+    return int(disk_info("disk", value)["free_bytes"])

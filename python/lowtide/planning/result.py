@@ -75,7 +75,7 @@ class Plan:
             lines += [f"{what}: {change}", "", *self.changed._table(), ""]
         found = self.changed or self
         if found.fits:
-            lines.append(f"Optimizer: {', '.join(f'{name}={value}' for name, value in found.optimizer.items())}")
+            lines.append(f"Optimizer: {', '.join(f'{name}={value!r}' for name, value in found.optimizer.items())}")
             lines += [found.streams] if found.streams else []
         return "\n".join(lines)
 

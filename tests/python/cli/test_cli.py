@@ -59,7 +59,7 @@ def test_plan_says_what_fits_and_what_would(run, columns):
     again = ("--checkpointing", "--step-in-backward")
     text = run("plan", "--model", "Llama-3.1-8B", "--gpu", "24GB", "--ram", "64GB", "--disk", "1TB", *again, columns=columns)
     assert "Fits." in text and "smallest" not in text
-    assert "\nOptimizer: state=dynamic8, master=auto, step_in_backward=True\n" in text
+    assert "\nOptimizer: state='dynamic8', master='auto', step_in_backward=True\n" in text
     text = run("plan", "--model", "Llama-3.1-70B", "--gpu", "8GB", "--ram", "32GB", "--disk", "1TB", status=1, columns=columns)
     assert "no --gpu" in text and "lowtide.stream" in text
 
@@ -164,6 +164,10 @@ def test_bench_shows_what_is_asked_for(run, monkeypatch):
     assert model["cache_seconds"] > 0 and model["all_rate"] >= model["one_rate"] > 0 and model["saturating"] >= 1
     assert model["core_rate"] == pytest.approx(model["bytes"] / model["cache_seconds"])
     assert "bitsandbytes" not in run("bench", "--elements", "256Ki", "--rounds", "2", "--state", "fp32")
+    lars, momenta = quick_bench.CLASSES["lars"], []
+    monkeypatch.setitem(quick_bench.CLASSES, "lars", lambda params, **options: momenta.append(options["momentum"]) or lars(params, **options))
+    run("bench", "--rule", "lars", "--momentum", "0.5", "--elements", "4Ki", "--rounds", "1")
+    assert momenta == [0.5, 0.5]
 
 
 def test_bench_beside_bitsandbytes(run):
@@ -289,14 +293,15 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
     cases = {
         "--nope": ["--nope"],
         "'nope'": ["nope"],
-        "did you mean plan?": ["paln"],
-        "'--bad', which is no option of this command; did you mean --betas": [*plan, "--bad"],
-        "'--rma', which is no option of this command; did you mean --ram": [*plan, "--rma", "8GB"],
-        "wanted one, as in: lowtide plan": ["plan"],
-        "got '7B' and --model '1e6', wanted one": [*plan, "7B"],
+        "did you mean 'plan'?": ["paln"],
+        "did you mean '--version'?": ["--versio"],
+        "'--bad' (did you mean '--betas'?), which is no option of this command": [*plan, "--bad"],
+        "'--rma' (did you mean '--ram'?), which is no option of this command": [*plan, "--rma", "8GB"],
+        "wanted one model, as in: lowtide plan": ["plan"],
+        "got '7B' and --model '1e6', wanted one model": [*plan, "7B"],
         "--weights: got 'int8'": [*plan, "--weights", "int8"],
         "got 'many', wanted a folder": ["plan", "--model", "many"],
-        "got 'Lama-3.1-8B' (did you mean Llama-3.1-8B?)": ["plan", "Lama-3.1-8B"],
+        "got 'Lama-3.1-8B' (did you mean 'Llama-3.1-8B'?)": ["plan", "Lama-3.1-8B"],
         "'0'": ["plan", "--model", "0"],
         "'1e30'": ["plan", "--model", "1e30"],
         "got ''": ["plan", "--model", ""],
@@ -304,7 +309,9 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "adamax": [*plan, "--rule", "adamax"],
         "int3": [*plan, "--state", "int3"],
         "did you mean dynamic8?": [*plan, "--state", "8bit"],
-        "residual7": [*plan, "--master", "residual7"],
+        "--master: got 'residual7' (did you mean 'residual8'?), wanted one of auto, residual16, residual8, stochastic, none": [
+            *plan, "--master", "residual7"
+        ],
         "mean 16GB": [*plan, "--ram", "16"],
         "mean 5GB": [*plan, "--disk", "5"],
         "--ram: got '8G', wanted bytes with a unit; did you mean 8GB?": [*plan, "--ram", "8G"],
@@ -313,7 +320,7 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "2GB ?": [*plan, "--gpu", "2GB ?"],
         '--ram: got ""': [*plan, "--ram", ""],
         "200%": [*plan, "--ram", "200%"],
-        "missing": [*plan, "--disk", tmp_path / "missing"],
+        f"--disk: got {tmp_path}/missing for": [*plan, "--disk", tmp_path / "missing"],
         "file": [*plan, "--disk", tmp_path / "file"],
         "link": [*plan, "--disk", tmp_path / "link"],
         "/proc": [*plan, "--disk", "/proc"],
@@ -336,13 +343,13 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "digits": ["plan", "--model", tmp_path / "digits.json"],
         "not JSON": ["plan", "--model", tmp_path / "file"],
         "a list of shapes": ["plan", "--model", tmp_path / "number.json"],
-        "shape 0": ["plan", "--model", tmp_path / "sizes.json"],
+        "shape 0: got 7 (int), wanted a list of sizes such as [4096, 4096]": ["plan", "--model", tmp_path / "sizes.json"],
         "transformers": ["plan", "--model", tmp_path / "config.json"],
         "elements": ["bench", "--elements", "x"],
         "--rounds": ["bench", "--rounds", "0"],
         "adamax'": ["bench", "--rule", "adamax"],
         "int3'": ["bench", "--state", "int3"],
-        "missing'": ["bench", "--disk", tmp_path / "missing'"],
+        f"--disk: got {tmp_path}/missing'": ["bench", "--disk", tmp_path / "missing'"],
         "required: FILE": ["inspect"],
         "wanted a path in UTF-8": ["inspect", os.fsdecode(b"\xff")],
         f"lowtide: checkpoint '{tmp_path / 'no'}'": ["inspect", tmp_path / "no"],
@@ -411,6 +418,28 @@ def test_module_runs_as_a_program(tmp_path):
     assert done.returncode == 1 and "Does not fit" in done.stdout and done.stderr == ""
     done = call("plan", "--model", "x")
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("plan 1e6 --rule muon >&-", 0, r"lowtide: importing torch\.*\n(lowtide: reading the model\.*\n)?"),
+        ("plan 1e6 --rule muon 2>&-", 0, r"1e6, taken for [^$]*"),
+        ("plan --model x 2>&-", 2, ""),
+        ("plan --model x 2> /dev/full", 2, ""),
+        ("plan --help > /dev/full", 2, r"lowtide: No space left on device\n"),
+        ("plan 1e6 >&UNREAD", 141, ""),
+    ],
+)
+def test_streams_that_take_nothing(tmp_path, command, status, said):
+    """Closed ones, a full disk and a pipe that nobody reads any more."""
+    reader, unread = os.pipe()
+    os.close(reader)
+    program = f"exec {sys.executable} -m lowtide {command.replace('UNREAD', str(unread))}"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=120, cwd=tmp_path, pass_fds=[unread])
+    os.close(unread)
+    out = done.stdout + done.stderr
+    assert done.returncode == status and re.fullmatch(said, out), out
 
 
 def test_commands_need_no_class_to_be_named_before(tmp_path):

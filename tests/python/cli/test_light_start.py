@@ -38,7 +38,7 @@ def test_help_plans_and_mistakes_import_no_torch(figure):
     ("code", "torch_too"),
     [
         ("import lowtide", False),
-        ("import lowtide; lowtide.__doc__, hasattr(lowtide, '__wrapped__')", False),
+        ("import lowtide; lowtide.__doc__, hasattr(lowtide, '__wrapped__'), hasattr(lowtide, '_wrapped')", False),
         ("from lowtide import _core; _core.backends()", False),
         ("import lowtide; lowtide.AdamW", True),
         ("from lowtide import sign", True),

@@ -256,8 +256,8 @@ def test_what_a_budget_shows_and_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path
     ("of", "files", "wanted"),
     [
         ("0::/a/b\n", {"a/b/memory.max": "3000", "a/memory.max": "2000", "memory.max": "max"}, 2000),
-        ("0::/docker/123\n", {"memory.max": "4000"}, 4000),  # in a container the folder of the group is the root
-        ("3:cpu,memory:/x\n1:pids:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": "5000", "memory/memory.limit_in_bytes": str(2**63 - 4096)}, 5000),
+        ("0::/docker/123\n", {"memory.max": "4000", "memory.current": "900", "memory.stat": "anon 1\ninactive_file 200\n"}, 4000),  # in a container the folder of the group is the root
+        ("3:cpu,memory:/x\n1:pids:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": "5000", "memory/x/memory.usage_in_bytes": "700", "memory/memory.limit_in_bytes": str(2**63 - 4096)}, 5000),
         ("2:pids:/y\n", {"pids/y/memory.limit_in_bytes": "7"}, None),
         ("0::/\n", {"memory.max": "max"}, None),
         ("0::/\n", {}, None),
@@ -273,6 +273,10 @@ def test_shares_are_of_what_a_container_allows(
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / name).write_text(text)
     found = places.ram(tmp_path / "self", tmp_path / "root")
+    used = sum(int(text) for name, text in files.items() if name.endswith(("current", "usage_in_bytes"))) - 200 * ("memory.stat" in files)
+    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:    {machine >> 11} kB\n")
+    free = places.ram_free(tmp_path / "self", tmp_path / "root", tmp_path / "meminfo")
+    assert free == (wanted - used if wanted else machine >> 11 << 10)
     assert found == (wanted or machine) and places.ram(tmp_path / "none", tmp_path / "root") == machine
     monkeypatch.setattr(places, "ram", lambda: found)
     assert lowtide.Memory(host="50%").budget().host == found // 2

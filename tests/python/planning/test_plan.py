@@ -237,6 +237,8 @@ def test_lines_add_up():
         ({"momentum": 0.9}, ValueError, "adamw has no such option"),
         ({"model": "no-such-model"}, ValueError, "got 'no-such-model', wanted a folder"),
         ({"model": 0}, ValueError, "got 0 parameters"),
+        ({"model": float("inf")}, ValueError, "model: got inf, wanted a whole number"),
+        ({"model": float("nan")}, ValueError, "model: got nan, wanted a whole number"),
         ({"model": [(2, -1)]}, ValueError, "-1"),
         ({"model": torch.nn.Linear(4, 4).double()}, ValueError, "float64"),
     ],
