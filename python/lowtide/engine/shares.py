@@ -51,13 +51,16 @@ def shares_of(
     family: Family, memory: Memory | None, groups: Sequence[CoreGroup], params: Sequence[Param], at: Sequence[Place]
 ) -> Shares:
     """The budgets of an optimizer with these parameters, whose own budget is `memory`, and with a core at each of these places.
-    A single place gets everything. Raises ValueError or TypeError for an invalid size."""
+    A single place gets everything. Raises ValueError or TypeError for an invalid size, and like `Memory.check_disk`."""
     found: dict[Owner, dict[Place, set[int]]] = {_OPTIMIZER: {place: set() for place in at}}
     for i, param in enumerate(params):
         owner = (param.group, param.memory) if param.memory else _OPTIMIZER
         if param.place:
             found.setdefault(owner, {}).setdefault(param.place, set()).add(i)
 
+    for each in (memory, *(own for _, own in found)):
+        if each:
+            each.check_disk()
     told: dict[Place, list[str]] = {}
 
     def divided(own: Memory, owner: Owner) -> dict[Place, Memory]:

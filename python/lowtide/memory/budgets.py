@@ -11,7 +11,7 @@ from typing import Any
 
 from lowtide import _core
 from lowtide.checks.hints import hint
-from lowtide.checks.values import expect
+from lowtide.checks.values import expect, with_context
 from lowtide.devices.places import HOST, Place, has_kernels
 from lowtide.memory.forecast import Budget, path_of
 
@@ -52,8 +52,9 @@ class Memory:
             and a disk, state that does not fit in `host` comes from the disk through pinned memory in every step, which returns
             when the state has been written back. No bit of a result depends on it.
 
-    Raises TypeError or ValueError for fields that no optimizer could use, among them a `disk` that is no existing directory, and
-    PermissionError for one in which this process may not write. The optimizer checks what depends on the parameters' device.
+    Raises TypeError or ValueError for fields that no optimizer could use. The optimizer checks what depends on the machine and on the
+    parameters' device, also with ValueError; PermissionError says that this process may not write in `disk`. A forecast needs no
+    such directory.
     """
 
     device: int | str | None = None
@@ -92,7 +93,9 @@ class Memory:
             expect(self.disk_limit is None, "memory", "disk_limit without disk", "disk=DIRECTORY too")
             return
         expect(self.host is not None, "memory", "disk without host", "host=BYTES too: without it all state stays in host memory")
-        object.__setattr__(self, "disk", _directory(self.disk))
+        path = os.path.expanduser(path_of("memory: disk", self.disk))
+        expect(bool(path), "memory", "an empty path as disk", "a directory, or None for no disk")
+        object.__setattr__(self, "disk", path)
 
     def __repr__(self) -> str:
         """Only the fields that are set."""
@@ -105,6 +108,9 @@ class Memory:
         "host=8GiB,disk=/scratch" (a path with a comma needs a mapping). TypeError or ValueError for other words."""
         if given is None or isinstance(given, Memory):
             return given
+        if not isinstance(given, (str, Mapping)):
+            wanted = "a lowtide.Memory, a mapping of its fields, or text such as 'host=8GiB,disk=/scratch'"
+            raise TypeError(f"memory: got {given!r} ({type(given).__name__}), wanted {wanted}")
         if not isinstance(given, str):
             return cls(**{_field(str(name)): value for name, value in given.items()})
         found: dict[str, Any] = {}
@@ -112,13 +118,23 @@ class Memory:
             name, equals, value = (part.strip() for part in word.partition("="))
             field = _field(name)
             if field == "managed":
-                wanted = {"true": True, "": True, "false": False}
-                expect(value.lower() in wanted, "memory: managed", repr(value), "true or false")
-                found[field] = wanted[value.lower()]
+                meant = {"true": True, "": True, "false": False}
+                expect(value.lower() in meant, "memory: managed", repr(value), "true or false")
+                found[field] = meant[value.lower()]
                 continue
             expect(bool(equals and value) and field not in found, "memory", repr(given), "NAME=VALUE once for each, between commas")
             found[field] = value
         return cls(**found)
+
+    def check_disk(self) -> None:
+        """Raises ValueError or PermissionError for a `disk` that this process cannot use."""
+        if self.disk is None:
+            return
+        usable = os.path.isdir(self.disk) and not os.path.islink(str(self.disk).rstrip("/"))
+        wanted = "an existing directory that is not a symbolic link: create it or give another"
+        expect(usable, "memory", f"{self.disk} for scratch files", wanted)
+        if not os.access(self.disk, os.W_OK | os.X_OK):
+            raise PermissionError(f"memory: got {self.disk} for scratch files, wanted a directory in which this process may write")
 
     def steps_at(self, place: Place) -> str:
         """Who steps parameters on a device: "device", "host" or "auto". Raises ValueError for a combination that is invalid there."""
@@ -178,14 +194,14 @@ class Memory:
     def part(self, place: Place, host: int | str | None) -> Memory:
         """The budget of the parameters at `place`, if others are elsewhere. host: their share of it in bytes."""
         if place.mirrored:
-            return self._with(device=None, host=host, managed=False, transfer=None, step="host")
+            return self.replaced(device=None, host=host, managed=False, transfer=None, step="host")
         if place.on_host:
-            return self._with(device=None, host=host, managed=False, transfer=None)
+            return self.replaced(device=None, host=host, managed=False, transfer=None)
         if self.step == "device":
-            return self._with(host=host)
-        return self._with(host=host, disk=None, disk_limit=None, step="device")
+            return self.replaced(host=host)
+        return self.replaced(host=host, disk=None, disk_limit=None, step="device")
 
-    def _with(self, **changes: Any) -> Memory:
+    def replaced(self, **changes: Any) -> Memory:
         """A copy with other fields, unchecked: a share may be smaller than what users give."""
         made = copy(self)
         vars(made).update(changes)
@@ -200,7 +216,9 @@ _ELSEWHERE = {"ram": "host", "cpu": "host", "gpu": "device", "vram": "device", "
 
 def _unknown(name: str) -> str:
     known = [field.name for field in fields(Memory)]
-    likely = f" (did you mean {_ELSEWHERE[name]!r}?)" if name in _ELSEWHERE else hint(name, known)
+    value = f"host={name}" if name[:1].isdigit() else ""
+    meant = value or _ELSEWHERE.get(name.lower())
+    likely = f" (did you mean {meant!r}?)" if meant else hint(name, known)
     return f"memory: got {name!r}{likely}, wanted some of {', '.join(known)}"
 
 
@@ -221,16 +239,12 @@ def _check_size(name: str, given: int | str) -> None:
         raise ValueError(f"memory: {name}: got {given!r}, which is that many bytes; did you mean '{size}GiB'?")
 
 
-def _directory(given: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """The directory for scratch files. Raises ValueError or PermissionError for one that cannot be used."""
-    path = os.path.expanduser(path_of("memory: disk", given))
-    expect(bool(path), "memory", "an empty path as disk", "a directory, or None for no disk")
-    usable = os.path.isdir(path) and not os.path.islink(path.rstrip("/"))
-    wanted = "an existing directory that is not a symbolic link: create it or give another"
-    expect(usable, "memory", f"{path} for scratch files", wanted)
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"memory: got {path} for scratch files, wanted a directory in which this process may write")
-    return path
+def of_group(group: Mapping[str, Any], where: str) -> Memory | None:
+    """The own budget of a parameter group. Raises like `Memory.of`, beginning with `where`."""
+    try:
+        return Memory.of(group.get("memory"))
+    except (TypeError, ValueError) as error:
+        raise with_context(where, error) from None
 
 
 def budget_at(memory: Memory | None, place: Place) -> Budget | None:

@@ -28,7 +28,7 @@ class Budget(NamedTuple):
 
 
 def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """A path in the core's form. Raises TypeError for other values, ValueError for a name that is not UTF-8."""
+    """A path in the core's form. Raises TypeError for other values, ValueError for a name that is not UTF-8 or has a NUL."""
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"{name}: got {path!r} ({type(path).__name__}), wanted a path")
     text = os.fsdecode(path)
@@ -36,6 +36,8 @@ def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{name}: got {text!r}, wanted a path in UTF-8") from None
+    if "\0" in text:
+        raise ValueError(f"{name}: got {text!r}, wanted a path without NUL")
     return text
 
 

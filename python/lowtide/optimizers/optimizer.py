@@ -29,7 +29,7 @@ from lowtide.engine.cores import Cores, KeptErrors
 from lowtide.engine.engine import Engine, Settings, parameter
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
-from lowtide.memory.budgets import Memory, size_of
+from lowtide.memory.budgets import of_group, size_of
 from lowtide.optimizers import partitions, rebinding
 from lowtide.optimizers.backward import InBackward, StepInBackward, in_backward, options_of
 from lowtide.optimizers.clipping import Clipper, LossScaling, Queued
@@ -179,9 +179,8 @@ class Optimizer(torch.optim.Optimizer):
             param_group["params"] = list(param_group["params"])
             bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
             expect(len(bare) == len(param_group["params"]), where, "the same parameter more than once", "each once")
-        memory: Memory | None = None
+        memory = of_group(param_group, where)
         if "memory" in param_group:  # a state_dict should not carry it; the caller's dict keeps it
-            memory = Memory.of(param_group["memory"])
             param_group = {key: value for key, value in param_group.items() if key != "memory"}
         for name, value in self._beside.items():
             param_group.setdefault(name, value)

@@ -15,7 +15,7 @@ from lowtide.devices.places import HOST, check_parameter
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, GroupSizes, all_core_groups, refused, sizes_of
 from lowtide.engine.params import Param
-from lowtide.memory.budgets import Memory
+from lowtide.memory.budgets import of_group
 from lowtide.options.options import check_kinds
 from lowtide.options.overrides import look
 from lowtide.planning.models import WANTED_SHAPES, Shape, of_count, shape_of
@@ -93,7 +93,7 @@ def _members(entry: Any, number: int, seen: set[int], dtype: torch.dtype) -> tup
     if not isinstance(entry, Mapping) or "params" not in entry:
         raise TypeError(f"{where}: got {type(entry).__name__}, wanted a dict with 'params', like the other groups")
     check_kinds(entry, where)
-    memory, given = Memory.of(entry.get("memory")), entry["params"]
+    memory, given = of_group(entry, where), entry["params"]
     if isinstance(given, torch.nn.Module):
         given = given.parameters()
     params: list[Any] = []

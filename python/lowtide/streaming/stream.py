@@ -6,7 +6,6 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -80,7 +79,7 @@ def stream(
         expect(room >= 0, f"{where}: memory: host", got, f"{what} of weights and gradients, and room for state, or disk=DIRECTORY")
         placed = place_on_cpu(model, lambda param: torch.zeros_like(param, device="cpu"))
         try:
-            return model, make(model.parameters(), memory=replace(given, host=room), **options)
+            return model, make(model.parameters(), memory=given.replaced(host=room), **options)
         except BaseException:
             put_back(placed)
             raise
@@ -91,7 +90,7 @@ def stream(
     file = _core.MappedFile(path_of("memory: disk", given.disk), max(weights, 1))
     streamed, placed = StreamedWeights.move(model, chosen, file, limit)
     try:
-        made = make(model.parameters(), memory=replace(given, host=host - always - limit), **options)
+        made = make(model.parameters(), memory=given.replaced(host=host - always - limit), **options)
     except BaseException:
         streamed.move_back(placed)
         raise

@@ -91,7 +91,7 @@ def test_budgets_in_text_are_budgets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("8GiB", "got '8GiB', wanted some of device, host"),
+        ("8GiB", r"got '8GiB' \(did you mean 'host=8GiB'\?\), wanted some of device, host"),
         ("", "got '', wanted some of"),
         ("host=", "got 'host=', wanted NAME=VALUE"),
         ("host=1GiB,host=2GiB", "NAME=VALUE once for each"),
@@ -215,18 +215,15 @@ def test_bad_budgets_are_refused(memory, error: type[Exception], words: str, tmp
         ({"host": "1GiB", "disk_limit": "1GiB"}, ValueError, "disk_limit without disk"),
         ({"host": "1GiB", "disk": 5}, TypeError, "memory: disk: got 5 (int), wanted a path"),
         ({"host": "1GiB", "disk": ""}, ValueError, "an empty path as disk"),
-        ({"host": "1GiB", "disk": "FOLDER/none"}, ValueError, "/none for scratch files, wanted an existing directory"),
-        ({"host": "1GiB", "disk": "FOLDER/file"}, ValueError, "/file for scratch files, wanted an existing directory"),
-        ({"host": "1GiB", "disk": "FOLDER/link/"}, ValueError, "that is not a symbolic link"),
+        ({"host": "1GiB", "disk": "a\0b"}, ValueError, "memory: disk: got 'a\\x00b', wanted a path without NUL"),
         ({"ram": "8GiB"}, TypeError, "memory: got 'ram' (did you mean 'host'?), wanted some of device, host"),
         ({"gpu": "8GiB"}, TypeError, "memory: got 'gpu' (did you mean 'device'?)"),
+        ({"RAM": "8GiB"}, TypeError, "memory: got 'RAM' (did you mean 'host'?)"),
         ({"hots": "8GiB"}, TypeError, "memory: got 'hots' (did you mean 'host'?)"),
     ],
     ids=str,
 )
 def test_a_budget_checks_itself_when_it_is_made(given: dict[str, object], error: type[Exception], words: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     given = {name: value.replace("FOLDER", str(tmp_path)) if isinstance(value, str) else value for name, value in given.items()}
     with pytest.raises(error) as caught:
         lowtide.Memory(**given)  # type: ignore[arg-type]
@@ -236,9 +233,35 @@ def test_a_budget_checks_itself_when_it_is_made(given: dict[str, object], error:
 def test_a_size_without_a_name_is_told_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="got '8GiB' without a name, wanted host='8GiB'"):
         lowtide.Memory("8GiB")  # type: ignore[misc]
+    with pytest.raises(TypeError, match="memory: got 5 .int., wanted a lowtide.Memory, a mapping"):
+        lowtide.Memory.of(5)  # type: ignore[arg-type]
+    for given in ({"memory": "hots=8GiB"}, {"memory": {"host": 8}}):
+        for use in (lowtide.AdamW, lowtide.forecast):
+            with pytest.raises(ValueError, match="parameter group 0: memory: .*did you mean"):
+                use([{"params": [torch.nn.Parameter(torch.zeros(3))], **given}])
+
+
+def test_a_directory_is_checked_by_optimizers_and_not_by_forecasts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before any step; a forecast is for another machine."""
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    wanted = "for scratch files, wanted an existing directory that is not a symbolic link"
+
+    def refused(disk: Path | str, error: type[Exception], words: str) -> None:
+        memory = lowtide.Memory(host="1GiB", disk=disk)
+        shapes = [(4096, 4096)]
+        assert lowtide.forecast(shapes, memory=memory).fits and lowtide.forecast([{"params": shapes, "memory": memory}]).fits
+        before = model()
+        for given, own in ((memory, {}), (None, {"memory": memory})):
+            with pytest.raises(error, match=words):
+                lowtide.AdamW([{"params": before.parameters(), **own}], memory=given)
+        with pytest.raises(error, match=words):
+            lowtide.stream(before, memory, layers=before[:1])
+
+    for name in ("none", "file", "link/"):
+        refused(f"{tmp_path}/{name}", ValueError, f"/{name} {wanted}")
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for others than root
-    with pytest.raises(PermissionError, match="wanted a directory in which this process may write"):
-        lowtide.Memory(host="1GiB", disk=tmp_path)
+    refused(tmp_path, PermissionError, "wanted a directory in which this process may write")
 
 
 def test_what_a_budget_shows_and_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
