@@ -179,8 +179,9 @@ class Optimizer(torch.optim.Optimizer):
             param_group["params"] = list(param_group["params"])
             bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
             expect(len(bare) == len(param_group["params"]), where, "the same parameter more than once", "each once")
-        memory = of_group(param_group, where)
+        memory = None
         if "memory" in param_group:  # a state_dict should not carry it; the caller's dict keeps it
+            memory = of_group(param_group, where)
             param_group = {key: value for key, value in param_group.items() if key != "memory"}
         for name, value in self._beside.items():
             param_group.setdefault(name, value)
