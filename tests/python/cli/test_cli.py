@@ -164,9 +164,15 @@ def test_bench_shows_what_is_asked_for(run, monkeypatch):
     assert model["cache_seconds"] > 0 and model["all_rate"] >= model["one_rate"] > 0 and model["saturating"] >= 1
     assert model["core_rate"] == pytest.approx(model["bytes"] / model["cache_seconds"])
     assert "bitsandbytes" not in run("bench", "--elements", "256Ki", "--rounds", "2", "--state", "fp32")
-    lars, momenta = quick_bench.CLASSES["lars"], []
-    monkeypatch.setitem(quick_bench.CLASSES, "lars", lambda params, **options: momenta.append(options["momentum"]) or lars(params, **options))
-    run("bench", "--rule", "lars", "--momentum", "0.5", "--elements", "4Ki", "--rounds", "1")
+    momenta = []
+
+    class Lars(quick_bench.CLASSES["lars"]):
+        def __init__(self, params, **options):
+            super().__init__(params, **options)
+            momenta.append(self.param_groups[0]["momentum"])
+
+    monkeypatch.setitem(quick_bench.CLASSES, "lars", Lars)
+    run("bench", "--rule", "lars", "--momentum", "0.5", "--state", "fp32", "--elements", "4Ki", "--rounds", "1")
     assert momenta == [0.5, 0.5]
 
 
