@@ -34,8 +34,9 @@ def entered(call: Callable[[], object]) -> int:
 
 def test_functions_that_are_entered(figure: Callable[[str], None]) -> None:
     params = [torch.nn.Parameter(torch.randn(8, 8)) for _ in range(2)]
+    cls = lowtide.AdamW  # the first use of a name imports the package
     made: list[lowtide.AdamW] = []
-    counts = {"construct": entered(lambda: made.append(lowtide.AdamW(params)))}
+    counts = {"construct": entered(lambda: made.append(cls(params)))}
     opt = made[0]
     for param in params:
         param.grad = torch.ones_like(param)
