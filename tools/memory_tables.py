@@ -117,7 +117,7 @@ def page() -> str:
         *table(["model", "RAM", *(f"{size}\u00a0GB" for size in SIZES)], [
             [name, *row] for name, model in zip(names, MODELS.values(), strict=True) for row in by_ram(model)
         ]),
-        "Weights are bfloat16 with `master=\"stochastic\"` (`\"residual16\"` takes 2 bytes a parameter more), state is the default, gradients are stepped",
+        "Weights are bfloat16 (`master=\"residual16\"` takes 2 bytes a parameter more), options are the defaults, gradients are stepped",
         "in backward, activations are checkpointed, and a step has one sequence of 2,048 tokens. The process is assumed to take 1.5 GB of RAM and",
         "0.6 GB of the device. *Streams* is FSDP2's `CPUOffloadPolicy(pin_memory=False)` on one GPU (pinned, torch rounds",
         "each tensor up to a power of two); no run on a GPU has been compared with these figures, and torch may hold more units than two. Runs on a CPU",
