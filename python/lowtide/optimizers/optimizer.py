@@ -861,6 +861,7 @@ class Optimizer(torch.optim.Optimizer):
             overrides.pin(param, of_param)
         torch.optim.Optimizer.__init__(self, groups, self._cycled(state["defaults"]))
         restore.copy_in(self.engine, self.state, state["state"])
+        self._show_state()
         self.engine.count(options["steps"], options["skipped_steps"])
         self._skips = Skips(options["skipped_steps"])
         if self._in_backward and self._in_backward.steps is not None:

@@ -80,7 +80,7 @@ def test_transfer_modes(
 
 def test_unknown_transfer_mode(cuda: EmulatedCuda) -> None:
     params = cuda.parameters([parameter(64, 300)])
-    with pytest.raises(ValueError, match="transfer='teleport'"):
+    with pytest.raises(ValueError, match="transfer: got 'teleport', wanted one of copy"):
         lowtide.AdamW(params, memory=lowtide.Memory(transfer="teleport"))
 
 

@@ -68,7 +68,7 @@ def test_layouts_and_types(seed, figure):
         base = data._base if data._base is not None else data
         try:
             param = torch.nn.Parameter(data)
-            opt = make(rule, [param], lr=lr, state="fp32")
+            opt = make(rule, [param], lr=lr, state="fp32", master=None)
         except ValueError:
             assert p_layout == "expanded" and shape[0] > 1, what
             counts["refused"] += 1
