@@ -136,8 +136,8 @@ class Muon(Optimizer):
 
     16-bit matrices round to nearest: master="auto" is for parameters that AdamW steps, and a warning says so once.
 
-    Raises: like `AdamW`; NotImplementedError for a 16-bit matrix with another master: put it into a group with use_muon=False. A step of sharded matrices raises ValueError on all ranks if one has no gradient,
-    even with nonfinite="propagate".
+    Raises: like `AdamW`; NotImplementedError for a 16-bit matrix with another master: put it into a group with use_muon=False.
+    A step of sharded matrices raises ValueError on all ranks if one has no gradient, even with nonfinite="propagate".
     """
 
     FAMILY = MuonFamily
