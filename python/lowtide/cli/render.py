@@ -54,7 +54,7 @@ def machine(found: dict[str, Any]) -> str:
 def plan(found: Plan) -> str:
     def flag(name: str, value: Any) -> str:
         spelled = f"--{name.replace('_', '-')}"
-        return f"no {spelled}" if not value else spelled if value is True else f"{spelled} {str(value).replace(' ', '')}"
+        return f"(without {spelled})" if not value else spelled if value is True else f"{spelled} {str(value).replace(' ', '')}"
 
     return _text(*found.text(flag).split("\n"))
 

@@ -90,7 +90,7 @@ class Optimizer(torch.optim.Optimizer):
             show_options(cls.__init__, [*cls.REFUSES])
 
     def __init__(self, params: ParamsT, rule: str, hyper: Mapping[str, Any], options: Options) -> None:
-        """hyper: the rule's hyper-parameters; other locals() of a constructor are ignored."""
+        """For subclasses. hyper: the rule's hyper-parameters; other locals() of a constructor are ignored."""
         hyper = {key: value for key, value in hyper.items() if key not in _NO_HYPER}
         settings, in_backward = Settings(), {}
         if options:
@@ -354,7 +354,7 @@ class Optimizer(torch.optim.Optimizer):
         """One step over every parameter that has a gradient; returns the closure's loss, if there is a closure.
 
         Raises ValueError if a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape), a
-        parameter was moved (except before the first step), re-typed (with `master`) or resized, or, with nonfinite="raise", a
+        parameter was moved (except before the first step), re-typed (with a residual) or resized, or, with nonfinite="raise", a
         gradient is not finite. Then nothing has changed. With DTensor parameters every rank of their meshes must make the call:
         unless nonfinite is "propagate", they agree on whether to step.
         """
@@ -868,7 +868,8 @@ class Optimizer(torch.optim.Optimizer):
             self._in_backward.steps = options["steps"]
 
     def __repr__(self) -> str:
-        """A line for each group: the options that differ from the defaults, and its state from the first step on."""
+        """A line for each group: the options that differ from the defaults, and the bytes of its state, which it takes from the first
+        step on."""
         engine = self.engine
         words = [f"lowtide {_core.__version__}", engine.core.cpu_target()]
         words += [f"{p.kind.backend} for {p.device}" for p in engine.cores if p.mirrored or not p.on_host]

@@ -70,6 +70,7 @@ _ELSEWHERE = {
     "beta1": "betas=(beta1, beta2)",
     "beta2": "betas=(beta1, beta2)",
 }
+_MASTERS = ("auto", "residual16", "residual8", "stochastic", None)
 _OF_BITS = {"4": "dynamic4", "8": "dynamic8", "16": "bf16", "32": "fp32"}
 
 
@@ -89,7 +90,7 @@ class Options(TypedDict, total=False):
         max_grad_norm: every step clips the gradients of all groups together to this norm, as `clip_grad_norm_` would; None, the
             default: no clipping.
         max_grad_spike: a step is skipped if the norm of its gradients exceeds the median of recent steps this many times
-            (docs/pytorch.md); None, the default: no step is.
+            (docs/pytorch.md); None, the default: no step is. After torch's own clipping no norm is a spike.
         rounding: (group) how state is rounded to its format: "nearest", "stochastic", or "auto", the default: stochastic for
             averages and sums, so that they stay unbiased ("bf16": only if their beta is 0.995 or more).
         seed: seed of stochastic rounding, 0 by default: the same seed and steps give the same bits.
@@ -175,6 +176,9 @@ def check_kinds(options: Mapping[str, Any], where: str) -> None:
             raise TypeError(f"{where}: {name}: got {value!r} ({type(value).__name__}), wanted {wanted}{likely}")
         if likely:
             raise ValueError(f"{where}: got state {value!r}{likely}, wanted one of: {', '.join(_core.codec_names())}")
+        if name == "master" and value not in _MASTERS:
+            likely = " (did you mean None?)" if value.lower() in ("none", "fp32", "") else hint(value, _MASTERS[:-1])
+            raise ValueError(f"{where}: got master {value!r}{likely}, wanted {wanted}")
         least = not isinstance(value, (int, float)) or (value > 1 if name == "max_grad_spike" else value >= 0)  # false for NaN
         if bool not in kinds and (not least or isinstance(value, Integral) and int(value) >= 2**63):
             raise ValueError(f"{where}: {name}: got {value!r}, wanted {wanted}")

@@ -130,7 +130,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "state float32": (lambda: lowtide.AdamW([parameter(3)], state="float32"), "did you mean 'fp32'?"),
     "state 4 in a group": (lambda: lowtide.AdamW([{"params": [parameter(3)], "state": "int4"}]), "did you mean 'dynamic4'?"),
     "another state": (lambda: lowtide.AdamW([parameter(3)], state="small"), "wanted one of: fp32"),
-    "master": (lambda: lowtide.AdamW([parameter(3)], master="x"), "wanted one of"),
+    "master": (lambda: lowtide.AdamW([parameter(3)], master="x"), "wanted 'auto', 'residual16'"),
     "rounding": (lambda: lowtide.AdamW([parameter(3)], rounding="up"), "rounding"),
     "a misspelt option": (lambda: lowtide.AdamW([parameter(3)], weigth_decay=0.1), "did you mean 'weight_decay'?): help(AdamW)"),
     "a name of bitsandbytes": (lambda: lowtide.AdamW([parameter(3)], optim_bits=8), 'wanted state="dynamic8" for 8 bits'),
