@@ -177,7 +177,7 @@ def check_kinds(options: Mapping[str, Any], where: str) -> None:
         if likely:
             raise ValueError(f"{where}: got state {value!r}{likely}, wanted one of: {', '.join(_core.codec_names())}")
         if name == "master" and value not in _MASTERS:
-            likely = " (did you mean None?)" if value.lower() in ("none", "fp32", "") else hint(value, _MASTERS[:-1])
+            likely = " (did you mean None?)" if str(value).lower() in ("none", "fp32", "") else hint(value, _MASTERS[:-1])
             raise ValueError(f"{where}: got master {value!r}{likely}, wanted {wanted}")
         least = not isinstance(value, (int, float)) or (value > 1 if name == "max_grad_spike" else value >= 0)  # false for NaN
         if bool not in kinds and (not least or isinstance(value, Integral) and int(value) >= 2**63):
