@@ -2,4 +2,5 @@
 
 from lowtide.cli.main import program
 
-program()
+if __name__ == "__main__":  # else it would end a process that only imports all modules
+    program()
