@@ -1,7 +1,10 @@
 """Hints at what a mistyped name may have meant. Imports no torch."""
 
 import difflib
+import re
 from collections.abc import Sequence
+
+_OF_BITS = {"4": "dynamic4", "8": "dynamic8", "16": "bf16", "32": "fp32"}
 
 
 def hint(name: object, known: Sequence[str], likeness: float = 0.6) -> str:
@@ -9,3 +12,11 @@ def hint(name: object, known: Sequence[str], likeness: float = 0.6) -> str:
     same = [one for one in known if one.lower() == str(name).lower()]
     close = same or difflib.get_close_matches(str(name), known, n=1, cutoff=likeness)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def format_hint(name: object, known: Sequence[str]) -> str:
+    """The same for a state format, also by the number of bits in its name ("int8", 8); "" where that has none."""
+    bits = re.search(r"32|16|8|4", str(name))
+    if bits is None or name in known:
+        return ""
+    return hint(name, known, likeness=0.8) or f" (did you mean {_OF_BITS[bits[0]]!r}?)"

@@ -19,12 +19,13 @@ from lowtide import _core
 from lowtide.checks.hints import hint
 from lowtide.cli import text
 from lowtide.cli.waiting import Waiting
+from lowtide.options import MASTERS
 
 # A command imports its implementation, and torch if it needs it, only after its arguments are checked.
 FAILED, BAD, STOPPED, UNREAD = 1, 2, 130, 141
 _RULES, _STATES = _core.rule_names(), _core.codec_names()
 _PLANNED_RULES = [*_RULES, "muon"]
-_MASTERS = ["auto", "residual16", "residual8", "stochastic", "none"]
+_MASTERS = [*MASTERS, "none"]
 _DEFAULT = "The default is the rule's own."
 
 

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lowtide.checks.hints import hint
+from lowtide.checks.hints import format_hint, hint
 from lowtide.planning.models import count_of, type_named
 
 _SUSPECT = re.compile(r"[^ -~\n]")  # possibly unprintable
@@ -40,9 +40,8 @@ def check_name(name: str, text: str, known: Sequence[str]) -> None:
 def state_of(name: str, text: str, known: Sequence[str]) -> str:
     """The state format that is meant, types by any of their names. Raises ValueError that names `name`."""
     found = type_named(text)
-    if found not in known and (bits := re.search("[48]", found)):
-        raise ValueError(f"{name}: got {text!r}, wanted one of {', '.join(known)}; did you mean dynamic{bits[0]}?")
-    check_name(name, found, known)
+    if found not in known:
+        raise ValueError(f"{name}: got {text!r}{format_hint(found, known) or hint(found, known)}, wanted one of {', '.join(known)}")
     return found
 
 

@@ -1,7 +1,6 @@
 """The options of optimizers and parameter groups: their names, types and meanings."""
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from types import NoneType
@@ -10,9 +9,10 @@ from typing import Any
 from typing_extensions import TypedDict, Unpack
 
 from lowtide import _core
-from lowtide.checks.hints import hint
+from lowtide.checks.hints import format_hint, hint
 from lowtide.checks.values import expect
 from lowtide.memory.budgets import Memory
+from lowtide.options import MASTERS
 from lowtide.report.log import warn
 
 # Arguments of torch.optim that change what a step means and are not supported: refused by name instead of ignored.
@@ -36,7 +36,7 @@ IGNORED = ("foreach", "fused")
 # tools/docs_site.py reads the defaults.
 OPTIONS: dict[str, tuple[Any, tuple[type, ...], str]] = {
     "state": ("dynamic8", (str,), "a str"),
-    "master": ("auto", (str, NoneType), "'auto', 'residual16', 'residual8', 'stochastic' or None"),
+    "master": ("auto", (str, NoneType), f"{', '.join(map(repr, MASTERS))} or None"),
     "memory": (
         None, (Memory, Mapping, str, NoneType), "a lowtide.Memory, a mapping of its fields, 'host=8GiB,disk=/scratch', or None"
     ),
@@ -70,8 +70,6 @@ _ELSEWHERE = {
     "beta1": "betas=(beta1, beta2)",
     "beta2": "betas=(beta1, beta2)",
 }
-_MASTERS = ("auto", "residual16", "residual8", "stochastic", None)
-_OF_BITS = {"4": "dynamic4", "8": "dynamic8", "16": "bf16", "32": "fp32"}
 
 
 class Options(TypedDict, total=False):
@@ -171,25 +169,17 @@ def check_kinds(options: Mapping[str, Any], where: str) -> None:
         if name not in options:
             continue
         value = options[name]
-        likely = _likely_format(value) if name == "state" else ""
+        likely = format_hint(value, _core.codec_names()) if name == "state" else ""
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise TypeError(f"{where}: {name}: got {value!r} ({type(value).__name__}), wanted {wanted}{likely}")
         if likely:
             raise ValueError(f"{where}: got state {value!r}{likely}, wanted one of: {', '.join(_core.codec_names())}")
-        if name == "master" and value not in _MASTERS:
-            likely = " (did you mean None?)" if str(value).lower() in ("none", "fp32", "") else hint(value, _MASTERS[:-1])
+        if name == "master" and value not in (*MASTERS, None):
+            likely = " (did you mean None?)" if str(value).lower() in ("none", "fp32", "") else hint(value, MASTERS)
             raise ValueError(f"{where}: got master {value!r}{likely}, wanted {wanted}")
         least = not isinstance(value, (int, float)) or (value > 1 if name == "max_grad_spike" else value >= 0)  # false for NaN
         if bool not in kinds and (not least or isinstance(value, Integral) and int(value) >= 2**63):
             raise ValueError(f"{where}: {name}: got {value!r}, wanted {wanted}")
-
-
-def _likely_format(value: object) -> str:
-    """Words for an error about a state format that does not exist, if its name says the number of bits; "" for others."""
-    bits = re.search(r"32|16|8|4", str(value))
-    if bits is None or value in _core.codec_names():
-        return ""
-    return hint(value, _core.codec_names(), likeness=0.8) or f" (did you mean {_OF_BITS[bits[0]]!r}?)"
 
 
 def show_options(init: Callable[..., None], without: Sequence[str] = ()) -> None:

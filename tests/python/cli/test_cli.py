@@ -314,7 +314,7 @@ def test_bad_arguments_have_status_2_and_one_line(run, tmp_path, figure):
         "parameters, wanted": ["plan", "--model", "9e18"],
         "adamax": [*plan, "--rule", "adamax"],
         "int3": [*plan, "--state", "int3"],
-        "did you mean dynamic8?": [*plan, "--state", "8bit"],
+        "(did you mean 'dynamic8'?)": [*plan, "--state", "8bit"],
         "--master: got 'residual7' (did you mean 'residual8'?), wanted one of auto, residual16, residual8, stochastic, none": [
             *plan, "--master", "residual7"
         ],
