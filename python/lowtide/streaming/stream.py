@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from typing_extensions import TypedDict
 
 from lowtide import _core
@@ -41,7 +42,8 @@ def stream(
     weights, state and losses is that of a run in memory.
 
     Args:
-        model: changed in place, and returned. Parameters on meta get memory, and no values: initialize or load them next.
+        model: changed in place, and returned. Parameters on meta get memory, and no values: initialize or load them next. Frozen
+            parameters may be bitsandbytes' Params4bit.
         memory: `host`: bytes for weights, gradients and state together; activations and the rest of the process come on top.
             `disk`: a directory. Other fields are the optimizer's.
         optimizer: a class of Lowtide's.
@@ -62,8 +64,8 @@ def stream(
         raise TypeError(f"{where}: optimizer: got {optimizer!r}, wanted a class such as lowtide.AdamW")
     expect(model not in _STREAMED, where, "a model that streams", "unstream(model) first")
     for name, param in model.named_parameters():
-        plain = type(param) is nn.Parameter and param.device.type in ("cpu", "meta")
-        expect(plain, f"{where}: {name}", f"a {type(param).__name__} on {param.device}", "a torch.nn.Parameter on cpu or meta")
+        movable = _can_move(param) and param.device.type in ("cpu", "meta")
+        expect(movable, f"{where}: {name}", f"a {type(param).__name__} on {param.device}", "a torch.nn.Parameter on cpu or meta")
     options.setdefault("step_in_backward", True)
     make: Callable[..., Optimizer] = optimizer
     check_separate(model)
@@ -105,6 +107,12 @@ def stream(
             *(_core.format_bytes(report[name]) for name in ("weight_bytes", "memory_bytes", "planned_read_bytes", "planned_written_bytes")),
         )  # fmt: skip
     return model, made
+
+
+def _can_move(param: nn.Parameter) -> bool:
+    """True for plain parameters, and for frozen ones of a class that adds to a tensor, such as bitsandbytes' Params4bit: their
+    bytes move, and whatever else they refer to stays."""
+    return type(param) is nn.Parameter or not (param.requires_grad or param.is_meta or is_traceable_wrapper_subclass(param))
 
 
 def unstream(model: nn.Module) -> None:

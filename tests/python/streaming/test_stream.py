@@ -195,6 +195,22 @@ def test_what_the_disk_refuses_is_named(small: None, tmp_path: Path, figure: Cal
     figure("a file made shorter is named by its layer")
 
 
+def test_memory_that_runs_out_in_forward_changes_nothing(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    wanted, net = Net(), Net()
+    losses = train(wanted, lowtide.AdamW(wanted.parameters(), lr=1e-2), 3)
+    _, opt = lowtide.stream(net, lowtide.Memory(host=host_for(net, 3, True), disk=tmp_path), lr=1e-2)
+    found = train(net, opt, 1)
+    for layer in (0, 3, LAYERS - 1):
+        before = values(net)
+        hook = net.layers[layer].up.register_forward_hook(lambda *of: torch.empty(1 << 60, dtype=torch.uint8))
+        with pytest.raises(RuntimeError, match="memory"):
+            train(net, opt, 1, first=1)
+        hook.remove()
+        assert values(net) == before
+    assert found + train(net, opt, 2, first=1) == losses and values(net) == values(wanted)
+    figure("3 passes without memory: 0 bytes differ after them")
+
+
 def _is_weights(descriptor: str, folder: Path, size: int) -> bool:
     try:
         return str(folder) in os.readlink(f"/proc/self/fd/{descriptor}") and os.stat(f"/proc/self/fd/{descriptor}").st_size >= size
