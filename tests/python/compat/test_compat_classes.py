@@ -222,6 +222,49 @@ def test_a_paged_optimizer_has_no_limit_of_its_own(seed):
     assert optim.AdamW(params, is_paged=True).engine.settings.memory == base.PAGED
 
 
+def test_the_environment_keeps_paged_state_off_the_device(cuda, monkeypatch, seed, figure):
+    """A loop without an argument for it, as bitsandbytes' benchmark of paged memory: peaks of torch's cache."""
+    start, gradients = torch.randn(1024, 1024), [torch.randn(1024, 1024) for _ in range(3)]
+
+    def peak_of(name):
+        param = cuda.parameters([start])[0]
+        cuda.peak = 0
+        opt = getattr(optim, name)([param], lr=1e-3)
+        for gradient in gradients:
+            param.grad = cuda.tensor(gradient)
+            opt.step()
+        cuda.synchronize()
+        return max(cuda.peak, sum(size for size, _ in cuda.cached.values())), bits(param)
+
+    plain, fitting = peak_of("AdamW"), peak_of("PagedAdamW")
+    monkeypatch.setenv(base.PAGED_VARIABLE, "device=1MiB")
+    away, other = peak_of("PagedAdamW"), peak_of("AdamW")
+    assert away[0] <= 1 << 20 < 8 * 1024**2 <= min(plain[0], fitting[0], other[0])
+    assert plain[1] == fitting[1] == away[1] == other[1]
+    figure(f"peaks of AdamW {plain[0]}, PagedAdamW {fitting[0]}, and {away[0]} bytes with the variable: the same bits")
+
+
+def test_the_environment_sets_the_budget_of_paged_classes_alone(monkeypatch):
+    given = lowtide.Memory(host="2MiB")
+    monkeypatch.setenv(base.PAGED_VARIABLE, "host=1GiB")
+    assert optim.PagedLion8bit(parameters()).engine.settings.memory == lowtide.Memory(host="1GiB")
+    assert optim.AdamW(parameters(), is_paged=True).engine.settings.memory == lowtide.Memory(host="1GiB")
+    assert optim.PagedLion8bit(parameters(), memory=given).engine.settings.memory == given
+    assert optim.Lion8bit(parameters()).engine.settings.memory is None
+    for words, error in (
+        ("64MiB", "LOWTIDE_PAGED_MEMORY: memory: got '64MiB'.*did you mean 'host=64MiB'"),
+        ("device=much", "LOWTIDE_PAGED_MEMORY: memory: device: .*much"),
+        ("devise=1MiB", "LOWTIDE_PAGED_MEMORY: memory: got 'devise'.*device"),
+        ("device=64", "LOWTIDE_PAGED_MEMORY: memory: device: .*did you mean '64GiB'"),
+        ("device=1MiB", "memory: got device='1MiB' for parameters on cpu"),
+    ):
+        monkeypatch.setenv(base.PAGED_VARIABLE, words)
+        with pytest.raises(ValueError, match=error):
+            optim.PagedAdamW(parameters())
+    monkeypatch.setenv(base.PAGED_VARIABLE, "")
+    assert optim.PagedAdamW(parameters()).engine.settings.memory == base.PAGED
+
+
 def test_a_state_dict_of_another_family_is_refused(seed):
     params = parameters()
     lion = stepped(optim.Lion8bit(params), params)

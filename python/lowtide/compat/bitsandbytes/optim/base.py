@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 
-from lowtide.checks.values import expect
+from lowtide.checks.values import expect, with_context
 from lowtide.compat.bitsandbytes.optim.entry import Entry
 from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
@@ -22,6 +23,8 @@ _INSTEAD = {"state": "optim_bits", "min_quantized_numel": "min_8bit_size"}
 # A paged optimizer's state takes the device memory that nothing else needs, and host memory for the rest. For parameters on the
 # CPU this sets no limit.
 PAGED = Memory(device="auto")
+# Overrides PAGED, so that a script with no argument for it, such as one of bitsandbytes', can keep state off the device.
+PAGED_VARIABLE = "LOWTIDE_PAGED_MEMORY"
 # Arguments of versions before 0.50. They have no effect: 8-bit state is always block-wise, and nothing is clipped.
 _REMOVED = {
     "percentile_clipping": "gradients are not clipped: use torch.nn.utils.clip_grad_norm_",
@@ -86,8 +89,8 @@ class BitsandbytesOptimizer(Optimizer):
         self.synchronous = bool(options.pop("synchronous", False))
         options = {**DEFAULTS, **options, **self._options(given, name)}
         paged = given.pop("is_paged", False)
-        if self._paged or paged:
-            options.setdefault("memory", PAGED)
+        if (self._paged or paged) and "memory" not in options:
+            options["memory"] = _paged_memory()
         if isinstance(given.get("betas"), str):
             given["betas"] = _betas(given["betas"], name)
         super().__init__(params, self._rule, given, cast("Options", options))
@@ -207,6 +210,14 @@ def _class(name: str, base: Class, text: str, signature: inspect.Signature, **bo
     body |= {"__doc__": text, "__module__": __name__.replace("base", "classes"), "_signature": signature}
     defaults = {**DEFAULTS, "master": base.MASTER, "synchronous": False, **({"memory": PAGED} if body.get("_paged") else {})}
     return cast("Class", type(name, (base,), {**body, "__signature__": with_options(signature, [*_INSTEAD], **defaults)}))
+
+
+def _paged_memory() -> Memory | None:
+    """The budget of a paged optimizer without `memory`. Raises like `Memory.of`, naming the environment variable."""
+    try:
+        return Memory.of(os.environ.get(PAGED_VARIABLE) or PAGED)
+    except (TypeError, ValueError) as error:
+        raise with_context(PAGED_VARIABLE, error) from None
 
 
 def _betas(betas: str, where: str) -> tuple[float, ...]:
