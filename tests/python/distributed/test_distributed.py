@@ -4,6 +4,7 @@ DistributedDataParallel and tensor parallelism among them."""
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from distributed_jobs import Layout, Net, build, snapshot, train
 from distributed_models import SPOILERS, give, parts
-from distributed_support import alike, on_ranks, same, shared_ranks
+from distributed_support import alike, of_all, on_ranks, same, shared_ranks
 from lowtide.state.elsewhere import as_core
 from support import raised
 from torch.distributed.checkpoint.state_dict import (
@@ -26,11 +27,35 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 ROWS = [Layout("rows", (n,)) for n in (1, 2, 3, 4)] + [Layout("rows", (2, 2))]
 COLUMNS = [Layout("columns", (n,)) for n in (1, 2, 3)] + [Layout("columns", (2, 2))]
 REPLICAS = [Layout("plain"), Layout("replicas", (2,))]
+
+
+@on_ranks(2)
+def test_the_log_says_what_each_rank_has() -> str:
+    """Rows 0 to 2 of 5, and 3 to 4: 8 bytes of state an element."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("lowtide")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        whole = torch.nn.Parameter(torch.zeros(7))
+        rows = distribute_tensor(torch.zeros(5, 16), init_device_mesh("cpu", (2,)), [Shard(0)])
+        lowtide.AdamW([torch.nn.Parameter(rows), whole], state="fp32")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    rank = dist.get_rank()
+    elements = (48, 32)[rank] + 7
+    wanted = f"AdamW on cpu, rank {rank}: 2 parameters, {elements} elements, {8 * elements} bytes of state in RAM"
+    assert said == [wanted]
+    return "; ".join(of_all(wanted))
 
 
 @pytest.mark.parametrize(
