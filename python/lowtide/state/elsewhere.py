@@ -10,17 +10,65 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import Self
 
+from lowtide.devices.sharding import is_dtensor, local_of
+
 _ADVICE = "wanted .clone() or .to() of it, which copy its values, or load_state_dict(), which replaces them"
 
 
-class Elsewhere(torch.Tensor):
+class WithoutMemory(torch.Tensor):
+    """A tensor whose operations all pass through `__torch_dispatch__` of its class, since it has no memory to work on."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # else results are of its class
+    WANTED: ClassVar[str]  # what it is, and what to do instead of writing to it
+
+    def _copied(self) -> torch.Tensor:
+        """A copy of the values on its device."""
+        raise NotImplementedError
+
+    @property  # type: ignore[override]
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise RuntimeError(f"got a write (data) into {self.WANTED}")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A copy that refuses writes, which would be lost."""
+        array = (self.cpu() if force else self).clone().numpy()
+        array.flags.writeable = False
+        return array
+
+    def tolist(self) -> Any:
+        return self.cpu().clone().tolist()
+
+    def _refuse_sharing(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"got a request for the memory of optimizer state, {_ADVICE}")
+
+    __dlpack__ = share_memory_ = _refuse_sharing  # type: ignore[assignment]
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return self._copied()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._copied().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def _shared(func: Any, args: Any, options: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """The arguments of an operation that it writes to, or whose memory its result shares, each after its `alias_info`."""
+    arguments = func._schema.arguments
+    given = [*zip(arguments, args), *((each, options.get(each.name)) for each in arguments)]
+    return [(argument.alias_info, value) for argument, value in given if argument.alias_info]
+
+
+class Elsewhere(WithoutMemory):
     """A tensor with the shape, element type, bytes and device of state, without memory.
 
     Operations that read values first copy the current values to its device: `.to()` and `.cpu()` return tensors on other
     devices, `+` and `.sum()` results. Writing, and operations that would share memory (`.view()`, indexing), raise
     RuntimeError. `.detach()`, and `.to()` its own device, return it unchanged, as for every tensor."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # else results are of this class
+    WANTED = f"optimizer state that streams or is on a device, {_ADVICE}"
     _read: Callable[[], torch.Tensor]
 
     @staticmethod
@@ -42,65 +90,76 @@ class Elsewhere(torch.Tensor):
         if func is torch.ops.aten._to_copy.default:
             where = options.get("device") or args[0].device
             return args[0]._read().to(where, options.get("dtype") or args[0].dtype)
-        given = [*zip(func._schema.arguments, args), *((each, options.get(each.name)) for each in func._schema.arguments)]
-        shared = tree_leaves([value for argument, value in given if argument.alias_info])
-        if any(isinstance(one, Elsewhere) for one in shared):
-            raise RuntimeError(f"{func}: got optimizer state that streams or is on a device, {_ADVICE}")
+        if any(isinstance(one, Elsewhere) for one in tree_leaves([value for _, value in _shared(func, args, options)])):
+            raise RuntimeError(f"{func}: got {cls.WANTED}")
 
         def whole(one: Any) -> Any:
             return one._read().to(one.device) if isinstance(one, Elsewhere) else one
 
         return func(*tree_map(whole, args), **tree_map(whole, options))
 
-    def numpy(self, *, force: bool = False) -> Any:
-        return (self.cpu() if force else self).clone().numpy()
-
-    def tolist(self) -> Any:
-        return self.cpu().clone().tolist()
-
-    def __deepcopy__(self, memo: Any) -> torch.Tensor:
-        return self.clone()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+    def _copied(self) -> torch.Tensor:
+        return self._read().to(self.device)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Elsewhere({tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
 
-class ReadOnly(torch.Tensor):
-    """A tensor that reads like any other. A write, even into a view of it, raises RuntimeError."""
+class ReadOnly(WithoutMemory):
+    """A tensor that reads like any other, but has no memory that other code could write to. A write, even into a view of it or
+    inside a DTensor, raises RuntimeError."""
 
-    WANTED: ClassVar[str] = (
+    WANTED = (
         "codes and scales of quantized state, which mean nothing alone; wanted other values by load_state_dict(), or "
-        "none by optimizer.state.clear() or `del optimizer.state[p]`"
+        "none by optimizer.reset([p]) or `del optimizer.state[p]`"
     )
+    plain: torch.Tensor  # the tensor itself
+
+    @staticmethod
+    def __new__(cls, plain: torch.Tensor) -> ReadOnly:
+        made: ReadOnly = torch.Tensor._make_wrapper_subclass(
+            cls, plain.shape, strides=plain.stride(), dtype=plain.dtype, device=plain.device
+        )
+        made.plain = plain
+        return made
 
     @classmethod
-    def __torch_function__(
-        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
-        in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
-        in_place |= name.startswith("__i") and name not in ("__int__", "__index__", "__invert__")
-        written = tree_leaves([kwargs.get("out"), *(args[:1] if in_place else ())])
-        if any(isinstance(one, ReadOnly) for one in written) and name != "requires_grad_":
-            raise RuntimeError(f"got a write ({name}) into {cls.WANTED}")
-        with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **kwargs)
-            given = {one.untyped_storage().data_ptr() for one in tree_leaves([args, kwargs]) if isinstance(one, ReadOnly)}
+        options = kwargs or {}
+        written = [value for alias, value in _shared(func, args, options) if alias.is_write]
+        if any(isinstance(one, ReadOnly) for one in tree_leaves(written)):
+            raise RuntimeError(f"got a write ({func}) into {cls.WANTED}")
+        result = func(*tree_map(_plain, args), **tree_map(_plain, options))
+        views = any(returned.alias_info for returned in func._schema.returns)
+        return tree_map(cls, result) if views and not written else result
 
-            def guarded(one: Any) -> Any:
-                shares = isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in given
-                return one.as_subclass(cls) if shares else one
+    def data_ptr(self) -> int:
+        """For code that reads memory itself."""
+        return self.plain.data_ptr()
 
-            return tree_map(guarded, result)
+    def _copied(self) -> torch.Tensor:
+        return self.plain.clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    def __deepcopy__(self, memo: Any) -> torch.Tensor:
-        return self.as_subclass(torch.Tensor).clone()
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return repr(self.plain)
+
+
+def _plain(one: Any) -> Any:
+    return one.plain if isinstance(one, ReadOnly) else one
+
+
+def _with_memory(tensor: torch.Tensor, change: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+    """The tensor, or the DTensor with the local part, that `change` makes of it."""
+    if not is_dtensor(tensor):
+        return change(tensor)
+    of: Any = tensor
+    made: torch.Tensor = type(of)(change(local_of(of)), of._spec, requires_grad=False)
+    return made
 
 
 _CODES, _SCALE = "_codes", "_scale"
@@ -113,8 +172,8 @@ def as_shown(tensors: Mapping[str, torch.Tensor], read_only: bool = False) -> di
     shown: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
         coded = f"{name}{_SCALE}" in tensors
-        guarded = read_only and (coded or name.endswith(_SCALE)) and type(value) is torch.Tensor
-        shown[f"{name}{_CODES}" if coded else name] = value.as_subclass(ReadOnly) if guarded else value
+        guarded = read_only and (coded or name.endswith(_SCALE)) and not isinstance(value, Elsewhere)
+        shown[f"{name}{_CODES}" if coded else name] = _with_memory(value, ReadOnly) if guarded else value
     return shown
 
 
@@ -124,7 +183,7 @@ def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in entry.items():
         moment = name.removesuffix(_CODES) if isinstance(name, str) else name
         name = moment if f"{moment}{_SCALE}" in entry else name
-        plain = value.as_subclass(torch.Tensor) if isinstance(value, ReadOnly) else value
+        plain = _with_memory(value, _plain) if isinstance(value, torch.Tensor) else value
         out[name] = plain._read() if isinstance(plain, Elsewhere) else plain
     return out
 

@@ -225,6 +225,16 @@ def test_refusals() -> str:
     saved = opt.state_dict()
     first = saved["state"][0]
     codes = first["exp_avg_codes"]
+    live = opt.state[params[0]]["exp_avg_codes"]
+    assert isinstance(live, DTensor)
+    for write in (live.zero_, lambda: live.mul_(0), live.to_local().zero_, lambda: torch._foreach_zero_([live])):
+        kind, text = raised(write)
+        assert kind == "RuntimeError" and "codes and scales of quantized state" in text, (kind, text)
+    assert torch.equal(live.full_tensor(), codes.full_tensor()) and type(live.cpu().clone().to_local()) is torch.Tensor
+    opt.state[params[0]]["exp_avg_codes"] = live.clone()  # as loops that move state
+    opt.state[params[0]] = dict(opt.state[params[0]])
+    same_dict = opt.state_dict()["state"][0]["exp_avg_codes"]
+    assert type(same_dict.to_local()) is torch.Tensor and torch.equal(same_dict.to_local(), codes.to_local())
 
     def load(of: lowtide.Optimizer, codes: torch.Tensor, **more: Any) -> None:
         of.load_state_dict({**saved, "state": {**saved["state"], 0: {**first, "exp_avg_codes": codes}}, **more})

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lowtide
+import numpy as np
 import pytest
 import torch
 from lowtide.compat import bitsandbytes
@@ -155,10 +156,22 @@ def test_codes_are_not_values(state: str) -> None:
             lambda t=tensor: torch._foreach_zero_([t]), lambda t=tensor: t.__imul__(0),
             lambda t=tensor: t.unbind()[0].zero_(), lambda t=tensor: next(iter(t)).zero_(), lambda t=tensor: t.split(8)[1].zero_(),
             lambda t=tensor: t.chunk(2)[0].fill_(1), lambda t=tensor: torch.narrow(input=t, dim=0, start=0, length=1).zero_(),
+            lambda t=tensor: t.data.zero_(), lambda t=tensor: t.detach().zero_(), lambda t=tensor: torch.zero_(input=t),
+            lambda t=tensor: torch.ops.aten.zero_.default(t), lambda t=tensor: torch._foreach_zero_(self=[t]),
+            lambda t=tensor: t.untyped_storage().fill_(1), lambda t=tensor: t.as_subclass(torch.Tensor).zero_(),
         )  # fmt: skip
         for write in writes:
-            with pytest.raises(RuntimeError, match="codes and scales of quantized state"):
+            with torch.no_grad(), pytest.raises(RuntimeError, match="codes and scales of quantized state|invalid python storage"):
                 write()
+        with pytest.raises(ValueError, match="read-only"):
+            tensor.numpy()[0] = 1
+        with torch._C.DisableTorchFunctionSubclass(), pytest.raises(RuntimeError, match="codes and scales"):
+            tensor.zero_()
+        for share in (lambda t=tensor: np.from_dlpack(t), lambda t=tensor: torch.from_dlpack(t), tensor.share_memory_):
+            with pytest.raises(RuntimeError, match="wanted .clone"):
+                share()
+        assert np.array_equal(np.asarray(tensor), tensor.clone().numpy()) and tensor.tolist() == tensor.clone().tolist()
+        assert torch.equal(torch.empty_like(tensor.clone()).copy_(tensor), tensor) and repr(tensor) == repr(tensor.clone())
         assert type(tensor.clone()) is torch.Tensor and type(tensor + 1) is torch.Tensor
         torch.save(tensor, io.BytesIO())
     for number, kept in saved["state"].items():

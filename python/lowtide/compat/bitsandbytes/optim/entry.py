@@ -55,9 +55,9 @@ class Entry(Shown):
         live = self._engine.core_of(self._number).read_state(self._number) if streams else as_core(dict(self))
         found = part_of(self._engine, self._number, live, int(key[-1]))[key]
         if streams:
-            return found.as_subclass(ReadCopy)
+            return ReadCopy(found)
         memory = {one.untyped_storage().data_ptr() for one in live.values()}
-        return found if found.untyped_storage().data_ptr() in memory else found.as_subclass(ReadCopy)
+        return found if found.untyped_storage().data_ptr() in memory else ReadCopy(found)
 
     def _streams(self) -> bool:
         return self._engine.core_of(self._number).is_paged(self._number)
