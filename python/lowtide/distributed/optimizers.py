@@ -20,6 +20,7 @@ from lowtide.distributed.layout import checksum_of, digest
 from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.family import Family
 from lowtide.engine.params import Param
+from lowtide.optimizers.clipping import loss_scaling
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.options.options import DEFAULTS, Options, check_options
 from lowtide.state import views
@@ -155,7 +156,7 @@ class SignOptimizer(Optimizer):
 
     def _check_gradients(self) -> tuple[float, bool]:
         """The factor of the gradients, and whether any of them is not finite."""
-        scale, bad = self._scaling()
+        scale, bad, _ = loss_scaling(self.engine, self, capturing=False)
         if bad is None:
             bad = self.engine.settings.nonfinite != "propagate" and self._core.check(scale, self.engine.queue()) >= 0
         return scale, bad

@@ -24,9 +24,11 @@ from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import size_of
 from lowtide.memory.forecast import GRADIENT_BUCKET
 from lowtide.options.options import BY_NORM, Options
+from lowtide.report.log import is_called_by, warn
 
 OPTIONS = ("prefetch_in_backward", "step_in_backward", "offload_in_backward")
 _ASK_AFTER = 16 << 20  # bytes of gradients between two queries of free memory
+_WITNESS_MOST = 1 << 20  # bytes of a gradient that stays for a step
 _KEEP_FREE = 32  # 1 / this share of device memory stays free: activations and gradients come in uneven sizes
 
 
@@ -177,6 +179,9 @@ class StepInBackward(InBackward):
 
     Stepped parameters count as changed in place: if autograd still needs the earlier values, it raises instead of computing
     with the new ones.
+
+    Clipping after backward finds nothing to clip, and says nothing. To notice it, the first backward leaves one gradient, the
+    smallest, as zeros until `step()`: its version tells whether someone has written gradients.
     """
 
     option = OPTIONS[1]
@@ -190,6 +195,9 @@ class StepInBackward(InBackward):
         self._stepped: set[int] = set()  # parameters whose gradients have arrived since the last step()
         self._buckets: dict[Place | None, _Bucket] = {}  # None: foreign parameters, which a step may take in
         self._stepping = threading.Lock()
+        self._smallest = -1  # the parameter whose gradient stays
+        self._witness: tuple[torch.Tensor, int] | None = None  # that gradient and its version
+        self._watches = True  # no gradient has stayed until a step
         self.steps = 0
 
     @classmethod
@@ -205,6 +213,19 @@ class StepInBackward(InBackward):
 
     def before_step(self, closure: Callable[[], float] | None) -> None:
         expect(closure is None, "step", "a closure with step_in_backward", "backward() before step()")
+        engine, witness, self._witness = self._of(), self._witness, None
+        if engine is None or witness is None or engine.tensors[self._smallest].grad is not witness[0]:
+            return
+        engine.tensors[self._smallest].grad = None
+        self._watches = False
+        wanted = "none: gradients were stepped, with their scale, and freed in backward()"
+        expect(not is_called_by("_maybe_opt_step"), "step_in_backward", "a GradScaler", wanted)
+        if witness[0]._version != witness[1]:
+            warn(
+                "step_in_backward: got gradients that were written between backward() and step(), by clip_grad_norm_? backward() had "
+                "stepped and freed them, so that had no effect, and a norm found there is 0. Clip nothing (max_grad_norm=0 in many "
+                "trainers), or leave out step_in_backward"
+            )
 
     def after_step(self, taken: bool) -> None:
         super().after_step(taken)
@@ -218,6 +239,7 @@ class StepInBackward(InBackward):
 
     def arrived(self, engine: Engine, number: int, param: torch.Tensor) -> None:
         if number in self._stepped:
+            self._witness = None
             raise ValueError(
                 f"step_in_backward: got a second gradient of parameter {number} before step(), wanted one backward() for "
                 "each step(): the first one has been stepped, so gradients cannot be accumulated (nor parameters "
@@ -233,6 +255,9 @@ class StepInBackward(InBackward):
         bucket = self._buckets.setdefault(engine.params[number].place, _Bucket())
         if not self._stepped:
             _expect_alone(engine, self.option, "stepped")
+            if self._watches:
+                trained = [i for i, each in enumerate(engine.tensors) if each.requires_grad]
+                self._smallest = min(trained, key=lambda i: _bytes(engine.tensors[i]))
         if not bucket.numbers:
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._flush, bucket))
         self._stepped.add(number)
@@ -253,7 +278,11 @@ class StepInBackward(InBackward):
         with self._stepping, torch.no_grad():
             step(bucket.numbers)
         for number in bucket.numbers:
-            engine.tensors[number].grad = None
+            param = engine.tensors[number]
+            grad, param.grad = param.grad, None
+            if self._watches and number == self._smallest and grad is not None and _bytes(param) <= _WITNESS_MOST:
+                param.grad = torch.zeros_like(grad)
+                self._witness = (param.grad, param.grad._version)
         bucket.clear()
 
 

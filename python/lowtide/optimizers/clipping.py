@@ -15,7 +15,7 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices.flattened import first_flattened
-from lowtide.devices.places import Place
+from lowtide.devices.places import Place, device_of
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.engine.engine import Engine
 from lowtide.state.format import NORMS, NORMS_KEPT
@@ -64,6 +64,24 @@ class LossScaling(NamedTuple):
 
     scale: int
     found_inf: int
+
+
+def loss_scaling(engine: Engine, optimizer: torch.optim.Optimizer, capturing: bool) -> tuple[float, bool | None, LossScaling | None]:
+    """Reads what torch's GradScaler has left in the optimizer for this step: the factor of the gradients, and whether one is known not to
+    be finite (None: unknown). capturing: instead, as device memory that each replay reads; ValueError for tensors elsewhere."""
+    found, loss_scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
+    if not engine.settings.amp_scaling or found is None:
+        return 1.0, None, None
+    if not capturing:
+        bad = float(found) > 0
+        return 1.0 if bad or loss_scale is None else 1.0 / float(loss_scale), bad, None
+    (place,) = engine.cores
+    given = {"grad_scale": loss_scale, "found_inf": found}
+    for name, word in given.items():
+        plain = isinstance(word, torch.Tensor) and word.dtype == torch.float32 and word.numel() == 1
+        fits = word is None or (plain and device_of(word) == place.device)
+        expect(fits, f"step: {name}", repr(word), f"a float32 on {place.device} while a graph is captured")
+    return 1.0, None, LossScaling(*(0 if word is None else word.data_ptr() for word in given.values()))
 
 
 class Sums(NamedTuple):

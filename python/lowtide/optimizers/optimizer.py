@@ -6,15 +6,13 @@ mathematics: it reads the groups' options, makes one call per step and returns v
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
 import torch
@@ -23,42 +21,39 @@ from torch.optim.optimizer import ParamsT
 from lowtide import _core
 from lowtide._core import QueuedClip
 from lowtide.checks.values import expect
-from lowtide.devices import places, sharding
+from lowtide.devices import sharding
 from lowtide.devices.flattened import first_flattened
 from lowtide.engine.cores import Cores, KeptErrors
 from lowtide.engine.engine import Engine, Settings, parameter
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
 from lowtide.memory.budgets import of_group, size_of
-from lowtide.optimizers import partitions, rebinding
+from lowtide.optimizers import describe, partitions, rebinding
 from lowtide.optimizers.backward import InBackward, StepInBackward, in_backward, options_of
-from lowtide.optimizers.clipping import Clipper, LossScaling, Queued
+from lowtide.optimizers.clipping import Clipper, LossScaling, Queued, loss_scaling
 from lowtide.optimizers.oom_guard import OomGuard
+from lowtide.optimizers.single_steps import SingleSteps
 from lowtide.options import overrides
 from lowtide.options.hyper import check_on_host
-from lowtide.options.options import AUTO, DEFAULTS, WHOLE_OPTIMIZER, Options, check_kinds, check_options, show_options, warn_of_misspelt
+from lowtide.options.options import DEFAULTS, WHOLE_OPTIMIZER, Options, check_kinds, check_options, show_options, warn_of_misspelt
 from lowtide.report.fields import Report, ShownReport
-from lowtide.report.log import Residency, Skips, is_inside, logger, warn
-from lowtide.report.text import size_text
+from lowtide.report.log import Residency, Skips, is_called_by, logger
 from lowtide.state import dicts, files, restore, spread, torch_dict, views
 from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.elsewhere import Shown
 from lowtide.state.foreign import bitsandbytes
-from lowtide.state.format import HIDDEN_KEYS, NORMS, SEED, SPREAD, stamp
+from lowtide.state.format import NORMS, SEED, SPREAD, stamp
 from lowtide.state.pending_save import PendingSave
 from lowtide.state.restore import States
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from torch.distributed import ProcessGroup
 
-_PARAMS, _DTYPE = itemgetter("params"), attrgetter("dtype")
-_HALVES = {torch.bfloat16, torch.float16}
+_PARAMS = itemgetter("params")
 _NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
 
 
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(SingleSteps, torch.optim.Optimizer):
     """Base class; use `AdamW`, `Lion`, `SGD` or another class from docs/rules.md.
 
     Parameters: dense tensors of float32, bfloat16 or float16, of any shape and strides without overlapping elements; or
@@ -103,13 +98,12 @@ class Optimizer(torch.optim.Optimizer):
         defaults = group_defaults(hyper, {"master": self.MASTER, **options})
         super().__init__(params, self._cycled({**defaults, **stamp(rule, settings.seed)}))
         if logger.isEnabledFor(logging.INFO):
-            self._introduce()
+            describe.introduce(self.engine)
 
     def _begin(self, rule: str, hyper: Mapping[str, Any], settings: Settings, backward_options: dict[str, Any]) -> None:
         """Starts without groups. The keys of `hyper` include the names of the rule's hyper-parameters."""
         self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings, self.ENTRY)
         self._residency, self._skips = Residency(), Skips()
-        self._steps_single = False  # step_param was called
         self._partitioned = False  # ZeRO shows one partition of a group after another
         self._clipper = Clipper(self.engine, self.WAITS_FOR_CLIPS)
         self._backward_options = backward_options
@@ -130,18 +124,6 @@ class Optimizer(torch.optim.Optimizer):
         for name in self.NOT_CYCLED:
             self._beside[name] = defaults.pop(name)
         return defaults
-
-    def _introduce(self) -> None:
-        """Logs the parameters and their state."""
-        engine = self.engine
-        dist = torch.distributed
-        rank = f", rank {dist.get_rank()}" if dist.is_available() and dist.is_initialized() else ""
-        memory = f", under {engine.settings.memory}" if engine.settings.memory else " in RAM" if engine.in_ram else ""
-        logger.info(
-            "%s on %s%s: %d parameters, %d elements, %d bytes of state%s", engine.family.name,
-            ", ".join(str(place.device) for place in engine.cores) or "no device yet", rank, len(engine.params),
-            sum(sharding.local_of(tensor).numel() for tensor in engine.tensors), sum(views.wanted_bytes(engine)), memory,
-        )  # fmt: skip
 
     @property
     def _core(self) -> _core.Optimizer:
@@ -206,30 +188,14 @@ class Optimizer(torch.optim.Optimizer):
                 self._show_state()
         if self._in_backward:
             self._in_backward.watch(engine.tensors[first:], first)
-        if not self._chose_master and not _HALVES.isdisjoint(map(_DTYPE, param_group["params"])):
-            self._advise_master(first)
-
-    def _advise_master(self, first: int) -> None:
-        """Warns once if trained 16-bit weights, among the parameters from number `first` on, have no master."""
-        engine = self.engine
-        without = [group for group in engine.groups if not group.options["master"] and "master" not in group.overrides]
-        trained = [engine.tensors[i] for group in without for i in group.params if i >= first and engine.tensors[i].requires_grad]
-        kinds = _HALVES & {param.dtype for param in trained}
-        if kinds:
-            self._chose_master = True  # warn only once
-            kind = "bfloat16" if torch.bfloat16 in kinds else "float16"
-            what = "matrices, which have no master" if self.MASTER == AUTO else "weights without master="
-            better = "float32 matrices" if self.MASTER == AUTO else 'master="auto"'
-            warn(
-                f"{type(self).__name__}: got {kind} {what}: they round to nearest, so updates below half of their last bit are "
-                f"lost, most of them at the learning rates of fine-tuning. Pass {better}, or master=None to keep this"
-            )
+        if not self._chose_master and not describe.HALVES.isdisjoint(map(describe.DTYPE, param_group["params"])):
+            self._chose_master = describe.warn_of_master(self.engine, first, self.MASTER)
 
     def _note_groups(self) -> None:
         """Remembers the groups, to notice whatever is put in their place."""
         groups = self.param_groups
         self._listed, self._groups, self._lists = groups, [*groups], [*map(_PARAMS, groups)]
-        self._numbers: dict[int, int] | None = None  # of parameters by id, for step_param
+        self._numbers = None
 
     def _refuse_lent_state(self) -> None:
         """Raises NotImplementedError inside torch.optim.swap_in_optimizer_params_and_state, which lends other parameters and
@@ -380,39 +346,13 @@ class Optimizer(torch.optim.Optimizer):
                 self._in_backward.after_step(taken)
         return loss
 
-    def step_param(self, param: torch.Tensor, group: Mapping[str, Any] | None = None) -> None:
-        """Steps one parameter by its gradient, which stays. For trainers that step in their own hooks of backward, with the
-        arguments of kohya-ss's fused backward pass. Options are its group's in `param_groups`; `group` is not needed. A loop that
-        calls it for each parameter must not call `step()`. Call it from one thread at a time.
-
-        Raises like `step`; ValueError for a tensor of no group, with step_in_backward, and with max_grad_norm or max_grad_spike,
-        because the norm of all gradients is not known yet."""
-        expect(self._in_backward is None, "step_param", f"{self._backward_options}", "no option that works in backward")
-        StepInBackward.refuse_norms(self.engine, "step_param")
-        self._follow_groups()
-        if self._numbers is None:
-            self._numbers = {id(each): number for number, each in enumerate(self.engine.tensors)}
-        number = self._numbers.get(id(param))
-        if number is None:
-            raise ValueError(f"step_param: got a {type(param).__name__} of no group, wanted a parameter of this optimizer")
-        with torch.no_grad():
-            self._step_gradients([number])
-        self._steps_single = True
-
-    def step_parameter(self, param: torch.Tensor, group: Mapping[str, Any] | None = None, index: int = 0) -> None:
-        """`step_param` by OneTrainer's name and arguments; `index`, the parameter's place in its group, is not needed."""
-        self.step_param(param, group)
-
     def _gives_state(self) -> bool:
         """True if torch.distributed.checkpoint takes a first step, with zero gradients and lr=0, only to create state. Then
         state is created, and no step is taken, because training would count it."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame and is_inside(frame):
-            if frame.f_code.co_name == "_init_optim_state":
-                self._init_group({})
-                return True
-            frame = frame.f_back
-        return False
+        creates = is_called_by("_init_optim_state")
+        if creates:
+            self._init_group({})
+        return creates
 
     def _is_part(self) -> bool:
         """True if groups with parameters are missing."""
@@ -440,8 +380,7 @@ class Optimizer(torch.optim.Optimizer):
             only = partitions.shown(engine, self.param_groups)
         if capturing:
             engine.note_capture()
-        words = self._loss_scaling() if capturing else None
-        scale, bad = self._scaling() if engine.settings.amp_scaling and not capturing else (1.0, None)
+        scale, bad, words = loss_scaling(engine, self, capturing)
         agrees, failure, queued, found = bool(engine.meshes) and self._agrees(), None, None, -1
         norm, spike = None, ""
         if not bad:
@@ -473,7 +412,7 @@ class Optimizer(torch.optim.Optimizer):
     def _told(self, found: int) -> tuple[int, str]:
         """For `Skips.look`. found: the number of a parameter whose gradient is not finite; -1: unknown. The number of steps is -1
         on a device, which may have taken others by the time that the host hears of a skip."""
-        steps = self.engine.report()["steps"] if self.engine.on_host else -1
+        steps = self._steps(self.engine.report()) if self.engine.on_host else -1
         return steps, parameter(self.param_groups, found) if found >= 0 else ""
 
     def _step_core(
@@ -533,27 +472,6 @@ class Optimizer(torch.optim.Optimizer):
         expect(self._clipper.clip is None, "prepare_replay", "clip_grad_norm_ outside of the graph", wanted)
         self._push_options()
         self.engine.core.prepare_replay(1.0, self.engine.queue())
-
-    def _scaling(self) -> tuple[float, bool | None]:
-        """The factor of the gradients, and whether one is known not to be finite (None: unknown)."""
-        if not self.engine.settings.amp_scaling or (found := getattr(self, "found_inf", None)) is None:
-            return 1.0, None
-        bad = float(found) > 0
-        if bad or (loss_scale := getattr(self, "grad_scale", None)) is None:
-            return 1.0, bad
-        return 1.0 / float(loss_scale), bad
-
-    def _loss_scaling(self) -> LossScaling | None:
-        """The same for a step in a graph, as device memory that each replay reads. Raises ValueError for tensors elsewhere."""
-        if not self.engine.settings.amp_scaling or (found := getattr(self, "found_inf", None)) is None:
-            return None
-        (place,) = self.engine.cores
-        given = {"grad_scale": getattr(self, "grad_scale", None), "found_inf": found}
-        for name, word in given.items():
-            plain = isinstance(word, torch.Tensor) and word.dtype == torch.float32 and word.numel() == 1
-            fits = word is None or (plain and places.device_of(word) == place.device)
-            expect(fits, f"step: {name}", repr(word), f"a float32 on {place.device} while a graph is captured")
-        return LossScaling(*(0 if word is None else word.data_ptr() for word in given.values()))
 
     def _agrees(self) -> bool:
         """True if ranks with DTensor parameters agree on a step beforehand."""
@@ -704,10 +622,7 @@ class Optimizer(torch.optim.Optimizer):
         for the verdict on the last step."""
         found = self.engine.report()
         self._residency.look(found)
-        if self._in_backward and self._in_backward.steps is not None:
-            found["steps"] = self._in_backward.steps
-        elif self._steps_single:
-            found["steps"] = max(self.engine.core_of(i).step_count(i) for i in range(len(self.engine.params)))
+        found["steps"] = self._steps(found)
         each = found["state_bytes"] / found["elements"] if found["elements"] else 0.0
         return cast("Report", ShownReport({**found, "bytes_per_parameter": each}))
 
@@ -870,26 +785,7 @@ class Optimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         """A line for each group: the options that differ from the defaults, and the bytes of its state, which it takes from the first
         step on."""
-        engine = self.engine
-        words = [f"lowtide {_core.__version__}", engine.core.cpu_target()]
-        words += [f"{p.kind.backend} for {p.device}" for p in engine.cores if p.mirrored or not p.on_host]
-        words += _differing(vars(engine.settings), DEFAULTS)
-        lines = [f"{type(self).__name__}({', '.join(words)})"]
-        signature = inspect.signature(type(self)).parameters
-        defaults = {**DEFAULTS, **{name: one.default for name, one in signature.items() if name != "lr"}}
-        sizes = views.wanted_bytes(engine)
-        for number, (group, of) in enumerate(zip(self.param_groups, engine.members)):  # wrappers may leave out groups
-            options = {"lr": group.get("lr"), **group, **({"memory": of.memory} if of.memory else {})}
-            count = len(group["params"])
-            words = [f"{count} tensor{'s' * (count != 1)}", f"{size_text(sizes[number])} of state" if sizes[number] else "no state"]
-            words += _differing({name: value for name, value in options.items() if name not in HIDDEN_KEYS}, defaults)
-            lines.append(f"  group {number}: {', '.join(words)}")
-        return "\n".join(lines)
-
-
-def _differing(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """NAME=VALUE for each option that differs from its default. By their texts, since tensors do not compare like numbers."""
-    return [f"{name}={value!r}" for name, value in options.items() if repr(value) != repr(defaults.get(name, options))]
+        return describe.description(type(self), self.engine, self.param_groups)
 
 
 def _not_parameters(where: str, module: torch.nn.Module) -> TypeError:

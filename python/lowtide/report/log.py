@@ -53,6 +53,16 @@ def is_inside(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("lowtide", "torch")
 
 
+def is_called_by(name: str) -> bool:
+    """True inside a call of torch's function of that name, even through wrappers of the optimizer."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame:
+        if frame.f_code.co_name == name and is_inside(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def warn(text: str, kind: type[Warning] = UserWarning) -> None:
     """Warns at the line that called into Lowtide or torch."""
     level, frame = 2, sys._getframe(1)

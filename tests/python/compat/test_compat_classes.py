@@ -74,15 +74,15 @@ def test_each_class_steps_resumes_and_is_copied(name, seed):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_removed_arguments_are_accepted_with_a_warning(name):
-    with pytest.warns(UserWarning) as caught:
-        build(name, parameters(), percentile_clipping=5, block_wise=False)
-    texts = [str(warning.message) for warning in caught]
-    assert [sum(word in text for text in texts) for word in ("percentile_clipping", "block_wise")] == [1, 1]
-    assert all(name in text and warning.filename == __file__ for text, warning in zip(texts, caught, strict=True))
+def test_removed_arguments_are_accepted_where_they_have_no_effect(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        build(name, parameters())
+        build(name, parameters(), percentile_clipping=100, block_wise=True)
+    with pytest.warns(UserWarning, match=f"{name}: block_wise=False has no effect") as caught:
+        build(name, parameters(), block_wise=False)
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.raises(ValueError, match=f"{name}: percentile_clipping: got 5, wanted 100"):
+        build(name, parameters(), percentile_clipping=5)
 
 
 def test_sizes_decide_as_there(seed):

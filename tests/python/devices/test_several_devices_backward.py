@@ -82,7 +82,8 @@ def test_steps_on_each_devices_thread(
                 backward_on_threads(params, names, 1.0 + i)
             else:  # as on a thread for all devices
                 loss_of(params, 1.0 + i).backward()
-        assert all(param.grad is None for param in twins.there), "gone when backward ends"
+        left = [param.grad for param in twins.there if param.grad is not None]
+        assert len(left) == (i == 0), "gone when backward ends, but for the one that tells of clipping"
         if i < STEPS - 1:
             of_threads = {(thread, device) for thread, device in asked if thread in machine.names}
             assert of_threads <= {(name, name) for name in machine.names} and {thread for thread, _ in of_threads} >= {"cuda:1"}

@@ -25,11 +25,6 @@ _INSTEAD = {"state": "optim_bits", "min_quantized_numel": "min_8bit_size"}
 PAGED = Memory(device="auto")
 # Overrides PAGED, so that a script with no argument for it, such as one of bitsandbytes', can keep state off the device.
 PAGED_VARIABLE = "LOWTIDE_PAGED_MEMORY"
-# Arguments of versions before 0.50. They have no effect: 8-bit state is always block-wise, and nothing is clipped.
-_REMOVED = {
-    "percentile_clipping": "gradients are not clipped: use torch.nn.utils.clip_grad_norm_",
-    "block_wise": "8-bit state always has a scale per block",
-}
 STATES = {32: "fp32", 8: "dynamic8"}
 # max_unorm=0 clips nothing there but selects the trust ratio here: a limit that no update reaches clips nothing either.
 NO_LIMIT = torch.finfo(torch.float32).max
@@ -77,10 +72,12 @@ class BitsandbytesOptimizer(Optimizer):
         name = type(self).__name__
         given = self._bound(args, kwargs)
         params, options = given.pop("params"), given.pop("options")
-        for key, reason in _REMOVED.items():
-            if key in options:
-                options.pop(key)
-                warnings.warn(f"{name}: {key} has no effect: {reason}", stacklevel=2)
+        # Arguments of versions before 0.50, which some callers always pass.
+        percentile = options.pop("percentile_clipping", 100)
+        unclipped = "100, which clips nothing: clip by opt.clip_grad_norm_ or max_grad_norm="
+        expect(percentile == 100, f"{name}: percentile_clipping", percentile, unclipped)
+        if not options.pop("block_wise", True):
+            warnings.warn(f"{name}: block_wise=False has no effect: 8-bit state always has a scale per block", stacklevel=2)
         for key, instead in _INSTEAD.items():
             if key in options:
                 raise TypeError(f"{name}: got {key!r}, wanted {instead!r}")
