@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from lowtide.checks.values import expect
-from lowtide.state.elsewhere import as_shown
 from lowtide.engine.cores import RESIDUAL, KeptErrors
 from lowtide.engine.engine import Engine
-from lowtide.state import restore, views
+from lowtide.state import restore, vectors, views
 from lowtide.state.carried import as_tensors, own_numbers
 from lowtide.state.format import CODEC, eight_bits, is_stamped, residual_bits
 from lowtide.state.groups import READERS, read_groups
@@ -77,7 +76,7 @@ def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torc
     saved: dict[torch.Tensor, dict[str, Any]] = {}
     for i, param in enumerate(params):
         if views.has_entry(engine, i) or (param.requires_grad and i not in engine.foreign):
-            entry: dict[str, Any] = as_shown(views.live(engine, i))
+            entry: dict[str, Any] = vectors.as_saved(engine, i, views.live(engine, i))
             saved[param] = entry if engine.core_of(i).step_count(i) else {name: value.clone() for name, value in entry.items()}
     for param, entry in saved.items():
         if RESIDUAL in entry:
@@ -86,7 +85,7 @@ def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torc
         told = eight_bits(str(groups[core_group.of]["state"]))
         for i in core_group.params:
             entry = saved.get(params[i], {})
-            if any(name.endswith("_scale") for name in entry) and eight_bits(codec := engine.core_of(i).state_codec(i)) != told:
+            if any(name.endswith("_scale") for name in entry) and eight_bits(codec := vectors.codec_in_dicts(engine, i)) != told:
                 entry[CODEC] = codec
     for i, numbers in own_numbers(engine, groups).items():
         if params[i] in saved:

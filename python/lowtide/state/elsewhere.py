@@ -162,7 +162,7 @@ def _with_memory(tensor: torch.Tensor, change: Callable[[Any], torch.Tensor]) ->
     return made
 
 
-_CODES, _SCALE = "_codes", "_scale"
+CODES, _SCALE = "_codes", "_scale"
 
 
 def as_shown(tensors: Mapping[str, torch.Tensor], read_only: bool = False) -> dict[str, torch.Tensor]:
@@ -173,7 +173,7 @@ def as_shown(tensors: Mapping[str, torch.Tensor], read_only: bool = False) -> di
     for name, value in tensors.items():
         coded = f"{name}{_SCALE}" in tensors
         guarded = read_only and (coded or name.endswith(_SCALE)) and not isinstance(value, Elsewhere)
-        shown[f"{name}{_CODES}" if coded else name] = _with_memory(value, ReadOnly) if guarded else value
+        shown[f"{name}{CODES}" if coded else name] = _with_memory(value, ReadOnly) if guarded else value
     return shown
 
 
@@ -181,7 +181,7 @@ def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Converts an entry with those names to the core's names, with plain tensors; copies replace stand-ins."""
     out = {}
     for name, value in entry.items():
-        moment = name.removesuffix(_CODES) if isinstance(name, str) else name
+        moment = name.removesuffix(CODES) if isinstance(name, str) else name
         name = moment if f"{moment}{_SCALE}" in entry else name
         plain = _with_memory(value, _plain) if isinstance(value, torch.Tensor) else value
         out[name] = plain._read() if isinstance(plain, Elsewhere) else plain

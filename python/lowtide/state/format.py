@@ -12,7 +12,7 @@ NAdam or Schedule-Free entry also has the numbers of carried.py (float64, ()) if
 The tensors of a moment identify its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales,
 under names that torch.optim does not know, so that it cannot mistake codes for values. Codes under the name of the moment
 itself are read as well. Codes (rows, bytes of a row) with half as many bytes as values are dynamic4's, in blocks of 128 within
-a row. Codes of the parameter's shape are float8's if the group's "state" says so, else dynamic8's, in blocks of 256. If an
+a row. A vector whose codes a shard would cut has both forms (vectors.py). Codes of the parameter's shape are float8's if the group's "state" says so, else dynamic8's, in blocks of 256. If an
 override makes that wrong, the entry has "lowtide_state": the parameter's codec (a string). A 16-bit residual is stored in the
 parameter's type, though its values have no meaning there: gloo and NCCL do not transfer int16. Before the first step there are
 no entries. Tensors are views of the live state and no two share memory; for a DTensor parameter they are DTensors
@@ -44,6 +44,7 @@ OWN_KEYS = (*STAMP, NORMS, *GROUP_OPTIONS)  # keys of groups that other librarie
 HIDDEN_KEYS = ("params", "param_names", *STAMP, NORMS)
 MODE = "train_mode"  # a key of Schedule-Free's groups, as in the package schedulefree
 SCALE = "_scale"  # after the name of a moment: its scales
+WANTED = "build the optimizer with the state, min_quantized_numel and overrides of the saved one"
 CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, if the group's "state" names another
 
 
@@ -123,8 +124,7 @@ def check_entry(
         alike = tensor.dtype == like.dtype and (scale in entry) == (scale in live)
         if not alike or (tensor.dtype == torch.uint8 and (codec, tensor.shape) != (live_codec, like.shape)):
             got, wanted = _told_by(entry, name, shape, codec), _told_by(live, name, shape, live_codec)
-            expect(got == wanted or name.endswith(SCALE), here, got,
-                   f"{wanted}: build the optimizer with the state, min_quantized_numel and overrides of the saved one")  # fmt: skip
+            expect(got == wanted or name.endswith(SCALE), here, got, f"{wanted}: {WANTED}")
         expect(tensor.dtype == like.dtype, here, tensor.dtype, like.dtype)
         expect(tensor.shape == like.shape, here, tuple(tensor.shape), tuple(like.shape))
         tensors[name] = tensor

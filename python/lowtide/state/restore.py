@@ -14,7 +14,7 @@ from lowtide.devices.sharding import local_of
 from lowtide.state.elsewhere import Noting, Shown, as_core
 from lowtide.engine.cores import RESIDUAL, KeptErrors
 from lowtide.engine.engine import Engine
-from lowtide.state import spread, torch_dict, views
+from lowtide.state import spread, torch_dict, vectors, views
 from lowtide.state.carried import as_now, read_number
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
 from lowtide.state.format import check_entry, residual_bits, take_codec
@@ -90,9 +90,10 @@ def _read_own(
         expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
     if not entry:
         return NOTHING
-    given, entry = entry, as_core(entry)
+    given, codec = take_codec(entry, codec, where)
+    given = vectors.in_one_form(engine, number, given, codec, where)
+    entry = as_core(given)
     expect(len(entry) == len(given), where, f"keys {sorted(map(str, given))}", "each moment once, as values or as codes")
-    entry, codec = take_codec(entry, codec, where)
     carried = None
     names = engine.core_of(number).carried(number).keys()
     if there := names & entry.keys():
@@ -140,7 +141,8 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
                 taken[i] = NOTHING
         elif i in engine.assigned or not isinstance(entry, Shown) or not entry.is_of(param):
             known = {"step", *views.layout(engine, i), *engine.signed(i), *engine.core_of(i).carried(i)}
-            given = as_core(entry)
+            codec, where = vectors.codec_in_dicts(engine, i), f"assigned state of parameter {i}"
+            given = as_core(vectors.in_one_form(engine, i, entry, codec, where))
             taken[i] = _read_assigned(engine, i, {name: given[name] for name in given if name in known} or given, options[i])
             others[param] = {name: value for name, value in given.items() if name not in known}
     with KeptErrors() as kept:

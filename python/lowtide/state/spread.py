@@ -29,6 +29,7 @@ from lowtide.state import views
 from lowtide.state.blockwise import BLOCK
 from lowtide.state.entries import NOTHING, Entry
 from lowtide.state.format import SCALE
+from lowtide.state.vectors import encode
 from lowtide.state.views import MOMENTUM
 
 _PIECE = 1 << 20  # elements processed at a time
@@ -140,16 +141,12 @@ def _codes(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes, and a scale per block, of values [rows, length] with their blocks' former scales; see above."""
     rows, length = values.shape
-    _, codes_shape, scales_shape = _core.code_sizes(codec, signed, rows, length)
-    assert scales_shape
-    anew = torch.empty(codes_shape, dtype=torch.uint8), torch.empty(scales_shape)
+    anew = encode(codec, signed, values)
     if not values.numel():
         return anew
-    values, run = values.contiguous(), _run(length, scales_shape[1])
-    _core.encode(codec, signed, values.data_ptr(), rows, length, anew[0].data_ptr(), anew[1].data_ptr())
-    packed = codes_shape[1] < length
+    run, packed = _run(length, anew[1].shape[1]), anew[0].shape[1] < length
     codes = torch.stack((anew[0] & 15, anew[0] >> 4), 2).reshape(rows, length) if packed else anew[0]
-    over = scales_shape[1] * run - length
+    over = anew[1].shape[1] * run - length
     in_runs, of_runs, codes_of = (
         torch.nn.functional.pad(each, (0, over), value=fill).view(-1, run)
         for each, fill in ((values, 0), (scales, -1), (codes, 0))

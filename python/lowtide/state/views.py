@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from weakref import ref
 
 import torch
@@ -90,19 +90,24 @@ def layout(engine: Engine, number: int) -> dict[str, torch.Tensor]:
 
 def _tensors(engine: Engine, number: int, fullest: bool) -> dict[str, torch.Tensor]:
     """Tensors on "meta" like the state that a parameter has with its current hyper-parameters or, if `fullest`, with any."""
-    return {
-        name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in _layout(engine, number, fullest)
-    }
+    found = _layout(engine, number, fullest).tensors
+    return {name: torch.empty(sizes, dtype=getattr(torch, dtype), device="meta") for name, dtype, sizes in found}
 
 
-def _layout(engine: Engine, number: int, fullest: bool) -> Sequence[tuple[str, str, Sequence[int]]]:
-    """Name, type and sizes of these tensors."""
+def whole_codec(engine: Engine, number: int) -> str:
+    """The codec that a parameter would have if no shard cut it."""
+    return _layout(engine, number, fullest=True, cut=False).codec
+
+
+def _layout(engine: Engine, number: int, fullest: bool, cut: bool = True) -> _core.StateLayout:
+    """The layout of these tensors. cut: of this rank's part; else of the whole."""
     group = next(each for each in engine.groups if each.has(number))
-    param, local = engine.params[number], local_of(engine.tensors[number])
+    param = engine.params[number]
+    sized = local_of(param.tensor) if cut else param.tensor
     return _core.state_layout(
-        group.rule or engine.family.core_rule, group.pushed, group.options, list(local.shape),
-        str(local.dtype).removeprefix("torch."), shard_of(param.tensor, param.sharding), fullest,
-    ).tensors  # fmt: skip
+        group.rule or engine.family.core_rule, group.pushed, group.options, list(sized.shape),
+        str(sized.dtype).removeprefix("torch."), shard_of(param.tensor, param.sharding) if cut else None, fullest,
+    )  # fmt: skip
 
 
 def wanted_bytes(engine: Engine) -> list[int]:
@@ -110,6 +115,6 @@ def wanted_bytes(engine: Engine) -> list[int]:
     found = [0] * len(engine.members)
     for number, param in enumerate(engine.params):
         if param.place and param.tensor.requires_grad:
-            layout = _layout(engine, number, fullest=False)
+            layout = _layout(engine, number, fullest=False).tensors
             found[param.group] += sum(math.prod(sizes) * getattr(torch, dtype).itemsize for _, dtype, sizes in layout)
     return found

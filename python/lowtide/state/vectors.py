@@ -1,0 +1,115 @@
+"""Vectors in state dicts: the same keys in one process and cut by FSDP2, so that torch.distributed.checkpoint finds what it asks for.
+
+A vector whose state has a codec with scales is float32 if shards cut it (docs/distributed.md). Entries of such vectors, whole or
+cut, therefore have both forms of each moment:
+
+    {NAME: float32 values, NAME_codes: uint8, NAME_scale: float32 (1, blocks)}
+
+Of a whole vector the codes and scales are the state, and the values are decoded. Of a cut one the values are the state; the codes are
+zeros, and every scale is -1, which no state has. A reader takes what its own state has and, if that is missing, encodes the values
+to nearest. Entries without values (longer vectors, matrices) and without codes are read as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lowtide import _core
+from lowtide.checks.values import check_floats, expect
+from lowtide.devices.sharding import local_of, rows_of
+from lowtide.engine.engine import Engine
+from lowtide.state import views
+from lowtide.state.blockwise import BLOCK
+from lowtide.state.elsewhere import CODES, as_shown
+from lowtide.state.format import SCALE, WANTED, eight_bits
+
+MOST = 1 << 20  # elements: values would multiply the dicts of flat partitions, which are a whole model in one vector
+_NO_SCALE = -1.0
+
+
+def _is_cut(engine: Engine, number: int) -> bool:
+    of = engine.params[number].sharding
+    return of is not None and of.rows_cut
+
+
+def _codec_of(engine: Engine, number: int) -> str | None:
+    """The codec that the vector has or, if it is cut, would have as a whole; None if dicts have one form of its moments."""
+    tensor = engine.tensors[number]
+    if tensor.ndim > 1 or tensor.numel() > MOST or number in engine.foreign:
+        return None
+    codec = views.whole_codec(engine, number) if _is_cut(engine, number) else engine.core_of(number).state_codec(number)
+    return codec if _core.code_sizes(codec, True, 1, BLOCK)[2] else None
+
+
+def codec_in_dicts(engine: Engine, number: int) -> str:
+    """The codec of a parameter's codes in state dicts."""
+    return _codec_of(engine, number) or engine.core_of(number).state_codec(number)
+
+
+def as_saved(engine: Engine, number: int, entry: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The core's tensors of a parameter by the names that users see, in both forms if it is such a vector."""
+    saved = as_shown(entry)
+    codec = _codec_of(engine, number)
+    if codec is None:
+        return saved
+    core, of, shape = engine.core_of(number), engine.params[number].sharding, engine.tensors[number].shape
+    for k, (name, signed) in enumerate(core.states_of(number)):
+        if name not in entry:
+            continue
+        device = local_of(entry[name]).device
+        if f"{name}{SCALE}" in entry:
+            values = core.export_state(number, k).to(device)
+            saved[name] = of.whole_of("", values) if of else values
+        else:
+            codes, scales = _sizes(codec, signed, shape)
+            saved[f"{name}{CODES}"] = torch.zeros(codes, dtype=torch.uint8, device=device)
+            saved[f"{name}{SCALE}"] = torch.full(scales, _NO_SCALE, device=device)
+    return saved
+
+
+def in_one_form(engine: Engine, number: int, entry: Mapping[str, Any], codec: str, where: str) -> dict[str, Any]:
+    """An entry with one form of each moment: of two, the one that the live state has. `codec`: of the saved codes. Raises ValueError
+    for tensors that do not fit."""
+    one, own, shape = dict(entry), _codec_of(engine, number), engine.tensors[number].shape
+    for name, signed in engine.signed(number).items():
+        of_codes, of_scales = f"{name}{CODES}", f"{name}{SCALE}"
+        scales = entry.get(of_scales)
+        unscaled = isinstance(scales, torch.Tensor) and scales.numel() > 0 and bool((local_of(scales) == _NO_SCALE).all())
+        if not all(isinstance(entry.get(key), torch.Tensor) for key in (name, of_codes, of_scales)):
+            wanted = "its values beside them, which flatten_optimizer_state_dict leaves out"
+            expect(not unscaled, f"{where}, {name}", "the empty codes of a vector that shards cut", wanted)
+            continue
+        sizes = _sizes(own, signed, shape) if own else None
+        alike = sizes is not None and eight_bits(codec) == eight_bits(str(own)) and entry[of_codes].shape == sizes[0]
+        if _is_cut(engine, number):
+            expect(alike, f"{where}, {name}", f"{codec} with codes of shape {tuple(entry[of_codes].shape)}", f"{own}: {WANTED}")
+            del one[of_codes], one[of_scales]
+            continue
+        values = one.pop(name)
+        if alike and unscaled:
+            check_floats(values, f"{where}, {name}", shape)
+            assert own
+            encoded = encode(own, signed, values.detach().to("cpu", torch.float32).reshape(rows_of(shape)))
+            one[of_codes], one[of_scales] = encoded[0].reshape(entry[of_codes].shape), encoded[1]
+    return one
+
+
+def _sizes(codec: str, signed: bool, shape: torch.Size) -> tuple[torch.Size, torch.Size]:
+    """The shapes of a vector's codes and scales."""
+    _, codes, scales = _core.code_sizes(codec, signed, *rows_of(shape))
+    assert scales
+    return torch.Size(codes) if codes[1] < shape.numel() else shape, torch.Size(scales)
+
+
+def encode(codec: str, signed: bool, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [rows, bytes of a row] and scales [rows, blocks] of float32 values [rows, length], to nearest."""
+    _, codes_shape, scales_shape = _core.code_sizes(codec, signed, *values.shape)
+    assert scales_shape
+    values = values.contiguous()
+    codes, scales = torch.empty(codes_shape, dtype=torch.uint8), torch.empty(scales_shape)
+    if values.numel():
+        _core.encode(codec, signed, values.data_ptr(), *values.shape, codes.data_ptr(), scales.data_ptr())
+    return codes, scales
