@@ -22,7 +22,7 @@ _ATTRIBUTE = "_lowtide_overrides"  # modules: a _Holder; tensors: list[_Entry], 
 
 
 class _Entry(TypedDict):
-    """One call of `override`. Emptied on withdrawal, so that every holder knows."""
+    """One call of `override`. Emptied on withdrawal, so that every holder knows; the next call drops it."""
 
     order: int
     options: dict[str, Any]
@@ -117,7 +117,7 @@ def override(
         params = _params_of(target)
         made = [_copy(entry) for _ in params]
         for param, one in zip(params, made, strict=True):
-            setattr(param, _ATTRIBUTE, [*getattr(param, _ATTRIBUTE, ()), one])
+            setattr(param, _ATTRIBUTE, [*(each for each in getattr(param, _ATTRIBUTE, ()) if each["options"]), one])
     _changes += 1
     return Override(made)
 
@@ -138,7 +138,7 @@ def _keep(module: torch.nn.Module, name: str | None, entry: _Entry) -> None:
     holder = module.__dict__.get(_ATTRIBUTE)
     if holder is None:
         holder = module.__dict__[_ATTRIBUTE] = _Holder(module)
-    holder.entries.append((name, entry))
+    holder.entries = [*((of, each) for of, each in holder.entries if each["options"]), (name, entry)]
 
 
 def _params_of(target: Any) -> list[torch.Tensor]:

@@ -464,3 +464,15 @@ def test_an_override_lets_no_fixed_option_through():
     opt.param_groups[0]["state"] = "dynamic8"
     opt.step()
     assert opt.state[params[0]]["exp_avg_codes"].dtype == torch.uint8 and opt.report()["steps"] == 2
+
+
+def test_withdrawn_overrides_leave_nothing_behind():
+    """However often an override is made and withdrawn, the pickled parameter and module stay as large as after one."""
+    module = model()
+    sizes = []
+    for _ in range(20):
+        for target in (module, next(module[0].parameters())):
+            lowtide.override(target, lr=0.5).remove()
+        lowtide.override(module, "0.weight", lr=0.5).remove()
+        sizes.append(len(pickle.dumps(module)))
+    assert sizes[-1] <= sizes[1] + 16, "orders grow by digits"
