@@ -18,6 +18,7 @@ import torch
 from lowtide import _core
 from lowtide.devices import places
 from lowtide.state.elsewhere import Elsewhere
+from support import bits
 
 
 def model() -> torch.nn.Module:
@@ -467,6 +468,24 @@ def test_a_group_added_later_takes_no_memory_above_the_budget(tmp_path: Path, fi
     figure(f"a group of 64 MiB of state added: peak grew by {limited >> 20} MiB under a budget, {free >> 20} without")
     assert free > 30 << 20, "control: codes of a first moment are not zero bytes"
     assert limited < 4 << 20
+
+
+@pytest.mark.parametrize("late", [8, 2000, 8000, 12_000, 40_000])
+def test_a_group_added_to_a_full_budget_goes_to_the_disk_with_the_others(late: int, tmp_path: Path) -> None:
+    """State that fitted whole leaves no room to stream beside it; the bits are those without a budget."""
+    runs = []
+    for memory in (None, lowtide.Memory(host="1MiB", disk=tmp_path)):
+        params = [torch.nn.Parameter(torch.ones(500, 256)), torch.nn.Parameter(torch.ones(late))]
+        optimizer = lowtide.AdamW(params[:1], lr=1e-2, state="fp32", memory=memory)
+        for step in range(3):
+            for i, param in enumerate(params):
+                param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(10 * step + i))
+            optimizer.step()
+            if step == 0:
+                optimizer.add_param_group({"params": params[1:]})
+        runs.append([bits(param.detach()) for param in params])
+    report = optimizer.report()
+    assert runs[0] == runs[1] and report["steps"] == 3 and report["allocated_bytes"] <= 1 << 20
 
 
 def test_numbers_of_numpy_can_be_saved(tmp_path: Path) -> None:
