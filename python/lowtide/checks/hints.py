@@ -20,3 +20,9 @@ def format_hint(name: object, known: Sequence[str]) -> str:
     if bits is None or name in known:
         return ""
     return hint(name, known, likeness=0.8) or f" (did you mean {_OF_BITS[bits[0]]!r}?)"
+
+
+def check_name(name: str, text: str, known: Sequence[str]) -> None:
+    """Raises ValueError, naming `name`, unless `text` is one of the `known`."""
+    if text not in known:
+        raise ValueError(f"{name}: got {text!r}{hint(text, known)}, wanted one of {', '.join(known)}")

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from lowtide import _core
-from lowtide.checks.hints import hint
+from lowtide.checks.hints import check_name, hint
 from lowtide.cli import text
 from lowtide.cli.waiting import Waiting
 from lowtide.options import MASTERS
+from lowtide.planning.models import state_of
 
 # A command imports its implementation, and torch if it needs it, only after its arguments are checked.
 FAILED, BAD, STOPPED, UNREAD = 1, 2, 130, 141
@@ -101,9 +102,9 @@ def _plan(args: argparse.Namespace) -> int:
         raise ValueError(f"got {got}, wanted one model, as in: lowtide plan Llama-3.1-8B --gpu 24GB (see lowtide plan --help)")
     if args.betas is not None:
         given["betas"] = text.numbers_of("--betas", args.betas)
-    text.check_name("--rule", args.rule, _PLANNED_RULES)
-    given["state"] = text.state_of("--state", args.state, _STATES)
-    text.check_name("--master", args.master, _MASTERS)
+    check_name("--rule", args.rule, _PLANNED_RULES)
+    given["state"] = state_of("--state", args.state, _STATES)
+    check_name("--master", args.master, _MASTERS)
     given["master"] = None if args.master == "none" else args.master
 
     from lowtide.planning.plan import plan as planned  # imports no torch, except for Muon
@@ -129,8 +130,8 @@ def _bench_options(add: argparse.ArgumentParser) -> None:
 
 def _bench(args: argparse.Namespace) -> int:
     count = text.count("--elements", args.elements)
-    text.check_name("--rule", args.rule, _RULES)
-    state = text.state_of("--state", args.state, _STATES)
+    check_name("--rule", args.rule, _RULES)
+    state = state_of("--state", args.state, _STATES)
     if not 1 <= args.rounds <= 1000:
         raise ValueError(f"--rounds: got {args.rounds}, wanted 1 to 1000")
     with Waiting("lowtide") as wait:

@@ -6,11 +6,10 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from lowtide.checks.hints import format_hint, hint
-from lowtide.planning.models import count_of, type_named
+from lowtide.planning.models import count_of
 
 _SUSPECT = re.compile(r"[^ -~\n]")  # possibly unprintable
 
@@ -29,20 +28,6 @@ def numbers_of(name: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"{name}: got {text!r}, wanted numbers such as 0.9,0.95") from None
-
-
-def check_name(name: str, text: str, known: Sequence[str]) -> None:
-    """Raises ValueError, naming `name`, unless `text` is one of the `known`."""
-    if text not in known:
-        raise ValueError(f"{name}: got {text!r}{hint(text, known)}, wanted one of {', '.join(known)}")
-
-
-def state_of(name: str, text: str, known: Sequence[str]) -> str:
-    """The state format that is meant, types by any of their names. Raises ValueError that names `name`."""
-    found = type_named(text)
-    if found not in known:
-        raise ValueError(f"{name}: got {text!r}{format_hint(found, known) or hint(found, known)}, wanted one of {', '.join(known)}")
-    return found
 
 
 def width() -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowtide.checks.hints import hint
+from lowtide.checks.hints import format_hint, hint
 
 Shape = tuple[int, ...]
 _COLUMNS, _MOST_MATRICES = 4096, 4096  # of those assumed for a bare number of parameters; more parameters are in larger matrices
@@ -26,6 +26,14 @@ def type_named(given: object) -> str:
     """ "fp32", "bf16" or "fp16" for a type by any of its names, such as "bfloat16", or torch's own; other texts as they are."""
     text = str(given).removeprefix("torch.")
     return _SAME_TYPE.get(text.lower(), text)
+
+
+def state_of(name: str, text: str, known: Sequence[str]) -> str:
+    """The state format that is meant, types by any of their names. Raises ValueError that names `name`."""
+    found = type_named(text)
+    if found not in known:
+        raise ValueError(f"{name}: got {text!r}{format_hint(found, known) or hint(found, known)}, wanted one of {', '.join(known)}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ do not fit. Imports no torch for models given by name, file or number, except fo
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import os
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide import _core
+from lowtide.checks.hints import check_name, hint
 from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, Budget, disk_info
 from lowtide.planning.activations import moments
-from lowtide.planning.models import TYPES, Model, decoder_of, elements, model_of, shape_of, type_named
+from lowtide.planning.models import TYPES, Model, decoder_of, elements, model_of, shape_of, state_of, type_named
 from lowtide.planning.result import Plan, Tiers, summed
 from lowtide.report.text import size_text
 from lowtide.planning.schedule import Schedule
@@ -31,6 +33,7 @@ _PROCESS = 500_000_000  # VmRSS of Python with torch 2.15, Transformers 5.24 and
 _CONTEXT, _PROCESS_BESIDE_DEVICE = 600_000_000, 1_500_000_000
 _TO_DEVICE = "Weights stream: fully_shard(layer, offload_policy=CPUOffloadPolicy(pin_memory=False)) of torch.distributed.fsdp (calculated, not yet measured)"
 _FROM_DISK = "Weights stream: lowtide.stream(model, memory, ...), which makes the optimizer"
+_MEANT = {"vram": "gpu", "device": "gpu", "host": "ram", "dtype": "weights"}  # what `plan` calls what has this name elsewhere
 _WORDS = {1: "one", 2: "two", 3: "three"}
 _LINES = ("weights", "gradients", "masters", "state", "activations", "process", "never at once")
 
@@ -86,6 +89,11 @@ def plan(
     waiting = GRADIENT_BUCKET if step_in_backward is True else _bytes("step_in_backward", step_in_backward or 0)
     if accumulate and waiting:
         raise ValueError("got gradients to accumulate and steps in backward, wanted one of them: each backward pass would be a step")
+    rules = [*_core.rule_names(), "muon"]
+    if not isinstance(rule, str):
+        raise TypeError(f"rule: got {rule!r} ({type(rule).__name__}), wanted one of {', '.join(rules)}")
+    check_name("rule", rule, rules)
+    state = state_of("state", state, _core.codec_names())
     what, weights, frozen = _model(model, weights)
     if stream and what.decoder is None:
         raise ValueError(f"stream: got a model without layers, wanted known layers: {what.unknown}")
@@ -360,7 +368,9 @@ def _hyper(rule: str, given: Mapping[str, Any]) -> dict[str, float]:
                 raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wanted a number")
             found[name] = value
         elif value is not False:
-            raise ValueError(f"{name}: got {value!r}, wanted none: {rule} has no such option")
+            meant = _MEANT.get(name)
+            instead = f" (did you mean {meant!r}?)" if meant else hint(name, [*inspect.signature(plan).parameters])
+            raise ValueError(f"{name}: got {value!r}, wanted none: {rule} has no such option{instead}")
     return found
 
 
