@@ -23,6 +23,14 @@ LlamaForCausalLM(config).save_pretrained(name)
 """
 
 PRELUDES = {
+    ("README.md", 0): """
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+import lowtide, torch
+""" + LLAMA + """
+model = LlamaForCausalLM.from_pretrained(name)
+data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+args = TrainingArguments("out", max_steps=2, use_cpu=True, report_to=[])
+""",
     ("docs/devices.md", 0): """
 import lowtide, torch
 class OnCpu(torch.nn.Linear):

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -257,3 +258,22 @@ def test_sizes_have_three_digits():
     sizes = {0: "-", 999: "1.00 kB", 13_740_000_000: "13.7 GB", 999_600_000: "1.00 GB", 512_300_000: "512 MB", 2_000_000_000_000: "2.00 TB"}
     assert {size: size_text(size) for size in sizes} == sizes and size_text(-13_740_000_000) == "-13.7 GB"
     assert math.isclose(1.5e9, _core.parse_bytes("1.50GB"))
+
+
+def test_the_chart_of_the_readme(figure):
+    """Bytes of a parameter of torch's AdamW and of bitsandbytes' are arithmetic: weight and gradient in bf16, an fp32 master, and two
+    fp32 moments, or two codes with a float32 scale for each 256."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    plan = lowtide.plan("Llama-2-7B", gpu="80GB")
+    ours = sum(plan.lines[name].device for name in ("weights", "gradients", "state"))  # stochastic rounding has no masters
+    state = plan.lines["state"].device
+    wanted = {
+        "torch AdamW, fp32 masters": 16 * plan.elements, "bitsandbytes AdamW8bit, fp32 masters": (8 + 2 + 8 / 256) * plan.elements,
+        "lowtide.AdamW": ours, "lowtide.AdamW, state in RAM": ours - state,
+    }  # fmt: skip
+    for label, size in wanted.items():
+        line = next(line for line in readme.splitlines() if re.match(rf"{re.escape(label)} +█", line))
+        bar, number = re.search(r"(█+) (\d+)", line).groups()
+        assert round(size / 1e9) == int(number) and round(size / 4e9) == len(bar), line
+    assert f"{round(state / 1e9)} in RAM" in line
+    figure(", ".join(f"{label} {size / 1e9:.1f} GB" for label, size in wanted.items()))
