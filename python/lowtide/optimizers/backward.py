@@ -214,18 +214,33 @@ class StepInBackward(InBackward):
     def before_step(self, closure: Callable[[], float] | None) -> None:
         expect(closure is None, "step", "a closure with step_in_backward", "backward() before step()")
         engine, witness, self._witness = self._of(), self._witness, None
-        if engine is None or witness is None or engine.tensors[self._smallest].grad is not witness[0]:
+        if engine is None:
             return
-        engine.tensors[self._smallest].grad = None
-        self._watches = False
-        wanted = "none: gradients were stepped, with their scale, and freed in backward()"
-        expect(not is_called_by("_maybe_opt_step"), "step_in_backward", "a GradScaler", wanted)
-        if witness[0]._version != witness[1]:
-            warn(
-                "step_in_backward: got gradients that were written between backward() and step(), by clip_grad_norm_? backward() had "
-                "stepped and freed them, so that had no effect, and a norm found there is 0. Clip nothing (max_grad_norm=0 in many "
-                "trainers), or leave out step_in_backward"
-            )
+        if witness is not None and engine.tensors[self._smallest].grad is witness[0]:
+            engine.tensors[self._smallest].grad = None
+        else:
+            witness = None
+        for number in self._stepped:
+            if engine.tensors[number].grad is not None:
+                raise ValueError(
+                    f"step_in_backward: got a gradient of parameter {number} that came after backward() had stepped it, wanted none "
+                    "(a wrapper's zeros?): zero_grad() drops it"
+                )
+        if witness is not None:
+            self._watches = False
+            wanted = "none: gradients were stepped, with their scale, and freed in backward()"
+            expect(not is_called_by("_maybe_opt_step"), "step_in_backward", "a GradScaler", wanted)
+            if witness[0]._version != witness[1]:
+                warn(
+                    "step_in_backward: got gradients that were written between backward() and step(), by clip_grad_norm_? backward() "
+                    "had stepped and freed them, so that had no effect, and a norm found there is 0. Clip nothing (max_grad_norm=0 "
+                    "in many trainers), or leave out step_in_backward"
+                )
+
+    def watch_anew(self, params: Sequence[torch.Tensor]) -> None:
+        super().watch_anew(params)
+        self._stepped.clear()
+        self._witness = None
 
     def after_step(self, taken: bool) -> None:
         super().after_step(taken)
@@ -243,7 +258,7 @@ class StepInBackward(InBackward):
             raise ValueError(
                 f"step_in_backward: got a second gradient of parameter {number} before step(), wanted one backward() for "
                 "each step(): the first one has been stepped, so gradients cannot be accumulated (nor parameters "
-                "shared between checkpoints with use_reentrant=True). Call step() to go on"
+                "shared between checkpoints with use_reentrant=True). Call zero_grad() and step() to go on"
             )
         if param.grad is None:
             raise ValueError(

@@ -22,11 +22,15 @@ from lora_support import LENGTH, TOKENS, Sequences, adapted, one_thread  # noqa:
 PAGE = Path(__file__).parents[3] / "docs" / "frameworks.md"
 
 
+def section(page: Path, title: str, languages: str) -> list[str]:
+    """The blocks of code in these languages, as "py|yaml", below that heading of a page."""
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page.read_text(), re.S | re.M)
+    assert found, f"{page.name} has no section {title!r}"
+    return re.findall(rf"^```(?:{languages})\n(.*?)^```", found[1], re.S | re.M)
+
+
 def blocks(title: str) -> list[str]:
-    """The blocks of code below that heading of the page."""
-    section = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.S | re.M)
-    assert section, f"docs/frameworks.md has no section {title!r}"
-    return re.findall(r"^```(?:py|yaml)\n(.*?)^```", section[1], re.S | re.M)
+    return section(PAGE, title, "py|yaml")
 
 
 @contextmanager

@@ -184,11 +184,19 @@ def test_what_cannot_be(monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None
     with pytest.raises(ValueError, match="second gradient of parameter . before step"):
         run(params)
     assert [bits(p) for p in params] == before, "nothing of the second backward was taken"
+    with pytest.raises(ValueError, match="gradient of parameter . that came after backward"):
+        opt.step()
     opt.zero_grad()
     opt.step()
     run(params)
     opt.step()
     assert int(opt.state[params[0]]["step"]) == 2
+    run(params)
+    params[1].grad = torch.zeros_like(params[1])  # as DeepSpeed's pipelines do
+    with pytest.raises(ValueError, match="gradient of parameter 1 that came after backward"):
+        opt.step()
+    opt.zero_grad()
+    opt.step()
 
     with pytest.raises(ValueError, match="closure with step_in_backward"):
         opt.step(lambda: 0.0)
