@@ -10,7 +10,7 @@ from lowtide.checks.values import expect
 from lowtide.devices.sharding import local_of
 from lowtide.engine.cores import RESIDUAL
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.state.format import residual_bits
+from lowtide.state.format import residual_words
 from lowtide.state.views import local_state
 
 _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -21,8 +21,7 @@ def join(weight: Tensor, residual: Tensor | None) -> Tensor:
     shape, or as in a state_dict; None: the weight as float32). Raises ValueError for others."""
     if residual is None:
         return weight.detach().to("cpu", torch.float32)
-    if residual.dtype == weight.dtype:
-        residual = residual_bits(residual, torch.int16)
+    residual = residual_words(residual)
     kinds = {torch.int16: "residual16", torch.int8: "residual8"}
     fits = weight.dtype in _NAMES and residual.dtype in kinds and residual.shape == weight.shape
     shapes = [tuple(each.shape) for each in (residual, weight)]

@@ -13,7 +13,7 @@ from lowtide.engine.cores import RESIDUAL, KeptErrors
 from lowtide.engine.engine import Engine
 from lowtide.state import restore, vectors, views
 from lowtide.state.carried import as_tensors, own_numbers
-from lowtide.state.format import CODEC, eight_bits, is_stamped, residual_bits
+from lowtide.state.format import CODEC, eight_bits, is_stamped, residual_bytes
 from lowtide.state.groups import READERS, read_groups
 
 
@@ -78,9 +78,9 @@ def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torc
         if views.has_entry(engine, i) or (param.requires_grad and i not in engine.foreign):
             entry: dict[str, Any] = vectors.as_saved(engine, i, views.live(engine, i))
             saved[param] = entry if engine.core_of(i).step_count(i) else {name: value.clone() for name, value in entry.items()}
-    for param, entry in saved.items():
+    for entry in saved.values():
         if RESIDUAL in entry:
-            entry[RESIDUAL] = residual_bits(entry[RESIDUAL], param.dtype)
+            entry[RESIDUAL] = residual_bytes(entry[RESIDUAL])
     for core_group in engine.groups:
         told = eight_bits(str(groups[core_group.of]["state"]))
         for i in core_group.params:

@@ -12,17 +12,18 @@ NAdam or Schedule-Free entry also has the numbers of carried.py (float64, ()) if
 The tensors of a moment identify its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales,
 under names that torch.optim does not know, so that it cannot mistake codes for values. Codes under the name of the moment
 itself are read as well. Codes (rows, bytes of a row) with half as many bytes as values are dynamic4's, in blocks of 128 within
-a row. A vector whose codes a shard would cut has both forms (vectors.py). Codes of the parameter's shape are float8's if the group's "state" says so, else dynamic8's, in blocks of 256. If an
-override makes that wrong, the entry has "lowtide_state": the parameter's codec (a string). A 16-bit residual is stored in the
-parameter's type, though its values have no meaning there: gloo and NCCL do not transfer int16. Before the first step there are
-no entries. Tensors are views of the live state and no two share memory; for a DTensor parameter they are DTensors
-(devices/sharding.py). Format, rule and the seed of stochastic rounding, which loading restores, are in the groups, so that they
-survive tools that take a state_dict apart and reassemble it.
+a row. A vector whose codes a shard would cut has both forms (vectors.py). Codes of the parameter's shape are float8's if the
+group's "state" says so, else dynamic8's, in blocks of 256. If an override makes that wrong, the entry has "lowtide_state": the
+parameter's codec (a string). A 16-bit residual is stored as pairs of bytes, uint8 (*the parameter's sizes, 2), lower byte first:
+gloo and NCCL do not transfer int16. Before the first step there are no entries. Tensors are views of the live state and no two
+share memory; for a DTensor parameter they are DTensors (devices/sharding.py). Format, rule and the seed of stochastic rounding,
+which loading restores, are in the groups, so that they survive tools that take a state_dict apart and reassemble it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -97,15 +98,28 @@ def take_codec(entry: dict[str, Any], of_group: str, where: str) -> tuple[dict[s
     return ({name: value for name, value in entry.items() if name != CODEC} if own else entry), codec
 
 
-def residual_bits(residual: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An int16 residual as a view in another 16-bit type, or back; any other residual unchanged."""
-    if dtype.itemsize != residual.element_size() or torch.int16 not in (dtype, residual.dtype):
-        return residual
-    if not is_dtensor(residual):
-        return residual.detach().view(dtype)
-    spec: Any = residual._spec
-    meta = spec.tensor_meta._replace(dtype=dtype)
-    return type(residual)(local_of(residual).view(dtype), replace(spec, tensor_meta=meta), requires_grad=False)
+def residual_bytes(residual: torch.Tensor) -> torch.Tensor:
+    """A residual as dicts have it; a view."""
+    return _viewed(residual, lambda words: words.unsqueeze(-1).view(torch.uint8)) if residual.dtype == torch.int16 else residual
+
+
+def residual_words(residual: torch.Tensor) -> torch.Tensor:
+    """A residual of a dict as the core has it; a view. Earlier versions saved one of 16 bits in the weight's type."""
+    if residual.dtype == torch.uint8 and residual.shape[-1:] == (2,):
+        return _viewed(residual, lambda pairs: pairs.contiguous().view(torch.int16).squeeze(-1))
+    halves = residual.is_floating_point() and residual.itemsize == 2
+    return _viewed(residual, lambda half: half.view(torch.int16)) if halves else residual
+
+
+def _viewed(tensor: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """view(tensor), also of a DTensor, whose cut dimensions `view` keeps."""
+    if not is_dtensor(tensor):
+        return view(tensor.detach())
+    of: Any = tensor
+    like = view(torch.empty(of.shape, dtype=of.dtype, device="meta"))
+    meta = of._spec.tensor_meta._replace(shape=like.shape, stride=like.stride(), dtype=like.dtype)
+    made: torch.Tensor = type(of)(view(local_of(of)), replace(of._spec, tensor_meta=meta), requires_grad=False)
+    return made
 
 
 def check_entry(

@@ -17,7 +17,7 @@ from lowtide.engine.engine import Engine
 from lowtide.state import spread, torch_dict, vectors, views
 from lowtide.state.carried import as_now, read_number
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
-from lowtide.state.format import check_entry, residual_bits, take_codec
+from lowtide.state.format import check_entry, residual_words, take_codec
 from lowtide.state.groups import Groups, Reader
 from lowtide.state.views import MOMENTUM
 
@@ -103,11 +103,11 @@ def _read_own(
     live = views.layout(engine, number) if live is None else live
     if not entry or (MOMENTUM in live and set(entry) == {"step"}):
         return Entry(read_step(entry, where) if entry else 0, {}, False)
+    if isinstance(entry.get(RESIDUAL), torch.Tensor):
+        entry = {**entry, RESIDUAL: residual_words(entry[RESIDUAL])}
     shape = engine.tensors[number].shape
     if engine.params[number].sharding:
         shape, entry = local_of(engine.tensors[number]).shape, _local(engine, number, entry, live, where)
-    if RESIDUAL in live and isinstance(entry.get(RESIDUAL), torch.Tensor):
-        entry[RESIDUAL] = residual_bits(entry[RESIDUAL], live[RESIDUAL].dtype)
     tensors = check_entry(entry, live, shape, codec, engine.core_of(number).state_codec(number), where)
     return Entry(read_step(entry, where), tensors, False, carried)
 
@@ -162,7 +162,8 @@ def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: 
     if RESIDUAL in given and given.keys() <= {"step", RESIDUAL} and not views.has_entry(engine, number):
         live = {name: like for name, like in live.items() if name in ("step", RESIDUAL)}
     given.setdefault("step", engine.core_of(number).step_count(number))
-    own = all(isinstance(given.get(name), torch.Tensor) and given[name].dtype == live[name].dtype for name in live if name != "step")
+    names = [] if MOMENTUM in live and given.keys() == {"step"} else live.keys() - {"step"}
+    own = all(isinstance(given.get(name), torch.Tensor) and given[name].dtype == live[name].dtype for name in names)
     if own or RESIDUAL in live:
         read = _read_own(engine, number, given, engine.core_of(number).state_codec(number), where, live)
     else:

@@ -38,6 +38,25 @@ def test_residual16_is_float32(seed, figure):
     assert all(p.dtype == torch.bfloat16 for p in ours)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dicts_have_the_residual_as_bytes(dtype, seed):
+    """No check of a checkpoint's values meets a NaN; dicts of earlier forms load as well."""
+    params, opt = started(dtype, master="residual16")
+    random_gradients(params)
+    opt.step()
+    saved = copy.deepcopy(opt.state_dict())
+    for param, entry in zip(params, saved["state"].values(), strict=True):
+        assert entry["residual"].dtype == torch.uint8 and entry["residual"].shape == (*param.shape, 2)
+    for form in (torch.uint8, torch.int16, dtype):
+        given = copy.deepcopy(saved)
+        for entry in given["state"].values() if form != torch.uint8 else ():
+            entry["residual"] = entry["residual"].view(form).squeeze(-1)
+        again, other = started(dtype, master="residual16")
+        other.load_state_dict(given)
+        for number, entry in other.state_dict()["state"].items():
+            assert torch.equal(entry["residual"], saved["state"][number]["residual"])
+
+
 @pytest.mark.parametrize("master", ["residual16", "residual8", "stochastic"])
 def test_resume_and_budgets_change_no_bit(master, seed, tmp_path, figure):
     params, opt = started(torch.bfloat16, master=master)
@@ -142,7 +161,7 @@ def test_a_run_begins_with_a_master(seed, dtype, master, memory, tmp_path):
     opt.state[p] = {"residual": residual}
     p.grad = torch.zeros_like(p)
     opt.step()
-    kept = join(p.detach(), opt.state_dict()["state"][0]["residual"].view(residual.dtype))
+    kept = join(p.detach(), opt.state_dict()["state"][0]["residual"])
     assert bits(kept) == bits(join(half, residual)) and int(opt.state_dict()["state"][0]["step"]) == 1
     opt.state[p] = {"residual": residual}
     with refused(opt, "exp_avg"):
