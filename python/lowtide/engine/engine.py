@@ -163,7 +163,7 @@ class Engine:
         """True if state that fitted whole has a fixed place in RAM, where it leaves the optimizer's budget no room to stream the
         state of these parameters beside it: only a new core divides the budget among all."""
         for place, core in self.cores.items() if self.settings.memory else ():
-            budget = budget_at(shares.of_all[place], place)
+            budget = budget_at(shares.of_all.get(place), place)
             of = {i for i, param in enumerate(params) if param.place == place and not param.memory}
             placed = {i for i in of if i < len(self.params) and core.has_state(i) and not core.is_paged(i)}
             if place.on_host and budget and budget.host >= 0 and placed:

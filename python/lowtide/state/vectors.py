@@ -23,7 +23,7 @@ from lowtide.devices.sharding import local_of, rows_of
 from lowtide.engine.engine import Engine
 from lowtide.state import views
 from lowtide.state.blockwise import BLOCK
-from lowtide.state.elsewhere import CODES, as_shown
+from lowtide.state.elsewhere import CODES, Elsewhere, as_shown
 from lowtide.state.format import SCALE, WANTED, eight_bits
 
 MOST = 1 << 20  # elements: values would multiply the dicts of flat partitions, which are a whole model in one vector
@@ -76,8 +76,7 @@ def in_one_form(engine: Engine, number: int, entry: Mapping[str, Any], codec: st
     one, own, shape = dict(entry), _codec_of(engine, number), engine.tensors[number].shape
     for name, signed in engine.signed(number).items():
         of_codes, of_scales = f"{name}{CODES}", f"{name}{SCALE}"
-        scales = entry.get(of_scales)
-        unscaled = isinstance(scales, torch.Tensor) and scales.numel() > 0 and bool((local_of(scales) == _NO_SCALE).all())
+        unscaled = _are_none(entry.get(of_scales))
         if not all(isinstance(entry.get(key), torch.Tensor) for key in (name, of_codes, of_scales)):
             wanted = "its values beside them, which flatten_optimizer_state_dict leaves out"
             expect(not unscaled, f"{where}, {name}", "the empty codes of a vector that shards cut", wanted)
@@ -97,6 +96,14 @@ def in_one_form(engine: Engine, number: int, entry: Mapping[str, Any], codec: st
     return one
 
 
+def _are_none(scales: object) -> bool:
+    """True for the scales of a cut vector."""
+    if not isinstance(scales, torch.Tensor) or isinstance(scales, Elsewhere) or scales.is_meta:
+        return False
+    local = local_of(scales)
+    return local.layout == torch.strided and local.numel() > 0 and bool((local == _NO_SCALE).all())
+
+
 def _sizes(codec: str, signed: bool, shape: torch.Size) -> tuple[torch.Size, torch.Size]:
     """The shapes of a vector's codes and scales."""
     _, codes, scales = _core.code_sizes(codec, signed, *rows_of(shape))
@@ -106,10 +113,11 @@ def _sizes(codec: str, signed: bool, shape: torch.Size) -> tuple[torch.Size, tor
 
 def encode(codec: str, signed: bool, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [rows, bytes of a row] and scales [rows, blocks] of float32 values [rows, length], to nearest."""
-    _, codes_shape, scales_shape = _core.code_sizes(codec, signed, *values.shape)
+    rows, length = values.shape
+    _, codes_shape, scales_shape = _core.code_sizes(codec, signed, rows, length)
     assert scales_shape
     values = values.contiguous()
     codes, scales = torch.empty(codes_shape, dtype=torch.uint8), torch.empty(scales_shape)
     if values.numel():
-        _core.encode(codec, signed, values.data_ptr(), *values.shape, codes.data_ptr(), scales.data_ptr())
+        _core.encode(codec, signed, values.data_ptr(), rows, length, codes.data_ptr(), scales.data_ptr())
     return codes, scales
