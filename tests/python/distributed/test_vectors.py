@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from distributed_support import alike, on_ranks
-from lowtide.state.format import residual_bits
 from support import bits, make, raised
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -59,7 +58,7 @@ def values(net: Net, opt: Opt) -> dict[str, bytes]:
     for i, (name, param) in enumerate(net.named_parameters()):
         of, core = opt.engine.params[i].sharding, opt.engine.core_of(i)
         there = {key: core.export_state(i, k) for k, (key, _) in enumerate(core.states_of(i))}
-        there |= {key: residual_bits(value, param.dtype) for key, value in core.read_state(i).items() if key == "residual"}
+        there |= {key: value.view(param.dtype) for key, value in core.read_state(i).items() if key == "residual"}
         there |= {"weight": param.detach().to_local() if isinstance(param, DTensor) else param.detach()}
         for key, value in there.items():
             whole = of.whole_of("", value).full_tensor() if of else value
