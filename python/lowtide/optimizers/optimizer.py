@@ -34,7 +34,7 @@ from lowtide.optimizers.clipping import Clipper, LossScaling, Queued, loss_scali
 from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.optimizers.single_steps import SingleSteps
 from lowtide.options import overrides
-from lowtide.options.hyper import check_on_host
+from lowtide.options.hyper import check_on_host, plain_betas
 from lowtide.options.options import DEFAULTS, WHOLE_OPTIMIZER, Options, check_kinds, check_options, show_options, warn_of_misspelt
 from lowtide.report.fields import Report, ShownReport
 from lowtide.report.log import Residency, Skips, is_called_by, logger
@@ -95,7 +95,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if isinstance(params, torch.nn.Module):
             raise _not_parameters(type(self).__name__, params)
         self._begin(rule, hyper, settings, in_backward)
-        defaults = group_defaults(hyper, {"master": self.MASTER, **options})
+        defaults = plain_betas(group_defaults(hyper, {"master": self.MASTER, **options}))
         super().__init__(params, self._cycled({**defaults, **stamp(rule, settings.seed)}))
         if logger.isEnabledFor(logging.INFO):
             describe.introduce(self.engine)
@@ -149,6 +149,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         decoupled = self.engine.family.rule in ("adamw", "schedulefree")
         if decoupled and param_group.get("decoupled_weight_decay"):  # a group of torch.optim.AdamW
             param_group = {key: value for key, value in param_group.items() if key != "decoupled_weight_decay"}
+        param_group = plain_betas(param_group)
         check_kinds(param_group, where)
         self._chose_master |= "master" in param_group
         warn_of_misspelt(param_group, ("params", "memory", *self.defaults, *self._beside), where)

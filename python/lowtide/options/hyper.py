@@ -46,6 +46,14 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
     return tuple(values)
 
 
+def plain_betas(group: dict[str, Any]) -> dict[str, Any]:
+    """The group, with betas of another kind of sequence, such as omegaconf's, as a tuple: checkpoints hold plain values."""
+    betas = group.get("betas")
+    if isinstance(betas, Sequence) and not isinstance(betas, (tuple, list, str)):
+        return {**group, "betas": tuple(betas)}
+    return group
+
+
 def hyper_keys(rule: str, given: Container[str]) -> tuple[str, ...]:
     """The core's hyper-parameters that the rule reads and that `given`, a group's options, sets."""
     return tuple([each.name for each in _core.hyper_parameters(rule) if group_key(each.name) in given])

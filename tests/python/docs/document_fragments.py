@@ -117,7 +117,8 @@ RUN_ELSEWHERE = {
     ("docs/hugging-face.md", 0): "examples/test_hf_examples.py",
     **{("docs/hugging-face.md", number): "optimizers/test_clipping_frameworks.py" for number in (1, 2)},
     ("docs/hugging-face.md", 3): "frameworks/test_lightning.py",
-    **{("docs/frameworks.md", number): "frameworks/test_frameworks.py" for number in range(7)},
+    **{("docs/frameworks.md", number): "frameworks/test_frameworks.py" for number in range(8)},
+    **{("docs/diffusion.md", number): "frameworks/test_diffusion.py" for number in range(3)},
 }
 
 CPP_PRELUDES = {

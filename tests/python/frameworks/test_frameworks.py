@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -22,11 +23,16 @@ from lora_support import LENGTH, TOKENS, Sequences, adapted, one_thread  # noqa:
 PAGE = Path(__file__).parents[3] / "docs" / "frameworks.md"
 
 
-def section(page: Path, title: str, languages: str) -> list[str]:
-    """The blocks of code in these languages, as "py|yaml", below that heading of a page."""
+def section_text(title: str, page: Path = PAGE) -> str:
+    """The text below that heading of a page."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page.read_text(), re.S | re.M)
     assert found, f"{page.name} has no section {title!r}"
-    return re.findall(rf"^```(?:{languages})\n(.*?)^```", found[1], re.S | re.M)
+    return found[1]
+
+
+def section(page: Path, title: str, languages: str) -> list[str]:
+    """The blocks of code in these languages, as "py|yaml", below that heading of a page."""
+    return re.findall(rf"^```(?:{languages})\n(.*?)^```", section_text(title, page), re.S | re.M)
 
 
 def blocks(title: str) -> list[str]:
@@ -134,6 +140,39 @@ def test_nemo_automodel(seed: int, figure: Any) -> None:
     check_built(built, model, seed, figure, lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, state="dynamic8")
 
 
+def test_betas_and_budgets_of_omegaconf(seed: int) -> None:
+    """Its lists and mappings as they are, without a framework that turns them into plain ones."""
+    omegaconf = pytest.importorskip("omegaconf")
+    given = omegaconf.OmegaConf.create({"lr": 1e-2, "betas": [0.9, 0.95], "state": "dynamic8", "memory": {"host": "8GiB"}})
+    assert type(given.betas) is omegaconf.ListConfig
+    model = matrices(seed)
+    built = lowtide.AdamW([{"params": model.parameters(), "betas": given.betas}], **given)
+    check_built(built, model, seed, print, lr=1e-2, betas=(0.9, 0.95), state="dynamic8")
+    buffer = io.BytesIO()
+    torch.save(built.state_dict(), buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=True)["param_groups"][0]["betas"] == (0.9, 0.95)
+
+
+CALLS: dict[str, Callable[[torch.nn.Module, Any], Any]] = {
+    "SkyRL": lambda model, cls: cls(model.parameters(), lr=1e-2, betas=[0.9, 0.999], weight_decay=0.01),
+    "LightRFT": lambda model, cls: cls(model.parameters(), lr=1e-2, betas=(0.9, 0.999), weight_decay=0.01, foreach=False),
+    "VeOmni": lambda model, cls: cls(
+        [{"params": [*model.parameters()], "weight_decay": 0.01}], 1e-2, (0.9, 0.999), 1e-8, 0.01, fused=False, foreach=True
+    ),
+    "prime-rl": lambda model, cls: cls(params=[*model.parameters()], lr=1e-2, weight_decay=0.01, betas=(0.9, 0.999), fused=False),
+    "OpenRLHF": lambda model, cls: cls([{"params": [*model.parameters()], "weight_decay": 0.01}], lr=1e-2, betas=(0.9, 0.999)),
+}
+
+
+@pytest.mark.parametrize("stack", CALLS)
+def test_calls_of_rl_stacks(stack: str, seed: int) -> None:
+    """As their code, which no package has, calls torch's class."""
+    assert stack in section_text("Reinforcement learning")
+    model = matrices(seed)
+    assert train(model, CALLS[stack](model, lowtide.AdamW).step, BUILDER_STEPS) == direct(seed, lr=1e-2, weight_decay=0.01)
+
+
 @pytest.mark.parametrize("paged", [False, True])
 def test_torchtitan(paged: bool, seed: int, tmp_path: Path, figure: Any) -> None:
     """Its containers of optimizers and schedules save, load into fresh ones and go on."""
@@ -143,7 +182,7 @@ def test_torchtitan(paged: bool, seed: int, tmp_path: Path, figure: Any) -> None
     names: dict[str, Any] = {}
     exec(blocks("torchtitan")[0], names)
     if paged:
-        memory = lowtide.Memory(host="16KiB", chunk="4KiB", disk=tmp_path)
+        memory = f"host=16KiB,chunk=4KiB,disk={tmp_path}"
         names["config"].optimizer_factory_kwargs_by_name = {"AdamW": {"memory": memory}}
 
     def made() -> tuple[Any, Any, Any]:
@@ -232,6 +271,75 @@ def test_megatron_core(seed: int, figure: Any) -> None:
     assert wrong == 0 and wanted != weights(matrices(seed))
 
 
+class OnGpu(torch.nn.Parameter):
+    """A CPU parameter that Megatron-core takes for one on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+class Stream:
+    """Stands for torch's streams and events of CUDA: everything is done at once."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def record_event(self) -> Stream:
+        return self
+
+    def synchronize(self) -> None:
+        pass
+
+    wait = wait_stream = __init__
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("state", ["fp32", "bf16", "dynamic8"])
+def test_megatron_hybrid_device_optimizer(
+    state: str, overlap: bool, seed: int, monkeypatch: pytest.MonkeyPatch, figure: Any
+) -> None:
+    """Megatron-core's own class, whose load assigns every entry of its sub-optimizers' state; it needs stand-ins of a GPU."""
+    pytest.importorskip("megatron.core")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.optimizer.cpu_offloading import hybrid_optimizer as theirs
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    for name, stand_in in (("Stream", Stream), ("current_stream", Stream), ("stream", lambda stream: nullcontext())):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    def made() -> tuple[torch.nn.Module, Any]:
+        model = matrices(seed)
+        for layer in (model[0], model[2]):
+            layer.weight, layer.bias = OnGpu(layer.weight.detach()), OnGpu(layer.bias.detach())
+
+        class Chosen(lowtide.AdamW):
+            def __init__(self, params: Any) -> None:  # stochastic rounding depends on parameters' numbers
+                super().__init__(params, state=state, rounding="nearest")
+
+        return model, theirs.HybridDeviceOptimizer(
+            [*model.parameters()], offload_fraction=1.0, cpu_optimizer_cls=Chosen,
+            gpu_optimizer_cls=torch.optim.AdamW, pin_cpu_grads=False, overlap_cpu_optimizer_d2h_h2d=overlap, lr=1e-2,
+        )  # fmt: skip
+
+    model, hybrid = made()
+    wanted = train(model, hybrid.step, BUILDER_STEPS)
+    assert wanted == direct(seed, lr=1e-2, state=state, rounding="nearest")
+    before, first = made()
+    train(before, first.step, BUILDER_STEPS[:CUT])
+    after, second = made()
+    after.load_state_dict(before.state_dict())
+    saved = first.state_dict()
+    if state == "dynamic8":
+        second.load_state_dict(saved)
+        with pytest.raises(ValueError, match="assigned state of parameter 0: got .*exp_avg_scale"):
+            train(after, second.step, BUILDER_STEPS[CUT:])
+        return
+    second.load_state_dict(saved)
+    got = train(after, second.step, BUILDER_STEPS[CUT:])
+    wrong = sum(got[name] != wanted[name] for name in wanted)
+    figure(f"{len(second.sub_optimizers)} sub-optimizers: {wrong} of {len(wanted)} tensors differ after resuming")
+    assert wrong == 0
+
+
 STEPS = 6
 # Relative, between losses of two AdamW in float32 that differ in rounding alone (2^-24 each operation): over these few
 # steps of a model of 0.1 M weights, 100 times that and more.
@@ -280,21 +388,25 @@ def by_torch(out: Path, model: Any) -> list[float]:
     return losses(trainer)
 
 
+def tokenizer() -> Any:
+    """The words "0", "1", … are the tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.WordLevel({str(i): i for i in range(TOKENS)}, unk_token="0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="1", pad_token="2")
+
+
 def test_trl(seed: int, tmp_path: Path, figure: Any) -> None:
     """The real package: SFTTrainer with a tuple, and with a factory."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
     rows = Sequences()
     names: dict[str, Any] = {
-        "tokenizer": PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(models.WordLevel({str(i): i for i in range(TOKENS)}, unk_token="0")),
-            eos_token="1", pad_token="2",
-        ),
+        "tokenizer": tokenizer(),
         "data": datasets.Dataset.from_list([{"input_ids": rows[i]["input_ids"].tolist()} for i in range(len(rows))]),
-    }  # fmt: skip
-    tuple_form, factory_form = blocks("TRL")
+    }
+    tuple_form, factory_form, _ = blocks("TRL")
 
     args = arguments(tmp_path, trl.SFTConfig, max_length=LENGTH, bf16=False)
 
@@ -313,6 +425,29 @@ def test_trl(seed: int, tmp_path: Path, figure: Any) -> None:
     assert type(lowtide_of(muon)) is lowtide.Muon and (inner["use_muon"], outer["use_muon"]) == (True, False)
     assert len(outer["params"]) == 2 and losses(muon)[-1] < losses(muon)[0]
     figure(f"TRL's loss with 8 bits {losses(eight)[-1]:.3f}, with a factory of Muon {losses(muon)[-1]:.3f}")
+
+
+@pytest.mark.parametrize("kind", ["DPO", "GRPO"])
+def test_trl_by_the_attribute(kind: str, seed: int, tmp_path: Path, figure: Any) -> None:
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    block = blocks("TRL")[2]
+    rows = [{"prompt": f"{3 + i % 5} 4 5", "chosen": f"{6 + i % 7} 7", "rejected": "9 8 9"} for i in range(8)]
+    more: dict[str, Any] = {"max_length": LENGTH}
+    if kind == "GRPO":
+        block = block.replace("DPOTrainer", "GRPOTrainer").replace("(model, ", "(model, rewards, ")
+        rows = [{"prompt": row["prompt"]} for row in rows]
+        more = {"num_generations": 2, "max_completion_length": 4}
+    args = arguments(tmp_path, getattr(trl, f"{kind}Config"), bf16=False, **more)
+    names = {
+        "model": adapted(seed, dropout=0),  # without adapters DPO loads the reference by the model's name
+        "args": args, "data": datasets.Dataset.from_list(rows), "tokenizer": tokenizer(),
+        "rewards": lambda completions, **given: [float(len(each)) for each in completions],
+    }  # fmt: skip
+    before = weights(names["model"])
+    exec(block, names)
+    opt = lowtide_of(names["trainer"])
+    assert opt.param_groups[0]["state"] == "dynamic8" and weights(names["trainer"].model) != before
+    figure(f"{kind}: {STEPS} steps by Lowtide's 8-bit AdamW")
 
 
 def test_axolotl(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Any) -> None:
@@ -358,6 +493,30 @@ def test_llama_factory(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Trainer, "get_optimizer_cls_and_kwargs", Trainer.get_optimizer_cls_and_kwargs)  # restored after
     exec(blocks("LLaMA-Factory")[0], {})
     check_as_torch(made[0], wanted, figure)
+
+
+def test_unsloth_embedding_learning_rate(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in, which like UnslothTrainer asks SFTTrainer's method for the class if embeddings have a rate of their own."""
+
+    class UnslothTrainer(Trainer):
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+            cls, options = Trainer.get_optimizer_cls_and_kwargs(self.args)
+            named = [*self.model.named_parameters()]
+            inner, outer = ([p for name, p in named if ("embed" in name) == chosen] for chosen in (False, True))
+            self.optimizer = cls([{"params": inner}, {"params": outer, "lr": 5e-5}], **options)
+            return self.optimizer
+
+    args = arguments(tmp_path, optim="adamw_torch")
+    made = lowtide.hf.optimizer(args.optim, args)
+    ignoring = UnslothTrainer(model_of(seed), args, train_dataset=Sequences(), optimizer_cls_and_kwargs=made)
+    assert type(ignoring.create_optimizer()) is torch.optim.AdamW
+    (line,) = re.findall(r"^Trainer\.get_optimizer_cls_and_kwargs = .*$", blocks("LLaMA-Factory")[0], re.M)
+    monkeypatch.setattr(Trainer, "get_optimizer_cls_and_kwargs", Trainer.get_optimizer_cls_and_kwargs)  # restored after
+    exec(line, {"Trainer": Trainer, "lowtide": lowtide})
+    trainer = UnslothTrainer(model_of(seed), arguments(tmp_path, optim="adamw_8bit"), train_dataset=Sequences())
+    trainer.train()
+    opt = lowtide_of(trainer)
+    assert [group["initial_lr"] for group in opt.param_groups] == [2e-3, 5e-5] and opt.param_groups[0]["state"] == "dynamic8"
 
 
 def test_ms_swift(seed: int, tmp_path: Path, figure: Any) -> None:

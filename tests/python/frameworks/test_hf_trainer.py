@@ -3,6 +3,9 @@ never stopped, with state in RAM and with state that pages."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +16,24 @@ from lora_support import Sequences, adapted, differing, one_thread, paging, trai
 from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from support import bits
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_jit_checkpoint import CheckpointManager
 
 STEPS, CUT, CLIP = 6, 3, 0.25
 
 
-def train(out: Path, name: str, model: Any, memory: lowtide.Memory | None, resume: bool, **more: Any) -> Trainer:
-    """All steps, which leave a checkpoint after some, or those after that checkpoint."""
+def train(
+    out: Path, name: str, model: Any, memory: lowtide.Memory | None, resume: bool, cut: int = CUT, callbacks: Any = (), **more: Any
+) -> Trainer:
+    """All steps, which leave a checkpoint after some, or those after that checkpoint, of step `cut`."""
     args = TrainingArguments(
         str(out), use_cpu=True, report_to=[], disable_tqdm=True, seed=7, max_steps=STEPS, save_steps=CUT,
         logging_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_grad_norm=CLIP,
         learning_rate=5e-3, warmup_steps=1, weight_decay=0.1, adam_beta2=0.99, optim=name, **more,
     )  # fmt: skip
     made = lowtide.hf.optimizer(args.optim, args, memory=memory)
-    trainer = Trainer(model, args, train_dataset=Sequences(), optimizer_cls_and_kwargs=made)
-    trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{CUT}") if resume else None)
+    trainer = Trainer(model, args, train_dataset=Sequences(), optimizer_cls_and_kwargs=made, callbacks=[*callbacks])
+    trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{cut}") if resume else None)
     return trainer
 
 
@@ -59,6 +65,35 @@ def test_resumed_lora_is_the_uninterrupted_one(
     wrong, of = differing(*runs)
     figure(f"Trainer; resumed, paged ({moved} bytes a step), both: {wrong} of {of} bytes differ; "
            f"{clipped} of {STEPS} steps clipped")  # fmt: skip
+    assert wrong == 0
+
+
+class Ends(TrainerCallback):
+    """Sends this process a SIGTERM in a step after the regular checkpoint, and waits until the Trainer knows of it."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.global_step == CUT + 1:
+            asked = threading.Event()
+            before = CheckpointManager._enable_checkpoint
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(CheckpointManager, "_enable_checkpoint", lambda manager: (before(manager), asked.set()))
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert asked.wait(60)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_checkpoint_at_sigterm_resumes(paged: bool, tmp_path: Path, seed: int, figure: Any) -> None:
+    memory = paging(tmp_path) if paged else None
+    name, now = "adamw_8bit", {"enable_jit_checkpoint": True}
+    handler = signal.getsignal(signal.SIGTERM)
+    ended = train(tmp_path / "out", name, adapted(seed), memory, False, callbacks=[Ends()], **now)
+    assert ended.state.global_step == CUT + 1 and signal.getsignal(signal.SIGTERM) is handler
+    folder = tmp_path / "out" / f"checkpoint-{CUT + 1}"
+    assert (folder / "optimizer.pt").exists() and not (folder / "checkpoint-is-incomplete.txt").exists()
+    resumed = train(tmp_path / "out", name, adapted(seed), memory, True, cut=CUT + 1)
+    whole = train(tmp_path / "whole", name, adapted(seed), memory, False)
+    wrong, of = differing(trained_bits(whole.model, whole.optimizer), trained_bits(resumed.model, resumed.optimizer))
+    figure(f"saved at a SIGTERM, paged: {paged}; resumed: {wrong} of {of} bytes differ")
     assert wrong == 0
 
 
