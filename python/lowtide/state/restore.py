@@ -168,6 +168,9 @@ def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: 
         read = _read_own(engine, number, given, engine.core_of(number).state_codec(number), where, live)
     else:
         read = _read_torch(engine, number, given, options, where)
+    core = engine.core_of(number)
+    if read.carried is None and read.step == core.step_count(number):  # loops that move state know only what `state` shows
+        read = read._replace(carried=core.carried(number) or None)
     return _checked(engine, number, read, options, where)
 
 

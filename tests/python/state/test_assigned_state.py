@@ -63,6 +63,30 @@ def test_assigned_copies_are_the_state(state: str, moved: str) -> None:
     assert weight_bits(params) == weight_bits(others)
 
 
+@pytest.mark.parametrize(("rule", "option", "value"), [(lowtide.AdamWScheduleFree, "lr", 1e-3), (lowtide.NAdam, "betas", (0.5, 0.9))])
+def test_assigned_copies_keep_what_state_does_not_show(rule: Any, option: str, value: Any) -> None:
+    """Numbers that depend on the options of all steps so far go on, though no entry shows them."""
+    params, optimizer = made("fp32", rule=rule)
+    step(params, optimizer, 0)
+    optimizer.param_groups[0][option] = value
+    step(params, optimizer, 1)
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    for param in params:
+        optimizer.state[param] = {name: tensor.clone() for name, tensor in optimizer.state[param].items()}
+    after = optimizer.state_dict()["state"]
+    assert len(before[0]) > len(optimizer.state[params[0]])
+    assert all(torch.equal(after[i][name], tensor) for i in before for name, tensor in before[i].items())
+
+
+def test_assigned_counts_of_steps_are_the_state() -> None:
+    """SGD without momentum keeps nothing else."""
+    params, optimizer = made(rule=lowtide.SGD, momentum=0.0)
+    step(params, optimizer, 0)
+    step(params, optimizer, 1)
+    optimizer.state[params[0]]["step"] = optimizer.state[params[0]]["step"].clone()
+    assert int(optimizer.state_dict()["state"][0]["step"]) == 2
+
+
 def test_assigned_values_replace_the_state() -> None:
     """Another checkpoint's entries put into `state`, as wrappers of several optimizers do, take effect."""
     for state in (*CODED, "bf16", "fp32"):
