@@ -297,6 +297,44 @@ INSTANTIATE_TEST_SUITE_P(
                       DamagedVotes{"parts, one phase", 3, 4, 0, SignAlgorithm::kOnePhase, {0, 1, 3}, true},
                       DamagedVotes{"parts, nodes", 3, 4, 2, SignAlgorithm::kTwoPhase, {0, 1, 3}, true}));
 
+// Without the commit round --------------------------------------------------------------------------------------------
+
+TEST(SignFaults, WithoutTheCommitRoundARankClaimsNoMoreThanItKnows) {
+  Rng rng = seeded("no commit", 5);
+  int64_t cases = 0, divided = 0, refused = 0;
+  for (const SignAlgorithm algorithm : {SignAlgorithm::kOnePhase, SignAlgorithm::kTwoPhase})
+    for (int64_t call = 0; call < 4; ++call)
+      for (const auto receivers : {Damager::kOne, Damager::kOthers, Damager::kAll})
+        for (const Damage damage : {Damage::kHeaderBit, Damage::kPayloadBit, Damage::kManyBits, Damage::kZeros}) {
+          VoteCase of = vote_of(3, 0, algorithm, 5000, rng);
+          of.options.commit = false;
+          if (call >= of.calls(true) - 1) continue;
+          SCOPED_TRACE(::testing::Message() << "call " << call << ", receivers " << receivers);
+          Ranks ranks(of, std::chrono::milliseconds(30000));
+          const auto sender = static_cast<int>(rng.below(3));
+          Damager damager(*ranks.inside[0], damage, sender, (sender + 1) % 3, receivers, call, 0, rng);
+          const std::vector<Ended> ended = run_ranks(of.ranks, [&](int r) {
+            SignCollective collective = ranks.collective(r, of.options);
+            VoteResult result(of.count);
+            return collective.vote(of.ballot(r), result.memory());
+          });
+          ASSERT_GT(damager.changed(), 0);
+          int64_t threw = 0;
+          for (const Ended& each : ended) threw += each.threw;
+          for (const Ended& each : ended) {
+            if (!each.threw) continue;
+            const bool claims = each.text.find("on any rank") != std::string::npos;
+            ASSERT_NE(claims, each.text.find("other ranks may have applied") != std::string::npos) << each.text;
+            ASSERT_TRUE(!claims || threw == of.ranks) << each.text;
+            refused += claims;
+          }
+          ++cases;
+          divided += threw > 0 && threw < of.ranks;
+        }
+  EXPECT_TRUE(divided > 0 && refused > 0);
+  figure("{} damaged votes without the commit round: {} divided the ranks, and the error said so", cases, divided);
+}
+
 // A transport that fails ---------------------------------------------------------------------------------------------
 
 SignBallot eight_signs() {

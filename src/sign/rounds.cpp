@@ -182,13 +182,17 @@ void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::
       return accuse(view, Reason::kDiffers, Round::kResult, static_cast<int>(r), static_cast<int>(r));
 }
 
-// Throws if a view is not fine. Ranks with the same views throw the same text.
-void require_fine(const std::vector<Verdict>& views) {
+// Throws if a view is not fine. Ranks with the same views throw the same text. shared: all ranks have these views. A
+// rank alone with its view knows what the others do, except about a confirmation that reached it damaged: it may have
+// reached them.
+void require_fine(const std::vector<Verdict>& views, bool shared) {
   std::set<std::string> texts;
   std::set<int> culprits;
   Cause cause = Cause::kDamage;
+  bool all_refuse = true;
   for (const Verdict& view : views) {
     if (view.reason == Reason::kFine) continue;
+    all_refuse = shared || view.of != Round::kConfirm;
     if (view.reason == Reason::kSenderFailed) cause = Cause::kRankFailed;
     culprits.insert(view.culprit);
     texts.insert(format("the %s of rank %d%s %s", words_of(view.of).message, view.culprit,
@@ -198,8 +202,10 @@ void require_fine(const std::vector<Verdict>& views) {
   if (texts.empty()) return;
   std::string text;
   for (const std::string& each : texts) text += (text.empty() ? "" : "; ") + each;
-  throw CollectiveError(cause, text + ". Nothing was applied on any rank; the same call may be made again",
-                        {culprits.begin(), culprits.end()});
+  text += all_refuse ? ". Nothing was applied on any rank; the same call may be made again"
+                     : ". Nothing was applied here; without the commit round (commit=false) other ranks may have "
+                       "applied it, and then refuse this call: copy parameters from one of them, or load a checkpoint";
+  throw CollectiveError(cause, text, {culprits.begin(), culprits.end()});
 }
 
 // Checks that all ranks make the same call. sound: which records are valid.
@@ -313,9 +319,9 @@ void confirm(Channel& channel, const Agreement& agreed, const Found& found) {
   Verdict view = verdict(channel, agreed, Round::kCommit);
   judge(agreed, all, sound, &view);
   wire::seal_record(&view);
-  if (!agreed.of[static_cast<size_t>(channel.rank())].commit) return require_fine({view});
+  if (!agreed.of[static_cast<size_t>(channel.rank())].commit) return require_fine({view}, false);
   // A damaged view is left out: only two damaged views could hide a problem.
-  require_fine(gather(channel, view, &sound));
+  require_fine(gather(channel, view, &sound), true);
 }
 
 }  // namespace lowtide
