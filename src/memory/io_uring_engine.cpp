@@ -20,16 +20,17 @@ class IoUringEngine : public IoEngine {
     queued_.reserve(static_cast<size_t>(depth));
     refused_.reserve(static_cast<size_t>(depth));
     if (io_uring_queue_init(static_cast<unsigned>(depth), &ring_, 0) < 0) return;
-    usable_ = true;
+    made_ = true;
     io_uring_probe* const probe = io_uring_get_probe_ring(&ring_);  // IORING_OP_READ is younger than io_uring
-    knows_ops_ =
+    const bool knows_ops =
         probe && io_uring_opcode_supported(probe, IORING_OP_READ) && io_uring_opcode_supported(probe, IORING_OP_WRITE);
     if (probe) io_uring_free_probe(probe);
+    works_ = knows_ops && takes_requests();
   }
   ~IoUringEngine() override {
-    if (usable_) io_uring_queue_exit(&ring_);
+    if (made_) io_uring_queue_exit(&ring_);
   }
-  bool usable() const { return usable_ && knows_ops_; }
+  bool usable() const { return works_; }
 
   void start(IoRequest* request) noexcept override {
     io_uring_sqe* const sqe = broken_ ? nullptr : io_uring_get_sqe(&ring_);
@@ -80,6 +81,17 @@ class IoUringEngine : public IoEngine {
   const char* name() const override { return "io_uring"; }
 
  private:
+  // A sandbox may allow a ring and refuse requests.
+  bool takes_requests() {
+    io_uring_prep_nop(io_uring_get_sqe(&ring_));
+    io_uring_cqe* cqe = nullptr;
+    int result = io_uring_submit(&ring_);
+    while (result == 1 && (result = io_uring_wait_cqe(&ring_, &cqe)) == -EINTR) result = 1;
+    if (result < 0 || !cqe) return false;
+    io_uring_cqe_seen(&ring_, cqe);
+    return true;
+  }
+
   void taken(int count) {  // the kernel takes requests in order
     if (count <= 0) return;
     queued_.erase(queued_.begin(), queued_.begin() + count);
@@ -97,7 +109,7 @@ class IoUringEngine : public IoEngine {
 
   const int fd_;
   io_uring ring_{};
-  bool usable_ = false, knows_ops_ = false;
+  bool made_ = false, works_ = false;
   int broken_ = 0;     // the ring's own error (errno); it gets no new requests
   int in_kernel_ = 0;  // requests that the kernel has taken
   std::vector<IoRequest*> queued_, refused_;

@@ -3,9 +3,14 @@
 #include "memory/scratch_file.h"
 
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include "support/faulty_env.h"
 #include "support/scratch_support.h"
@@ -213,6 +218,28 @@ TEST(ScratchFile, ThreadsWhereTheKernelGivesNoRing) {
     const auto refused = error_of([&] {
       const ScratchFile file(env, other.path(), kPage, with(true, true));
       if (std::string(file.engine()) != "threads") throw Error(ErrorKind::kInternal, file.engine());
+    });
+    if (refused) std::fprintf(stderr, "%s\n", refused->what());
+    return refused ? 2 : 0;
+  });
+  EXPECT_EQ(status, 0);
+}
+
+TEST(ScratchFile, ThreadsWhereTheKernelTakesNoRequestsOfARing) {
+  const int status = in_child([] {
+    // Refuses io_uring_enter alone, as a sandbox may.
+    sock_filter steps[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_enter, 0, 1),
+                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const sock_fprog program{4, steps};
+    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 1;
+    const TemporaryDirectory dir;
+    const auto refused = error_of([&] {
+      ScratchFile file(system_env(), dir.path(), kPage, with(true, true));
+      if (std::string(file.engine()) != "threads") throw Error(ErrorKind::kInternal, file.engine());
+      Memory memory(kPage);
+      file.wait(file.write(0, memory.at(0), kPage));
     });
     if (refused) std::fprintf(stderr, "%s\n", refused->what());
     return refused ? 2 : 0;
