@@ -341,10 +341,10 @@ class LT_API Optimizer {
   // Under Memory::automatic the state returns once there has been room for a while; under other budgets it stays on the
   // host. Returns the bytes freed: 0 for parameters in host memory.
   int64_t demote(int64_t bytes);
-  // Moves all state from RAM to the disk of its budget, to make room while no steps are taken, and back. A call that
-  // needs the state (a step, save, read_state, ...) brings it back itself; until then memory that StateView shows reads
-  // as zero. Throws kInvalidArgument if a budget has no disk or too little of it (nothing has moved), or kIo (the state
-  // of that budget stays where it was).
+  // Moves all state from RAM to the disk of its budget, or from a device to host memory, while no steps are taken, and
+  // back. Calls that need it bring it back; those that only read (save, read_state, ...) read a device's where it is.
+  // Until then memory that StateView shows reads as zero. Throws kInvalidArgument if a budget has no disk or too little
+  // memory (nothing has moved), or kIo (the state of that budget stays where it was).
   void offload();
   void onload();
   // Waits until all queued work of steps on a device is done, including state that streams back to the host.

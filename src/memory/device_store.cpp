@@ -226,7 +226,6 @@ void DeviceStore::check_process() const {
 std::byte* DeviceStore::bring(size_t chunk) {
   check_process();
   if (device_.is_lost()) return bring_from_lost(chunk);
-  onload();
   if (!stage_.holds(chunk)) catch_up();
   const DeviceRecord& record = chunks_[chunk];
   if (record.memory.data() && record.kind != MemoryKind::kDevice) return record.memory.data();

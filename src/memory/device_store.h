@@ -84,7 +84,7 @@ class DeviceStore final : public Store {
   // -- What moves between steps
   // Moves all state from device memory to host memory (or to the disk, if it does not fit there), and back. No-ops if
   // that is already the case. Throws kInvalidArgument (the budgets), kOutOfMemory or kIo, and changes nothing.
-  // Everything that needs the state brings it back.
+  // A step and add() bring it back; copies and visits find it where it is.
   void check_offload() const;
   void offload();
   void onload();

@@ -74,7 +74,7 @@ int64_t Optimizer::add_param(int group, const TensorView& param, bool with_state
 }
 
 void Optimizer::place_states() {
-  const Impl::StateCall call(*impl_);
+  const Impl::ReadCall call(*impl_);
   impl_->table.place_waiting();
 }
 

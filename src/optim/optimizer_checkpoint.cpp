@@ -138,7 +138,7 @@ void wait_for_save(const ParamTable& table) {
 
 void save_tables(const Tables& tables, const std::string& path, const std::string& metadata) {
   for (ParamTable* const table : tables.all()) wait_for_save(*table);
-  for (ParamTable* const table : tables.all()) table->onload();
+  for (ParamTable* const table : tables.all()) table->bring_to_ram();
   save_checkpoint(tables.env(), path, describe(tables, metadata),
                   [&](const StatePart& part, int64_t offset, std::byte* to, int64_t bytes) {
                     copy_state(tables, part, offset, bytes, to, nullptr);

@@ -68,6 +68,15 @@ struct Optimizer::Impl {
     }
   };
 
+  // A call that only reads state: it resolves the last step. State that a device has put aside is read where it is.
+  class ReadCall : Call {
+   public:
+    explicit ReadCall(Impl& impl) : Call(impl) {
+      impl.resolve();
+      impl.table.bring_to_ram();
+    }
+  };
+
   void resolve() {
     if (on_device) on_device->resolve();
   }

@@ -56,7 +56,7 @@ void Optimizer::set_steps(int64_t param, int64_t steps) {
 }
 
 void Optimizer::export_state(int64_t param, int k, float* out) const {
-  const Impl::StateCall call(*impl_);
+  const Impl::ReadCall call(*impl_);
   require_decoded(impl_->table, param, k);
   for_each_part(impl_->table, param, k, false, [&](CodecItem item, int64_t first, int64_t) {
     item.values = out + first;
@@ -77,7 +77,7 @@ void Optimizer::import_state(int64_t param, int k, const float* in) {
 }
 
 void Optimizer::read_state(int64_t param, int k, void* codes, float* scales) const {
-  const Impl::StateCall call(*impl_);
+  const Impl::ReadCall call(*impl_);
   for_each_part(impl_->table, param, k, false, [&](const CodecItem& item, int64_t first, int64_t elements) {
     const StateFormat format = format_of_array(impl_->table, param, k);
     copy_bytes(static_cast<std::byte*>(codes) + format.code_bytes(first), item.codes, format.code_bytes(elements));

@@ -63,10 +63,15 @@ struct ParamTable {
   void place_waiting();
   // Gives `param` all states of this rule, unless it already has as many.
   void allocate_states(size_t param, int rule);
-  // Brings back the state that offload() put aside. Every call that touches state begins with this.
+  // Brings back the state that offload() put aside. Every call that changes state begins with this.
   void onload() {
     for (const std::unique_ptr<Residence>& residence : residences)
       if (residence->may_be_offloaded()) residence->onload(on.threads);
+  }
+  // Brings back only what is read by its address. Every call that reads state begins with this.
+  void bring_to_ram() {
+    for (const std::unique_ptr<Residence>& residence : residences)
+      if (residence->may_be_offloaded() && !residence->device_store()) residence->onload(on.threads);
   }
 
   // The device's sums for norms of whole parameters, by number; nullptr if the host sums them, and waits.

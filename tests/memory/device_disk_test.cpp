@@ -88,7 +88,9 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
           EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
         }
         if (rng.chance(0.1)) {
+          EXPECT_EQ(twins.differing(), 0) << "trial " << trial;  // all parameters have state from here on
           twins.on_device().offload();
+          EXPECT_EQ(twins.differing(), 0) << "trial " << trial << ": read where it is";
           EXPECT_EQ(twins.on_device().report().device_bytes, 0);
           EXPECT_LE(twins.on_device().report().allocated_bytes, one.memory.host);
           ++offloaded;

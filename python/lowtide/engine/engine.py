@@ -600,6 +600,12 @@ class Engine:
         self.awaited = sorted(numbers)
         self._with_state = -1
 
+    def bring_to_ram(self) -> None:
+        """Brings back state that `offload` moved out of RAM, for those who read its memory."""
+        for place, core in self.cores.items():
+            if place.on_host:
+                core.onload()
+
     def showed(self) -> None:
         """Marks all entries of `Optimizer.state` as current."""
         self.assigned.clear()

@@ -573,7 +573,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     def offload(self) -> None:
         """Moves all state from RAM to the disk of `memory`, or from a device to pinned host memory, to make room while no steps
         are taken (for generation, or another model). The next step, or any other use of the state, brings it back
-        automatically; until then the tensors in `state` show zeros and must not be written.
+        automatically, but reading and saving leave a device's state where it is. Until then tensors in `state` of state that was in
+        RAM show zeros and must not be written.
 
         Raises ValueError if a budget that holds state has no disk or too little of it, or too little host memory; OSError,
         and then the state stays where it was."""
@@ -636,7 +637,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         assignment to `state` that does not fit.
         """
         self._follow()
-        self.onload()
+        self.engine.bring_to_ram()
         if self.state:
             self._place_states()
         spreads = first_flattened(self.engine.tensors) is not None
@@ -757,7 +758,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             "steps": report["steps"],
             "skipped_steps": report["skipped_steps"],
         }
-        self.onload()
+        self.engine.bring_to_ram()
         entries = [views.live(engine, i) for i in range(len(engine.params))]
         for i, numbers in own_numbers(engine, self.param_groups).items():
             entries[i] |= as_tensors(numbers)

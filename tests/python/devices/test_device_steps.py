@@ -140,7 +140,7 @@ def test_torch_state_dicts(device: StandIn, seed: int, figure: Figure) -> None:
     figure(f"{alike} float32 states alike")
 
 
-def test_offload_and_back(device: StandIn, seed: int, figure: Figure) -> None:
+def test_offload_and_back(device: StandIn, tmp_path: Path, seed: int, figure: Figure) -> None:
     twins = both(device, BUDGETS["roomy"])
     twins.second.load_state_dict(twins.first.state_dict())
     twins.step()
@@ -148,6 +148,12 @@ def test_offload_and_back(device: StandIn, seed: int, figure: Figure) -> None:
     twins.second.offload()
     away = twins.second.report()
     assert on_device > 0 and away["device_bytes"] == 0 and away["offloaded_bytes"] == on_device
+    twins.compare_state()  # read where it is
+    twins.second.save(tmp_path / "file")
+    twins.first.load(tmp_path / "file")
+    twins.compare_state()
+    twins.second.torch_state_dict()
+    assert twins.second.report()["offloaded_bytes"] == on_device and twins.second.report()["device_bytes"] == 0
     twins.step()
     twins.second.offload()
     twins.second.onload()
