@@ -29,6 +29,7 @@ from lowtide.report.log import is_called_by, warn
 OPTIONS = ("prefetch_in_backward", "step_in_backward", "offload_in_backward")
 _ASK_AFTER = 16 << 20  # bytes of gradients between two queries of free memory
 _WITNESS_MOST = 1 << 20  # bytes of a gradient that stays for a step
+_WITNESS_DTENSOR = 2.0**15  # its value: more than any norm to clip to, and a float16
 _KEEP_FREE = 32  # 1 / this share of device memory stays free: activations and gradients come in uneven sizes
 
 
@@ -181,7 +182,8 @@ class StepInBackward(InBackward):
     with the new ones.
 
     Clipping after backward finds nothing to clip, and says nothing. To notice it, the first backward leaves one gradient, the
-    smallest, as zeros until `step()`: its version tells whether someone has written gradients.
+    smallest, as zeros until `step()`: its version tells whether someone has written gradients. A DTensor's does not, if a foreach
+    function wrote it, so a DTensor has a value that clipping changes.
     """
 
     option = OPTIONS[1]
@@ -230,11 +232,11 @@ class StepInBackward(InBackward):
             self._watches = False
             wanted = "none: gradients were stepped, with their scale, and freed in backward()"
             expect(not is_called_by("_maybe_opt_step"), "step_in_backward", "a GradScaler", wanted)
-            if witness[0]._version != witness[1]:
+            if _is_written(*witness):
                 warn(
                     "step_in_backward: got gradients that were written between backward() and step(), by clip_grad_norm_? backward() "
-                    "had stepped and freed them, so that had no effect, and a norm found there is 0. Clip nothing (max_grad_norm=0 "
-                    "in many trainers), or leave out step_in_backward"
+                    "had stepped and freed them, so that had no effect, and a norm found there means nothing. Clip nothing "
+                    "(max_grad_norm=0 in many trainers), or leave out step_in_backward"
                 )
 
     def watch_anew(self, params: Sequence[torch.Tensor]) -> None:
@@ -296,7 +298,7 @@ class StepInBackward(InBackward):
             param = engine.tensors[number]
             grad, param.grad = param.grad, None
             if self._watches and number == self._smallest and grad is not None and _bytes(param) <= _WITNESS_MOST:
-                param.grad = torch.zeros_like(grad)
+                param.grad = torch.full_like(grad, _WITNESS_DTENSOR if sharding.is_dtensor(grad) else 0.0)
                 self._witness = (param.grad, param.grad._version)
         bucket.clear()
 
@@ -344,6 +346,12 @@ def _expect_alone(engine: Engine, option: str, done: str) -> None:
             got = f"a process group of {size} processes, and parameters that are not DTensors on a mesh of all of them"
             wanted = f"fully_shard, or no group: gradients of the others are added (by DistributedDataParallel) after they would have been {done}"
             raise ValueError(f"{option}: got {got}, wanted {wanted}")
+
+
+def _is_written(witness: torch.Tensor, version: int) -> bool:
+    if sharding.is_dtensor(witness):
+        return bool((sharding.local_of(witness) != _WITNESS_DTENSOR).any())
+    return witness._version != version
 
 
 def options_of(options: Options) -> dict[str, Any]:
