@@ -1,6 +1,9 @@
-/* Signs of values in host memory as bits, and their majorities (C11). The conventions of lowtide.h hold, and:
- *  - There are no handles. Any number of threads may make calls at once.
- *  - All memory is the caller's, borrowed for the call. A call that fails has written nothing.
+/* Signs of values as bits, and their majorities (C11). The conventions of lowtide.h hold, and:
+ *  - Without a device, values and bits are in host memory, and any number of threads may make calls at once.
+ *  - With one (lowtide_device.h), they are in memory that it can address; the call queues work there and returns. One
+ *    thread at a time uses an lt_device.
+ *  - All memory is the caller's, borrowed for the call; what is on a device, until the queued work is done. A call that
+ *    fails has written nothing, and queued nothing.
  *  - A sign is one bit: 1 for +, which means x >= 0. Both zeros are +; a NaN of either sign is -.
  *  - `count` signs, 0 to 2^60, take ceil(count / 8) bytes, of any alignment; bits after the last are 0.
  *  - All computation uses integers: results are the same bits on every machine.
@@ -9,6 +12,7 @@
 #define LOWTIDE_LOWTIDE_SIGN_H_
 
 #include "lowtide/lowtide.h"
+#include "lowtide/lowtide_device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,10 +36,12 @@ typedef enum lt_ties {
 typedef struct lt_sign_options {
   int64_t struct_size;
   int32_t bit_order; /* an lt_bit_order */
-  int32_t threads;   /* the caller included; 0: one per core */
+  int32_t threads;   /* the caller included; 0: one per core. Not for devices */
+  lt_device* device; /* where values and bits are; NULL: host memory */
+  void* queue;       /* a queue of the device (sycl::queue*, cudaStream_t); NULL: its own, lt_device_queue() */
 } lt_sign_options;
 #define LT_SIGN_OPTIONS_INIT \
-  { sizeof(lt_sign_options), LT_BITS_LITTLE, 0 }
+  { sizeof(lt_sign_options), LT_BITS_LITTLE, 0, 0, 0 }
 
 typedef struct lt_majority_options {
   int64_t struct_size;
@@ -47,9 +53,11 @@ typedef struct lt_majority_options {
   const uint32_t* weights; /* [voters] votes of each, less than 2^31 in total; 0: absent, and the ballot is not read.
                               NULL: one vote each */
   const void* previous;    /* for LT_TIES_PREVIOUS: laid out as a ballot; may be the result */
+  lt_device* device;       /* where ballots, result, zeros and previous are; NULL: host memory */
+  void* queue;             /* a queue of the device; NULL: its own */
 } lt_majority_options;
 #define LT_MAJORITY_OPTIONS_INIT \
-  { sizeof(lt_majority_options), LT_BITS_LITTLE, 0, LT_TIES_HASH, 0, 0, 0, 0, 0 }
+  { sizeof(lt_majority_options), LT_BITS_LITTLE, 0, LT_TIES_HASH, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Packs the signs of values[count] of dtype (an lt_dtype), contiguous and aligned to an element, into bits. bits_bytes
  * must be ceil(count / 8): this catches a count of elements where a count of bytes is meant. bits share no byte with
@@ -62,10 +70,10 @@ LT_API lt_status lt_sign_pack(const void* values, int32_t dtype, int64_t count, 
 LT_API lt_status lt_sign_unpack(const void* bits, int64_t bits_bytes, void* values, int32_t dtype, int64_t count,
                                 const void* zeros, const lt_sign_options* options);
 
-/* Finds the weighted majority of ballots[voters], 1 to 65,535 of them with bits_bytes each. A ballot is NULL only if
- * its voter is absent. result: bits_bytes; may be one of the ballots, but otherwise shares no byte with any. zeros: for
- * LT_TIES_ZERO, laid out like the result and separate from everything else, gets a 1 for each tie; else NULL. options
- * NULL: the defaults. */
+/* Finds the weighted majority of ballots[voters], 1 to 65,535 of them with bits_bytes each; the array of pointers is in
+ * host memory, like the weights, and borrowed for the call. A ballot is NULL only if its voter is absent. result:
+ * bits_bytes; may be one of the ballots, but otherwise shares no byte with any. zeros: for LT_TIES_ZERO, laid out like
+ * the result and separate from everything else, gets a 1 for each tie; else NULL. options NULL: the defaults. */
 LT_API lt_status lt_sign_majority(const void* const* ballots, int64_t voters, int64_t count, void* result,
                                   int64_t bits_bytes, void* zeros, const lt_majority_options* options);
 

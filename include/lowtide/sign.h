@@ -1,27 +1,53 @@
-// Signs of values in host memory as bits, and majorities of them: 32 times smaller than float32, 16 times smaller than
-// bfloat16.
+// Signs of values as bits, and majorities of them: 32 times smaller than float32, 16 times smaller than bfloat16. In
+// host memory or, with Options::queue, on a device.
 //
 // A sign is one bit: 1 for +, which means x >= 0. Both zeros are +; a NaN of either sign is -. Bits after the last sign
 // in its byte are 0. All computation uses integers: results are the same on every machine, for any number of threads.
 //
-// Threads: any, concurrently. Memory is the caller's, borrowed for the call. Errors: Error (kInvalidArgument), which
-// says what the call got and wanted, and std::bad_alloc; a call that throws has written nothing.
+// Threads: any, concurrently; a Queue is used by one at a time. Memory is the caller's, borrowed for the call; on a
+// device, until the work that the call queued is done. Errors: Error (kInvalidArgument), which says what the call got
+// and wanted, and std::bad_alloc; a call that throws has written nothing, and queued nothing.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 
 #include "lowtide/error.h"
 #include "lowtide/export.h"
 #include "lowtide/tensor.h"
 
+namespace lowtide {
+class Backend;
+}
+
 namespace lowtide::sign {
 
 // The position of sign i in byte i / 8. Part of the C ABI: never renumber.
 enum class BitOrder : int32_t {
-  kLittle = 0,  // bit i % 8, like numpy's bitorder="little"; costs nothing
+  kLittle = 0,  // bit i % 8, like numpy's bitorder="little"
   kBig = 1,     // bit 7 - i % 8, like numpy's default
+};
+
+// A queue of a device, on which signs in memory of that device are packed, unpacked and counted, in order, without
+// waiting. Opening one takes long: keep it. Copies are the same queue.
+class LT_API Queue {
+ public:
+  // backend: "sycl" or "cuda". native: a sycl::queue* or cudaStream_t, which must outlive this; nullptr: one is made,
+  // in the context of all optimizers and devices that were given no queue. device: as in OptimizerOptions; only read
+  // without `native`. Throws Error: kUnsupported if there is no such device here.
+  explicit Queue(const std::string& backend, void* native = nullptr, const std::string& device = {});
+  // The sycl::queue* or cudaStream_t. One that was made lives as long as the last copy of this Queue.
+  void* native() const { return native_; }
+  // Waits for all work queued there so far. Throws Error (kDevice) if some of it failed.
+  void synchronize() const;
+  Backend& backend() const { return *backend_; }  // the library's own
+
+ private:
+  std::shared_ptr<Backend> backend_;
+  void* native_;
 };
 
 // The sign that wins if + and - have equally many votes. Part of the C ABI: never renumber.
@@ -41,7 +67,9 @@ inline constexpr int64_t kMostBallots = 65535;
 
 struct Options {
   BitOrder order = BitOrder::kLittle;
-  int threads = 0;  // the caller included; 0: one per core that this process may run on
+  int threads = 0;  // the caller included; 0: one per core that this process may run on. Not for devices
+  // nullptr: arrays of values and bits are in host memory. Else they are in memory that its device can address.
+  const Queue* queue = nullptr;
 };
 
 // Packs the signs of values[count], contiguous and aligned to an element. bits: [packed_bytes(count)], of any
@@ -56,8 +84,10 @@ LT_API void unpack(std::span<const std::byte> bits, DType dtype, void* values, i
 
 // The arguments of a majority.
 struct Vote {
-  int64_t count = 0;                          // signs
-  std::span<const std::byte* const> ballots;  // 1 to 65,535 voters: [packed_bytes(count)] each, any alignment
+  int64_t count = 0;  // signs
+  // 1 to 65,535 voters: [packed_bytes(count)] each, any alignment. The span and the weights are in host memory and
+  // borrowed for the call, on a device, too.
+  std::span<const std::byte* const> ballots;
   // Votes of each voter, less than 2^31 in total; empty: one each. A voter of weight 0 is absent; its ballot is not
   // read and may be nullptr. Without any votes all signs are ties.
   std::span<const uint32_t> weights = {};

@@ -25,7 +25,7 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import PARAMETER_DTYPES, expect
-from lowtide.devices import arrays, places
+from lowtide.devices import arrays
 from lowtide.devices.arrays import Array
 from lowtide.devices.places import EXACT, Place
 
@@ -56,16 +56,11 @@ def pack(x: AnyArray, *, out: AnyArray | None = None, bitorder: BitOrder = "litt
             contiguous copy.
         out: where to write the bits: contiguous uint8 of that size, sharing no memory with x. Returned.
         bitorder: "little": sign i is bit i % 8 of its byte; "big": bit 7 - i % 8. As in numpy.packbits, whose default is "big".
-            On devices, torch reverses the bits for "big" in extra passes.
     """
     values = arrays.contiguous(arrays.read(x, "x"))
     bits = _bits_out(out, "out", values, values.numel)
     signer, stream = _signer(values.place), values.place.queue()
-    turning = _is_turned(values, bitorder)
-    order = "little" if turning else bitorder
-    signer.pack(values.address, values.dtype, values.numel, bits.address, bits.nbytes, order, torch.get_num_threads(), stream)
-    if turning:
-        _turn(bits)
+    signer.pack(values.address, values.dtype, values.numel, bits.address, bits.nbytes, bitorder, torch.get_num_threads(), stream)
     result: AnyArray = bits.value
     return result
 
@@ -107,8 +102,6 @@ def unpack(
         if dtype is not None and _dtype_name(dtype) != values.dtype:
             raise ValueError(f"out: got {values.dtype}, wanted dtype={_dtype_name(dtype)}")
     signer, stream = _signer(packed.place), packed.place.queue()
-    if _is_turned(packed, bitorder):
-        packed, marks, bitorder = _turned(packed), _turned(marks) if marks is not None else None, "little"
     signer.unpack(
         packed.address, packed.nbytes, values.address, values.dtype, n, *_address_of(marks), bitorder, torch.get_num_threads(),
         stream,
@@ -173,41 +166,11 @@ def majority(
     if (earlier is None) == (ties == "previous"):
         raise ValueError(f"previous: got {type(previous).__name__} with ties={ties!r}, wanted it with ties='previous' only")
     signer, stream = _signer(first.place), first.place.queue()
-    turning = _is_turned(first, bitorder)
-    if turning:
-        rows, _kept = _turned_rows(rows, _kept)
-        earlier = _turned(earlier) if earlier is not None else None
-    order = "little" if turning else bitorder
     signer.majority(
         rows, n, votes, ties, _unsigned("seed", seed), _unsigned("step", step), _unsigned("offset", offset),
-        _address_of(earlier)[0], bits.address, bits.nbytes, *_address_of(zeros), order, torch.get_num_threads(), stream,
+        _address_of(earlier)[0], bits.address, bits.nbytes, *_address_of(zeros), bitorder, torch.get_num_threads(), stream,
     )  # fmt: skip
-    for one in (bits, zeros) if turning else ():
-        if one is not None:
-            _turn(one)
     return bits.value if zeros is None else (bits.value, zeros.value)
-
-
-def _is_turned(array: Array, order: str) -> bool:
-    """True if packed signs beside `array` must be reversed for its kernels: on devices they only support "little"."""
-    return order == "big" and not array.place.on_host
-
-
-def _turned(bits: Array) -> Array:
-    """Each byte with its bits reversed, in new memory on the same device; queued on torch's current stream."""
-    out = bits.empty(bits.shape, "uint8")
-    places.look_up(_turned_bytes(bits.value.device), bits.value, out=out)
-    return arrays.read(out, "bits")
-
-
-def _turn(bits: Array) -> None:
-    """Reverses the bits of each byte in place."""
-    bits.value.copy_(_turned(bits).value)
-
-
-@cache
-def _turned_bytes(device: torch.device) -> torch.Tensor:
-    return torch.tensor([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], dtype=torch.uint8, device=device)
 
 
 @cache
@@ -294,12 +257,3 @@ def _rows(ballots: Any, n: int) -> tuple[Array, list[int], list[Array]]:
     if wanted > 1 and whole.strides[1] != 1:
         raise ValueError(f"ballots: got rows with a stride of {whole.strides[1]} bytes, wanted 1")
     return whole, [whole.address + v * whole.strides[0] for v in range(whole.shape[0])], [whole]
-
-
-def _turned_rows(rows: list[int], kept: list[Array]) -> tuple[list[int], list[Array]]:
-    """The result of `_rows` for bits in reverse order."""
-    kept = [_turned(one) for one in kept]
-    if len(kept[0].shape) == 2:
-        return [kept[0].address + v * kept[0].strides[0] for v in range(len(rows))], kept
-    addresses = iter([one.address for one in kept])
-    return [next(addresses) if row else 0 for row in rows], kept

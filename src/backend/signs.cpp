@@ -43,10 +43,13 @@ void check(const SignItem& item) {
   LT_REQUIRE(reinterpret_cast<uintptr_t>(item.values) % static_cast<uintptr_t>(dtype_bytes(item.dtype)) == 0,
              "got %s values at %p, wanted them aligned to an element", dtype_name(item.dtype), item.values);
   if (item.presence || item.scales) check_aligned(item.first);
+  LT_REQUIRE(!item.big || item.first % 8 == 0, "got signs in the order 'big' that begin at number %lld, wanted a byte",
+             ll(item.first));
 }
 
 void check(const VoteItem& item) {
   check_voters(item.count, item.ballots, item.weights);
+  LT_REQUIRE(!item.big || item.presence.empty(), "got presence of voters for ballots in the order 'big', wanted none");
   LT_REQUIRE(item.presence.empty() || item.presence.size() == item.ballots.size(),
              "got presence of %zu voters for %zu ballots, wanted one each", item.presence.size(), item.ballots.size());
   for (size_t v = 0; v < item.presence.size(); ++v)

@@ -1,5 +1,5 @@
-// Operations on signs, one bit each: sign i is bit i % 8 of byte i / 8 (numpy's bitorder "little"), 1 for +, which
-// means x >= 0: both zeros are +, a NaN is not.
+// Operations on signs, one bit each: sign i is bit i % 8 of byte i / 8 (numpy's bitorder "little"), or with `big` bit
+// 7 - i % 8, 1 for +, which means x >= 0: both zeros are +, a NaN is not.
 #pragma once
 
 #include <cstddef>
@@ -49,6 +49,8 @@ struct SignItem {
   // For unpacking: one bfloat16 per kFeedbackSigns signs from sign 0 of `bits`: values are +scale and -scale, rounded
   // to dtype. nullptr: +1 and -1. `first` must then be a multiple of kSignAlignment.
   const uint16_t* scales = nullptr;
+  // The order of bits and zeros, not of presence; `first` must then be a multiple of 8.
+  bool big = false;
 };
 
 enum class TieRule : int32_t {
@@ -74,6 +76,7 @@ struct VoteItem {
   // presences.)
   std::span<const std::byte* const> presence;
   std::byte* result_presence = nullptr;  // with presence: presence_bytes(count), 1 if there was a vote
+  bool big = false;                      // the order of ballots, previous, result and zeros; then there is no presence
 };
 
 // Sums of weights, one per sign, in bit planes: the input of a vote. Presences are counted like signs, one per block.

@@ -1,12 +1,8 @@
 // The C interface's devices: their memory, and order on their queues.
-#include <memory>
-#include <unordered_map>
-
-#include "backend/device.h"
 #include "backend/registry.h"
+#include "capi/device.h"
 #include "capi/guard.h"
 #include "core/error.h"
-#include "lowtide/lowtide_device.h"
 
 using lowtide::Device;
 using lowtide::DeviceBytes;
@@ -14,16 +10,6 @@ using lowtide::MemoryKind;
 using lowtide::capi::guarded;
 using lowtide::capi::on;
 using lowtide::capi::require;
-
-struct lt_device {
-  std::unique_ptr<lowtide::Backend> backend;
-  void* queue = nullptr;
-  std::unordered_map<void*, DeviceBytes> memory;  // destroyed before the backend that allocated it
-
-  Device& device() { return *backend->device(); }
-  void* queue_or_own(void* given) { return given ? given : queue; }
-  void synchronize(void* on) { device().host_wait(device().record(on)); }
-};
 
 static_assert(LT_MEMORY_DEVICE == static_cast<int>(MemoryKind::kDevice) &&
               LT_MEMORY_PINNED == static_cast<int>(MemoryKind::kPinned) &&

@@ -3,9 +3,11 @@
 
 #include <vector>
 
+#include "capi/device.h"
 #include "capi/guard.h"
 #include "core/error.h"
 #include "lowtide/lowtide_sign.h"
+#include "sign/sign_on.h"
 
 namespace sign = lowtide::sign;
 using lowtide::capi::guarded;
@@ -36,6 +38,18 @@ sign::Options sign_options(const Given& given) {
   return {static_cast<sign::BitOrder>(given.bit_order), given.threads};
 }
 
+// Where the options say that signs are computed.
+struct Place {
+  template <class Given>
+  explicit Place(const Given& given)
+      : backend(given.device ? *given.device->backend : sign::host_backend()),
+        queue(given.device ? given.device->queue_or_own(given.queue) : nullptr) {
+    LT_REQUIRE(given.device || !given.queue, "got a queue without a device, wanted the lt_device of the queue, too");
+  }
+  lowtide::Backend& backend;
+  void* queue;
+};
+
 }  // namespace
 
 extern "C" {
@@ -45,7 +59,9 @@ lt_status lt_sign_pack(const void* values, int32_t dtype, int64_t count, void* b
   return guarded([&] {
     const lt_sign_options given = struct_from(options, lt_sign_options LT_SIGN_OPTIONS_INIT);
     if (count) require(values, "values");
-    sign::pack(static_cast<lowtide::DType>(dtype), values, count, span_of(bits, bits_bytes), sign_options(given));
+    const Place place(given);
+    sign::pack_on(place.backend, place.queue, static_cast<lowtide::DType>(dtype), values, count,
+                  span_of(bits, bits_bytes), sign_options(given));
   });
 }
 
@@ -54,8 +70,9 @@ lt_status lt_sign_unpack(const void* bits, int64_t bits_bytes, void* values, int
   return guarded([&] {
     const lt_sign_options given = struct_from(options, lt_sign_options LT_SIGN_OPTIONS_INIT);
     if (count) require(values, "values");
-    sign::unpack(span_of(bits, bits_bytes), static_cast<lowtide::DType>(dtype), values, count,
-                 zeros ? span_of(zeros, bits_bytes) : std::span<const std::byte>(), sign_options(given));
+    const Place place(given);
+    sign::unpack_on(place.backend, place.queue, span_of(bits, bits_bytes), static_cast<lowtide::DType>(dtype), values,
+                    count, zeros ? span_of(zeros, bits_bytes) : std::span<const std::byte>(), sign_options(given));
   });
 }
 
@@ -80,7 +97,9 @@ lt_status lt_sign_majority(const void* const* ballots, int64_t voters, int64_t c
     vote.offset = given.offset;
     vote.previous = static_cast<const std::byte*>(given.previous);
     vote.options = sign_options(given);
-    sign::majority(vote, span_of(result, bits_bytes), zeros ? span_of(zeros, bits_bytes) : std::span<std::byte>());
+    const Place place(given);
+    sign::majority_on(place.backend, place.queue, vote, span_of(result, bits_bytes),
+                      zeros ? span_of(zeros, bits_bytes) : std::span<std::byte>());
   });
 }
 

@@ -1,6 +1,16 @@
 // Signs as bits, 1 for +, and votes over them. Words W are unsigned integers with one element per bit, the first in the
 // lowest.
 
+// Reverses the bits of each byte: converts between the orders "little" and "big".
+template <class W>
+LT_FN W mirrored(W word) {
+  const W fours = static_cast<W>(0x0f0f0f0f0f0f0f0full), twos = static_cast<W>(0x3333333333333333ull),
+          ones = static_cast<W>(0x5555555555555555ull);
+  word = (word >> 4 & fours) | (word & fours) << 4;
+  word = (word >> 2 & twos) | (word & twos) << 2;
+  return (word >> 1 & ones) | (word & ones) << 1;
+}
+
 // The element types as integers.
 template <class T>
 struct SignBits;

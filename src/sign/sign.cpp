@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/cpu/sign_form.h"
 #include "core/error.h"
+#include "backend/registry.h"
 #include "core/thread_pool.h"
 #include "sign/sign_on.h"
 
@@ -17,14 +17,14 @@ namespace {
 #include "portable/ties.def"
 #undef LT_TIE
 
-bool is_big(Backend& backend, const Options& options) {
+bool is_big(const Options& options) {
   LT_REQUIRE(options.order == BitOrder::kLittle || options.order == BitOrder::kBig, "got bit order %d, wanted 0 or 1",
              static_cast<int>(options.order));
-  const bool big = options.order == BitOrder::kBig;
-  if (big && backend.device())
-    fail(ErrorKind::kUnsupported, "got bit order 'big' for signs on a device, wanted 'little' or host memory");
-  return big;
+  return options.order == BitOrder::kBig;
 }
+
+Backend& backend_of(const Options& options) { return options.queue ? options.queue->backend() : host_backend(); }
+void* queue_of(const Options& options) { return options.queue ? options.queue->native() : nullptr; }
 
 int threads_of(const Options& options) {
   LT_REQUIRE(options.threads >= 0, "got threads=%d, wanted 0 or more", options.threads);
@@ -66,7 +66,8 @@ void check_same_or_apart(const char* a_name, const void* a, const char* b_name, 
 }
 
 // Throws for errors that the backend does not check itself.
-SignItem packed_item(DType dtype, const void* values, int64_t count, std::span<std::byte> bits) {
+SignItem packed_item(DType dtype, const void* values, int64_t count, std::span<std::byte> bits,
+                     const Options& options) {
   check_dtype(dtype);
   check_count(count);
   check_size("bits", bits, count);
@@ -76,6 +77,7 @@ SignItem packed_item(DType dtype, const void* values, int64_t count, std::span<s
   item.count = count;
   item.values = const_cast<void*>(values);  // packing only reads them
   item.bits = bits.data();
+  item.big = is_big(options);
   return item;
 }
 
@@ -103,6 +105,15 @@ void check_vote(const Vote& vote, std::span<std::byte> result, std::span<std::by
 
 }  // namespace
 
+Queue::Queue(const std::string& backend, void* native, const std::string& device)
+    : backend_(open_backend(backend, device, native)), native_(native) {
+  LT_REQUIRE(backend_->device(), "got backend '%s', whose memory is the host's, wanted one of a device",
+             backend.c_str());
+  if (!native_) native_ = backend_->device()->make_queue();
+}
+
+void Queue::synchronize() const { backend_->device()->host_wait(backend_->device()->record(native_)); }
+
 Backend& host_backend() {
   static const std::unique_ptr<Backend> backend = cpu::make_backend("");
   return *backend;
@@ -110,23 +121,17 @@ Backend& host_backend() {
 
 void pack_on(Backend& backend, void* stream, DType dtype, const void* values, int64_t count, std::span<std::byte> bits,
              const Options& options) {
-  const bool big = is_big(backend, options);
   const int threads = threads_of(options);
-  const SignItem item = packed_item(dtype, values, count, bits);
-  if (big)
-    cpu::pack_signs(item, {.big = true}, threads);
-  else
-    backend.pack_signs({&item, 1}, threads, stream);
+  const SignItem item = packed_item(dtype, values, count, bits, options);
+  backend.pack_signs({&item, 1}, threads, stream);
 }
 
 void pack_sign_bits(DType dtype, const void* values, int64_t count, std::span<std::byte> bits, const Options& options) {
-  const bool big = is_big(host_backend(), options);
-  cpu::pack_signs(packed_item(dtype, values, count, bits), {big, true}, threads_of(options));
+  cpu::pack_sign_bits(packed_item(dtype, values, count, bits, options), threads_of(options));
 }
 
 void unpack_on(Backend& backend, void* stream, std::span<const std::byte> bits, DType dtype, void* values,
                int64_t count, std::span<const std::byte> zeros, const Options& options) {
-  const bool big = is_big(backend, options);
   const int threads = threads_of(options);
   check_dtype(dtype);
   check_count(count);
@@ -141,15 +146,12 @@ void unpack_on(Backend& backend, void* stream, std::span<const std::byte> bits, 
   item.values = values;
   item.bits = const_cast<std::byte*>(bits.data());  // unpacking only reads them
   item.zeros = zeros.data();
-  if (big)
-    cpu::unpack_signs(item, {.big = true}, threads);
-  else
-    backend.unpack_signs({&item, 1}, threads, stream);
+  item.big = is_big(options);
+  backend.unpack_signs({&item, 1}, threads, stream);
 }
 
 void majority_on(Backend& backend, void* stream, const Vote& vote, std::span<std::byte> result,
                  std::span<std::byte> zeros) {
-  const bool big = is_big(backend, vote.options);
   const int threads = threads_of(vote.options);
   check_vote(vote, result, zeros);
   VoteItem item;
@@ -163,23 +165,21 @@ void majority_on(Backend& backend, void* stream, const Vote& vote, std::span<std
   item.previous = vote.previous;
   item.result = result.data();
   item.zeros = zeros.empty() ? nullptr : zeros.data();
-  if (big)
-    cpu::vote_signs(item, {.big = true}, threads);
-  else
-    backend.vote_signs(item, threads, stream);
+  item.big = is_big(vote.options);
+  backend.vote_signs(item, threads, stream);
 }
 
 void pack(DType dtype, const void* values, int64_t count, std::span<std::byte> bits, const Options& options) {
-  pack_on(host_backend(), nullptr, dtype, values, count, bits, options);
+  pack_on(backend_of(options), queue_of(options), dtype, values, count, bits, options);
 }
 
 void unpack(std::span<const std::byte> bits, DType dtype, void* values, int64_t count, std::span<const std::byte> zeros,
             const Options& options) {
-  unpack_on(host_backend(), nullptr, bits, dtype, values, count, zeros, options);
+  unpack_on(backend_of(options), queue_of(options), bits, dtype, values, count, zeros, options);
 }
 
 void majority(const Vote& vote, std::span<std::byte> result, std::span<std::byte> zeros) {
-  majority_on(host_backend(), nullptr, vote, result, zeros);
+  majority_on(backend_of(vote.options), queue_of(vote.options), vote, result, zeros);
 }
 
 }  // namespace lowtide::sign

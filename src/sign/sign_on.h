@@ -1,6 +1,5 @@
 // The functions of lowtide/sign.h on any backend. Memory is the backend's and borrowed; work is queued on `stream`, and
-// memory must stay until it is done. The order "big" only works in host memory. Throws kInvalidArgument and, for "big"
-// on a device, kUnsupported; then nothing was queued.
+// memory must stay until it is done. Throws kInvalidArgument; then nothing was queued.
 #pragma once
 
 #include <cstddef>

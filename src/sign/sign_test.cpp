@@ -2,7 +2,6 @@
 // and callers at the same time. Sign bits, too.
 #include "lowtide/sign.h"
 
-#include "support/fake/fake_backend.h"
 #include "core/error.h"
 #include "sign/sign_on.h"
 #include "support/sign_reference.h"
@@ -193,17 +192,6 @@ TEST(Sign, RefusesWhatMakesNoSense) {
   EXPECT_EQ(result, bits);
   EXPECT_EQ(zeros, bits);
   EXPECT_EQ(values, std::vector<float>(20, -1.f));
-}
-
-TEST(Sign, OnADeviceInTheOrderLittleOnly) {
-  fake::FakeBackend device{{}};
-  float value = 1;
-  Bits bits(1);
-  expect_refusal(
-      [&] {
-        pack_on(device, nullptr, DType::kF32, &value, 1, span_of(bits), {BitOrder::kBig, 1});
-      },
-      "got bit order 'big' for signs on a device", ErrorKind::kUnsupported);
 }
 
 TEST(Sign, ManyCallersAtATime) {

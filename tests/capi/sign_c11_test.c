@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-_Static_assert(sizeof(lt_sign_options) == 16 && sizeof(lt_majority_options) == 64, "no padding");
+_Static_assert(sizeof(lt_sign_options) == 32 && sizeof(lt_majority_options) == 80, "no padding");
 _Static_assert(LT_BITS_LITTLE == 0 && LT_BITS_BIG == 1, "numbers are part of the ABI");
 _Static_assert(LT_TIES_HASH == 0 && LT_TIES_PLUS == 1 && LT_TIES_MINUS == 2 && LT_TIES_ZERO == 3 &&
                    LT_TIES_PREVIOUS == 4,
@@ -49,6 +49,9 @@ int lt_test_sign_c11(void) {
   ballots[1] = bits, ballots[2] = none;
   CHECK(lt_sign_majority(ballots, 3, 10, vote, 2, NULL, NULL) == LT_OK && memcmp(vote, bits, 2) == 0);
 
+  options.queue = bits;
+  CHECK(lt_sign_pack(values, LT_F32, 10, bits, 2, &options) == LT_INVALID_ARGUMENT);
+  CHECK(strstr(lt_last_error(), "got a queue without a device") != NULL);
   CHECK(lt_sign_pack(values, LT_F32, 10, bits, 10, NULL) == LT_INVALID_ARGUMENT);
   CHECK(strstr(lt_last_error(), "got 10 bytes of bits for 10 signs, wanted 2") != NULL);
   return 0;

@@ -73,6 +73,7 @@ TEST(DeviceVotes, GiveTheBitsOfTheCpu) {
     Twin result(random_bytes(of.row + 1, rng)), zeros(random_bytes(of.row + 1, rng));
     Twin present(random_bytes(of.with_presence ? of.presence_row + 1 : 0, rng));
     VoteItem item;
+    item.big = !of.with_presence && rng.chance(0.5);
     item.count = of.count, item.ties = rule, item.seed = rng.next(), item.step = rng.next();
     item.first_index = rng.chance(0.5) ? static_cast<uint64_t>(rng.below(1000)) : rng.next() >> 1;
     if (of.with_weights) item.weights = of.weights;
@@ -93,7 +94,8 @@ TEST(DeviceVotes, GiveTheBitsOfTheCpu) {
       int64_t sum = 0;
       bool any = !of.with_presence;
       for (size_t v = 0; v < of.voters; ++v)
-        if (of.votes(v, i)) sum += of.sign(v, i) ? int64_t{of.weights[v]} : -int64_t{of.weights[v]}, any = true;
+        if (of.votes(v, i))
+          sum += of.sign(v, i ^ (item.big ? 7 : 0)) ? int64_t{of.weights[v]} : -int64_t{of.weights[v]}, any = true;
       ties[static_cast<size_t>(rule)] += any && sum == 0, empty += !any;
     }
     differing +=

@@ -1,5 +1,7 @@
 // Signs packed and unpacked on the device and on the CPU: the same bits.
 #include "device/sign_support.h"
+#include "lowtide/lowtide_sign.h"
+#include "lowtide/sign.h"
 
 namespace lowtide::testing {
 namespace {
@@ -30,6 +32,7 @@ TEST(DeviceSigns, PackingGivesTheBitsOfTheCpu) {
     Twin mark(Bits(4));
     SignItem item{dtype, first, count, values.data(), bytes(bits.cpu) + misaligned};
     item.zero_is_plus = rng.chance(0.5);
+    item.big = first % 8 == 0 && rng.chance(0.5);
     item.presence = presence ? bytes(present.cpu) : nullptr;
     item.nonfinite = looks ? reinterpret_cast<uint32_t*>(mark.cpu.data()) : nullptr;
     cpu->pack_signs(item, nullptr);
@@ -41,7 +44,9 @@ TEST(DeviceSigns, PackingGivesTheBitsOfTheCpu) {
     differing += bits.differing() + present.differing() + mark.differing();
 
     elements += count, looked += looks, nonfinite += mark.cpu[0];
-    for (int64_t i = 0; i < count; ++i) plus += sign_of(bits.cpu, static_cast<int64_t>(8 * misaligned) + first + i);
+    const int64_t flip = item.big ? 7 : 0;  // within a byte
+    for (int64_t i = 0; i < count; ++i)
+      plus += sign_of(bits.cpu, static_cast<int64_t>(8 * misaligned) + ((first + i) ^ flip));
     with_presence += presence;
     for (int64_t b = first / kSignBlock; presence && b * kSignBlock < first + count; ++b)
       absent += !sign_of(present.cpu, b);
@@ -82,6 +87,7 @@ TEST(DeviceSigns, UnpackingGivesTheBitsOfTheCpu) {
     const GuardedBytes scale_there(scale.data(), scale.size() * 2);
 
     SignItem item{dtype, first, count, values.cpu.data(), bytes(bits) + misaligned};
+    item.big = first % 8 == 0 && rng.chance(0.5);
     if (marked) item.zeros = bytes(marks) + misaligned;
     if (presence) item.presence = bytes(present);
     if (scales) item.scales = scale.data();
@@ -93,7 +99,7 @@ TEST(DeviceSigns, UnpackingGivesTheBitsOfTheCpu) {
     device.backend->unpack_signs(item, device.queue);
 
     for (int64_t at = first; at < first + count; ++at)
-      zeros += (marked && sign_of(marks, at + static_cast<int64_t>(8 * misaligned))) ||
+      zeros += (marked && sign_of(marks, (at ^ (item.big ? 7 : 0)) + static_cast<int64_t>(8 * misaligned))) ||
                (presence && !sign_of(present, at / kSignBlock));
     differing += values.differing();
     elements += count, scaled += scales;
@@ -102,6 +108,78 @@ TEST(DeviceSigns, UnpackingGivesTheBitsOfTheCpu) {
          cases, elements, scaled, zeros, differing);
   EXPECT_EQ(differing, 0);
   EXPECT_GT(zeros, elements / 10);
+}
+
+// The public functions, of C++ and of C, on queues of their own: what they give in host memory.
+TEST(DeviceSigns, PublicFunctionsTakeAQueueAndAnOrder) {
+  LT_NEEDS_DEVICE();
+  auto rng = seeded("public functions on the device", 96);
+  const TestDevice& device = TestDevice::get();
+  const sign::Queue queue(device.name, nullptr, device.target);
+  lt_device* handle = nullptr;
+  ASSERT_EQ(lt_device_open(device.name.c_str(), device.target.c_str(), nullptr, &handle), LT_OK) << lt_last_error();
+  const int cases = share_of(400);
+  int64_t differing = 0, elements = 0;
+  for (int c = 0; c < cases; ++c) {
+    const bool in_c = rng.chance(0.5);
+    const int64_t count = some_count(rng) + 1;
+    const auto dtype = static_cast<DType>(rng.below(3));
+    const sign::Options here{rng.chance(0.5) ? sign::BitOrder::kBig : sign::BitOrder::kLittle};
+    sign::Options there = here;
+    there.queue = &queue;
+    lt_sign_options in_c_there = LT_SIGN_OPTIONS_INIT;
+    in_c_there.bit_order = static_cast<int32_t>(here.order), in_c_there.device = handle;
+    const auto wait = [&] { in_c ? void(lt_device_synchronize(handle, nullptr)) : queue.synchronize(); };
+    const size_t size = sign_bytes(count);
+    const auto wide = static_cast<int64_t>(size);
+    const auto span = [&](std::byte* p) { return std::span(p, size); };
+
+    const Bits values = random_elements(dtype, count, rng);
+    const GuardedBytes values_there(values.data(), values.size());
+    Twin bits(random_bytes(size, rng)), back(Bits(values.size()));
+    sign::pack(dtype, values.data(), count, span(bytes(bits.cpu)), here);
+    sign::unpack(span(bytes(bits.cpu)), dtype, back.cpu.data(), count, {}, here);
+    if (in_c) {
+      const auto type = static_cast<int32_t>(dtype);
+      EXPECT_EQ(lt_sign_pack(values_there.data(), type, count, bits.device.data(), wide, &in_c_there), LT_OK);
+      EXPECT_EQ(lt_sign_unpack(bits.device.data(), wide, back.device.data(), type, count, nullptr, &in_c_there), LT_OK);
+    } else {
+      sign::pack(dtype, values_there.data(), count, span(bits.device.data()), there);
+      sign::unpack(span(bits.device.data()), dtype, back.device.data(), count, {}, there);
+    }
+    wait();
+    differing += bits.differing() + back.differing();
+
+    Twin other(random_bytes(size, rng)), result(random_bytes(size, rng)), zeros(random_bytes(size, rng));
+    sign::Vote vote{count};
+    vote.ties = rng.chance(0.5) ? sign::Ties::kZero : sign::Ties::kHash;
+    vote.seed = rng.next(), vote.step = rng.next(), vote.offset = static_cast<uint64_t>(rng.below(1000));
+    const bool marks = vote.ties == sign::Ties::kZero;
+    const std::byte* const ballots[] = {bytes(bits.cpu), bytes(other.cpu)};
+    const std::byte* const ballots_there[] = {bits.device.data(), other.device.data()};
+    vote.ballots = ballots, vote.options = here;
+    sign::majority(vote, span(bytes(result.cpu)), marks ? span(bytes(zeros.cpu)) : std::span<std::byte>());
+    if (in_c) {
+      lt_majority_options how = LT_MAJORITY_OPTIONS_INIT;
+      how.bit_order = static_cast<int32_t>(here.order), how.ties = static_cast<int64_t>(vote.ties);
+      how.seed = vote.seed, how.step = vote.step, how.offset = vote.offset, how.device = handle;
+      const void* const rows[] = {bits.device.data(), other.device.data()};
+      EXPECT_EQ(
+          lt_sign_majority(rows, 2, count, result.device.data(), wide, marks ? zeros.device.data() : nullptr, &how),
+          LT_OK);
+    } else {
+      vote.ballots = ballots_there, vote.options = there;
+      sign::majority(vote, span(result.device.data()), marks ? span(zeros.device.data()) : std::span<std::byte>());
+    }
+    wait();
+    differing += result.differing() + zeros.differing();
+    elements += count;
+  }
+  figure("{} arrays of {} elements packed, unpacked and voted on: {} bits differ from the host's", cases, elements,
+         differing);
+  EXPECT_EQ(differing, 0);
+  lt_device_close(handle);
+  expect_refusal([] { sign::Queue("cpu"); }, "got backend 'cpu', whose memory is the host's");
 }
 
 // The backend refuses what it cannot do before anything is queued, in the CPU backend's words.

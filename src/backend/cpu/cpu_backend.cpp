@@ -167,12 +167,12 @@ class CpuBackend final : public Backend {
   void encode(const CodecItem& item, void*) override { convert(item, aux_.encode[item.codec][item.is_signed]); }
 
   void pack_signs(std::span<const SignItem> items, int threads, void*) override {
-    cpu::pack_signs(signs_, items, {}, threads);
+    cpu::pack_signs(signs_, items, false, threads);
   }
   void unpack_signs(std::span<const SignItem> items, int threads, void*) override {
-    cpu::unpack_signs(signs_, items, {}, threads);
+    cpu::unpack_signs(signs_, items, threads);
   }
-  void vote_signs(const VoteItem& item, int threads, void*) override { cpu::vote_signs(signs_, item, {}, threads); }
+  void vote_signs(const VoteItem& item, int threads, void*) override { cpu::vote_signs(signs_, item, threads); }
   void count_signs(const CountItem& item, int threads, void*) override { cpu::count_signs(signs_, item, threads); }
   void apply_signs(std::span<const ApplyItem> items, int threads, void*) override {
     cpu::apply_signs(sign_steps_, items, threads);

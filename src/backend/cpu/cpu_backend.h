@@ -12,6 +12,10 @@ namespace lowtide::cpu {
 // ones.
 std::unique_ptr<Backend> make_backend(const std::string& target);
 
+// Packs the sign bits themselves, 1 for a clear one, whatever the value, including -0 and NaNs. Throws kInvalidArgument
+// for an inconsistent item.
+void pack_sign_bits(const SignItem& item, int threads);
+
 // The Highway target bit of a name of targets().
 int64_t target_bit(const std::string& name);
 

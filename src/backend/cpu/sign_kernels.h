@@ -9,7 +9,6 @@
 #include <span>
 
 #include "backend/cpu/kernel_tables.h"
-#include "backend/cpu/sign_form.h"
 #include "backend/signs.h"
 
 namespace lowtide::cpu {
@@ -40,7 +39,6 @@ struct VoteRun {
   const VoteItem& item;
   const Voters& voters;
   int64_t begin, end;
-  SignForm form = {};
 };
 struct CountRun {
   const CountItem& item;
@@ -49,12 +47,11 @@ struct CountRun {
 };
 struct PackRun {
   SignItem item;
-  SignForm form = {};
+  bool sign_bit = false;  // 1 means a clear sign bit, whatever the value, including -0 and NaNs
 };
 struct UnpackRun {
   SignItem item;
   bool stream;  // values exceed the cache: bypass it when storing
-  SignForm form = {};
 };
 
 struct SignKernels {
@@ -127,9 +124,9 @@ class BallotTile {
 
 // Multi-threaded: cut into pieces for the kernels of one instruction set. Throw kInvalidArgument for inconsistent
 // items.
-void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads);
-void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads);
-void vote_signs(const SignKernels& kernels, const VoteItem& item, SignForm form, int threads);
+void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, bool sign_bit, int threads);
+void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, int threads);
+void vote_signs(const SignKernels& kernels, const VoteItem& item, int threads);
 void count_signs(const SignKernels& kernels, const CountItem& item, int threads);
 void apply_signs(const SignStepKernels& kernels, std::span<const ApplyItem> items, int threads);
 void feedback(const SignStepKernels& kernels, std::span<const FeedbackItem> items, int threads);

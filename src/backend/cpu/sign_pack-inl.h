@@ -27,14 +27,8 @@ LT_FN u64 load_word(const std::byte* bits) {
   std::memcpy(&word, bits, sizeof word);
   return word;
 }
-// Reverses the bits of each byte: converts between the orders "little" and "big".
-LT_FN u64 mirrored(u64 word) {
-  word = (word >> 4 & 0x0f0f0f0f0f0f0f0full) | (word & 0x0f0f0f0f0f0f0f0full) << 4;
-  word = (word >> 2 & 0x3333333333333333ull) | (word & 0x3333333333333333ull) << 2;
-  return (word >> 1 & 0x5555555555555555ull) | (word & 0x5555555555555555ull) << 1;
-}
 #if HWY_TARGET != HWY_SCALAR
-// The same for a vector.
+// `mirrored` for a vector.
 inline constexpr hn::ScalableTag<uint8_t> kBytes;
 HWY_INLINE hn::Vec<decltype(kBytes)> mirrored_bytes(hn::Vec<decltype(kBytes)> x) {
   alignas(16) static constexpr uint8_t kHalves[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
@@ -96,8 +90,8 @@ void pack_as(const PackRun& run) {
   using E = Elements<T>;
   using Lane = typename E::Lane;
   const SignItem& item = run.item;
-  const PlusTest<T> plus(item.zero_is_plus, run.form.sign_bit);
-  const bool big = run.form.big;
+  const PlusTest<T> plus(item.zero_is_plus, run.sign_bit);
+  const bool big = item.big;
   const auto magnitude = E::set(static_cast<typename E::Raw>(~SignBits<T>::kMinusZero));
   auto largest = hn::Zero(E::d);
   bool some = false;  // the last word has a nonzero value
@@ -191,7 +185,7 @@ void unpack_as(const UnpackRun& run) {
   using E = Elements<T>;
   using Lane = typename E::Lane;
   const SignItem& item = run.item;
-  const bool big = run.form.big;
+  const bool big = item.big;
   const auto in_order = [big](u64 word) { return big ? mirrored(word) : word; };
   auto plus = E::set(SignBits<T>::kOne), minus = E::set(SignBits<T>::kOne | SignBits<T>::kMinusZero);
   auto* values = static_cast<Lane*>(item.values);

@@ -255,24 +255,25 @@ TEST(CpuSignKernels, TheOrderBigAndSignBitsOnEveryTarget) {
       const auto dtype = static_cast<DType>(rng.below(3));
       const auto width = static_cast<size_t>(dtype_bytes(dtype));
       const int64_t count = any_count(rng, turn);
-      const cpu::SignForm form{rng.chance(0.7), rng.chance(0.5)};
+      const bool big = rng.chance(0.7), sign_bit = rng.chance(0.5);
       const int threads = 1 + turn % 3;
       Bits values = random_elements(dtype, count, rng), back(values.size());
       Bits bits(sign_bytes(count) + 1, 0x5a), zeros(bits.size());
       for (auto& byte : zeros) byte = static_cast<unsigned char>(rng.next());
       SignItem item{dtype, 0, count, values.data(), reinterpret_cast<std::byte*>(bits.data())};
-      pack_signs(kernels, {&item, 1}, form, threads);
+      item.big = big;
+      pack_signs(kernels, {&item, 1}, sign_bit, threads);
       item.values = back.data();
       if (rng.chance(0.5)) item.zeros = reinterpret_cast<const std::byte*>(zeros.data());
-      unpack_signs(kernels, {&item, 1}, form, threads);
+      unpack_signs(kernels, {&item, 1}, threads);
       for (int64_t i = 0; i < count; ++i) {
         const unsigned char* x = values.data() + static_cast<size_t>(i) * width;
-        const bool plus = form.sign_bit ? !(x[width - 1] & 0x80) : value_of(dtype, x) >= 0;
-        const bool zero = item.zeros && bit_of(zeros, i, form.big);
-        apart += bit_of(bits, i, form.big) != plus;
+        const bool plus = sign_bit ? !(x[width - 1] & 0x80) : value_of(dtype, x) >= 0;
+        const bool zero = item.zeros && bit_of(zeros, i, big);
+        apart += bit_of(bits, i, big) != plus;
         apart += value_of(dtype, back.data() + static_cast<size_t>(i) * width) != (zero ? 0 : plus ? 1 : -1);
       }
-      for (int64_t i = count; i % 8; ++i) apart += bit_of(bits, i, form.big);
+      for (int64_t i = count; i % 8; ++i) apart += bit_of(bits, i, big);
       apart += bits.back() != 0x5a;
       elements += count;
     }

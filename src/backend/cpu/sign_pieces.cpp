@@ -43,11 +43,6 @@ int64_t cache_bytes() {
   return bytes;
 }
 
-const SignKernels& best() {
-  static const SignKernels kernels = pick_signs(target_bit(""));
-  return kernels;
-}
-
 // A piece of a sign item (pieces.h) has whole blocks of feedback, and whole bytes of presence.
 static_assert(kFeedbackBlock == kFeedbackSigns && kFeedbackBlock == kSignAlignment);
 
@@ -118,34 +113,35 @@ Voters::Voters(std::span<const std::byte* const> all, std::span<const uint32_t> 
   planes = std::bit_width(sum);
 }
 
-void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads) {
+void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, bool sign_bit, int threads) {
   for_each_sign_piece(items, threads, count_of, [&](const SignItem& item, int64_t from, int64_t count) {
     SignItem part = part_of(item, from, count);
     uint32_t nonfinite = 0;  // items may share theirs
     if (item.nonfinite) part.nonfinite = &nonfinite;
-    kernels.pack[static_cast<int>(item.dtype)]({part, form});
+    kernels.pack[static_cast<int>(item.dtype)]({part, sign_bit});
     if (nonfinite) std::atomic_ref(*item.nonfinite).store(1, std::memory_order_relaxed);
   });
 }
 
-void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, SignForm form, int threads) {
+void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, int threads) {
   int64_t bytes = 0;
   for (const SignItem& item : items) check(item), bytes += item.count * dtype_bytes(item.dtype);
   const bool stream = bytes > cache_bytes();
   for_each_sign_piece(items, threads, count_of, [&](const SignItem& item, int64_t from, int64_t count) {
-    kernels.unpack[static_cast<int>(item.dtype)]({part_of(item, from, count), stream, form});
+    kernels.unpack[static_cast<int>(item.dtype)]({part_of(item, from, count), stream});
   });
 }
 
-void pack_signs(const SignItem& item, SignForm form, int threads) { pack_signs(best(), {&item, 1}, form, threads); }
-void unpack_signs(const SignItem& item, SignForm form, int threads) { unpack_signs(best(), {&item, 1}, form, threads); }
-void vote_signs(const VoteItem& item, SignForm form, int threads) { vote_signs(best(), item, form, threads); }
+void pack_sign_bits(const SignItem& item, int threads) {
+  static const SignKernels best = pick_signs(target_bit(""));
+  pack_signs(best, {&item, 1}, true, threads);
+}
 
-void vote_signs(const SignKernels& kernels, const VoteItem& item, SignForm form, int threads) {
+void vote_signs(const SignKernels& kernels, const VoteItem& item, int threads) {
   check(item);
   const Voters voters(item.ballots, item.weights, true);
   for_each_cut(item.count, item.ballots.size(), threads, [&](int64_t begin, int64_t end) {
-    kernels.vote({item, voters, begin, end, form});
+    kernels.vote({item, voters, begin, end});
   });
 }
 

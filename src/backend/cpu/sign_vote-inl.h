@@ -240,7 +240,7 @@ LT_FN void decide(const VoteRun& run, const vw* plane, int planes, const BlockVo
     of = {of.plus & kept, of.tie & kept};
   }
   if (n < kColumnSigns) {
-    const vw mask = inside(n, run.form.big);
+    const vw mask = inside(n, item.big);
     of = {of.plus & mask, of.tie & mask};
   }
   vw result = of.plus;
@@ -251,7 +251,7 @@ LT_FN void decide(const VoteRun& run, const vw* plane, int planes, const BlockVo
     case TieRule::kHash:
       if (!none(of.tie)) {
         const vw random = hashed(item, item.first_index + static_cast<u64>(sign), ties);
-        result = result | (of.tie & (run.form.big ? mirrored(random) : random));
+        result = result | (of.tie & (item.big ? mirrored(random) : random));
       }
       break;
     case TieRule::kPrevious:

@@ -73,6 +73,7 @@ struct DeviceVote {
   unsigned char* result_presence;  // nullptr: all ballots are present
   uint32_t sum;                    // sum of the weights
   int32_t planes, voters, ties;    // ties: a Tie; planes hold the sum, for a CountItem its own number
+  uint32_t big;
 };
 
 // The part of a SignItem that kernels of signs read.
@@ -83,7 +84,7 @@ struct DeviceSignItem {
   const uint16_t* scales;
   uint32_t* nonfinite;
   int64_t first, count;
-  uint32_t zero_is_plus;
+  uint32_t zero_is_plus, big;
 };
 
 // A FeedbackItem. Arrays beside it: the ballots, their scales, and the weights.

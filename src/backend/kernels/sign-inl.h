@@ -25,6 +25,8 @@ LT_FN u32 pack_whole(const DeviceSignItem& item, const typename SignBits<T>::Raw
     finite = ballot(!finite) == 0;
   }
   if (me.lane != 0) return blocks;
+  if (item.big)
+    for (int k = 0; k < kAtOnce; ++k) word[k] = mirrored(word[k]);
   u8* const to = item.bits + 4 * w;
   if ((reinterpret_cast<u64>(to) & 3u) == 0)
     for (int k = 0; k < kAtOnce; ++k) reinterpret_cast<u32*>(to)[k] = word[k];
@@ -47,7 +49,8 @@ LT_FN u32 pack_some(const DeviceSignItem& item, const typename SignBits<T>::Raw*
     const bool inside = at >= item.first && at < end;
     const typename SignBits<T>::Raw x = inside ? values[at] : 0;
     const u32 word = ballot(inside && is_plus<T>(x, item.zero_is_plus != 0));
-    if (me.lane == 0) store_part(item.bits + 4 * (w + k), word, item.first - first, end - first);
+    if (me.lane == 0)
+      store_part(item.bits + 4 * (w + k), item.big ? mirrored(word) : word, item.first - first, end - first);
     blocks |= static_cast<u32>(ballot(!is_zero<T>(x)) != 0) << (k / kWordsOfBlock);
     finite &= ballot(!is_finite<T>(x)) == 0;
   }
@@ -94,8 +97,8 @@ LT_FN void unpack(const DeviceSignItem& item) {
   const i64 end = item.first + item.count;
   for (i64 w = item.first / 32 + me.mine; 32 * w < end; w += me.all) {
     const i64 bytes = (end - 32 * w + 7) / 8;
-    const u32 word = load_bytes(item.bits + 4 * w, bytes);
-    u32 zeros = item.zeros ? load_bytes(item.zeros + 4 * w, bytes) : 0u;
+    u32 word = load_bytes(item.bits + 4 * w, bytes), zeros = item.zeros ? load_bytes(item.zeros + 4 * w, bytes) : 0u;
+    if (item.big) word = mirrored(word), zeros = mirrored(zeros);
     if (item.presence && !is_present(item.presence, w)) zeros = ~0u;
     Raw plus = sign_value<T>(true, false), minus = sign_value<T>(false, false);
     if (item.scales) {

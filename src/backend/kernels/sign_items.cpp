@@ -12,7 +12,7 @@ static_assert(kSignBlock == 32 * kWordsOfBlock);
 
 DeviceSignItem device_item(const SignItem& item) {
   return {item.values,    bytes(item.bits), bytes(item.presence), bytes(item.zeros), item.scales,
-          item.nonfinite, item.first,       item.count,           item.zero_is_plus};
+          item.nonfinite, item.first,       item.count,           item.zero_is_plus, item.big};
 }
 
 DeviceVote device_item(const VoteItem& item) {
@@ -23,6 +23,7 @@ DeviceVote device_item(const VoteItem& item) {
   vote.result_presence = item.presence.empty() ? nullptr : bytes(item.result_presence);
   vote.sum = weight_sum(item), vote.planes = std::bit_width(vote.sum);
   vote.voters = static_cast<int32_t>(item.ballots.size()), vote.ties = static_cast<int32_t>(item.ties);
+  vote.big = item.big;
   return vote;
 }
 

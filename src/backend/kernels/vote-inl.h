@@ -29,12 +29,15 @@ LT_FN void vote_word(const DeviceVote& vote, Rows ballots, const u32* weights, R
   }
   u32 plane[kPlanes];
   const int planes = count(plane, vote, ballots, weights, at, left);
-  const Majority<u32> of = majority(plane, planes, votes);
-  const u32 previous = ties == Tie::kPrevious ? load_bytes(vote.previous + at, left) : 0u;
+  // Voters are counted in the order of their bits; ties and the end are those of the order "little".
+  const auto in_order = [&vote](u32 word) { return vote.big ? mirrored(word) : word; };
+  Majority<u32> of = majority(plane, planes, votes);
+  of = {in_order(of.plus), in_order(of.tie)};
+  const u32 previous = ties == Tie::kPrevious ? in_order(load_bytes(vote.previous + at, left)) : 0u;
   const u32 result = break_ties(of, ties, vote.seed, vote.step, vote.first_index + 8 * static_cast<u64>(at), previous);
   const u32 kept = votes || !vote.result_presence ? inside_of(vote.count - 8 * at) : 0u;
-  store_bytes(vote.result + at, left, result & kept);
-  if (ties == Tie::kZero) store_bytes(vote.zeros + at, left, of.tie & kept);
+  store_bytes(vote.result + at, left, in_order(result & kept));
+  if (ties == Tie::kZero) store_bytes(vote.zeros + at, left, in_order(of.tie & kept));
 }
 
 // Calls work(i) for this work-item's share of `count`.

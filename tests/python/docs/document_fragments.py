@@ -125,7 +125,8 @@ CPP_PRELUDES = {
     ("docs/sign.md", "cpp"): """
 #include "lowtide/sign.h"
 #include <vector>
-void vote(const float* gradient, int64_t n, std::span<const std::byte* const> ballots, uint64_t run, uint64_t step) {
+void vote(const float* gradient, int64_t n, std::span<const std::byte* const> ballots, uint64_t run, uint64_t step,
+          const float* device_gradient, std::byte* device_bits, void* stream) {
 BLOCK
 }
 """,
