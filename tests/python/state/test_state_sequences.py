@@ -34,7 +34,7 @@ ON_CPU = {"deepcopy": 1, "pickled": 1, "distributed": 0.1}
 
 
 def of_dict(saved: Dict) -> dict[int, dict[str, Any]]:
-    """What a dict says of parameters that have stepped, comparable with ==; the others have zeros, or no entry."""
+    """A dict's entries of parameters that have stepped, comparable with ==; the others have zeros, or no entry."""
     found = {}
     for number, entry in saved["state"].items():
         values = {name: value if isinstance(value, str) else bits(value) for name, value in entry.items() if name != "step"}
