@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, is_, itemgetter
+from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -24,12 +24,12 @@ from lowtide.engine.groups import (
 )  # fmt: skip
 from lowtide.engine.host_steps import settle
 from lowtide.engine.mirrors import MirrorCore
-from lowtide.engine.params import Param, examine, examine_all, wanted_places
+from lowtide.engine.params import Param, examine, examine_all, parameter, wanted_places
 from lowtide.engine.shares import UNLIMITED, Shares, shares_of
 from lowtide.memory.budgets import Memory, budget_at
 from lowtide.memory.forecast import forecast
 from lowtide.options import overrides
-from lowtide.options.options import DEFAULTS, GROUP_OPTIONS, Options, check_kinds
+from lowtide.options.options import GROUP_OPTIONS, Settings, check_kinds
 from lowtide.report.fields import CoreReport
 from lowtide.report.log import logger
 
@@ -41,36 +41,6 @@ Found = TypeVar("Found")
 _OPTIONS, _MEMORY, _TENSOR = map(attrgetter, ("options", "memory", "tensor"))
 _MASTER = itemgetter("master")
 _NOTHING_KEPT = {None, "stochastic"}  # masters without a residual
-
-
-def parameter(groups: Sequence[Mapping[str, Any]], number: int) -> str:
-    """A parameter in messages: its number, and its name if it was given one."""
-    names = [name for group in groups for name in group.get("param_names", [""] * len(group["params"]))]
-    name = "".join(names[number : number + 1])  # wrappers may have left only some groups
-    return f"parameter {number} ({name})" if name else f"parameter {number}"
-
-
-@dataclass
-class Settings:
-    """Options that apply to the whole optimizer."""
-
-    nonfinite: str = DEFAULTS["nonfinite"]
-    seed: int = DEFAULTS["seed"]
-    amp_scaling: bool = DEFAULTS["amp_scaling"]
-    max_grad_norm: float | None = DEFAULTS["max_grad_norm"]
-    max_grad_spike: float | None = DEFAULTS["max_grad_spike"]
-    cpu_target: str = DEFAULTS["cpu_target"]
-    memory: Memory | None = DEFAULTS["memory"]
-    arithmetic: str = DEFAULTS["arithmetic"]
-
-    @classmethod
-    def of(cls, options: Options) -> Settings:
-        given: Mapping[str, Any] = options
-        settings = cls(**{name: given[name] for name in cls.__annotations__ if name in given})
-        settings.seed = int(settings.seed)
-        if settings.memory is not None:
-            settings.memory = Memory.of(settings.memory)
-        return settings
 
 
 class Members(NamedTuple):
@@ -90,6 +60,7 @@ class Engine:
     def __init__(self, family: Family, settings: Settings, entry: Callable[..., Any] | None = None) -> None:
         """entry: makes the entries of Optimizer.state; None: plain dicts."""
         self.family, self.settings = family, settings
+        self.lock = RLock()  # calls of an optimizer hold it, so that other threads' calls wait
         self.params: list[Param] = []  # by number
         self.tensors: list[torch.Tensor] = []  # their tensors
         self.foreign: dict[int, torch.Tensor] = {}  # by number: parameters that cannot be stepped (frozen, or on meta)
@@ -550,7 +521,8 @@ class Engine:
         """Reads up to `size` bytes of streaming state ahead; returns the device memory taken for it. place: only on that
         device, behind torch's work there on this thread."""
         core, queue = (self.cores[place], place.queue()) if place else (self.core, self.queue())
-        taken = core.prefetch(size, queue)
+        with self.lock:  # a thread of backward calls this
+            taken = core.prefetch(size, queue)
         logger.debug("%d bytes of state are read ahead", taken)
         return taken
 
@@ -558,7 +530,8 @@ class Engine:
         """Like `MirrorCore.take`; False for a parameter that the CPU does not step."""
         place = self.params[number].place
         core = self.cores[place] if place else None
-        return isinstance(core, MirrorCore) and core.take(number)
+        with self.lock:
+            return isinstance(core, MirrorCore) and core.take(number)
 
     def drop_gradients(self) -> None:
         """Drops the gradients that were taken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -17,6 +18,20 @@ from lowtide.memory.budgets import Memory
 from lowtide.options.overrides import Overridden
 
 _PLACE = attrgetter("place")
+_NUMBERED = re.compile(r"\bparameter (\d+)\b(?! \()")
+
+
+def parameter(groups: Sequence[Mapping[str, Any]], number: int) -> str:
+    """A parameter in messages: its number, and its name if it was given one."""
+    names = [name for group in groups for name in group.get("param_names", [""] * len(group["params"]))]
+    name = "".join(names[number : number + 1])  # wrappers may have left only some groups
+    return f"parameter {number} ({name})" if name else f"parameter {number}"
+
+
+def name_in(error: ValueError, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Adds the names of parameters, if they have any, to their numbers in a message."""
+    if any("param_names" in group for group in groups):
+        error.args = (_NUMBERED.sub(lambda found: parameter(groups, int(found[1])), str(error)),)
 
 
 @dataclass(slots=True)

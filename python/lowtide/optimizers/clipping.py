@@ -67,13 +67,13 @@ class LossScaling(NamedTuple):
 
 
 def loss_scaling(engine: Engine, optimizer: torch.optim.Optimizer, capturing: bool) -> tuple[float, bool | None, LossScaling | None]:
-    """Reads what torch's GradScaler has left in the optimizer for this step: the factor of the gradients, and whether one is known not to
-    be finite (None: unknown). capturing: instead, as device memory that each replay reads; ValueError for tensors elsewhere."""
+    """Reads what torch's GradScaler leaves in the optimizer with amp_scaling, or others at any time, as for torch.optim's fused
+    optimizers: the factor of the gradients, and whether one is known not to be finite (None: unknown). capturing: instead, as device memory that each replay reads; ValueError for tensors elsewhere."""
     found, loss_scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
-    if not engine.settings.amp_scaling or found is None:
+    if found is None and loss_scale is None:
         return 1.0, None, None
     if not capturing:
-        bad = float(found) > 0
+        bad = None if found is None else float(found) > 0
         return 1.0 if bad or loss_scale is None else 1.0 / float(loss_scale), bad, None
     (place,) = engine.cores
     given = {"grad_scale": loss_scale, "found_inf": found}

@@ -14,6 +14,7 @@ from lowtide.engine.engine import Engine
 from lowtide.engine.groups import CoreGroup
 from lowtide.optimizers.batches import IN_FLIGHT, Batch
 from lowtide.optimizers.orthogonal import WORKING, orthogonal, ratio
+from lowtide.report.log import warn
 
 UnderWay = list[Generator[None]]  # batches whose pieces are travelling, oldest first
 
@@ -29,6 +30,19 @@ class MatrixStep:
     def take(self, batches: Sequence[Batch], scale: float, queue: int, free: int) -> None:
         """All ranks make the same calls. An error on this rank, in the core or in products, is raised after the others have
         received what they wait for: its share of directions and its updates, or zeros."""
+        try:
+            self._take(batches, scale, queue, free)
+        except BaseException as error:  # KeyboardInterrupt, or what a signal handler raises
+            if self._steps or not isinstance(error, Exception):
+                warn(
+                    f"Muon: got {type(error).__name__} in the midst of a step, after which some parameters have moved and others "
+                    "have not; load a checkpoint to go on as if it had not been"
+                )
+            raise
+        if self._failure:
+            raise self._failure
+
+    def _take(self, batches: Sequence[Batch], scale: float, queue: int, free: int) -> None:
         under_way: UnderWay = []
         for batch in batches:
             found = self._directions(batch, scale, queue, free)
@@ -45,8 +59,6 @@ class MatrixStep:
             under_way.append(begun)
         while under_way:
             _go_on(under_way)
-        if self._failure:
-            raise self._failure
 
     def _directions(self, batch: Batch, scale: float, queue: int, free: int) -> dict[int, Tensor]:
         """Steps all parameters of the batch in the core; returns the direction d of this rank's parts of matrices."""

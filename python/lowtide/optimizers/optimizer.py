@@ -10,10 +10,10 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, overload
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -24,9 +24,10 @@ from lowtide.checks.values import expect
 from lowtide.devices import sharding
 from lowtide.devices.flattened import first_flattened
 from lowtide.engine.cores import Cores, KeptErrors
-from lowtide.engine.engine import Engine, Settings, parameter
+from lowtide.engine.engine import Engine
 from lowtide.engine.family import Family
 from lowtide.engine.groups import group_defaults
+from lowtide.engine.params import name_in, parameter
 from lowtide.memory.budgets import of_group, size_of
 from lowtide.optimizers import describe, partitions, rebinding
 from lowtide.optimizers.backward import InBackward, StepInBackward, in_backward, options_of
@@ -35,7 +36,9 @@ from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.optimizers.single_steps import SingleSteps
 from lowtide.options import overrides
 from lowtide.options.hyper import check_on_host, plain_betas
-from lowtide.options.options import DEFAULTS, WHOLE_OPTIMIZER, Options, check_kinds, check_options, show_options, warn_of_misspelt
+from lowtide.options.options import (
+    DEFAULTS, WHOLE_OPTIMIZER, Options, Settings, check_kinds, check_options, show_options, warn_of_misspelt,
+)  # fmt: skip
 from lowtide.report.fields import Report, ShownReport
 from lowtide.report.log import Residency, Skips, is_called_by, logger
 from lowtide.state import dicts, files, restore, spread, torch_dict, views
@@ -51,6 +54,24 @@ if TYPE_CHECKING:
 
 _PARAMS = itemgetter("params")
 _NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _alone(method: Method) -> Method:
+    """Makes other threads' calls wait for the method, and names parameters in its ValueErrors."""
+
+    @wraps(method)
+    def call(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with self.engine.lock:
+            try:
+                return method(self, *args, **kwargs)
+            except ValueError as error:
+                name_in(error, self.param_groups)
+                raise
+
+    return cast("Method", call)
 
 
 class Optimizer(SingleSteps, torch.optim.Optimizer):
@@ -134,6 +155,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     # Parameter groups.
 
+    @_alone
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group as torch does. On an error the optimizer is unchanged.
 
@@ -299,6 +321,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             self.engine.core.place_states()
             self._adopt_new_state()
 
+    @_alone
     def _init_group(self, group: Mapping[str, Any], skip_non_grad_params: bool = True) -> None:
         """Megatron-core's request for state before a checkpoint is read: gives every parameter, also in other groups and
         without a gradient, its state after a first step. Raises like `state_dict`."""
@@ -370,6 +393,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         finally:
             self.param_groups = part
 
+    @_alone
     def _step_gradients(self, only: list[int] | None = None) -> None:
         """Steps the parameters that have a gradient; `only`: just the ones with these numbers."""
         engine = self.engine
@@ -459,6 +483,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             options = core_group.options_of(self.param_groups)
             check_on_host(self.engine.family.keys, options, f"parameter group {core_group.of}")
 
+    @_alone
     def prepare_replay(self) -> None:
         """Call this before each replay of a graph (`torch.cuda.CUDAGraph`) in which a step was captured, on the stream of the
         replay: it counts a step, and gives the replay its number and the current options.
@@ -507,6 +532,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         return self._clipper.norm
 
     @torch.no_grad()
+    @_alone
     def clip_grad_norm_(
         self,
         max_norm: float,
@@ -553,9 +579,11 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     # State.
 
+    @_alone
     def reset(self, params: Iterable[torch.Tensor] | None = None) -> None:
         """Starts parameters afresh: their moments, step counts and residuals are those before a first step. Weights and options
-        stay. params: tensors of this optimizer, as those of a group; None: all, and max_grad_spike forgets earlier norms.
+        stay. params: tensors of this optimizer, as those of a group; None: all; then report()["steps"] is 0 and
+        max_grad_spike forgets earlier norms.
 
         Otherwise equal to removing their entries from `state`. With DTensors every rank must make the call. Raises ValueError for
         a tensor of no group, OSError if the disk refuses; then nothing has changed."""
@@ -567,9 +595,14 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         for param in chosen:
             self.state.pop(param, None)
         self._follow_state()
-        if params is None and NORMS in self.param_groups[0]:
-            self.param_groups[0][NORMS] = ()
+        if params is None:
+            self.engine.count(steps=-self.engine.report()["steps"])
+            if self._in_backward and self._in_backward.steps is not None:
+                self._in_backward.steps = 0
+            if NORMS in self.param_groups[0]:
+                self.param_groups[0][NORMS] = ()
 
+    @_alone
     def offload(self) -> None:
         """Moves all state from RAM to the disk of `memory`, or from a device to pinned host memory, to make room while no steps
         are taken (for generation, or another model). The next step, or any other use of the state, brings it back
@@ -580,10 +613,12 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         and then the state stays where it was."""
         self.engine.core.offload()
 
+    @_alone
     def onload(self) -> None:
         """Brings back the state that `offload` moved. Raises OSError; the state is then still on the disk."""
         self.engine.core.onload()
 
+    @_alone
     def demote(self, size: int | str | None = None) -> int:
         """Moves state from device memory to the host until at least `size` bytes are free again (None: as much as possible),
         and waits for the moves. With `Memory(device="auto")` it returns once there has been room for a while; otherwise it
@@ -596,6 +631,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         is short. `prefetch_in_backward` calls it."""
         return self.engine.prefetch(size_of("size", size))
 
+    @_alone
     def synchronize(self) -> None:
         """Waits until all queued work of steps on a device is done, including state that streams back to the host. Raises
         errors of queued work."""
@@ -619,6 +655,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         (steps that GradScaler withholds are not counted). On a device, waits for the verdict on the last step."""
         return self.engine.report()["skipped_steps"]
 
+    @_alone
     def report(self) -> Report:
         """Memory in bytes, and counts: see `lowtide.report.fields.Report`. `print(opt.report())` shows a table. On a device, waits
         for the verdict on the last step."""
@@ -628,6 +665,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         each = found["state_bytes"] / found["elements"] if found["elements"] else 0.0
         return cast("Report", ShownReport({**found, "bytes_per_parameter": each}))
 
+    @_alone
     def state_dict(self) -> dict[str, Any]:
         """Like torch's; state that streams from a disk or is on a device is copied into CPU tensors (`save` avoids that).
 
@@ -652,6 +690,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             group[SPREAD] = True
         return found
 
+    @_alone
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the result of `state_dict()` of the same rule, or a state_dict of the torch.optim class of that name, if there
         is one, of bitsandbytes, torchao's low-bit optimizers, FlashOptim or the package schedulefree (docs/compat.md), whose
@@ -696,6 +735,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     def save(
         self, path: str | os.PathLike[str], asynchronous: Literal[True], copies: int | str = "256MiB"
     ) -> PendingSave: ...
+    @_alone
     def save(
         self, path: str | os.PathLike[str], asynchronous: bool = False, copies: int | str = "256MiB"
     ) -> PendingSave | None:
@@ -717,6 +757,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             return None
         return files.save_beside(self.engine, self.param_groups, path, copies)
 
+    @_alone
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads a file that `save` wrote from an optimizer with the same class, parameters and state formats; the state goes
         where this optimizer's `memory` says. The whole file is checked first: after a ValueError for a file that is damaged or
@@ -727,6 +768,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             self._take_groups(files.load(self.engine, self.param_groups, path, kept))
             self._show_state()
 
+    @_alone
     def torch_state_dict(self) -> dict[str, Any]:
         """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
 
@@ -735,6 +777,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self._follow()
         return torch_dict.write(self.engine, self.param_groups)
 
+    @_alone
     def bitsandbytes_state_dict(self, nested: bool = True) -> dict[str, Any]:
         """A dict that the bitsandbytes optimizer of this rule loads: copies, on the CPU. dynamic8 codes stay as they are, with
         their map; if row lengths are not multiples of 256, values are encoded again, in blocks that cross the ends of rows. All
@@ -746,6 +789,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self._follow()
         return bitsandbytes.write(self.engine, self.param_groups, nested)
 
+    @_alone
     def __getstate__(self) -> dict[str, Any]:
         self._follow()
         engine, report = self.engine, self.report()
@@ -777,8 +821,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         for param, of_param in zip(params, options["overrides"], strict=True):
             overrides.pin(param, of_param)
         torch.optim.Optimizer.__init__(self, groups, self._cycled(state["defaults"]))
-        restore.copy_in(self.engine, self.state, state["state"])
-        self._show_state()
+        self.state = restore.copied_in(self.engine, state["state"])
         self.engine.count(options["steps"], options["skipped_steps"])
         self._skips = Skips(options["skipped_steps"])
         if self._in_backward and self._in_backward.steps is not None:

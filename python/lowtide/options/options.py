@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from types import NoneType
 from typing import Any
@@ -132,6 +133,29 @@ class Options(TypedDict, total=False):
     capturable: bool
     differentiable: bool
     decoupled_weight_decay: bool
+
+
+@dataclass
+class Settings:
+    """Options that apply to the whole optimizer."""
+
+    nonfinite: str = DEFAULTS["nonfinite"]
+    seed: int = DEFAULTS["seed"]
+    amp_scaling: bool = DEFAULTS["amp_scaling"]
+    max_grad_norm: float | None = DEFAULTS["max_grad_norm"]
+    max_grad_spike: float | None = DEFAULTS["max_grad_spike"]
+    cpu_target: str = DEFAULTS["cpu_target"]
+    memory: Memory | None = DEFAULTS["memory"]
+    arithmetic: str = DEFAULTS["arithmetic"]
+
+    @classmethod
+    def of(cls, options: Options) -> "Settings":
+        given: Mapping[str, Any] = options
+        settings = cls(**{name: given[name] for name in cls.__annotations__ if name in given})
+        settings.seed = int(settings.seed)
+        if settings.memory is not None:
+            settings.memory = Memory.of(settings.memory)
+        return settings
 
 
 def check_options(

@@ -72,7 +72,8 @@ def read_groups(
             expect(isinstance(key, (int, str)) and key not in numbers, f"{where}['params']", repr(key), "distinct ids")
             numbers[key] = len(numbers)
         made: dict[str, Any] = {}
-        for key in ("params", *OWN_KEYS):
+        fixed = (*FIXED, *engine.family.FIXED)  # they belong to the live tensors
+        for key in ("params", *OWN_KEYS, *fixed):
             if key in mine:
                 made[key] = mine[key]
         if reader:
@@ -86,7 +87,7 @@ def read_groups(
             torch_dict.check_group(engine, n, mine, group, where)
             made |= {name: mine[name] for name in engine.family.option_names()}
         of_torch = () if ours or reader else torch_dict.IMPLEMENTATION_KEYS
-        drop = ("params", SPREAD, NORMS, *STAMP, *FIXED, *of_torch)  # fixed options belong to the live tensors
+        drop = ("params", SPREAD, NORMS, *STAMP, *fixed, *of_torch)
         for key, value in group.items():
             if key not in drop:
                 made[key] = copied(value)
@@ -119,5 +120,7 @@ def read_groups(
                     anew = True
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
+        except KeyError as error:
+            raise ValueError(f"{where}: got no {error}, wanted all options of {engine.family.name}") from None
     expect(len(spread) < 2, "param_groups", f"{SPREAD!r} in some groups", "it in all or none")
     return Groups(groups, numbers, saved_codecs if ours else None, True in spread, saved, anew)

@@ -187,11 +187,14 @@ def _local(
     }
 
 
-def copy_in(engine: Engine, states: dict[torch.Tensor, dict[str, Any]], entries: list[dict[str, torch.Tensor]]) -> None:
-    """Copies another optimizer's live state, by parameter number, into an optimizer with the same parameters."""
-    codecs = [engine.core_of(i).state_codec(i) for i in range(len(engine.params))]
+def copied_in(engine: Engine, entries: list[dict[str, torch.Tensor]]) -> States:
+    """Copies another optimizer's live state, by parameter number, into an optimizer with the same parameters; shows it."""
+    codecs, states = [engine.core_of(i).state_codec(i) for i in range(len(engine.params))], States(dict)
     with KeptErrors() as kept:
         apply(engine, states, plan(engine, dict(enumerate(entries)), Groups([], {}, codecs)), kept)
+    states.changed = False
+    engine.showed()
+    return states
 
 
 def shown_states(engine: Engine) -> States:

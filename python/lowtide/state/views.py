@@ -50,7 +50,8 @@ def _reader(engine: Engine, number: int, name: str) -> Callable[[], torch.Tensor
         alive = of()
         if not alive or number >= len(alive.tensors) or alive.tensors[number] is not param():
             raise RuntimeError("got state of an optimizer or a parameter that is gone, wanted the current Optimizer.state")
-        found = alive.core_of(number).read_state(number).get(name)
+        with alive.lock:
+            found = alive.core_of(number).read_state(number).get(name)
         if found is None:
             wanted = "a step or state_dict() first"
             raise RuntimeError(f"got {name!r} of parameter {number}, which has no state yet, wanted {wanted}")

@@ -379,6 +379,38 @@ def test_grad_scaler(in_step, bad, seed, figure):
     assert bits(a) == bits(b)
 
 
+def test_scales_set_by_hand_are_those_of_torch(seed):
+    """Also without amp_scaling, as in torch.optim's fused optimizers."""
+    a = parameter(300)
+    b = torch.nn.Parameter(a.detach().clone())
+    opt, theirs = lowtide.AdamW([a], state="fp32"), torch.optim.AdamW([b], fused=True)
+    for scale, found in ((None, None), (4.0, 0.0), (8.0, None), (2.0, 1.0), (None, 1.0), (None, 0.0)):
+        grad = torch.randn(300)
+        a.grad, b.grad = grad.clone(), grad.clone()
+        before = bits(a)
+        for each in (opt, theirs):
+            each.grad_scale = None if scale is None else torch.tensor(scale)
+            each.found_inf = None if found is None else torch.tensor(found)
+            each.step()
+        assert (bits(a) == before) == (found == 1.0)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert opt.skipped_steps == 2
+
+
+def test_errors_name_parameters(seed):
+    params = [parameter(8), parameter(8)]
+    opt = lowtide.AdamW([("body.weight", params[0]), ("head.bias", params[1])], nonfinite="raise")
+    random_gradients(params)
+    opt.step()
+    saved = copy.deepcopy(opt.state_dict())
+    saved["state"][1]["exp_avg"] = torch.zeros(3)
+    with refused(opt, "parameter 1 (head.bias)"):
+        opt.load_state_dict(saved)
+    params[1].grad[3] = float("nan")
+    with refused(opt, "parameter 1 (head.bias)"):
+        opt.step()
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("codec", CODECS)
 def test_copies_go_on_alike(rule, codec, seed):

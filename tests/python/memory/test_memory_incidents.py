@@ -85,8 +85,7 @@ def look():
             try:
                 optimizer.report()
                 counts[0] += 1
-            except ValueError as error:
-                assert "in use by another thread" in str(error), error
+            except ValueError:
                 counts[1] += 1
 watcher = threading.Thread(target=look)
 watcher.start()
@@ -110,7 +109,7 @@ print(*counts, int(optimizer.report()["steps"]))
 """
 
 
-def test_report_during_a_step_of_another_thread_is_refused(tmp_path: Path, figure, share: float) -> None:
+def test_report_during_a_step_of_another_thread_waits(tmp_path: Path, figure, share: float) -> None:
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(
         [sys.executable, "-c", _LOOKING_ON, str(tmp_path), "3" if share == 1 else "1"],
@@ -118,8 +117,8 @@ def test_report_during_a_step_of_another_thread_is_refused(tmp_path: Path, figur
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     reports, refused, steps = map(int, done.stdout.split())
-    assert steps == 2 and refused > 0
-    figure(f"{reports} reports beside steps, {refused} refused during one")
+    assert steps == 2 and reports > 0 and refused == 0
+    figure(f"{reports} reports beside steps")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import copy
 import lowtide
 import pytest
 import torch
+from lowtide.optimizers import matrix_step
 
 from support import CODECS, bits, parameter, random_gradients, refused, state_bits, step_alike, through_file
 
@@ -315,3 +316,32 @@ def test_without_being_told_stacks_are_stepped_by_adamw(seed):
     assert names == [["exp_avg", "exp_avg_sq", "step"], ["momentum_buffer", "step"]]
     with pytest.raises(TypeError, match="use_muon: got 'expert' .str., wanted a bool or 'experts'"):
         lowtide.Muon([parameter(3, 8, 8)], use_muon="expert")
+
+
+def test_dicts_without_options_of_muon(seed):
+    params = [parameter(64, 64), parameter(64)]
+    opt = lowtide.Muon(params)
+    random_gradients(params)
+    opt.step()
+    saved = copy.deepcopy(opt.state_dict())
+    del saved["param_groups"][0]["adamw_lr"]
+    with refused(opt, "param_groups[0]", "no 'adamw_lr'", "Muon"):
+        opt.load_state_dict(saved)
+    saved = copy.deepcopy(opt.state_dict())
+    saved["param_groups"][0]["use_muon"] = None  # fixed when the group was added
+    opt.load_state_dict(saved)
+    opt.step()
+    assert opt.param_groups[0]["use_muon"] is True
+
+
+def test_a_step_that_is_interrupted_midway_says_so(seed, monkeypatch):
+    params = [parameter(64, 64), parameter(64, 64)]
+    opt = lowtide.Muon(params)
+    random_gradients(params)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(matrix_step, "orthogonal", interrupted)
+    with pytest.warns(UserWarning, match="in the midst of a step"), pytest.raises(KeyboardInterrupt):
+        opt.step()

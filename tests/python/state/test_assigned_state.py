@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,34 @@ def test_assigned_copies_keep_what_state_does_not_show(rule: Any, option: str, v
     after = optimizer.state_dict()["state"]
     assert len(before[0]) > len(optimizer.state[params[0]])
     assert all(torch.equal(after[i][name], tensor) for i in before for name, tensor in before[i].items())
+
+
+@pytest.mark.parametrize("memory", [None, lowtide.Memory(host="64MiB")])
+def test_readers_on_other_threads_wait(memory: lowtide.Memory | None, tmp_path: Path) -> None:
+    """Neither they nor the thread that trains meet an error, and what they read is the state between two steps."""
+    params, optimizer = made("fp32", memory=memory)
+    step(params, optimizer, 0)
+    over, read = threading.Event(), list[set[int]]()
+    errors = list[BaseException]()
+
+    def look() -> None:
+        try:
+            while not over.is_set():
+                read.append({int(entry["step"].clone()) for entry in copy.deepcopy(optimizer.state_dict())["state"].values()})
+                optimizer.save(tmp_path / "file")
+                optimizer.report()
+                optimizer.state[params[0]]["exp_avg"].clone()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for number in range(100):
+        step(params, optimizer, number)
+    over.set()
+    thread.join()
+    assert not errors, errors
+    assert read and optimizer.report()["steps"] == 101
 
 
 def test_assigned_counts_of_steps_are_the_state() -> None:

@@ -36,7 +36,7 @@ def test_a_reset_is_a_fresh_start(rule: str, tier: str, tmp_path: Path, figure: 
             others = copies_of(params)
             fresh = make(rule, others, **options)
             opt.reset()
-            assert len(opt.state) == 0 and opt.state_dict()["state"] == {}
+            assert len(opt.state) == 0 and opt.state_dict()["state"] == {} and opt.report()["steps"] == 0
             for _ in range(2):
                 step_alike((params, opt), (others, fresh))
             found = bits_of(params, opt)
