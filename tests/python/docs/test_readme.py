@@ -106,7 +106,7 @@ def run() -> Iterator[Callable[[str, Path], None]]:
 
 
 def test_every_block_is_of_a_kind_that_is_tested(figure):
-    kinds = {"python", "py", "sh", "json", "yaml", "cpp", "c", "cmake", "diff", ""}
+    kinds = {"python", "py", "sh", "json", "yaml", "toml", "cpp", "c", "cmake", "diff", ""}
     counts = {kind or "text": sum(block.language == kind for block in ALL) for kind in kinds}
     figure(f"blocks {len(ALL)}: {counts}")
     assert {block.language for block in ALL} <= kinds and counts["python"] >= 8
