@@ -82,7 +82,7 @@ class Engine:
         self.may_capture = False  # some are on a device whose queue may be recorded
         self.renewed = False  # cores are new, and `Optimizer.state` has views of the old ones
         self._told: dict[int, list[Any]] = {}  # for each parameter group, the options that the core has
-        self._overrides = overrides.changes()  # the count at the last look
+        self._overrides = overrides.changes  # the count at the last look
         self._fresh = False  # some have a residual, which their dtype decides, and no step was seen after which it must stay
         self._with_state = 0  # number of stepped parameters, as last counted by the core; -1: count again
         self._shares = Shares({}, {}, {}, False)  # each core's share of the budgets
@@ -110,7 +110,7 @@ class Engine:
         params, shares = self._settle(groups, [*self.groups, *made], [*self.params, *added], first)
         before = self._shares.of_all
         divides = before and any(share != before[place] for place, share in shares.of_all.items() if place in before)
-        if divides or (memory is None and self._outgrown([*self.groups, *made], params, shares)):
+        if divides or (memory is None and self.settings.memory and self._outgrown([*self.groups, *made], params, shares)):
             got = "parameters on another device after a step was captured in a graph"
             expect(not self.captured, "add_param_group", got, "them before: replays find state where it was")
             self._rebuild(groups, params, members, [*range(first), *[-1] * len(added)])
@@ -133,7 +133,7 @@ class Engine:
     def _outgrown(self, groups: Sequence[CoreGroup], params: Sequence[Param], shares: Shares) -> bool:
         """True if state that fitted whole has a fixed place in RAM, where it leaves the optimizer's budget no room to stream the
         state of these parameters beside it: only a new core divides the budget among all."""
-        for place, core in self.cores.items() if self.settings.memory else ():
+        for place, core in self.cores.items():
             budget = budget_at(shares.of_all.get(place), place)
             of = {i for i, param in enumerate(params) if param.place == place and not param.memory}
             placed = {i for i in of if i < len(self.params) and core.has_state(i) and not core.is_paged(i)}
@@ -209,7 +209,7 @@ class Engine:
             if self._fresh and any(param.tensor.dtype != param.dtype for param in self.params):
                 with suppress(TypeError, ValueError, NotImplementedError):
                     self.follow_moves(groups)
-        if self._overrides != overrides.changes():
+        if self._overrides != overrides.changes:
             self._follow_overrides(groups)
         if self.foreign and (numbers := self._foreign_gradients()):
             self._take_in(groups, numbers)
@@ -270,7 +270,7 @@ class Engine:
     def follow_between_steps(self, groups: Sequence[dict[str, Any]]) -> None:
         """Follows overrides and, before the first step, moves. The step refuses parameters that cannot be stepped: placeholders have
         memory by then."""
-        if self._overrides != overrides.changes():
+        if self._overrides != overrides.changes:
             self._follow_overrides(groups)
         if not self.captured and not self.has_stepped():
             with suppress(TypeError, ValueError, NotImplementedError):
@@ -278,7 +278,7 @@ class Engine:
 
     def _follow_overrides(self, groups: Sequence[dict[str, Any]]) -> None:
         """Builds new cores if an override that matters was set or withdrawn."""
-        changes = overrides.changes()
+        changes = overrides.changes
         now = []
         for param, met in zip(self.params, overrides.look(self.tensors), strict=True):
             overridden = param.overridden.joined(met) if param.overridden else met

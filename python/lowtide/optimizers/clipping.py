@@ -66,9 +66,13 @@ class LossScaling(NamedTuple):
     found_inf: int
 
 
+LOSS_SCALING = {"found_inf", "grad_scale"}  # attributes of an optimizer
+
+
 def loss_scaling(engine: Engine, optimizer: torch.optim.Optimizer, capturing: bool) -> tuple[float, bool | None, LossScaling | None]:
     """Reads what torch's GradScaler leaves in the optimizer with amp_scaling, or others at any time, as for torch.optim's fused
-    optimizers: the factor of the gradients, and whether one is known not to be finite (None: unknown). capturing: instead, as device memory that each replay reads; ValueError for tensors elsewhere."""
+    optimizers: the factor of the gradients, and whether one is known not to be finite (None: unknown). capturing: instead, as
+    device memory that each replay reads; ValueError for tensors elsewhere."""
     found, loss_scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
     if found is None and loss_scale is None:
         return 1.0, None, None

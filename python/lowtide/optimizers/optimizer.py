@@ -31,7 +31,7 @@ from lowtide.engine.params import name_in, parameter
 from lowtide.memory.budgets import of_group, size_of
 from lowtide.optimizers import describe, partitions, rebinding
 from lowtide.optimizers.backward import InBackward, StepInBackward, in_backward, options_of
-from lowtide.optimizers.clipping import Clipper, LossScaling, Queued, loss_scaling
+from lowtide.optimizers.clipping import LOSS_SCALING, Clipper, LossScaling, Queued, loss_scaling
 from lowtide.optimizers.oom_guard import OomGuard
 from lowtide.optimizers.single_steps import SingleSteps
 from lowtide.options import overrides
@@ -116,7 +116,9 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if isinstance(params, torch.nn.Module):
             raise _not_parameters(type(self).__name__, params)
         self._begin(rule, hyper, settings, in_backward)
-        defaults = plain_betas(group_defaults(hyper, {"master": self.MASTER, **options}))
+        defaults = group_defaults(hyper, {"master": self.MASTER, **options})
+        if not isinstance(defaults.get("betas", ()), (tuple, list)):
+            defaults = plain_betas(defaults)
         super().__init__(params, self._cycled({**defaults, **stamp(rule, settings.seed)}))
         if logger.isEnabledFor(logging.INFO):
             describe.introduce(self.engine)
@@ -171,7 +173,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         decoupled = self.engine.family.rule in ("adamw", "schedulefree")
         if decoupled and param_group.get("decoupled_weight_decay"):  # a group of torch.optim.AdamW
             param_group = {key: value for key, value in param_group.items() if key != "decoupled_weight_decay"}
-        param_group = plain_betas(param_group)
+        if not isinstance(param_group.get("betas", ()), (tuple, list)):
+            param_group = plain_betas(param_group)
         check_kinds(param_group, where)
         self._chose_master |= "master" in param_group
         warn_of_misspelt(param_group, ("params", "memory", *self.defaults, *self._beside), where)
@@ -405,7 +408,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             only = partitions.shown(engine, self.param_groups)
         if capturing:
             engine.note_capture()
-        scale, bad, words = loss_scaling(engine, self, capturing)
+        scale, bad, words = loss_scaling(engine, self, capturing) if vars(self).keys() & LOSS_SCALING else (1.0, None, None)
         agrees, failure, queued, found = bool(engine.meshes) and self._agrees(), None, None, -1
         norm, spike = None, ""
         if not bad:

@@ -48,10 +48,8 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
 
 def plain_betas(group: dict[str, Any]) -> dict[str, Any]:
     """The group, with betas of another kind of sequence, such as omegaconf's, as a tuple: checkpoints hold plain values."""
-    betas = group.get("betas")
-    if isinstance(betas, Sequence) and not isinstance(betas, (tuple, list, str)):
-        return {**group, "betas": tuple(betas)}
-    return group
+    betas = group["betas"]
+    return {**group, "betas": tuple(betas)} if isinstance(betas, Sequence) and not isinstance(betas, str) else group
 
 
 def hyper_keys(rule: str, given: Container[str]) -> tuple[str, ...]:

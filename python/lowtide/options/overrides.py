@@ -54,12 +54,7 @@ class _Holder:
 
 _holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
 _orders = itertools.count()
-_changes = 0
-
-
-def changes() -> int:
-    """A number that changes whenever an override is made or withdrawn."""
-    return _changes
+changes = 0  # another number whenever an override is made or withdrawn
 
 
 class Override:
@@ -71,10 +66,10 @@ class Override:
     def remove(self) -> None:
         """Withdraws the override. At their next step, optimizers return to their group's options; state in another format is
         converted."""
-        global _changes
+        global changes
         for entry in self._entries:
             entry["options"] = {}
-        _changes += 1
+        changes += 1
 
 
 def override(
@@ -105,7 +100,7 @@ def override(
     or no options; TypeError for other targets. Optimizers refuse values that they cannot use when they meet them: in the
     constructor, in `add_param_group` or in the next step.
     """
-    global _changes
+    global changes
     expect(bool(options), "override", "no options", "some, such as state='fp32'")
     entry: _Entry = {"order": next(_orders), "options": options}
     if isinstance(target, torch.nn.Module):
@@ -118,7 +113,7 @@ def override(
         made = [_copy(entry) for _ in params]
         for param, one in zip(params, made, strict=True):
             setattr(param, _ATTRIBUTE, [*(each for each in getattr(param, _ATTRIBUTE, ()) if each["options"]), one])
-    _changes += 1
+    changes += 1
     return Override(made)
 
 

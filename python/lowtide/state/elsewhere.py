@@ -183,7 +183,8 @@ def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in entry.items():
         moment = name.removesuffix(CODES) if isinstance(name, str) else name
         name = moment if f"{moment}{_SCALE}" in entry else name
-        plain = _with_memory(value, _plain) if isinstance(value, torch.Tensor) else value
+        bare = type(value) is torch.Tensor or not isinstance(value, torch.Tensor)
+        plain = value if bare else _with_memory(value, _plain)
         out[name] = plain._read() if isinstance(plain, Elsewhere) else plain
     return out
 

@@ -21,6 +21,8 @@ from lowtide.state.format import check_entry, residual_words, take_codec
 from lowtide.state.groups import Groups, Reader
 from lowtide.state.views import MOMENTUM
 
+_ONCE = "each moment once, as values or as codes"
+
 
 class States(Noting, defaultdict[torch.Tensor, dict[str, Any]]):
     """`Optimizer.state`. Notes whether others added or removed an entry since a step or a save last looked."""
@@ -91,9 +93,10 @@ def _read_own(
     if not entry:
         return NOTHING
     given, codec = take_codec(entry, codec, where)
-    given = vectors.in_one_form(engine, number, given, codec, where)
+    if engine.tensors[number].ndim < 2:
+        given = vectors.in_one_form(engine, number, given, codec, where)
     entry = as_core(given)
-    expect(len(entry) == len(given), where, f"keys {sorted(map(str, given))}", "each moment once, as values or as codes")
+    expect(len(entry) == len(given), where, f"keys {sorted(map(str, given))}", _ONCE)
     carried = None
     names = engine.core_of(number).carried(number).keys()
     if there := names & entry.keys():
@@ -142,7 +145,9 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
         elif i in engine.assigned or not isinstance(entry, Shown) or not entry.is_of(param):
             known = {"step", *views.layout(engine, i), *engine.signed(i), *engine.core_of(i).carried(i)}
             codec, where = vectors.codec_in_dicts(engine, i), f"assigned state of parameter {i}"
-            given = as_core(vectors.in_one_form(engine, i, entry, codec, where))
+            one = dict(entry) if param.ndim > 1 else vectors.in_one_form(engine, i, entry, codec, where)
+            given = as_core(one)
+            expect(len(given) == len(one), where, f"keys {sorted(map(str, one))}", _ONCE)
             taken[i] = _read_assigned(engine, i, {name: given[name] for name in given if name in known} or given, options[i])
             others[param] = {name: value for name, value in given.items() if name not in known}
     with KeptErrors() as kept:

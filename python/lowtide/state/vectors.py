@@ -74,8 +74,6 @@ def in_one_form(engine: Engine, number: int, entry: Mapping[str, Any], codec: st
     """An entry with one form of each moment: of two, the one that the live state has. `codec`: of the saved codes. Raises ValueError
     for tensors that do not fit."""
     one, own, shape = dict(entry), _codec_of(engine, number), engine.tensors[number].shape
-    if len(shape) > 1:
-        return one  # a moment that stands twice is refused later
     for name, signed in engine.signed(number).items():
         of_codes, of_scales = f"{name}{CODES}", f"{name}{SCALE}"
         unscaled = _are_none(entry.get(of_scales))

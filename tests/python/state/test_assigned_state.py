@@ -447,3 +447,11 @@ def test_frozen_parameters_and_ram_have_no_stand_ins(seed: int) -> None:
         random_gradients([moved])
         opt.step()
         assert opt.state[frozen] == {} and not any(isinstance(one, Elsewhere) for one in opt.state[moved].values())
+
+
+def test_a_moment_that_is_assigned_twice_is_refused() -> None:
+    params, optimizer = made("dynamic8")
+    step(params, optimizer, 0)
+    optimizer.state[params[0]]["exp_avg"] = torch.zeros_like(params[0])
+    with pytest.raises(ValueError, match="'exp_avg', 'exp_avg_codes', .* wanted each moment once"):
+        optimizer.state_dict()
