@@ -1,5 +1,5 @@
 """Fixtures: `share` says how much of a long test to run; `figure` records what a test has proved, in numbers, for the summary; `seed` makes random tests repeat;
-`device` lends memory of a SYCL device and then of a CUDA device; `cuda` of the latter only; `machine` of all at once."""
+`device` lends torch's xpu and then its cuda, as they are stood in for; `xpu` and `cuda` one of them, `machine` both at once."""
 
 import gc
 import os
@@ -7,8 +7,9 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import emulated_cuda
     import several_devices_support
     import stand_in
+    import xpu_device
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(path) for path in sorted(HERE.iterdir()) if path.is_dir())]  # for helpers, of any room
@@ -122,47 +124,44 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@contextmanager
+def _opened(kind: str, patches: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator[Any]:
+    """Devices of that kind of torch's; skips, with the reason, where there are none."""
+    import emulated_cuda
+    import xpu_device
+
+    if reason := emulated_cuda.prepare(patches) if kind == "cuda" else xpu_device.missing():
+        figure(f"skipped: {reason}")
+        pytest.skip(reason)
+    opened = emulated_cuda.EmulatedCuda(patches) if kind == "cuda" else xpu_device.Xpu(patches)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture(params=["xpu", "cuda"])
 def device(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
 ) -> Iterator["stand_in.StandIn"]:
-    """Devices of that kind with shared memory for parameters; skipped, with the reason, where there are none."""
-    import emulated_cuda
-    import stand_in
-
-    on_cuda = request.param == "cuda"
-    if reason := emulated_cuda.prepare(monkeypatch) if on_cuda else stand_in.missing("sycl"):
-        figure(f"skipped: {reason}")
-        pytest.skip(reason)
-    opened = emulated_cuda.EmulatedCuda(monkeypatch) if on_cuda else stand_in.Usm(monkeypatch)
-    yield opened
-    opened.close()
+    with _opened(request.param, monkeypatch, figure) as opened:
+        yield opened
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator["emulated_cuda.EmulatedCuda"]:
-    import emulated_cuda
+    with _opened("cuda", monkeypatch, figure) as opened:
+        yield opened
 
-    if reason := emulated_cuda.prepare(monkeypatch):
-        figure(f"skipped: {reason}")
-        pytest.skip(reason)
-    opened = emulated_cuda.EmulatedCuda(monkeypatch)
-    yield opened
-    opened.close()
+
+@pytest.fixture
+def xpu(monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator["xpu_device.Xpu"]:
+    with _opened("xpu", monkeypatch, figure) as opened:
+        yield opened
 
 
 @pytest.fixture
 def machine(
-    monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
-) -> Iterator["several_devices_support.Machine"]:
-    import emulated_cuda
+    cuda: "emulated_cuda.EmulatedCuda", xpu: "xpu_device.Xpu"
+) -> "several_devices_support.Machine":
     import several_devices_support
-    import stand_in
 
-    if reason := emulated_cuda.prepare(monkeypatch) or stand_in.missing("sycl"):
-        figure(f"skipped: {reason}")
-        pytest.skip(reason)
-    cuda, xpu = emulated_cuda.EmulatedCuda(monkeypatch), stand_in.Usm(monkeypatch)
-    yield several_devices_support.Machine(cuda, xpu)
-    cuda.close()
-    xpu.close()
+    return several_devices_support.Machine(cuda, xpu)

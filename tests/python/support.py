@@ -61,7 +61,7 @@ def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> torch.nn.Param
 
 def random_gradients(params: Sequence[torch.Tensor]) -> None:
     for param in params:
-        param.grad = torch.randn(param.shape).to(param.dtype)
+        param.grad = torch.randn(param.shape).to(param)
 
 
 def copies_of(params: Sequence[torch.Tensor]) -> list[torch.nn.Parameter]:

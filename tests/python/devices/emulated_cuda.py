@@ -1,10 +1,12 @@
 """Torch's "cuda" devices, stood in for by the CUDA runtime that is emulated on the CPU (tests/cuda): a plug-in of its own,
 with streams that are late and device memory that the host cannot touch. torch.cuda's part, its streams and its cache of
-memory, is here; what Lowtide makes of it (devices.py) is what runs on a GPU.
+memory, is here; what Lowtide makes of it (devices.py) is what runs on a GPU. Torch sees tensors there as the CPU's, in memory
+that device and host share, and Lowtide is told to take them for tensors on the device.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import gc
@@ -18,7 +20,9 @@ import lowtide
 import pytest
 import stand_in
 import torch
-from lowtide.devices import cuda_memory
+from lowtide.devices import arrays, cuda_memory, places
+from lowtide.engine import mirrors
+from lowtide.optimizers import clipping
 
 _BUILT = "liblowtide_cuda_emulated.so"
 # Functions of the runtime that tests call, of C++ (cuda_runtime.h says why).
@@ -77,7 +81,23 @@ class EmulatedCuda(stand_in.StandIn):
     roomy = lowtide.Memory(device="50%")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(monkeypatch, ("exact:0", "exact:1"))
+        super().__init__(("exact:0", "exact:1"))
+        self._ranges: list[tuple[int, int, int]] = []  # first and last byte, index of the device; ascending
+        self._outside = places.device_of  # that of a stand-in before this one
+        monkeypatch.setattr(places, "device_of", self._device_of)
+        self._new_norm = clipping.new_norm
+        monkeypatch.setattr(clipping, "new_norm", self._norm_at)  # torch has no memory of the device
+        self._empty = arrays.Array.empty
+        monkeypatch.setattr(arrays.Array, "empty", lambda array, *of: self._empty_beside(array, *of))
+        look_up = places.look_up  # torch's operations are the CPU's, and wait for no queue
+        monkeypatch.setattr(places, "look_up", lambda *of, **out: (self.synchronize(), look_up(*of, **out))[1])
+        # Torch's copies are the CPU's, which wait for no queue.
+        mark_of, mine = mirrors._mark_of, SimpleNamespace(synchronize=self.synchronize)
+        monkeypatch.setattr(mirrors, "_mark_of", lambda device: mine if device.type == "cuda" else mark_of(device))
+        self._zero_outside = places.new_zero
+        monkeypatch.setattr(places, "new_zero", self._zero_beside)  # torch's new_zeros() is the CPU's
+        self._new_bytes = places.new_bytes
+        monkeypatch.setattr(places, "new_bytes", self._bytes_at)
         path = plugin()
         assert path
         runtime = ctypes.CDLL(str(path.parent / "liblowtide_cudart_emulated.so"))
@@ -104,6 +124,48 @@ class EmulatedCuda(stand_in.StandIn):
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
+    def tensor(self, like: torch.Tensor, index: int = 0) -> torch.Tensor:
+        bytes_ = max(like.numel(), 1) * like.element_size()
+        memory = self.allocate(stand_in.SHARED, bytes_, index)
+        bisect.insort(self._ranges, (memory, memory + bytes_ - 1, index))
+        raw = (ctypes.c_uint8 * bytes_).from_address(memory)
+        out = torch.frombuffer(raw, dtype=like.dtype)[: like.numel()].reshape(like.shape)
+        return out.copy_(like.detach())
+
+    def forget_tensors(self) -> None:
+        super().forget_tensors()
+        for first, _, index in self._ranges:
+            self.free(first, index)
+        self._ranges.clear()
+
+    def _index_of(self, address: int) -> int | None:
+        """The device whose tensor that is in."""
+        at = bisect.bisect_right(self._ranges, (address, sys.maxsize, 0)) - 1
+        return self._ranges[at][2] if at >= 0 and address <= self._ranges[at][1] else None
+
+    def _bytes_at(self, place: places.Place, count: int) -> torch.Tensor:
+        if place.device.type != self.kind:
+            return self._new_bytes(place, count)
+        return self.tensor(torch.zeros(count, dtype=torch.uint8), place.device.index)
+
+    def _norm_at(self, place: places.Place | None) -> torch.Tensor:
+        if place is None or place.device.type != self.kind:
+            return self._new_norm(place)
+        return self.tensor(torch.zeros(()), place.device.index)
+
+    def _empty_beside(self, array: arrays.Array, shape: tuple[int, ...], dtype: str) -> Any:
+        new = self._empty(array, shape, dtype)
+        return new if array.place.on_host else self.tensor(torch.zeros_like(new), array.place.device.index)
+
+    def _zero_beside(self, like: torch.Tensor) -> torch.Tensor:
+        index = self._index_of(like.data_ptr())
+        return self._zero_outside(like) if index is None else self.tensor(torch.zeros((), dtype=like.dtype), index)
+
+    def _device_of(self, tensor: torch.Tensor) -> torch.device:
+        address = tensor.data_ptr() or tensor.untyped_storage().data_ptr()  # 0: it has no elements
+        index = self._index_of(address)
+        return self._outside(tensor) if index is None else torch.device(self.kind, index)
+
     def close(self) -> None:
         gc.collect()
         held = dict(self.cached)
@@ -123,8 +185,8 @@ class EmulatedCuda(stand_in.StandIn):
     # The part of torch.cuda that is used:
 
     def current_stream(self, device: torch.device) -> SimpleNamespace:
-        queue = self.current_queue(device)
-        return SimpleNamespace(cuda_stream=0 if self.legacy else queue)
+        self.asked.append(device.index)
+        return SimpleNamespace(cuda_stream=0 if self.legacy else self.queues[device.index])
 
     def get_device_properties(self, device: torch.device) -> SimpleNamespace:
         return SimpleNamespace(total_memory=self.limits(device.index)[1])

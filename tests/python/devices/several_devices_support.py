@@ -1,5 +1,5 @@
-"""Parameters on the CPU, two emulated CUDA devices and the CPU's OpenCL device, whose memory torch sees as CPU tensors
-(stand_in.py): torch's own part in a real transfer between devices is not run."""
+"""Parameters on the CPU, two emulated CUDA devices (emulated_cuda.py), whose memory torch sees as CPU tensors, and torch's xpu on the
+CPU's OpenCL device (xpu_device.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import emulated_cuda
-import stand_in
 import torch
+import xpu_device
 from support import DTYPES
 from twins import Twins
 
@@ -21,7 +21,7 @@ class Machine:
 
     names = ("cpu", "cuda:0", "cuda:1", "xpu:0")
 
-    def __init__(self, cuda: emulated_cuda.EmulatedCuda, xpu: stand_in.Usm) -> None:
+    def __init__(self, cuda: emulated_cuda.EmulatedCuda, xpu: xpu_device.Xpu) -> None:
         self.cuda, self.xpu = cuda, xpu
 
     def tensor(self, like: torch.Tensor, name: str) -> torch.Tensor:

@@ -1,27 +1,227 @@
-"""Parameters on an accelerator that Lowtide has no kernels for (docs/devices.md): the jobs of `accelerator_jobs`, in a process of
-their own, for a process registers a device with torch for good."""
+"""Parameters on an accelerator that Lowtide has no kernels for (docs/devices.md): torch's xpu of xpu_device.py, whose kernels Lowtide
+is not told of. It computes by torch's kernels of the CPU, so that a model's gradients there have the bits of the CPU."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import contextlib
+import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import lowtide
+import lowtide.distributed
 import pytest
+import torch
+from lowtide.devices import places
+from lowtide.engine.mirrors import MirrorCore
+from support import CODECS, DTYPES, RULES, bits, parameter, random_gradients
+from twins import Count, Twins
+from xpu_device import Xpu
 
-JOBS = Path(__file__).with_name("accelerator_jobs.py")
+Figure = Callable[[str], None]
+SHAPES = ((33, 300), (5000,), (7,), ())
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("toy")
-    found = subprocess.run([sys.executable, JOBS, folder], capture_output=True, text=True, timeout=600)
-    assert found.returncode == 0, found.stdout + found.stderr
-    return dict(json.loads(found.stdout.splitlines()[-1]))
+@pytest.fixture
+def accelerator(xpu: Xpu, monkeypatch: pytest.MonkeyPatch) -> Xpu:
+    monkeypatch.delitem(places.KINDS, "xpu")
+    return xpu
 
 
-@pytest.mark.parametrize("job", ["every_rule", "training", "failures", "traffic", "inputs"])
-def test_an_accelerator_without_kernels_is_stepped_by_the_cpu(job: str, told: dict[str, str], figure: Callable[[str], None]) -> None:
-    figure(told[job])
+def on_disk(folder: Path) -> lowtide.Memory:
+    return lowtide.Memory(host="256KiB", disk=folder, chunk="16KiB")
+
+
+def test_every_rule(accelerator: Xpu, in_share: Callable[[int, int, int], bool], tmp_path: Path, seed: int, figure: Figure) -> None:
+    cells = compared = 0
+    columns = [*itertools.product(CODECS, DTYPES, (None, on_disk(tmp_path)))]
+    for row, rule in enumerate(RULES):
+        for column, (state, dtype, memory) in enumerate(columns):
+            if not in_share(row, column, len(columns)):
+                continue
+            master = {"master": "residual16"} if dtype == torch.bfloat16 and rule == "adamw" else {}
+            twins = Twins(accelerator, SHAPES, rule, dtypes=[dtype], lr=1e-2, state=state, memory=memory, **master)
+            twins.step()
+            twins.compare_state()
+            cells, compared = cells + 1, compared + twins.compared
+    figure(f"{cells} cells of rule, format, dtype and budget: {compared} bytes alike")
+
+
+def train(device: str, steps: int, way: str, folder: Path, cut: int = -1) -> list[bytes]:
+    """Trains with clipping, a schedule and two micro-batches a step. After step `cut` all goes on with what a file, and then a dict,
+    have of the optimizer."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.Tanh(), torch.nn.Linear(256, 16)).to(device)
+    options: dict[str, Any] = {"max_grad_norm": 0.1} if way == "option" else {"amp_scaling": way == "scaler"}
+    if way == "backward":
+        options = {"step_in_backward": True}
+    if way.startswith("offload") and device != "cpu":
+        options = {"offload_in_backward": True}
+    if way == "offload, option":
+        options["max_grad_norm"] = 0.1
+
+    def optimizer() -> lowtide.AdamW:
+        return lowtide.AdamW(model.parameters(), lr=1e-2, memory=on_disk(folder), **options)
+
+    opt = optimizer()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**20) if way == "scaler" else None
+    data = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        for _ in range(1 if way == "backward" else 2):
+            loss = model(torch.randn(8, 32, generator=data).to(device)).square().mean()
+            (scaler.scale(loss) if scaler else loss).backward()
+        if "offload" in way:
+            assert all((param.grad is None) == (device != "cpu") for param in model.parameters()), "gradients left the device"
+        if way in ("call", "offload"):
+            opt.clip_grad_norm_(0.1)
+        scaler.step(opt) if scaler else opt.step()
+        if scaler:
+            scaler.update()
+        schedule.step()
+        opt.zero_grad()
+        if step == cut:
+            opt.save(folder / "state.lt")
+            opt = optimizer()
+            opt.load(folder / "state.lt")
+            saved = copy.deepcopy(opt.state_dict())
+            opt = optimizer()
+            opt.load_state_dict(saved)
+            last = schedule.state_dict()
+            schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+            schedule.load_state_dict(last)
+    opt.synchronize()
+    return [bits(param) for param in model.parameters()]
+
+
+@pytest.mark.parametrize("way", ["call", "option", "scaler", "backward", "offload", "offload, option", "resumed", "no streams"])
+def test_training(accelerator: Xpu, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "no streams":
+        monkeypatch.delattr(torch.xpu, "current_stream")
+    known = way not in ("resumed", "no streams")
+    wanted = train("cpu", 6, way if known else "call", tmp_path)
+    assert train("xpu", 6, way if known else "call", tmp_path, cut=2 if way == "resumed" else -1) == wanted
+
+
+@pytest.mark.parametrize("way", ["call", "offload"])
+def test_late_copies_are_waited_for(accelerator: Xpu, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
+    """Torch's copies between pinned memory and the device begin late; without the waits, weights differ."""
+    wanted = train("cpu", 3, way, tmp_path)
+    accelerator.be_late()
+    assert train("xpu", 3, way, tmp_path) == wanted
+    dropped: list[Any] = []
+    monkeypatch.setattr(MirrorCore, "_wait", lambda core, first=None: dropped.append(core))
+    assert train("xpu", 3, way, tmp_path) != wanted, "control"
+    figure(f"{way}: {len(dropped)} waits dropped show")
+
+
+def test_failures(accelerator: Xpu, seed: int, figure: Figure) -> None:
+    """Every copy of a step fails once. What is whole then goes on to the weights of a run without failures."""
+    here = [parameter(*shape, dtype=torch.bfloat16) for shape in SHAPES]
+    began = [param.detach().clone() for param in here]
+    opt = lowtide.AdamW(here, lr=1e-2)
+    gradients = []
+    for _ in range(3):
+        random_gradients(here)
+        gradients.append([param.grad for param in here])
+        opt.step()
+    before = after = 0
+    for good in itertools.count():
+        there = accelerator.parameters(began)
+        opt = lowtide.AdamW(there, lr=1e-2)
+        failed = False
+        for step, each in enumerate(gradients):
+            for param, grad in zip(there, each, strict=True):
+                assert grad is not None
+                param.grad = accelerator.tensor(grad)
+            old, counted = [bits(param) for param in there], opt.report()["steps"]
+            if step == 1:
+                accelerator.fail_after(good)
+            try:
+                opt.step()
+            except RuntimeError as error:
+                accelerator.fail_after(-1)
+                failed = True
+                assert "xpu:0 failed while copying" in str(error) and "does not answer" in str(error), error
+                if opt.report()["steps"] == counted:
+                    assert [bits(param) for param in there] == old and "nothing was changed" in str(error)
+                    opt.step()
+                    before += 1
+                else:
+                    opt.synchronize()
+                    after += 1
+            accelerator.fail_after(-1)
+        Count().compare(here, there)
+        if not failed:
+            break
+    assert before == 2 * len(SHAPES) and after == len(SHAPES), (before, after)
+    figure(f"{before} failures before and {after} after a step, {before + after}/{before + after} whole")
+
+
+def test_traffic(accelerator: Xpu, seed: int, figure: Figure) -> None:
+    """A step brings gradients and weights to the host, once though the norm is read before it, and weights back; state never moves."""
+    twins = Twins(accelerator, SHAPES, dtypes=[torch.bfloat16], lr=1e-2)
+    elements = sum(param.numel() for param in twins.there)
+    twins.gradients()
+    start = accelerator.copied()
+    twins.second.clip_grad_norm_(1.0)
+    norm = accelerator.copied()[1] - start[1]
+    twins.second.step()
+    down, up = (now - then for now, then in zip(accelerator.copied(), start, strict=True))
+    assert (down, up - norm, norm) == (4 * elements, 2 * elements, 8), (down, up, norm, elements)
+    figure(f"{down / elements} bytes a bf16 parameter to the host, {(up - norm) / elements} back")
+
+
+def test_refused(accelerator: Xpu) -> None:
+    there = accelerator.parameters([torch.randn(shape) for shape in SHAPES])
+    for options, words in (
+        ({"memory": lowtide.Memory(device="1MiB")}, "device='1MiB'.*host=BYTES"),
+        ({"memory": lowtide.Memory(managed=True)}, "managed"),
+        ({"offload_in_backward": True, "amp_scaling": True}, "offload_in_backward.*GradScaler"),
+        ({"offload_in_backward": True, "step_in_backward": True}, "step_in_backward and offload_in_backward"),
+        ({"arithmetic": "fast"}, "arithmetic: got 'fast'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            lowtide.AdamW(there, **options)  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match="got parameters on xpu:0"):
+        lowtide.Muon(there, lr=1e-2)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(NotImplementedError, match="got parameters on xpu:0"):
+            lowtide.distributed.DistributedLion(there, lr=1e-2)
+    finally:
+        torch.distributed.destroy_process_group()
+    lowtide.AdamW(there, memory=lowtide.Memory(device=0, host="1MiB"))
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "raise"])
+def test_gradients_that_are_not_finite(accelerator: Xpu, nonfinite: str, seed: int) -> None:
+    twins = Twins(accelerator, SHAPES, nonfinite=nonfinite)
+    twins.gradients()
+    twins.there[0].grad[0, 0] = float("nan")  # type: ignore[index]
+    before = twins.weights()
+    words = pytest.raises(ValueError, match="NaN.*nothing was changed")
+    with words if nonfinite == "raise" else contextlib.nullcontext():
+        twins.second.step()
+    assert twins.weights() == before and (nonfinite == "raise" or twins.second.skipped_steps == 1)
+
+
+def test_parameters_here_and_there(accelerator: Xpu, seed: int) -> None:
+    """And a frozen one. Users change weights in place, also where torch's version counters miss it."""
+    here = [parameter(*shape) for shape in (*SHAPES[:2], (64, 64))]
+    here[2].requires_grad_(False)
+    there = [copy.deepcopy(here[0]), *accelerator.parameters(here[1:])]
+    there[2].requires_grad_(False)
+    opts = [lowtide.AdamW(params, lr=1e-2) for params in (here, there)]
+    for _ in range(3):
+        random_gradients(here[:2])
+        for one, other in zip(here[:2], there[:2], strict=True):
+            assert one.grad is not None
+            other.grad = one.grad.to(other.device)
+            one.data.mul_(0.5)
+            other.data.mul_(0.5)
+        for opt in opts:
+            opt.step()
+    Count().compare(here, there)

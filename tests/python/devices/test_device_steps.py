@@ -1,6 +1,6 @@
 """Parameters on a device: the bits of CPU parameters under every budget, and the same checkpoints, both ways.
 
-They are shared memory of a stand-in for a device (stand_in.py); skipped where there is none.
+The devices are stood in for (stand_in.py); skipped where there is none.
 """
 
 import copy
@@ -170,12 +170,12 @@ def test_copies_and_pickles(device: StandIn, seed: int, figure: Figure) -> None:
     twins = both(device, lowtide.Memory(device="20KiB", host="1MiB", chunk=4096))
     twins.second.load_state_dict(twins.first.state_dict())
     assert copy.copy(twins.second).report()["device_bytes"] > 0
-    # Other copies are on the CPU, where a budget with bytes of a device is refused; state that is loaded begins on the host.
+    # Copies may be on the CPU, where a budget with bytes of a device is refused; state that is loaded begins on the host.
     twins = both(device, lowtide.Memory(device="auto", host="1MiB", chunk=4096))
     twins.second.load_state_dict(twins.first.state_dict())
     ways: dict[str, Callable[[Any], Any]] = {
         "copy": copy.copy,  # its parameters are those on the device
-        "deepcopy": copy.deepcopy,  # torch copies the tensors, to where the stand-in sees CPU memory
+        "deepcopy": copy.deepcopy,  # to the same device, or from emulated CUDA to where torch sees CPU memory
         "pickle": lambda optimizer: pickle.load(io.BytesIO(pickle.dumps(optimizer))),
     }
     for what, way in ways.items():

@@ -17,6 +17,7 @@ import stand_in
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import xpu_device
 from distributed_jobs import Layout, Net
 from distributed_support import differing, shared_ranks, size
 from support import make
@@ -38,9 +39,9 @@ def opened(kind: str) -> Iterator[stand_in.StandIn | None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         on_cuda = kind.startswith("cuda")
-        reason = emulated_cuda.prepare(patch) if on_cuda else stand_in.missing("sycl")
+        reason = emulated_cuda.prepare(patch) if on_cuda else xpu_device.missing()
         assert not reason, reason
-        device = emulated_cuda.EmulatedCuda(patch) if on_cuda else stand_in.Usm(patch)
+        device = emulated_cuda.EmulatedCuda(patch) if on_cuda else xpu_device.Xpu(patch)
         device.shares = kind.endswith("+cpu")
         yield device
         gc.collect()
@@ -173,7 +174,7 @@ ROWS, COLUMNS = Layout("rows", (2,)), Layout("columns", (2,))
 @pytest.fixture(autouse=True)
 def _there(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, figure) -> None:
     kind = request.node.callspec.params["kind"]
-    checks = {"xpu": lambda: stand_in.missing("sycl"), "cuda": lambda: emulated_cuda.prepare(monkeypatch)}
+    checks = {"xpu": xpu_device.missing, "cuda": lambda: emulated_cuda.prepare(monkeypatch)}
     reason = checks.get(kind.partition("+")[0])
     if reason and (text := reason()):
         figure(f"skipped: {text}")

@@ -1,10 +1,10 @@
 """The listings of the document that describes DeepSpeed's packbits on XPU, as that document has them, by their headings. `adapted`
-changes the import and the device, and nothing else."""
+changes the import, the device where torch has no XPU, and nothing else."""
 
 IMPORT = "import deepspeed.ops.xpu_packbits as xpu_pack"
-# By the words of a listing, those for its import and its device on a machine whose torch has no XPU.
+OURS = "import lowtide.compat.deepspeed.xpu_packbits as xpu_pack"
+# By the words of a listing, those for its device on a machine whose torch has no XPU.
 CHANGES = {
-    IMPORT: "import lowtide.compat.deepspeed.xpu_packbits as xpu_pack",
     'f"xpu:{rank}"': '"cpu"',
     '"xpu:0"': '"cpu"',
     "torch.xpu.": "torch.cpu.",
@@ -288,11 +288,11 @@ class ErrorFeedbackSignSGD:
 }
 
 
-def adapted(heading: str) -> str:
-    """The listing, to be run: those behind the first take its imports for granted."""
+def adapted(heading: str, device: str = "cpu") -> str:
+    """The listing, to be run: those behind the first take its imports for granted. device: "cpu" or "xpu"."""
     text = LISTINGS[heading]
     if IMPORT not in text:
         text = f"import torch\n{IMPORT}\n{text}"
-    for was, now in CHANGES.items():
+    for was, now in {IMPORT: OURS, **(CHANGES if device == "cpu" else {})}.items():
         text = text.replace(was, now)
     return text

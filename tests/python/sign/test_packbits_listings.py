@@ -1,5 +1,5 @@
-"""Each listing of the document on packbits runs as it stands (packbits_listings.py), and does what its code says: also
-where its words promise more, for which the right function stands beside it."""
+"""Each listing of the document on packbits runs as it stands (packbits_listings.py), on the CPU and on torch's xpu (xpu_device.py),
+and does what its code says: also where its words promise more, for which the right function stands beside it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import builtins
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from distributed_support import shared_ranks
 from lowtide.compat.deepspeed import all_reduce_majority, byte_sum, majority, packbits, parity, unpackbits
 from lowtide.distributed import SignAccumulator
 from packbits_listings import LISTINGS, adapted
+from xpu_device import Xpu
 
 
 class Squares(torch.nn.Module):
@@ -27,16 +29,21 @@ class Squares(torch.nn.Module):
 
     def forward(self, batch: Any) -> torch.Tensor:
         random = torch.Generator().manual_seed(int(batch))
-        losses = [(part * (torch.randn(part.shape, generator=random) + 0.3)).sum() for part in self.parts]
+        losses = [(part * (torch.randn(part.shape, generator=random) + 0.3).to(part)).sum() for part in self.parts]
         return torch.stack(losses).sum()
 
 
-def train_step(sizes: tuple[tuple[int, ...], ...]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def train_step(kind: str, sizes: tuple[tuple[int, ...], ...]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """By parameter: this rank's ballot, the gradient that the document's trainer leaves, and the majority of all."""
+    with pytest.MonkeyPatch.context() as patches, closing(Xpu(patches, VOTERS)) if kind == "xpu" else nullcontext():
+        return [tuple(one.cpu() for one in each) for each in _train_step(kind, sizes)]  # type: ignore[misc]
+
+
+def _train_step(kind: str, sizes: tuple[tuple[int, ...], ...]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     rank, world = dist.get_rank(), dist.get_world_size()
     names: dict[str, Any] = {}
-    exec(adapted("Distributed Training Integration"), names)
-    model = Squares(sizes)
+    exec(adapted("Distributed Training Integration", kind), names)
+    model = Squares(sizes).to("cpu" if kind == "cpu" else f"xpu:{rank}")
     model(rank).backward()
     ballots = [packbits(part.grad, part.numel(), rank) for part in model.parts if part.grad is not None]
     model.zero_grad()
@@ -50,10 +57,17 @@ SIZES = ((64, 64), (1000,), (3, 7), (1,))
 VOTERS = 3
 
 
-def run(heading: str, **given: Any) -> dict[str, Any]:
+@pytest.fixture(params=["cpu", "xpu"])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "xpu":
+        request.getfixturevalue("xpu").allow(4 << 30)  # for 100 Mi elements
+    return str(request.param)
+
+
+def run(heading: str, kind: str, **given: Any) -> dict[str, Any]:
     """The names that a listing leaves, run with these there before it."""
     names: dict[str, Any] = dict(given)
-    exec(adapted(heading), names)
+    exec(adapted(heading, kind), names)
     return names
 
 
@@ -61,8 +75,8 @@ def agreement(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a == b).float().mean())
 
 
-def test_basic_gradient_compression(capsys: pytest.CaptureFixture[str], figure: Figure) -> None:
-    run("Basic Gradient Compression")
+def test_basic_gradient_compression(kind: str, capsys: pytest.CaptureFixture[str], figure: Figure) -> None:
+    run("Basic Gradient Compression", kind)
     lines = capsys.readouterr().out.splitlines()
     # One bit for 32: the document's comment says 8×.
     wanted = ["Original size: 16777216 bytes", "Packed size: 524288 bytes", "Compression: 32.0×", "Sign accuracy: 100.00%"]
@@ -70,19 +84,19 @@ def test_basic_gradient_compression(capsys: pytest.CaptureFixture[str], figure: 
     figure("; ".join(lines))
 
 
-def test_sign_sgd_communication(seed: int, figure: Figure) -> None:
-    model = Squares(SIZES)
+def test_sign_sgd_communication(kind: str, seed: int, figure: Figure) -> None:
+    model = Squares(SIZES).to(kind)
     model(seed).backward()
     before = [part.detach().clone() for part in model.parts]
-    run("SignSGD Communication", model=model, learning_rate=0.125)
+    run("SignSGD Communication", kind, model=model, learning_rate=0.125)
     for part, old in zip(model.parts, before, strict=True):
         assert torch.equal(part, old - 0.125 * torch.sign(part.grad))
     elements = sum(part.numel() for part in model.parts)
     figure(f"{elements} elements, of a parameter of one too: each moved by 0.125 sign(gradient)")
 
 
-def test_distributed_training_integration(figure: Figure) -> None:
-    answers = shared_ranks().run(VOTERS, train_step, SIZES)
+def test_distributed_training_integration(kind: str, figure: Figure) -> None:
+    answers = shared_ranks().run(VOTERS, train_step, kind, SIZES)
     right = wrong = elements = 0.0
     for number, size in enumerate(SIZES):
         n = torch.Size(size).numel()
@@ -101,7 +115,7 @@ def test_distributed_training_integration(figure: Figure) -> None:
     figure(f"{VOTERS} ranks: signs as of the majority {wrong / elements:.1%} by the sum of bytes, 100 % by all_reduce_majority")
 
 
-def test_memory_efficient_gradient_accumulation(figure: Figure) -> None:
+def test_memory_efficient_gradient_accumulation(kind: str, figure: Figure) -> None:
     steps = 5
 
     class Kept:
@@ -110,8 +124,8 @@ def test_memory_efficient_gradient_accumulation(figure: Figure) -> None:
         def step(self) -> None:
             self.grads = [part.grad.clone() for part in model.parts]
 
-    model, kept = Squares(SIZES), Kept()
-    left = run("Memory-Efficient Gradient Accumulation", model=model, gradient_accumulation_steps=steps, optimizer=kept)
+    model, kept = Squares(SIZES).to(kind), Kept()
+    left = run("Memory-Efficient Gradient Accumulation", kind, model=model, gradient_accumulation_steps=steps, optimizer=kept)
     assert not any(bool(packed.any()) for packed in left["accumulator"].accumulated.values()), "zero() has been called"
     counts = SignAccumulator(model.parameters(), most=steps)
     ballots: list[list[torch.Tensor]] = [[] for _ in SIZES]
@@ -136,20 +150,20 @@ def test_memory_efficient_gradient_accumulation(figure: Figure) -> None:
     figure(f"{steps} passes: signs as of the majority {wrong / elements:.1%} by XOR, 100 % by SignAccumulator")
 
 
-def test_benchmarking_compression_speed(capsys: pytest.CaptureFixture[str], share: float, figure: Figure) -> None:
+def test_benchmarking_compression_speed(kind: str, capsys: pytest.CaptureFixture[str], share: float, figure: Figure) -> None:
     def repeats(count: int) -> range:
         """All of them where there is time for that: 220 passes over 400 MiB."""
         return builtins.range(count if share == 1 else max(1, count // 100))
 
-    run("Benchmarking Compression Speed", range=repeats)
+    run("Benchmarking Compression Speed", kind, range=repeats)
     found = re.findall(r"Size: ([\d,]+) elements\nPack time: .*?GB/s\)\nUnpack time: .*?GB/s\)\n", capsys.readouterr().out)
     assert found == ["1,048,576", "10,485,760", "104,857,600"]
     figure("times of packing and unpacking at 1, 10 and 100 Mi elements are printed")
 
 
-def test_error_feedback_for_improved_accuracy(seed: int, figure: Figure) -> None:
-    model = Squares(SIZES)
-    feedback = run("Error Feedback for Improved Accuracy")["ErrorFeedbackSignSGD"](model, 0)
+def test_error_feedback_for_improved_accuracy(kind: str, seed: int, figure: Figure) -> None:
+    model = Squares(SIZES).to(kind)
+    feedback = run("Error Feedback for Improved Accuracy", kind)["ErrorFeedbackSignSGD"](model, 0)
     error = [torch.zeros_like(part) for part in model.parts]
     turned = 0
     for batch in range(3):

@@ -1,6 +1,6 @@
 """Signs of tensors on a device: the bits of CPU tensors. Skipped without one (stand_in.py), but for what needs none."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,14 +11,6 @@ from stand_in import StandIn
 from support import DTYPES
 
 Figure = Callable[[str], None]
-
-
-@pytest.fixture(autouse=True)
-def _own_signers() -> Iterator[None]:
-    """Drops the signer, whose device is gone by the next test."""
-    sign._signer.cache_clear()
-    yield
-    sign._signer.cache_clear()
 
 
 def test_a_backend_that_is_missing_says_what_backends_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,17 +33,17 @@ def test_the_bits_of_the_cpu(device: StandIn, seed: int, figure: Figure) -> None
             there = device.tensor(torch.zeros_like(bits))
             assert sign.pack(device.tensor(x), out=there) is there
             device.synchronize()
-            assert torch.equal(there, bits)
+            assert torch.equal(there.cpu(), bits)
             back = device.tensor(torch.zeros_like(x))
             sign.unpack(there, n, out=back)
             device.synchronize()
-            assert torch.equal(back, sign.unpack(bits, n, dtype=dtype))
+            assert torch.equal(back.cpu(), sign.unpack(bits, n, dtype=dtype))
             ballots = torch.randint(0, 256, (6, sign.packed_bytes(n)), dtype=torch.uint8)
             weights = [1, 2, 0, 3, 1, 1]
             vote = device.tensor(torch.zeros_like(bits))
             sign.majority(device.tensor(ballots), n, weights=weights, seed=n, offset=8, out=vote)
             device.synchronize()
-            assert torch.equal(vote, sign.majority(ballots, n, weights=weights, seed=n, offset=8))
+            assert torch.equal(vote.cpu(), sign.majority(ballots, n, weights=weights, seed=n, offset=8))
             signs += n
     assert device.asked, "the calls were ordered on torch's queue"
     figure(f"{signs} signs packed, unpacked and voted on: 0 bits differ from the CPU's")
@@ -64,11 +56,11 @@ def test_the_order_big_is_that_of_the_cpu(device: StandIn, seed: int, figure: Fi
         bits = sign.pack(x, bitorder="big")
         there = sign.pack(device.tensor(x), bitorder="big")
         device.synchronize()
-        assert torch.equal(there, bits)
+        assert torch.equal(there.cpu(), bits)
         zeros = torch.randint(0, 256, bits.shape, dtype=torch.uint8)
         back = sign.unpack(there, n, bitorder="big", zeros=device.tensor(zeros))
         device.synchronize()
-        assert torch.equal(back, sign.unpack(bits, n, bitorder="big", zeros=zeros))
+        assert torch.equal(back.cpu(), sign.unpack(bits, n, bitorder="big", zeros=zeros))
         ballots = torch.randint(0, 256, (4, len(bits) + 3), dtype=torch.uint8)[:, 1:-2]
         moved = device.tensor(ballots)
         rows = [device.tensor(ballots[0]), None, *(device.tensor(ballot) for ballot in ballots[2:])]
@@ -83,7 +75,7 @@ def test_the_order_big_is_that_of_the_cpu(device: StandIn, seed: int, figure: Fi
             device.synchronize()
             for vote, other in zip(votes, (wanted, absent), strict=True):
                 pairs = zip(vote, other, strict=True) if ties == "zero" else [(vote, other)]
-                assert all(torch.equal(one, two) for one, two in pairs), (n, ties)
+                assert all(torch.equal(one.cpu(), two) for one, two in pairs), (n, ties)
         signs += n
     figure(f"{signs} signs packed, unpacked and voted on in the order big: 0 bits differ from the CPU's")
 
@@ -100,12 +92,12 @@ def test_packbits_on_a_device(device: StandIn, seed: int, figure: Figure, monkey
         for rank in range(len(device.queues)):
             there = bits.packbits(device.tensor(x), n, rank)
             device.synchronize()
-            assert torch.equal(there, on_host)
+            assert torch.equal(there.cpu(), on_host)
             at = places.device_of(there)
             assert n == 0 or at == torch.device(device.kind, rank)
             back = xpu_packbits.unpackbits(there, n, rank)
             device.synchronize()
-            assert torch.equal(back, xpu_packbits.unpackbits(on_host, n, 0))
+            assert torch.equal(back.cpu(), xpu_packbits.unpackbits(on_host, n, 0))
         elements += n
     with pytest.raises(ValueError, match="rank: got -1, wanted the number of a device"):
         bits.packbits(device.tensor(torch.ones(8)), 8, -1)

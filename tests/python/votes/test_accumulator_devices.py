@@ -52,10 +52,11 @@ def test_the_means_of_the_cpu(device: StandIn, seed: int, share: float, figure: 
     figure(f"{device.kind}: {means} means of {elements} elements, 0 bits differ from the CPU's; {spoilt} are NaN")
 
 
-def test_a_gradient_elsewhere_is_refused(device: StandIn) -> None:
-    param = device.parameters([torch.zeros(5)])[0]
+def test_a_gradient_elsewhere_is_refused(cuda: StandIn) -> None:
+    """Torch refuses it on a device that it knows, unless memory was exchanged behind its back."""
+    param = cuda.parameters([torch.zeros(5)])[0]
     counts = lowtide.distributed.SignAccumulator([param])
     param.grad = torch.ones(5)
-    with pytest.raises(ValueError, match=f"gradient of parameter 0: got cpu, wanted {device.name()}"):
+    with pytest.raises(ValueError, match=f"gradient of parameter 0: got cpu, wanted {cuda.name()}"):
         counts.add()
     assert param.grad is not None

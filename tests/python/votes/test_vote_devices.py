@@ -1,7 +1,6 @@
 """Votes of parameters on a device: the bits of the CPU's, for workers that each have parameters there.
 
-Torch's part of a device is a stand-in (stand_in.py), so this shows what Lowtide's kernels and copies do, and nothing of
-torch's streams. Ranks are threads of one process (rank_threads.py), but for a few cases over gloo. The CPU's votes are compared
+Devices are stood in for (stand_in.py), so this shows what Lowtide's kernels and copies do, and nothing of torch's streams. Ranks are threads of one process (rank_threads.py), but for a few cases over gloo. The CPU's votes are compared
 with plain torch elsewhere (test_votes.py)."""
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from emulated_cuda import prepare
 from lowtide import _core
 from lowtide.distributed import buffers, device_vote
 from rank_threads import Between, RankThreads
-from stand_in import StandIn, missing
+from stand_in import StandIn
 from vote_device_jobs import VOTES_EACH, cases_of
+from xpu_device import missing
 
 Figure = Callable[[str], None]
 CASES = 1200  # of each number of workers, each of three votes: 10,800 in all
@@ -92,7 +92,7 @@ def _watch(patches: pytest.MonkeyPatch, device: StandIn) -> tuple[list[int], lis
 @pytest.fixture(params=["cuda", "xpu"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> str:
     """A kind of device that processes can have; skipped, with the reason, where there is none."""
-    reason = prepare(monkeypatch) if request.param == "cuda" else missing("sycl")
+    reason = prepare(monkeypatch) if request.param == "cuda" else missing()
     if reason:
         figure(f"skipped: {reason}")
         pytest.skip(reason)

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from emulated_cuda import EmulatedCuda, prepare
 from lowtide.distributed import DistributedLion, ShardVote, SignOptimizer, Signum
-from stand_in import StandIn, Usm, missing
+from stand_in import StandIn
 from support import DTYPES, bits, raised
 from vote_jobs import by_bucket, one_pass
+from xpu_device import Xpu, missing
 
 CLASSES: dict[str, type[SignOptimizer]] = {"lion": DistributedLion, "signum": Signum}
 
@@ -84,9 +85,9 @@ def device_of(kind: str) -> Iterator[StandIn]:
     """The device in this process; an AssertionError where there is none."""
     patches = pytest.MonkeyPatch()
     try:
-        reason = prepare(patches) if kind == "cuda" else missing("sycl")
+        reason = prepare(patches) if kind == "cuda" else missing()
         assert not reason, reason
-        device = EmulatedCuda(patches) if kind == "cuda" else Usm(patches)
+        device = EmulatedCuda(patches) if kind == "cuda" else Xpu(patches)
         try:
             yield device
         finally:
