@@ -1,7 +1,10 @@
-// Claims: optimizers refuse queues that they cannot be ordered on.
+// Claims: optimizers refuse queues that they cannot be ordered on; device memory can be a caller's.
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
 
 #include "lowtide/optimizer.h"
 #include "sycl_support.h"
@@ -47,6 +50,42 @@ TEST(SyclOptimizer, QueuesOfElsewhereAreRefused) {
   queue.wait();
   sycl::free(param, queue);
   std::printf("queues refused: %d/2\n", refused);
+}
+
+// Memory of a caller's cache goes back there, and memory from before to the driver.
+TEST(SyclOptimizer, DeviceMemoryComesFromACaller) {
+  LT_NEEDS_SYCL();
+  struct Lender {
+    sycl::queue& queue;
+    int64_t left;
+    std::map<void*, int64_t> live;
+  } lender{*SyclDevice::get().queue, 1 << 20, {}};
+  const Device::Allocator from{&lender,
+                               [](void* context, int64_t bytes) -> void* {
+                                 auto& self = *static_cast<Lender*>(context);
+                                 if (bytes > self.left) return nullptr;
+                                 void* const memory = sycl::malloc_device(static_cast<size_t>(bytes), self.queue);
+                                 self.live[memory] = bytes, self.left -= bytes;
+                                 return memory;
+                               },
+                               [](void* context, void* memory) {
+                                 auto& self = *static_cast<Lender*>(context);
+                                 self.left += self.live.at(memory);
+                                 self.live.erase(memory);
+                                 sycl::free(memory, self.queue);
+                               }};
+  const std::unique_ptr<Backend> backend = open_backend("sycl", "cpu");
+  Device& device = *backend->device();
+  void* const before = device.allocate(MemoryKind::kDevice, 1000);
+  device.use_allocator(from);
+  void* const there = device.allocate(MemoryKind::kDevice, 1 << 19);
+  void* const pinned = device.allocate(MemoryKind::kPinned, 1000);
+  EXPECT_EQ(lender.live.size(), 1u);
+  const std::string message = refusal([&] { device.allocate(MemoryKind::kDevice, 1 << 20); }, ErrorKind::kOutOfMemory);
+  EXPECT_NE(message.find("from the caller's allocator"), std::string::npos) << message;
+  device.use_allocator({});
+  for (void* memory : {before, there, pinned}) device.free(memory);
+  EXPECT_TRUE(lender.live.empty());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""The devices of parameters: everything that Lowtide asks torch about devices (for CUDA's memory: `cuda_memory`). No other
+"""The devices of parameters: everything that Lowtide asks torch about devices (about their memory: `torch_memory`). No other
 module names them.
 
 Each kind of torch device has a backend (`lowtide.backends()`) that steps its parameters. A new kind is one more entry of
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide import _core
 from lowtide.checks.values import PARAMETER_DTYPES, expect
-from lowtide.devices import cuda_memory
+from lowtide.devices import torch_memory
 
 EXACT = "exact"  # the arithmetic of every device: the same bits as the CPU
 
@@ -47,6 +47,7 @@ class Kind(NamedTuple):
     room: Callable[[torch.device], int] = lambda device: -1
     allocator: Callable[[torch.device], Allocator | None] = lambda device: None  # None: the driver's
     capturing: Callable[[torch.device], bool] = lambda device: False  # True if torch's queue is being recorded
+    records: bool = False  # such a recording can be replayed
     empty_cache: Callable[[], None] = lambda: None  # returns unused memory of torch's cache to the driver
     automatic: bool = False  # state moves to the device if it fits, unless a budget says otherwise
 
@@ -90,25 +91,14 @@ def _limits(groups: Path, root: Path) -> Iterator[tuple[int, int]]:
                     break
 
 
-def _xpu_free(device: torch.device) -> int:
-    """Bytes that the driver could give: state there is not torch's memory, so unused memory in torch's cache does not count."""
-    try:
-        return int(torch.xpu.mem_get_info(device)[0])
-    except (AttributeError, RuntimeError):  # an older torch, or a driver that does not report it
-        return -1
-
-
-def _xpu_room(device: torch.device) -> int:
-    free = _xpu_free(device)
-    if free < 0:
-        return free
-    # The cache will take back what it held at its peak and has released since.
-    return max(free - max(torch.xpu.max_memory_reserved(device) - torch.xpu.memory_reserved(device), 0), 0)
-
-
-def _cuda_allocator(device: torch.device) -> Allocator:
-    cache = cuda_memory.cache_of(device)
+def _allocator(device: torch.device) -> Allocator:
+    cache = torch_memory.cache_of(device)
     return Allocator(cache.allocate, cache.release, cache.note_use)
+
+
+def _xpu_lends() -> bool:
+    """True if torch's cache can be told of queues that use its memory; with an older torch, state there is the driver's memory."""
+    return hasattr(torch.xpu, "get_stream_from_external") and hasattr(torch.xpu, "mem_get_info")
 
 
 KINDS: dict[str, Kind] = {
@@ -120,10 +110,11 @@ KINDS: dict[str, Kind] = {
         lambda device: int(torch.cuda.get_device_properties(device).total_memory),
         arithmetics=(EXACT, "fast"),
         target=lambda device, arithmetic: f"{arithmetic}:{device.index}",
-        free=lambda device: cuda_memory.cache_of(device).free(),
-        room=lambda device: cuda_memory.cache_of(device).room(),
-        allocator=_cuda_allocator,
-        capturing=cuda_memory.capturing,
+        free=lambda device: torch_memory.cache_of(device).free(),
+        room=lambda device: torch_memory.cache_of(device).room(),
+        allocator=_allocator,
+        capturing=torch_memory.capturing,
+        records=True,
         empty_cache=lambda: torch.cuda.empty_cache(),
         automatic=True,
     ),
@@ -132,8 +123,10 @@ KINDS: dict[str, Kind] = {
         # A sycl::queue*; torch's queues are in order and live as long as it.
         lambda device: int(torch.xpu.current_stream(device).sycl_queue),
         lambda device: int(torch.xpu.get_device_properties(device).total_memory),
-        free=_xpu_free,
-        room=_xpu_room,
+        free=lambda device: torch_memory.cache_of(device).free() if _xpu_lends() else -1,
+        room=lambda device: torch_memory.cache_of(device).room() if _xpu_lends() else -1,
+        allocator=lambda device: _allocator(device) if _xpu_lends() else None,
+        capturing=torch_memory.capturing,
         empty_cache=lambda: torch.xpu.empty_cache(),
     ),
 }

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from lowtide import _core
-from lowtide.devices.cuda_memory import OutOfMemory
+from lowtide.devices.torch_memory import OutOfMemory
 from lowtide.engine.engine import Engine
 from lowtide.optimizers.backward import InBackward
 from lowtide.report.log import logger

@@ -20,7 +20,7 @@ import lowtide
 import pytest
 import stand_in
 import torch
-from lowtide.devices import arrays, cuda_memory, places
+from lowtide.devices import arrays, torch_memory, places
 from lowtide.engine import mirrors
 from lowtide.optimizers import clipping
 
@@ -120,7 +120,7 @@ class EmulatedCuda(stand_in.StandIn):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "ExternalStream", lambda queue, device: queue)
         monkeypatch.setattr(torch.cuda, "default_stream", lambda device: 0)
-        monkeypatch.setattr(cuda_memory, "_new_block", self.new_block)
+        monkeypatch.setattr(torch_memory, "_new_block", self.new_block)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
@@ -170,7 +170,7 @@ class EmulatedCuda(stand_in.StandIn):
         gc.collect()
         held = dict(self.cached)
         self.cached.clear()  # what a failed test keeps alive frees it later, when there is nothing to free any more
-        cuda_memory.cache_of.cache_clear()
+        torch_memory.cache_of.cache_clear()
         super().close()
         assert not held, f"optimizers that are gone still hold {held}"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lowtide.devices import cuda_memory
+from lowtide.devices import torch_memory
 
 GIB = 1 << 30
 DEVICE = torch.device("cuda", 0)
@@ -34,8 +34,8 @@ class Torch:
         }
         for name, stand_in in stand_ins.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
-        monkeypatch.setattr(cuda_memory, "capturing", lambda _: self.capturing)
-        monkeypatch.setattr(cuda_memory, "_new_block", lambda size, _: Block(self, size))
+        monkeypatch.setattr(torch_memory, "capturing", lambda _: self.capturing)
+        monkeypatch.setattr(torch_memory, "_new_block", lambda size, _: Block(self, size))
         self.blocks = 0
         self.recorded: list[tuple[int, Any]] = []
 
@@ -88,7 +88,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Torch:
     return Torch(monkeypatch)
 
 
-def step(cuda: Torch, cache: cuda_memory.Cache, activations: int) -> int:
+def step(cuda: Torch, cache: torch_memory.Cache, activations: int) -> int:
     """The room that the optimizer finds behind a backward pass with so many bytes."""
     cuda.use(activations)
     cuda.allocated -= activations
@@ -96,7 +96,7 @@ def step(cuda: Torch, cache: cuda_memory.Cache, activations: int) -> int:
 
 
 def test_activations_come_again(cuda: Torch, figure: Callable[[str], None]) -> None:
-    cache = cuda_memory.Cache(DEVICE)
+    cache = torch_memory.Cache(DEVICE)
     cuda.use(20 * GIB)  # parameters and gradients
     assert step(cuda, cache, 30 * GIB) == 30 * GIB, "what nothing needed at the peak"
     assert cache.free() == 60 * GIB, "now, between backward and the step, there is more"
@@ -115,7 +115,7 @@ def test_activations_come_again(cuda: Torch, figure: Callable[[str], None]) -> N
 
 
 def test_state_that_comes_after_the_peak_has_its_room_once(cuda: Torch, figure: Callable[[str], None]) -> None:
-    cache = cuda_memory.Cache(DEVICE)
+    cache = torch_memory.Cache(DEVICE)
     cuda.use(20 * GIB)
     assert step(cuda, cache, 30 * GIB) == 30 * GIB
     cache.allocate(20 * GIB)  # the state of one optimizer; another steps behind the same backward pass
@@ -127,7 +127,7 @@ def test_state_that_comes_after_the_peak_has_its_room_once(cuda: Torch, figure: 
 
 
 def test_buckets_take_no_more_than_the_room(cuda: Torch, figure: Callable[[str], None]) -> None:
-    cache = cuda_memory.Cache(DEVICE)
+    cache = torch_memory.Cache(DEVICE)
     cuda.use(20 * GIB)
     cuda.use(30 * GIB)
     cuda.allocated -= 30 * GIB
@@ -143,7 +143,7 @@ def test_buckets_take_no_more_than_the_room(cuda: Torch, figure: Callable[[str],
 
 
 def test_the_peak_is_that_beside_the_state_of_its_time(cuda: Torch) -> None:
-    cache = cuda_memory.Cache(DEVICE)
+    cache = torch_memory.Cache(DEVICE)
     cuda.use(20 * GIB)
     cuda.use(30 * GIB)  # a forward pass, and then slots for a while: they were not there at the peak
     cuda.allocated -= 30 * GIB
@@ -158,7 +158,7 @@ def test_the_peak_is_that_beside_the_state_of_its_time(cuda: Torch) -> None:
 
 
 def test_threads_share_a_cache(cuda: Torch) -> None:
-    cache = cuda_memory.Cache(DEVICE)
+    cache = torch_memory.Cache(DEVICE)
     cuda.use(GIB)
     for _ in range(5000):
         cache.allocate(512)
@@ -198,7 +198,7 @@ def test_other_allocators_have_fewer_figures(cuda: Torch, monkeypatch: pytest.Mo
         raise RuntimeError(f"CUDAPluggableAllocator {words[missing]}")
 
     monkeypatch.setattr(torch.cuda, missing, refuse)
-    cache = cuda_memory.Cache(DEVICE)
+    cache = torch_memory.Cache(DEVICE)
     cuda.use(20 * GIB)
     cuda.segments = 1
     cache.allocate(10 * GIB)
@@ -206,9 +206,9 @@ def test_other_allocators_have_fewer_figures(cuda: Torch, monkeypatch: pytest.Mo
 
 
 def test_steps_ask_the_driver_where_something_may_have_changed(cuda: Torch, figure: Callable[[str], None]) -> None:
-    cache = cuda_memory.Cache(DEVICE)
+    cache = torch_memory.Cache(DEVICE)
     assert step(cuda, cache, 10 * GIB) == 70 * GIB
-    for _ in range(cuda_memory._OLD - 1):
+    for _ in range(torch_memory._OLD - 1):
         assert step(cuda, cache, 10 * GIB) == 70 * GIB
     assert cuda.asked == 1
     cuda.reserved -= GIB  # given back to the driver, and taken by somebody else
@@ -218,11 +218,11 @@ def test_steps_ask_the_driver_where_something_may_have_changed(cuda: Torch, figu
     cuda.beside += GIB
     assert step(cuda, cache, 9 * GIB) == 68 * GIB and cuda.asked == 3
     cuda.beside += GIB
-    rooms = [step(cuda, cache, 9 * GIB) for _ in range(cuda_memory._OLD)]
-    assert rooms == [68 * GIB] * (cuda_memory._OLD - 1) + [67 * GIB] and cuda.asked == 4
+    rooms = [step(cuda, cache, 9 * GIB) for _ in range(torch_memory._OLD)]
+    assert rooms == [68 * GIB] * (torch_memory._OLD - 1) + [67 * GIB] and cuda.asked == 4
     cuda.beside += GIB
     assert cache.free() == 76 * GIB and step(cuda, cache, 9 * GIB) == 66 * GIB, "who asks for now is told of now"
-    figure(f"the driver is asked every {cuda_memory._OLD} steps")
+    figure(f"the driver is asked every {torch_memory._OLD} steps")
 
 
 def test_blocks_are_never_filled() -> None:
@@ -231,7 +231,7 @@ def test_blocks_are_never_filled() -> None:
     torch.set_deterministic_debug_mode("error")
     try:
         filled = torch.empty(1 << 20, dtype=torch.uint8)
-        block = cuda_memory._new_block(1 << 20, torch.device("cpu"))
+        block = torch_memory._new_block(1 << 20, torch.device("cpu"))
     finally:
         torch.set_deterministic_debug_mode(before)
     assert filled.min() == 255 and block.min() < 255
@@ -239,7 +239,7 @@ def test_blocks_are_never_filled() -> None:
 
 
 def test_blocks_know_the_streams_that_use_them(cuda: Torch) -> None:
-    cache = cuda_memory.Cache(DEVICE)
+    cache = torch_memory.Cache(DEVICE)
     one, other = cache.allocate(GIB), cache.allocate(GIB)
     cache.note_use(other, 77)
     cache.note_use(other, 0)  # torch would make ExternalStream(0) a new stream
@@ -251,7 +251,7 @@ def test_blocks_know_the_streams_that_use_them(cuda: Torch) -> None:
 
 
 def test_what_torch_keeps_is_not_all_free(cuda: Torch, figure: Callable[[str], None]) -> None:
-    cache = cuda_memory.Cache(DEVICE)
+    cache = torch_memory.Cache(DEVICE)
     cuda.use(10 * GIB)
     cuda.reserved = 40 * GIB
     cuda.segments = 1

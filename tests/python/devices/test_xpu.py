@@ -1,4 +1,4 @@
-"""Torch's xpu (xpu_device.py) around Lowtide's steps there: its engine and scaler, FSDP2 and DDP over a mesh
+"""Torch's xpu (xpu_device.py) around Lowtide's steps there: its counters of memory, its engine and scaler, FSDP2 and DDP over a mesh
 of it, checkpoints that go to the CPU. The bits are those of the same run on the CPU."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from distributed_support import differing, shared_ranks
 from llama_support import EXAMPLES  # puts the example on the path
+from lowtide.devices import places
 from lowtide.distributed import ErrorFeedbackSign, SignVote
 from support import bits
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -22,12 +23,68 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from xpu_device import Xpu
+from xpu_device import MEMORY, Xpu
 
 import rl_offload
 
 assert Path(rl_offload.__file__).parent == EXAMPLES
 Figure = Callable[[str], None]
+MIB = 1 << 20
+
+
+def test_state_is_torchs_memory(xpu: Xpu, figure: Figure) -> None:
+    """torch.xpu counts it, its cache gives it, and what is left is the room of automatic residency."""
+    (param,) = xpu.parameters([torch.zeros(MIB)])
+    param.grad = torch.ones_like(param)
+    place = places.place_of(param, "")
+    before, free = torch.xpu.memory_allocated(), place.free()
+    opt = lowtide.AdamW([param], state="fp32")
+    opt.step()
+    xpu.synchronize()
+    state = torch.xpu.memory_allocated() - before
+    assert state == opt.report()["device_bytes"] >= 8 * MIB and torch.xpu.max_memory_allocated() >= before + state
+    assert place.free() == free - state == torch.xpu.mem_get_info()[0]
+    opt.offload()
+    assert torch.xpu.memory_allocated() == before
+    opt.onload()
+    assert torch.xpu.memory_allocated() == before + state
+    del opt
+    gc.collect()
+    assert torch.xpu.memory_allocated() == before and place.free() == free
+    # Activations that come and go leave less room for state than there is between passes.
+    torch.xpu.reset_peak_memory_stats()
+    torch.zeros(2 * MIB, device="xpu")
+    assert place.free() == free and place.room() == free - 8 * MIB
+    figure(f"{state} bytes of state in torch.xpu.memory_allocated(), until they leave")
+
+
+def test_automatic_residency_keeps_to_the_room(xpu: Xpu, figure: Figure) -> None:
+    (param,) = xpu.parameters([torch.zeros(MIB)])
+    param.grad = torch.ones_like(param)
+    xpu.allow(torch.xpu.memory_allocated() + 4 * MIB)  # state is 8 MiB
+    opt = lowtide.AdamW([param], state="fp32", memory=lowtide.Memory(device="auto", chunk="256KiB"))
+    for _ in range(2):
+        opt.step()
+    xpu.synchronize()
+    report = opt.report()
+    assert report["moved_per_step"] > 0 and torch.xpu.max_memory_allocated() <= torch.xpu.get_device_properties().total_memory
+    xpu.allow(MEMORY)
+    figure(f"{report['device_bytes']} bytes on a device with 4 MiB left, {report['moved_per_step']} moved in a step")
+
+
+def test_a_step_in_a_recording_is_refused(xpu: Xpu) -> None:
+    """The SYCL backend records none: the step would be taken at once, and no replay would take it."""
+    (param,) = xpu.parameters([torch.ones(5)])
+    param.grad = torch.ones_like(param)
+    opt = lowtide.AdamW([param])
+    before = bits(param)
+    xpu.capturing = True
+    for call in (opt.step, lambda: opt.clip_grad_norm_(1.0)):
+        with pytest.raises(NotImplementedError, match="xpu:0 while a graph is captured, wanted a step without one: the sycl backend"):
+            call()
+    xpu.capturing = False
+    assert bits(param) == before
+    opt.step()
 
 
 def net(device: Any) -> torch.nn.Sequential:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from lowtide import _core
-from lowtide.devices import cuda_memory
+from lowtide.devices import torch_memory
 from stand_in import StandIn, missing as missing_backend
 from torch.utils import cpp_extension
 
@@ -116,7 +116,7 @@ class Xpu(StandIn):
     def close(self) -> None:
         gc.collect()
         self.synchronize()
-        cuda_memory.cache_of.cache_clear()
+        torch_memory.cache_of.cache_clear()
         self._library.xpu_open(None, None, ctypes.c_int64(0), ctypes.c_int64(0))
         super().close()
 

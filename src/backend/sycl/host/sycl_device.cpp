@@ -56,6 +56,7 @@ void* SyclDevice::allocate(MemoryKind kind, int64_t bytes) {
     fail(ErrorKind::kOutOfMemory,
          "SYCL: got %lld bytes of %s memory to allocate, wanted %lld at most: the device's limit for one allocation",
          ll(bytes), kind_of(kind).name, ll(most.largest_allocation));
+  if (kind == MemoryKind::kDevice && allocator_.allocate) return allocate_from(allocator_, bytes);
   return guarded("allocating memory", [&] {
     void* const memory = sycl::aligned_alloc(static_cast<size_t>(kPageBytes), static_cast<size_t>(bytes),
                                              own_.get_device(), own_.get_context(), kind_of(kind).alloc);
@@ -67,7 +68,22 @@ void* SyclDevice::allocate(MemoryKind kind, int64_t bytes) {
   });
 }
 
+void* SyclDevice::allocate_from(const Allocator& allocator, int64_t bytes) {
+  void* const memory = allocator.allocate(allocator.context, bytes);
+  if (!memory)
+    fail(ErrorKind::kOutOfMemory, "SYCL: could not allocate %lld bytes of device memory from the caller's allocator",
+         ll(bytes));
+  lent_.emplace(memory, allocator);
+  return memory;
+}
+
 void SyclDevice::free(void* memory) noexcept {
+  if (const auto lent = lent_.find(memory); lent != lent_.end()) {
+    const Allocator from = lent->second;
+    lent_.erase(lent);
+    from.free(from.context, memory);
+    return;
+  }
   try {
     sycl::free(memory, own_.get_context());
   } catch (const sycl::exception&) {  // the device is gone, and its memory with it

@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 
 #include "backend/device.h"
@@ -32,14 +33,19 @@ class SyclDevice final : public Device {
   Event record(void* queue) override;
   void wait(void* queue, const Event& event) override;
   void host_wait(const Event& event) override;
+  void use_allocator(const Allocator& allocator) override { allocator_ = allocator; }
 
   // nullptr: the own queue. Throws kInvalidArgument for a queue that is out of order, or of another context or device.
   sycl::queue& queue_of(void* queue);
 
  private:
+  void* allocate_from(const Allocator& allocator, int64_t bytes);
+
   sycl::queue own_;
   std::shared_ptr<LateErrors> late_;
   std::deque<sycl::queue> queues_;
+  Allocator allocator_;
+  std::unordered_map<void*, Allocator> lent_;  // by the memory that came from there
 };
 
 // Checks that kernels can access memory: USM of the queue's context, unless the device can address all of the

@@ -1,4 +1,5 @@
-"""Torch's cache of CUDA memory: the source of Lowtide's device memory, and the basis for estimating how much more fits."""
+"""Torch's cache of the memory of a GPU (torch.cuda, torch.xpu): the source of Lowtide's device memory, and the basis for estimating
+how much more fits."""
 
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ class Cache:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._torch = torch.get_device_module(device)
         self._lock = threading.RLock()  # garbage collection during allocate() may call release()
         self._blocks: dict[int, torch.Tensor] = {}  # Lowtide's, by address
         self._held = 0  # bytes of these
         self._peak = 0  # torch's peak, when last read
         self._others = 0  # the largest number of bytes not held by Lowtide, as the peak has shown
-        self._segments: tuple[int, int] | None = None  # the cache's, when _pools was counted
+        self._segments: tuple[int, ...] | None = None  # the cache's, when _pools was counted
         self._pools = 0
         self._driver = -1  # free bytes reported by the driver, the age of that answer in steps, and the cache's size then
         self._age = 0
@@ -52,11 +54,12 @@ class Cache:
     def note_use(self, address: int, queue: int) -> None:
         """Makes the cache keep a freed block until the work queued on that stream so far is done; no torch stream waits for it.
         Only tensors can record this, hence blocks are tensors."""
-        stream = (
-            torch.cuda.ExternalStream(queue, device=self._device)  # type: ignore[no-untyped-call]
-            if queue
-            else torch.cuda.default_stream(self._device)  # torch would make ExternalStream(0) a new stream
-        )
+        if self._device.type == "xpu":
+            stream = torch.xpu.get_stream_from_external(queue, self._device)
+        elif queue:
+            stream = torch.cuda.ExternalStream(queue, device=self._device)  # type: ignore[no-untyped-call]
+        else:
+            stream = torch.cuda.default_stream(self._device)  # torch would make ExternalStream(0) a new stream
         self._blocks[address].record_stream(stream)
 
     def release(self, address: int) -> None:
@@ -107,12 +110,12 @@ class Cache:
         """The bytes that the driver has free; -1: unknown. If many processes share a device, the driver takes milliseconds to
         answer, so a step reuses an earlier answer while the cache neither grows nor shrinks. It notices what other processes
         take once the answer is old."""
-        kept = None if stats is None else (*_segments_of(stats), _bytes(stats, "reserved"))
+        kept = None if stats is None else _segments_of(stats)
         self._age += 1
         if kept is None or kept != self._kept or self._age >= _OLD:
             try:
-                free, _ = torch.cuda.mem_get_info(self._device)
-            except RuntimeError:  # the device is lost: the step will report it
+                free, _ = self._torch.mem_get_info(self._device)
+            except RuntimeError:  # a driver that does not report it; or the device is lost, as the step will report
                 return -1
             self._driver, self._kept, self._age = int(free), kept, 0
         return self._driver
@@ -121,7 +124,7 @@ class Cache:
         """Torch's statistics; None if it has allocated nothing yet, or uses a custom allocator. (memory_reserved() would sort
         and flatten all of them each time.)"""
         try:
-            return torch.cuda.memory_stats_as_nested_dict(self._device) or None
+            return self._torch.memory_stats_as_nested_dict(self._device) or None
         except RuntimeError:
             return None
 
@@ -132,12 +135,19 @@ class Cache:
             self._segments = now
             self._pools = sum(
                 segment["total_size"]
-                for segment in _segments()
+                for segment in self._snapshot()
                 if segment["device"] == self._device.index
                 and tuple(segment["segment_pool_id"]) != (0, 0)
                 and not segment["active_size"]
             )
         return self._pools
+
+    def _snapshot(self) -> list[dict[str, Any]]:
+        """All segments of the cache; none if torch does not tell, or leaves memory to cudaMallocAsync or to a custom allocator."""
+        try:
+            return self._torch.memory_snapshot()  # type: ignore[no-any-return]
+        except (AttributeError, RuntimeError):
+            return []
 
 
 def _new_block(size: int, device: torch.device) -> torch.Tensor:
@@ -146,30 +156,27 @@ def _new_block(size: int, device: torch.device) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
-def _segments() -> list[dict[str, Any]]:
-    """All segments of the cache; none if torch leaves memory to cudaMallocAsync or to a custom allocator."""
-    try:
-        return torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call,no-any-return]
-    except RuntimeError:
-        return []
-
-
-def _segments_of(stats: dict[str, Any]) -> tuple[int, int]:
-    """Numbers of segments allocated from the driver so far, and freed."""
-    segments = stats["segment"]["all"]
-    return segments["allocated"], segments["freed"]
+def _segments_of(stats: dict[str, Any]) -> tuple[int, ...]:
+    """Figures that change when the cache grows or shrinks: segments allocated from the driver so far, and freed (torch.xpu does not
+    count them), and their bytes."""
+    segments = stats["segment"]["all"] if "segment" in stats else {"allocated": 0, "freed": 0}
+    return segments["allocated"], segments["freed"], _bytes(stats, "reserved")
 
 
 def _bytes(stats: dict[str, Any], kind: str, when: str = "current") -> int:
-    return int(stats[f"{kind}_bytes"]["all"][when])
+    """Bytes in a statistic; 0 if torch has no such one, as torch.xpu has none of free parts of segments in use."""
+    return int(stats[f"{kind}_bytes"]["all"][when]) if f"{kind}_bytes" in stats else 0
 
 
 def capturing(device: torch.device) -> bool:
     """True if torch's queue is being recorded."""
-    if torch.cuda.current_device() == device.index:
-        return torch.cuda.is_current_stream_capturing()
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
+    module = torch.get_device_module(device)
+    if not hasattr(module, "is_current_stream_capturing"):  # torch.xpu before 2.15, which records nothing
+        return False
+    if module.current_device() == device.index:
+        return bool(module.is_current_stream_capturing())
+    with module.device(device):
+        return bool(module.is_current_stream_capturing())
 
 
 cache_of = functools.cache(Cache)
