@@ -141,7 +141,8 @@ def fewer(variants: list[Variant], seeds: int | None) -> list[Variant]:
 
 def train_all(args: argparse.Namespace) -> int:
     settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (SCALES[args.scale], fidelity.Sizes())
-    settings = dataclasses.replace(settings, **({"beta1": args.beta1} if args.beta1 is not None else {}))
+    asked = {name: value for name in ("beta1", "lr") if (value := getattr(args, name)) is not None}
+    settings = dataclasses.replace(settings, **asked)
     text = corpus.load(args.text)
     device = args.device
     origin = machine.origin(described(device))
@@ -166,6 +167,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="of each variant, at most (default: as many as it has)")
     parser.add_argument("--beta2", type=float, choices=BETA2, nargs="+", help="of the runs to make (default: both)")
     parser.add_argument("--beta1", type=float, help="of all trainings (default: 0.9); results of another one are kept apart")
+    parser.add_argument("--lr", type=float, help="of all trainings (default: the scale's); results of another one are kept apart")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the trainings; results of each are kept apart")
     parser.add_argument("--text", type=Path, metavar="DIR", help="standard library of another Python, to train on the text of an earlier report")
     parser.add_argument("--known", type=Path, nargs="+", metavar="FILE", help="earlier reports (quality.json) whose runs are taken over")

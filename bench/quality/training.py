@@ -16,7 +16,7 @@ import torch
 from quality.corpus import Corpus, windows
 from quality.gradients import backward_of, forward
 from quality.model import Size, build
-from quality.variants import Variant
+from quality.variants import STABLE, Variant
 from quality.watch import Watch
 
 
@@ -60,7 +60,7 @@ def train(
     """Init and order of the data follow from `seed` alone, whatever the device. keep: the file that gets the settings and the trained
     weights, once they are whole."""
     start = time.process_time()
-    model = build(settings.size, seed)
+    model = build(settings.size, seed, variant.rule == STABLE)
     change(model, variant, seed)
     model.to(device, variant.weights)
     # Rounded weights and Muon move in steps of their own, so there is no update to compare.

@@ -118,6 +118,7 @@ def _schedule_free(id: str, label: str, package: bool = False, noise: bool = Fal
     )  # fmt: skip
 
 
+STABLE = "AdamW, StableEmbedding"  # the rule of variants whose model has this layer in place of torch's
 SCHEDULE_FREE_LR = 2.0  # of 1, 2, 4 and 8, with the package on one seed; 4 is better by 9 mN at a beta2 of 0.95, and worse by 6 at 0.999
 MANY = 12  # seeds, of what is compared most closely
 
@@ -148,6 +149,8 @@ VARIANTS = (
         "flashoptim_24", "FlashOptim FlashAdamW, bf16 weights of 24 bits", partial(contenders.flashoptim, master_weight_bits=24),
         weights=torch.bfloat16, device="cuda",
     ),
+    Variant("stable_fp32", "StableEmbedding, fp32 (torch)", contenders.torch_fused, rule=STABLE, noise=True),
+    Variant("stable_dynamic8", "StableEmbedding, dynamic8", lowtide(state="dynamic8"), rule=STABLE),
     _muon("muon_fp32", "fp32 (torch)", "torch", noise=True),
     _muon("muon_fp32_c", "fp32, init changed by 1e-3", "torch", noise=True, init_change=1e-3, draw=3),
     _muon("muon_fp32_d", "fp32, init changed by 1e-3, 2nd draw", "torch", noise=True, init_change=1e-3, draw=4),
