@@ -64,7 +64,7 @@ class Sequence:
             if self.rule != "muon" and self.random.random() < 0.2:
                 memory["step_in_backward"] = True
         elif pick((True, False)):
-            memory = {"memory": pick((lowtide.Memory(device="4KiB"), lowtide.Memory(device="50%")))}
+            memory = {"memory": pick((lowtide.Memory(device="16KiB", chunk="4KiB"), lowtide.Memory(device="50%")))}
         self.in_backward = "step_in_backward" in memory
         self.cuts = [pick((1, 2, 3))]
         self.here = [torch.nn.Parameter(torch.randn(shape).to(self.dtype)) for shape in SHAPES[:4]]
