@@ -152,13 +152,14 @@ class Cores:
     def onload(self) -> None:
         self._each(_core.Optimizer.onload)
 
-    def offload(self) -> None:
-        """Like `_core.Optimizer.offload`: all state moves, or none."""
+    def offload(self, devices: bool = False) -> None:
+        """Like `_core.Optimizer.offload`: all state moves, or none. devices: only state on devices."""
         moved: list[_core.Optimizer] = []
         try:
             for place, core in self._cores.items():
-                self._told_of(place, core.offload)
-                moved.append(core)
+                if not (devices and place.on_host):
+                    self._told_of(place, core.offload)
+                    moved.append(core)
         except BaseException:
             for core in moved:
                 core.onload()

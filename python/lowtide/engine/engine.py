@@ -26,6 +26,7 @@ from lowtide.engine.host_steps import settle
 from lowtide.engine.mirrors import MirrorCore
 from lowtide.engine.params import Param, examine, examine_all, parameter, wanted_places
 from lowtide.engine.shares import UNLIMITED, Shares, shares_of
+from lowtide.engine.unread import Copies
 from lowtide.memory.budgets import Memory, budget_at
 from lowtide.memory.forecast import forecast
 from lowtide.options import overrides
@@ -74,6 +75,8 @@ class Engine:
         self.captured = False  # a step was captured in a graph
         self.awaited: list[int] = []  # parameters whose entry in Optimizer.state is missing or incomplete
         self.assigned: set[int] = set()  # parameters whose entries had values replaced since they were shown
+        self.away: set[int] = set()  # parameters whose state `Optimizer.state` shows on the host: users moved it there
+        self.copies = Copies(self.lock)  # of state, to be read before the state changes
         self.entry = entry
         self._threads = torch.get_num_threads()
         self.shows_sizes = True  # Optimizer.state also shows state that no view can show; its codes are read-only
@@ -84,6 +87,7 @@ class Engine:
         self._told: dict[int, list[Any]] = {}  # for each parameter group, the options that the core has
         self._overrides = overrides.changes  # the count at the last look
         self._fresh = False  # some have a residual, which their dtype decides, and no step was seen after which it must stay
+        self._movable = 0  # number of parameters that are in `away` when all state was moved
         self._with_state = 0  # number of stepped parameters, as last counted by the core; -1: count again
         self._shares = Shares({}, {}, {}, False)  # each core's share of the budgets
         self._steps, self._skipped = 0, 0  # counted outside of the current core
@@ -404,6 +408,8 @@ class Engine:
         cores = {place: self._new_core(place, shares) for place in wanted}
         for place, core in cores.items():
             register(core, self.family, place, made, 0, now, 0, shares.own if len(cores) > 1 else None)
+        self.copies.read(self)
+        self.away = set()
         old = self.core
         old.onload()
         with KeptErrors() as kept:
@@ -578,6 +584,33 @@ class Engine:
         for place, core in self.cores.items():
             if place.on_host:
                 core.onload()
+
+    def has_entry(self, number: int) -> bool:
+        """True if `Optimizer.state` and state dicts have an entry for a parameter: from its first step on, as in torch.optim."""
+        asked = self.shows_unstepped and self.tensors[number].requires_grad and number not in self.foreign
+        return asked or self.core_of(number).step_count(number) > 0
+
+    def move_shown(self, number: int, away: bool) -> None:
+        """Follows users who moved the state of a parameter in `Optimizer.state`, to the host (away) or back: once they have moved
+        all of it, so does the core. Raises like `Optimizer.offload` or `onload`; then nothing has moved."""
+        with self.lock:
+            if away and not self.away:
+                places = ((i, param.place) for i, param in enumerate(self.params))
+                self._movable = sum(
+                    bool(place and not place.on_host and self.has_entry(i) and self.core_of(i).is_paged(i)) for i, place in places
+                )
+            now = self.away | {number} if away else self.away - {number}
+            if not now:
+                self.core.onload()
+            elif len(now) == self._movable:
+                self.core.offload(devices=True) if isinstance(self.core, Cores) else self.core.offload()
+            self.away = now
+
+    def __del__(self) -> None:
+        try:
+            self.copies.read(self)
+        except Exception:  # a copy that cannot be read says so when it is used
+            pass
 
     def showed(self) -> None:
         """Marks all entries of `Optimizer.state` as current."""

@@ -278,6 +278,9 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if not self.engine.are_registered(self.param_groups):
             self._follow_params()
         self._follow_state()
+        self.engine.copies.read(self.engine)
+        if self.engine.away:
+            restore.bring_back(self.engine, self.state)
         try:
             self.engine.follow(self.param_groups, chain(self.defaults, self._beside))
         finally:
@@ -623,7 +626,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     @_alone
     def onload(self) -> None:
         """Brings back the state that `offload` moved. Raises OSError; the state is then still on the disk."""
-        self.engine.core.onload()
+        restore.bring_back(self.engine, self.state)
 
     @_alone
     def demote(self, size: int | str | None = None) -> int:

@@ -71,11 +71,11 @@ def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torc
     """The entries of a state_dict, by parameter, in the core's form: views, but copies of state that streams or has not taken a
     step. None before the first step, like torch.optim's."""
     params = engine.tensors
-    if not any(views.has_entry(engine, i) for i in range(len(params))):
+    if not any(engine.has_entry(i) for i in range(len(params))):
         return {}
     saved: dict[torch.Tensor, dict[str, Any]] = {}
     for i, param in enumerate(params):
-        if views.has_entry(engine, i) or (param.requires_grad and i not in engine.foreign):
+        if engine.has_entry(i) or (param.requires_grad and i not in engine.foreign):
             entry: dict[str, Any] = vectors.as_saved(engine, i, views.live(engine, i))
             saved[param] = entry if engine.core_of(i).step_count(i) else {name: value.clone() for name, value in entry.items()}
     for entry in saved.values():

@@ -3,14 +3,18 @@ view can show, because they stream or are in the core's device memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
+from weakref import ref
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import Self
 
+from lowtide.devices import places
 from lowtide.devices.sharding import is_dtensor, local_of
+from lowtide.engine.unread import Unread
+from lowtide.state.source import Source
 
 _ADVICE = "wanted .clone() or .to() of it, which copy its values, or load_state_dict(), which replaces them"
 
@@ -64,20 +68,26 @@ def _shared(func: Any, args: Any, options: Mapping[str, Any]) -> list[tuple[Any,
 class Elsewhere(WithoutMemory):
     """A tensor with the shape, element type, bytes and device of state, without memory.
 
-    Operations that read values first copy the current values to its device: `.to()` and `.cpu()` return tensors on other
-    devices, `+` and `.sum()` results. Writing, and operations that would share memory (`.view()`, indexing), raise
-    RuntimeError. `.detach()`, and `.to()` its own device, return it unchanged, as for every tensor."""
+    Operations that read values first copy the current values to its device: `+` and `.sum()` return results. Writing, and
+    operations that would share memory (`.view()`, indexing), raise RuntimeError. `.detach()`, and `.to()` its own device, return it
+    unchanged, as for every tensor.
+
+    `.to()` and `.cpu()` return copies, on the host or on the state's device, that have read nothing yet: see `Unread`. The first use
+    of one reads it; from then on an ordinary tensor holds its values, which operations, views and writes take. One that nobody has
+    used, assigned to the same name of the same entry, becomes the state there (`Shown`)."""
 
     WANTED = f"optimizer state that streams or is on a device, {_ADVICE}"
-    _read: Callable[[], torch.Tensor]
+    _read: Source
+    _copy: Unread | None  # None: it shows the state itself
+    _entry: tuple[ref[Shown], str]  # where it is, and by which name
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, device: torch.device, read: Callable[[], torch.Tensor]) -> Elsewhere:
+    def __new__(cls, like: torch.Tensor, device: torch.device, read: Source, copy: Unread | None = None) -> Elsewhere:
         """read: returns a copy of the values in host memory."""
         made: Elsewhere = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
         )
-        made._read = read
+        made._read, made._copy = read, copy
         return made
 
     @classmethod
@@ -87,19 +97,73 @@ class Elsewhere(WithoutMemory):
         options = kwargs or {}
         if func is torch.ops.aten.detach.default:
             return args[0]
-        if func is torch.ops.aten._to_copy.default:
-            where = options.get("device") or args[0].device
-            return args[0]._read().to(where, options.get("dtype") or args[0].dtype)
-        if any(isinstance(one, Elsewhere) for one in tree_leaves([value for _, value in _shared(func, args, options)])):
+        aten = torch.ops.aten
+        if func is aten._to_copy.default:
+            return args[0]._moved(options.get("device") or args[0].device, options.get("dtype") or args[0].dtype)
+        if func is aten.is_pinned.default and args[0]._is_pinned():
+            return True
+        if func is aten.empty_like.default:
+            like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device="meta")
+            return torch.empty_like(like, **{"device": args[0].device, **options})
+        if func is aten.copy_.default and not isinstance(args[0], cls):
+            return args[0].copy_(args[1]._values())
+        shared = tree_leaves([value for _, value in _shared(func, args, options)])
+        if any(isinstance(one, Elsewhere) and not one._copy for one in shared):
             raise RuntimeError(f"{func}: got {cls.WANTED}")
 
         def whole(one: Any) -> Any:
-            return one._read().to(one.device) if isinstance(one, Elsewhere) else one
+            return one._values().to(one.device) if isinstance(one, Elsewhere) else one
 
         return func(*tree_map(whole, args), **tree_map(whole, options))
 
+    def _values(self) -> torch.Tensor:
+        """Current values in host memory; or a copy's, on its device."""
+        return self._copy.read() if self._copy else self._read()
+
+    def _moved(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """The result of `.to()`."""
+        if dtype != self.dtype or device not in self._read.devices or (self._copy and self._copy.was_read):
+            return self._values().to(device, dtype)
+        return Elsewhere(self, device, self._read, self._read.copied(device))
+
+    def _is_pinned(self) -> bool:
+        """True on the host for state of a device, which moves to pinned memory: loops pin what is not."""
+        away = self.device.type == "cpu" and self._read.home.type != "cpu"
+        return away and not (self._copy and self._copy.was_read)
+
+    def is_copy_of(self, other: Elsewhere) -> bool:
+        """True if this is a copy of that state, and nobody has used it."""
+        return self._copy is not None and not self._copy.was_read and self._read.is_alike(other._read)
+
+    def in_entry(self, entry: Shown, name: str) -> Elsewhere:
+        """Makes it show the state in an entry."""
+        self._copy, self._entry = None, (ref(entry), name)
+        return self
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """Code that replaces memory in place, as DeepSpeed's, assigns it to the entry."""
+        entry, name = (None, "") if self._copy else (self._entry[0](), self._entry[1])
+        if entry is None or not isinstance(entry.get(name), Elsewhere):
+            raise RuntimeError(f"got a write (data) into {self.WANTED}")
+        entry[name] = value
+
     def _copied(self) -> torch.Tensor:
-        return self._read().to(self.device)
+        return self._values().to(self.device, copy=True)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self._copy.read().numpy(force=force) if self._copy else super().numpy(force=force)
+
+    def data_ptr(self) -> int:
+        return self._copy.read().data_ptr() if self._copy else super().data_ptr()
+
+    def __dlpack__(self, *arguments: Any, **options: Any) -> Any:
+        own = self._copy.read().__dlpack__ if self._copy else super().__dlpack__
+        return own(*arguments, **options)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Elsewhere({tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
@@ -185,7 +249,7 @@ def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
         name = moment if f"{moment}{_SCALE}" in entry else name
         bare = type(value) is torch.Tensor or not isinstance(value, torch.Tensor)
         plain = value if bare else _with_memory(value, _plain)
-        out[name] = plain._read() if isinstance(plain, Elsewhere) else plain
+        out[name] = plain._values() if isinstance(plain, Elsewhere) else plain
     return out
 
 
@@ -226,9 +290,29 @@ class Noting(dict[Any, Any]):
         super().clear()
 
 
+def _device_of(tensor: torch.Tensor) -> torch.device:
+    return tensor.device if isinstance(tensor, Elsewhere) else places.device_of(local_of(tensor))
+
+
+def _is_copy(value: torch.Tensor, had: torch.Tensor) -> bool:
+    """True for a copy of what is in its place: one on another device, or any of state that only the core has."""
+    if isinstance(had, Elsewhere) and isinstance(value, Elsewhere) and value.is_copy_of(had):
+        return True
+    if value.shape != had.shape or value.dtype != had.dtype:
+        return False
+    if not isinstance(had, Elsewhere) and _device_of(value) == _device_of(had):
+        return False
+    plain = [one._values() if isinstance(one, Elsewhere) else local_of(one).detach() for one in (value, had)]
+    mine, theirs = (one.cpu().contiguous().view(-1).view(torch.uint8) for one in plain)
+    return torch.equal(mine, theirs)
+
+
 class Shown(Noting):
-    """An entry of `Optimizer.state`. Notes assignments, for the next step or save to adopt; stand-ins cannot be replaced
-    (RuntimeError). A pickle or a copy is a plain dict."""
+    """An entry of `Optimizer.state`. Notes assignments, for the next step or save to adopt; other values cannot replace stand-ins
+    (RuntimeError). A pickle or a copy is a plain dict.
+
+    A copy of a tensor that is assigned in its place, on another device, moves the state there if it can be there. All state of the
+    parameter then shows that device; the memory follows when all state of the optimizer was moved (`Engine.move_shown`)."""
 
     def __init__(
         self, views: Mapping[str, torch.Tensor], param: torch.Tensor, number: int, assigned: set[int], read_only: bool = True
@@ -236,26 +320,62 @@ class Shown(Noting):
         """views: by the core's names; read_only: see `as_shown`. number: the parameter's, which is added to `assigned` once anything
         is replaced."""
         super().__init__(as_shown(views, read_only))
+        for name, one in self._stand_ins():
+            one.in_entry(self, name)
         self._param, self._number, self._assigned = id(param), number, assigned
+        self._changed: set[str | None] = set()  # names of values that were put in; None: others were removed
+
+    def keeps(self, names: Collection[str]) -> bool:
+        """True if the values of these names, in the core's form, are those that were shown."""
+        return not any(name is None or name.removesuffix(CODES) in names for name in self._changed)
 
     def is_of(self, param: torch.Tensor) -> bool:
         return self._param == id(param)
 
-    def _note(self) -> None:
+    def _note(self, name: str | None = None) -> None:
+        self._changed.add(name)
         self._assigned.add(self._number)
 
     def __setitem__(self, name: str, value: Any) -> None:
         had = dict.get(self, name)
         if value is had:
             return
+        if isinstance(had, torch.Tensor) and isinstance(value, torch.Tensor) and _is_copy(value, had):
+            if isinstance(had, Elsewhere):
+                self._move(name, had, value)
+            return
         if isinstance(had, Elsewhere):
             got = f"a {type(value).__name__}" + (f" on {value.device}" if isinstance(value, torch.Tensor) else "")
             raise RuntimeError(
-                f"state[...][{name!r}]: got {got} in the place of state that streams or is on a device, wanted opt.offload() and "
-                "opt.onload(), which move it, or load_state_dict(), which replaces it"
+                f"state[...][{name!r}]: got {got} with other values in the place of state that streams or is on a device, wanted "
+                "load_state_dict(), which replaces it, or copies by .to(), which move it"
             )
-        self._note()
+        self._note(name)
         super().__setitem__(name, value)
+
+    def _move(self, name: str, had: Elsewhere, value: torch.Tensor) -> None:
+        """Follows the assignment of a copy."""
+        device = _device_of(value)
+        if device not in had._read.homes:
+            return
+        if device != had.device:
+            had._read.move(device)
+            self.show_on(device)
+        if isinstance(value, Elsewhere) and value.is_copy_of(had):
+            super().__setitem__(name, value.in_entry(self, name))
+
+    def show_on(self, device: torch.device) -> None:
+        """Shows state that only the core has on another device."""
+        for name, one in self._stand_ins():
+            super().__setitem__(name, Elsewhere(one, device, one._read).in_entry(self, name))
+
+    def come_home(self) -> None:
+        """Shows the state where steps have it."""
+        for _, one in self._stand_ins()[:1]:
+            self.show_on(one._read.home)
+
+    def _stand_ins(self) -> list[tuple[str, Elsewhere]]:
+        return [(name, one) for name, one in self.items() if isinstance(one, Elsewhere)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)

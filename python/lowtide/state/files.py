@@ -82,6 +82,8 @@ def load(
     expect(each, f"{name}, {_CARRIED}", got, f"a dict with one for each of {number} parameters at most")
     names = [tuple(engine.core_of(i).carried(i)) for i in range(number)]
     given = {i: checked(own[str(i)], names[i], f"{name}, {_CARRIED}") for i in range(number) if names[i] and str(i) in own}
+    engine.copies.read(engine)
+    engine.away = set()
     kept.call(engine.core.load, name)
     for i, of_param in engine.options_of(new_groups).items():
         if names[i] and (steps := engine.core_of(i).step_count(i)):

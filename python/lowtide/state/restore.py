@@ -140,10 +140,12 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
     for i, param in enumerate(engine.tensors):
         entry = whole.get(param)
         if not entry:
-            if views.has_entry(engine, i):
+            if engine.has_entry(i):
                 taken[i] = NOTHING
         elif i in engine.assigned or not isinstance(entry, Shown) or not entry.is_of(param):
             known = {"step", *views.layout(engine, i), *engine.signed(i), *engine.core_of(i).carried(i)}
+            if isinstance(entry, Shown) and entry.is_of(param) and entry.keeps(known):
+                continue  # only wrappers' entries are new
             codec, where = vectors.codec_in_dicts(engine, i), f"assigned state of parameter {i}"
             one = dict(entry) if param.ndim > 1 else vectors.in_one_form(engine, i, entry, codec, where)
             given = as_core(one)
@@ -164,7 +166,7 @@ def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: 
     """An entry assigned in `Optimizer.state`. Before the first step it may contain only a residual, from master.split: moments
     are zeros."""
     where, live = f"assigned state of parameter {number}", views.layout(engine, number)
-    if RESIDUAL in given and given.keys() <= {"step", RESIDUAL} and not views.has_entry(engine, number):
+    if RESIDUAL in given and given.keys() <= {"step", RESIDUAL} and not engine.has_entry(number):
         live = {name: like for name, like in live.items() if name in ("step", RESIDUAL)}
     given.setdefault("step", engine.core_of(number).step_count(number))
     names = [] if MOMENTUM in live and given.keys() == {"step"} else live.keys() - {"step"}
@@ -204,7 +206,7 @@ def copied_in(engine: Engine, entries: list[dict[str, torch.Tensor]]) -> States:
 
 def shown_states(engine: Engine) -> States:
     """All state as users see it: parameters that have taken a step have an entry."""
-    states = States(dict, {param: views.shown(engine, i) for i, param in enumerate(engine.tensors) if views.has_entry(engine, i)})
+    states = States(dict, {param: views.shown(engine, i) for i, param in enumerate(engine.tensors) if engine.has_entry(i)})
     engine.await_states(i for i, param in enumerate(engine.tensors) if param not in states)
     states.changed = False
     engine.showed()
@@ -216,7 +218,8 @@ def apply(
 ) -> None:
     """Carries out a checked plan, by parameter number: zeroes state (no tensors), copies tensors into it, or encodes floats
     into it. All allocation comes first, so that a MemoryError leaves the state unchanged."""
-    engine.core.onload()
+    engine.copies.read(engine)
+    bring_back(engine, states)
     waiting = {*engine.awaited}
     for i, entry in entries.items():
         if entry.tensors:
@@ -250,13 +253,23 @@ def apply(
             live["step"].fill_(entry.step)
         elif entry.carried is not None:
             core.set_carried(i, dict(entry.carried))
-        if views.has_entry(engine, i):
+        if engine.has_entry(i):
             dict.__setitem__(states, engine.tensors[i], views.shown(engine, i))
             waiting.discard(i)
         else:
             states.pop(engine.tensors[i], None)
             waiting.add(i)
     engine.await_states(waiting)
+
+
+def bring_back(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
+    """Brings back what `Optimizer.offload`, or users who moved it in `states`, have put aside."""
+    engine.core.onload()
+    for number in engine.away:
+        entry = states.get(engine.tensors[number])
+        if isinstance(entry, Shown):
+            entry.come_home()
+    engine.away = set()
 
 
 def _apart(engine: Engine, entries: Mapping[int, Entry]) -> dict[int, Entry]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from weakref import ref
 
 import torch
 
@@ -15,6 +13,7 @@ from lowtide.devices.sharding import local_of
 from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.engine import Engine
 from lowtide.state.elsewhere import Elsewhere, Shown
+from lowtide.state.source import Source
 
 MOMENTUM = "momentum_buffer"  # exists only with momentum in SGD
 
@@ -26,38 +25,14 @@ def shown(engine: Engine, number: int) -> Shown:
     entry = engine.core_of(number).state(number)
     entry = of.wrap(entry) if of else entry
     if engine.shows_sizes and place and not engine.in_ram:
-        device = HOST.device if place.on_host else place.device
+        device = HOST.device if place.on_host or number in engine.away else place.device
         for name, like in _tensors(engine, number, fullest=False).items():
             if name not in entry:
-                entry[name] = Elsewhere(like, device, _reader(engine, number, name))
+                entry[name] = Elsewhere(like, device, Source(engine, number, name))
     if engine.entry:
         own: Shown = engine.entry(engine, number, entry)
         return own
     return Shown(entry, engine.tensors[number], number, engine.assigned, read_only=engine.shows_sizes)
-
-
-def has_entry(engine: Engine, number: int) -> bool:
-    """True if `Optimizer.state` and state dicts have an entry for a parameter: from its first step on, as in torch.optim."""
-    asked = engine.shows_unstepped and engine.tensors[number].requires_grad and number not in engine.foreign
-    return asked or engine.core_of(number).step_count(number) > 0
-
-
-def _reader(engine: Engine, number: int, name: str) -> Callable[[], torch.Tensor]:
-    """Returns a function that copies that tensor of a parameter's state while it exists; keeps neither alive."""
-    of, param = ref(engine), ref(engine.tensors[number])
-
-    def read() -> torch.Tensor:
-        alive = of()
-        if not alive or number >= len(alive.tensors) or alive.tensors[number] is not param():
-            raise RuntimeError("got state of an optimizer or a parameter that is gone, wanted the current Optimizer.state")
-        with alive.lock:
-            found = alive.core_of(number).read_state(number).get(name)
-        if found is None:
-            wanted = "a step or state_dict() first"
-            raise RuntimeError(f"got {name!r} of parameter {number}, which has no state yet, wanted {wanted}")
-        return found
-
-    return read
 
 
 def local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import lowtide
 import lowtide.distributed
+import movers
 import pytest
 import torch
 from lowtide.devices import places
@@ -225,3 +226,27 @@ def test_parameters_here_and_there(accelerator: Xpu, seed: int) -> None:
         for opt in opts:
             opt.step()
     Count().compare(here, there)
+
+
+@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize("project", sorted(movers.MOVERS.keys() - movers.BY_CUDA - {"deepspeed_adam"}))
+def test_hand_over_loops(project: str, disk: bool, accelerator: Xpu, tmp_path: Path, seed: int, figure: Figure) -> None:
+    """Other projects' loops take the state to the device, where it has no place: copies there are gone at once. (deepspeed_adam wants
+    torch's tensor of a device's host memory.)"""
+    try:
+        mover = movers.MOVERS[project]()
+    except movers.Missing as reason:
+        pytest.skip(str(reason))
+    memory = on_disk(tmp_path) if disk else None
+    figure(movers.hand_over(accelerator, mover, memory, state="fp32" if project in movers.BY_NAME else "dynamic8"))
+
+
+def test_assigned_copies_on_the_device_are_dropped(accelerator: Xpu, seed: int) -> None:
+    twins = Twins(accelerator, SHAPES, lr=1e-2)
+    twins.step()
+    entry = twins.second.state[twins.there[0]]
+    for name, value in entry.items():
+        entry[name] = value.to("xpu")
+        assert entry[name] is value and value.device.type == "cpu"
+    twins.step()
+    twins.compare_state()

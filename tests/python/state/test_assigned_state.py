@@ -368,15 +368,14 @@ def check(opt: lowtide.Optimizer, device: torch.device, shown: Callable[[str], N
         for name, value in entry.items():
             there = value.cpu()
             assert bits(there.clone()) == bits(saved[number][name]) and value.tolist() == saved[number][name].tolist()
-            # As loops move state to the CPU between phases, and back: a copy that no step changes is refused.
+            # Loops that move state assign copies with the same values (test_hand_over.py).
+            other = (there.clone().reshape(-1).view(torch.uint8) ^ 1).view(there.dtype).reshape(there.shape)
             for assign in (
-                lambda: entry.__setitem__(name, there), lambda: entry.update({name: there}),
-                lambda: entry.update([(name, there)], **{name: there}), lambda: entry.__ior__({name: there}),
+                lambda: entry.__setitem__(name, other), lambda: entry.update({name: other}),
+                lambda: entry.update([(name, other)], **{name: other}), lambda: entry.__ior__({name: other}),
             ):  # fmt: skip
-                if there is value:
-                    assign()
-                else:
-                    with pytest.raises(RuntimeError, match=r"on cpu in the place of .* wanted opt.offload\(\) and opt.onload"):
+                if isinstance(value, Elsewhere):
+                    with pytest.raises(RuntimeError, match=r"on cpu with other values in the place of .* wanted load_state_dict"):
                         assign()
             assert entry[name] is value is entry.setdefault(name, there) and opt.state[param] is entry
             if isinstance(value, Elsewhere) and device.type == "cpu":

@@ -1,0 +1,53 @@
+"""Copies of an engine's state that nobody has read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+
+class Unread:
+    """The values of a copy of state on a device. They are read when they are first used, or by `Copies.read` before the state
+    changes."""
+
+    def __init__(self, source: Callable[[Any], torch.Tensor], device: torch.device, lock: Any) -> None:
+        """source: returns the current values in host memory, given the engine or None. lock: held while they are read."""
+        self._source, self._device, self._lock = source, device, lock
+        self._values: torch.Tensor | None = None
+
+    @property
+    def was_read(self) -> bool:
+        return self._values is not None
+
+    def read(self, engine: Any = None) -> torch.Tensor:
+        """The values; the same tensor for every call. From any thread. engine: while it is being deleted, itself."""
+        with self._lock:
+            if self._values is None:
+                self._values = self._source(engine).to(self._device)
+            return self._values
+
+
+class Copies:
+    """The copies of one engine's state that are still in use."""
+
+    def __init__(self, lock: Any) -> None:
+        """lock: the engine's."""
+        self._unread: WeakSet[Unread] = WeakSet()
+        self._lock = lock
+
+    def __bool__(self) -> bool:
+        return bool(self._unread)
+
+    def add(self, source: Callable[[Any], torch.Tensor], device: torch.device) -> Unread:
+        copy = Unread(source, device, self._lock)
+        self._unread.add(copy)
+        return copy
+
+    def read(self, engine: Any) -> None:
+        """Reads them all. Call this before the state changes. Raises what reading state raises."""
+        for copy in [*self._unread]:
+            copy.read(engine)
+        self._unread.clear()
