@@ -214,6 +214,9 @@ def moves_of(device: Any, patch: Any) -> Iterator[None]:
     """Torch's `.to()` and `.cuda()` where torch takes the memory of `device` for the host's (stand_in.py)."""
     real = torch.Tensor.to
     there = torch.device(device.name())
+    if torch.get_device_module(there).is_available():  # torch has it
+        yield
+        return
 
     def to(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         where = args[0] if args else options.get("device")
