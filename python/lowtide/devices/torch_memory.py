@@ -54,6 +54,7 @@ class Cache:
     def note_use(self, address: int, queue: int) -> None:
         """Makes the cache keep a freed block until the work queued on that stream so far is done; no torch stream waits for it.
         Only tensors can record this, hence blocks are tensors."""
+        stream: torch.Stream
         if self._device.type == "xpu":
             stream = torch.xpu.get_stream_from_external(queue, self._device)
         elif queue:

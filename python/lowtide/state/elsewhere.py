@@ -29,7 +29,7 @@ class WithoutMemory(torch.Tensor):
         """A copy of the values on its device."""
         raise NotImplementedError
 
-    @property  # type: ignore[override]
+    @property
     def data(self) -> torch.Tensor:
         return self.detach()
 
@@ -49,7 +49,7 @@ class WithoutMemory(torch.Tensor):
     def _refuse_sharing(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError(f"got a request for the memory of optimizer state, {_ADVICE}")
 
-    __dlpack__ = share_memory_ = _refuse_sharing  # type: ignore[assignment]
+    __dlpack__ = share_memory_ = _refuse_sharing
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return self._copied()
