@@ -585,6 +585,11 @@ class Engine:
             if place.on_host:
                 core.onload()
 
+    def shows_zeros(self, number: int) -> bool:
+        """True if the memory that `Optimizer.state` shows is empty, because `offload` has put the state aside."""
+        core = self.core_of(number)
+        return core.has_state(number) and not core.is_paged(number) and core.report()["offloaded_bytes"] > 0
+
     def has_entry(self, number: int) -> bool:
         """True if `Optimizer.state` and state dicts have an entry for a parameter: from its first step on, as in torch.optim."""
         asked = self.shows_unstepped and self.tensors[number].requires_grad and number not in self.foreign

@@ -625,7 +625,9 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     @_alone
     def onload(self) -> None:
-        """Brings back the state that `offload` moved. Raises OSError; the state is then still on the disk."""
+        """Brings back the state that `offload` moved. Raises OSError; the state is then still on the disk. Raises ValueError, and drops
+        them, for values that were assigned to `state` while it showed zeros."""
+        self._follow_state()
         restore.bring_back(self.engine, self.state)
 
     @_alone

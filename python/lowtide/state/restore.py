@@ -147,6 +147,10 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
             if isinstance(entry, Shown) and entry.is_of(param) and entry.keeps(known):
                 continue  # only wrappers' entries are new
             codec, where = vectors.codec_in_dicts(engine, i), f"assigned state of parameter {i}"
+            if engine.shows_zeros(i):
+                dict.__setitem__(whole, param, views.shown(engine, i))
+                engine.assigned.discard(i)
+                raise ValueError(f"{where}: got values while offload() has put the state aside, and `state` shows zeros; wanted onload() before")
             one = dict(entry) if param.ndim > 1 else vectors.in_one_form(engine, i, entry, codec, where)
             given = as_core(one)
             expect(len(given) == len(one), where, f"keys {sorted(map(str, one))}", _ONCE)

@@ -454,3 +454,27 @@ def test_a_moment_that_is_assigned_twice_is_refused() -> None:
     optimizer.state[params[0]]["exp_avg"] = torch.zeros_like(params[0])
     with pytest.raises(ValueError, match="'exp_avg', 'exp_avg_codes', .* wanted each moment once"):
         optimizer.state_dict()
+
+
+@pytest.mark.parametrize("then", ["step", "onload", "state_dict"])
+@pytest.mark.parametrize("way", ["value", "entry"])
+@pytest.mark.parametrize("state", ["dynamic8", "fp32"])
+def test_copies_of_state_that_is_put_aside_are_refused(state: str, way: str, then: str, tmp_path: Path) -> None:
+    """After offload() the memory that `state` shows is empty: its copies would replace the state by zeros."""
+    params, optimizer = made(state, memory=lowtide.Memory(host="4MiB", disk=tmp_path))
+    others, twin = made(state)
+    for one, opt in ((params, optimizer), (others, twin)):
+        step(one, opt, 0)
+    optimizer.offload()
+    copies = {name: value.clone() for name, value in optimizer.state[params[0]].items()}
+    if way == "entry":
+        optimizer.state[params[0]] = copies
+    else:
+        for name, value in copies.items():
+            optimizer.state[params[0]][name] = value
+    with pytest.raises(ValueError, match="parameter 0: got values while offload.. has put the state aside"):
+        step(params, optimizer, 1) if then == "step" else getattr(optimizer, then)()
+    optimizer.onload()
+    step(params, optimizer, 1)
+    step(others, twin, 1)
+    assert weight_bits(params) == weight_bits(others)
