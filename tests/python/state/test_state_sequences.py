@@ -123,9 +123,10 @@ class Sequence:
         self.check(self.readers())
 
     def weights(self) -> list[torch.Tensor]:
-        if self.device:
-            self.device.synchronize()
-        return self.params
+        if not self.device:
+            return self.params
+        self.device.synchronize()
+        return [param.detach().cpu() for param in self.params]
 
     # Readers: each gives what it says of the state.
 
@@ -483,7 +484,7 @@ def test_sequences(seed: int, share: float, tmp_path: Path, figure: Callable[[st
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_sequences_on_a_device(seed: int, share: float, cuda: Any, tmp_path: Path, figure: Callable[[str], None]) -> None:
+def test_sequences_on_a_device(seed: int, share: float, device: Any, tmp_path: Path, figure: Callable[[str], None]) -> None:
     count = ALL // 50 if share >= 1 else max(5, int(50 * share))
-    run(seed, count, tmp_path, cuda)
-    figure(f"0 of {count} sequences disagree on {cuda.kind}")
+    run(seed, count, tmp_path, device)
+    figure(f"0 of {count} sequences disagree on {device.kind}")
