@@ -33,7 +33,7 @@ def main(root: Path, part: Path, package: Path) -> None:
     assert ("min_quantized_ndim", 0, True) in _core.group_options()
 
     def formats(opt: lowtide.Optimizer) -> list[str]:
-        entries = opt.state_dict()["state"].values()
+        entries = opt.state.values()  # dicts have both forms of vectors
         return [str(entry.get("exp_avg", entry.get("exp_avg_codes")).dtype).removeprefix("torch.") for entry in entries]
 
     def stepped(**options: object) -> lowtide.Optimizer:
