@@ -68,7 +68,7 @@ struct OptimizerOptions {
   std::string backend = "cpu";  // one of report_backends() (lowtide/backends.h)
   std::string device = "";      // a device in the backend's terms ("exact:0", "fast:1" of cuda); "": the backend's best
   void* stream = nullptr;       // sycl::queue* or cudaStream_t whose device all steps use; nullptr: the backend's own
-  DeviceAllocator allocator = {};  // for CUDA; without functions: the driver
+  DeviceAllocator allocator = {};  // for cuda and sycl; without functions: the driver
   // The caller knows that all memory it passes belongs to that device, as a framework does of its tensors; kernels that
   // touch other memory lose the device. Otherwise every call asks CUDA, at 0.4 us per question on an H100, and refuses
   // other memory by name.

@@ -101,6 +101,15 @@ def _xpu_lends() -> bool:
     return hasattr(torch.xpu, "get_stream_from_external") and hasattr(torch.xpu, "mem_get_info")
 
 
+def _xpu_free(device: torch.device) -> int:
+    """Bytes that the driver could give beside what torch's cache held at its peak and will take back; -1: unknown."""
+    try:
+        free = int(torch.xpu.mem_get_info(device)[0])
+    except (AttributeError, RuntimeError):  # an older torch, or a driver that does not report it
+        return -1
+    return max(free - max(torch.xpu.max_memory_reserved(device) - torch.xpu.memory_reserved(device), 0), 0)
+
+
 KINDS: dict[str, Kind] = {
     "cpu": Kind("cpu", lambda _: 0, lambda _: ram()),
     "cuda": Kind(
@@ -123,8 +132,8 @@ KINDS: dict[str, Kind] = {
         # A sycl::queue*; torch's queues are in order and live as long as it.
         lambda device: int(torch.xpu.current_stream(device).sycl_queue),
         lambda device: int(torch.xpu.get_device_properties(device).total_memory),
-        free=lambda device: torch_memory.cache_of(device).free() if _xpu_lends() else -1,
-        room=lambda device: torch_memory.cache_of(device).room() if _xpu_lends() else -1,
+        free=lambda device: torch_memory.cache_of(device).free() if _xpu_lends() else _xpu_free(device),
+        room=lambda device: torch_memory.cache_of(device).room() if _xpu_lends() else _xpu_free(device),
         allocator=lambda device: _allocator(device) if _xpu_lends() else None,
         capturing=torch_memory.capturing,
         empty_cache=lambda: torch.xpu.empty_cache(),

@@ -232,6 +232,8 @@ class SignOptimizer(Optimizer):
     def average_state(self) -> None:
         """Gives every worker the mean of all workers' state, one parameter at a time (4 bytes per element travel). Every worker
         must call it. Use it before a checkpoint from which a different number of workers will continue."""
+        self._follow()
+        self.engine.copies.read(self.engine)
         transport = self._collective.transport
         counts = [(int(self._core.step_count(i)), self._has_buffers(i)) for i in range(len(self.engine.params))]
         try:
@@ -257,6 +259,8 @@ class SignOptimizer(Optimizer):
 
         Returns the number of votes. Raises ValueError if workers differ in class or shapes, ConnectionError if one is lost
         again: call it once more then, in yet another group."""
+        self._follow()
+        self.engine.copies.read(self.engine)
         options: VoteOptions = {**self._vote, "group": None, **vote}
         collective = Collective(**options)
         collective.require_same({

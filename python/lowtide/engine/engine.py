@@ -76,6 +76,7 @@ class Engine:
         self.awaited: list[int] = []  # parameters whose entry in Optimizer.state is missing or incomplete
         self.assigned: set[int] = set()  # parameters whose entries had values replaced since they were shown
         self.away: set[int] = set()  # parameters whose state `Optimizer.state` shows on the host: users moved it there
+        self.aside: set[int] = set()  # parameters whose entries have shown zeros since `put_aside`, and may have been copied
         self.copies = Copies(self.lock)  # of state, to be read before the state changes
         self.entry = entry
         self._threads = torch.get_num_threads()
@@ -409,7 +410,6 @@ class Engine:
         for place, core in cores.items():
             register(core, self.family, place, made, 0, now, 0, shares.own if len(cores) > 1 else None)
         self.copies.read(self)
-        self.away = set()
         old = self.core
         old.onload()
         with KeptErrors() as kept:
@@ -421,6 +421,7 @@ class Engine:
             self.count(report["steps"], report["skipped_steps"])
             fixed = [Members(of.tensors, of.memory, fixed_options(self.family, group)) for of, group in zip(members, groups)]
             self._adopt(cores, [param.taken() for param in now], made, shares, fixed)
+            self.away, self.aside = set(), set()
             self._told.clear()
             self.renewed = True
 
@@ -518,7 +519,8 @@ class Engine:
 
     def demote(self, size: int | None = None) -> int:
         """Moves state to the host until `size` bytes of device memory (None: as much as possible) are free again."""
-        freed = self.core.demote(_ALL if size is None else size)
+        with self.lock:
+            freed = self.core.demote(_ALL if size is None else size)
         if freed:
             logger.info("%d bytes of device memory were freed by moving state to the host", freed)
         return freed
@@ -553,14 +555,16 @@ class Engine:
 
     def report(self) -> CoreReport:
         """The core's report, including steps of earlier cores."""
-        found: CoreReport = self.core.report()
+        with self.lock:
+            found: CoreReport = self.core.report()
         found["steps"] += self._steps
         found["skipped_steps"] += self._skipped
         return found
 
     def skipped_steps(self) -> int:
         """Steps known to have been skipped; does not wait for a device."""
-        return self._skipped + self.core.skipped_steps()
+        with self.lock:
+            return self._skipped + self.core.skipped_steps()
 
     def new_states(self) -> list[int]:
         """Parameters that got the state they awaited, until they are `adopted`."""
@@ -584,11 +588,13 @@ class Engine:
         for place, core in self.cores.items():
             if place.on_host:
                 core.onload()
+        self.aside = set()
 
-    def shows_zeros(self, number: int) -> bool:
-        """True if the memory that `Optimizer.state` shows is empty, because `offload` has put the state aside."""
-        core = self.core_of(number)
-        return core.has_state(number) and not core.is_paged(number) and core.report()["offloaded_bytes"] > 0
+    def put_aside(self) -> None:
+        """Moves all state out of the way. Raises like `Cores.offload`."""
+        shown = {i for i in range(len(self.params)) if self.core_of(i).has_state(i) and not self.core_of(i).is_paged(i)}
+        self.core.offload()
+        self.aside = shown
 
     def has_entry(self, number: int) -> bool:
         """True if `Optimizer.state` and state dicts have an entry for a parameter: from its first step on, as in torch.optim."""

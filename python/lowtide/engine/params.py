@@ -18,7 +18,7 @@ from lowtide.memory.budgets import Memory
 from lowtide.options.overrides import Overridden
 
 _PLACE = attrgetter("place")
-_NUMBERED = re.compile(r"\bparameter (\d+)\b(?! \()")
+_NUMBERED = re.compile(r"(parameter group (\d+), )?\bparameter (\d+)\b(?! \()")
 
 
 def parameter(groups: Sequence[Mapping[str, Any]], number: int) -> str:
@@ -30,8 +30,15 @@ def parameter(groups: Sequence[Mapping[str, Any]], number: int) -> str:
 
 def name_in(error: ValueError, groups: Sequence[Mapping[str, Any]]) -> None:
     """Adds the names of parameters, if they have any, to their numbers in a message."""
+
+    def named(found: re.Match[str]) -> str:
+        if not found[1]:
+            return parameter(groups, int(found[3]))
+        of = groups[int(found[2]) :][:1]  # it is numbered in its group, which may be a new one
+        return found[1] + parameter(of, int(found[3]))
+
     if any("param_names" in group for group in groups):
-        error.args = (_NUMBERED.sub(lambda found: parameter(groups, int(found[1])), str(error)),)
+        error.args = (_NUMBERED.sub(named, str(error)),)
 
 
 @dataclass(slots=True)

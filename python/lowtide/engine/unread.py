@@ -37,17 +37,19 @@ class Copies:
         """lock: the engine's."""
         self._unread: WeakSet[Unread] = WeakSet()
         self._lock = lock
-
-    def __bool__(self) -> bool:
-        return bool(self._unread)
+        self.waits = False  # some were made since the last read()
 
     def add(self, source: Callable[[Any], torch.Tensor], device: torch.device) -> Unread:
-        copy = Unread(source, device, self._lock)
-        self._unread.add(copy)
+        with self._lock:
+            copy = Unread(source, device, self._lock)
+            self._unread.add(copy)
+            self.waits = True
         return copy
 
     def read(self, engine: Any) -> None:
         """Reads them all. Call this before the state changes. Raises what reading state raises."""
-        for copy in [*self._unread]:
-            copy.read(engine)
-        self._unread.clear()
+        with self._lock:
+            for copy in [*self._unread]:
+                copy.read(engine)
+            self._unread.clear()
+            self.waits = False

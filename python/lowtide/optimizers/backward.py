@@ -29,7 +29,7 @@ from lowtide.report.log import is_called_by, warn
 OPTIONS = ("prefetch_in_backward", "step_in_backward", "offload_in_backward")
 _ASK_AFTER = 16 << 20  # bytes of gradients between two queries of free memory
 _WITNESS_MOST = 1 << 20  # bytes of a gradient that stays for a step
-_WITNESS_DTENSOR = 2.0**15  # its value: more than any norm to clip to, and a float16
+_WITNESS_DTENSOR = 1024.0  # its value: more than any norm to clip to
 _KEEP_FREE = 32  # 1 / this share of device memory stays free: activations and gradients come in uneven sizes
 
 

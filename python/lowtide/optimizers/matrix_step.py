@@ -35,8 +35,8 @@ class MatrixStep:
         except BaseException as error:  # KeyboardInterrupt, or what a signal handler raises
             if self._steps or not isinstance(error, Exception):
                 warn(
-                    f"Muon: got {type(error).__name__} in the midst of a step, after which some parameters have moved and others "
-                    "have not; load a checkpoint to go on as if it had not been"
+                    f"Muon: got {type(error).__name__} in the middle of a step: some parameters have moved and others have not. To "
+                    "continue as if it had not happened, load a checkpoint"
                 )
             raise
         if self._failure:

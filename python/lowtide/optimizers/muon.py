@@ -136,7 +136,7 @@ class Muon(Optimizer):
 
     16-bit matrices round to nearest: master="auto" is for parameters that AdamW steps, and a warning says so once.
 
-    A step that an exception of a signal handler interrupts may have moved some matrices and not others, unlike other classes' steps;
+    If an exception from a signal handler interrupts a step, some matrices may have moved and others not, unlike with other classes;
     a warning says so.
 
     Raises: like `AdamW`; NotImplementedError for a 16-bit matrix with another master: put it into a group with use_muon=False.

@@ -278,8 +278,9 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if not self.engine.are_registered(self.param_groups):
             self._follow_params()
         self._follow_state()
-        self.engine.copies.read(self.engine)
-        if self.engine.away:
+        if self.engine.copies.waits:
+            self.engine.copies.read(self.engine)
+        if self.engine.away or self.engine.aside:
             restore.bring_back(self.engine, self.state)
         try:
             self.engine.follow(self.param_groups, chain(self.defaults, self._beside))
@@ -615,13 +616,13 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     @_alone
     def offload(self) -> None:
         """Moves all state from RAM to the disk of `memory`, or from a device to pinned host memory, to make room while no steps
-        are taken (for generation, or another model). The next step, or any other use of the state, brings it back
-        automatically, but reading and saving leave a device's state where it is. Until then tensors in `state` of state that was in
-        RAM show zeros and must not be written.
+        are taken (for generation, or another model). The next step or `onload()` brings it back, as does
+        `save(asynchronous=True)`. `state_dict()`, `save()` and copies also bring back state that was in RAM; they read a
+        device's state where it is. Until then tensors in `state` of state that was in RAM show zeros and must not be written.
 
         Raises ValueError if a budget that holds state has no disk or too little of it, or too little host memory; OSError,
         and then the state stays where it was."""
-        self.engine.core.offload()
+        self.engine.put_aside()
 
     @_alone
     def onload(self) -> None:

@@ -74,12 +74,13 @@ class AdamWScheduleFree(Optimizer):
         self._set_mode(True)
 
     def _set_mode(self, training: bool) -> None:
-        self._push_options()
         engine = self.engine
-        queue = 0 if engine.on_host else engine.queue()
-        engine.moving(self.param_groups, lambda: engine.core.set_evaluating(not training, queue))
-        for group in self.param_groups:
-            group[MODE] = training
+        with engine.lock:
+            self._push_options()
+            queue = 0 if engine.on_host else engine.queue()
+            engine.moving(self.param_groups, lambda: engine.core.set_evaluating(not training, queue))
+            for group in self.param_groups:
+                group[MODE] = training
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Like `Optimizer.step`. Raises ValueError if called after eval() and before train(); the closure is not run."""

@@ -54,7 +54,7 @@ class _Holder:
 
 _holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
 _orders = itertools.count()
-changes = 0  # another number whenever an override is made or withdrawn
+changes = 0  # changes whenever an override is made or withdrawn
 
 
 class Override:

@@ -319,9 +319,11 @@ class Shown(Noting):
     ) -> None:
         """views: by the core's names; read_only: see `as_shown`. number: the parameter's, which is added to `assigned` once anything
         is replaced."""
-        super().__init__(as_shown(views, read_only))
-        for name, one in self._stand_ins():
-            one.in_entry(self, name)
+        super().__init__()
+        dict.update(self, as_shown(views, read_only))  # torch.compile cannot resume within a call of super().__init__
+        for name, one in self.items():
+            if isinstance(one, Elsewhere):
+                one.in_entry(self, name)
         self._param, self._number, self._assigned = id(param), number, assigned
         self._changed: set[str | None] = set()  # names of values that were put in; None: others were removed
 

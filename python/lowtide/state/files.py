@@ -83,8 +83,8 @@ def load(
     names = [tuple(engine.core_of(i).carried(i)) for i in range(number)]
     given = {i: checked(own[str(i)], names[i], f"{name}, {_CARRIED}") for i in range(number) if names[i] and str(i) in own}
     engine.copies.read(engine)
-    engine.away = set()
     kept.call(engine.core.load, name)
+    engine.away, engine.aside = set(), set()
     for i, of_param in engine.options_of(new_groups).items():
         if names[i] and (steps := engine.core_of(i).step_count(i)):
             engine.core_of(i).set_carried(i, given.get(i) or as_now(engine.family, of_param, steps))

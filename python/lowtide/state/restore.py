@@ -14,6 +14,7 @@ from lowtide.devices.sharding import local_of
 from lowtide.state.elsewhere import Noting, Shown, as_core
 from lowtide.engine.cores import RESIDUAL, KeptErrors
 from lowtide.engine.engine import Engine
+from lowtide.engine.params import parameter
 from lowtide.state import spread, torch_dict, vectors, views
 from lowtide.state.carried import as_now, read_number
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
@@ -137,6 +138,7 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
     options = engine.options_of(groups)
     taken: dict[int, Entry] = {}
     others: dict[torch.Tensor, dict[str, Any]] = {}  # entries that wrappers add
+    zeros: list[int] = []  # assigned parameters of which `states` may have shown zeros
     for i, param in enumerate(engine.tensors):
         entry = whole.get(param)
         if not entry:
@@ -147,15 +149,22 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
             if isinstance(entry, Shown) and entry.is_of(param) and entry.keeps(known):
                 continue  # only wrappers' entries are new
             codec, where = vectors.codec_in_dicts(engine, i), f"assigned state of parameter {i}"
-            if engine.shows_zeros(i):
-                dict.__setitem__(whole, param, views.shown(engine, i))
-                engine.assigned.discard(i)
-                raise ValueError(f"{where}: got values while offload() has put the state aside, and `state` shows zeros; wanted onload() before")
+            if i in engine.aside:
+                zeros.append(i)
+                continue
             one = dict(entry) if param.ndim > 1 else vectors.in_one_form(engine, i, entry, codec, where)
             given = as_core(one)
             expect(len(given) == len(one), where, f"keys {sorted(map(str, one))}", _ONCE)
             taken[i] = _read_assigned(engine, i, {name: given[name] for name in given if name in known} or given, options[i])
             others[param] = {name: value for name, value in given.items() if name not in known}
+    for i in zeros:
+        dict.__setitem__(whole, engine.tensors[i], views.shown(engine, i))
+        engine.assigned.discard(i)
+    if zeros:
+        raise ValueError(
+            f"assigned state of {parameter(groups, zeros[0])}: got values after offload() had put the state aside, when `state` showed zeros; "
+            "wanted onload() before"
+        )
     with KeptErrors() as kept:
         if taken:
             apply(engine, whole, taken, kept)
@@ -222,8 +231,10 @@ def apply(
 ) -> None:
     """Carries out a checked plan, by parameter number: zeroes state (no tensors), copies tensors into it, or encodes floats
     into it. All allocation comes first, so that a MemoryError leaves the state unchanged."""
-    engine.copies.read(engine)
-    bring_back(engine, states)
+    if engine.copies.waits:
+        engine.copies.read(engine)
+    if engine.away or engine.aside:
+        bring_back(engine, states)
     waiting = {*engine.awaited}
     for i, entry in entries.items():
         if entry.tensors:
@@ -273,7 +284,7 @@ def bring_back(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]]) ->
         entry = states.get(engine.tensors[number])
         if isinstance(entry, Shown):
             entry.come_home()
-    engine.away = set()
+    engine.away, engine.aside = set(), set()
 
 
 def _apart(engine: Engine, entries: Mapping[int, Entry]) -> dict[int, Entry]:

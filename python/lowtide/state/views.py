@@ -38,9 +38,10 @@ def shown(engine: Engine, number: int) -> Shown:
 def local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
     """The core's tensors of a parameter, copied if they stream; empty before its first step unless state is allocated."""
     core = engine.core_of(number)
-    if not core.has_state(number) and not core.step_count(number):
-        return {}
-    return core.read_state(number) if core.is_paged(number) else core.state(number)
+    with engine.lock:
+        if not core.has_state(number) and not core.step_count(number):
+            return {}
+        return core.read_state(number) if core.is_paged(number) else core.state(number)
 
 
 def live(engine: Engine, number: int) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
+from lowtide.engine.params import name_in
 from lowtide import distributed
 from support import CODECS, RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits, step_alike
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -409,6 +410,11 @@ def test_errors_name_parameters(seed):
     params[1].grad[3] = float("nan")
     with refused(opt, "parameter 1 (head.bias)"):
         opt.step()
+    groups = [{"params": [("alpha", params[0])]}, {"params": [("delta", params[1])]}]
+    error = ValueError("parameter group 1, parameter 0: got this; parameter 1: that; parameter group 2, parameter 0: a new one")
+    name_in(error, lowtide.AdamW(groups).param_groups)
+    wanted = "parameter group 1, parameter 0 (delta): got this; parameter 1 (delta): that; parameter group 2, parameter 0: a new one"
+    assert str(error) == wanted
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -343,5 +343,5 @@ def test_a_step_that_is_interrupted_midway_says_so(seed, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(matrix_step, "orthogonal", interrupted)
-    with pytest.warns(UserWarning, match="in the midst of a step"), pytest.raises(KeyboardInterrupt):
+    with pytest.warns(UserWarning, match="in the middle of a step"), pytest.raises(KeyboardInterrupt):
         opt.step()

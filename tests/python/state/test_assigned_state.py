@@ -472,9 +472,26 @@ def test_copies_of_state_that_is_put_aside_are_refused(state: str, way: str, the
     else:
         for name, value in copies.items():
             optimizer.state[params[0]][name] = value
-    with pytest.raises(ValueError, match="parameter 0: got values while offload.. has put the state aside"):
+    with pytest.raises(ValueError, match="parameter 0: got values after offload.. had put the state aside"):
         step(params, optimizer, 1) if then == "step" else getattr(optimizer, then)()
     optimizer.onload()
     step(params, optimizer, 1)
     step(others, twin, 1)
     assert weight_bits(params) == weight_bits(others)
+
+
+def test_other_state_that_is_read_brings_no_zeros_in(tmp_path: Path) -> None:
+    """Reading what streams brings all state back, unseen by who has copies of zeros; all such copies are dropped at once."""
+    params = [torch.nn.Parameter(torch.randn(64, 256)) for _ in range(3)]
+    small = lowtide.Memory(host="16KiB", disk=tmp_path, chunk="4KiB")
+    groups = [{"params": params[:2], "memory": lowtide.Memory(host="4MiB", disk=tmp_path)}, {"params": params[2:], "memory": small}]
+    optimizer = lowtide.AdamW(groups)
+    step(params, optimizer, 0)
+    wanted = copy.deepcopy(optimizer.state_dict()["state"])
+    optimizer.offload()
+    for param in params:
+        optimizer.state[param] = {name: value.clone() for name, value in optimizer.state[param].items()}
+    with pytest.raises(ValueError, match="parameter 0: got values after offload"):
+        optimizer.state_dict()
+    found = optimizer.state_dict()["state"]
+    assert all(torch.equal(found[i][name], value) for i in wanted for name, value in wanted[i].items())
