@@ -14,8 +14,9 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import expect, number
+from lowtide.devices import places
 from lowtide.devices.flattened import first_flattened
-from lowtide.devices.places import Place, device_of
+from lowtide.devices.places import Place
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.engine.engine import Engine
 from lowtide.state.format import NORMS, NORMS_KEPT
@@ -83,7 +84,7 @@ def loss_scaling(engine: Engine, optimizer: torch.optim.Optimizer, capturing: bo
     given = {"grad_scale": loss_scale, "found_inf": found}
     for name, word in given.items():
         plain = isinstance(word, torch.Tensor) and word.dtype == torch.float32 and word.numel() == 1
-        fits = word is None or (plain and device_of(word) == place.device)
+        fits = word is None or (plain and places.device_of(word) == place.device)
         expect(fits, f"step: {name}", repr(word), f"a float32 on {place.device} while a graph is captured")
     return 1.0, None, LossScaling(*(0 if word is None else word.data_ptr() for word in given.values()))
 

@@ -53,7 +53,7 @@ def test_copies_keep_the_values_of_their_moment(change: str, device: Any, tmp_pa
     saved = copy.deepcopy(twins.second.state_dict()["state"])
     made = copies(twins.second)
     more = [(number, name, one.cpu()) for number, name, one in made]  # a copy of a copy that nobody has read
-    assert twins.second.engine.copies, "nothing is read before it is used"
+    assert twins.second.engine.copies.waits, "nothing is read before it is used"
     CHANGES[change](twins, tmp_path)
     for number, name, one in made + more:
         assert one.device.type == "cpu" and bits(one.clone()) == bits(saved[number][name]), (change, number, name)
@@ -136,7 +136,7 @@ def test_an_assigned_copy_is_the_state(device: Any, seed: int, figure: Callable[
     for number, (param, entry) in enumerate(opt.state.items()):
         for name in entry:
             assert bits(mine[param, name].clone()) == bits(opt.state_dict()["state"][number][name])
-    assert not opt.engine.copies
+    assert not opt.engine.copies._unread
     figure(f"{len(mine)} tensors that a wrapper keeps show the state after a step")
 
 
