@@ -120,7 +120,11 @@ class EmulatedCuda(stand_in.StandIn):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "ExternalStream", lambda queue, device: queue)
         monkeypatch.setattr(torch.cuda, "default_stream", lambda device: 0)
-        monkeypatch.setattr(torch_memory, "_new_block", self.new_block)
+        new_block = torch_memory._new_block  # of other devices
+        monkeypatch.setattr(
+            torch_memory, "_new_block",
+            lambda size, device: self.new_block(size, device) if device.type == "cuda" else new_block(size, device),
+        )  # fmt: skip
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
