@@ -260,7 +260,7 @@ class StepInBackward(InBackward):
             raise ValueError(
                 f"step_in_backward: got a second gradient of parameter {number} before step(), wanted one backward() for "
                 "each step(): the first one has been stepped, so gradients cannot be accumulated (nor parameters "
-                "shared between checkpoints with use_reentrant=True). Call zero_grad() and step() to go on"
+                "shared between checkpoints with use_reentrant=True). To accumulate, leave out step_in_backward; to go on, call zero_grad() and step()"
             )
         if param.grad is None:
             raise ValueError(

@@ -382,6 +382,8 @@ def _count(name: str, value: Any, least: int = 1) -> int:
 
 def _bytes(name: str, value: int | str | None) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        if value and value < 1024 and name in ("gpu", "ram"):
+            raise ValueError(f"{name}: got {value!r}, wanted bytes; did you mean '{value}GB'?")
         return value
     if not isinstance(value, str):
         raise ValueError(f"{name}: got {value!r}, wanted bytes as an int or '24GB'")

@@ -327,6 +327,13 @@ class Shown(Noting):
         self._param, self._number, self._assigned = id(param), number, assigned
         self._changed: set[str | None] = set()  # names of values that were put in; None: others were removed
 
+    def __missing__(self, name: Any) -> Any:
+        if f"{name}{CODES}" in self:
+            raise KeyError(
+                f"{name}: stored as {name}{CODES} and {name}{_SCALE}; torch_state_dict() has its values, and state='fp32' keeps them plain"
+            )
+        raise KeyError(name)
+
     def keeps(self, names: Collection[str]) -> bool:
         """True if the values of these names, in the core's form, are those that were shown."""
         return not any(name is None or name.removesuffix(CODES) in names for name in self._changed)

@@ -22,7 +22,7 @@ from lowtide.state.format import check_entry, residual_words, take_codec
 from lowtide.state.groups import Groups, Reader
 from lowtide.state.views import MOMENTUM
 
-_ONCE = "each moment once, as values or as codes"
+_ONCE = "each moment once, as values or as codes: load_state_dict() takes values, reset([p]) starts afresh"
 
 
 class States(Noting, defaultdict[torch.Tensor, dict[str, Any]]):

@@ -27,6 +27,7 @@ from lowtide.planning.schedule import Schedule
 from lowtide.streaming.weights import StreamedWeights, Unit, check_separate, layers_of, place_on_cpu, put_back, units_of
 
 _STREAMED: weakref.WeakKeyDictionary[nn.Module, StreamedWeights] = weakref.WeakKeyDictionary()
+_RESIDENT: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of `stream` that fit whole
 
 
 def stream(
@@ -81,10 +82,12 @@ def stream(
         expect(room >= 0, f"{where}: memory: host", got, f"{what} of weights and gradients, and room for state, or disk=DIRECTORY")
         placed = place_on_cpu(model, lambda param: torch.zeros_like(param, device="cpu"))
         try:
-            return model, make(model.parameters(), memory=given.replaced(host=room), **options)
+            whole = make(model.parameters(), memory=given.replaced(host=room), **options)
         except BaseException:
             put_back(placed)
             raise
+        _RESIDENT.add(model)
+        return model, whole
     room = host - always - STREAMED_STATE
     wanted = f"{_core.format_bytes(least + always + STREAMED_STATE)}: three layers, their gradients, and buffers for state"
     expect(room >= least, f"{where}: memory: host", _core.format_bytes(host), wanted)
@@ -117,7 +120,10 @@ def _can_move(param: nn.Parameter) -> bool:
 
 def unstream(model: nn.Module) -> None:
     """Takes the weights of a model that streams into memory, and removes its hooks. Its optimizer goes on. Raises ValueError for a
-    model that does not stream, MemoryError, and OSError if weights cannot be read; the model streams on then."""
+    model that `stream` has not had, MemoryError, and OSError if weights cannot be read; the model streams on then."""
+    if model in _RESIDENT:
+        _RESIDENT.remove(model)
+        return
     _streamed(model, "unstream").move_back()
     del _STREAMED[model]
 
@@ -134,8 +140,12 @@ class StreamingReport(TypedDict):
 
 
 def streaming_report(model: nn.Module) -> StreamingReport:
-    """The bytes that a model's weights take and move. Waits for the disk. Raises ValueError for a model that does not stream, OSError
-    if the disk has refused weights."""
+    """The bytes that a model's weights take and move; zeros where all fits. Waits for the disk. Raises ValueError for a model that
+    `stream` has not had, OSError if the disk has refused weights."""
+    if model in _RESIDENT:
+        return StreamingReport(
+            weight_bytes=0, memory_bytes=0, read_bytes=0, written_bytes=0, planned_read_bytes=0, planned_written_bytes=0
+        )
     streamed = _streamed(model, "streaming_report")
     streamed.wait()
     schedule = streamed.schedule

@@ -234,6 +234,7 @@ def test_lines_add_up():
         ({"rule": lowtide.AdamW}, TypeError, "AdamW'> (type), wanted one of"),
         ({"state": "int3"}, ValueError, "int3"),
         ({"state": "int8"}, ValueError, "state: got 'int8' (did you mean 'dynamic8'?)"),
+        ({"gpu": 24}, ValueError, "gpu: got 24, wanted bytes; did you mean '24GB'?"),
         ({"vram": "24GB"}, ValueError, "(did you mean 'gpu'?)"),
         ({"checkpoint": True}, ValueError, "(did you mean 'checkpointing'?)"),
         ({"master": "residual7"}, ValueError, "residual7"),
@@ -269,7 +270,7 @@ def test_the_chart_of_the_readme(figure):
     state = plan.lines["state"].device
     wanted = {
         "torch AdamW, fp32 masters": 16 * plan.elements, "bitsandbytes AdamW8bit, fp32 masters": (8 + 2 + 8 / 256) * plan.elements,
-        "lowtide.AdamW": ours, "lowtide.AdamW, state in RAM": ours - state,
+        "lowtide.AdamW, no masters": ours, "the same, state in RAM": ours - state,
     }  # fmt: skip
     for label, size in wanted.items():
         line = next(line for line in readme.splitlines() if re.match(rf"{re.escape(label)} +█", line))

@@ -495,3 +495,11 @@ def test_other_state_that_is_read_brings_no_zeros_in(tmp_path: Path) -> None:
         optimizer.state_dict()
     found = optimizer.state_dict()["state"]
     assert all(torch.equal(found[i][name], value) for i in wanted for name, value in wanted[i].items())
+
+
+def test_a_moment_that_is_stored_in_codes_says_so() -> None:
+    params, optimizer = made("dynamic8")
+    step(params, optimizer, 0)
+    with pytest.raises(KeyError, match="exp_avg: stored as exp_avg_codes and exp_avg_scale"):
+        optimizer.state[params[0]]["exp_avg"]
+    assert optimizer.state[params[0]].get("exp_avg") is None

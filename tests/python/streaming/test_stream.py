@@ -211,6 +211,19 @@ def test_memory_that_runs_out_in_forward_changes_nothing(small: None, tmp_path: 
     figure("3 passes without memory: 0 bytes differ after them")
 
 
+def test_a_model_that_fits_needs_no_other_code(tmp_path: Path) -> None:
+    """A script for small machines runs on large ones as well."""
+    net = Net()
+    before = values(net)
+    same, opt = lowtide.stream(net, {"host": "1GiB", "disk": tmp_path}, lr=1e-2)
+    assert same is net and not any(lowtide.streaming_report(net).values())
+    train(net, opt, 1)
+    lowtide.unstream(net)
+    assert values(net) != before
+    with pytest.raises(ValueError, match="does not stream"):
+        lowtide.unstream(net)
+
+
 def _is_weights(descriptor: str, folder: Path, size: int) -> bool:
     try:
         return str(folder) in os.readlink(f"/proc/self/fd/{descriptor}") and os.stat(f"/proc/self/fd/{descriptor}").st_size >= size
