@@ -5,8 +5,8 @@ A suite that fails does not stop the next one. A step that cannot run at all (a 
 counts as one failure. Exit status 0 means: nothing failed and every suite had tests.
 
 Random tests start from one seed, so that a result repeats, and long ones take a share of their cases. --soak N runs all Python
-tests, those of CUDA devices on the kernels' PTX once more, and all cases of those in C++ of which a run takes a share, N times
-with new seeds, on a build that is optimized as a release.
+tests, those of CUDA devices on the kernels' PTX once more, those of torch_npu, and all cases of those in C++ of which a run
+takes a share, N times with new seeds, on a build that is optimized as a release.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ PTX_TESTS = (
     "tests/python/devices/test_cuda.py", "tests/python/devices/test_device_steps.py", "tests/python/votes/test_vote_devices.py",
     "tests/python/votes/test_accumulator_devices.py", "-k", "cuda",
 )  # fmt: skip
+# Torch's device type "npu": torch_npu wants this torch, and six libraries of CANN, which one file stands in for.
+NPU_PACKAGES = ("torch==2.14.0", "torch-npu==2.14.0")
+NO_CUDA = ("--extra-index-url=https://download.pytorch.org/whl/cpu",)
+NPU_LIBRARIES = ("ascendcl", "hccl", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel")
+NPU_TESTS = "tests/python/devices/npu_jobs.py"
 
 
 @dataclass
@@ -208,6 +213,39 @@ def python_tests(tally: Tally, title: str, *arguments: str, **settings: str) -> 
         tally.failures.append(f"{title} (exit status {status}{'' if any_case else ', no results'})")
 
 
+def npu_settings(tally: Tally) -> dict[str, str]:
+    """The environment in which .venv's Python has torch_npu, both packages below build/; {} where that cannot be."""
+    folder = ROOT / "build/npu"
+    site, cann, installed = folder / "site", folder / "cann", folder / "installed"
+    wanted = " ".join(NPU_PACKAGES)
+    if not installed.is_file() or installed.read_text() != wanted:
+        shutil.rmtree(site, ignore_errors=True)
+        print(f"== torch_npu: installing {wanted} into {site}", flush=True)
+        # Their requirements are in .venv, with NVIDIA's libraries unless the torch there does without CUDA.
+        has_cuda = any((ROOT / ".venv").glob("lib/python*/site-packages/nvidia"))
+        pip = subprocess.run(
+            [
+                ROOT / ".venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+                "--only-binary=:all:", f"--target={site}", *NPU_PACKAGES, *(() if has_cuda else NO_CUDA),
+            ],
+            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        if pip.returncode != 0:
+            tally.skips.append(f"Python tests on torch_npu: {' '.join(pip.stderr.split())}")
+            return {}
+        installed.write_text(wanted)
+    cann.mkdir(exist_ok=True)
+    first, *others = (cann / f"lib{name}.so" for name in NPU_LIBRARIES)
+    compiler = os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-shared", "-fPIC"
+    if run("CANN without an NPU", *compiler, ROOT / "tests/python/devices/fake_cann.cpp", "-o", first) != 0:
+        tally.failures.append("CANN without an NPU")
+        return {}
+    for other in others:
+        other.unlink(missing_ok=True)
+        other.symlink_to(first.name)
+    return {"PYTHONPATH": str(site), "LD_LIBRARY_PATH": f"{cann}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")}
+
+
 def print_failures(tally: Tally) -> int:
     """The exit status."""
     for name in tally.failures:
@@ -252,6 +290,9 @@ def main() -> int:
                 python_tests(tally, "Python tests", "tests/python", *options.pytest, **share)
                 if options.soak and has_ptx and not options.pytest:
                     python_tests(tally, "Python tests on PTX", *PTX_TESTS, LOWTIDE_CUDA_EMULATED=str(build / PTX_PLUGIN))
+            if options.soak and not options.pytest and (settings := npu_settings(tally)):
+                for _ in range(options.soak):
+                    python_tests(tally, "Python tests on torch_npu", NPU_TESTS, **settings)
 
     print()
     for reason in tally.skips:
