@@ -287,7 +287,9 @@ def main() -> int:
             has_ptx = any((build / "ptx").glob("*.ptx"))  # else there is no nvcc, or no tool that reads its objects
             for _ in range(options.soak or 1):
                 share = {} if options.soak or options.pytest else {"LOWTIDE_TEST_SHARE": SHARE}
-                python_tests(tally, "Python tests", "tests/python", *options.pytest, **share)
+                parts = {"Python tests": "without", "Python tests on xpu": "only"} if not options.pytest else {"Python tests": ""}
+                for title, part in parts.items():
+                    python_tests(tally, title, "tests/python", *options.pytest, LOWTIDE_TEST_XPU=part, **share)
                 if options.soak and has_ptx and not options.pytest:
                     python_tests(tally, "Python tests on PTX", *PTX_TESTS, LOWTIDE_CUDA_EMULATED=str(build / PTX_PLUGIN))
             if options.soak and not options.pytest and (settings := npu_settings(tally)):

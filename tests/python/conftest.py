@@ -26,6 +26,7 @@ sys.path[:0] = [str(HERE), *(str(path) for path in sorted(HERE.iterdir()) if pat
 
 _SHARE = float(os.environ.get("LOWTIDE_TEST_SHARE", "1"))  # of the cases of long tests that a run takes
 _GOLDEN = 0.6180339887498949  # multiples of it, less their whole parts, are evenly spread (tests/support/test.h)
+_XPU = os.environ.get("LOWTIDE_TEST_XPU", "")
 _FIGURE = "figure"  # a property of a test's report, which travels between processes
 
 
@@ -38,14 +39,22 @@ SLOW = (
 )  # fmt: skip
 
 
+def _is_on_xpu(item: pytest.Item) -> bool:
+    """True for a test on torch's xpu (devices/xpu_device.py)."""
+    params = getattr(getattr(item, "callspec", None), "params", {}).values()
+    return "xpu" in getattr(item, "fixturenames", ()) or any(isinstance(value, str) and value == "xpu" for value in params)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the order within a file; all workers must find the same."""
+    """Keeps the order within a file; all workers must find the same. LOWTIDE_TEST_XPU, "only" or "without": autograd starts threads
+    for the devices that there are at the first backward pass of a process, so tests on xpu want processes of their own."""
     seen: Counter[str] = Counter()
     taken: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
         function = item.nodeid.partition("[")[0]
         is_taken = item.get_closest_marker("share") is None or seen[function] * _GOLDEN % 1 < _SHARE
+        is_taken &= _XPU in ("", "only" if _is_on_xpu(item) else "without")
         seen[function] += 1
         (taken if is_taken else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)

@@ -476,10 +476,6 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if isinstance(cores, Cores):
             got, advice = f"parameters on {cores.names()} while a graph is captured", "make an optimizer for each device"
             raise ValueError(f"step: got {got}, wanted one device: {advice}, or step without a graph")
-        for place in self.engine.cores:
-            if not place.kind.records and not place.mirrored:
-                got = f"parameters on {place.device} while a graph is captured"
-                raise NotImplementedError(f"step: got {got}, wanted a step without one: the {place.kind.backend} backend records none")
         if any(place.mirrored for place in self.engine.cores):
             raise ValueError("step: got parameters that the CPU steps while a graph is captured, wanted Memory(step='device')")
         times = self.engine.settings.max_grad_spike
@@ -490,6 +486,10 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
                 "step: got DTensor parameters whose gradients are checked while a graph is captured, wanted none: the host "
                 "decides on each of their steps"
             )
+        for place in self.engine.cores:
+            if not place.kind.records and not place.mirrored:
+                got = f"parameters on {place.device} while a graph is captured"
+                raise NotImplementedError(f"step: got {got}, wanted a step without one: the {place.kind.backend} backend records none")
         for core_group in self.engine.groups:
             options = core_group.options_of(self.param_groups)
             check_on_host(self.engine.family.keys, options, f"parameter group {core_group.of}")

@@ -38,8 +38,8 @@ def _is_cut(engine: Engine, number: int) -> bool:
 def _codec_of(engine: Engine, number: int) -> str | None:
     """The codec that the vector has or, if it is cut, would have as a whole; None if dicts have one form of its moments."""
     tensor = engine.tensors[number]
-    if tensor.ndim > 1 or tensor.numel() > MOST or number in engine.foreign:
-        return None
+    if tensor.ndim > 1 or tensor.numel() > MOST or number in engine.foreign or not isinstance(tensor, torch.nn.Parameter):
+        return None  # ZeRO's flat partitions are plain tensors, whose universal checkpoints would take the values and lose the codes
     codec = views.whole_codec(engine, number) if _is_cut(engine, number) else engine.core_of(number).state_codec(number)
     return codec if _core.code_sizes(codec, True, 1, BLOCK)[2] else None
 

@@ -336,6 +336,7 @@ def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None
         threads = sum(thread.name.startswith("lowtide-weights") for thread in threading.enumerate())
         return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count(str(tmp_path)), threads
 
+    count()  # collects what earlier tests have left
     before = count()
     for kind in (Net, Positions):
         for in_backward in (True, False):
