@@ -280,7 +280,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self._follow_state()
         if self.engine.copies.waits:
             self.engine.copies.read(self.engine)
-        if self.engine.away or self.engine.aside:
+        if self.engine.away:
             restore.bring_back(self.engine, self.state)
         try:
             self.engine.follow(self.param_groups, chain(self.defaults, self._beside))
@@ -408,6 +408,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if capturing:
             self._check_capture()
         self._push_options()
+        engine.aside = set()  # the step brings the state back
         if self._partitioned:
             only = partitions.shown(engine, self.param_groups)
         if capturing:
