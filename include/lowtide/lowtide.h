@@ -126,8 +126,8 @@ typedef struct lt_optimizer_options {
                           computes, and the device's number); NULL: the backend's best */
   void* stream;        /* a queue (sycl::queue*, cudaStream_t) whose device and context all steps use, read during the
                           call; NULL: a queue of the backend (cuda: the legacy default stream) */
-  /* For cuda and sycl: a source of device memory that replaces the driver; set both functions or none. allocate returns `bytes`,
-   * aligned to 256 bytes, or NULL. Calls that take this optimizer may call the functions, on their thread; the
+  /* For cuda and sycl: a source of device memory that replaces the driver; set both functions or none. allocate returns
+   * `bytes`, aligned to 256 bytes, or NULL. Calls that take this optimizer may call the functions, on their thread; the
    * functions must not call back into the optimizer. Work already queued on the streams of steps may still use freed
    * memory: hand it out again only to work behind that. note_use, which may be NULL, announces that memory about to be
    * freed is still used by work queued on `stream` (one of the optimizer's streams, or the last step's): hand it out
