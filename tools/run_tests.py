@@ -44,7 +44,6 @@ PTX_TESTS = (
 )  # fmt: skip
 # Torch's device type "npu": torch_npu wants this torch, and six libraries of CANN, which one file stands in for.
 NPU_PACKAGES = ("torch==2.14.0", "torch-npu==2.14.0")
-NO_CUDA = ("--extra-index-url=https://download.pytorch.org/whl/cpu",)
 NPU_LIBRARIES = ("ascendcl", "hccl", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel")
 NPU_TESTS = "tests/python/devices/npu_jobs.py"
 
@@ -218,15 +217,16 @@ def npu_settings(tally: Tally) -> dict[str, str]:
     folder = ROOT / "build/npu"
     site, cann, installed = folder / "site", folder / "cann", folder / "installed"
     wanted = " ".join(NPU_PACKAGES)
+    if not any((ROOT / ".venv").glob("lib/python*/site-packages/nvidia")):
+        tally.skips.append("Python tests on torch_npu: its torch wants NVIDIA's libraries, which a torch without CUDA leaves out of .venv")
+        return {}
     if not installed.is_file() or installed.read_text() != wanted:
         shutil.rmtree(site, ignore_errors=True)
         print(f"== torch_npu: installing {wanted} into {site}", flush=True)
-        # Their requirements are in .venv, with NVIDIA's libraries unless the torch there does without CUDA.
-        has_cuda = any((ROOT / ".venv").glob("lib/python*/site-packages/nvidia"))
         pip = subprocess.run(
             [
                 ROOT / ".venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-                "--only-binary=:all:", f"--target={site}", *NPU_PACKAGES, *(() if has_cuda else NO_CUDA),
+                "--only-binary=:all:", f"--target={site}", *NPU_PACKAGES,
             ],
             stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
