@@ -91,9 +91,5 @@ def test_distributed_checkpoint_goes_on_on_the_cpu(tmp_path: Path, seed: int) ->
 @pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 @pytest.mark.parametrize("project", sorted(movers.MOVERS.keys() - movers.BY_CUDA))
 def test_hand_over_loops(project: str, disk: bool, tmp_path: Path, seed: int, figure: Figure) -> None:
-    try:
-        mover = movers.MOVERS[project]()
-    except movers.Missing as reason:
-        pytest.skip(str(reason))
     memory = on_disk(tmp_path) if disk else None
-    figure(movers.hand_over(NPU, mover, memory, state="fp32" if project in movers.BY_NAME else "dynamic8"))
+    figure(movers.hand_over(NPU, movers.MOVERS[project](), memory, state=movers.state_of(project)))

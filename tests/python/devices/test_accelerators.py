@@ -233,12 +233,8 @@ def test_parameters_here_and_there(accelerator: Xpu, seed: int) -> None:
 def test_hand_over_loops(project: str, disk: bool, accelerator: Xpu, tmp_path: Path, seed: int, figure: Figure) -> None:
     """Other projects' loops take the state to the device, where it has no place: copies there are gone at once. (deepspeed_adam wants
     torch's tensor of a device's host memory.)"""
-    try:
-        mover = movers.MOVERS[project]()
-    except movers.Missing as reason:
-        pytest.skip(str(reason))
     memory = on_disk(tmp_path) if disk else None
-    figure(movers.hand_over(accelerator, mover, memory, state="fp32" if project in movers.BY_NAME else "dynamic8"))
+    figure(movers.hand_over(accelerator, movers.MOVERS[project](), memory, state=movers.state_of(project)))
 
 
 def test_assigned_copies_on_the_device_are_dropped(accelerator: Xpu, seed: int) -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import lowtide
+import pytest
 import torch
 from lowtide.state.elsewhere import Elsewhere
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -27,23 +28,20 @@ class Mover(NamedTuple):
     load: Move
 
 
-class Missing(Exception):
-    """Why a project's functions cannot be had."""
-
-
 def cut(package: str, path: str, *names: str, **given: Any) -> list[Any]:
-    """Functions, or methods of the first class that has them, of a file in an installed package. given: the globals that they use."""
+    """Functions, or methods of the first class that has them, of a file in an installed package. given: the globals that they use.
+    Skips the test, with the reason, where there are none."""
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec else None
     file = next((Path(folder, path) for folder in folders or () if Path(folder, path).is_file()), None)
     if file is None:
-        raise Missing(f"{package} is not installed, or has no {path}")
+        pytest.skip(f"{package} is not installed, or has no {path}")
     found: dict[str, ast.stmt] = {}
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names:
             found.setdefault(node.name, node)
     if missing := set(names) - set(found):
-        raise Missing(f"{package}'s {path} has no {', '.join(sorted(missing))}")
+        pytest.skip(f"{package}'s {path} has no {', '.join(sorted(missing))}")
     future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
     scope: dict[str, Any] = {"torch": torch, **given}
     exec(compile(ast.fix_missing_locations(ast.Module([future, *found.values()], [])), str(file), "exec"), scope)
@@ -187,6 +185,11 @@ MOVERS = {
 # Loops that know state by torch's names, or by is_cuda.
 BY_NAME = {"verl_megatron", "swift_megatron", "deepspeed_adam"}
 BY_CUDA = {"megatron"}
+
+
+def state_of(project: str) -> str:
+    """The format of state that a project's loops find."""
+    return "fp32" if project in BY_NAME else "dynamic8"
 
 
 class Real:

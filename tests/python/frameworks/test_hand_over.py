@@ -24,14 +24,7 @@ ON_HOST = {"none": BUDGETS["none"], "paged": lambda folder: {"host": "16KiB", "d
 def made(project: str, device: Any) -> movers.Mover:
     if project in movers.BY_CUDA and device.kind not in ("cuda", "cpu"):
         pytest.skip(f"{project} asks whether tensors are on cuda, and leaves others where they are")
-    try:
-        return movers.MOVERS[project]()
-    except movers.Missing as reason:
-        pytest.skip(str(reason))
-
-
-def options_of(project: str) -> dict[str, Any]:
-    return {"state": "fp32"} if project in movers.BY_NAME else {"state": "dynamic8"}
+    return movers.MOVERS[project]()
 
 
 @pytest.mark.share
@@ -43,7 +36,7 @@ def test_state_leaves_a_device(
     mover = made(project, device)
     with movers.moves_of(device, monkeypatch):
         memory = BUDGETS[budget](tmp_path)
-        figure(movers.hand_over(device, mover, memory and lowtide.Memory(**memory), **options_of(project)))
+        figure(movers.hand_over(device, mover, memory and lowtide.Memory(**memory), state=movers.state_of(project)))
 
 
 @pytest.mark.parametrize("budget", ON_HOST)
@@ -53,4 +46,4 @@ def test_state_of_the_cpu_stays(project: str, budget: str, tmp_path: Path, seed:
     mover, memory = made(project, device), ON_HOST[budget](tmp_path)
     if project == "megatron" and not torch.cuda.is_available():  # it brings back what is not on cuda
         mover = movers.Mover(mover.offload, mover.offload)
-    figure(movers.hand_over(device, mover, memory and lowtide.Memory(**memory), **options_of(project)))
+    figure(movers.hand_over(device, mover, memory and lowtide.Memory(**memory), state=movers.state_of(project)))
