@@ -47,7 +47,7 @@ def _is_on_xpu(item: pytest.Item) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps the order within a file; all workers must find the same. LOWTIDE_TEST_XPU, "only" or "without": autograd starts threads
-    for the devices that there are at the first backward pass of a process, so tests on xpu want processes of their own."""
+    for the devices that there are at the first backward pass of a process, so tests on xpu want processes of their own, or come first."""
     seen: Counter[str] = Counter()
     taken: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (taken if is_taken else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = taken
-    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
+    items.sort(key=lambda item: (not _is_on_xpu(item), SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW)))
 
 
 def pytest_collection_finish() -> None:
