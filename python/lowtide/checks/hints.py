@@ -7,8 +7,10 @@ from collections.abc import Sequence
 _OF_BITS = {"4": "dynamic4", "8": "dynamic8", "16": "bf16", "32": "fp32"}
 
 
-def hint(name: object, known: Sequence[str], likeness: float = 0.6) -> str:
-    """Words for an error about an unknown name: the most similar known name, if any. likeness: 1 means equal."""
+def hint(name: object, known: Sequence[str], likeness: float = 0.6, meant: str | None = None) -> str:
+    """Words for an error about an unknown name: `meant`, or the most similar known name, if any. likeness: 1 means equal."""
+    if meant:
+        return f" (did you mean {meant!r}?)"
     same = [one for one in known if one.lower() == str(name).lower()]
     close = same or difflib.get_close_matches(str(name), known, n=1, cutoff=likeness)
     return f" (did you mean {close[0]!r}?)" if close else ""

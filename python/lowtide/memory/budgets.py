@@ -217,8 +217,7 @@ _ELSEWHERE = {"ram": "host", "cpu": "host", "gpu": "device", "vram": "device", "
 def _unknown(name: str) -> str:
     known = [field.name for field in fields(Memory)]
     value = f"host={name}" if name[:1].isdigit() else ""
-    meant = value or _ELSEWHERE.get(name.lower())
-    likely = f" (did you mean {meant!r}?)" if meant else hint(name, known)
+    likely = hint(name, known, meant=value or _ELSEWHERE.get(name.lower()))
     return f"memory: got {name!r}{likely}, wanted some of {', '.join(known)}"
 
 

@@ -368,8 +368,7 @@ def _hyper(rule: str, given: Mapping[str, Any]) -> dict[str, float]:
                 raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wanted a number")
             found[name] = value
         elif value is not False:
-            meant = _MEANT.get(name)
-            instead = f" (did you mean {meant!r}?)" if meant else hint(name, [*inspect.signature(plan).parameters])
+            instead = hint(name, [*inspect.signature(plan).parameters], meant=_MEANT.get(name))
             raise ValueError(f"{name}: got {value!r}, wanted none: {rule} has no such option{instead}")
     return found
 
