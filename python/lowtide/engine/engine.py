@@ -19,16 +19,13 @@ from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Recut
 from lowtide.engine.cores import Core, Cores, KeptErrors, carry
 from lowtide.engine.family import Family
-from lowtide.engine.groups import (
-    CoreGroup, all_core_groups, are_fixed, are_same, core_groups, fixed_options, refused, register, sizes_of,
-)  # fmt: skip
+from lowtide.engine.groups import CoreGroup, all_core_groups, are_fixed, are_same, core_groups, fixed_options, refused, register
 from lowtide.engine.host_steps import settle
 from lowtide.engine.mirrors import MirrorCore
 from lowtide.engine.params import Param, examine, examine_all, parameter, wanted_places
-from lowtide.engine.shares import UNLIMITED, Shares, shares_of
+from lowtide.engine.shares import UNLIMITED, Shares, outgrown, shares_of
 from lowtide.engine.unread import Copies
 from lowtide.memory.budgets import Memory, budget_at
-from lowtide.memory.forecast import forecast
 from lowtide.options import overrides
 from lowtide.options.options import GROUP_OPTIONS, Settings, check_kinds
 from lowtide.report.fields import CoreReport
@@ -115,7 +112,9 @@ class Engine:
         params, shares = self._settle(groups, [*self.groups, *made], [*self.params, *added], first)
         before = self._shares.of_all
         divides = before and any(share != before[place] for place, share in shares.of_all.items() if place in before)
-        if divides or (memory is None and self.settings.memory and self._outgrown([*self.groups, *made], params, shares)):
+        groups_now = [*self.groups, *made]
+        limited = memory is None and self.settings.memory
+        if divides or (limited and outgrown(self.cores, first, self.family, groups_now, params, shares)):
             got = "parameters on another device after a step was captured in a graph"
             expect(not self.captured, "add_param_group", got, "them before: replays find state where it was")
             self._rebuild(groups, params, members, [*range(first), *[-1] * len(added)])
@@ -134,20 +133,6 @@ class Engine:
                 self._rebuild(groups[:-1], self.params, self.members)
             raise
         self._adopt(cores, params, [*self.groups, *made], shares, members)
-
-    def _outgrown(self, groups: Sequence[CoreGroup], params: Sequence[Param], shares: Shares) -> bool:
-        """True if state that fitted whole has a fixed place in RAM, where it leaves the optimizer's budget no room to stream the
-        state of these parameters beside it: only a new core divides the budget among all."""
-        for place, core in self.cores.items():
-            budget = budget_at(shares.of_all.get(place), place)
-            of = {i for i, param in enumerate(params) if param.place == place and not param.memory}
-            placed = {i for i in of if i < len(self.params) and core.has_state(i) and not core.is_paged(i)}
-            if place.on_host and budget and budget.host >= 0 and placed:
-                room = max(budget.host - core.report()["allocated_bytes"], 0)
-                beside = forecast(self.family.core_rule, budget._replace(host=room), sizes_of(groups, params, of - placed))[0]
-                if not beside.fits:
-                    return True
-        return False
 
     def append(self, number: int, tensor: torch.Tensor) -> None:
         """Adds one parameter to parameter group `number`, without overrides; later groups must be empty."""

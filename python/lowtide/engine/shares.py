@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from lowtide import _core
 from lowtide.devices.places import HOST, Place
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, GroupSizes, sizes_of
@@ -128,3 +129,20 @@ def state_on_device(family: Family, sizes: Sequence[GroupSizes], budget: Budget,
     return replace(
         everything, fits=here.fits, problem=here.problem, device_bytes=0, host_bytes=state, resident_bytes=0, streamed_bytes=state
     )
+
+
+def outgrown(
+    cores: Mapping[Place, _core.Optimizer], first: int, family: Family, groups: Sequence[CoreGroup], params: Sequence[Param],
+    shares: Shares,
+) -> bool:  # fmt: skip
+    """True if state that fitted whole has a fixed place in RAM, where it leaves the optimizer's budget no room to stream the state of
+    these parameters beside it: only a new core divides the budget among all. first: the number of the first parameter that the cores do not have yet."""
+    for place, core in cores.items():
+        budget = budget_at(shares.of_all.get(place), place)
+        of = {i for i, param in enumerate(params) if param.place == place and not param.memory}
+        placed = {i for i in of if i < first and core.has_state(i) and not core.is_paged(i)}
+        if place.on_host and budget and budget.host >= 0 and placed:
+            room = max(budget.host - core.report()["allocated_bytes"], 0)
+            if not forecast(family.core_rule, budget._replace(host=room), sizes_of(groups, params, of - placed))[0].fits:
+                return True
+    return False

@@ -408,7 +408,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if capturing:
             self._check_capture()
         self._push_options()
-        engine.aside = set()  # the step brings the state back
+        if engine.aside:
+            engine.aside = set()  # the step brings the state back
         if self._partitioned:
             only = partitions.shown(engine, self.param_groups)
         if capturing:
