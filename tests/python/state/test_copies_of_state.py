@@ -13,6 +13,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
+from lowtide.engine.unread import Copies
 from lowtide.state.elsewhere import Elsewhere
 from support import bits
 from twins import Twins
@@ -152,3 +153,24 @@ def test_too_little_host_memory_is_said(device: Any, seed: int, figure: Callable
     twins.step(1)
     twins.compare_state()
     figure("state stays where it is")
+
+
+def test_a_copy_that_is_made_while_others_are_read_is_not_forgotten() -> None:
+    """Another thread makes it during read(), which must leave it to the next one."""
+    copies, host = Copies(threading.RLock()), torch.device("cpu")
+    values = torch.zeros(1)
+    made: list[Any] = []
+    other = threading.Thread(target=lambda: made.append(copies.add(lambda _: values.clone(), host)))
+
+    def slow(_: Any) -> torch.Tensor:
+        other.start()
+        other.join(0.2)  # without the lock it would be done by then
+        return values.clone()
+
+    first = copies.add(slow, host)
+    copies.read(None)
+    other.join()
+    assert first.was_read and not made[0].was_read and copies.waits
+    copies.read(None)  # before the next change
+    values.fill_(1)
+    assert made[0].read().item() == 0
