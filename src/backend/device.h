@@ -67,6 +67,8 @@ class Device {
     void* context = nullptr;
     void* (*allocate)(void* context, int64_t bytes) = nullptr;
     void (*free)(void* context, void* memory) = nullptr;
+    // Device memory, or nullptr. Throws kInvalidArgument, having freed it, for memory that kernels would misread.
+    void* take(int64_t bytes) const;
   };
   virtual void use_allocator(const Allocator& allocator);
   // From now on, assumes without asking that all memory passed to its backend is the device's.

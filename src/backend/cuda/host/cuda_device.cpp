@@ -8,8 +8,6 @@
 namespace lowtide::cuda_host {
 namespace {
 
-constexpr uintptr_t kAlignment = 64;
-
 // Managed memory may use at most this part of the free memory, and of all memory: a driver that has to evict pages may
 // hang.
 constexpr int64_t managed_share(int64_t bytes) { return bytes - bytes / 10; }
@@ -75,12 +73,7 @@ void* CudaDevice::allocate_device(const Scope& scope, Block& block) {
   block.from = allocator_;
   void* memory = nullptr;
   if (allocator_.allocate) {
-    memory = allocator_.allocate(allocator_.context, block.bytes);
-    if (reinterpret_cast<uintptr_t>(memory) % kAlignment != 0) {
-      allocator_.free(allocator_.context, memory);
-      fail(ErrorKind::kInvalidArgument, "got device memory at %p from the caller's allocator, wanted it aligned to %d",
-           memory, static_cast<int>(kAlignment));
-    }
+    memory = allocator_.take(block.bytes);
   } else if (const cudaError_t code = cudaMalloc(&memory, static_cast<size_t>(block.bytes));
              code != cudaErrorMemoryAllocation) {
     scope.check(code);

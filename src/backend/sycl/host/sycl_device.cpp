@@ -7,8 +7,6 @@
 namespace lowtide::sycl_host {
 namespace {
 
-constexpr uintptr_t kAlignment = 64;  // of memory from a caller's allocator
-
 // A kind of memory as SYCL knows it, and in words.
 struct Kind {
   sycl::usm::alloc alloc;
@@ -71,15 +69,10 @@ void* SyclDevice::allocate(MemoryKind kind, int64_t bytes) {
 }
 
 void* SyclDevice::allocate_from(const Allocator& allocator, int64_t bytes) {
-  void* const memory = allocator.allocate(allocator.context, bytes);
+  void* const memory = allocator.take(bytes);
   if (!memory)
     fail(ErrorKind::kOutOfMemory, "SYCL: could not allocate %lld bytes of device memory from the caller's allocator",
          ll(bytes));
-  if (reinterpret_cast<uintptr_t>(memory) % kAlignment != 0) {
-    allocator.free(allocator.context, memory);
-    fail(ErrorKind::kInvalidArgument, "got device memory at %p from the caller's allocator, wanted it aligned to %d",
-         memory, static_cast<int>(kAlignment));
-  }
   lent_.emplace(memory, allocator);
   return memory;
 }
