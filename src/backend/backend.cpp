@@ -9,8 +9,8 @@ void* Device::Allocator::take(int64_t bytes) const {
   void* const memory = allocate(context, bytes);
   if (reinterpret_cast<uintptr_t>(memory) % kAlignment == 0) return memory;
   free(context, memory);
-  fail(ErrorKind::kInvalidArgument, "got device memory at %p from the caller's allocator, wanted it aligned to %d", memory,
-       static_cast<int>(kAlignment));
+  fail(ErrorKind::kInvalidArgument, "got device memory at %p from the caller's allocator, wanted it aligned to %d",
+       memory, static_cast<int>(kAlignment));
 }
 
 void Device::use_allocator(const Allocator&) {
