@@ -29,7 +29,8 @@ def test_a_backend_that_is_missing_says_what_backends_says(elsewhere: None, figu
 def test_an_older_torch_lends_no_memory_of_an_xpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """State is the driver's memory then, and how much is free is not known."""
     place = places.Place(torch.device("xpu", 0), "xpu:0")
-    monkeypatch.delattr(torch.xpu, "get_stream_from_external")
+    for name in ("get_stream_from_external", "mem_get_info"):
+        monkeypatch.delattr(torch.xpu, name)
     assert place.kind.allocator(place.device) is None and (place.free(), place.room()) == (-1, -1)
 
 
