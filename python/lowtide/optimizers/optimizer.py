@@ -622,8 +622,9 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         `save(asynchronous=True)`. `state_dict()`, `save()` and copies also bring back state that was in RAM; they read a
         device's state where it is. Until then tensors in `state` of state that was in RAM show zeros and must not be written.
 
-        Raises ValueError if a budget that holds state has no disk or too little of it, or too little host memory; OSError,
-        and then the state stays where it was."""
+        Raises ValueError if a budget that holds state has no disk or too little of it, or too little host memory, or as
+        `onload` does; OSError, and then the state stays where it was."""
+        self._follow_state()
         self.engine.put_aside()
 
     @_alone

@@ -480,6 +480,24 @@ def test_copies_of_state_that_is_put_aside_are_refused(state: str, way: str, the
     assert weight_bits(params) == weight_bits(others)
 
 
+@pytest.mark.parametrize("then", ["step", "onload", "state_dict"])
+def test_state_assigned_before_it_is_put_aside_counts(then: str, tmp_path: Path) -> None:
+    """offload() takes what was assigned to `state` before it: those values were no zeros."""
+    params, optimizer = made("dynamic8", memory=lowtide.Memory(host="4MiB", disk=tmp_path))
+    others, twin = made("dynamic8")
+    for one, opt in ((params, optimizer), (others, twin)):
+        step(one, opt, 0)
+        once = {name: value.clone() for name, value in opt.state[one[0]].items()}
+        step(one, opt, 1)
+        opt.state[one[0]] = once
+    optimizer.offload()
+    if then != "step":
+        getattr(optimizer, then)()
+    step(params, optimizer, 2)
+    step(others, twin, 2)
+    assert weight_bits(params) == weight_bits(others)
+
+
 def test_other_state_that_is_read_brings_no_zeros_in(tmp_path: Path) -> None:
     """Reading what streams brings all state back, unseen by who has copies of zeros; all such copies are dropped at once."""
     params = [torch.nn.Parameter(torch.randn(64, 256)) for _ in range(3)]
