@@ -1,6 +1,6 @@
-"""Results of the Python package that must never change, as hashes in a section of tests/golden/list.txt: one line a cell.
+"""Results of the Python package that must never change, as hashes in a section of tests/golden/list.txt.
 
-A cell that differs, is missing or is not in the list fails by name. After an intended change of results, or a new class
+A cell has a row, a column without blanks, and a value. Rows with the same columns stand below one another. A cell that differs, is missing or is not in the list fails by name. After an intended change of results, or a new class
 or state format, write the section again and review the difference:
 
     LOWTIDE_GOLDEN=write .venv/bin/python -m pytest -q tests/python/optimizers/test_golden.py
@@ -27,7 +27,7 @@ from lowtide.optimizers.classes import CLASSES as OF_RULES
 import bnb_library
 
 Figure = Callable[[str], None]
-Cells = Iterator[tuple[str, bytes]]
+Cells = Iterator[tuple[str, str, bytes]]  # row, column, value
 
 TARGET = "LOWTIDE_GOLDEN_TARGET"  # the instruction set of this run; none: the best there is
 LIST, SECTION = Path(__file__).parents[2] / "golden" / "list.txt", "\n[python]\n"
@@ -131,15 +131,14 @@ def classes() -> Cells:
                         return params, saved
 
                     kind = f"{str(dtype)[6:]}{'+' + master if master else ''}"
-                    yield f"state_dict {name}, {state}, {kind}", cell(run)
-            yield (
-                f"torch_state_dict {name}, {state}",
-                cell(lambda n=name, s=state: trained(n, torch.float32, state=s)[1].torch_state_dict()["state"]),
-            )
-            yield (
-                f"bitsandbytes_state_dict {name}, {state}",
-                cell(lambda n=name, s=state: trained(n, torch.float32, state=s)[1].bitsandbytes_state_dict()["state"]),
-            )
+                    yield f"{name}, {state}", kind, cell(run)
+            for method in ("torch_state_dict", "bitsandbytes_state_dict"):
+
+                def converted(name=name, state=state, method=method) -> Any:
+                    _, opt = trained(name, torch.float32, state=state)
+                    return getattr(opt, method)()["state"]
+
+                yield f"{name}, {state}", method, cell(converted)
 
 
 def reloaded() -> Cells:
@@ -155,7 +154,7 @@ def reloaded() -> Cells:
 
     for name in CLASSES:
         for state in FORMATS:
-            yield f"reloaded {name}, {state}", cell(lambda n=name, s=state: run(n, s))
+            yield f"{name}, {state}", "reloaded", cell(lambda n=name, s=state: run(n, s))
 
 
 def muon() -> Cells:
@@ -175,7 +174,7 @@ def muon() -> Cells:
                     opt.step()
                 return params, opt.state_dict()["state"]
 
-            yield f"Muon {state}, nesterov={nesterov}", cell(run)
+            yield f"Muon, {state}", f"nesterov={nesterov}", cell(run)
 
 
 def blockwise() -> Cells:
@@ -192,10 +191,10 @@ def blockwise() -> Cells:
                         return inner[0], functional.dequantize_blockwise(*inner)
                     return codes, state.absmax, functional.dequantize_blockwise(codes, state)
 
-                yield f"blockwise {str(dtype)[6:]}, {size}, {'of scales' if nested else 'of values'}", cell(run)
+                yield f"blockwise {str(dtype)[6:]}", f"{'scales' if nested else 'values'},{size}", cell(run)
     for signed in (True, False):
         for bits in (4, 7):
-            yield f"map signed={signed}, {bits}", cell(lambda s=signed, b=bits: functional.create_dynamic_map(s, b))
+            yield "map", f"signed={signed},{bits}", cell(lambda s=signed, b=bits: functional.create_dynamic_map(s, b))
 
 
 def signs() -> Cells:
@@ -206,7 +205,7 @@ def signs() -> Cells:
                 bits = sign.pack(Numbers(4).values(3, 701).to(dtype), bitorder=order)
                 return bits, sign.unpack(bits, 3 * 701, dtype=dtype, shape=(3, 701), bitorder=order)
 
-            yield f"sign.pack {str(dtype)[6:]}, {order}", cell(run)
+            yield f"sign.pack {str(dtype)[6:]}", order, cell(run)
     for ties in ("hash", "plus", "minus", "zero", "previous"):
 
         def vote(ties=ties) -> Any:
@@ -214,9 +213,9 @@ def signs() -> Cells:
             previous = Numbers(6).codes(500) if ties == "previous" else None
             return sign.majority(ballots, 3999, ties=ties, seed=3, step=4, offset=64, previous=previous)
 
-        yield f"sign.majority {ties}", cell(vote)
-    yield "deepspeed.packbits", cell(lambda: deepspeed.packbits(Numbers(7).values(70001), 70001, 0))
-    yield "deepspeed.unpackbits", cell(lambda: deepspeed.unpackbits(Numbers(7).codes(701), 701, 0))
+        yield "sign.majority", ties, cell(vote)
+    yield "deepspeed", "packbits", cell(lambda: deepspeed.packbits(Numbers(7).values(70001), 70001, 0))
+    yield "deepspeed", "unpackbits", cell(lambda: deepspeed.unpackbits(Numbers(7).codes(701), 701, 0))
 
 
 def foreign() -> Cells:
@@ -279,12 +278,12 @@ def foreign() -> Cells:
             for block in (256, 2048):
                 entry, group = of_bitsandbytes(name, states, block)
                 made = cell(lambda n=name, e=entry, g=group, s=state: loaded(n, e, g, s))
-                yield f"from bitsandbytes {name}, blocks of {block}, {state}", made
+                yield f"from bitsandbytes {name}, blocks of {block}", state, made
         for bits in (8, 4):
             made = cell(lambda b=bits, s=state: loaded("AdamW", of_torchao(b), adam, s))
-            yield f"from torchao {bits} bits, {state}", made
+            yield f"from torchao {bits} bits", state, made
         made = cell(lambda s=state: loaded("AdamW", of_flashoptim(), {**adam, "master_bytewidth": 3}, s))
-        yield f"from flashoptim, {state}", made
+        yield "from flashoptim", state, made
         for name in CLASSES:
 
             def from_torch(name=name, state=state) -> Any:
@@ -293,14 +292,14 @@ def foreign() -> Cells:
                 other.load_state_dict(opt.torch_state_dict())
                 return other.state_dict()["state"]
 
-            yield f"from torch {name}, {state}", cell(from_torch)
+            yield f"{name}, {state}", "from_torch", cell(from_torch)
 
     def weights() -> Any:
         param = Numbers(12).values(*shape).to(torch.bfloat16)
         saved = {"state": {0: of_flashoptim()}, "param_groups": [{**adam, "master_bytewidth": 3, "params": [0]}]}
         return flashoptim.master_weights([param], saved)
 
-    yield "flashoptim.master_weights", cell(weights)
+    yield "flashoptim", "master_weights", cell(weights)
 
 
 def bnb_functions() -> Cells:
@@ -340,16 +339,40 @@ def bnb_functions() -> Cells:
     suffixes = dict(zip(("fp32", "bf16", "fp16"), DTYPES, strict=True))
     for name in bnb_library.OPTIMIZERS:
         for suffix, dtype in suffixes.items():
-            yield f"bnb {name} 8bit {suffix}", run(name, suffix, dtype, True, 0)
+            yield f"bnb {name}", f"8bit,{suffix}", run(name, suffix, dtype, True, 0)
             short = {"fp32": "32", "fp16": "16", "bf16": ""}[suffix] if name in bnb_library.NO_BF16_32BIT else suffix
             if short:
-                yield f"bnb {name} 32bit {suffix}", run(name, short, dtype, False, 0)
-                yield f"bnb {name} 32bit {suffix}, max_unorm", run(name, short, dtype, False, 0.01)
+                yield f"bnb {name}", f"32bit,{suffix}", run(name, short, dtype, False, 0)
+                yield f"bnb {name}", f"32bit,{suffix},max_unorm", run(name, short, dtype, False, 0.01)
 
 
 # Without liblowtide_bnb (LOWTIDE_BNB) its cells are not looked at.
 BNB = "bnb "
 PARTS = (classes, reloaded, muon, blockwise, signs, foreign, *([bnb_functions] if bnb_library.PATH.exists() else []))
+
+
+def text_of(cells: dict[str, str]) -> str:
+    """`cells`, by "row : column", as tables: a line of columns above the rows that have them."""
+    rows: dict[str, dict[str, str]] = {}
+    for name, value in cells.items():
+        row, column = name.split(" : ")
+        rows.setdefault(row, {})[column] = value
+    tables: dict[str, list[str]] = {}
+    for row, values in rows.items():
+        tables.setdefault(" ".join(["columns", *values]), []).append(f"{row} : {' '.join(values.values())}")
+    return "".join("\n".join([columns, *lines, ""]) for columns, lines in tables.items())
+
+
+def cells_of(text: str) -> dict[str, str]:
+    cells: dict[str, str] = {}
+    columns: list[str] = []
+    for line in text.splitlines():
+        row, _, values = line.partition(" : ")
+        if values:
+            cells |= {f"{row} : {column}": value for column, value in zip(columns, values.split(), strict=True)}
+        elif not line.startswith("#"):
+            columns = line.split()[1:]
+    return cells
 
 
 # The last is "scalar"; a build with LOWTIDE_NATIVE has one alone, whose bits are those of the list as well.
@@ -361,16 +384,17 @@ def test_every_cell_has_the_bits_of_the_list(
     torch.set_num_threads(threads)
     got: dict[str, str] = {}
     for part in PARTS:
-        for name, value in part():
+        for row, column, value in part():
+            name = f"{row} : {column}"
             assert name not in got, f"two cells are named {name}"
             got[name] = "-" if value == b"-" else hashlib.blake2b(value, digest_size=5).hexdigest()
     if os.environ.get("LOWTIDE_GOLDEN") == "write" and not target:
         bnb_library.library()
         others, _, section = LIST.read_text().partition(SECTION)
         head = section.splitlines()[0]
-        LIST.write_text(others + SECTION + "".join(f"{line}\n" for line in (head, *map(": ".join, got.items()))))
+        LIST.write_text(others + SECTION + f"{head}\n" + text_of(got))
     _, _, section = LIST.read_text().partition(SECTION)
-    wanted = dict(line.rsplit(": ", 1) for line in section.splitlines() if not line.startswith("#"))
+    wanted = cells_of(section)
     if bnb_functions not in PARTS:
         wanted = {name: value for name, value in wanted.items() if not name.startswith(BNB)}
         figure(f"without the cells of {bnb_library.PATH}, which is not there")
