@@ -1,4 +1,4 @@
-"""The results of a run as Markdown: the figures that must be reached, all rows, and the reasons of missing ones."""
+"""The results of a run as Markdown: the figures that must be reached, the reasons of missing ones, and all rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _unmeasured(result: dict[str, Any]) -> list[str]:
     return lines or ["Nothing."]
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: dict[str, Any], kept: bool) -> str:
     machine = result["machine"]
     gpu = machine.get("gpu", {})
     text = [f"# CUDA: {result['gpu']}, {result['date']}", "", "How to read this: [gpu-check.md](../gpu-check.md).", ""]
@@ -89,18 +89,29 @@ def markdown(result: dict[str, Any]) -> str:
         "* " + ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items()),
         f"* revision {result['revision']}; {result['seconds']:.0f} s",
         "", "## Figures", "", *_figures(result), "", "## Tests on the device", "", *_suites(result),
-        "", "## Not measured", "", *_unmeasured(result), "", "## Time", "", *_times(result), "", "## All rows", *_cases(result),
+        "", "## Not measured", "", *_unmeasured(result),
     ]  # fmt: skip
+    if not kept:
+        text += ["", "## Time", "", *_times(result), "", "## All rows", *_cases(result)]
     return "\n".join(text) + "\n"
 
 
-def write(result: dict[str, Any], stem: Path) -> None:
-    """STEM.json and STEM.md. A kill between leaves the old files."""
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without the list of all of ncu's counters, from which it shows some."""
+    detail = row.get("detail", {})
+    return {**row, "detail": {key: value for key, value in detail.items() if key != "all"}} if "all" in detail else row
+
+
+def write(result: dict[str, Any], stem: Path, kept: bool = False) -> None:
+    """STEM.json and STEM.md. A kill between leaves the old files. `kept`: in the repository, where each row stands in the
+    JSON alone."""
     cases = {  # the rows say what a case that went well printed
         name: {key: value for key, value in case.items() if key != "tail" or case["status"] != "ok"} for name, case in result["cases"].items()
     }
+    if kept:
+        cases = {name: {**case, "rows": [_shown(row) for row in case["rows"]]} for name, case in cases.items()}
     whole = {**result, "cases": cases, "figures": judged(result)}
-    contents = {"json": results.text(results.rounded(whole)) + "\n", "md": markdown(result)}
+    contents = {"json": results.text(results.rounded(whole)) + "\n", "md": markdown(result, kept)}
     for suffix, text in contents.items():
         part = stem.with_name(f"{stem.name}.{suffix}.part")
         part.write_text(text)

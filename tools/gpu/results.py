@@ -86,6 +86,6 @@ def merge(places: list[Path], target: Path) -> int:
     slug = re.sub(r"[^a-z0-9]+", "-", out["gpu"].lower()).strip("-")
     target.mkdir(parents=True, exist_ok=True)
     path = target / f"{slug}-{out['date']}"
-    report.write(out, path)
+    report.write(out, path, kept=True)
     print(f"{path}.json\n{path}.md")
     return 0

@@ -192,6 +192,7 @@ def test_no_run_overwrites_an_earlier_one(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").iterdir())) == 3 * 3
     found = merged(tmp_path / "out", tmp_path / "both")
     assert labels(found) == {"counters.step": ["run 2"], "calls.fork": ["run 0"]}
+    assert "## All rows" not in next((tmp_path / "both").glob("*.md")).read_text()  # the JSON has them
 
 
 def test_results_of_other_sources_or_gpus_are_not_known(
@@ -254,6 +255,7 @@ def test_a_rehearsal_ends_with_all_results(figure: Callable[[str], None], rehear
     assert "| everything fits: Memory(...) / none | ≤ 1.01 | not measured |" in text
     assert "A rehearsal on the CPU" in text
     assert "rehearsal.hangs: hung" in text
+    assert "## All rows" in text
     figure(f"{len(cases)} cases; one was killed after {cases['rehearsal.hangs']['seconds']} s")
 
 
