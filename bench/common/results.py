@@ -10,6 +10,7 @@ from typing import Any
 
 DIGITS = 4  # significant ones of a time or a rate
 LOSS_DIGITS = 6  # of losses, which are compared by their fourth
+ROW = 1000  # characters
 
 
 def rounded(value: Any, digits: int = DIGITS) -> Any:
@@ -23,10 +24,11 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
 
 
 def text(value: Any, depth: int = 0) -> str:
-    """Dicts of the first two levels have a line for each key, and lists in them one for each row."""
+    """A line for each key and each row; dicts of the second level that are no longer than a row are one."""
     compact = json.dumps(value, ensure_ascii=False)
     rows = isinstance(value, list) and any(isinstance(row, (dict, list)) for row in value)
-    if len(compact) <= 120 or not (rows or (isinstance(value, dict) and depth < 2)):
+    longest = ROW if isinstance(value, dict) and depth else 120
+    if len(compact) <= longest or not (rows or (isinstance(value, dict) and depth < 2)):
         return compact
     if rows:
         return "[\n" + ",\n".join(text(row, 2) for row in value) + "\n]"
