@@ -11,7 +11,8 @@
 
 namespace lowtide::testing {
 
-// Cells in rows and columns. Their names, "<row> <column>", are unique; a value is one word, "-" for a refusal.
+// Cells in rows and columns. Their names, "<row> <column>", are unique; a value is one word, "-" for a refusal. The list
+// leaves out rows that have refusals alone.
 struct GoldenTable {
   std::vector<std::string> columns;
   std::vector<std::pair<std::string, std::vector<std::string>>> rows;  // a name, and one value for each column
