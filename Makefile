@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 FUZZERS := cmake --preset fuzz && cmake --build --preset fuzz
 
-.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-memory bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs build clang asan tsan arm format clean
+.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-memory bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs release-check build clang asan tsan arm format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -67,6 +67,15 @@ docs: ## build the documentation site into build/site (ARGS="--site-dir DIR")
 wheels: ## make, audit and try wheels, into dist (ARGS="--arch x86_64 --python 3.11")
 	@tools/bootstrap.sh --system-only --extras wheels
 	@python3 tools/make_wheels.py $(ARGS)
+
+release-check: ## everything that a release promises, from a clean clone: hours; wheels and their hashes go into dist
+	@test -z "$$(git status --porcelain)" || { echo "release-check: got uncommitted changes, wanted a clean clone" >&2; exit 1; }
+	@for check in test clang asan tsan arm docs; do $(MAKE) $$check || exit 1; done
+	@$(MAKE) soak ARGS="--soak 5"
+	@$(MAKE) trust ARGS=--all
+	@$(MAKE) fuzz ARGS=--fresh
+	@$(MAKE) wheels ARGS="--torch --plugins cuda13,sycl"
+	@cd dist && sha256sum *.whl *.tar.gz > SHA256SUMS
 
 build: ## build the C++ library and its tests into build/dev
 	@tools/bootstrap.sh --system-only

@@ -166,6 +166,24 @@ def on_page_content(html: str, page: Any, files: Files, **_: Any) -> str:
     return re.sub(r"(?<![\w/\">=])docs/([\w/-]+\.md)(?![^<>]*>)", linked, html)
 
 
+def on_env(env: Any, config: Any, files: Files, **_: Any) -> Any:
+    """Adds llms.txt (llmstxt.org): the pages of docs/ with their first sentences, for programs that read."""
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", "", "## Pages", ""]
+    for file in sorted(files.documentation_pages(), key=lambda file: file.src_uri):
+        page = file.page
+        if page and page.parent and not file.src_uri.startswith(("source/", "headers/", "benchmarks/")):
+            lines.append(f"- [{page.title}]({file.url}): {first_sentence(page.markdown or '')}")
+    files.append(File.generated(config, "llms.txt", content="\n".join(lines) + "\n"))
+    return env
+
+
+def first_sentence(markdown: str) -> str:
+    """The first sentence of a page's prose, without links."""
+    parts = re.split(r"\n\n+", re.sub(r"^```.*?^```", "", markdown, flags=re.M | re.S))
+    prose = next((" ".join(part.split()) for part in parts if part.strip() and part.strip()[0] not in "#`|:<-*!["), "")
+    return re.split(r"(?<=[.:]) ", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", prose))[0].rstrip(":")
+
+
 def option_defaults() -> dict[str, str]:
     """The default of each option as code, from the table of options."""
     for node in ast.parse((ROOT / OPTIONS).read_text(encoding="utf-8")).body:

@@ -144,6 +144,16 @@ def test_no_table_shows_its_marks(site, figure):
     assert not broken
 
 
+def test_programs_find_the_pages(site, figure):
+    """llms.txt names every guide, with its first sentence."""
+    listed = dict(re.findall(r"^- \[[^\]]+\]\(([^)]+)\): (.*)$", (site / "llms.txt").read_text(encoding="utf-8"), re.M))
+    pages = {path.relative_to(site).as_posix() for path in [*site.glob("*.html"), *site.glob("api/*.html")]} - {"404.html", "index.html"}
+    assert pages <= listed.keys() and all((site / name).is_file() for name in listed)
+    told = [name for name, sentence in listed.items() if sentence]
+    assert len(told) > 0.8 * len(listed)
+    figure(f"{len(listed)} pages, {len(told)} with a sentence")
+
+
 def test_pages_that_docstrings_name_are_links(site, figure):
     pages = [*(site / "api").glob("*.html"), *(site / "headers").glob("*.html")]
     links = [(page, link) for page in pages for link in re.findall(r'<a href="([^"]+)">docs/[\w/-]+\.md</a>', page.read_text())]
