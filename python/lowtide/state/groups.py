@@ -91,6 +91,7 @@ def read_groups(
         for key, value in group.items():
             if key not in drop:
                 made[key] = copied(value)
+        made.setdefault("maximize", mine["maximize"])  # torch takes dicts from before it had this option
         if "param_names" in mine:
             made.setdefault("param_names", mine["param_names"])
         if NORMS in mine:

@@ -195,6 +195,23 @@ def test_options_of_a_dict_of_torch_that_decide_about_states_are_adopted(name, b
     assert set(again.state[twins[0]]) == set(theirs.state[params[0]])
 
 
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("rule", TORCH)
+@pytest.mark.parametrize("whose", ["lowtide", "torch"])
+def test_dicts_from_before_torch_had_maximize_keep_that_of_the_optimizer(whose, rule, maximize, seed):
+    params = [parameter(8, 16)]
+    ours = make(rule, params, state="fp32", maximize=maximize)
+    saving = ours if whose == "lowtide" else TORCH[rule](params, **RULES[rule][1], maximize=maximize)
+    random_gradients(params)
+    saving.step()
+    saved = copy.deepcopy(saving.state_dict())
+    ours.load_state_dict(saved)
+    wanted = copy.deepcopy(ours.state_dict())
+    del saved["param_groups"][0]["maximize"]
+    ours.load_state_dict(saved)
+    assert str(ours.state_dict()) == str(wanted) and ours.param_groups[0]["maximize"] is maximize
+
+
 @pytest.mark.parametrize(
     "saved, live, options",
     [("Adam", "AdamW", {}), ("AdamW", "Adam", {}), ("NAdam", "NAdam", {"decoupled_weight_decay": True})],
