@@ -270,6 +270,7 @@ def test_the_chart_of_the_readme(figure):
     state = plan.lines["state"].device
     wanted = {
         "torch AdamW, fp32 masters": 16 * plan.elements, "bitsandbytes AdamW8bit, fp32 masters": (8 + 2 + 8 / 256) * plan.elements,
+        "bitsandbytes AdamW8bit, no masters": (4 + 2 + 8 / 256) * plan.elements,
         "lowtide.AdamW, no masters": ours, "the same, state in RAM": ours - state,
     }  # fmt: skip
     for label, size in wanted.items():
