@@ -53,7 +53,7 @@ bench-quality: ## train a small model with every state format, and compare (ARGS
 	@tools/bootstrap.sh --extras bench
 	@$(PYTHON) bench/quality/run.py $(ARGS)
 
-gpu-check: ## on a machine with a GPU: test and measure the CUDA backend (ARGS="run --seconds 280"; docs/gpu-check.md)
+gpu-check: ## on a machine with a GPU: test and measure the CUDA backend (ARGS="run --seconds 280"; docs/project/gpu-check.md)
 	@python3 tools/gpu_check.py $(or $(ARGS),plan)
 
 gpu-bundle: ## build and collect what gpu-check needs on a machine with a GPU (ARGS="--target-python python3.12")

@@ -9,7 +9,7 @@
 
 The package comes from a bundle (tools/gpu_bundle.py), else it is the one that the Python with torch imports. Results are
 written after every row, into $OUT if that is set. A step that fails or hangs is reported and does not stop the next.
-docs/gpu-check.md has the rest.
+docs/project/gpu-check.md has the rest.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def page() -> str:
              *(gb(4 * count[model] + state(model, "dynamic8")) for model in MODELS)],
         ]),
         "float32 weights and gradients take 8 bytes per parameter. bfloat16 takes 4, and 4 more for float32 copies of the weights, or 2 for",
-        "the residual, which keeps the same bits ([weights of 16 bits](numerics.md#weights-of-16-bits)).",
+        "the residual, which keeps the same bits ([weights of 16 bits](bf16.md)).",
         "",
         "## The largest model that can be trained",
         "",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lists and verifies a checkpoint of Lowtide, from docs/checkpoint-format.md alone.
+"""Lists and verifies a checkpoint of Lowtide, from docs/project/checkpoint-format.md alone.
 
 Needs nothing but Python's standard library, and then checks some 20 MB of data a second. With the package xxhash
 --verify runs at the speed of the disk.

@@ -387,7 +387,7 @@ class LT_API Optimizer {
 
   // Writes all state to a file, durably and all or nothing, straight from wherever it lives: no second copy in memory.
   // metadata: any text, stored in the file. Throws kIo; a file that existed before is then untouched.
-  // docs/checkpoint-format.md describes the format.
+  // docs/project/checkpoint-format.md describes the format.
   void save(const std::string& path, const std::string& metadata = "") const;
   // Begins a save() of the current state and returns: a thread of the library writes the file while steps go on. The
   // file is, bit for bit, what save() would write now. Before a step changes state that the thread has not written yet,

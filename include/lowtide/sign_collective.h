@@ -13,7 +13,7 @@
 //   4 commit    all_gather of 128 bytes: what each rank saw in round 3, so that one damaged message, or one damaged
 //               rank, cannot make some ranks apply what others do not (SignCollectiveOptions::commit).
 // A two-phase vote with the same shape as the last applied one merges rounds 1 and 2: announcements travel in front of
-// ballots, unless a ballot has `prepare`. docs/sign-collective.md gives the conditions. All ranks make new collectives
+// ballots, unless a ballot has `prepare`. docs/project/votes.md gives the conditions. All ranks make new collectives
 // together.
 // A vote in parts (SignBallot::part, more) takes rounds 1 and 2 for each part, and rounds 3 and 4 once, after the last
 // part: they cover all parts. Until the last part's call returns with SignOutcome::applied, the results of earlier

@@ -1,6 +1,6 @@
 // Durable checkpoints: one file, written beside its final name, synced and renamed, so that the name always holds a
-// whole old or a whole new checkpoint. docs/checkpoint-format.md describes the format; tools/read_checkpoint.py reads
-// it independently. Streams to and from wherever state lives: memory for two pieces, never a second copy.
+// whole old or a whole new checkpoint. docs/project/checkpoint-format.md describes the format; tools/read_checkpoint.py
+// reads it independently. Streams to and from wherever state lives: memory for two pieces, never a second copy.
 #pragma once
 
 #include <cstddef>

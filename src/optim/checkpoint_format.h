@@ -1,5 +1,5 @@
-// The parts of a checkpoint file (docs/checkpoint-format.md), for its writer and its reader: the position of each, and
-// the valid values. Both use the same checks, so nothing is written that would not be read.
+// The parts of a checkpoint file (docs/project/checkpoint-format.md), for its writer and its reader: the position of
+// each, and the valid values. Both use the same checks, so nothing is written that would not be read.
 #pragma once
 
 #include <cstddef>

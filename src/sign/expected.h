@@ -1,7 +1,7 @@
 // The next vote is expected to have the same parts as the last applied one. All ranks expect the same, because they
 // have confirmed that vote to each other; so the announcements of an expected part travel in front of its ballots,
 // which saves a round. A rank that makes another call sends messages of the expected size that say so, and all ranks
-// announce again (docs/sign-collective.md).
+// announce again (docs/project/votes.md).
 //
 // Used by the collective's thread.
 #pragma once

@@ -1,5 +1,5 @@
 // The control rounds around the payload, in which all ranks reach the same decision: announce before it, confirm and
-// commit after it. Each is one all_gather of records of 128 bytes. docs/sign-collective.md says what each guards
+// commit after it. Each is one all_gather of records of 128 bytes. docs/project/votes.md says what each guards
 // against.
 //
 // These functions block until all ranks have joined. They throw TransportError if the transport fails, and

@@ -1,5 +1,5 @@
-// Claim: the backend of docs/adding-a-backend.md, added as the page says, opens by its name, appears in the report, and
-// steps.
+// Claim: the backend of docs/project/adding-a-backend.md, added as the page says, opens by its name, appears in the
+// report, and steps.
 
 #include "backend/registry.h"
 #include "part.h"

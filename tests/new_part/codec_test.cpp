@@ -1,5 +1,5 @@
-// Claim: the codec of docs/adding-a-codec.md, added as the page says, is there by its name, stores what its reference
-// says, serves a rule's step, and gives the same bits on all instruction sets.
+// Claim: the codec of docs/project/adding-a-codec.md, added as the page says, is there by its name, stores what its
+// reference says, serves a rule's step, and gives the same bits on all instruction sets.
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/catalog.h"

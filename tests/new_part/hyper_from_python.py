@@ -1,5 +1,5 @@
-"""Claim: an option of groups is the files of docs/adding-a-hyper-parameter.md: Python takes it for the optimizer, a group and an
-override, keeps it in param_groups, plans with it and refuses bad values.
+"""Claim: an option of groups is the files of docs/project/adding-a-hyper-parameter.md: Python takes it for the
+optimizer, a group and an override, keeps it in param_groups, plans with it and refuses bad values.
 
 hyper_from_python.py ROOT PART PACKAGE: PART has the files of the page (extract.py), PACKAGE the module that was built with
 them.

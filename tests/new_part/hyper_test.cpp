@@ -1,6 +1,7 @@
-// Claim: the hyper-parameter of docs/adding-a-hyper-parameter.md, added as the page says, is a member of Hyper with its
-// default and range, has its effect in C++ and C, and stands in C's list of names. The option of groups is a member of
-// GroupOptions and of lt_group_options with its default, is refused, and has its effect in C++, C and a forecast.
+// Claim: the hyper-parameter of docs/project/adding-a-hyper-parameter.md, added as the page says, is a member of Hyper
+// with its default and range, has its effect in C++ and C, and stands in C's list of names. The option of groups is a
+// member of GroupOptions and of lt_group_options with its default, is refused, and has its effect in C++, C and a
+// forecast.
 #include <cstddef>
 
 #include "lowtide/lowtide.h"

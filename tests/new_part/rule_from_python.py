@@ -1,4 +1,5 @@
-"""Claim: a rule is the files of docs/adding-a-rule.md: what finds rules in Python finds it, and it steps as its reference.
+"""Claim: a rule is the files of docs/project/adding-a-rule.md: what finds rules in Python finds it, and it steps as its
+reference.
 
 rule_from_python.py ROOT PART PACKAGE: PART has the files of the page (extract.py), PACKAGE the module that was built with
 them. The tests of the package that ask each rule for its parts run on a copy of the tree's tests with the page's documents.
@@ -24,7 +25,7 @@ TESTS = (
 
 def merged_files(root: Path) -> list[str]:
     """The files that the page's table names, one a row; of the header, its folder."""
-    page = (root / "docs" / "adding-a-rule.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "project" / "adding-a-rule.md").read_text(encoding="utf-8")
     table = page[page.index("## What a merge touches") :]
     return re.findall(r"^\| [^`|]*`([^`]+/[^`]+)`", table, re.MULTILINE)
 

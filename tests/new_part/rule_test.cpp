@@ -1,5 +1,5 @@
-// Claim: the rule of docs/adding-a-rule.md, added as the page says, is there by its name, computes its reference with
-// float32 state, and gives the same bits on all instruction sets and in every state format.
+// Claim: the rule of docs/project/adding-a-rule.md, added as the page says, is there by its name, computes its
+// reference with float32 state, and gives the same bits on all instruction sets and in every state format.
 
 #include "part.h"
 #include "support/optimizer_case.h"

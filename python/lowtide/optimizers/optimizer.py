@@ -756,7 +756,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self, path: str | os.PathLike[str], asynchronous: bool = False, copies: int | str = "256MiB"
     ) -> PendingSave | None:
         """Writes state and options to one file, durably and all or nothing, straight from wherever the state lives: without a
-        second copy in memory. docs/checkpoint-format.md describes the format (no pickle).
+        second copy in memory. docs/project/checkpoint-format.md describes the format (no pickle).
 
         asynchronous: returns at once; the file, with the current state and options, is written while steps go on. Before a
         step changes state that is not written yet, it copies that state, chunk by chunk: at most `copies` bytes, or one chunk

@@ -1,9 +1,9 @@
 """Block-wise quantization with any code book: blocks run flat over a tensor, with one scale each.
 
-The rule is the same as for the state format dynamic8 (docs/numerics.md), with any 256 sorted values: entry i is left for i + 1
-if x = value · (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed in float32; a tie keeps the lower index. A block
-that is all zeros, or whose absmax is denormal, encodes as zeros. On the CPU the core encodes if map and block are dynamic8's;
-otherwise torch does, with the same bits.
+The rule is the same as for the state format dynamic8 (docs/project/numerics.md), with any 256 sorted values: entry i is
+left for i + 1 if x = value · (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed in float32; a tie keeps
+the lower index. A block that is all zeros, or whose absmax is denormal, encodes as zeros. On the CPU the core encodes
+if map and block are dynamic8's; otherwise torch does, with the same bits.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ int place_of_code(const StepCase& c, int k, size_t i) {
   return has_sign_bit && code >= 128 ? 128 - code : code;
 }
 
-// Bounds of docs/cuda-kernels.md, and for weights with masters those of the sum of weight and residual. Gradients have
+// Bounds of docs/project/cuda.md, and for weights with masters those of the sum of weight and residual. Gradients have
 // the signs of the moments, so that sums of moments' terms are as large as their terms: a moment is off by 3 * 2^-24 of
 // itself. A step is off by 14 * 2^-24 for equal moments, 3 more of the first moment, 1.5 of the second's root, and with
 // decay and subtraction contracted by 3 * 2^-24 of it and of the parameter.

@@ -62,7 +62,7 @@ opt = lowtide.AdamW(model.parameters())
 model(torch.randn(4, 128)).square().mean().backward()
 opt.step()
 """,
-    ("docs/sign.md", 0): """
+    ("docs/project/votes.md", 0): """
 import torch
 gradient, run, step = torch.randn(1000), 1, 2
 from lowtide import sign as before
@@ -122,7 +122,7 @@ RUN_ELSEWHERE = {
 }
 
 CPP_PRELUDES = {
-    ("docs/sign.md", "cpp"): """
+    ("docs/project/votes.md", "cpp"): """
 #include "lowtide/sign.h"
 #include <vector>
 void vote(const float* gradient, int64_t n, std::span<const std::byte* const> ballots, uint64_t run, uint64_t step,

@@ -31,8 +31,7 @@ ROOT = Path(__file__).parents[3]
 DEVICE = os.environ.get("LOWTIDE_LISTINGS_ON")  # "cuda": tools/gpu_check.py runs them on a GPU
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
 # Files of new parts, which tests/new_part builds, and the programs that tests/install builds.
-BUILT = {"docs/adding-a-rule.md", "docs/adding-a-codec.md", "docs/adding-a-hyper-parameter.md", "docs/adding-a-backend.md",
-         "docs/cpp.md"}  # fmt: skip
+BUILT = {"docs/cpp.md", *(f"docs/project/adding-a-{part}.md" for part in ("rule", "codec", "hyper-parameter", "backend"))}
 
 
 class Block(NamedTuple):

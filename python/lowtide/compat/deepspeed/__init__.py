@@ -7,7 +7,7 @@
     packer.unpackbits(packed, packed.numel(), rank)     # all bits, or
     packer.unpackbits(packed, buffer.numel(), rank)     # this many elements
 
-docs/sign.md describes the layout of the bytes.
+docs/project/votes.md#signs-as-bits describes the layout of the bytes.
 """
 
 from typing import TYPE_CHECKING

@@ -5,7 +5,7 @@
 // replay.
 //
 // With target "exact" the bits equal the CPU backend's; "fast" uses approximate arithmetic for steps of Adam and AdamW
-// if parameter and gradient have the same type (docs/cuda.md).
+// if parameter and gradient have the same type (docs/project/cuda.md).
 #pragma once
 
 #include <memory>

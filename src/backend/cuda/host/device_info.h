@@ -33,7 +33,8 @@ DeviceInfo describe_device(int ordinal);
 cudaError_t find_capture(cudaStream_t stream, bool& captured);
 
 // Sets `ordinal` to the ordinal of the stream's device; leaves it unchanged if CUDA cannot be asked. While a stream is
-// captured, cudaStreamGetDevice fails and invalidates the capture, which the manual does not say (docs/cuda.md).
+// captured, cudaStreamGetDevice fails and invalidates the capture, which the manual does not say
+// (docs/project/cuda.md).
 cudaError_t find_device(cudaStream_t stream, int& ordinal);
 
 // The duration of one call on the device: its context is current, errors name the operation, and memory can be
