@@ -61,8 +61,9 @@ gpu-bundle: ## build and collect what gpu-check needs on a machine with a GPU (A
 	@$(PYTHON) tools/gpu_bundle.py $(ARGS)
 
 docs: ## build the documentation site into build/site (ARGS="--site-dir DIR")
-	@tools/bootstrap.sh --no-package --extras docs
+	@tools/bootstrap.sh --no-package --only --extras docs
 	@$(PYTHON) -m mkdocs build --strict $(ARGS)
+	@echo "Open build/site/index.html, or index.html in the folder that ARGS names."
 
 wheels: ## make, audit and try wheels, into dist (ARGS="--arch x86_64 --python 3.11")
 	@tools/bootstrap.sh --system-only --extras wheels

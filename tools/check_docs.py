@@ -5,6 +5,7 @@
 * A path in code marks (`src/optim`, `tools/check_docs.py`) names a file or folder that exists.
 * A page of docs/ is in the index docs/README.md.
 * No comment or docstring opens with "Of" or "What": such a sentence has lost its subject.
+* Pages of docs/ and README.md have none of the phrases of PHRASES, which are not English, and docs/ has no more words than LIMIT.
 """
 
 from __future__ import annotations
@@ -22,6 +23,17 @@ SKIPPED = {"build", ".venv", "__pycache__"}
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\s]+)`")
+PHRASES = {  # what it matches: what to write
+    r"\bof \d+ bits\b": "8-bit",
+    r"\bof then\b": "at that time",
+    r"\bas ever\b": "as before",
+    r"[Rr]efused by name": "raises an error that names it",
+    r"\blies? (in|on|beside)\b": "is in",
+    r"LLaMA of \d": "LLaMA with",
+    r" alone[,.]": "only",
+    r"(^|[.:] )Of [a-z]": "a subject first",
+}
+LIMIT = 45_000
 FRAGMENT = re.compile(r'(?:^|\s)(?://+!?<?|#|/\*\*?|"""|^\s\*) ?(?:Of|What)\b')
 
 
@@ -83,7 +95,11 @@ def bad_path(word: str) -> str | None:
 
 def offences_of_page(page: Path) -> Iterator[tuple[int, str, str]]:
     history = page.name == "CHANGELOG.md"  # may name what is gone
+    read_by_users = page.is_relative_to(ROOT / "docs") or page == ROOT / "README.md"
     for number, line in prose(page.read_text(encoding="utf-8")):
+        for phrase, better in PHRASES.items() if read_by_users else ():
+            if found := re.search(phrase, line):
+                yield number, found[0].strip(), f"write: {better}"
         for link in LINK.findall(re.sub(r"`[^`]*`", "", line)) + re.findall(r"\[`[^`]*`\]\(([^)\s]+)\)", line):
             if problem := bad_link(page, link):
                 yield number, link, problem
@@ -104,6 +120,9 @@ def main() -> int:
     for page in files({".md"}):
         count += 1
         offences += [f"{page.relative_to(ROOT)}:{n}: {what}: {why}" for n, what, why in offences_of_page(page)]
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").rglob("*.md"))
+    if words > LIMIT:
+        offences.append(f"docs: got {words} words, wanted {LIMIT} at most: make a page shorter")
     index = ROOT / "docs" / "README.md"
     for page in sorted((ROOT / "docs").rglob("*.md")):
         name = page.relative_to(index.parent).as_posix()

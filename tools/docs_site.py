@@ -25,6 +25,7 @@ import check_docs  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 OF_THE_SITE = ("README.md",)  # the root's README is the page of a repository; the site's home is docs/README.md
+REFERENCE = "python-api.md"  # with the docstrings
 HEADERS = "include/lowtide"
 OPTIONS = "python/lowtide/options/options.py"
 TYPE = re.compile(r"^(?:typedef )?(?:enum class|enum|struct|class)(?: LT_API)? (\w+)(?: final)?(?: : [^{;]*)? \{", re.M)
@@ -93,24 +94,6 @@ def header_page(path: Path) -> str:
     return text
 
 
-def on_config(config: Any) -> Any:
-    """Lists the headers in the navigation, those of C++ first."""
-    in_order = sorted(headers(), key=lambda path: (path.read_text(encoding="utf-8").startswith("/*"), path.name))
-    pages = [{path.name: page_of(path.relative_to(ROOT).as_posix())} for path in in_order]
-    list_of_headers(config["nav"])[:] = pages
-    return config
-
-
-def list_of_headers(nav: Any) -> Any:
-    """The list below "Headers" in a navigation; None if it has none."""
-    for entry in nav:
-        for title, below in entry.items() if isinstance(entry, dict) else ():
-            found = list_of_headers(below) if title != "Headers" and isinstance(below, list) else None
-            if title == "Headers" or found is not None:
-                return below if title == "Headers" else found
-    return None
-
-
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     """Adds documents of the root, the reference of the headers, and a listing of each source that a page links to."""
     for path in sorted(ROOT.glob("*.md")):
@@ -156,7 +139,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
 def on_page_content(html: str, page: Any, files: Files, **_: Any) -> str:
     """Docstrings and comments of headers name pages as docs/rules.md: here these words lead there."""
     here = page.file.src_uri
-    if not here.startswith(("api/", "headers/")):
+    if here != REFERENCE and not here.startswith("headers/"):
         return html
 
     def linked(match: re.Match[str]) -> str:

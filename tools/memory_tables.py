@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/memory-tables.md: what common models take, by `lowtide.plan` and `lowtide.forecast`.
+"""Writes docs/will-it-fit.md: what common models take, by `lowtide.plan` and `lowtide.forecast`.
 
     .venv/bin/python tools/memory_tables.py           # writes the page
     .venv/bin/python tools/memory_tables.py --check   # exit status 1 if the page is not what would be written
@@ -19,7 +19,7 @@ from typing import Any
 import lowtide
 from lowtide.planning.models import DECODERS, elements
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "memory-tables.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "will-it-fit.md"
 BETAS = (0.9, 0.95)  # dynamic4 takes no longer averages
 FORMATS = ("fp32", "bf16", "dynamic8", "dynamic4")
 SIZES = (8, 12, 16, 24, 48, 80)  # GB of a device
@@ -28,7 +28,7 @@ DISK = "2TB"
 MODELS = {  # here: published
     "7 B": "Llama-2-7B", "8 B": "Llama-3.1-8B", "13 B": "Llama-2-13B", "14 B": "Qwen2.5-14B", "32 B": "Qwen2.5-32B", "70 B": "Llama-3.1-70B",
 }  # fmt: skip
-SCALED = "7 B"  # of MODELS: how many bytes a parameter takes
+SMALLEST = "7 B"  # of MODELS
 
 
 def gb(count: float) -> str:
@@ -41,11 +41,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield "|---" + "|---:" * (len(head) - 1) + "|"
     yield from ("| " + " | ".join(row) + " |" for row in rows)
     yield ""
-
-
-def largest(size: int, bytes_each: float) -> str:
-    """Parameters in billions, rounded down."""
-    return f"{int(10 * size / bytes_each) / 10:.1f}"
 
 
 def cell(model: str, size: int, ram: int) -> str:
@@ -68,6 +63,14 @@ def by_ram(model: str) -> Iterator[list[str]]:
         yield [same[0][0] if len(same) == 1 else f"{same[0][0]} to {same[-1][0]}", *same[0][1]]
 
 
+def card() -> Iterator[list[str]]:
+    """Lines of the plan of `SMALLEST` on a device of 24 GB."""
+    plan = lowtide.plan(MODELS[SMALLEST], gpu="24GB", ram="64GB", checkpointing=True, step_in_backward=True)
+    assert plan.fits
+    for name, line in {**plan.lines, "total": plan.total}.items():
+        yield [name, *(gb(bytes_of) if bytes_of else "" for bytes_of in (line.device, line.host))]
+
+
 def in_ram(**options: Any) -> list[str]:
     """Bytes of host memory beside the process, GB, of each model whose weights stream to a device."""
     plans = [lowtide.plan(model, gpu="80GB", checkpointing=True, stream=True, **options) for model in MODELS.values()]
@@ -84,26 +87,43 @@ def page() -> str:
     def state(model: str, form: str) -> float:
         return float(plans[model][form].state_bytes)
 
-    state8 = state(SCALED, "dynamic8") / count[SCALED]
-    takes = {  # of fast memory: bytes a parameter
-        "float32, `torch.optim.AdamW`": 8 + state(SCALED, "fp32") / count[SCALED],
-        "float32, `lowtide.AdamW`": 8 + state8,
-        "bfloat16, `lowtide.AdamW(master=\"residual16\")`": 6 + state8,
-        "bfloat16, `lowtide.AdamW(master=\"stochastic\")`": 4 + state8,
-        "bfloat16, `lowtide.Lion(master=\"stochastic\")`": 4 + lion[SCALED] / count[SCALED],
-        "float32, state paged": 8.0,
-        "bfloat16, state and residual paged": 4.0,
-    }
-
     lines = [
-        "# Memory tables",
+        "# Will it fit?",
         "",
         "<!-- Written by tools/memory_tables.py. Change that, not this page. -->",
         "",
-        "## Will it fit?",
+        "```sh",
+        "lowtide plan Llama-3.1-8B --gpu 24GB --ram 64GB   # or --model config.json, or 7B",
+        "```",
         "",
-        "Full training of all weights by GPU memory and RAM, as [`lowtide plan`](command-line.md#lowtide-plan-will-it-fit) answers. GB are",
-        f"10⁹ bytes, and a disk has {DISK.replace('TB', ' TB')}.",
+        "answers before anything is allocated, and names the smallest change that makes it fit ([all options](command-line.md#lowtide-plan-will-it-fit)).",
+        "GB are 10⁹ bytes.",
+        "",
+        "## 7 B on a 24 GB card",
+        "",
+        "**Yes: full training of all weights, in bf16, with 8-bit state.** Checkpoint activations and step in backward; state that has no room on the",
+        "card goes to RAM by itself. A step of one sequence of 2,048 tokens, by the plan (no run on a 24 GB card has been compared with it):",
+        "",
+        *table(["GB", "device", "host"], card()),
+        "```py",
+        "model = AutoModelForCausalLM.from_pretrained(name)  # transformers 5 loads bf16 weights",
+        "args = TrainingArguments(\"out\", gradient_checkpointing=True, per_device_train_batch_size=1, max_grad_norm=0)",
+        "optimizer = lowtide.hf.optimizer(\"adamw_8bit\", args, step_in_backward=True)",
+        "trainer = Trainer(model, args, train_dataset=data, optimizer_cls_and_kwargs=optimizer)",
+        "trainer.train()",
+        "```",
+        "",
+        "* Gradients are freed as they come, so nothing can be clipped or accumulated: hence `max_grad_norm=0`",
+        "  ([work inside backward](gpu.md#work-inside-backward)).",
+        "* With too little RAM, give a disk: `memory=lowtide.Memory(device=\"8GB\", host=\"4GB\", disk=\"/scratch\")`.",
+        "* To clip or accumulate, [stream the weights](offload.md#weights-on-one-gpu), or train adapters.",
+        "",
+        "**LoRA and QLoRA** are another sum: the base model's weights (bf16: 2 bytes a parameter, 13.5 GB for 7 B; 4 bits: about a quarter of that) and",
+        "activations. Adapters, their gradients and state are small, so 8-bit state saves little there ([LoRA](hugging-face.md#lora-and-qlora)).",
+        "",
+        "## By GPU and RAM",
+        "",
+        f"Full training of all weights, as the plan answers. A disk has {DISK.replace('TB', ' TB')}.",
         "",
         "| cell | weights | state |",
         "|---|---|---|",
@@ -120,7 +140,7 @@ def page() -> str:
         "Weights are bfloat16 (`master=\"residual16\"` takes 2 bytes a parameter more), options are the defaults, gradients are stepped",
         "in backward, activations are checkpointed, and a step has one sequence of 2,048 tokens. The process is assumed to take 1.5 GB of RAM and",
         "0.6 GB of the device. *Streams* is FSDP2's `CPUOffloadPolicy(pin_memory=False)` on one GPU (pinned, torch rounds",
-        "each tensor up to a power of two); no run on a GPU has been compared with these figures, and torch may hold more units than two. Runs on a CPU",
+        "each tensor up to a power of two); no run on a GPU has been compared with these figures. Runs on a CPU",
         "with weights in RAM [have](#how-activations-are-estimated).",
         "",
         "## RAM when weights stream to a GPU, GB",
@@ -134,21 +154,6 @@ def page() -> str:
         ]),
         "With state on a disk, RAM has the weights, 2 bytes a parameter, and the gradients of a layer.",
         "",
-        "## How activations are estimated",
-        "",
-        "After [Korthikanti et al.](https://arxiv.org/abs/2205.05198), who count each tensor that a layer keeps for backward, for Transformers' models",
-        "like LLaMA with flash attention, SwiGLU and no dropout. `python/lowtide/planning/activations.py` has the formula. With checkpointing, a layer",
-        "keeps its input, and one layer at a time is computed again. The loss takes three float32 copies of the logits. Gradients grow while",
-        "activations are freed, so the peak of a step is less than their sum: the line \"never at once\". Activations have the type of the weights: for",
-        "float32 weights, autocast also keeps a 16-bit copy of each weight, which is not counted.",
-        "",
-        "Six small LLaMAs on a CPU (float32 and bfloat16, with and without checkpointing, steps in backward, state on disk, tied embeddings) peaked",
-        "at what the plan says, within 0.95 to 1.01 of it; `tests/python/planning/test_plan.py` holds the ratio to 0.9 to 1.1.",
-        "",
-        *table(["", *names], [
-            ["shapes of", *MODELS.values()],
-            ["parameters", *(f"{count[model]:,}" for model in MODELS)],
-        ]),
         "## Optimizer state, GB",
         "",
         *table(["AdamW", *names], [
@@ -171,23 +176,23 @@ def page() -> str:
              *(gb(4 * count[model] + state(model, "dynamic8")) for model in MODELS)],
         ]),
         "float32 weights and gradients take 8 bytes per parameter. bfloat16 takes 4, and 4 more for float32 copies of the weights, or 2 for",
-        "the residual, which keeps the same bits ([weights of 16 bits](bf16.md)).",
+        "the residual, which keeps the same bits ([bf16 weights](bf16.md)).",
         "",
-        "## The largest model that can be trained",
+        "## How activations are estimated",
         "",
-        "Billions of parameters, rounded down, of a LLaMA whose weights, gradients and state fit into so much memory, with the bytes of",
-        f"{MODELS[SCALED]}. Activations come on top. *Paged*: state elsewhere, on disk or, of a device, in host memory, less a few MB of buffers.",
+        "After [Korthikanti et al.](https://arxiv.org/abs/2205.05198), who count each tensor that a layer keeps for backward, for Transformers' models",
+        "like LLaMA with flash attention, SwiGLU and no dropout. `python/lowtide/planning/activations.py` has the formula. With checkpointing, a layer",
+        "keeps its input, and one layer at a time is computed again. The loss takes three float32 copies of the logits. Gradients grow while",
+        "activations are freed, so the peak of a step is less than their sum: the line \"never at once\". Activations have the type of the weights: for",
+        "float32 weights, autocast also keeps a 16-bit copy of each weight, which is not counted.",
         "",
-        *table(["weights and gradients, optimizer", "bytes each", *(f"{size}\u00a0GB" for size in SIZES)], [
-            [name, f"{each:.2f}", *(largest(size, each) for size in SIZES)] for name, each in takes.items()
+        "Six small LLaMAs on a CPU (float32 and bfloat16, with and without checkpointing, steps in backward, state on disk, tied embeddings) peaked",
+        "at what the plan says, within 0.95 to 1.01 of it; `tests/python/planning/test_plan.py` holds the ratio to 0.9 to 1.1.",
+        "",
+        *table(["", *names], [
+            ["shapes of", *MODELS.values()],
+            ["parameters", *(f"{count[model]:,}" for model in MODELS)],
         ]),
-        "## Your own model",
-        "",
-        "```sh",
-        "lowtide plan --model config.json --gpu 24GB --ram 64GB --disk /tmp",
-        "```",
-        "",
-        "[The command line](command-line.md) also takes names of models, shapes from a file, and numbers of parameters.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -1,5 +1,5 @@
 /* liblowtide_bnb: the C functions that bitsandbytes' Python code calls for its optimizers and for the memory of its
- * paged optimizers, with bitsandbytes' names and parameters, and a few functions of our own (C11). docs/bnb.md gives
+ * paged optimizers, with bitsandbytes' names and parameters, and a few functions of our own (C11). docs/cpp.md gives
  * each formula and its differences from bitsandbytes' backends.
  *
  * Threads: any; calls from several threads run one after another. Memory is the caller's, borrowed for the call.

@@ -105,7 +105,7 @@ typedef struct lt_memory_options {
                            placed (of all memory, if the driver reports none) */
   int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0: not */
   const char* transfer; /* how state that does not fit reaches the device: "copy", "zero_copy", "hybrid"; NULL: the
-                           fastest mode of the device, measured once and remembered (docs/devices.md) */
+                           fastest mode of the device, measured once and remembered (docs/offload.md) */
   int64_t automatic; /* 1, with device -1: state created by a step starts on the device if it fits; state loaded earlier
                         starts in host memory and moves once steps have shown what else needs memory. It moves to the
                         host when memory gets short; 0: not */

@@ -24,7 +24,7 @@ struct Memory {
                          // at most what is free on the device
   // How state that does not fit reaches the device: "copy" (through slots in device memory), "zero_copy" (kernels
   // access pinned host memory), "hybrid" (copied in, written back by kernels), or "": the fastest mode of the device,
-  // measured once for each kind of machine and remembered (docs/devices.md).
+  // measured once for each kind of machine and remembered (docs/offload.md).
   std::string transfer = "";
   // Instead of a limit in `device`: state created by a step starts on the device if it fits beside everything else.
   // State created earlier starts in host memory; once steps have shown what else needs memory, as much as fits moves to

@@ -1,4 +1,4 @@
-// The step of each optimizer as docs/bnb.md defines it: plain formulas in double, independent of the portable rules,
+// The step of each optimizer as docs/cpp.md defines it: plain formulas in double, independent of the portable rules,
 // with the error that float32 may make in them.
 #pragma once
 
@@ -50,7 +50,7 @@ inline Bounded sqrt(Bounded a) {
   return Bounded{root, std::max(below, std::sqrt(a.value + a.error) - root)}.after_rounding();
 }
 
-// One element: parameter, gradient (times gnorm_scale), and states in the order of docs/bnb.md: m, v, and ademamix'
+// One element: parameter, gradient (times gnorm_scale), and states in the order of docs/cpp.md: m, v, and ademamix'
 // slow average.
 struct BnbElement {
   Bounded p, g, s[3];

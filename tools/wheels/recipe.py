@@ -26,7 +26,7 @@ class Recipe:
         self._archive, self.files = source.distribution(self._work, self._out)
 
     def try_source(self) -> None:
-        """Builds the source distribution as docs/install.md says, without network."""
+        """Builds the source distribution as docs/quick-start.md says, without network."""
         version, interpreter = next(iter(self._interpreters.items()))
         self._compare(self._archive.name, source.trial(self._work, self._archive, version, interpreter))
 

@@ -1,5 +1,5 @@
 """The source distribution: made, unpacked into the folder that wheels are built from (what it lacks, they would miss), and
-tried as docs/install.md has it for a machine without network."""
+tried as docs/quick-start.md has it for a machine without network."""
 
 from __future__ import annotations
 

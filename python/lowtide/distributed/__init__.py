@@ -2,7 +2,7 @@
 
 `DistributedLion`, `Signum`: optimizers that vote. `SignVote`, `ErrorFeedbackSign`: communication hooks for
 DistributedDataParallel. `ShardVote`: a vote on one tensor, for FSDP2 between nodes. `SignAccumulator`: micro-batches.
-docs/votes.md says when each pays off.
+docs/distributed.md says when each pays off.
 """
 
 from typing import TYPE_CHECKING

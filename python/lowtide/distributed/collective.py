@@ -35,7 +35,7 @@ class VoteOptions(TypedDict, total=False):
     weight: int  # votes of this worker (the size of its batch, for example); 0: it does not vote
     algorithm: str  # "auto" (by size), "two_phase", "one_phase": how bits travel, without effect on the result
     timeout: float | None  # seconds; None: the group's
-    commit: bool  # False saves the last round of a vote: docs/votes.md
+    commit: bool  # False saves the last round of a vote: docs/distributed.md
     # Optimizers and hooks: workers compare the values of all parameters in every vote whose number is a multiple of this, which
     # reads them once; 0 (default): optimizers only in the first vote, hooks never
     check_every: int

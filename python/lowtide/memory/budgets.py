@@ -26,7 +26,7 @@ class Memory:
     memory of the parameters' device.
 
     For parameters on several devices, `host` is one amount for all of them, and each device gets a share of it
-    (docs/devices.md); `device`, `managed` and `transfer` do not apply to parameters on the CPU; all other fields apply to each
+    (docs/offload.md); `device`, `managed` and `transfer` do not apply to parameters on the CPU; all other fields apply to each
     device separately.
 
     Attributes:

@@ -78,7 +78,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     """Base class; use `AdamW`, `Lion`, `SGD` or another class from docs/rules.md.
 
     Parameters: dense tensors of float32, bfloat16 or float16, of any shape and strides without overlapping elements; or
-    DTensors of them (docs/distributed.md). They are on the CPU or on one or several devices with a backend (docs/devices.md). A
+    DTensors of them (docs/distributed.md). They are on the CPU or on one or several devices with a backend (docs/gpu.md). A
     frozen parameter (`requires_grad=False`) gets its state with its first gradient; a parameter whose `.grad` is None is left
     alone. A frozen `torch.nn.Parameter` that cannot be stepped (another dtype or device, a wrapper such as a quantized weight),
     or a parameter on meta, is registered without state: its first gradient makes it step if it can by then; else that step is
@@ -86,7 +86,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     (float32, bfloat16), or uint8 "…_codes" with a float32 "…_scale" per block, which raise RuntimeError when written. If state
     streams or is on a device, `state[p]` holds "step", and tensors with the sizes, types and device of the others but no
     memory: reading copies the current values, writing raises RuntimeError. Other tensors put into the groups replace the
-    parameters and take over their state (docs/pytorch.md). Removing entries from `state`, or assigning {}, starts those
+    parameters and take over their state (docs/python-api.md). Removing entries from `state`, or assigning {}, starts those
     parameters afresh. The next step or save adopts other assignments: tensors with those names, types and shapes, or
     torch.optim's values, which are encoded; ValueError for others. It refuses another mapping as `state` together with other lists
     in all groups (NotImplementedError): replace tensors or assign state, not both.
@@ -709,7 +709,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     @_alone
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the result of `state_dict()` of the same rule, or a state_dict of the torch.optim class of that name, if there
-        is one, of bitsandbytes, torchao's low-bit optimizers, FlashOptim or the package schedulefree (docs/compat.md), whose
+        is one, of bitsandbytes, torchao's low-bit optimizers, FlashOptim or the package schedulefree (docs/migrate.md), whose
         moments are encoded. Load the model first: a dict of schedulefree is read together with its weights. Raises ValueError,
         and changes nothing, if anything in it does not fit; OSError if a disk fails (if only a write fails, everything is
         loaded nevertheless: see the message)."""

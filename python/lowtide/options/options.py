@@ -85,11 +85,11 @@ class Options(TypedDict, total=False):
             (lost, as in torch.optim), or "auto", the default: "stochastic", but None for matrices that Muon moves. Float32
             weights need none.
         memory: (group: a separate budget) where state may live, as a `Memory`, a mapping of its fields, or text such as
-            "host=8GiB,disk=/scratch"; None: no limit (docs/devices.md).
+            "host=8GiB,disk=/scratch"; None: no limit (docs/offload.md).
         max_grad_norm: every step clips the gradients of all groups together to this norm, as `clip_grad_norm_` would; None, the
             default: no clipping.
         max_grad_spike: a step is skipped if the norm of its gradients exceeds the median of recent steps this many times
-            (docs/pytorch.md); None, the default: no step is. After torch's own clipping no norm is a spike.
+            (docs/python-api.md); None, the default: no step is. After torch's own clipping no norm is a spike.
         rounding: (group) how state is rounded to its format: "nearest", "stochastic", or "auto", the default: stochastic for
             averages and sums, so that they stay unbiased ("bf16": only if their beta is 0.995 or more).
         seed: seed of stochastic rounding, 0 by default: the same seed and steps give the same bits.

@@ -60,7 +60,7 @@ def plan(
     """Says whether a training run fits: weights, gradients, masters, optimizer state, activations and the process. Allocates nothing.
 
     State goes where there is room: on the device, then in host memory, then on the disk, as `Memory` divides it. Its bytes are
-    those of `forecast`; activations are an estimate (docs/memory-tables.md has the formula).
+    those of `forecast`; activations are an estimate (docs/will-it-fit.md has the formula).
 
     Args:
         model: the name of a published model such as "Llama-3.1-8B" or "Qwen/Qwen2.5-7B", a folder with a config.json, such a file, a

@@ -1,4 +1,4 @@
-"""Parameters on an accelerator that Lowtide has no kernels for (docs/devices.md): torch's xpu of xpu_device.py, whose kernels Lowtide
+"""Parameters on an accelerator that Lowtide has no kernels for (docs/gpu.md): torch's xpu of xpu_device.py, whose kernels Lowtide
 is not told of. It computes by torch's kernels of the CPU, so that a model's gradients there have the bits of the CPU."""
 
 from __future__ import annotations

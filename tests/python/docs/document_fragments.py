@@ -31,14 +31,24 @@ model = LlamaForCausalLM.from_pretrained(name)
 data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
 args = TrainingArguments("out", max_steps=2, use_cpu=True, report_to=[])
 """,
-    ("docs/devices.md", 0): """
+    ("docs/will-it-fit.md", 0): """
+import functools, transformers
+import lowtide, torch
+""" + LLAMA + """
+from transformers import Trainer
+model = LlamaForCausalLM.from_pretrained(name).to(torch.bfloat16)
+model.save_pretrained(name)
+data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+TrainingArguments = functools.partial(transformers.TrainingArguments, max_steps=2, use_cpu=True, report_to=[])
+""",
+    ("docs/gpu.md", 0): """
 import lowtide, torch
 class OnCpu(torch.nn.Linear):
     def to(self, device): return self
 model = OnCpu(8, 8)
 """,
-    ("docs/devices.md", 1): "import lowtide\n" + LLAMA,
-    ("docs/devices.md", 4): """
+    ("docs/gpu.md", 3): "import lowtide\n" + LLAMA,
+    ("docs/gpu.md", 1): """
 import lowtide, torch
 model = torch.nn.Linear(64, 64)
 opt = lowtide.AdamW(model.parameters())
@@ -48,7 +58,7 @@ def forward_backward(x, y):
     return loss
 batches = [(torch.randn(4, 64), torch.randn(4, 64))] * 2
 """,
-    ("docs/overrides.md", 0): """
+    ("docs/python-api.md", 0): """
 import lowtide, torch
 model = torch.nn.Module()
 model.head, model.embed, model.norm = torch.nn.Linear(64, 64), torch.nn.Embedding(64, 64), torch.nn.LayerNorm(64)
@@ -68,18 +78,18 @@ gradient, run, step = torch.randn(1000), 1, 2
 from lowtide import sign as before
 theirs = [before.pack(torch.randn(1000))]
 """,
-    ("docs/votes.md", 0): JOINED + """
+    ("docs/distributed.md", 2): JOINED + """
 import lowtide.distributed as votes
 model = torch.nn.Linear(64, 64)
 """,
-    ("docs/votes.md", 1): JOINED + """
+    ("docs/distributed.md", 3): JOINED + """
 import lowtide.distributed as votes
 from torch.distributed.fsdp import fully_shard
 model = torch.nn.Module()
 model.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64)])
 mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("between", "inside"))
 """,
-    ("docs/compat.md", 0): """
+    ("docs/migrate.md", 0): """
 import torch
 from lowtide.compat import bitsandbytes as before
 model = torch.nn.Linear(64, 64)
@@ -88,7 +98,7 @@ model(torch.randn(4, 64)).square().mean().backward()
 opt.step()
 torch.save(opt.bitsandbytes_state_dict(), "optimizer.pt")
 """,
-    ("docs/compat.md", 1): """
+    ("docs/migrate.md", 1): """
 import lowtide, torch
 model = torch.nn.Linear(64, 64)
 opt = lowtide.AdamW(model.parameters())
@@ -96,7 +106,7 @@ model(torch.randn(4, 64)).square().mean().backward()
 opt.step()
 torch.save(opt.state_dict(), "optimizer.pt")
 """,
-    ("docs/compat.md", 2): """
+    ("docs/migrate.md", 2): """
 import lowtide, schedulefree, torch
 model = torch.nn.Linear(64, 64)
 before = schedulefree.AdamWScheduleFree(model.parameters())
@@ -111,14 +121,14 @@ torch.save(before.state_dict(), "optimizer.pt")
 
 # Fragments that these tests run in their frameworks, or on an emulated device.
 RUN_ELSEWHERE = {
-    ("docs/devices.md", 3): "devices/test_host_steps.py",
-    ("docs/devices.md", 2): "devices/test_cuda.py",
-    ("docs/deepspeed.md", 0): "frameworks/test_deepspeed.py",
+    ("docs/offload.md", 0): "devices/test_host_steps.py",
+    ("docs/gpu.md", 2): "devices/test_cuda.py",
     ("docs/hugging-face.md", 0): "examples/test_hf_examples.py",
     **{("docs/hugging-face.md", number): "optimizers/test_clipping_frameworks.py" for number in (1, 2)},
     ("docs/hugging-face.md", 3): "frameworks/test_lightning.py",
-    **{("docs/frameworks.md", number): "frameworks/test_frameworks.py" for number in range(8)},
-    **{("docs/diffusion.md", number): "frameworks/test_diffusion.py" for number in range(3)},
+    **{("docs/frameworks.md", number): "frameworks/test_frameworks.py" for number in (0, 1, 2, 3, 4, 5, 7, 8)},
+    ("docs/frameworks.md", 6): "frameworks/test_deepspeed.py",
+    **{("docs/frameworks.md", number): "frameworks/test_diffusion.py" for number in (9, 10, 11)},
 }
 
 CPP_PRELUDES = {
@@ -130,7 +140,7 @@ void vote(const float* gradient, int64_t n, std::span<const std::byte* const> ba
 BLOCK
 }
 """,
-    ("docs/devices.md", "c"): """
+    ("docs/cpp.md", "c"): """
 #include <lowtide/lowtide.h>
 #include <lowtide/lowtide_device.h>
 #include <stddef.h>

@@ -170,7 +170,7 @@ def test_data_can_be_read(block):
 
 @of("cpp", "c")
 def test_a_fragment_of_cpp_or_c_compiles(block, tmp_path):
-    if block.page in BUILT:
+    if block.page in BUILT and (block.page, block.language) not in CPP_PRELUDES:
         return  # by CMake's tests
     compiler = shutil.which("g++" if block.language == "cpp" else "gcc")
     assert compiler, "wanted gcc and g++, with which the package is built"

@@ -58,12 +58,9 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
 
 def test_every_public_name_of_python_has_an_entry(site, figure):
     """A heading with the name as its anchor, in the reference."""
-    anchors = {
-        name.rpartition(".")[2]
-        for page in (site / "api").glob("*.html")
-        for name in re.findall(r'<h\d id="(lowtide[\w.]*)"', page.read_text(encoding="utf-8"))
-    }
-    text = "".join(words(page) for page in (site / "api").glob("*.html"))
+    page = site / "python-api.html"
+    anchors = {name.rpartition(".")[2] for name in re.findall(r'<h\d id="(lowtide[\w.]*)"', page.read_text(encoding="utf-8"))}
+    text = words(page)
     modules = {"compat", "distributed", "hf", "master", "sign", "__version__"}
     public = {*lowtide.__all__, *lowtide.distributed.__all__, *lowtide.sign.__all__} - modules
     missing = {name for name in public if name not in anchors and f"lowtide.{name}" not in text}
@@ -94,7 +91,7 @@ def test_every_type_of_a_header_has_a_heading(site, figure):
 
 
 def test_every_option_is_explained(site, figure):
-    text = words(site / "api" / "optimizers.html")
+    text = words(site / "python-api.html")
     without = [name for name in lowtide.Options.__annotations__ if not re.search(rf"\b{name}\b[^–]{{0,120}}–\s+\S", text)]
     figure(f"options {len(lowtide.Options.__annotations__)}, without an explanation {len(without)}")
     assert not without
@@ -103,15 +100,14 @@ def test_every_option_is_explained(site, figure):
 def test_signatures_show_the_options_with_their_defaults(site, figure):
     """As `inspect.signature` shows them, for each class."""
     found = 0
-    for page, classes in (("optimizers", [*CLASSES.values(), lowtide.NAdam]), ("votes", [lowtide.distributed.Signum])):
-        text = words(site / "api" / f"{page}.html")
-        for cls in classes:
-            parameters = inspect.signature(cls).parameters.values()
-            signature = text.partition(f"{cls.__name__}(\n    params: ")[2].partition("\n)\n")[0]
-            shown = dict(re.findall(r"^    (\w+): [^=]*= (.*),$", signature, re.M))
-            wanted = {one.name: repr(one.default).replace("'", '"') for one in parameters if one.name in OPTIONS}
-            assert wanted and {name: default for name, default in shown.items() if name in OPTIONS} == wanted, cls
-            found += len(wanted)
+    text = words(site / "python-api.html")
+    for cls in (*CLASSES.values(), lowtide.NAdam, lowtide.distributed.Signum):
+        parameters = inspect.signature(cls).parameters.values()
+        signature = text.partition(f"\n{cls.__name__}(\n    params: ")[2].partition("\n)\n")[0]
+        shown = dict(re.findall(r"^    (\w+): [^=]*= (.*),$", signature, re.M))
+        wanted = {one.name: repr(one.default).replace("'", '"') for one in parameters if one.name in OPTIONS}
+        assert wanted and {name: default for name, default in shown.items() if name in OPTIONS} == wanted, cls
+        found += len(wanted)
     figure(f"options in signatures {found}, with another default 0")
 
 
@@ -155,7 +151,7 @@ def test_programs_find_the_pages(site, figure):
 
 
 def test_pages_that_docstrings_name_are_links(site, figure):
-    pages = [*(site / "api").glob("*.html"), *(site / "headers").glob("*.html")]
+    pages = [site / "python-api.html", *(site / "headers").glob("*.html")]
     links = [(page, link) for page in pages for link in re.findall(r'<a href="([^"]+)">docs/[\w/-]+\.md</a>', page.read_text())]
     figure(f"links from the reference to pages {len(links)}")
     assert links and all((page.parent / link).exists() for page, link in links)

@@ -47,8 +47,8 @@ class Run(NamedTuple):
 
 
 def configuration(case: Case, load: bool = False) -> dict[str, Any]:
-    """That of docs/deepspeed.md, for this case, with sizes that make ZeRO cut the small model."""
-    page = (Path(__file__).parents[3] / "docs/deepspeed.md").read_text()
+    """That of docs/frameworks.md, for this case, with sizes that make ZeRO cut the small model."""
+    page = (Path(__file__).parents[3] / "docs/frameworks.md").read_text()
     found: dict[str, Any] = json.loads(page.partition("```json\n")[2].partition("```")[0])
     zero = found["zero_optimization"]
     zero |= {"stage": case.stage, "sub_group_size": SUB_GROUP, "reduce_bucket_size": WIDTH * WIDTH}

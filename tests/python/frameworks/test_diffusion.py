@@ -1,4 +1,4 @@
-"""The hooks of docs/diffusion.md. Of the trainers, SimpleTuner alone is a package; the others' calls are written down here: how they
+"""The hooks of docs/frameworks.md. Of the trainers, SimpleTuner alone is a package; the others' calls are written down here: how they
 read arguments, name the class, and step in hooks of backward."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from lowtide.compat.bitsandbytes import optim
 from test_frameworks import BUILDER_STEPS, direct, matrices, section, train, weights, without_start
 
-PAGE = Path(__file__).parents[3] / "docs" / "diffusion.md"
+PAGE = Path(__file__).parents[3] / "docs" / "frameworks.md"
 BUDGET = lowtide.Memory(host="8GiB")
 Params = Sequence[torch.nn.Parameter]
 

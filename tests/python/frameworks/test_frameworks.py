@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "frameworks.md"
 
 def section_text(title: str, page: Path = PAGE) -> str:
     """The text below that heading of a page."""
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page.read_text(), re.S | re.M)
+    found = re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^##+ |\Z)", page.read_text(), re.S | re.M)
     assert found, f"{page.name} has no section {title!r}"
     return found[1]
 

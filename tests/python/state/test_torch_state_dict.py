@@ -124,7 +124,7 @@ def test_no_other_optimizer_reads_codes_as_values(codec: str, other: str, seed: 
 
 @pytest.mark.parametrize("codec", ["dynamic8", "float8", "dynamic4"])
 def test_a_file_of_our_own_dict_has_a_way_to_torch(codec, seed):
-    """docs/compat.md has it: through an optimizer that reads the file."""
+    """docs/migrate.md has it: through an optimizer that reads the file."""
     params, ours = trained("adamw", state=codec)
     copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
     _, reader = fresh(params, ours)

@@ -1,4 +1,4 @@
-"""`bitsandbytes.cextension`, as far as optimizers use it: `lib` has the C functions of liblowtide_bnb (docs/bnb.md)."""
+"""`bitsandbytes.cextension`, as far as optimizers use it: `lib` has the C functions of liblowtide_bnb (docs/cpp.md)."""
 
 from __future__ import annotations
 
