@@ -6,8 +6,7 @@
     make wheels ARGS="--plugins cuda13,sycl"               also those of plug-ins, x86-64 for all versions of Python
     make wheels ARGS=--torch                               tried with torch, which is installed for each version
 
-Tools and libraries come from PyPI and Debian into build/wheels; nothing is installed into the system.
-docs/project/wheels.md has the rest.
+Tools and libraries come from PyPI and Debian into build/wheels, not into the system (docs/project/wheels.md).
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ STEPS = 5
 RULES = ("AdamW", "Adam", "NAdam", "Lion", "SGD", "RMSprop", "Adagrad", "AdEMAMix", "LAMB", "LARS")
 FORMATS = ("dynamic8", "float8", "dynamic4", "bf16", "fp32")
 RULE_SHAPES = [(257,), (100_003,), (64, 4096)]
-# A fast step of AdamW may differ so much from the exact one, relative to it: 14 (docs/project/cuda.md), and its
-# rounding.
+# A fast step of AdamW may differ so much from the exact one, relative to it: 14 and rounding (docs/project/cuda.md).
 FAST_BOUND = 15 * 2**-24
 Place = Callable[[torch.Tensor, torch.dtype], torch.Tensor]  # makes a copy there
 PLACES = {"resident": {"device": "1GiB"}, "copy": {"device": DEVICE, "transfer": "copy"},
