@@ -18,10 +18,12 @@ _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 def join(weight: Tensor, residual: Tensor | None) -> Tensor:
     """The float32 weights, a new CPU tensor, of a bfloat16 or float16 weight and its residual (int16 or int8 in the weight's
-    shape, or as in a state_dict; None: the weight as float32). Raises ValueError for others."""
+    shape, or as in a state_dict, on any tier; None: the weight as float32). For DTensors, the local part. Raises ValueError for
+    others."""
+    weight = local_of(weight)
     if residual is None:
         return weight.detach().to("cpu", torch.float32)
-    residual = residual_words(residual)
+    residual = residual_words(local_of(residual).clone())  # which reads one that streams
     kinds = {torch.int16: "residual16", torch.int8: "residual8"}
     fits = weight.dtype in _NAMES and residual.dtype in kinds and residual.shape == weight.shape
     shapes = [tuple(each.shape) for each in (residual, weight)]

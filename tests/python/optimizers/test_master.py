@@ -7,6 +7,8 @@ import lowtide
 import pytest
 import torch
 from lowtide.optimizers.master import join, split
+from torch.distributed.tensor import distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from support import RULES, bits, copies_of, make, parameter, random_gradients, refused, step_alike, through_file
 
@@ -148,6 +150,24 @@ def test_export_fp32(seed, tmp_path):
     assert bits(join(half, residual)) == bits(weights["0.weight"])
 
 
+def test_join_takes_the_local_part_of_a_dtensor(seed):
+    plain, opt = started(torch.bfloat16, master="residual8")
+    torch.distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        sharded = [torch.nn.Parameter(distribute_tensor(p.detach().clone(), mesh)) for p in plain[:3]]
+        other = lowtide.AdamW(sharded, lr=1e-3, min_quantized_numel=0, master="residual8")
+        random_gradients(plain)
+        for p, q in zip(plain, sharded, strict=False):
+            q.grad = distribute_tensor(p.grad, mesh)
+        opt.step()
+        other.step()
+        for p, q in zip(plain, sharded, strict=False):
+            assert bits(join(q, other.state[q]["residual"])) == bits(join(p, opt.state[p]["residual"]))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("master", ["residual16", "residual8"])
 @pytest.mark.parametrize("memory", [None, "64MiB", "streams"])
@@ -163,6 +183,7 @@ def test_a_run_begins_with_a_master(seed, dtype, master, memory, tmp_path):
     opt.step()
     kept = join(p.detach(), opt.state_dict()["state"][0]["residual"])
     assert bits(kept) == bits(join(half, residual)) and int(opt.state_dict()["state"][0]["step"]) == 1
+    assert bits(join(p, opt.state[p]["residual"])) == bits(kept)  # one that streams, too
     opt.state[p] = {"residual": residual}
     with refused(opt, "exp_avg"):
         opt.step()
