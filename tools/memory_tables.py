@@ -146,8 +146,6 @@ def page() -> str:
             ["`master=\"residual16\"`", *in_ram(master="residual16")],
             ["`master=\"stochastic\"`", *in_ram(master="stochastic")],
             ["`master=\"stochastic\"`, `step_in_backward=True`", *in_ram(master="stochastic", step_in_backward=True)],
-            ["the same, bytes a parameter", *(f"{float(size) * 1e9 / count[model]:.2f}" for model, size in zip(
-                MODELS, in_ram(master="stochastic", step_in_backward=True), strict=True))],
         ]),
         "With state on a disk, RAM has the weights, 2 bytes a parameter, and the gradients of a layer.",
         "",
