@@ -367,7 +367,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             self._log_moves()
         taken = False
         try:
-            if len(self.param_groups) < len(self._listed) and self._is_part():
+            if self.param_groups is not self._listed and partitions.are_part(self.engine, self.param_groups, self._groups):
                 self._step_part()
             else:
                 self._step_gradients()
@@ -385,16 +385,13 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             self._init_group({})
         return creates
 
-    def _is_part(self) -> bool:
-        """True if groups with parameters are missing."""
-        here = {*map(id, self.param_groups)}
-        return any(each.tensors and id(group) not in here for group, each in zip(self._groups, self.engine.members))
-
     def _step_part(self) -> None:
-        """Steps only the groups that a wrapper has left in `param_groups`."""
+        """Steps only the parameters that a wrapper has left in `param_groups`."""
         part, self.param_groups = self.param_groups, self._listed
         try:
-            partitions.check_part(part, self.param_groups)
+            if partitions.check_part(part, self.param_groups):
+                StepInBackward.refuse_norms(self.engine, "step of some parameters of a group")
+                self._steps_single = True
             self._follow_groups()
             self._step_gradients(partitions.shown(self.engine, part))
         finally:

@@ -1,4 +1,4 @@
-"""Parameter groups that DeepSpeed's ZeRO shows to an optimizer part by part.
+"""Parameter groups that wrappers show to an optimizer part by part: DeepSpeed's ZeRO above all.
 
 Before the first step ZeRO replaces a group's parameters by flat float32 partitions. Stages 1 and 2 put one into each group, and
 step one group at a time: `param_groups` then has no other. Stage 3 puts one partition at a time into its group, and none
@@ -79,12 +79,32 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def check_part(part: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
-    """Raises ValueError unless all of these parameter groups are among `groups`."""
-    known = set(map(id, groups))
+def are_part(engine: Engine, groups: Sequence[dict[str, Any]], added: Sequence[dict[str, Any]]) -> bool:
+    """True if groups with parameters are missing, or if `groups` are copies with some of the parameters, as in wrappers that step
+    in parts. added: the optimizer's own groups."""
+    here = {*map(id, groups)}
+    if here.issubset(map(id, added)):
+        return any(each.tensors and id(group) not in here for group, each in zip(added, engine.members))
+    shown = [id(param) for group in groups if isinstance(group.get("params"), list) for param in group["params"]]
+    return len(shown) < len(engine.tensors) and {*map(id, engine.tensors)}.issuperset(shown)
+
+
+def check_part(part: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> bool:
+    """True if any of these parameter groups is a copy. Raises ValueError unless each is among `groups`, or has parameters of one
+    of them and its options."""
+    known, copies = set(map(id, groups)), False
+    owners = {id(param): number for number, group in enumerate(groups) for param in group["params"]}
     for number, group in enumerate(part):
+        if id(group) in known:
+            continue
+        copies, of = True, {owners.get(id(param), -1) for param in group["params"]}
         got = f"{len(part)} groups, and not number {number} among the {len(groups)}"
-        expect(id(group) in known, "param_groups", got, "groups that were added")
+        expect(len(of) == 1 and -1 not in of, "param_groups", got, "groups that were added")
+        own = groups[of.pop()]
+        others = sorted(key for key in own if key != "params" and group.get(key) is not own[key] and group.get(key) != own[key])
+        wanted = "the group's own: change options in the group itself"
+        expect(not others, f"param_groups[{number}], a copy", f"other values of {', '.join(others)}", wanted)
+    return copies
 
 
 def unknown(engine: Engine, groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, torch.Tensor]]:

@@ -328,6 +328,51 @@ def test_groups_without_parameters_may_be_dropped(seed):
         assert [int(opt.state[p]["step"]) for p in params] == [steps + 2, steps + 1]
 
 
+def in_parts(opt: torch.optim.Optimizer, size: int, **others: Any) -> None:
+    """Steps as wrappers do that hold the state of some parameters at a time on a device: in copies of the groups."""
+    groups = opt.param_groups
+    for group in groups:
+        for first in range(0, len(group["params"]), size):
+            opt.param_groups = [{**group, **others, "params": group["params"][first : first + size]}]
+            try:
+                opt.step()
+            finally:
+                opt.param_groups = groups
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [1, 2])
+def test_copies_of_groups_step_their_parameters(rule, size, seed, figure):
+    """From the first step on, and with options that change."""
+    params, opt, twins, other = pair(rule)
+    for step in range(4):
+        random_gradients(params)
+        for param, twin in zip(params, twins, strict=True):
+            twin.grad = param.grad.clone()
+        for group in [*opt.param_groups, *other.param_groups]:
+            group["lr"] *= 0.9
+        in_parts(opt, size)
+        other.step()
+        assert [*map(bits, params)] == [*map(bits, twins)] and state_bits(opt) == state_bits(other)
+    assert opt.report()["steps"] == other.report()["steps"] == 4
+    figure(f"{rule}, {size} parameters at a time: 0 bits differ")
+
+
+def test_copies_of_groups_with_options_of_their_own_are_refused(seed):
+    """They would be ignored; and the norm of all gradients is not known within a part."""
+    params, opt, _, _ = pair()
+    random_gradients(params)
+    before = [*map(bits, params)]
+    with pytest.raises(ValueError, match=r"param_groups\[0\], a copy: got other values of lr, wanted the group's own"):
+        in_parts(opt, 1, lr=0.5)
+    clipping = lowtide.AdamW(params, max_grad_norm=1.0)
+    with pytest.raises(ValueError, match="step of some parameters of a group: got max_grad_norm=1.0"):
+        in_parts(clipping, 1)
+    assert [*map(bits, params)] == before
+    in_parts(opt, 1)
+    assert [*map(bits, params)] != before
+
+
 @pytest.mark.parametrize("kind", [tuple, iter, lambda params: params[0]], ids=["tuple", "iterator", "tensor"])
 def test_other_collections_in_a_group_become_lists(kind, seed):
     """As torch does with those that an optimizer is built with: an iterator would be empty in the second step, and a tensor
