@@ -29,8 +29,8 @@ class SingleSteps:
 
     def step_param(self, param: torch.Tensor, group: Mapping[str, Any] | None = None) -> None:
         """Steps one parameter by its gradient, which stays. For trainers that step in their own hooks of backward, with the
-        arguments of kohya-ss's fused backward pass. Options are its group's in `param_groups`; `group` is not needed. A loop that
-        calls it for each parameter must not call `step()`. Call it from one thread at a time.
+        arguments of kohya-ss's fused backward pass. Options are its group's in `param_groups`; `group` is not needed. Free the
+        gradient afterwards: `step()` steps every parameter that still has one. Call it from one thread at a time.
 
         Raises like `step`; ValueError for a tensor of no group, with step_in_backward, and with max_grad_norm or max_grad_spike,
         because the norm of all gradients is not known yet."""

@@ -43,16 +43,19 @@ def plan(
     engine: Engine, entries: Mapping[int, dict[str, Any]], found: Groups, reader: Reader | None = None
 ) -> dict[int, Entry]:
     """Checks every entry, by parameter number, against the live state. Changes nothing. `found`: the groups of the dict that
-    contains the entries. `reader`: the reader for the library that wrote the dict, unless that is Lowtide or torch.optim."""
+    contains the entries; one without any starts afresh, as trainers mean a group that they add to a dict. `reader`: the reader for
+    the library that wrote the dict, unless that is Lowtide or torch.optim."""
     made = {}
     options = engine.options_of(found.groups) if found.groups else {}
-    of_group = {i: each.of for each in engine.groups for i in each.params} if reader else {}
+    of_group = {i: each.of for each in engine.groups for i in each.params}
+    in_dict = {of_group.get(i) for i in entries}
     for i in range(len(engine.params)):
         where = f"state of parameter {i}"
+        own = entries.get(i, None if of_group.get(i) in in_dict else {})
         if found.spread:
-            entry = spread.read_entry(engine, i, entries.get(i) if entries else {}, where)
+            entry = spread.read_entry(engine, i, own, where)
         elif found.codecs is not None:
-            entry = _read_own(engine, i, entries.get(i) if entries else {}, found.codecs[i], where)
+            entry = _read_own(engine, i, own, found.codecs[i], where)
         elif reader:
             param, codec = engine.tensors[i], engine.core_of(i).state_codec(i)
             shape = local_of(param).shape

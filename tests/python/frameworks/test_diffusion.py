@@ -20,7 +20,7 @@ import lowtide
 import pytest
 import torch
 from lowtide.compat.bitsandbytes import optim
-from test_frameworks import BUILDER_STEPS, direct, matrices, section, train, weights, without_start
+from test_frameworks import BUILDER_STEPS, CUT, direct, matrices, section, train, weights, without_start
 
 PAGE = Path(__file__).parents[3] / "docs" / "frameworks.md"
 BUDGET = lowtide.Memory(host="8GiB")
@@ -179,10 +179,28 @@ def test_classes_of_bitsandbytes(seed: int, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_onetrainer_fused_back_pass(seed: int) -> None:
+    """Its loop also calls `step()` after each backward."""
     model, twin = matrices(seed), matrices(seed)
     opt, other = (optim.AdamW8bit(each.parameters(), lr=1e-2, **ALWAYS, block_wise=True) for each in (model, twin))
     release(model, opt.step_parameter, opt, torch.nn.utils.clip_grad_norm_)
-    assert train(model, lambda: None, BUILDER_STEPS) == clipped(twin, other, torch.nn.utils.clip_grad_norm_)
+    assert train(model, opt.step, BUILDER_STEPS) == clipped(twin, other, torch.nn.utils.clip_grad_norm_)
+    assert opt.report()["steps"] == len(BUILDER_STEPS)
+
+
+def test_onetrainer_backup_with_a_part_more(seed: int, tmp_path: Path) -> None:
+    """A backup's dict also names its groups. Restored, they have the numbers of the new ones, and an added one has no entries."""
+    straight = matrices(seed)
+    wanted = train(straight, optim.AdamW8bit(straight.parameters(), lr=1e-2).step, BUILDER_STEPS)
+    model, more = matrices(seed), torch.nn.Linear(64, 64)
+    opt = optim.AdamW8bit(model.parameters(), lr=1e-2)
+    train(model, opt.step, BUILDER_STEPS[:CUT])
+    torch.save({**opt.state_dict(), "param_group_mapping": ["unet"], "param_group_optimizer_mapping": ["ADAMW_8BIT"]}, tmp_path / "it")
+    found = torch.load(tmp_path / "it", weights_only=True)
+    again = optim.AdamW8bit([{"params": each.parameters()} for each in (more, model)], lr=1e-2)
+    added, saved = again.state_dict()["param_groups"][0], found["param_groups"][0]
+    state = {number + len(added["params"]): entry for number, entry in found["state"].items()}
+    again.load_state_dict({**found, "state": state, "param_groups": [added, {**saved, "params": [*state]}]})
+    assert train(model, again.step, BUILDER_STEPS[CUT:]) == wanted
 
 
 class Optimi(ModuleType):

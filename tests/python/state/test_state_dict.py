@@ -147,6 +147,24 @@ def test_own_state_dict_can_be_loaded(seed):
     assert snapshot(opt) == before
 
 
+def test_a_group_without_entries_starts_afresh(seed):
+    """As trainers mean a group that they add to a saved dict; its parameters may have taken steps here."""
+    params = [parameter(32, 256), parameter(16, 256), parameter(9)]
+    opt = lowtide.AdamW([{"params": params[:2]}, {"params": params[2:]}])
+    for _ in range(2):
+        random_gradients(params)
+        opt.step()
+    saved = through_file(opt.state_dict())
+    copies, other = fresh(params, opt)
+    other.load_state_dict(saved)
+    other.reset(copies[2:])
+    del saved["state"][2]
+    opt.load_state_dict(saved)
+    assert [*opt.state] == params[:2]
+    step_alike((params, opt), (copies, other))
+    assert [*map(bits, params)] == [*map(bits, copies)] and state_bits(opt) == state_bits(other)
+
+
 @pytest.mark.parametrize("codec", [*FOUR_BITS, "float8"])
 def test_rows_that_cannot_be_packed_are_loaded_too(codec, seed):
     """Rows of odd length have dynamic8 in an optimizer of 4 bits: the group's "state" is not the parameter's."""
