@@ -334,6 +334,13 @@ class Shown(Noting):
             )
         raise KeyError(name)
 
+    def take_copied_step(self, step: torch.Tensor) -> None:
+        """Shows the live count of steps in the place of a copy of it, which loops that move state leave there: nothing is new."""
+        given = dict.get(self, "step")
+        if "step" in self._changed and isinstance(given, torch.Tensor) and given.dtype == step.dtype and torch.equal(given.cpu(), step):
+            super().__setitem__("step", step)
+            self._changed.discard("step")
+
     def keeps(self, names: Collection[str]) -> bool:
         """True if the values of these names, in the core's form, are those that were shown."""
         return not any(name is None or name.removesuffix(CODES) in names for name in self._changed)

@@ -149,8 +149,10 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
                 taken[i] = NOTHING
         elif i in engine.assigned or not isinstance(entry, Shown) or not entry.is_of(param):
             known = {"step", *views.layout(engine, i), *engine.signed(i), *engine.core_of(i).carried(i)}
-            if isinstance(entry, Shown) and entry.is_of(param) and entry.keeps(known):
-                continue  # only wrappers' entries are new
+            if isinstance(entry, Shown) and entry.is_of(param):
+                entry.take_copied_step(engine.core_of(i).state(i)["step"])
+                if entry.keeps(known):
+                    continue  # only wrappers' entries are new
             codec, where = vectors.codec_in_dicts(engine, i), f"assigned state of parameter {i}"
             if i in engine.aside:
                 zeros.append(i)

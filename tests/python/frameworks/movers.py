@@ -133,15 +133,24 @@ def prime_rl() -> Mover:
 
 
 def pinned() -> Mover:
-    """As prime-rl's wrapper of an optimizer does it: copies that are not pinned yet are, and steps counts stay."""
+    """As prime-rl's wrapper of an optimizer did it: copies that are not pinned yet are, also of step counts."""
 
     def move(opt: torch.optim.Optimizer, device: str) -> None:
         for state in opt.state.values():
             for name, value in state.items():
-                if name == "step":
-                    continue
                 copied = value.to(device)
                 state[name] = copied.pin_memory() if device == "cpu" and _can_pin(opt) and not copied.is_pinned() else copied
+
+    return Mover(lambda opt, _: move(opt, "cpu"), lambda opt, device: move(opt, str(device)))
+
+
+def copied() -> Mover:
+    """As prime-rl's wrapper does it now: into new memory, which it pins."""
+
+    def move(opt: torch.optim.Optimizer, device: str) -> None:
+        for state in opt.state.values():
+            for name, value in state.items():
+                state[name] = torch.empty_like(value, device="cpu").copy_(value) if device == "cpu" else value.to(device)
 
     return Mover(lambda opt, _: move(opt, "cpu"), lambda opt, device: move(opt, str(device)))
 
@@ -178,8 +187,8 @@ def _without_device(offload: Callable[..., object], load: Move) -> tuple[Move, M
 MOVERS = {
     maker.__name__: maker
     for maker in (
-        verl, verl_megatron, skyrl, lightrft, veomni, megatron, swift, swift_deepspeed, swift_megatron, prime_rl, pinned, deepspeed,
-        deepspeed_pinned, deepspeed_adam,
+        verl, verl_megatron, skyrl, lightrft, veomni, megatron, swift, swift_deepspeed, swift_megatron, prime_rl, pinned, copied,
+        deepspeed, deepspeed_pinned, deepspeed_adam,
     )
 }  # fmt: skip
 # Loops that know state by torch's names, or by is_cuda.
@@ -232,6 +241,7 @@ def moves_of(device: Any, patch: Any) -> Iterator[None]:
 
     patch.setattr(torch.Tensor, "to", to)
     patch.setattr(torch.Tensor, "cuda", lambda self: self.to(there))
+    patch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     yield
 
 
