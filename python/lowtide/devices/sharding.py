@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
+STREAMED = "streamed"  # the dimension of a mesh of one device, to which `lowtide.stream` has torch bring the weights
 OK, NONFINITE, FAILED = 0, 1, 2  # a rank's finding before a step; all ranks act on the largest
 
 
@@ -51,6 +52,11 @@ class Sharding(NamedTuple):
 
     spec: Any  # torch's DTensorSpec: mesh, placements, shape
     rows_cut: bool
+
+    @property
+    def is_streamed(self) -> bool:
+        """True if the local part is a whole parameter, which streams: its state and files are those of a plain one."""
+        return bool(self.spec.mesh.mesh_dim_names == (STREAMED,))
 
     @property
     def shard(self) -> tuple[list[int], bool, list[int]]:
@@ -131,8 +137,8 @@ def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:
             cut_dims.append(placement.dim)
         else:
             expect(placement.is_replicate(), where, f"placements {spec.placements}", "only Shard and Replicate")
-    rows_cut = any(dim != 0 or len(spec.shape) < 2 for dim in cut_dims)
-    return Sharding(spec, rows_cut)
+    found = Sharding(spec, any(dim != 0 or len(spec.shape) < 2 for dim in cut_dims))
+    return found._replace(rows_cut=False) if found.is_streamed else found
 
 
 class Recut(NamedTuple):
@@ -173,6 +179,8 @@ def agree(
     parameter has a gradient on some ranks and none on others."""
     differ = False
     for mesh in meshes:
+        if mesh.size() == 1:
+            continue
         have = bytes(
             param.grad is not None for param, of in zip(params, shardings, strict=True) if of and of.spec.mesh == mesh
         )

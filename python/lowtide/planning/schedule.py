@@ -15,6 +15,13 @@ class Moves(NamedTuple):
     ahead: int | None  # the unit that comes next
 
 
+def device_peak(weights: Sequence[int], gradients: Sequence[int], largest: Sequence[int]) -> int:
+    """Bytes of weights and gradients on a device to which units stream, at most. In forward a unit arrives parameter by parameter,
+    each of which is there twice for a moment; in backward the gradients of the unit behind it are still on their way to the host."""
+    forward = max(map(sum, zip(weights, largest, strict=True)), default=0)
+    return max([forward, *map(sum, zip(weights, gradients, [*gradients[1:], 0], strict=True))])
+
+
 @dataclass
 class Schedule:
     """Units of weights in the order of a forward pass, which a backward pass takes the other way round.

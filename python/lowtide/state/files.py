@@ -92,9 +92,8 @@ def load(
 
 
 def _shards(engine: Engine) -> dict[str, Any]:
-    if not engine.meshes:
-        return {}
-    return {_SHARDS: [param.sharding.describe() if param.sharding else None for param in engine.params]}
+    cut = [param.sharding if param.sharding and not param.sharding.is_streamed else None for param in engine.params]
+    return {_SHARDS: [of.describe() if of else None for of in cut]} if any(cut) else {}
 
 
 def _check_shards(engine: Engine, saved: Any, name: str) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from typing_extensions import TypedDict
-
 from lowtide import _core
 from lowtide.checks.values import expect
+from lowtide.devices.places import has_kernels, place_on
 from lowtide.memory.budgets import Memory, size_of
 from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, path_of
 from lowtide.optimizers.adam import AdamW
@@ -22,11 +21,15 @@ from lowtide.optimizers.backward import StepInBackward
 from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.planning.forecasts import forecast
-from lowtide.report.log import logger
 from lowtide.planning.schedule import Schedule
-from lowtide.streaming.weights import StreamedWeights, Unit, check_separate, layers_of, place_on_cpu, put_back, units_of
+from lowtide.report.log import logger
+from lowtide.streaming.device import DeviceWeights, Needs, accelerator, may_pin, units_for_device
+from lowtide.streaming.weights import (
+    StreamedWeights, StreamingReport, Unit, check_separate, layers_of, place_on_cpu, put_back, units_of
+)  # fmt: skip
 
-_STREAMED: weakref.WeakKeyDictionary[nn.Module, StreamedWeights] = weakref.WeakKeyDictionary()
+_LEAST_STATE = 16 << 20  # bytes of a device through which state streams
+_STREAMED: weakref.WeakKeyDictionary[nn.Module, StreamedWeights | DeviceWeights] = weakref.WeakKeyDictionary()
 _RESIDENT: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of `stream` that fit whole
 
 
@@ -38,15 +41,21 @@ def stream(
     layers: Iterable[nn.Module] | None = None,
     **options: Any,
 ) -> tuple[nn.Module, Optimizer]:
-    """Makes a model on the CPU trainable in `memory.host` bytes: its weights move into a file in `memory.disk`, from which layers
-    are read when they compute, and the state that has no room goes there, too. Where all fits, nothing moves. Every bit of
-    weights, state and losses is that of a run in memory.
+    """Makes a model on the CPU trainable in the memory that there is. Every bit of weights, state and losses is that of a run
+    without limits.
+
+    Without `memory.device`, the CPU trains in `memory.host` bytes: the weights move into a file in `memory.disk`, from which
+    layers are read when they compute, and the state that has no room goes there, too. Where all fits, nothing moves.
+
+    With it, torch's accelerator trains. If weights, gradients and a part of the state fit there, the model moves to the device.
+    Otherwise weights and gradients are in host memory, torch's `fully_shard` brings each layer to the device when it computes,
+    and the CPU steps; state is in `memory.host`, or on the disk as far as it has no room. Feed tensors on the device.
 
     Args:
         model: changed in place, and returned. Parameters on meta get memory, and no values: initialize or load them next. Frozen
-            parameters may be bitsandbytes' Params4bit.
-        memory: `host`: bytes for weights, gradients and state together; activations and the rest of the process come on top.
-            `disk`: a directory. Other fields are the optimizer's.
+            parameters may be bitsandbytes' Params4bit without `memory.device`.
+        memory: `host` and `device`: bytes for weights, gradients and state together; activations and the rest of the process
+            come on top. `disk`: a directory. Other fields are the optimizer's.
         optimizer: a class of Lowtide's.
         layers: modules that compute one after another, each of which takes its turn in memory; None: the entries of the
             `nn.ModuleList` with the most bytes.
@@ -54,13 +63,14 @@ def stream(
             with False they are all kept in memory, for accumulation and clipping.
 
     Returns the model and its optimizer. `unstream(model)` takes the weights back into memory. Do not replace `param.data` in
-    between. Raises ValueError for a budget that is too small, naming the bytes that would do, or for a model without layers;
-    OSError if the disk has no room; MemoryError. Nothing has changed then. While training, OSError names the layer that could
-    not be read or written; resume from a checkpoint then.
+    between. Raises ValueError for a budget that is too small, naming the bytes that would do, for a model without layers, or for
+    `memory.device` in a process without an accelerator or in one of several; OSError if the disk has no room; MemoryError.
+    Nothing has changed then. While training, OSError names the layer that could not be read or written; resume from a checkpoint
+    then.
     """
     where, given = "stream", Memory.of(memory)
-    if given is None or given.host is None:
-        raise ValueError(f"{where}: got memory={memory!r}, wanted host=BYTES in it")
+    if given is None or (given.host is None and given.device is None):
+        raise ValueError(f"{where}: got memory={memory!r}, wanted host=BYTES in it, or device=BYTES")
     if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
         raise TypeError(f"{where}: optimizer: got {optimizer!r}, wanted a class such as lowtide.AdamW")
     expect(model not in _STREAMED, where, "a model that streams", "unstream(model) first")
@@ -72,6 +82,9 @@ def stream(
     check_separate(model)
     chosen = layers_of(model, layers)
     make([nn.Parameter(torch.zeros(1))], **options)  # refuses options before anything moves
+    if given.device is not None:
+        return model, _to_device(model, make, given, chosen, options, _state_bytes(model, optimizer, options))
+    assert given.host is not None
     *units, kept = units_of(model, chosen)
     sizes, host = [unit.bytes for unit in units], size_of("host", given.host)
     always = kept.bytes + _gradient_bytes([*units, kept], options["step_in_backward"])
@@ -80,14 +93,7 @@ def stream(
         room = host - weights - always
         got, what = _core.format_bytes(host), _core.format_bytes(weights + always)
         expect(room >= 0, f"{where}: memory: host", got, f"{what} of weights and gradients, and room for state, or disk=DIRECTORY")
-        placed = place_on_cpu(model, lambda param: torch.zeros_like(param, device="cpu"))
-        try:
-            whole = make(model.parameters(), memory=given.replaced(host=room), **options)
-        except BaseException:
-            put_back(placed)
-            raise
-        _RESIDENT.add(model)
-        return model, whole
+        return model, _resident(model, make, given.replaced(host=room), options)
     room = host - always - STREAMED_STATE
     wanted = f"{_core.format_bytes(least + always + STREAMED_STATE)}: three layers, their gradients, and buffers for state"
     expect(room >= least, f"{where}: memory: host", _core.format_bytes(host), wanted)
@@ -103,13 +109,76 @@ def stream(
         streamed.flush = in_backward.flush
     streamed.watch(model, made, after_backward=options["step_in_backward"] is False)
     _STREAMED[model] = streamed
+    _tell(model, len(units))
+    return model, made
+
+
+def _to_device(
+    model: nn.Module, make: Callable[..., Optimizer], given: Memory, layers: Sequence[nn.Module], options: Mapping[str, Any], state: int
+) -> Optimizer:
+    """The optimizer of a model that trains on the accelerator. state: its bytes."""
+    where, size, device = "stream: memory", _core.format_bytes, accelerator()
+    if given.device is None or given.device == "auto":
+        raise ValueError(f"{where}: device: got 'auto', wanted bytes, or a share: nobody knows yet what activations will take")
+    units, kept = units_for_device(model, layers, units_of(model, layers)[:-1])
+    needs, in_backward = Needs.of(model, units, kept), options["step_in_backward"]
+    limit = size_of("device", given.device, place_on(device))
+    host = None if given.host is None else size_of("host", given.host)
+    gradients = _gradient_bytes([*units, kept], in_backward)
+    disk = "" if given.disk else f", or {size(STREAMED_STATE)} for state and disk=DIRECTORY"
+    beside, steps_there = limit - needs.weights - gradients, has_kernels(device) and given.step != "host"
+    if beside >= (min(state, _LEAST_STATE) if steps_there else 0):
+        left = state - beside if steps_there else state
+        fits = host is None or given.disk is not None or left <= host
+        expect(fits, f"{where}: host", size(host or 0), f"{size(left)} of state that {device} has no room for{disk}")
+        return _resident(model, make, given.replaced(device=beside if steps_there else None), options, device)
+    expect(needs.device <= limit, f"{where}: device", size(limit), f"{size(needs.device)}: a layer, its gradients and the last one's")
+    always = needs.weights + gradients
+    less = always - needs.weights - _gradient_bytes([*units, kept], True)
+    hint = f", or {size(less)} less with step_in_backward=True" if in_backward is False and less else ""
+    least = always + (min(state, STREAMED_STATE) if given.disk else state)
+    expect(host is None or host >= least, f"{where}: host", size(host or 0), f"{size(least)} of weights, gradients and state{disk}{hint}")
+    pinned = may_pin(in_backward is not False) and (host is None or host >= least - needs.weights + needs.pinned)
+    placed = place_on_cpu(model, lambda param: torch.zeros_like(param, device="cpu"))
+    streamed = None
+    try:
+        streamed = DeviceWeights(model, units, needs, device, pinned)
+        taken = gradients + (needs.pinned if pinned else needs.weights)
+        memory = given.replaced(device=None, step=None, host=None if host is None else host - taken)
+        made = make(model.parameters(), memory=memory, **options)
+    except BaseException:
+        if streamed:
+            streamed.move_back()
+        put_back(placed)
+        raise
+    streamed.watch(made)
+    _STREAMED[model] = streamed
+    _tell(model, len(units))
+    return made
+
+
+def _resident(
+    model: nn.Module, make: Callable[..., Optimizer], memory: Memory, options: Mapping[str, Any], device: str | torch.device = "cpu"
+) -> Optimizer:
+    """The optimizer of a model that has moved to the device, where all of it fits."""
+    placed = place_on_cpu(model, lambda param: torch.zeros_like(param, device=device))
+    try:
+        made = make(model.to(device).parameters(), memory=memory, **options)
+    except BaseException:
+        put_back(placed)
+        model.to("cpu")
+        raise
+    _RESIDENT.add(model)
+    return made
+
+
+def _tell(model: nn.Module, count: int) -> None:
     if logger.isEnabledFor(logging.INFO):  # the report waits for the disk
         report = streaming_report(model)
         logger.info(
-            "%s streams %d layers, %s of weights, %s of them in memory: a step reads %s and writes %s", type(model).__name__, len(units),
+            "%s streams %d layers, %s of weights, at most %s at once: a step reads %s and writes %s", type(model).__name__, count,
             *(_core.format_bytes(report[name]) for name in ("weight_bytes", "memory_bytes", "planned_read_bytes", "planned_written_bytes")),
         )  # fmt: skip
-    return model, made
 
 
 def _can_move(param: nn.Parameter) -> bool:
@@ -119,24 +188,14 @@ def _can_move(param: nn.Parameter) -> bool:
 
 
 def unstream(model: nn.Module) -> None:
-    """Takes the weights of a model that streams into memory, and removes its hooks. Its optimizer goes on. Raises ValueError for a
-    model that `stream` has not had, MemoryError, and OSError if weights cannot be read; the model streams on then."""
+    """Takes the weights of a model that streams into host memory, removes its hooks, and ends the process group if `stream` began
+    it. Its optimizer goes on, on the CPU. A model that moved to a device whole stays there. Raises ValueError for a model that
+    `stream` has not had, MemoryError, and OSError if weights cannot be read; the model streams on then."""
     if model in _RESIDENT:
         _RESIDENT.remove(model)
         return
     _streamed(model, "unstream").move_back()
     del _STREAMED[model]
-
-
-class StreamingReport(TypedDict):
-    """Bytes of a model that streams."""
-
-    weight_bytes: int  # that take turns in memory
-    memory_bytes: int  # that memory holds at once, at most
-    read_bytes: int  # from the file, since `stream`
-    written_bytes: int
-    planned_read_bytes: int  # by a step of one forward and one backward pass
-    planned_written_bytes: int
 
 
 def streaming_report(model: nn.Module) -> StreamingReport:
@@ -146,26 +205,18 @@ def streaming_report(model: nn.Module) -> StreamingReport:
         return StreamingReport(
             weight_bytes=0, memory_bytes=0, read_bytes=0, written_bytes=0, planned_read_bytes=0, planned_written_bytes=0
         )
-    streamed = _streamed(model, "streaming_report")
-    streamed.wait()
-    schedule = streamed.schedule
-    read, written = schedule.step_bytes([unit.bytes - unit.first_trained() for unit in streamed.units])
-    return {
-        "weight_bytes": sum(schedule.sizes), "memory_bytes": schedule.limit,
-        "read_bytes": streamed.file.read_bytes, "written_bytes": streamed.file.written_bytes,
-        "planned_read_bytes": read, "planned_written_bytes": written,
-    }  # fmt: skip
+    return _streamed(model, "streaming_report").report()
 
 
-def _streamed(model: nn.Module, where: str) -> StreamedWeights:
+def _streamed(model: nn.Module, where: str) -> StreamedWeights | DeviceWeights:
     if (streamed := _STREAMED.get(model)) is None:
-        raise ValueError(f"{where}: got a {type(model).__name__} that does not stream, wanted a model that stream() has put on disk")
+        raise ValueError(f"{where}: got a {type(model).__name__} that does not stream, wanted a model that stream() has had")
     return streamed
 
 
 def _gradient_bytes(units: Sequence[Unit], in_backward: bool | int | str) -> int:
     """The bytes of gradients that are there at once, at most."""
-    each = [sum(param.nbytes for param in unit.params if param.requires_grad) for unit in units]
+    each = [unit.gradient_bytes for unit in units]
     if in_backward is False:
         return sum(each)
     return min(sum(each), max(each) + (GRADIENT_BUCKET if in_backward is True else size_of("step_in_backward", in_backward)))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from typing_extensions import TypedDict
 
 from lowtide._core import MappedFile
 from lowtide.checks.values import expect
@@ -27,6 +28,17 @@ from lowtide.planning.schedule import Schedule
 _PAGE, _LINE = 4096, 64  # bytes: of the system's memory, and of a processor's cache
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _SMALL = 1 << 20  # bytes: modules outside of layers with less stay in memory
+
+
+class StreamingReport(TypedDict):
+    """Bytes of a model that streams, from a disk or, with `device=` in the budget, from host memory to a device."""
+
+    weight_bytes: int  # that take turns in memory, or on the device
+    memory_bytes: int  # that it holds at once, at most; on a device with their gradients
+    read_bytes: int  # from the file, since `stream`; -1 with a device: torch moves them
+    written_bytes: int
+    planned_read_bytes: int  # by a step of one forward and one backward pass: from the file, or to the device
+    planned_written_bytes: int  # into the file, or gradients to the host
 
 
 class Unit(NamedTuple):
@@ -40,6 +52,10 @@ class Unit(NamedTuple):
     def bytes(self) -> int:
         """The size of the unit in the file."""
         return _up(sum(_up(param.nbytes, _LINE) for param in self.params), _PAGE)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(param.nbytes for param in self.params if param.requires_grad)
 
     def first_trained(self) -> int:
         """The offset in the unit behind which its trained parameters are; its size if there are none."""
@@ -221,6 +237,16 @@ class StreamedWeights:
         self._worker.submit(int).result()
         if self._failure:
             raise OSError(*self._failure.args)
+
+    def report(self) -> StreamingReport:
+        """Waits for the disk; raises like `turn`."""
+        self.wait()
+        schedule = self.schedule
+        read, written = schedule.step_bytes([unit.bytes - unit.first_trained() for unit in self.units])
+        return StreamingReport(
+            weight_bytes=sum(schedule.sizes), memory_bytes=schedule.limit, read_bytes=self.file.read_bytes,
+            written_bytes=self.file.written_bytes, planned_read_bytes=read, planned_written_bytes=written,
+        )  # fmt: skip
 
     def move_back(self, but: Sequence[Placed] = ()) -> None:
         """Moves weights out of the file, but for those that came from meta, which go back, and removes the hooks. Nothing changes

@@ -108,6 +108,7 @@ class Xpu(StandIn):
             "get_stream_from_external": lambda queue, device: self._stream(self.queues.index(queue)),
             "set_stream": c._accelerator_setStream,
             "is_current_stream_capturing": lambda: self.capturing,
+            "default_generators": tuple(torch.Generator() for _ in range(count)),  # of the CPU, where operators draw
             "manual_seed_all": lambda seed: None,
         }.items():
             has(torch.xpu, name, value)

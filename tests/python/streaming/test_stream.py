@@ -15,63 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from support import bits
+from stream_support import LAYERS, Net, train, values
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from lowtide.streaming import stream as streaming
 from lowtide.planning.schedule import Schedule
 from lowtide.streaming.weights import layers_of, units_of
-
-LAYERS, WIDTH = 7, 96
-
-
-class Layer(nn.Module):
-    def __init__(self, kind: torch.dtype) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, 4 * WIDTH, dtype=kind)
-        self.down = nn.Linear(4 * WIDTH, WIDTH, dtype=kind)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, str]:
-        return x + self.down(torch.nn.functional.silu(self.up(x))), "and more"
-
-
-class Net(nn.Module):
-    """Layers between a table and a head; checkpointed in one of torch's two ways, or not."""
-
-    def __init__(self, kind: torch.dtype = torch.float32, reentrant: bool | None = None, device: str = "cpu") -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        with torch.device(device):
-            self.table = nn.Embedding(50, WIDTH, dtype=kind)
-            self.layers = nn.ModuleList(Layer(kind) for _ in range(LAYERS))
-            self.head = nn.Linear(WIDTH, 50, dtype=kind)
-        self.reentrant = reentrant
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.table(tokens)
-        for layer in self.layers:
-            x = (layer(x) if self.reentrant is None else checkpoint(layer, x, use_reentrant=self.reentrant))[0]
-        return self.head(x)
-
-
-def train(net: nn.Module, opt: lowtide.Optimizer, steps: int, passes: int = 1, first: int = 0) -> list[float]:
-    losses = []
-    for step in range(first, first + steps):
-        for part in range(passes):
-            tokens = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(10 * step + part))
-            loss = nn.functional.cross_entropy(net(tokens)[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
-            loss.backward()
-            losses.append(loss.item())
-        opt.step()
-        opt.zero_grad()
-    return losses
-
-
-def values(net: nn.Module) -> list[bytes]:
-    return [bits(param) for param in net.parameters()]
-
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,3 +309,27 @@ def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None
                 threading.Event().wait(0.05)
             assert count() == before, kind
     figure("4 models, each streamed twice: no descriptor, mapping or thread is left")
+
+
+def test_accelerate_prepares_weights_on_a_disk(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    found = []
+    for disk in (None, tmp_path):
+        accelerate.state.AcceleratorState._reset_state(True)
+        accelerator, net, options = accelerate.Accelerator(cpu=True), Net(), {"lr": 1e-2, "step_in_backward": False}
+        if disk:
+            net, opt = lowtide.stream(net, lowtide.Memory(host=host_for(net, 3, False), disk=disk), **options)
+        else:
+            opt = lowtide.AdamW(net.parameters(), **options)
+        net, opt = accelerator.prepare(net, opt)
+        for step in range(3):
+            accelerator.backward(net(torch.arange(9)[None] + step).square().mean())
+            accelerator.clip_grad_norm_(net.parameters(), 0.1)
+            opt.step()
+            opt.zero_grad()
+        found.append(values(net))
+        if disk:
+            assert lowtide.streaming_report(net)["read_bytes"] > 0
+    accelerate.state.AcceleratorState._reset_state(True)
+    assert found[0] == found[1]
+    figure(f"3 steps of Accelerate, clipped: 0 of {sum(map(len, found[0]))} bytes differ")

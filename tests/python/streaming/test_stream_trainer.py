@@ -1,4 +1,5 @@
-"""Weights on disk under transformers' Trainer: full fine-tunes, LoRA and QLoRA, resumed, with the bits of runs in memory."""
+"""Weights that stream under transformers' Trainer, from a disk and to a device: full fine-tunes, LoRA and QLoRA, resumed, with the bits of
+runs in memory."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from lora_support import LENGTH, TOKENS, Sequences, differing, one_thread, trained_bits
 from peft import LoraConfig, get_peft_model
+from support import bits
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, training_args
 
 import lowtide
 from lowtide.streaming import stream as streaming
@@ -46,11 +48,16 @@ def _qlora(seed: int) -> Any:
     return _lora(seed, base)
 
 
-def _train(model: Any, folder: Path | None, out: Path, options: dict[str, Any], arguments: dict[str, Any], resume: bool = False) -> Trainer:
-    """folder: where weights stream; None: in memory."""
+def _train(
+    model: Any, folder: Path | str | None, out: Path, options: dict[str, Any], arguments: dict[str, Any], resume: bool = False
+) -> Trainer:
+    """folder: from where weights stream; "device": to torch's accelerator; None: in memory."""
     options = {"lr": 1e-2, "step_in_backward": True, **options}
     if folder is None:
         opt: lowtide.Optimizer = lowtide.AdamW(model.parameters(), **options)
+    elif folder == "device":
+        _, opt = lowtide.stream(model, {"device": sum(param.nbytes for param in model.parameters())}, **options)
+        assert model in streaming._STREAMED
     else:
         units = units_of(model, layers_of(model, None))
         gradients = streaming._gradient_bytes(units, options["step_in_backward"])
@@ -58,8 +65,8 @@ def _train(model: Any, folder: Path | None, out: Path, options: dict[str, Any], 
         _, opt = lowtide.stream(model, lowtide.Memory(host=host, disk=folder), **options)
         assert model in streaming._STREAMED
     args = TrainingArguments(
-        output_dir=str(out), max_steps=4, save_steps=2, per_device_train_batch_size=4, use_cpu=True, report_to=[], disable_tqdm=True,
-        logging_steps=1, **{"max_grad_norm": 0.0, **arguments},
+        output_dir=str(out), max_steps=4, save_steps=2, per_device_train_batch_size=4, report_to=[], disable_tqdm=True,
+        logging_steps=1, **{"use_cpu": True, "max_grad_norm": 0.0, **arguments},
     )  # fmt: skip
     trainer = Trainer(model, args, train_dataset=Sequences(), optimizers=(opt, None))
     trainer.train(resume_from_checkpoint=str(out / "checkpoint-2") if resume else None)
@@ -95,3 +102,31 @@ def test_a_disk_changes_no_bit_of_a_trainer(
     frozen = sum(param.nbytes for param in found.model.parameters() if not param.requires_grad)
     assert moved["read_bytes"] > 0 and (frozen == 0 or moved["planned_written_bytes"] < frozen / 8), "frozen weights are never written"
     figure(f"Trainer, {make.__name__[1:]}, {arguments}: resumed and not, {wrong} of {of} bytes differ; {moved['read_bytes']} read")
+
+
+@pytest.mark.share
+@pytest.mark.parametrize(("make", "options", "arguments"), [
+    (_full, {"step_in_backward": False}, {"max_grad_norm": 0.5, "gradient_accumulation_steps": 2, "gradient_checkpointing": True}),
+    (_lora, {}, {}),
+], ids=["clipped", "lora"])  # fmt: skip
+def test_a_device_changes_no_bit_of_a_trainer(
+    xpu: Any, make: Callable[[int], Any], options: dict[str, Any], arguments: dict[str, Any], tmp_path: Path, seed: int,
+    monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None],
+) -> None:  # fmt: skip
+    """It leaves the model in host memory; a checkpoint goes on with weights on either side, and loads as a plain one."""
+    monkeypatch.setitem(globals(), "LAYERS", 4)
+    monkeypatch.setattr(training_args, "is_torch_xpu_available", lambda: True)  # which remembers that there was none
+    arguments = {"use_cpu": False, **arguments}
+    runs = []
+    for source, goes_on in (None, False), ("device", False), ("device", True), (None, True):
+        runs.append(_train(make(seed), source, tmp_path / str(source if not goes_on else "device"), options, arguments, goes_on))
+        if source:
+            lowtide.unstream(runs[-1].model)
+        xpu.synchronize()
+    assert all(_losses(run) == _losses(runs[0]) for run in runs)
+    wrong, of = differing(*(trained_bits(run.model, run.optimizer) for run in runs))
+    assert wrong == 0
+    if make is _full:
+        saved = LlamaForCausalLM.from_pretrained(tmp_path / "device" / "checkpoint-4")
+        assert {name: bits(param) for name, param in saved.named_parameters()}.items() <= trained_bits(runs[0].model, runs[0].optimizer).items()
+    figure(f"Trainer on {runs[1].args.device}, {make.__name__[1:]}: streamed, and resumed on either side, {wrong} of {of} bytes differ")

@@ -1,0 +1,230 @@
+"""Weights in host memory, of layers that compute on a device: torch's `fully_shard` with `CPUOffloadPolicy`, on a mesh of one.
+
+Torch copies a layer to the device when it computes, and its gradients to host memory; the parameters are DTensors whose local
+part is the whole, so the CPU steps them like any others. State dicts are those of the model as it was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lowtide.checks.values import expect
+from lowtide.devices.sharding import STREAMED, is_dtensor, local_of
+from lowtide.optimizers.optimizer import Optimizer
+from lowtide.planning.schedule import device_peak
+from lowtide.streaming.weights import StreamingReport, Unit
+
+_PLACED = "hf_device_map"  # tells transformers' Trainer to leave the model where it is
+_OF_TORCH = "torch.distributed.fsdp"
+_ITS_ENTRIES = ("__composable_api", "_fsdp_use_orig_params", "_is_fsdp_managed_module")  # how names begin that torch adds to modules
+_SINCE_HOOKS_WAIT = (2, 13)  # the first torch that waits for a gradient on its way to pinned memory before it calls hooks
+
+_ours: weakref.WeakSet[DeviceWeights] = weakref.WeakSet()  # that use a process group made here
+
+
+class Needs(NamedTuple):
+    """Bytes that units take."""
+
+    weights: int
+    gradients: int
+    pinned: int  # the weights in torch's page-locked memory, which has sizes of powers of two
+    device: int  # weights and gradients that are there at once, at most
+    to_device: int  # copied by a step of one forward and one backward pass
+    to_host: int
+
+    @staticmethod
+    def of(model: nn.Module, units: Sequence[Unit], kept: Unit) -> Needs:
+        """kept: the parameters that stay on the device from the start of a forward pass to the end of its backward pass."""
+        each = [[param.nbytes for param in unit.params] for unit in (kept, *units)]
+        weights, gradients = [*map(sum, each)], [unit.gradient_bytes for unit in (kept, *units)]
+        users = Counter(id(param) for module in model.modules() for param in module._parameters.values())
+        tied = sum(param.nbytes for param in kept.params if param.requires_grad and users[id(param)] > 1)
+        in_layers = gradients[0] + device_peak(weights[1:], gradients[1:], [max(sizes, default=0) for sizes in each[1:]])
+        # At last a tied gradient is added to its other half, or all are copied on their way, behind those of the first layer.
+        at_end = 2 * gradients[0] + tied + sum(gradients[1:2])
+        return Needs(
+            sum(weights), sum(gradients), sum(1 << (size - 1).bit_length() for sizes in each for size in sizes if size),
+            weights[0] + max(in_layers, at_end), 2 * sum(weights) - weights[0], sum(gradients),
+        )  # fmt: skip
+
+
+def accelerator() -> torch.device:
+    """The device of this process. Raises ValueError without one, or with several processes."""
+    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") and torch.accelerator.is_available() else None
+    if found is None:
+        raise ValueError("stream: memory: got device=, and no accelerator in torch, wanted host= and disk= alone: the CPU trains then")
+    group = torch.distributed
+    expect(group.is_available(), "stream", "a torch without torch.distributed", "one with it: fully_shard streams the weights")
+    size = group.get_world_size() if group.is_initialized() else 1
+    expect(size == 1, "stream", f"a process group of {size} processes", "one: call fully_shard(layer, offload_policy=...) itself for more")
+    return torch.device(found.type, torch.accelerator.current_device_index())
+
+
+def units_for_device(model: nn.Module, layers: Sequence[nn.Module], units: Sequence[Unit]) -> tuple[list[Unit], Unit]:
+    """Those units that torch can move, and the rest of the parameters. Raises ValueError for parameters that it cannot move."""
+    for name, param in model.named_parameters():
+        expect(type(param) is nn.Parameter, f"stream: {name}", f"a {type(param).__name__}", "a torch.nn.Parameter beside device=")
+    moved = []
+    for unit in units:
+        module = model.get_submodule(unit.name)
+        if any(module is layer for layer in layers):
+            shared = {*map(id, module.parameters())} - {*map(id, unit.params)}
+            expect(not shared, f"stream: {unit.name}", "a parameter that other modules share", "it outside of layers: torch moves whole layers")
+        elif not unit.name or any(module.children()):
+            continue  # torch would move what is inside, too
+        moved.append(unit)
+    found = {id(param) for unit in moved for param in unit.params}
+    kept = Unit("", [param for param in model.parameters() if id(param) not in found])
+    for unit in (*moved, kept):
+        kinds = {param.dtype for param in unit.params if param.requires_grad}
+        got = f"trained weights of {', '.join(sorted(map(str, kinds)))}"
+        expect(len(kinds) < 2, f"stream: {unit.name or type(model).__name__}", got, "one type in each layer: torch reduces them together")
+    return moved, kept
+
+
+def may_pin(in_backward: bool) -> bool:
+    """True if gradients that come to pinned memory have come when they are stepped."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return not in_backward or version >= _SINCE_HOOKS_WAIT
+
+
+class DeviceWeights:
+    """The weights of one model, which `fully_shard` streams."""
+
+    def __init__(self, model: nn.Module, units: Sequence[Unit], needs: Needs, device: torch.device, pinned: bool) -> None:
+        """Shards it. Undoes that if it raises."""
+        try:
+            from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+        except ImportError:
+            raise NotImplementedError(f"stream: got torch {torch.__version__}, wanted 2.6 or newer: it has fully_shard") from None
+        self._model, self._needs = weakref.ref(model), needs
+        self._handles: list[Any] = []
+        self._placed: Any = None
+        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._buffers = {id(buffer): buffer.device for buffer in model.buffers()}
+        self._join(device)
+        try:
+            torch.empty(0, device=device)  # a mesh chooses a device for a process that has used none
+            options: dict[str, Any] = {
+                "mesh": torch.distributed.init_device_mesh(device.type, (1,), mesh_dim_names=(STREAMED,)),
+                "offload_policy": CPUOffloadPolicy(pin_memory=pinned),
+            }
+            for unit in units:
+                fully_shard(model.get_submodule(unit.name), **options)
+            fully_shard(model, **options)
+        except BaseException:
+            self.move_back()
+            raise
+        self._placed = vars(model).get(_PLACED)
+        setattr(model, _PLACED, {"": device})
+        hooked: Any = model  # whose methods have no types
+        self._handles.append(hooked.register_state_dict_post_hook(_with_plain_tensors))
+        self._handles.append(hooked.register_load_state_dict_pre_hook(_into_shards))
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """The optimizer of the model: its dicts have plain tensors, and it gets the model's parameters back."""
+        self._optimizer = weakref.ref(optimizer)
+        self._handles.append(optimizer.register_state_dict_post_hook(_plain_state))
+
+    def _join(self, device: torch.device) -> None:
+        group = torch.distributed
+        if not group.is_initialized():
+            backend = group.get_default_backend_for_device(device)
+            backend = backend if getattr(group, f"is_{backend}_available", bool)() else "gloo"
+            group.init_process_group(f"cpu:gloo,{device.type}:{backend}", store=group.HashStore(), rank=0, world_size=1)
+            _ours.add(self)
+        elif _ours:
+            _ours.add(self)
+
+    def report(self) -> StreamingReport:
+        needs = self._needs
+        return StreamingReport(
+            weight_bytes=needs.weights, memory_bytes=needs.device, read_bytes=-1, written_bytes=-1,
+            planned_read_bytes=needs.to_device, planned_written_bytes=needs.to_host,
+        )  # fmt: skip
+
+    def move_back(self) -> None:
+        """Takes off what `fully_shard` has added: parameters are plain tensors in host memory again, in the optimizer, too. Torch has
+        no call for it."""
+        model = self._model()
+        assert model is not None
+        for handle in self._handles:
+            handle.remove()
+        vars(model).pop(_PLACED, None)
+        if self._placed is not None:
+            setattr(model, _PLACED, self._placed)
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        plain: dict[int, nn.Parameter] = {}
+        for module in model.modules():
+            for name, param in module._parameters.items():
+                if is_dtensor(param):
+                    module._parameters[name] = plain.setdefault(id(param), _plain_parameter(param))
+            for name, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) in self._buffers:
+                    buffer.data = buffer.to(self._buffers[id(buffer)])
+            _take_off(module)
+        if self._optimizer and (optimizer := self._optimizer()):
+            for group in optimizer.param_groups:
+                group["params"] = [plain.get(id(param), param) for param in group["params"]]
+            optimizer.reset([])  # which finds the new ones, while there is a mesh to take the state of the old ones from
+        if self in _ours:
+            _ours.remove(self)
+            if not _ours:
+                torch.distributed.destroy_process_group()
+
+
+def _plain_parameter(param: Any) -> nn.Parameter:
+    made = nn.Parameter(local_of(param).detach(), param.requires_grad)
+    made.grad = None if param.grad is None else local_of(param.grad)
+    return made
+
+
+def _take_off(module: nn.Module) -> None:
+    """Removes hooks, state and the class of `fully_shard` from a module."""
+    from torch.distributed._composable_state import _module_state_mapping
+    from torch.distributed.fsdp import FSDPModule
+
+    entries = vars(module)
+    hooks = [each for name, each in entries.items() if "_hooks" in name and isinstance(each, dict)]
+    gone = {key for each in hooks for key, hook in each.items() if getattr(hook, "__module__", "").startswith(_OF_TORCH)}
+    for each in hooks:
+        for key in gone & each.keys():
+            del each[key]
+    for name in [name for name in entries if name.startswith(_ITS_ENTRIES)]:
+        del entries[name]
+    _module_state_mapping.pop(module, None)
+    if isinstance(module, FSDPModule):
+        module.__class__ = type(module).__mro__[2]
+
+
+def _with_plain_tensors(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+    del module, prefix, metadata
+    for name, value in state_dict.items():
+        state_dict[name] = local_of(value)
+
+
+def _into_shards(module: nn.Module, state_dict: dict[str, Any], prefix: str, *of_load: Any) -> None:
+    """Loads whole tensors into the DTensors that have their shapes, of which torch's own loading wants DTensors."""
+    del of_load
+    for name, param in module.named_parameters():
+        value = state_dict.get(prefix + name)
+        if is_dtensor(param) and isinstance(value, torch.Tensor) and not is_dtensor(value) and value.shape == param.shape:
+            with torch.no_grad():
+                local_of(param).copy_(value)
+            state_dict[prefix + name] = param.detach()
+
+
+def _plain_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    del optimizer
+    state: Mapping[Any, Mapping[str, Any]] = state_dict["state"]
+    return {**state_dict, "state": {number: {name: local_of(value) for name, value in entry.items()} for number, entry in state.items()}}

@@ -1,0 +1,292 @@
+"""Weights in host memory, of layers that compute on a device (torch's xpu, xpu_device.py): every bit is that of a model on the device, and
+memory and copies are those of the plan."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from stream_support import Net, train, values
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from xpu_device import Xpu
+
+import lowtide
+from lowtide.devices.sharding import local_of
+from lowtide.streaming import device as streaming_device, stream as streaming, weights
+from lowtide.streaming.weights import layers_of, units_of
+
+Figure = Callable[[str], None]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes of these nets, whose table and head take turns like layers."""
+    monkeypatch.setattr(streaming, "STREAMED_STATE", 256 << 10)
+    monkeypatch.setattr(weights, "_SMALL", 1024)
+
+
+def needs_of(net: nn.Module) -> streaming_device.Needs:
+    layers = layers_of(net, None)
+    return streaming_device.Needs.of(net, *streaming_device.units_for_device(net, layers, units_of(net, layers)[:-1]))
+
+
+def resident(net: nn.Module, **options: Any) -> tuple[nn.Module, lowtide.Optimizer]:
+    return net.to("xpu"), lowtide.AdamW(net.parameters(), **options)
+
+
+def streamed(net: nn.Module, host: int | None = None, disk: Path | None = None, **options: Any) -> tuple[nn.Module, lowtide.Optimizer]:
+    """With the least memory of the device that will do."""
+    found = lowtide.stream(net, {"device": needs_of(net).device, "host": host, "disk": disk}, **options)
+    assert net in streaming._STREAMED
+    return found
+
+
+class Moved(TorchDispatchMode):
+    """Counts the bytes that torch copies to a device, and from one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = {"xpu": 0, "cpu": 0}
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = call(*args, **(kwargs or {}))
+        if call is torch.ops.aten._to_copy.default and args[0].device.type != found.device.type:
+            self.bytes[found.device.type] += found.nbytes
+        return found
+
+
+@pytest.mark.share
+@pytest.mark.parametrize(("kind", "options"), [(torch.float32, {}), (torch.bfloat16, {"master": "residual16"})])
+@pytest.mark.parametrize(("in_backward", "reentrant"), [(0, None), (True, False), (False, None), (False, True)])
+def test_a_device_changes_no_bit(
+    xpu: Xpu, kind: torch.dtype, options: dict[str, Any], in_backward: bool | int, reentrant: bool | None, tmp_path: Path, figure: Figure
+) -> None:
+    """State in host memory, weights pinned; or state on the disk. Clipped, accumulated and under a schedule, or stepped in backward."""
+    clipped = in_backward is False
+    options = {"lr": 1e-2, **options, **({"max_grad_norm": 0.1} if clipped else {})}
+
+    def run(net: nn.Module, opt: lowtide.Optimizer) -> tuple[list[float], list[bytes]]:
+        schedule = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.1, 4)
+        losses = []
+        for step in range(4):
+            losses += train(net, opt, 1, passes=1 + clipped, first=step, device="xpu")
+            schedule.step()
+        opt.synchronize()
+        xpu.synchronize()
+        return losses, values(net)
+
+    wanted = run(*resident(Net(kind, reentrant), **options))
+    net, host = Net(kind), streaming.STREAMED_STATE + needs_of(Net(kind)).weights
+    host += streaming._gradient_bytes(units_of(net, layers_of(net, None)), in_backward)
+    for budget in ({}, {"host": host, "disk": tmp_path}):
+        net, opt = streamed(Net(kind, reentrant), **budget, step_in_backward=in_backward, **options)
+        assert all(local_of(param).is_pinned() is not bool(budget) for param in net.parameters())
+        assert run(net, opt) == wanted
+        assert all(param.grad is None for param in net.parameters())
+        assert (opt.report()["disk_bytes"] > 0) is bool(budget)
+        lowtide.unstream(net)
+    figure(f"{kind}, step_in_backward={in_backward}, {[*options]}: 0 of {sum(map(len, wanted[1]))} bytes differ, in RAM and from the disk")
+
+
+class Uneven(nn.Module):
+    """Layers of these widths; if tied, behind a table and before a head that are one matrix, and stay on the device."""
+
+    def __init__(self, widths: tuple[int, ...], tied: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(96, 96 * width), nn.Tanh(), nn.Linear(96 * width, 96)) for width in widths)
+        self.table = nn.Embedding(700 if tied else 1, 96)
+        self.head = nn.Linear(96, 700 if tied else 1, bias=False)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("in_backward", [True, False])
+def test_memory_and_copies_are_planned(xpu: Xpu, in_backward: bool, figure: Figure) -> None:
+    figures = []
+    for widths, tied in (((2, 2, 2, 2), False), ((8, 1, 1, 1), False), ((1, 8, 1, 1), False), ((1, 1, 1, 8), False), ((4,), False), ((4, 4), True), ((1,) * 8, True)):
+        net, opt = streamed(Uneven(widths, tied), lr=1e-2, step_in_backward=in_backward)
+        for _ in range(2):
+            gc.collect()
+            before, moved = torch.xpu.memory_allocated(), Moved()
+            torch.xpu.reset_peak_memory_stats()
+            with moved:
+                net(torch.zeros(2, dtype=torch.int64, device="xpu")).square().mean().backward()
+            peak = torch.xpu.max_memory_allocated() - before
+            opt.step()
+            opt.zero_grad()
+        report = lowtide.streaming_report(net)
+        assert moved.bytes == {"xpu": report["planned_read_bytes"], "cpu": report["planned_written_bytes"]}
+        assert 0.9 <= peak / report["memory_bytes"] <= 1.1, (widths, tied)  # activations are small
+        figures.append(f"{peak / report['memory_bytes']:.3f}")
+        lowtide.unstream(net)
+    figure(f"peaks over plans: {', '.join(figures)}; bytes copied are those planned")
+
+
+@pytest.mark.parametrize("way", ["dicts", "file"])
+def test_saves_resume_on_either_side(xpu: Xpu, way: str, tmp_path: Path, figure: Figure) -> None:
+    def save(net: nn.Module, opt: lowtide.Optimizer) -> None:
+        torch.save(net.state_dict(), tmp_path / "weights")
+        opt.save(tmp_path / "state") if way == "file" else torch.save(opt.state_dict(), tmp_path / "state")
+
+    def load(net: nn.Module, opt: lowtide.Optimizer) -> None:
+        net.load_state_dict(torch.load(tmp_path / "weights"))
+        opt.load(tmp_path / "state") if way == "file" else opt.load_state_dict(torch.load(tmp_path / "state"))
+
+    def net() -> nn.Module:
+        made = Net()
+        made.norm = nn.LayerNorm(4800)  # a vector whose state has 8 bits
+        return made
+
+    compared = 0
+    for first in (resident, streamed):
+        one, opt = first(net(), lr=1e-2)
+        train(one, opt, 2, device="xpu")
+        save(one, opt)
+        wanted = train(one, opt, 2, first=2, device="xpu"), values(one)
+        for then in (resident, streamed):
+            other, opt = then(net(), lr=1e-2)
+            load(other, opt)
+            assert (train(other, opt, 2, first=2, device="xpu"), values(other)) == wanted
+            compared += 1
+            if then is streamed:
+                lowtide.unstream(other)
+        if first is streamed:
+            lowtide.unstream(one)
+    figure(f"{compared} runs go on from saves of the other kind and of their own: 0 bytes differ")
+
+
+def test_unstream_leaves_nothing(xpu: Xpu, figure: Figure) -> None:
+    def entries(net: nn.Module) -> list[Any]:
+        return [
+            (type(module), {name: len(value) if isinstance(value, dict) else None for name, value in vars(module).items()})
+            for module in net.modules()
+        ]
+
+    wanted, of_wanted = resident(Net(), lr=1e-2)
+    train(wanted, of_wanted, 2, device="xpu")
+    net = Net()
+    net.register_buffer("scale", torch.ones(3))
+    before, last = entries(net), None
+    for turn in range(2):  # as often as one likes
+        net, opt = streamed(net, lr=1e-2)
+        assert dist.is_initialized() and entries(net) != before
+        if last:
+            opt.load_state_dict(last)
+        train(net, opt, 1, first=turn, device="xpu")
+        last = opt.state_dict()
+        lowtide.unstream(net)
+        assert entries(net) == before and not dist.is_initialized()
+        assert {value.device.type for value in (*net.parameters(), *net.buffers())} == {"cpu"}
+    assert values(net) == values(wanted)
+    # The optimizer goes on, on the CPU.
+    other = Net()
+    other.load_state_dict(wanted.state_dict())
+    of_other = lowtide.AdamW(other.parameters(), lr=1e-2)
+    of_other.load_state_dict(of_wanted.state_dict())
+    assert train(net, opt, 2, first=2) == train(other, of_other, 2, first=2)
+    figure(f"{len(before)} modules as they were, twice; 0 bytes differ after 4 steps, 2 of them after it")
+
+
+def test_what_fits_is_on_the_device(xpu: Xpu, tmp_path: Path, figure: Figure) -> None:
+    wanted = train(*resident(Net(), lr=1e-2), 2, device="xpu")
+    state = []
+    for device in ("1GiB", needs_of(Net()).weights * 5 // 2 + 65536):
+        net, opt = lowtide.stream(Net(device="meta"), lowtide.Memory(device=device), lr=1e-2)
+        net.load_state_dict(Net().state_dict())
+        assert not any(lowtide.streaming_report(net).values()) and {param.device.type for param in net.parameters()} == {"xpu"}
+        assert train(net, opt, 2, device="xpu") == wanted
+        state.append(opt.report()["device_bytes"])
+        lowtide.unstream(net)
+    assert state[0] > 0 and not dist.is_initialized()
+    figure(f"{state} bytes of state on the device")
+
+
+def test_meta_weights_get_memory(xpu: Xpu, figure: Figure) -> None:
+    wanted = train(*resident(Net(), lr=1e-2), 2, device="xpu")
+    net, opt = streamed(Net(device="meta"), lr=1e-2)
+    assert not any(local_of(param).any() for param in net.parameters())
+    net.load_state_dict(Net().state_dict())
+    assert train(net, opt, 2, device="xpu") == wanted
+    lowtide.unstream(net)
+    figure(f"{len(wanted)} losses alike")
+
+
+def test_a_process_group_of_the_user_stays(xpu: Xpu) -> None:
+    dist.init_process_group("cpu:gloo,xpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net, _ = streamed(Net(), lr=1e-2)
+        lowtide.unstream(net)
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_refusals(xpu: Xpu, tmp_path: Path, figure: Figure) -> None:
+    needs, before, refused = needs_of(Net()), values(Net()), 0
+    shared, mixed = Net(), Net()
+    shared.layers[2].up.weight = shared.layers[1].up.weight
+    mixed.layers[2].up.bfloat16()
+    cases: list[tuple[nn.Module, dict[str, Any], dict[str, Any], str]] = [
+        (Net(), {"device": needs.device - 1}, {}, r"device: got .*, wanted .*: a layer, its gradients and the last one's"),
+        (Net(), {"device": "auto"}, {}, "device: got 'auto', wanted bytes, or a share"),
+        (Net(), {"host": needs.weights}, {}, r"host: got .* wanted .* of weights, gradients and state, or .* and disk=DIRECTORY$"),
+        (Net(), {"host": needs.weights + 4096, "disk": tmp_path}, {"step_in_backward": 0}, "host: got .* wanted .* of weights, gradients and state$"),
+        (Net(), {"device": "1GiB", "host": 4096}, {"state": "fp32"}, None),  # all state is on the device
+        (shared, {}, {}, "layers.1: got a parameter that other modules share"),
+        (mixed, {}, {}, r"layers.2: got trained weights of torch.bfloat16, torch.float32, wanted one type in each layer"),
+        (Net(), {"device": needs.device, "host": "1GiB", "transfer": "copy"}, {}, "transfer for parameters on cpu"),
+    ]  # fmt: skip
+    for net, memory, options, words in cases:
+        if words is None:
+            lowtide.unstream(lowtide.stream(net, memory, lr=1e-2, **options)[0])
+            continue
+        with pytest.raises(ValueError, match=words):
+            lowtide.stream(net, {"device": needs.device, **memory}, lr=1e-2, **options)
+        assert not dist.is_initialized() and not any(type(module).__name__.startswith("FSDP") for module in net.modules())
+        if net not in (shared, mixed):
+            assert values(net) == before
+        refused += 1
+    figure(f"{refused} refusals, after which nothing has changed")
+
+
+def test_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device=, and no accelerator in torch, wanted host= and disk= alone"):
+        lowtide.stream(Net(), {"device": "1GiB"}, lr=1e-2)
+
+
+def test_accelerate_prepares_both(xpu: Xpu, figure: Figure) -> None:
+    """With its own backward and clipping."""
+    accelerate = pytest.importorskip("accelerate")
+    found = []
+    for make in (resident, streamed):
+        accelerate.state.AcceleratorState._reset_state(True)
+        accelerator = accelerate.Accelerator()
+        net, opt = accelerator.prepare(*make(Net(), lr=1e-2, step_in_backward=False))
+        losses, norms = [], []
+        for step in range(3):
+            loss = net(torch.arange(9, device="xpu")[None] + step).square().mean()
+            accelerator.backward(loss)
+            norms.append(accelerator.clip_grad_norm_(net.parameters(), 0.1).item())
+            opt.step()
+            opt.zero_grad()
+            losses.append(loss.item())
+        xpu.synchronize()
+        found.append((losses, norms, values(net)))
+        if make is streamed:
+            lowtide.unstream(net)
+    accelerate.state.AcceleratorState._reset_state(True)
+    assert found[0] == found[1]
+    figure(f"{len(found[0][0])} steps of Accelerate, clipped: losses, norms and weights alike")
