@@ -31,7 +31,7 @@ _LEAST = 16 << 20  # no plan streams state through less
 _PROCESS = 500_000_000  # VmRSS of Python with torch 2.15, Transformers 5.24 and Lowtide after a first step, measured
 # Assumed, not measured: a CUDA context with its libraries' workspaces, and the process that has one.
 _CONTEXT, _PROCESS_BESIDE_DEVICE = 600_000_000, 1_500_000_000
-_TO_DEVICE = "Weights stream: fully_shard(layer, offload_policy=CPUOffloadPolicy(pin_memory=False)) of torch.distributed.fsdp (calculated, not yet measured)"
+_TO_DEVICE = "Weights stream: lowtide.stream(model, memory, ...) with device= in memory, by torch's CPUOffloadPolicy (calculated, not yet measured)"
 _FROM_DISK = "Weights stream: lowtide.stream(model, memory, ...), which makes the optimizer"
 _MEANT = {"vram": "gpu", "device": "gpu", "host": "ram", "dtype": "weights"}  # what `plan` calls what has this name elsewhere
 _WORDS = {1: "one", 2: "two", 3: "three"}
@@ -76,9 +76,9 @@ def plan(
         checkpointing: backward recomputes layers.
         accumulate: gradients stay over several backward passes.
         step_in_backward: as for the optimizer: True or bytes.
-        stream: weights are not where layers compute. With a GPU: weights and gradients in host memory, where the CPU steps, two
-            layers at a time on the device (FSDP2's CPUOffloadPolicy, with the tables of the vocabulary as units of their own).
-            Without: weights on the disk, from which layers are read ahead (`lowtide.stream`).
+        stream: weights are not where layers compute (`lowtide.stream`). With a GPU: weights and gradients in host memory, where the
+            CPU steps, a layer at a time on the device, with the tables of the vocabulary as units of their own. Without: weights
+            on the disk, from which layers are read ahead.
         hyper: momentum, amsgrad, centered, betas, alpha: as for the optimizer.
 
     Returns a Plan, whether it fits or not. Raises ValueError, TypeError or OSError for arguments that cannot be used.
@@ -245,8 +245,8 @@ class _Training:
         of = self.model.decoder
         assert of
         table, layer = self._units()
-        # Two neighbours; a tied table belongs to no unit and stays.
-        return Tiers(max(table + layer, 2 * layer) + of.tied * table, weights)
+        # One at a time; a tied table belongs to no unit and stays.
+        return Tiers((layer if of.tied else max(table, layer)) + of.tied * table, weights)
 
     def _weights_on_disk(self, lines: Mapping[str, Tiers]) -> Tiers:
         """As `lowtide.stream` divides host memory: as many layers and tables as there is room for; a tied table stays."""
@@ -281,8 +281,11 @@ class _Training:
 
         def gradients(complete: int) -> int:
             """Bytes that are alive where layers compute, when so many units have gradients."""
-            if streams:
-                return sum(([table] + [layer] * of.layers + [table])[max(0, complete - 2) : complete])
+            if streams:  # of a unit, and of the one before on their way to the host
+                units, done = [table] * (not of.tied), max(complete - of.tied, 0)
+                units = [*units, *[layer] * of.layers, *units]
+                tied = of.tied * ((complete > 0) + 2 * (complete > 1 + of.layers))  # the two halves of its gradient, and their sum
+                return sum(units[max(done - 2, 0) : done]) + tied * table
             if self.accumulate:
                 return every + largest
             layers, last = layer * min(max(complete - 1, 0), of.layers), complete > 1 + of.layers

@@ -151,7 +151,7 @@ def test_bytes_of_host_memory_when_weights_stream(figure):
         return (plan.total.host - plan.lines["process"].host) / plan.elements, plan
 
     whole, plan = each()
-    assert plan.lines["weights"].device == 2 * 2 * elements([*DECODERS["Llama-2-7B"].layer().values()])
+    assert plan.lines["weights"].device == 2 * elements([*DECODERS["Llama-2-7B"].layer().values()])
     stepped, plan = each(step_in_backward=True)
     on_disk, plan = each(step_in_backward=True, ram=plan.total.host - plan.lines["state"].host + (256 << 20), disk="1TB")
     assert whole == pytest.approx(6.03, abs=0.005)
