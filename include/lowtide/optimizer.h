@@ -112,6 +112,13 @@ struct Gradient {
   const int64_t* strides = nullptr;  // in elements, 0 allowed; nullptr: contiguous
 };
 
+// An update that moves a parameter in place of its rule's direction.
+struct Update {
+  const void* data = nullptr;  // contiguous [numel]; nullptr: the rule moves the parameter
+  DType dtype = DType::kBF16;
+  double scale = 1.0;  // multiplies every element, as float32
+};
+
 // A gradient norm that a device may still be computing: Optimizer::queue_clip_grad_norm.
 class QueuedClip;
 
@@ -131,6 +138,15 @@ struct StepOptions {
   // momentum.) For rules that build on this one. The memory is borrowed like parameters and must be addressable by
   // their device. Not for ballots(), and not on a queue that is being recorded.
   std::span<float* const> directions = {};
+  // Computes the directions, and leaves all else as it is: states, step counts and parameters without an address. Needs
+  // assume_finite.
+  bool preview = false;
+  // One per parameter, or empty. The states of a parameter with an update and a gradient take their step; the parameter
+  // itself becomes p - lr (scale u + weight_decay p), rounded as a step rounds it, with its master. State and parameter
+  // change together: an exception leaves both, or for state on disk both of a block, as they were. The memory is
+  // borrowed and must be addressable by the parameter's device. Not with directions or ballots(), not on a queue that
+  // is being recorded, and for the rules that `directions` takes.
+  std::span<const Update> updates = {};
   // The result of queue_clip_grad_norm() for these gradients, which are also multiplied by its factor. It must be made
   // for this step, from gradients that have not changed since. On a queue that is being recorded, queue it there: each
   // replay then clips by its own norm, and its prepare_replay() takes the same grad_scale.

@@ -55,13 +55,12 @@ lowtide::Memory memory_from(const lt_memory_options* options) {
 
 lowtide::StepOptions step_options_from(const lt_step_options* options) {
   const lt_step_options given = struct_from(options, lt_step_options LT_STEP_OPTIONS_INIT);
-  return {given.stream,
-          given.grad_scale,
-          flag(given.assume_finite, "assume_finite"),
-          given.free_bytes,
-          {},
-          given.clip ? given.clip->clip : nullptr,
-          {given.loss_scale, given.found_inf}};
+  return {.stream = given.stream,
+          .grad_scale = given.grad_scale,
+          .assume_finite = flag(given.assume_finite, "assume_finite"),
+          .free_bytes = given.free_bytes,
+          .clip = given.clip ? given.clip->clip : nullptr,
+          .scaling = {given.loss_scale, given.found_inf}};
 }
 
 lowtide::TensorView view_of(const lt_tensor* tensor) {

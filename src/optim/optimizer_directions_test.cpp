@@ -1,6 +1,7 @@
 // Steps that give directions instead of moving parameters.
 #include "backend/catalog.h"
 #include "lowtide/optimizer.h"
+#include "support/half_reference.h"
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -94,6 +95,118 @@ TEST(Directions, AreWhatAStepWouldSubtract) {
   figure("seed 91, {} rules x states x tiers, {} of them streaming: {} bits of directions equal", cases, streamed,
          g_bits);
   EXPECT_GE(streamed, cases / 4);
+}
+
+std::vector<float> values_of(Optimizer& optimizer, int64_t param, int64_t numel) {
+  std::vector<float> all;
+  for (int k = 0; k < static_cast<int>(optimizer.states_of(param).size()); ++k) {
+    std::vector<float> values(static_cast<size_t>(numel));
+    optimizer.export_state(param, k, values.data());
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+// For every rule and state: the directions of a step, and nothing else changes, under a budget as well.
+TEST(Directions, CanBePreviewed) {
+  const TemporaryDirectory folder;
+  int cases = 0, streamed = 0;
+  for (const std::string& rule : rule_names()) {
+    if (rule_info(find_rule(rule)).norms || rule_info(find_rule(rule)).make_average_args) continue;  // refused
+    for (const std::string& state : testing::codec_names_of(rule, {.momentum = 0.9}))
+      for (const bool paged : {false, true}) {
+        SCOPED_TRACE(rule + ", " + state + (paged ? ", paged" : ""));
+        Rng rng(94);
+        std::vector<Param> ours = params(rng);
+        OptimizerOptions options{.rule = rule};
+        if (paged) options.memory = {.host = 32 << 10, .disk = folder.path(), .chunk = 4096};
+        Optimizer optimizer(options);
+        GroupOptions group{.hyper = default_hyper(rule), .state = state, .min_quantized_numel = 100};
+        group.hyper.momentum = 0.9;
+        optimizer.add_group(group);
+        for (Param& p : ours) optimizer.add_param(0, p.view());
+        for (int step = 0; step < 2; ++step) {
+          std::vector<Gradient> grads;
+          std::vector<float*> out;
+          for (Param& p : ours) {
+            for (float& g : p.grad) g = static_cast<float>(rng.normal());
+            grads.push_back({p.grad.data()});
+            out.push_back(p.direction.data());
+          }
+          std::vector<std::vector<float>> states, previewed;
+          if (step)
+            for (size_t i = 0; i < ours.size(); ++i)
+              states.push_back(values_of(optimizer, static_cast<int64_t>(i), ours[i].numel));
+          const int64_t steps = optimizer.report().steps;
+          EXPECT_TRUE(optimizer.step(grads, {.assume_finite = true, .directions = out, .preview = true}).applied);
+          EXPECT_EQ(optimizer.report().steps, steps);
+          for (size_t i = 0; i < ours.size(); ++i) {
+            EXPECT_EQ(*optimizer.steps_address(static_cast<int64_t>(i)), step);
+            if (step) {
+              EXPECT_EQ(values_of(optimizer, static_cast<int64_t>(i), ours[i].numel), states[i]) << i;
+            }
+            previewed.push_back(ours[i].direction);
+          }
+          optimizer.step(grads, {.directions = out});
+          for (size_t i = 0; i < ours.size(); ++i) EXPECT_EQ(ours[i].direction, previewed[i]) << i;
+        }
+        streamed += optimizer.report().moved_per_step > 0;
+        ++cases;
+      }
+  }
+  figure("seed 94, {} rules x states x tiers, {} of them streaming", cases, streamed);
+  EXPECT_GE(streamed, cases / 4);
+}
+
+// Weights move as SGD without momentum moves them by the same numbers, with every master; states are those of
+// directions.
+TEST(Updates, MoveWeightsInPlaceOfTheRule) {
+  const TemporaryDirectory folder;
+  int cases = 0, streamed = 0;
+  for (const std::string state : {"fp32", "dynamic8"})
+    for (const std::string master : {"", "residual16", "residual8", "stochastic"})
+      for (const bool paged : {false, true}) {
+        SCOPED_TRACE(state + ", master '" + master + "'" + (paged ? ", paged" : ""));
+        Rng rng(95);
+        const std::vector<int64_t> sizes{40, 300};
+        const size_t numel = 12000;
+        std::vector<uint16_t> weights(numel), twins, update(numel);
+        std::vector<float> grad(numel), wide(numel), direction(numel);
+        for (uint16_t& w : weights) w = bf16_nearest(rng.normal());
+        twins = weights;
+        OptimizerOptions options{.rule = "sgd"};
+        Optimizer mover(options), rule(options);
+        if (paged) options.memory = {.host = 8 << 10, .disk = folder.path(), .chunk = 4096};
+        Optimizer optimizer(options);
+        GroupOptions group{.hyper = default_hyper("sgd"), .state = state, .min_quantized_numel = 100, .master = master};
+        group.hyper.lr = 1e-3, group.hyper.weight_decay = 0.1;
+        mover.add_group(group);
+        group.hyper.momentum = 0.9, group.hyper.nesterov = true;
+        optimizer.add_group(group);
+        rule.add_group(group);
+        optimizer.add_param(0, {weights.data(), DType::kBF16, sizes, {}});
+        mover.add_param(0, {twins.data(), DType::kBF16, sizes, {}});
+        rule.add_param(0, {twins.data(), DType::kBF16, sizes, {}});
+        for (int step = 0; step < 4; ++step) {
+          for (size_t i = 0; i < numel; ++i) {
+            grad[i] = static_cast<float>(rng.normal());
+            update[i] = bf16_nearest(rng.normal());
+            wide[i] = 4 * static_cast<float>(bf16_value(update[i]));
+          }
+          const Gradient grads[] = {{grad.data()}}, moves[] = {{wide.data()}};
+          const Update updates[] = {{.data = update.data(), .dtype = DType::kBF16, .scale = 4}};
+          float* const out[] = {direction.data()};
+          EXPECT_TRUE(optimizer.step(grads, {.updates = updates}).applied);
+          mover.step(moves);
+          rule.step(grads, {.directions = out});
+          EXPECT_TRUE(weights == twins) << step;
+          EXPECT_EQ(values_of(optimizer, 0, 12000), values_of(rule, 0, 12000)) << step;
+        }
+        streamed += optimizer.report().moved_per_step > 0;
+        ++cases;
+      }
+  figure("seed 95, {} states x masters x tiers, {} of them streaming", cases, streamed);
+  EXPECT_EQ(streamed, cases / 2);
 }
 
 TEST(Directions, GoBesideStepsOfOthers) {

@@ -211,7 +211,7 @@ bool ParamSpec::norms_read_arrays() const {
 
 uint32_t ParamSpec::make_args(const GroupSpec& group, const StepTerms& step, std::byte* args) const {
   RuleInput in = rule_input(group.hyper, step.t, step.first);
-  if (step.direction) in.lr = -1, in.weight_decay = 0;
+  if (step.moves != Moves::kWeights) in.lr = step.moves == Moves::kDirection ? -1 : 0, in.weight_decay = 0;
   in.error = codec_info(codec).error;
   in.norm[0] = step.norm[0], in.norm[1] = step.norm[1];
   std::copy_n(step.carried.of, kMaxCarried, in.carried);

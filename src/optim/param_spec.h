@@ -59,13 +59,20 @@ struct Carried {
   bool operator==(const Carried&) const = default;
 };
 
+// The target of a step.
+enum class Moves {
+  kWeights,
+  kDirection,  // lr = -1, no decay: a parameter of zeros becomes the direction
+  kNothing,    // lr = 0, no decay: only states change
+};
+
 // One step of a parameter, as far as its rule's arguments depend on it.
 struct StepTerms {
-  int64_t t = 1;           // the parameter's step number, from 1
-  bool first = false;      // the state is still empty
-  bool direction = false;  // arguments for the direction only: lr = -1, no decay, a parameter of zeros
-  Carried carried;         // before the step
-  double norm[2] = {};     // norms of the whole parameter; 0: unknown, or not needed
+  int64_t t = 1;       // the parameter's step number, from 1
+  bool first = false;  // the state is still empty
+  Moves moves = Moves::kWeights;
+  Carried carried;      // before the step
+  double norm[2] = {};  // norms of the whole parameter; 0: unknown, or not needed
 };
 
 // A parameter, without its memory and its strides.

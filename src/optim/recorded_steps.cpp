@@ -21,8 +21,8 @@ void DeviceSteps::require_in_place() const {
 
 // Called on a capturing queue: waits for nothing, and only the backend allocates.
 StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
-  LT_REQUIRE(!ballots && options.directions.empty(),
-             "got ballots or directions on a queue that is being captured, wanted one that is not");
+  LT_REQUIRE(!ballots && options.directions.empty() && options.updates.empty(),
+             "got ballots, directions or updates on a queue that is being captured, wanted one that is not");
   LT_REQUIRE(!table_.waits_for_norms(),
              "got a step of %s on a queue that is being captured, wanted one that is not: the host has to know norms "
              "of whole parameters before each step",

@@ -17,11 +17,12 @@ constexpr int64_t kBlocksAtOnce = int64_t{1} << 16;
 // A thread adds this many at a time: some 30 us of work, compared with which a merge of sums is negligible.
 constexpr int64_t kBlocksOfThread = int64_t{1} << 12;
 
+}  // namespace
+
 int64_t blocks_of(const StepItem& item) {
   return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
 }
 
-// The blocks [begin, begin + count) of an item.
 StepItem slice_of(const StepItem& item, int64_t begin, int64_t count) {
   StepItem out = item;
   const int64_t row = item.param_layout->row_length;
@@ -38,8 +39,6 @@ StepItem slice_of(const StepItem& item, int64_t begin, int64_t count) {
     out.master.residual = static_cast<std::byte*>(out.master.residual) + residual_bytes(out.master.kind, elements);
   return out;
 }
-
-}  // namespace
 
 // Sums of squares for parameters, by number.
 class StepPlan::NormSums {

@@ -27,15 +27,24 @@ StepPlan::StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Grad
       directions == 0 || (directions == count && !ballots),
       "got memory for %zu directions and %zu parameters, wanted one for each parameter, or none (ballots take none)",
       directions, count);
+  LT_REQUIRE(options.updates.empty() || (options.updates.size() == count && directions == 0 && !ballots),
+             "got %zu updates and %zu parameters, wanted one for each parameter, or none (directions and ballots take "
+             "none)",
+             options.updates.size(), count);
+  LT_REQUIRE(!options.preview || (directions && options.assume_finite),
+             "got a preview, wanted it with directions, of gradients that are known to be finite");
   LT_REQUIRE(options.free_bytes >= -1, "got free_bytes=%lld, wanted 0 or more, or -1 to have the driver asked",
              ll(options.free_bytes));
-  if (directions == 0 && !ballots) return;
+  const char* const given = ballots                   ? "ballots"
+                            : directions              ? "directions"
+                            : options.updates.empty() ? nullptr
+                                                      : "updates";
+  if (!given) return;
   LT_REQUIRE(!table.needs_norms,
-             "got %s of %s, wanted a rule that needs no norms of whole parameters: adamw, lion, sgd ...",
-             ballots ? "ballots" : "directions", rule_info(table.rule).name);
+             "got %s of %s, wanted a rule that needs no norms of whole parameters: adamw, lion, sgd ...", given,
+             rule_info(table.rule).name);
   LT_REQUIRE(!table.has_average,
-             "got %s of a rule whose states hold the learning rate, wanted another rule: adamw, lion, sgd ...",
-             ballots ? "ballots" : "directions");
+             "got %s of a rule whose states hold the learning rate, wanted another rule: adamw, lion, sgd ...", given);
   if (!ballots) return;
   check_signs(table, ballots->out, true, options.stream);
   LT_REQUIRE(!ballots->out.zeros, "got memory for the zeros of a ballot, which has none, wanted nullptr");
@@ -50,7 +59,8 @@ void StepPlan::gather() {
   buffers_.wanted.clear();
   buffers_.norms.clear();
   if (ballots_) make_targets();
-  const bool moves = !ballots_ && options_.directions.empty();
+  if (!options_.updates.empty()) make_move_args();
+  const bool moves = !ballots_ && options_.directions.empty() && options_.updates.empty();
   bool known = moves && buffers_.made_at == table_.changes;
   buffers_.made_at = 0;
   size_t made = 0;
@@ -107,6 +117,18 @@ void StepPlan::make_targets() {
   }
 }
 
+void StepPlan::make_move_args() {
+  Hyper hyper;
+  hyper.momentum = 0;
+  mover_ = effective_rule(find_rule("sgd"), hyper);
+  buffers_.moves.reserve(table_.params.size());
+  buffers_.move_args.clear();
+  for (const GroupSpec& group : table_.groups) {
+    hyper.lr = group.hyper.lr, hyper.weight_decay = group.hyper.weight_decay;
+    rule_info(mover_).make_args(rule_input(hyper, 1, false), buffers_.move_args.emplace_back().bytes);
+  }
+}
+
 StepItem StepPlan::make_item(Parameter& param, size_t number) {
   StepItem item;
   float* const direction = options_.directions.empty() ? nullptr : options_.directions[number];
@@ -124,23 +146,23 @@ StepItem StepPlan::make_item(Parameter& param, size_t number) {
   item.origin = param.origin;
   std::copy(param.codes, param.codes + kMaxStates, item.codes);
   std::copy(param.scales, param.scales + kMaxStates, item.scales);
-  if (!ballots_ && !direction) item.master.kind = param.master;
+  if (!ballots_ && !direction && !update_of(static_cast<int64_t>(number))) item.master.kind = param.master;
   if (param.has_residual()) item.master.residual = param.codes[param.states(param.state_rule)];
   return item;
 }
 
 // Returns arguments made for an earlier item, or new ones.
-const StepArgs& StepPlan::find_args(const Parameter& param, int64_t number, int64_t t, bool first, bool direction) {
+const StepArgs& StepPlan::find_args(const Parameter& param, int64_t number, int64_t t, bool first, Moves moves) {
   const bool own = !buffers_.norms.empty();
   for (size_t i = own ? 0 : args_used_; i > 0; --i)
-    if (buffers_.args[i - 1].fit(param, t, first, direction)) return buffers_.args[i - 1];
+    if (buffers_.args[i - 1].fit(param, t, first, moves)) return buffers_.args[i - 1];
   if (args_used_ == buffers_.args.size()) buffers_.args.emplace_back();
   StepArgs& made = buffers_.args[args_used_++];
   const GroupSpec& group = table_.group_of(param);
   const Carried before = StepArgs::carried_before(param, t);
-  made = {param.group, param.rule, param.codec, t, before, first, direction, own, 0, 0.f, {}};
+  made = {param.group, param.rule, param.codec, t, before, first, own, moves, 0, 0.f, {}};
   made.grad_scale = static_cast<float>((group.hyper.maximize ? -1 : 1) * options_.grad_scale);
-  StepTerms terms{t, first, direction, before, {}};
+  StepTerms terms{t, first, moves, before, {}};
   if (own) std::copy_n(buffers_.norms[static_cast<size_t>(number)].of, 2, terms.norm);
   made.stochastic = param.make_args(group, terms, made.bytes);
   return made;

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/device.h"
 #include "backend/random_keys.h"
 #include "optim/carried.h"
 #include "optim/param_table.h"
@@ -18,19 +19,25 @@ struct StepArgs {
   int group, rule, codec;
   int64_t t;
   Carried carried;  // before the step
-  bool first, direction, own;
+  bool first, own;
+  Moves moves;
   uint32_t stochastic;  // bit k: state k is rounded stochastically
   float grad_scale;
   alignas(16) std::byte bytes[kArgsBytes];
 
-  bool fit(const Parameter& param, int64_t step, bool begins, bool makes_direction) const {
+  bool fit(const Parameter& param, int64_t step, bool begins, Moves what) const {
     return t == step && carried == carried_before(param, step) && group == param.group && first == begins &&
-           codec == param.codec && rule == param.rule && direction == makes_direction && !own;
+           codec == param.codec && rule == param.rule && moves == what && !own;
   }
   // Pieces that are steps behind get arguments from the current hyper-parameters.
   static Carried carried_before(const Parameter& param, int64_t step) {
     return step == param.steps + 1 ? param.carried : Carried{};
   }
+};
+
+// The arguments with which updates move a group's parameters.
+struct MoveArgs {
+  alignas(16) std::byte bytes[kArgsBytes];
 };
 
 // The norms of a parameter's terms (portable/norms.h).
@@ -41,12 +48,16 @@ struct ParamNorms {
 // The memory of a plan's lists.
 struct StepBuffers {
   std::vector<StepItem> items, direct, batch;
-  std::vector<int64_t> params, empty, wanted, direct_params;
+  std::vector<int64_t> params, empty, wanted, direct_params, batch_params;
   std::vector<const StepItem*> streamed;  // by parameter
   std::vector<Progress*> stepped;         // progress of the pieces in `batch`
   std::vector<BallotTarget> targets;
   std::vector<ParamNorms> norms;
   std::deque<StepArgs> args;
+  std::vector<StepItem> moves;     // by updates
+  std::deque<MoveArgs> move_args;  // by group
+  std::vector<std::byte> copies;   // of states, for a preview
+  DeviceBytes device_copies;       // the same on a device
   // ParamTable::changes when the items were made: while it is unchanged, a parameter's item differs from the last
   // step's only in gradient and arguments. 0: make them again.
   uint64_t made_at = 0;
@@ -102,23 +113,35 @@ class StepPlan {
   StepItem make_item(Parameter& param, size_t number);
   // Sets the item's arguments, and the rounding of its states and weights, for the step after `steps` steps.
   void set_args(const Parameter& param, int64_t number, int64_t steps, bool first, StepItem& item) {
-    const bool direction = ballots_ || is_direction(item, param);
-    if (!args_ || !args_->fit(param, steps + 1, first, direction) || !buffers_.norms.empty())
-      args_ = &find_args(param, number, steps + 1, first, direction);
+    const Moves moves = update_of(number)                       ? Moves::kNothing
+                        : ballots_ || is_direction(item, param) ? Moves::kDirection
+                                                                : Moves::kWeights;
+    if (!args_ || !args_->fit(param, steps + 1, first, moves) || !buffers_.norms.empty())
+      args_ = &find_args(param, number, steps + 1, first, moves);
     item.args = args_->bytes;
     item.grad_scale = args_->grad_scale;
     item.stochastic = args_->stochastic;
     if (item.stochastic || item.master.kind) set_keys(table_.seed, steps + 1, number, item);
   }
-  const StepArgs& find_args(const Parameter& param, int64_t number, int64_t t, bool first, bool direction);
+  const StepArgs& find_args(const Parameter& param, int64_t number, int64_t t, bool first, Moves moves);
   bool is_direction(const StepItem& item, const Parameter& param) const {
     return !ballots_ && item.param_layout == &param.shape;
+  }
+  const Update* update_of(int64_t number) const {
+    const size_t i = static_cast<size_t>(number);
+    return !options_.updates.empty() && options_.updates[i].data ? &options_.updates[i] : nullptr;
   }
   // True if a step of this parameter needs its store.
   static bool streams(const Parameter& param) { return param.paged && param.arrays(param.rule) > 0; }
 
   void make_targets();
+  void make_move_args();
   void clear_targets() const;
+  // Steps these items of the parameters `numbers`, and then moves the parameters that have updates.
+  void step_items(std::span<const StepItem> items, std::span<const int64_t> numbers, bool ordered);
+  // Gives the directions of a step from copies of the states (step_preview.cpp).
+  class StateCopies;
+  void preview();
   void step_streamed();
   void split();
   StepItem part_of(const StepItem& whole, const Piece& piece, std::byte* memory, int64_t write_offset);
@@ -159,8 +182,13 @@ class StepPlan {
   std::span<StepItem> items_;
   size_t args_used_ = 0;
   const StepArgs* args_ = nullptr;  // the last item's
+  int mover_ = 0;                   // the rule that moves by updates: SGD without momentum
   bool ordered_ = false;            // parameters share memory: step them one after another
 };
+
+// The number of blocks of an item, and an item of some of them: [begin, begin + count).
+int64_t blocks_of(const StepItem& item);
+StepItem slice_of(const StepItem& item, int64_t begin, int64_t count);
 
 // Index of a parameter's first sign; for param_count, the number of all signs.
 int64_t sign_offset(const ParamTable& table, size_t param);

@@ -15,6 +15,10 @@ StepResult StepPlan::take(bool guarded) {
     ++table_.skipped_steps;
     return found;
   }
+  if (options_.preview) {
+    preview();
+    return found;
+  }
   if (table_.saving)
     for (const int64_t number : params()) table_.saving->before_change(static_cast<size_t>(number));
   const int threads = table_.on.threads;
@@ -35,11 +39,11 @@ StepResult StepPlan::take(bool guarded) {
   } else {
     if (norms) measure(0, items_.size());
     if (buffers_.wanted.empty()) {
-      backend_.step(items_, threads, ordered_, stream);
+      step_items(items_, params(), ordered_);
       count(params());
     } else {
       split();
-      if (!buffers_.direct.empty()) backend_.step(buffers_.direct, threads, false, stream);
+      if (!buffers_.direct.empty()) step_items(buffers_.direct, buffers_.direct_params, false);
       count(buffers_.direct_params);
     }
   }
@@ -47,6 +51,26 @@ StepResult StepPlan::take(bool guarded) {
   if (!buffers_.wanted.empty()) step_streamed();
   ++table_.steps;
   return found;
+}
+
+void StepPlan::step_items(std::span<const StepItem> items, std::span<const int64_t> numbers, bool ordered) {
+  backend_.step(items, table_.on.threads, ordered, options_.stream);
+  if (options_.updates.empty()) return;
+  buffers_.moves.clear();
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Update* const update = update_of(numbers[i]);
+    if (!update) continue;
+    const Parameter& param = table_.params[static_cast<size_t>(numbers[i])];
+    StepItem& move = buffers_.moves.emplace_back(items[i]);
+    move.rule = mover_;
+    move.args = buffers_.move_args[static_cast<size_t>(param.group)].bytes;
+    move.stochastic = 0;
+    move.grad = update->data, move.grad_dtype = update->dtype, move.grad_layout = &param.shape;
+    move.grad_scale = static_cast<float>(update->scale);
+    move.master.kind = param.master;
+    if (param.master) set_keys(table_.seed, param.steps + 1, numbers[i], move);
+  }
+  if (!buffers_.moves.empty()) backend_.step(buffers_.moves, table_.on.threads, ordered, options_.stream);
 }
 
 // Zeroes the memory for signs or directions: starting from zeros, a step leaves the amount to subtract.
@@ -126,12 +150,14 @@ StepItem StepPlan::part_of(const StepItem& whole, const Piece& piece, std::byte*
 
 void StepPlan::step_chunks(std::span<const Store::PlacedChunk> chunks) {
   buffers_.batch.clear();
+  buffers_.batch_params.clear();
   buffers_.stepped.clear();
   for_each_part(chunks, [&](const StepItem& part, const Piece& piece) {
     buffers_.batch.push_back(part);
+    buffers_.batch_params.push_back(piece.param);
     buffers_.stepped.push_back(&table_.params[static_cast<size_t>(piece.param)].progress[piece.number]);
   });
-  backend_.step(buffers_.batch, table_.on.threads, false, options_.stream);
+  step_items(buffers_.batch, buffers_.batch_params, false);
   for (Progress* const piece : buffers_.stepped) piece->done = true;
 }
 
