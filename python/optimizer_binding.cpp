@@ -72,9 +72,10 @@ those tensors, changed; "replaced": none of them; "mixed": some of them.)");
 device: of parameters and gradients, as str(tensor.device) has it. target: the backend's name of that device.
 allocator: where its memory comes from; None: the driver. It is called by any method, and when the optimizer and all
 views of its state are gone.)")
-      .def("add_group", &PyOptimizer::add_group, "hyper"_a, "options"_a, "memory"_a = nb::none(), "budget_of"_a = -1,
-           "rule"_a = "",
-           R"(options: of `group_options`, those that are not the defaults. budget_of: the group whose budget it shares; -1:
+      .def(
+          "add_group", &PyOptimizer::add_group, "hyper"_a, "options"_a, "memory"_a = nb::none(), "budget_of"_a = -1,
+          "rule"_a = "",
+          R"(options: of `group_options`, those that are not the defaults. budget_of: the group whose budget it shares; -1:
 the optimizer's. rule: another than the optimizer's.)")
       .def("set_rounding", PyOptimizer::core(&Optimizer::set_rounding), "group"_a, "rounding"_a)
       .def("set_seed", PyOptimizer::core(&Optimizer::set_seed), "seed"_a)
@@ -91,19 +92,20 @@ groups). whole: of a shard, see shard_of in lowtide.devices.flattened.)")
       .def(
           "step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
           "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none(), "clip"_a = nb::none(),
-          "loss_scale"_a = 0, "found_inf"_a = 0,
+          "loss_scale"_a = 0, "found_inf"_a = 0, "updates"_a = nb::none(),
           R"(One step over every parameter whose `.grad` is not None. Returns -1 when applied or not known yet, else (skipped)
 the number of the first parameter with a non-finite gradient. Releases the GIL while computing.
 
 free_bytes: see lowtide::StepOptions. only: parameters with other numbers count as without a gradient. directions: of
 each parameter an address of contiguous float32, or 0: it gets what would be subtracted, without learning rate and
-weight decay, and the parameter stays. loss_scale, found_inf: addresses, as lowtide::LossScaling has them.)")
+weight decay, and nothing else changes (StepOptions::preview). updates: (number, address of contiguous bfloat16, scale)
+of parameters that these move in place of their rules (StepOptions::updates). loss_scale, found_inf: addresses, as
+lowtide::LossScaling has them.)")
       .def("gradient_sums", &PyOptimizer::gradient_sums, "only"_a = nb::none(), "stream"_a = 0,
            "The exact sum of the squares of the gradients, as 32-bit numbers that may be added to another optimizer's, "
            "and the largest magnitude as float bits. Waits for it.")
       .def("queue_clip", &PyOptimizer::queue_clip, "max_norm"_a, "norm_type"_a, "grad_scale"_a, "norm"_a, "stream"_a,
-           "loss_scale"_a = 0,
-           "The clip for `step`; CUDA queues it. Writes the norm as float32 to the address `norm`.")
+           "loss_scale"_a = 0, "The clip for `step`; CUDA queues it. Writes the norm as float32 to the address `norm`.")
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)
       .def("prefetch", &PyOptimizer::prefetch, "bytes"_a, "stream"_a = 0)
       .def("demote", PyOptimizer::core_alone(&Optimizer::demote), "bytes"_a)

@@ -60,9 +60,13 @@ int64_t PyOptimizer::add_param(int group, const Tensor& param, bool with_state, 
 int64_t PyOptimizer::step(double grad_scale, bool assume_finite, Address stream, int64_t free_bytes,
                           const std::optional<std::vector<int64_t>>& only,
                           const std::optional<std::vector<Address>>& directions,
-                          const std::shared_ptr<QueuedClip>& clip, Address loss_scale, Address found_inf) {
+                          const std::shared_ptr<QueuedClip>& clip, Address loss_scale, Address found_inf,
+                          const std::optional<std::vector<GivenUpdate>>& updates) {
   std::vector<float*> addresses;
   if (directions) addresses.assign(directions->begin(), directions->end());
+  std::vector<Update> moves(updates ? static_cast<size_t>(core_.param_count()) : 0);
+  for (const auto& [number, address, scale] : updates.value_or(std::vector<GivenUpdate>()))
+    moves.at(static_cast<size_t>(number)) = {.data = address, .dtype = DType::kBF16, .scale = scale};
   const Busy busy(*this);
   const auto& grads = binding_.collect(only);
   const StepResult result = released([&] {
@@ -71,11 +75,12 @@ int64_t PyOptimizer::step(double grad_scale, bool assume_finite, Address stream,
                               .assume_finite = assume_finite,
                               .free_bytes = free_bytes,
                               .directions = addresses,
+                              .preview = !addresses.empty(),
+                              .updates = moves,
                               .clip = clip,
                               .scaling = {loss_scale, found_inf}});
   });
-  if (result.applied)
-    binding_.note_changed([&](size_t i) { return grads[i].data && (addresses.empty() || !addresses[i]); });
+  if (result.applied && addresses.empty()) binding_.note_changed([&](size_t i) { return grads[i].data; });
   return result.nonfinite_param;
 }
 

@@ -57,6 +57,8 @@ struct StateMemory {
 // Carried numbers (optim/carried.h) by their names.
 NumberDict number_dict(const std::vector<const char*>& names, const Carried& numbers);
 
+using GivenUpdate = std::tuple<int64_t, Address, double>;  // number, contiguous bfloat16, scale
+
 // The Python object: owns the optimizer and references to the tensors of its parameters. Refuses calls that change it
 // while another thread is in a call (steps release the GIL).
 class PyOptimizer {
@@ -72,7 +74,8 @@ class PyOptimizer {
 
   int64_t step(double grad_scale, bool assume_finite, Address stream, int64_t free_bytes,
                const std::optional<std::vector<int64_t>>& only, const std::optional<std::vector<Address>>& directions,
-               const std::shared_ptr<QueuedClip>& clip, Address loss_scale, Address found_inf);
+               const std::shared_ptr<QueuedClip>& clip, Address loss_scale, Address found_inf,
+               const std::optional<std::vector<GivenUpdate>>& updates);
   int64_t check(double grad_scale, Address stream, bool assume_finite, int64_t free_bytes,
                 const std::optional<std::vector<int64_t>>& only);
   // The exact sum of the squares of the gradients as the limbs of an ExactSum, and the largest magnitude as float bits.

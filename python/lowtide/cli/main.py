@@ -76,7 +76,7 @@ def _plan_options(add: argparse.ArgumentParser) -> None:
     option("--weights", metavar="TYPE", default="bf16", help="The type of weights and gradients: fp32, bf16 (the default) or fp16.")
     option(
         "--master", metavar="NAME", default="auto",
-        help=f"What keeps weights of 16 bits exact: {', '.join(_MASTERS)}. The default is auto: stochastic rounding, which takes no bytes; none for Muon's matrices.",
+        help=f"What keeps weights of 16 bits exact: {', '.join(_MASTERS)}. The default is auto: stochastic rounding, which takes no bytes.",
     )  # fmt: skip
     _add_rule(option, _PLANNED_RULES)
     option("--seq", metavar="N", type=_whole, default=2048, help="The tokens of a sequence. The default is 2048.")

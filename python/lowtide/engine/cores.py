@@ -7,6 +7,7 @@ never stepped. A parameter's number, and thus its random bits, do not depend on 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -103,20 +104,21 @@ class Cores:
     def step(
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None,
+        updates: Sequence[tuple[int, int, float]] | None = None,
     ) -> int:  # fmt: skip
         """Like `_core.Optimizer.step`. Steps on all devices, or on none if a gradient on one of them is not finite or one
         refuses; it waits for that answer. If a device or disk fails later, the devices after it are not stepped."""
         bad = self.check(grad_scale, 0, assume_finite, -1, only)
         if bad >= 0:  # the step finds it again, and counts
             ((place, core),) = self._asked([bad])
-            core.step(grad_scale, False, place.queue(), self._room(place), only, directions)
+            core.step(grad_scale, False, place.queue(), self._room(place), only)
             return bad
         asked = self._asked(only)
         # A device works on while the host steps, so device steps are queued first.
         with KeptErrors() as kept:
             for place, core in sorted(asked, key=lambda each: each[0].on_host):
-                kept.call(core.step, grad_scale, True, place.queue(), self._room(place), only, directions)
-        self.steps_beside += not asked or asked[0][1] is not self._list[0]
+                kept.call(partial(core.step, updates=updates), grad_scale, True, place.queue(), self._room(place), only, directions)
+        self.steps_beside += directions is None and (not asked or asked[0][1] is not self._list[0])
         return -1
 
     def prepare_replay(self, grad_scale: float = 1.0, stream: int = 0) -> None:

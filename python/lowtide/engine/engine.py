@@ -242,7 +242,7 @@ class Engine:
                 hyper = family.hyper_of(core_group.rule, options)
                 before = core_group.push(self.core, number, hyper, rounding)
             except (TypeError, ValueError) as error:
-                if changed := family.changed_states(core_group.pushed, hyper or {}):
+                if hyper is not None and (changed := family.changed_states(core_group.pushed, hyper)):
                     if not any(self.core_of(i).step_count(i) for i in core_group.params):  # like torch.optim, which has no
                                                                                            # state yet
                         self.follow_states(groups, carry=True)

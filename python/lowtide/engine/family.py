@@ -29,8 +29,6 @@ class Family:
     SEVERAL: ClassVar[bool] = True  # they may be on several devices
     FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, in addition to every class's
 
-    WITHOUT_MASTER: ClassVar[tuple[str, ...]] = ()  # rules whose weights can have none
-
     def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:
         """name: of the class, for errors. given: the options of a group, including hyper-parameters."""
         self.name, self.rule = name, rule
@@ -46,7 +44,7 @@ class Family:
         """The options that the core takes for parameters of that rule, beside hyper-parameters and budgets."""
         taken = dict(zip(GROUP_OPTIONS, _GROUP_VALUES(options), strict=True))
         if taken["master"] == AUTO:  # learns as float32 weights do, for no bytes (docs/evidence.md)
-            taken["master"] = None if rule in self.WITHOUT_MASTER else "stochastic"
+            taken["master"] = "stochastic"
         return taken
 
     def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:

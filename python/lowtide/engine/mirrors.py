@@ -173,18 +173,19 @@ class MirrorCore(_core.Optimizer):
     def step(
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None, clip: Any = None,
-        loss_scale: int = 0, found_inf: int = 0,
+        loss_scale: int = 0, found_inf: int = 0, updates: Sequence[tuple[int, int, float]] | None = None,
     ) -> int:  # fmt: skip
         """Like `_core.Optimizer.step`; if a disk fails, changes made before the failure are copied back too. Raises
         RuntimeError if the device fails: before the step nothing has changed; after it, weights that could not be copied back
         stay in host memory for `synchronize` or the next step."""
-        if directions is not None:
-            raise NotImplementedError(f"got parameters on {self._device}, wanted cpu, cuda or xpu for this rule")
+        if directions is not None:  # moves nothing
+            self._fetch(only)
+            return super().step(grad_scale, assume_finite, stream, free_bytes, only, directions)
         self._return()
         taken = self._fetch(only, weights=True)
         bad = -1
         try:
-            bad = super().step(grad_scale, assume_finite, stream, free_bytes, only, None, clip, loss_scale, found_inf)
+            bad = super().step(grad_scale, assume_finite, stream, free_bytes, only, None, clip, loss_scale, found_inf, updates)
         finally:
             for mirror in taken:
                 mirror.forget()

@@ -12,7 +12,7 @@ import torch
 from lowtide import _core
 from lowtide.devices import sharding
 from lowtide.engine.engine import Engine
-from lowtide.options.options import AUTO, DEFAULTS
+from lowtide.options.options import DEFAULTS
 from lowtide.report.log import logger, warn
 from lowtide.report.text import size_text
 from lowtide.state import views
@@ -34,19 +34,16 @@ def introduce(engine: Engine) -> None:
     )  # fmt: skip
 
 
-def warn_of_master(engine: Engine, first: int, master: str | None) -> bool:
-    """Warns, and returns true, if trained 16-bit weights, among the parameters from number `first` on, have no master. master: the
-    default of the class."""
+def warn_of_master(engine: Engine, first: int) -> bool:
+    """Warns, and returns true, if trained 16-bit weights, among the parameters from number `first` on, have no master."""
     without = [group for group in engine.groups if not group.options["master"] and "master" not in group.overrides]
     trained = [engine.tensors[i] for group in without for i in group.params if i >= first and engine.tensors[i].requires_grad]
     kinds = HALVES & {param.dtype for param in trained}
     if kinds:
         kind = "bfloat16" if torch.bfloat16 in kinds else "float16"
-        what = "matrices, which have no master" if master == AUTO else "weights without master="
-        better = "float32 matrices" if master == AUTO else 'master="auto"'
         warn(
-            f"{engine.family.name}: got {kind} {what}: they round to nearest, so updates below half of their last bit are "
-            f"lost, most of them at the learning rates of fine-tuning. Pass {better}, or master=None to keep this"
+            f"{engine.family.name}: got {kind} weights without master=: they round to nearest, so updates below half of their last "
+            'bit are lost, most of them at the learning rates of fine-tuning. Pass master="auto", or master=None to keep this'
         )
     return bool(kinds)
 

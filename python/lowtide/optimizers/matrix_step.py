@@ -1,4 +1,5 @@
-"""A step of Muon: the core computes directions, and this module moves matrices by them."""
+"""A step of Muon, batch by batch: the core previews directions, which changes nothing, torch makes updates of them, and one call
+of the core then changes state and weights together."""
 
 from __future__ import annotations
 
@@ -17,99 +18,135 @@ from lowtide.optimizers.orthogonal import WORKING, orthogonal, ratio
 from lowtide.report.log import warn
 
 UnderWay = list[Generator[None]]  # batches whose pieces are travelling, oldest first
+_LACKING = -1  # the bits of a bfloat16 that no arithmetic gives: a NaN that says "its rank could not compute this"
 
 
 class MatrixStep:
     """Made for one step. matrices: by number, the core group of each parameter that is moved by its direction."""
 
-    def __init__(self, engine: Engine, groups: Sequence[dict[str, Any]], matrices: Mapping[int, CoreGroup]) -> None:
-        self._engine, self._groups, self._matrices = engine, groups, matrices
-        self._failure: Exception | None = None
-        self._steps = 0  # steps that the core has counted
+    def __init__(
+        self, engine: Engine, groups: Sequence[dict[str, Any]], matrices: Mapping[int, CoreGroup], scale: float
+    ) -> None:
+        self._engine, self._groups, self._matrices, self._scale = engine, groups, matrices, scale
+        self._failure: BaseException | None = None
+        self._left: list[int] = []  # matrices that stay as they were on every rank
 
-    def take(self, batches: Sequence[Batch], scale: float, queue: int, free: int) -> None:
-        """All ranks make the same calls. An error on this rank, in the core or in products, is raised after the others have
-        received what they wait for: its share of directions and its updates, or zeros."""
+    def take(self, batches: Sequence[Batch]) -> None:
+        """An exception that finds no parameter moved leaves all as they were. After that the rest of the step is taken before the
+        exception is raised, if it can be; a warning says if it cannot.
+
+        All ranks make the same calls. A rank that fails sends what the others wait for, marked as lacking: those matrices stay
+        as they were on every rank, which all raise."""
+        before = {i: self._count(i) for batch in batches for i in batch.params}
         try:
-            self._take(batches, scale, queue, free)
-        except BaseException as error:  # KeyboardInterrupt, or what a signal handler raises
-            if self._steps or not isinstance(error, Exception):
+            for batch in batches:
+                if batch.exchange is None:
+                    self._take_whole(batch, batches, before)
+            self._take_exchanged([batch for batch in batches if batch.exchange is not None])
+            if self._failure is None and self._left:
+                names = ", ".join(self._engine.params[i].where for i in self._left)
+                raise RuntimeError(f"Muon: another rank could not compute the updates of {names}: its error says why")
+            if self._failure is not None:
+                raise self._failure
+        except BaseException as error:
+            old = [i for i, count in before.items() if self._count(i) == count]
+            if 0 < len(old) < len(before):
                 warn(
-                    f"Muon: got {type(error).__name__} in the middle of a step: some parameters have moved and others have not. To "
-                    "continue as if it had not happened, load a checkpoint"
+                    f"Muon: got {type(error).__name__} in a step that {len(before) - len(old)} parameters have taken and {len(old)} "
+                    'have not, each with its state: see state[p]["step"]. To continue as if it had not begun, load a checkpoint'
                 )
             raise
-        if self._failure:
-            raise self._failure
+        finally:
+            if len(batches) > 1:  # the core counts each batch
+                moved = sum(any(self._count(i) != before[i] for i in batch.params) for batch in batches)
+                self._engine.count(steps=min(1 - moved, 0))
 
-    def _take(self, batches: Sequence[Batch], scale: float, queue: int, free: int) -> None:
+    def _count(self, number: int) -> int:
+        return self._engine.core_of(number).step_count(number)
+
+    def _take_whole(self, batch: Batch, batches: Sequence[Batch], before: Mapping[int, int]) -> None:
+        def take() -> None:
+            self._commit(batch.params, {i: self._orthogonal(i, d) for i, d in self._directions(batch).items()})
+
+        try:
+            take()
+        except BaseException as error:  # also KeyboardInterrupt, and what a signal handler raises
+            self._failure = self._failure or error
+            if any(self._count(i) != before[i] for i in batch.params):
+                return
+            if any(each.exchange for each in batches):  # other ranks wait
+                if not isinstance(error, Exception):
+                    raise
+            elif all(self._count(i) == count for i, count in before.items()):
+                raise
+            else:
+                take()
+
+    def _take_exchanged(self, batches: Sequence[Batch]) -> None:
         under_way: UnderWay = []
         for batch in batches:
-            found = self._directions(batch, scale, queue, free)
-            free = self._engine.room()
-            if batch.exchange is None:
-                for number, direction in found.items():
-                    self._move(number, self._orthogonal(number, direction))
-                continue
+            assert batch.exchange is not None
             while len(under_way) >= IN_FLIGHT:
                 _go_on(under_way)
-            begun = self._exchanged(batch, batch.exchange, found)
+            begun = self._exchanged(batch, batch.exchange)
             next(begun, None)
             _go_on(under_way)
             under_way.append(begun)
         while under_way:
             _go_on(under_way)
 
-    def _directions(self, batch: Batch, scale: float, queue: int, free: int) -> dict[int, Tensor]:
-        """Steps all parameters of the batch in the core; returns the direction d of this rank's parts of matrices."""
+    def _directions(self, batch: Batch) -> dict[int, Tensor]:
+        """The directions d of this rank's parts of the batch's matrices, rounded to `WORKING` where torch multiplies."""
         engine = self._engine
-        here = {i: self._local(i) for i in batch.params if i in self._matrices}
-        found = {i: torch.empty(of.shape, dtype=torch.float32, device=of.device) for i, of in here.items()}
+        numbers = [i for i in batch.params if i in self._matrices]
+        if not numbers:
+            return {}
+        found = {i: torch.empty(self._local(i).shape, dtype=torch.float32, device=self._memory(i)) for i in numbers}
         addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(engine.params))]
-        try:
-            engine.core.step(scale, True, queue, free, batch.params, addresses)
-            engine.count(steps=-(self._steps > 0))  # the core counts each batch
-            self._steps += 1
-        except Exception as error:
-            if not engine.meshes:
-                raise
-            self._failure = self._failure or error
-            if not getattr(error, "complete", False):
-                found = {i: direction.zero_() for i, direction in found.items()}
+        engine.core.step(self._scale, True, *self._queue(), numbers, addresses)
         for i, direction in found.items():
             if momentum := self._matrices[i].pushed["momentum"]:
                 direction.mul_(1 - momentum)  # the core's is d / (1 − μ)
+            found[i] = direction.to(WORKING).to(self._local(i).device)
         return found
+
+    def _commit(self, numbers: list[int], updates: Mapping[int, Tensor]) -> None:
+        """Steps these parameters and their state; `updates` move matrices."""
+        moves, held = [], []
+        for i, update in updates.items():
+            shape, options = self._engine.tensors[i].shape, self._matrices[i].options_of(self._groups)
+            held.append(update.to(self._memory(i)).contiguous())  # until the call returns
+            moves.append((i, held[-1].data_ptr(), ratio(options["adjust_lr_fn"], shape[-2], shape[-1])))
+        if numbers or not self._matrices:
+            self._engine.core.step(self._scale, True, *self._queue(), numbers, updates=moves)
+
+    def _queue(self) -> tuple[int, int]:
+        engine = self._engine
+        return (0, -1) if engine.on_host else (engine.queue(), engine.room())
 
     def _local(self, number: int) -> Tensor:
         param = self._engine.params[number]
         return param.tensor if param.sharding is None else local_of(param.tensor)
 
+    def _memory(self, number: int) -> torch.device:
+        """Where the core reads and writes: the host's memory if the CPU steps the parameter."""
+        place = self._engine.params[number].place
+        return torch.device("cpu") if place is None or place.on_host else place.device
+
     def _orthogonal(self, number: int, direction: Tensor) -> Tensor:
         options = self._matrices[number].options_of(self._groups)
         return orthogonal(direction, options["ns_coefficients"], options["ns_steps"], options["eps"])
 
-    def _move(self, number: int, update: Tensor) -> None:
-        """update: this rank's part of the orthogonalized direction."""
-        param, local, group = self._engine.tensors[number], self._local(number), self._matrices[number]
-        shape, lr = param.shape, group.pushed["lr"]
-        adjusted = lr * ratio(group.options_of(self._groups)["adjust_lr_fn"], shape[-2], shape[-1])
-        # torch adds 16-bit to 16-bit tensors with roundings that depend on an element's position in memory. Plain parameters
-        # match torch.optim.Muon; parts of DTensors must have the same bits in any sharding.
-        moved = local if local is param else local.float()
-        moved.mul_(1 - lr * group.pushed["weight_decay"])
-        moved.add_(update, alpha=-adjusted)
-        if moved is not local:
-            local.copy_(moved)
-        if local is not param:
-            torch.autograd.graph.increment_version(param)
-
-    def _exchanged(self, batch: Batch, exchange: Exchange, found: dict[int, Tensor]) -> Generator[None]:
-        """Moves the matrices of a batch by their directions. Yields while messages are in transit, equally often on every
-        rank."""
+    def _exchanged(self, batch: Batch, exchange: Exchange) -> Generator[None]:
+        """Takes the step of a batch of matrices. Yields while messages are in transit, equally often on every rank."""
         here = self._local(batch.params[0]).device
         mesh = exchange.route.mesh.device_type  # the device that sends messages; parameters may be offloaded from it
         like = torch.empty(0, dtype=WORKING, device=here if here.type == mesh else mesh)
+        try:
+            found = self._directions(batch)
+        except Exception as error:
+            self._failure = self._failure or error
+            found = {i: _lacking(like.new_empty(self._local(i).shape)) for i in batch.params}
         flats = {}
         for n, part in enumerate(exchange.parts):
             of_matrix = exchange.piece(n).numel
@@ -123,23 +160,42 @@ class MatrixStep:
             flats[n] = self._update(exchange, n, flats[n])
         for stage in exchange.scatter:
             yield from stage.run(flats, like)
-        updates: dict[int, list[Tensor]] = {i: [] for i in sizes}
+        pieces: dict[int, list[Tensor]] = {i: [] for i in sizes}
         for n, part in enumerate(exchange.parts):
-            updates[part.number].append(flats.pop(n))
-        for i, flat in updates.items():
-            self._move(i, torch.cat([like, *flat]).view(sizes[i]).to(here))
+            pieces[part.number].append(flats.pop(n))
+        updates = {i: torch.cat([like, *flat]).view(sizes[i]) for i, flat in pieces.items()}
+        marks = torch.stack([_is_lacking(update) for update in updates.values()]).tolist()  # waits for a device
+        left = [i for i, lacks in zip(updates, marks, strict=True) if lacks]
+        self._left += left
+        try:
+            self._commit([i for i in batch.params if i not in left], {i: u for i, u in updates.items() if i not in left})
+        except Exception as error:
+            self._failure = self._failure or error
 
     def _update(self, exchange: Exchange, n: int, flat: Tensor) -> Tensor:
-        """The pieces of a matrix's update, computed from its direction's; zeros if this rank cannot compute it (out of memory,
-        for example): the others wait for them."""
+        """The pieces of a matrix's update, computed from its direction's; marked as lacking if those are, or if this rank cannot
+        compute it (out of memory, for example): the others wait for them."""
         part = exchange.parts[n]
+        lacks = _is_lacking(flat)
         try:
             whole = exchange.join(n, flat)
             update = self._orthogonal(part.number, whole if len(part.shape) == 3 else whole[0])
-            return exchange.cut(n, update if len(part.shape) == 3 else update[None])
+            pieces = exchange.cut(n, update if len(part.shape) == 3 else update[None])
+            pieces.view(torch.int16).masked_fill_(lacks, _LACKING)  # on a device, without waiting for it
+            return pieces
         except Exception as error:
             self._failure = self._failure or error
-            return flat.zero_()
+            return _lacking(flat)
+
+
+def _lacking(flat: Tensor) -> Tensor:
+    flat.view(torch.int16).fill_(_LACKING)
+    return flat
+
+
+def _is_lacking(flat: Tensor) -> Tensor:
+    """A bool on the tensor's device."""
+    return (flat.view(torch.int16) == _LACKING).any()
 
 
 def _go_on(under_way: UnderWay) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
@@ -15,10 +14,8 @@ from typing_extensions import Unpack
 from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices.pieces import route_of
-from lowtide.devices.places import Place, require_kernels
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup
-from lowtide.engine.params import Param
 from lowtide.optimizers.batches import Batch, Matrix, batches_of
 from lowtide.optimizers.clipping import LossScaling
 from lowtide.optimizers.matrix_step import MatrixStep
@@ -26,7 +23,7 @@ from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.orthogonal import ADJUSTMENTS, WORKING
 from lowtide.optimizers.registry import steps
 from lowtide.options.hyper import hyper_values
-from lowtide.options.options import AUTO, Options
+from lowtide.options.options import Options
 
 _BUCKET = 64 << 20  # elements of directions at a time: 256 MiB
 EXPERTS = "experts"
@@ -38,7 +35,6 @@ class MuonFamily(Family):
 
     CORE_RULE = "adamw"
     FIXED = ("use_muon",)  # it determines a parameter's rule
-    WITHOUT_MASTER = (_MOMENTUM,)
 
     def rule_for(self, param: Tensor, options: Mapping[str, Any]) -> str:
         use = options["use_muon"]
@@ -46,12 +42,6 @@ class MuonFamily(Family):
             raise TypeError(f"use_muon: got {use!r} ({type(use).__name__}), wanted a bool or {EXPERTS!r}")
         if not (use and param.ndim == 2) and not (use == EXPERTS and param.ndim == 3):
             return ""
-        if options["master"] not in (None, AUTO) and param.dtype != torch.float32:
-            raise NotImplementedError(
-                f"got master={options['master']!r} for a matrix of {param.dtype}, wanted None or 'auto', or float32 matrices: "
-                "their orthogonalized updates have no master. Put it into a group with use_muon=False, or lowtide.override(param, "
-                "master=None)"
-            )
         return _MOMENTUM
 
     def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
@@ -73,9 +63,6 @@ class MuonFamily(Family):
 
     def overridable(self) -> list[str]:
         return self.given
-
-    def check_members(self, place: Place, params: Sequence[Param]) -> None:
-        require_kernels(place, self.name)
 
 
 class Communication(NamedTuple):
@@ -114,7 +101,7 @@ class Muon(Optimizer):
     State of a matrix: "momentum_buffer" (b / (1 − μ)), with the parameter's shape; 1.02 bytes per parameter with
     state="dynamic8" (1.015625, rows of a multiple of 256 elements), 2 with "bf16", 4 with "fp32". Eight bits are enough for it
     (arXiv 2509.23106). For other parameters see `AdamW`. While it runs, a step takes 4 bytes per element of 256 MiB of
-    matrices, or of the largest one, besides the memory of products; for DTensors, 12 bytes per element of one matrix for each
+    matrices, or of the largest one, 16 MiB for copies of state, besides the memory of products; for DTensors, 12 bytes per element of one matrix for each
     of three batches, if that is more.
 
     Args:
@@ -134,13 +121,12 @@ class Muon(Optimizer):
         betas, adamw_eps: for AdamW. Schedulers that cycle a momentum (OneCycleLR, CyclicLR) cycle `momentum`, as with
             torch.optim.Muon, and leave betas unchanged, which `defaults` does not contain.
 
-    16-bit matrices round to nearest: master="auto" is for parameters that AdamW steps, and a warning says so once.
+    An exception in a step (Ctrl-C, or a failing product) never leaves a matrix between its old and its new momentum and weights.
+    If no parameter has moved, none does; otherwise the others move too before it is raised or, if they cannot, a warning says how
+    many have not, and state[p]["step"] which.
 
-    If an exception from a signal handler interrupts a step, some matrices may have moved and others not, unlike with other classes;
-    a warning says so.
-
-    Raises: like `AdamW`; NotImplementedError for a 16-bit matrix with another master: put it into a group with use_muon=False.
-    A step of sharded matrices raises ValueError on all ranks if one has no gradient, even with nonfinite="propagate".
+    Raises: like `AdamW`. A rank that cannot compute an update raises why; the matrix stays as it was, and the ranks that have a part
+    of it raise RuntimeError. A step of sharded matrices raises ValueError on all ranks if one has no gradient, even with nonfinite="propagate".
     """
 
     FAMILY = MuonFamily
@@ -203,12 +189,16 @@ class Muon(Optimizer):
     ) -> int:  # fmt: skip
         engine = self.engine
         expect(words is None, "step", "a GradScaler while a graph is captured", "Muon's steps outside of graphs")
-        queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         here = [i for i, param in enumerate(engine.tensors) if param.grad is not None and (only is None or i in only)]
         checked = known_finite or engine.settings.nonfinite == "propagate"
-        if not checked and engine.core.check(scale, queue, False, -1, here) >= 0:
+        if not checked and engine.core.check(scale, engine.queue(), False, -1, here) >= 0:
             engine.count(skipped=1)
             return -1
         plan = self._plan(here)
-        MatrixStep(engine, self.param_groups, plan.matrices).take(plan.batches, scale, queue, free)
+        try:
+            MatrixStep(engine, self.param_groups, plan.matrices, scale).take(plan.batches)
+        except BaseException:
+            if engine.awaited:  # parameters that have taken their first step
+                self._adopt_new_state()
+            raise
         return -1

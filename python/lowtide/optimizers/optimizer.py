@@ -215,7 +215,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if self._in_backward:
             self._in_backward.watch(engine.tensors[first:], first)
         if not self._chose_master and not describe.HALVES.isdisjoint(map(describe.DTYPE, param_group["params"])):
-            self._chose_master = describe.warn_of_master(self.engine, first, self.MASTER)
+            self._chose_master = describe.warn_of_master(self.engine, first)
 
     def _note_groups(self) -> None:
         """Remembers the groups, to notice whatever is put in their place."""

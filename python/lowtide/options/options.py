@@ -82,7 +82,7 @@ class Options(TypedDict, total=False):
             signed average must not exceed 0.9 (ValueError).
         master: (group) how bfloat16 and float16 weights take updates below half of their last bit: "stochastic" (rounded up or
             down at random, right on average), "residual16" (float32 precision, 2 bytes a parameter), "residual8" (1 byte), None
-            (lost, as in torch.optim), or "auto", the default: "stochastic", but None for matrices that Muon moves. Float32
+            (lost, as in torch.optim), or "auto", the default: "stochastic". Float32
             weights need none.
         memory: (group: a separate budget) where state may live, as a `Memory`, a mapping of its fields, or text such as
             "host=8GiB,disk=/scratch"; None: no limit (docs/offload.md).

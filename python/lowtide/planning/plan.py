@@ -180,8 +180,8 @@ class _Training:
             single.append((1, {"checkpointing": True}))
         if not self.accumulate and not self.step_in_backward:
             single.append((1, {"step_in_backward": GRADIENT_BUCKET}))
-        if self.weights == "fp32":  # Muon's matrices have no masters
-            single.append((4 if self.rule == "muon" else 2, {"weights": "bf16", "master": "auto"}))
+        if self.weights == "fp32":
+            single.append((2, {"weights": "bf16", "master": "auto"}))
         elif self.master in ("residual16", "residual8"):
             single.append((2, {"master": "auto"}))
         if self.disk is None:

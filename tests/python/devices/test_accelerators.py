@@ -186,8 +186,6 @@ def test_refused(accelerator: Xpu) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             lowtide.AdamW(there, **options)  # type: ignore[arg-type]
-    with pytest.raises(NotImplementedError, match="got parameters on xpu:0"):
-        lowtide.Muon(there, lr=1e-2)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(NotImplementedError, match="got parameters on xpu:0"):
@@ -195,6 +193,24 @@ def test_refused(accelerator: Xpu) -> None:
     finally:
         torch.distributed.destroy_process_group()
     lowtide.AdamW(there, memory=lowtide.Memory(device=0, host="1MiB"))
+
+
+@pytest.mark.parametrize("master", ["auto", "residual16"])
+def test_matrices_of_muon(accelerator: Xpu, master: str, seed: int, figure: Figure) -> None:
+    """The CPU steps them, and the device makes them orthogonal: 2 bytes a parameter go there and back, beside gradients and weights."""
+    shapes = [(64, 96), (40, 300), (9,)]  # bits of products follow strides, which those of a tall matrix lose on the way
+    twins = Twins(accelerator, shapes, lowtide.Muon, dtypes=[torch.bfloat16, torch.float32], lr=1e-2, master=master)
+    twins.step()
+    twins.compare_state()
+    twins.gradients()
+    start = accelerator.copied()
+    twins.second.step()
+    down, up = (now - then for now, then in zip(accelerator.copied(), start, strict=True))
+    elements = [param.numel() for param in twins.there]
+    gradients = sum(param.numel() * param.element_size() for param in twins.there)
+    directions = 2 * sum(elements[:2])
+    figure(f"{master}: {down} bytes to the host and {up} back for {sum(elements)} elements")
+    assert (down, up) == (2 * gradients + directions, gradients + directions)
 
 
 @pytest.mark.parametrize("nonfinite", ["skip", "raise"])

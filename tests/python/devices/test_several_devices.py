@@ -46,8 +46,8 @@ def test_residuals_and_muon(machine: Machine, kind: str, seed: int, monkeypatch:
     """Muon's products are torch's: they are queued behind the step on a device, and wait for it here."""
     step = Cores.step
 
-    def step_and_wait(*args: Any) -> int:
-        found = step(*args)
+    def step_and_wait(*args: Any, **options: Any) -> int:
+        found = step(*args, **options)
         machine.synchronize()
         return found
 

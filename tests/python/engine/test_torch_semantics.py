@@ -268,15 +268,6 @@ def test_versions_rise_where_there_is_a_gradient(rule: str, seed: int) -> None:
         assert versions([*params, idle]) == [*(v + 1 for v in before[:3]), before[3]], step
 
 
-def test_muon_counts_matrices_as_torch_does(seed: int) -> None:
-    """Whose decay and movement are operations of torch's."""
-    matrix, vector = parameter(32, 16), parameter(9)
-    opt = lowtide.Muon([matrix, vector])
-    random_gradients([matrix, vector])
-    opt.step()
-    assert versions([matrix, vector]) == [2, 1]
-
-
 @pytest.mark.parametrize("cls", [torch.optim.AdamW, lowtide.AdamW, lowtide.SGD, lowtide.Muon])
 def test_a_stale_graph_is_refused(cls: type[torch.optim.Optimizer], seed: int) -> None:
     """The mistake of many a GAN: one loss of the generator, the step of the discriminator, and the other's backward."""

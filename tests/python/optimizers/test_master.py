@@ -239,13 +239,12 @@ def test_by_default_16_bits_learn_what_32_do(figure):
 
 @pytest.mark.parametrize("rule", [*RULES, "muon"])
 def test_auto_rounds_stochastically(rule, seed):
-    """For 16-bit weights that the core moves; float32 weights and matrices of Muon have no master."""
-    shapes = [(32, 256)] if rule == "muon" else [(32, 256), (9,)]
-    masters = ("auto", None if rule == "muon" else "stochastic")
+    """16-bit weights; float32 weights have no master."""
+    shapes = [(32, 256), (9,)]
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         first = [parameter(*shape, dtype=dtype) for shape in shapes]
         made = []
-        for master in masters:
+        for master in ("auto", "stochastic"):
             params = copies_of(first)
             options = {"lr": 1e-3, "master": master}
             made.append((params, lowtide.Muon(params, **options) if rule == "muon" else make(rule, params, **options)))
@@ -256,7 +255,7 @@ def test_auto_rounds_stochastically(rule, seed):
 
 
 def test_auto_in_groups_and_overrides(seed):
-    """A group, an override or nothing: each parameter has what it is given, and vectors of Muon have the default of the others."""
+    """A group, an override or nothing: each parameter has what it is given."""
     first = [parameter(64, 256, dtype=torch.bfloat16) for _ in range(3)]
     runs = []
     for default in ("auto", "stochastic"):
