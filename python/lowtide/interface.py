@@ -11,6 +11,7 @@ from lowtide.optimizers import master
 from lowtide.optimizers.adam import Adam, AdamW, AdEMAMix, NAdam
 from lowtide.optimizers.master import export_fp32
 from lowtide.optimizers.muon import Muon
+from lowtide.optimizers.qk_clip import QKClip
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.rules import LAMB, LARS, SGD, Adagrad, Lion, RMSprop
@@ -27,7 +28,7 @@ __version__: str = _core.__version__
 
 __all__ = [
     "LAMB", "LARS", "SGD", "AdEMAMix", "Adagrad", "Adam", "AdamW", "Backend", "DeviceLostError", "Embedding", "Lion", "Memory",
-    "Muon", "NAdam", "Optimizer", "Options", "Override", "PendingSave", "Plan", "RMSprop", "Rates", "StableEmbedding", "__version__",
+    "Muon", "NAdam", "Optimizer", "Options", "Override", "PendingSave", "Plan", "QKClip", "RMSprop", "Rates", "StableEmbedding", "__version__",
     "backends", "compat", "export_fp32", "forecast", "hf", "master", "measure_rates", "override", "plan", "sign", "stream",
     "streaming_report", "unstream",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from lowtide.devices.sharding import local_of
 from lowtide.engine.engine import Engine
 from lowtide.engine.groups import CoreGroup
 from lowtide.optimizers.batches import IN_FLIGHT, Batch
-from lowtide.optimizers.orthogonal import WORKING, orthogonal, ratio
+from lowtide.optimizers.orthogonal import WORKING, orthogonal, ratio, schedule
 from lowtide.report.log import warn
 
 UnderWay = list[Generator[None]]  # batches whose pieces are travelling, oldest first
@@ -135,7 +135,9 @@ class MatrixStep:
 
     def _orthogonal(self, number: int, direction: Tensor) -> Tensor:
         options = self._matrices[number].options_of(self._groups)
-        return orthogonal(direction, options["ns_coefficients"], options["ns_steps"], options["eps"])
+        coefficients = schedule(options["ns_coefficients"], options["ns_steps"])
+        assert coefficients is not None  # as checked when the group was added, or the option changed
+        return orthogonal(direction, coefficients, options["eps"])
 
     def _exchanged(self, batch: Batch, exchange: Exchange) -> Generator[None]:
         """Takes the step of a batch of matrices. Yields while messages are in transit, equally often on every rank."""

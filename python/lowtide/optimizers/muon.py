@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from numbers import Real
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -20,7 +19,7 @@ from lowtide.optimizers.batches import Batch, Matrix, batches_of
 from lowtide.optimizers.clipping import LossScaling
 from lowtide.optimizers.matrix_step import MatrixStep
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.optimizers.orthogonal import ADJUSTMENTS, WORKING
+from lowtide.optimizers.orthogonal import ADJUSTMENTS, POLAR_EXPRESS, WORKING, Coefficients, schedule
 from lowtide.optimizers.registry import steps
 from lowtide.options.hyper import hyper_values
 from lowtide.options.options import Options
@@ -51,11 +50,11 @@ class MuonFamily(Family):
         keys = ("lr", "weight_decay", "momentum", "nesterov", "maximize")
         hyper = dict(zip(keys, hyper_values(keys, options), strict=True))
         expect(0 <= hyper["momentum"] < 1, "momentum", options["momentum"], "0 or more, and less than 1")
-        coefficients = options["ns_coefficients"]
-        three = isinstance(coefficients, (tuple, list)) and len(coefficients) == 3
-        expect(three and all(isinstance(c, Real) for c in coefficients), "ns_coefficients", coefficients, "3 numbers")
         steps, eps = options["ns_steps"], number("eps", options["eps"])
         expect(isinstance(steps, int) and 0 <= steps < 100, "ns_steps", steps, "an integer from 0 to 99")
+        coefficients = options["ns_coefficients"]
+        wanted = f"3 numbers, 3 for each iteration, or {POLAR_EXPRESS!r}"
+        expect(schedule(coefficients, steps) is not None, "ns_coefficients", coefficients, wanted)
         expect(0 < eps < math.inf, "eps", eps, "a number above 0")
         expect(options["adjust_lr_fn"] in ADJUSTMENTS, "adjust_lr_fn", options["adjust_lr_fn"], f"one of {ADJUSTMENTS}")
         hyper["nesterov"] = bool(hyper["nesterov"]) and hyper["momentum"] > 0  # without momentum both are g
@@ -110,7 +109,8 @@ class Muon(Optimizer):
         momentum: μ, in [0, 1). If it changes between steps, older gradients in b count as if they had come with the new
             value: b / (1 − μ) is stored. (torch.optim.Muon stores b, so moves differ while μ changes.)
         nesterov: see above.
-        ns_coefficients: a, b, c of a Newton-Schulz iteration: X = a X + (b A + c A²) X, A = X Xᵀ.
+        ns_coefficients: a, b, c of a Newton-Schulz iteration: X = a X + (b A + c A²) X, A = X Xᵀ. Or a list of them, one for each
+            iteration (the last for all further ones); or "polar_express", the list of arXiv 2505.16932, whose S' is nearer to 1.
         eps: the least divisor of d, instead of its norm, before the first iteration.
         ns_steps: the number of iterations, 0 to 99.
         adjust_lr_fn: ratio for a matrix of m rows and n columns: None or "original", √max(1, m / n);
@@ -141,7 +141,7 @@ class Muon(Optimizer):
         weight_decay: float = 0.1,
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+        ns_coefficients: Coefficients | Sequence[Coefficients] | Literal["polar_express"] = (3.4445, -4.775, 2.0315),
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
 
 from torch import Tensor, addmm, baddbmm, bfloat16
 from torch.linalg import vector_norm
@@ -10,17 +13,41 @@ from torch.linalg import vector_norm
 ADJUSTMENTS = (None, "original", "match_rms_adamw", "spectral_unclamped")
 WORKING = bfloat16  # the iterations' dtype: matrices are first rounded to it, and the result has it
 
+POLAR_EXPRESS = "polar_express"
+# Amsel et al., arXiv 2505.16932, algorithm 1: for singular values from 0.001 to 1. All but the last are for values that roundings
+# have made 1 % too large.
+_FOR_ANY = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933), (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137), (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673), (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+)  # fmt: skip
+_POLAR_EXPRESS = (*((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _FOR_ANY), (1.875, -1.25, 0.375))
 
-def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Approximately U Vᵀ of matrix = U S Vᵀ, in `WORKING`, by quintic iterations over its shorter side. matrix: [rows,
+Coefficients = tuple[float, float, float]
+
+
+def schedule(given: Any, steps: int) -> list[Coefficients] | None:
+    """The coefficients of each iteration: given is "polar_express", three numbers, or several times three, of which the last
+    repeat. None for anything else."""
+    if isinstance(given, str):
+        each: Sequence[Any] = _POLAR_EXPRESS if given == POLAR_EXPRESS else ()
+    else:
+        each = given if isinstance(given, (tuple, list)) else ()
+        each = [each] if len(each) == 3 and all(isinstance(c, Real) for c in each) else each
+    good = all(isinstance(one, (tuple, list)) and len(one) == 3 and all(isinstance(c, Real) for c in one) for one in each)
+    return [tuple(each[min(k, len(each) - 1)]) for k in range(steps)] if each and good else None  # type: ignore[misc]
+
+
+def orthogonal(matrix: Tensor, coefficients: Sequence[Coefficients], eps: float) -> Tensor:
+    """Approximately U Vᵀ of matrix = U S Vᵀ, in `WORKING`, by quintic iterations over its shorter side with these coefficients. matrix: [rows,
     columns], or a stack [number, rows, columns], in which each matrix gets the same bits as alone."""
-    a, b, c = coefficients
     x = matrix.to(WORKING, copy=True)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     norm, add = (x.norm(), addmm) if x.ndim == 2 else (vector_norm(x, dim=(-2, -1), keepdim=True), baddbmm)
     x.div_(norm.clamp(min=eps))  # so that no singular value is above 1
-    for _ in range(steps):
+    for a, b, c in coefficients:
         gram = x @ x.mT
         x = add(x, add(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x

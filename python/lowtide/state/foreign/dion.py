@@ -1,0 +1,53 @@
+"""Reads state dicts of Muon from the package dion.
+
+    {"state": {number: {"momentum": of the parameter's shape} of a matrix,
+                       {"momentum", "variance": of the parameter's shape} of what AdamW steps},
+     "param_groups": [{"algorithm": "muon" or "adamw", "step": steps, "lr", "mu", "beta1", "beta2", "weight_decay", "epsilon",
+                       "nesterov", "adjust_lr", "flatten", "params"}]}
+
+"momentum" of a matrix is μ times itself plus the gradient, as Lowtide's "momentum_buffer".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowtide.checks.values import check_floats, expect, read_step
+from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_keys, entry_of
+
+_OPTIONS = ("algorithm", "step", "lr", "mu", "beta1", "beta2", "weight_decay", "epsilon", "nesterov", "adjust_lr")
+_ADJUSTMENTS = {"spectral_norm": "spectral_unclamped", "rms_norm": "match_rms_adamw"}
+_NAMES = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_avg_sq": "variance"}  # of states, there
+
+
+def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
+    del state  # shares "momentum" with others
+    return any({"algorithm", "mu"} <= set(group) for group in groups)
+
+
+def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
+    expect(rule == "muon", where, "a group from the package dion", f"a state_dict of lowtide's {rule!r}")
+    missing = [key for key in _OPTIONS if key not in group]
+    expect(not missing, where, f"no {missing}", "all options of dion's Muon")
+    algorithm, adjustment = group["algorithm"], group["adjust_lr"]
+    wanted = "'muon' in groups with use_muon, 'adamw' in others"
+    expect(algorithm == ("muon" if mine["use_muon"] else "adamw"), f"{where}['algorithm']", repr(algorithm), wanted)
+    expect(not group.get("cautious_wd"), f"{where}['cautious_wd']", True, "False: Lowtide's weight decay has no conditions")
+    made = {**mine, "lr": group["lr"], "adamw_lr": None, "weight_decay": group["weight_decay"]}
+    if algorithm == "adamw":
+        return {**made, "betas": (group["beta1"], group["beta2"]), "adamw_eps": group["epsilon"]}
+    expect(adjustment in _ADJUSTMENTS, f"{where}['adjust_lr']", repr(adjustment), f"one of {sorted(_ADJUSTMENTS)}")
+    own = {"momentum": group["mu"], "nesterov": group["nesterov"], "eps": group["epsilon"]}
+    return {**made, **own, "adjust_lr_fn": _ADJUSTMENTS[adjustment]}
+
+
+def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
+    step = read_step(spec.group, f"{where}, step of its group")
+    if not entry or step == 0:  # there is state from the start
+        return NOTHING
+    names = {name: _NAMES[name] for name in spec.signed if name in _NAMES}
+    check_keys(entry, [*names.values()], where)
+    for there in names.values():
+        expect(there in entry, where, f"no {there!r}", f"{' and '.join(map(repr, names.values()))}")
+        check_floats(entry[there], f"{where}, {there}", spec.shape)
+    return entry_of(spec, step, {name: entry[there] for name, there in names.items()})
