@@ -1,7 +1,6 @@
 // Claims: where steps come in buckets of parameters, as gradient release makes them, streaming state is read as often
 // as it is written, whatever the size of the buckets; a bucket that comes out of turn costs a ring at most, and no bit.
-#include "support/device_twins.h"
-#include "support/fake/fake_backend.h"
+#include "support/fake_twins.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
@@ -44,11 +43,9 @@ TEST(Buckets, OnADeviceStateIsReadAsOftenAsItIsWritten) {
   for (const size_t size : {1, 3, 7, kParams})
     for (const char* transfer : {"copy", "hybrid"}) {
       fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true};
-      auto backend = std::make_unique<fake::FakeBackend>(options);
-      fake::FakeBackend& fake = *backend;
       Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
       lowtide::Memory memory{.device = kBudget, .transfer = transfer};
-      Twins twins(rng, setup, memory, std::move(backend));
+      FakeTwins twins(rng, setup, memory, options);
       for (int i = 0; i < kParams; ++i) twins.add(DType::kBF16, {kElements});
       twins.on_device().place_states();
       Moved first;
@@ -64,7 +61,7 @@ TEST(Buckets, OnADeviceStateIsReadAsOftenAsItIsWritten) {
       std::reverse(buckets.begin(), buckets.end());
       for (const auto& bucket : buckets) twins.step_where([&](size_t p) { return contains(bucket, p); });
       EXPECT_EQ(twins.differing(), 0) << what;
-      expect_no_race(fake);
+      expect_no_race(twins.fake);
       compared += twins.compared();
     }
   figure("differing bytes 0 of {}", compared);

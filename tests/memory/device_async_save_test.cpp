@@ -1,7 +1,7 @@
 // Claim: on a device that runs everything late, in any legal order, a save beside steps writes the file that the host's
 // twin writes at the same step, and what is queued has no race.
 #include "support/device_async_saves.h"
-#include "support/fake/fake_backend.h"
+#include "support/fake_twins.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
@@ -40,9 +40,8 @@ TEST(AsyncSaveOnAFakeDevice, ALostDeviceLeavesTheOldOrTheNew) {
     lowtide::Memory memory{.chunk = 4096, .device = rng.between(4, 30) * 4096};
     const TemporaryDirectory scratch;
     if (rng.chance(0.5)) memory.disk = scratch.path(), memory.host = rng.between(4, 20) * 4096;
-    auto made = std::make_unique<fake::FakeBackend>(fake::FakeBackendOptions{rng.next()});
-    fake::FakeBackend& backend = *made;
-    Twins twins(rng, random_setup(rng), memory, std::move(made));
+    fake::FakeBackendOptions options{rng.next()};
+    FakeTwins twins(rng, random_setup(rng), memory, options);
     twins.add(DType::kF32, {rng.between(1, 9), 1000});
     twins.add(DType::kBF16, {5000});
     try {
@@ -57,7 +56,7 @@ TEST(AsyncSaveOnAFakeDevice, ALostDeviceLeavesTheOldOrTheNew) {
     twins.step();
     twins.on_host().save(wanted);
     const SaveHandle save = twins.on_device().save_async(got, "", rng.between(0, 6) * 4096);
-    backend.lose_at(rng.between(1, 40));
+    twins.fake.lose_at(rng.between(1, 40));
     try {
       for (int k = 0; k < 3; ++k) twins.step();
     } catch (const Error& error) {
@@ -72,7 +71,7 @@ TEST(AsyncSaveOnAFakeDevice, ALostDeviceLeavesTheOldOrTheNew) {
       ++failed;
       wrong += read_file(got) != older;
     }
-    lost += backend.is_lost();
+    lost += twins.fake.is_lost();
     EXPECT_EQ(files.names().size(), 2u);
   }
   EXPECT_EQ(wrong, 0);

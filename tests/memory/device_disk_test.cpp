@@ -5,8 +5,7 @@
 
 #include "core/buffer.h"
 #include "core/error.h"
-#include "support/device_twins.h"
-#include "support/fake/fake_backend.h"
+#include "support/fake_twins.h"
 #include "support/faulty_env.h"
 #include "support/test.h"
 
@@ -30,21 +29,21 @@ class WatchedEnv final : public FaultyEnv {
 };
 
 struct ThreeTiers {
-  Config setup;
-  lowtide::Memory memory;
-  TemporaryDirectory disk;
-  WatchedEnv env;
-  FakeBackend* fake = nullptr;
-  std::optional<Twins> twins;
-
-  void begin(Rng& rng, fake::FakeBackendOptions options = {}) {
+  ThreeTiers(Rng& rng, const Config& setup, lowtide::Memory memory, fake::FakeBackendOptions options = {}) {
     options.seed = rng.next();
     memory.disk = disk.path();
-    auto backend = std::make_unique<FakeBackend>(options);
-    env.backend = fake = backend.get();
-    twins.emplace(rng, setup, memory, std::move(backend), DeviceAllocator{}, env);
+    twins.emplace(rng, setup, memory, options, env);
+    env.backend = &twins->fake;
   }
+
+  TemporaryDirectory disk;
+  WatchedEnv env;
+  std::optional<FakeTwins> twins;
 };
+
+lowtide::Memory pages(int64_t device, int64_t host) {
+  return {.host = host * kPageBytes, .chunk = kPageBytes, .device = device * kPageBytes};
+}
 
 Config adamw(const char* state = "bf16") {
   Config setup{.state = state, .hyper = default_hyper("adamw"), .nonfinite = NonFinite::kPropagate};
@@ -56,16 +55,13 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
   int64_t compared = 0, steps = 0, plans = 0, on_disk = 0, refused = 0, above = 0, moved = 0, offloaded = 0;
   const int trials = std::max(20, share_of(360));
   for (int trial = 0; trial < trials; ++trial) {
-    ThreeTiers one;
-    one.setup = random_setup(rng);
-    const int64_t chunk = rng.between(1, 4) * kPageBytes;
-    one.memory.chunk = chunk;
-    one.memory.device = rng.between(1, 10) * chunk;
-    one.memory.host = rng.between(1, 10) * chunk;
-    if (rng.chance(0.2)) one.memory.disk_limit = rng.between(0, 60) * chunk;
-    fake::FakeBackendOptions options{.steps_pinned = true, .guards = rng.chance(0.5)};
-    one.begin(rng, options);
-    Twins& twins = *one.twins;
+    const Config setup = random_setup(rng);
+    lowtide::Memory memory{.chunk = rng.between(1, 4) * kPageBytes};
+    memory.device = rng.between(1, 10) * memory.chunk;
+    memory.host = rng.between(1, 10) * memory.chunk;
+    if (rng.chance(0.2)) memory.disk_limit = rng.between(0, 60) * memory.chunk;
+    ThreeTiers one(rng, setup, memory, {.steps_pinned = true, .guards = rng.chance(0.5)});
+    FakeTwins& twins = *one.twins;
     for (int64_t n = rng.between(1, 6); n > 0; --n)
       twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
     const bool some = rng.chance(0.3);
@@ -82,8 +78,8 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
         twins.step(some ? 0.5 : 1);
         if (ahead) twins.on_device().synchronize();  // which gives back what was borrowed
         const MemoryReport report = twins.on_device().report();
-        above += report.device_bytes > one.memory.device && !replanned;
-        above += report.allocated_bytes > one.memory.host && !replanned;
+        above += report.device_bytes > memory.device && !replanned;
+        above += report.allocated_bytes > memory.host && !replanned;
         if (rng.chance(0.2)) {
           EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
         }
@@ -92,7 +88,7 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
           twins.on_device().offload();
           EXPECT_EQ(twins.differing(), 0) << "trial " << trial << ": read where it is";
           EXPECT_EQ(twins.on_device().report().device_bytes, 0);
-          EXPECT_LE(twins.on_device().report().allocated_bytes, one.memory.host);
+          EXPECT_LE(twins.on_device().report().allocated_bytes, memory.host);
           ++offloaded;
           if (rng.chance(0.5)) twins.on_device().onload();
         }
@@ -105,11 +101,11 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
       ++refused;
       continue;
     }
-    EXPECT_EQ(twins.differing(), 0) << "trial " << trial << " " << one.setup.rule << " " << one.setup.state;
+    EXPECT_EQ(twins.differing(), 0) << "trial " << trial << " " << setup.rule << " " << setup.state;
     const MemoryReport report = twins.on_device().report();
     on_disk += report.disk_moved_per_step > 0;
     EXPECT_EQ(report.kept_bytes, 0);
-    expect_no_race(*one.fake);
+    expect_no_race(twins.fake);
     ++plans;
     compared += twins.compared();
     steps += twins.steps();
@@ -128,12 +124,8 @@ TEST(DeviceDisk, EachLinkCarriesWhatIsPlanned) {
   int64_t link = 0, disk = 0, cases = 0;
   const int trials = std::max(10, share_of(100));
   for (int trial = 0; trial < trials; ++trial) {
-    ThreeTiers one;
-    one.setup = adamw("fp32");
-    one.memory.chunk = kPageBytes;
-    one.memory.device = rng.between(1, 20) * kPageBytes;
-    one.memory.host = rng.between(1, 20) * kPageBytes;
-    one.begin(rng);
+    const int64_t device = rng.between(1, 20), host = rng.between(1, 20);
+    ThreeTiers one(rng, adamw("fp32"), pages(device, host));
     for (int64_t n = rng.between(1, 4); n > 0; --n) one.twins->add(DType::kF32, {rng.between(1, 20), 500});
     constexpr int kSteps = 3;
     for (int step = 0; step < kSteps; ++step) one.twins->step();
@@ -160,27 +152,21 @@ TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
     int64_t waits = 1;
     for (int64_t drop = -1; drop < waits; ++drop) {
       Rng own(seed);
-      ThreeTiers one;
-      one.setup = adamw();
-      one.memory.chunk = kPageBytes;
-      one.memory.device = (1 + trial % 3) * kPageBytes;
-      one.memory.host = (1 + trial % 4) * kPageBytes;
-      fake::FakeBackendOptions options{.drop_host_wait = drop};
-      one.begin(own, options);
+      ThreeTiers one(own, adamw(), pages(1 + trial % 3, 1 + trial % 4), {.drop_host_wait = drop});
       one.twins->add(DType::kF32, {3, 1500});
       one.twins->add(DType::kBF16, {2000});
       one.twins->on_device().place_states();
-      const int64_t before = one.fake->host_waits();
+      const int64_t before = one.twins->fake.host_waits();
       int64_t after = 0, differing = -1;
       try {
         for (int step = 0; step < 2; ++step) one.twins->step();
-        after = one.fake->host_waits();
+        after = one.twins->fake.host_waits();
         differing = one.twins->differing();
       } catch (const Error& error) {  // a chunk was written, or its checksum made, too early
         EXPECT_EQ(error.kind(), ErrorKind::kIo) << error.what();
         EXPECT_GE(drop, 0);
       }
-      const bool found = differing != 0 || !one.fake->fake().race_checker().races().empty();
+      const bool found = differing != 0 || !one.twins->fake.fake().race_checker().races().empty();
       if (drop < 0) {
         EXPECT_FALSE(found) << "control";
         waits = after;
@@ -203,15 +189,10 @@ TEST(DeviceDisk, ADiskThatRefusesWritesLosesNothing) {
     for (const bool guards : {false, true})
       for (int64_t n = 1; n <= 12; ++n) {
         SCOPED_TRACE("write " + std::to_string(n) + (persistent ? " and all after" : ""));
-        ThreeTiers one;
-        one.setup = adamw();
-        if (guards) one.setup.nonfinite = NonFinite::kSkip;
-        one.memory.chunk = kPageBytes;
-        one.memory.device = 3 * kPageBytes;
-        one.memory.host = (2 + n % 4) * kPageBytes;
-        fake::FakeBackendOptions options{.guards = guards};
-        one.begin(rng, options);
-        Twins& twins = *one.twins;
+        Config setup = adamw();
+        if (guards) setup.nonfinite = NonFinite::kSkip;
+        ThreeTiers one(rng, setup, pages(3, 2 + n % 4), {.guards = guards});
+        FakeTwins& twins = *one.twins;
         twins.add(DType::kF32, {5, 1500});
         twins.add(DType::kBF16, {4000});
         twins.step();
@@ -237,7 +218,7 @@ TEST(DeviceDisk, ADiskThatRefusesWritesLosesNothing) {
         EXPECT_EQ(twins.differing(), 0);
         refused += here;
         compared += twins.compared();
-        expect_no_race(*one.fake);
+        expect_no_race(twins.fake);
       }
   EXPECT_GT(refused, 40);
   EXPECT_GT(kept, 40);
@@ -259,13 +240,8 @@ TEST(DeviceDisk, AnyCallMayFail) {
         SCOPED_TRACE(std::string(names[static_cast<int>(at)]) + ", call " + std::to_string(n) + " of kind " +
                      std::to_string(static_cast<int>(call)));
         Rng rng(9100 + static_cast<uint64_t>(n));
-        ThreeTiers one;
-        one.setup = adamw();
-        one.memory.chunk = kPageBytes;
-        one.memory.device = (n % 2 ? 3 : 5) * kPageBytes;
-        one.memory.host = (n % 3 ? 4 : 2) * kPageBytes;
-        one.begin(rng);
-        Twins& twins = *one.twins;
+        ThreeTiers one(rng, adamw(), pages(n % 2 ? 3 : 5, n % 3 ? 4 : 2));
+        FakeTwins& twins = *one.twins;
         twins.add(DType::kF32, {5, 900});
         twins.add(DType::kF32, {4000});
         for (int i = 0; i < 2; ++i) twins.step();
@@ -273,7 +249,7 @@ TEST(DeviceDisk, AnyCallMayFail) {
         if (at == At::kAdd) twins.add(DType::kF32, {3000});
         const auto arm = [&] {
           if (call == Call::kAny)
-            one.fake->fake().fail_at(n);
+            twins.fake.fake().fail_at(n);
           else
             one.env.arm({call, n, false, EIO});
         };
@@ -292,7 +268,7 @@ TEST(DeviceDisk, AnyCallMayFail) {
           failed = true;
         }
         twins.before_device_step = nullptr;
-        one.fake->fake().fail_at(0);
+        twins.fake.fake().fail_at(0);
         one.env.disarm();
         if (failed && at == At::kStep) {
           const bool whole = twins.on_device().report().steps == 3;
@@ -306,7 +282,7 @@ TEST(DeviceDisk, AnyCallMayFail) {
         EXPECT_EQ(twins.differing(), 0);
         for (int i = 0; i < 2; ++i) twins.step();
         EXPECT_EQ(twins.differing(), 0);
-        expect_no_race(*one.fake);
+        expect_no_race(twins.fake);
         compared += twins.compared();
         faults += failed;
         silent = failed ? 0 : silent + 1;
@@ -332,18 +308,13 @@ TEST(DeviceDisk, AFailureIsToldOfOnce) {
   for (int64_t n = 1; n <= 60; n += 2) {
     SCOPED_TRACE(n);
     Rng rng(9300 + static_cast<uint64_t>(n));
-    ThreeTiers one;
-    one.setup = adamw();
-    one.memory.chunk = kPageBytes;
-    one.memory.device = 3 * kPageBytes;
-    one.memory.host = 3 * kPageBytes;
-    one.begin(rng);
-    Twins& twins = *one.twins;
+    ThreeTiers one(rng, adamw(), pages(3, 3));
+    FakeTwins& twins = *one.twins;
     twins.add(DType::kF32, {5, 900});
     twins.add(DType::kF32, {4000});
     twins.step();
     one.env.arm({Call::kPwrite, 1 + n % 3, false, ENOSPC});
-    twins.before_device_step = [&] { one.fake->fake().fail_at(n); };
+    twins.before_device_step = [&] { twins.fake.fake().fail_at(n); };
     try {
       twins.step();
     } catch (const Error& error) {
@@ -351,13 +322,13 @@ TEST(DeviceDisk, AFailureIsToldOfOnce) {
       ++failed;
     }
     twins.before_device_step = nullptr;
-    one.fake->fake().fail_at(0);
+    twins.fake.fake().fail_at(0);
     one.env.disarm();
     twins.restore(files.file("state"));
     for (int i = 0; i < 2; ++i) twins.step();
     EXPECT_EQ(twins.on_device().report().kept_bytes, 0);
     EXPECT_EQ(twins.differing(), 0);
-    expect_no_race(*one.fake);
+    expect_no_race(twins.fake);
     compared += twins.compared();
   }
   EXPECT_GT(failed, 20);
@@ -369,13 +340,8 @@ TEST(DeviceDisk, AReadThatFailsStopsTheStepHalfWay) {
   Rng rng = seeded("failed reads behind a device", 375);
   int64_t stopped = 0;
   for (int64_t n = 1; n <= 8; ++n) {
-    ThreeTiers one;
-    one.setup = adamw();
-    one.memory.chunk = kPageBytes;
-    one.memory.device = 3 * kPageBytes;
-    one.memory.host = 3 * kPageBytes;
-    one.begin(rng);
-    Twins& twins = *one.twins;
+    ThreeTiers one(rng, adamw(), pages(3, 3));
+    FakeTwins& twins = *one.twins;
     for (int i = 0; i < 6; ++i) twins.add(DType::kF32, {1024});
     twins.step();
     one.env.arm({Call::kPread, n, false, EIO});
@@ -388,7 +354,7 @@ TEST(DeviceDisk, AReadThatFailsStopsTheStepHalfWay) {
     one.env.disarm();
     twins.step();  // works, and is a step of every chunk
     EXPECT_EQ(twins.on_device().report().kept_bytes, 0);
-    expect_no_race(*one.fake);
+    expect_no_race(twins.fake);
   }
   EXPECT_GT(stopped, 3);
   figure("{} of 8 steps stopped by a read, and all optimizers went on", stopped);
@@ -414,24 +380,14 @@ TEST(DeviceDisk, BudgetsThatContradictAreRefused) {
       {with([](auto& m) { m.device = kPageBytes; }), "at least 8192 bytes of device memory"},
       {with([](auto& m) { m.disk_limit = kPageBytes; }), "bytes of disk"},
   };
-  int refused = 0;
-  for (const Bad& bad : all) {
-    ThreeTiers one;
-    one.setup = adamw("fp32");
-    one.memory = bad.memory;
-    try {
-      fake::FakeBackendOptions options{.steps_pinned = true};
-      one.begin(rng, options);
-      one.twins->add(DType::kF32, {20, 1000});
-      one.twins->step();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
-      EXPECT_NE(std::string(error.what()).find(bad.says), std::string::npos) << error.what();
-      ++refused;
-    }
-  }
-  EXPECT_EQ(refused, 7);
-  figure("refused {}/7", refused);
+  for (const Bad& bad : all)
+    expect_refusal(
+        [&] {
+          ThreeTiers one(rng, adamw("fp32"), bad.memory, {.steps_pinned = true});
+          one.twins->add(DType::kF32, {20, 1000});
+          one.twins->step();
+        },
+        bad.says);
 }
 
 }  // namespace

@@ -2,8 +2,7 @@
 // ahead, and in moving state to the host and back, nothing that is queued touches memory that has been freed or is used
 // again; what was to be kept is kept, to the bit; and the optimizer works on. A step that failed is made good by
 // loading.
-#include "support/fake/fake_backend.h"
-#include "support/device_twins.h"
+#include "support/fake_twins.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
@@ -26,9 +25,7 @@ Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::
   setup.nonfinite = NonFinite::kPropagate;  // no look at the gradients, which waits
   lowtide::Memory memory{.chunk = 4096, .device = device_bytes, .transfer = on_transfer};
   fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true};
-  auto backend = std::make_unique<fake::FakeBackend>(options);
-  fake::FakeBackend& fake = *backend;
-  Twins twins(rng, setup, memory, std::move(backend));
+  FakeTwins twins(rng, setup, memory, options);
   Optimizer& optimizer = twins.on_device();
   twins.add(DType::kF32, {5, 900});
   twins.add(DType::kF32, {3000});
@@ -58,7 +55,7 @@ Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::
     }
   };
   Outcome outcome;
-  const auto arm = [&] { fake.fake().fail_at(n); };
+  const auto arm = [&] { twins.fake.fake().fail_at(n); };
   if (at == At::kStep)
     twins.before_device_step = arm;
   else
@@ -70,7 +67,7 @@ Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::
     outcome.failed = true;
   }
   twins.before_device_step = nullptr;
-  fake.fake().fail_at(0);
+  twins.fake.fake().fail_at(0);
   if (outcome.failed && at == At::kStep) {
     // All chunks were stepped: a step like any other, but for the error.
     outcome.whole = !step_first && optimizer.report().steps == 3;
@@ -86,7 +83,7 @@ Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::
   EXPECT_EQ(twins.differing(), 0);
   optimizer.synchronize();
   EXPECT_LE(optimizer.report().device_bytes, device_bytes);
-  expect_no_race(fake);
+  expect_no_race(twins.fake);
   outcome.compared = twins.compared();
   return outcome;
 }

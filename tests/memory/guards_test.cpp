@@ -1,8 +1,7 @@
 // Claims: steps that search their gradients on the device, and are known to be taken or skipped only later, end in the
 // bits, counts and errors of an optimizer in host memory, wherever state is and whichever gradients are not finite;
 // ballots likewise; and what a guard found is waited for by those calls alone that have to know.
-#include "support/fake/fake_backend.h"
-#include "support/device_twins.h"
+#include "support/fake_twins.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
@@ -10,11 +9,7 @@ namespace {
 
 using fake::FakeBackend;
 
-std::unique_ptr<FakeBackend> guarding(Rng& rng) {
-  fake::FakeBackendOptions options{rng.next()};
-  options.steps_pinned = options.guards = true;
-  return std::make_unique<FakeBackend>(options);
-}
+fake::FakeBackendOptions guarding(Rng& rng) { return {.seed = rng.next(), .steps_pinned = true, .guards = true}; }
 
 lowtide::Memory random_memory(Rng& rng) {
   lowtide::Memory memory{.chunk = rng.between(1, 3) * 4096};
@@ -30,9 +25,8 @@ TEST(Guards, SkippedStepsAreUncounted) {
     Config setup = random_setup(rng, false);
     setup.nonfinite = static_cast<NonFinite>(trial % 3);
     if (setup.rule == "sgd") setup.hyper.dampening = 0.25;  // not in a first step: one that is skipped is none
-    auto backend = guarding(rng);
-    FakeBackend& fake = *backend;
-    Twins twins(rng, setup, random_memory(rng), std::move(backend));
+    const fake::FakeBackendOptions options = guarding(rng);
+    FakeTwins twins(rng, setup, random_memory(rng), options);
     for (int64_t n = rng.between(1, 5); n > 0; --n)
       twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
     twins.on_device().place_states();  // on the host they come with the parameters
@@ -74,7 +68,7 @@ TEST(Guards, SkippedStepsAreUncounted) {
     } else {
       skipped += twins.on_device().report().skipped_steps;
     }
-    expect_no_race(fake);
+    expect_no_race(twins.fake);
     compared += twins.compared();
   }
   EXPECT_GT(skipped, 30);
@@ -86,19 +80,17 @@ TEST(Guards, SkippedStepsAreUncounted) {
 // Calls that have nothing to know of it do not wait; the step that comes after waits for the search alone.
 TEST(Guards, AStepIsPendingAndNothingIsWaitedFor) {
   Rng rng = seeded("pending", 92);
-  auto backend = guarding(rng);
-  FakeBackend& fake = *backend;
   Config setup{.hyper = default_hyper("adamw")};
-  Twins twins(rng, setup, {}, std::move(backend));
+  FakeTwins twins(rng, setup, {}, guarding(rng));
   twins.add(DType::kF32, {2000});
   twins.step();
   StepOptions options{.stream = twins.queue()};
-  const Device::Event before = fake.record(twins.queue());
-  EXPECT_FALSE(fake.has_happened(before)) << "of the first step, too";
+  const Device::Event before = twins.fake.record(twins.queue());
+  EXPECT_FALSE(twins.fake.has_happened(before)) << "of the first step, too";
   const StepResult result = twins.on_device().step(twins.last_gradients(), options);
   EXPECT_TRUE(result.pending);
   EXPECT_TRUE(result.applied);
-  EXPECT_FALSE(fake.has_happened(fake.record(twins.queue())));
+  EXPECT_FALSE(twins.fake.has_happened(twins.fake.record(twins.queue())));
   options.assume_finite = true;
   EXPECT_FALSE(twins.on_device().step(twins.last_gradients(), options).pending);
   EXPECT_EQ(twins.on_device().steps(0), 3);
@@ -112,7 +104,7 @@ TEST(Guards, BallotsOfASkippedStepAreZeros) {
   Rng rng = seeded("guarded ballots", 93);
   int64_t differing = 0, bytes = 0, skipped = 0;
   for (int trial = 0; trial < 40; ++trial) {
-    auto backend = guarding(rng);
+    auto backend = std::make_unique<FakeBackend>(guarding(rng));
     FakeBackend& fake = *backend;
     OptimizerOptions options{.rule = "lion", .threads = 1, .memory = random_memory(rng)};
     Config setup{.rule = "lion", .hyper = default_hyper("lion")};

@@ -1,13 +1,10 @@
 // Claims: when the device is lost, in whichever call, state in host memory that no step was changing is read and saved
 // to the bit, the rest is refused by name, every call that needs the device says so, and destructors come to an end.
-#include "support/fake/fake_backend.h"
-#include "support/device_twins.h"
+#include "support/fake_twins.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
-
-using fake::FakeBackend;
 
 struct Tally {
   int64_t read = 0, refused = 0, bytes = 0, differing = 0, saved = 0, unsaved = 0;
@@ -56,9 +53,7 @@ TEST(LostDevice, HostMemoryStaysReadable) {
     if (!memory.automatic && memory.transfer == "copy" && rng.chance(0.7))
       memory.disk = directory.path(), memory.host = rng.between(3, 12) * 4096;
     fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = rng.chance(0.5)};
-    auto backend = std::make_unique<FakeBackend>(options);
-    FakeBackend& fake = *backend;
-    Twins twins(rng, setup, memory, std::move(backend));
+    FakeTwins twins(rng, setup, memory, options);
     for (int64_t n = rng.between(1, 3); n > 0; --n) twins.add(DType::kF32, {rng.between(1, 4), rng.between(1, 1500)});
     twins.on_device().place_states();
     twins.free_bytes = 0;  // under `automatic`, all stays on the host
@@ -69,7 +64,7 @@ TEST(LostDevice, HostMemoryStaysReadable) {
     if (offloaded) twins.on_device().offload();
     bool in_step = false;
     if (!settled && rng.chance(0.6)) {
-      twins.before_device_step = [&] { fake.lose_at(rng.between(1, 40)); };
+      twins.before_device_step = [&] { twins.fake.lose_at(rng.between(1, 40)); };
       try {
         twins.step();
       } catch (const Error& error) {
@@ -77,7 +72,7 @@ TEST(LostDevice, HostMemoryStaysReadable) {
         in_step = true;
       }
     }
-    if (!fake.is_lost()) fake.lose();
+    if (!twins.fake.is_lost()) twins.fake.lose();
     in_steps += in_step;
     Tally here;
     read_all(twins, here);

@@ -1,9 +1,8 @@
 // Claims: under automatic residency, with budgets, demotions and promotions at random between steps, an optimizer on a
 // device gives the bits of one in host memory; state comes to the device after two steps and leaves it when memory is
 // short; memory that a framework's allocator hands out while its queue still uses it is touched only after that.
-#include "support/fake/fake_backend.h"
 #include "memory/residency.h"
-#include "support/device_twins.h"
+#include "support/fake_twins.h"
 #include "support/framework_cache.h"
 #include "support/test.h"
 
@@ -22,16 +21,14 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
   const int trials = std::max(8, share_of(24));
   for (int trial = 0; trial < trials; ++trial) {
     FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = trial % 2 == 1};
-    auto backend = std::make_unique<FakeBackend>(options);
-    FakeBackend& fake = *backend;
     lowtide::Memory memory{.chunk = rng.between(1, 3) * 4096,
                            .transfer = kTransferModes[static_cast<size_t>(trial % 3)],
                            .automatic = true};
     Config setup = random_setup(rng);
     if (trial % 4 < 2) setup.rule = "adamw", setup.state = "dynamic8", setup.hyper = default_hyper("adamw");
-    Twins twins(rng, setup, memory, std::move(backend));
+    FakeTwins twins(rng, setup, memory, options);
     for (int i = 0; i < 5; ++i) twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16}), random_sizes(rng));
-    const int64_t margin = Residency::margin(fake.limits().total);
+    const int64_t margin = Residency::margin(twins.fake.limits().total);
     for (int step = 0; step < 200; ++step, ++steps) {
       // Free memory: plenty, some, or too little, for a while each.
       if (step % 25 == 0) twins.free_bytes = margin + rng.between(-1, 3) * margin / 2 + rng.between(0, 40) * 4096;
@@ -44,7 +41,7 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
       }
     }
     EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
-    expect_no_race(fake);
+    expect_no_race(twins.fake);
     const MemoryReport report = twins.on_device().report();
     promotions += report.promotions;
     demotions += report.demotions;
@@ -64,10 +61,9 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
   int64_t compared = 0;
   for (const std::string& transfer : kTransferModes) {
     FakeBackendOptions options{.seed = rng.next(), .device_bytes = 64 << 20, .steps_pinned = true};
-    auto backend = std::make_unique<FakeBackend>(options);
     lowtide::Memory memory{.chunk = 64 << 10, .transfer = transfer, .automatic = true};
     Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
-    Twins twins(rng, setup, memory, std::move(backend));
+    FakeTwins twins(rng, setup, memory, options);
     for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});  // 3.2 MB of state in all
     const int64_t margin = Residency::margin(64 << 20), slots = transfer == "zero_copy" ? 0 : 4 * (64 << 10);
     const auto on_device = [&] { return twins.on_device().report().device_bytes; };
@@ -119,11 +115,9 @@ TEST(AutomaticResidency, NewStatePinsWhatDoesNotFit) {
   for (const std::string& transfer : kTransferModes)
     for (const int64_t room : {2 * all, all + slots, all / 2, int64_t{0}}) {
       FakeBackendOptions options{.seed = rng.next(), .device_bytes = total, .steps_pinned = true};
-      auto backend = std::make_unique<FakeBackend>(options);
-      FakeBackend& fake = *backend;
       lowtide::Memory memory{.chunk = chunk, .transfer = transfer, .automatic = true};
       Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
-      Twins twins(rng, setup, memory, std::move(backend));
+      FakeTwins twins(rng, setup, memory, options);
       for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});
       const auto step = [&] {
         twins.free_bytes = std::max<int64_t>(margin / 4 * 5 + room - twins.on_device().report().device_bytes, 0);
@@ -132,13 +126,13 @@ TEST(AutomaticResidency, NewStatePinsWhatDoesNotFit) {
       for (int i = 0; i < 3; ++i) step();
       const bool fits = room >= all + slots;
       const int64_t pinned = fits ? 0 : all - std::max(room - slots, int64_t{0}) + 3 * chunk;
-      EXPECT_LE(fake.host_peak(), pinned) << transfer << ", room for " << room;
+      EXPECT_LE(twins.fake.host_peak(), pinned) << transfer << ", room for " << room;
       EXPECT_LE(twins.on_device().report().device_bytes, std::max(room, slots)) << transfer;
       EXPECT_EQ(twins.on_device().report().moved_per_step == 0, fits) << transfer << ", room for " << room;
       EXPECT_EQ(twins.differing(), 0);
-      expect_no_race(fake);
+      expect_no_race(twins.fake);
       figure("{}: {} of {} bytes of state have room: at most {} pinned", transfer, std::min(room, all), all,
-             fake.host_peak());
+             twins.fake.host_peak());
     }
 }
 
@@ -146,11 +140,9 @@ TEST(AutomaticResidency, NewStatePinsWhatDoesNotFit) {
 TEST(AutomaticResidency, NewStateGoesToTheHostWhereTheDeviceIsFullAfterAll) {
   Rng rng = seeded("full after all", 89);
   FakeBackendOptions options{.seed = rng.next(), .device_bytes = 6 << 20};
-  auto backend = std::make_unique<FakeBackend>(options);
-  FakeBackend& fake = *backend;
   lowtide::Memory memory{.chunk = 64 << 10, .automatic = true};
   Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
-  Twins twins(rng, setup, memory, std::move(backend));
+  FakeTwins twins(rng, setup, memory, options);
   for (int i = 0; i < 4; ++i) twins.add(DType::kF32, {100, 1000});  // 3.2 MB of parameters and gradients, too
   twins.free_bytes = 60 << 20;
   for (int i = 0; i < 3; ++i) twins.step();
@@ -158,7 +150,7 @@ TEST(AutomaticResidency, NewStateGoesToTheHostWhereTheDeviceIsFullAfterAll) {
   EXPECT_GT(report.device_bytes, 1 << 20);
   EXPECT_GT(report.allocated_bytes, 0);
   EXPECT_EQ(twins.differing(), 0);
-  expect_no_race(fake);
+  expect_no_race(twins.fake);
 }
 
 // If slots cannot be allocated in a step, resident state is evicted, or fewer slots do.
@@ -168,20 +160,18 @@ TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
   for (const char* transfer : {"copy", "hybrid"})
     for (const int64_t left : {200 << 10, 70 << 10, 40 << 10, 10 << 10}) {  // of device memory, for slots of 32 KiB
       FakeBackendOptions options{.seed = rng.next(), .device_bytes = 4 << 20, .steps_pinned = true};
-      auto backend = std::make_unique<FakeBackend>(options);
-      FakeBackend& fake = *backend;
       lowtide::Memory memory{.chunk = 32 << 10, .transfer = transfer};
       const bool resident = left != 40 << 10;
       memory.device = (resident ? 20 : 3) * memory.chunk;
       Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
-      Twins twins(rng, setup, memory, std::move(backend));
+      FakeTwins twins(rng, setup, memory, options);
       twins.add(DType::kF32, {100, 1000});  // 800 KB of state
       twins.on_device().place_states();
-      const DeviceBytes ballast(fake, MemoryKind::kDevice, fake.limits().free - left);
+      const DeviceBytes ballast(twins.fake, MemoryKind::kDevice, twins.fake.limits().free - left);
       for (int i = 0; i < 3; ++i) twins.step();
       EXPECT_EQ(twins.differing(), 0);
       demotions += twins.on_device().report().demotions;
-      expect_no_race(fake);
+      expect_no_race(twins.fake);
       compared += twins.compared();
     }
   EXPECT_GE(demotions, 4);
@@ -337,11 +327,9 @@ TEST(AutomaticResidency, BucketsOfOneIterationAreOneStep) {
 TEST(AutomaticResidency, StateThatComesBackIsNotCountedAsFreeToo) {
   Rng rng = seeded("free bytes and state that comes back", 86);
   FakeBackendOptions options{.seed = rng.next(), .device_bytes = int64_t{1} << 20};
-  auto backend = std::make_unique<FakeBackend>(options);
-  FakeBackend& fake = *backend;
   lowtide::Memory memory{.chunk = 4096, .automatic = true};
   Config setup{.hyper = default_hyper("adamw"), .min_quantized_numel = int64_t{1} << 40};
-  Twins twins(rng, setup, memory, std::move(backend));
+  FakeTwins twins(rng, setup, memory, options);
   twins.add(DType::kF32, {50, 1000});  // 400 000 bytes of state
   const int64_t margin = Residency::margin(options.device_bytes), room = margin + 200 * 1024;
   const auto step = [&] {
@@ -357,7 +345,7 @@ TEST(AutomaticResidency, StateThatComesBackIsNotCountedAsFreeToo) {
   EXPECT_GT(most, 0);
   EXPECT_LE(most, room - margin);
   EXPECT_EQ(twins.differing(), 0);
-  expect_no_race(fake);
+  expect_no_race(twins.fake);
   figure("at most {} bytes on the device, of {}", most, room - margin);
 }
 
