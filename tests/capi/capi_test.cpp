@@ -31,9 +31,14 @@ class CApi : public ::testing::Test {
   void SetUp() override {
     lt_group_options group = LT_GROUP_OPTIONS_INIT;
     group.min_quantized_numel = 0;
-    ASSERT_EQ(lt_optimizer_create(nullptr, &handle_.optimizer), LT_OK);
-    ASSERT_EQ(lt_optimizer_add_group(handle_.optimizer, &group, nullptr), LT_OK);
-    ASSERT_EQ(lt_optimizer_add_param(handle_.optimizer, 0, &tensor_, nullptr), LT_OK);
+    make(handle_, nullptr, tensor_, &group);
+  }
+  // Makes an optimizer with one group and one parameter.
+  static void make(Handle& handle, const lt_optimizer_options* options, const lt_tensor& param,
+                   const lt_group_options* group = nullptr) {
+    ASSERT_EQ(lt_optimizer_create(options, &handle.optimizer), LT_OK) << lt_last_error();
+    ASSERT_EQ(lt_optimizer_add_group(handle.optimizer, group, nullptr), LT_OK) << lt_last_error();
+    ASSERT_EQ(lt_optimizer_add_param(handle.optimizer, 0, &param, nullptr), LT_OK) << lt_last_error();
   }
 
   Handle handle_, options_target_;
@@ -199,10 +204,9 @@ TEST_F(CApi, VariantsOfRulesAreSetByName) {
 TEST_F(CApi, WeightsToEvaluateComeAndGo) {
   lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
   options.rule = "schedulefree";
-  lt_optimizer* optimizer = nullptr;
-  ASSERT_EQ(lt_optimizer_create(&options, &optimizer), LT_OK) << lt_last_error();
-  EXPECT_EQ(lt_optimizer_add_group(optimizer, nullptr, nullptr), LT_OK);
-  EXPECT_EQ(lt_optimizer_add_param(optimizer, 0, &tensor_, nullptr), LT_OK);
+  Handle made;
+  make(made, &options, tensor_);
+  lt_optimizer* const optimizer = made.optimizer;
   for (int i = 0; i < 3; ++i)
     EXPECT_EQ(lt_optimizer_step(optimizer, &gradient_, 1, nullptr, nullptr), LT_OK) << lt_last_error();
   int32_t evaluating = -1;
@@ -217,7 +221,6 @@ TEST_F(CApi, WeightsToEvaluateComeAndGo) {
   expect_refused(lt_optimizer_get_evaluating(optimizer, 1, &evaluating), "1");
   expect_refused(lt_optimizer_mark_evaluating(handle_.optimizer, 0, 1), "wanted schedulefree");
   expect_refused(lt_optimizer_set_evaluating(nullptr, 1, nullptr), "optimizer");
-  lt_optimizer_destroy(optimizer);
 }
 
 TEST_F(CApi, RefusesNullsAndWrongNumbers) {
@@ -384,17 +387,11 @@ TEST_F(CApi, StateUnderABudget) {
   lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
   Handle a, b, c;
   options.memory = &memory;
-  ASSERT_EQ(lt_optimizer_create(&options, &a.optimizer), LT_OK) << lt_last_error();
-  ASSERT_EQ(lt_optimizer_add_group(a.optimizer, nullptr, nullptr), LT_OK);
-  ASSERT_EQ(lt_optimizer_create(nullptr, &b.optimizer), LT_OK);
-  ASSERT_EQ(lt_optimizer_add_group(b.optimizer, nullptr, nullptr), LT_OK);
-  ASSERT_EQ(lt_optimizer_create(nullptr, &c.optimizer), LT_OK);  // the budget of its group
   lt_group_options group = LT_GROUP_OPTIONS_INIT;
   group.memory = &memory;
-  ASSERT_EQ(lt_optimizer_add_group(c.optimizer, &group, nullptr), LT_OK) << lt_last_error();
-  ASSERT_EQ(lt_optimizer_add_param(a.optimizer, 0, &on_disk, nullptr), LT_OK);
-  ASSERT_EQ(lt_optimizer_add_param(b.optimizer, 0, &in_ram, nullptr), LT_OK);
-  ASSERT_EQ(lt_optimizer_add_param(c.optimizer, 0, &on_disk, nullptr), LT_OK);
+  make(a, &options, on_disk);
+  make(b, nullptr, in_ram);
+  make(c, nullptr, on_disk, &group);  // the budget of its group
   const auto step = [&](Handle& h) {
     ASSERT_EQ(lt_optimizer_step(h.optimizer, &gradient, 1, nullptr, nullptr), LT_OK) << lt_last_error();
   };
@@ -481,9 +478,7 @@ TEST_F(CApi, SkipsOrRefusesNonFiniteGradients) {
   lt_optimizer_options options = LT_OPTIMIZER_OPTIONS_INIT;
   options.nonfinite = LT_NONFINITE_RAISE;
   Handle raising;
-  ASSERT_EQ(lt_optimizer_create(&options, &raising.optimizer), LT_OK);
-  ASSERT_EQ(lt_optimizer_add_group(raising.optimizer, nullptr, nullptr), LT_OK);
-  ASSERT_EQ(lt_optimizer_add_param(raising.optimizer, 0, &tensor_, nullptr), LT_OK);
+  make(raising, &options, tensor_);
   expect_refused(lt_optimizer_step(raising.optimizer, &gradient_, 1, nullptr, nullptr), "gradient of parameter 0");
   EXPECT_EQ(p_, std::vector<float>(600, 1.f));
 }
