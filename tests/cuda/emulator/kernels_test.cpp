@@ -1,6 +1,5 @@
 // Kernels: threads meet where they must, see races in some order, and are told apart when they do not meet.
 #include <cstdio>
-#include <ctime>
 #include <numeric>
 #include <set>
 
@@ -162,26 +161,6 @@ TEST_F(Kernels, LaunchesThatCannotBeAreRefused) {
   EXPECT_EQ(launch(reinterpret_cast<cudaStream_t>(64), 1, 32, race, memory), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
-  ok(cudaFree(memory));
-}
-
-__global__ void busy(float* memory) {
-  for (int round = 0; round < 4; ++round) {
-    float sum = memory[blockIdx.x * 256 + threadIdx.x];
-    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAll, sum, lanes);
-    __syncthreads();
-    memory[blockIdx.x * 256 + threadIdx.x] = sum;
-  }
-}
-
-TEST_F(Kernels, SwitchesAreCheap) {
-  constexpr unsigned kBlocks = 500;
-  float* memory = on_device<float>(256 * kBlocks);
-  ok(launch(nullptr, kBlocks, 256, busy, memory));
-  const std::clock_t start = std::clock();
-  ok(cudaStreamSynchronize(nullptr));
-  const double microseconds = 1e6 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC / kBlocks;
-  std::printf("a block of 256 threads that meet 24 times each: %.0f us of a processor\n", microseconds);
   ok(cudaFree(memory));
 }
 
