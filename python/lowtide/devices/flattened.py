@@ -16,13 +16,7 @@ from lowtide.devices.sharding import Sharding
 Shard = tuple[list[int], bool, list[int]]  # see Sharding.shard
 
 _known: Any = WeakIdKeyDictionary()  # parameter: its shard, or None
-
-
 _MARK = "_fsdp_flattened"
-
-
-def is_flattened(param: torch.Tensor) -> bool:
-    return bool(getattr(param, _MARK, False))
 
 
 def first_flattened(params: Sequence[torch.Tensor]) -> int | None:

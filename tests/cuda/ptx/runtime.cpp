@@ -36,7 +36,6 @@ class Kernels {
   }
 
   void add(const void* stub, const char* name) { names_[stub] = name; }
-  const std::map<const void*, std::string>& names() const { return names_; }
 
   const Program& find(const void* stub) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -139,11 +138,6 @@ const Work& work_done() { return work(); }
 void edit_sources(std::function<std::string(const std::string& text)> edit) { Kernels::get().edit(std::move(edit)); }
 
 void observe(std::function<void(const Launched&)> with) { observer() = std::move(with); }
-
-size_t decode_all() {
-  for (const auto& [stub, name] : Kernels::get().names()) Kernels::get().find(stub);
-  return Kernels::get().names().size();
-}
 
 }  // namespace ptx
 

@@ -30,7 +30,5 @@ struct Launched {
 };
 // Called before each launch to come, while its memory can be read.
 void observe(std::function<void(const Launched&)> observer);
-// Decodes every kernel that is registered; throws Error. Returns their number.
-size_t decode_all();
 
 }  // namespace ptx
