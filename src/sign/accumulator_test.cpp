@@ -1,4 +1,4 @@
-// Counts of signs in bit planes against counts of signs.
+// Tests that the accumulator's bit planes hold the same counts of signs as plain counters.
 #include "lowtide/sign_accumulator.h"
 #include "support/test.h"
 
@@ -41,7 +41,7 @@ TEST(SignAccumulator, CountsWhatWasAdded) {
   EXPECT_GT(ties, 1000);
 }
 
-// Counts of micro-batches agree with the sign of their sum; a running XOR (parity) would not.
+// The majority over micro-batches agrees with the sign of their sum; the parity that a running XOR keeps would not.
 TEST(SignAccumulator, KeepsWhatParityLoses) {
   auto rng = seeded("accumulated noise", 92);
   constexpr int64_t kCount = 200000;
@@ -68,14 +68,15 @@ TEST(SignAccumulator, KeepsWhatParityLoses) {
     const double of_votes = static_cast<double>(votes) / kCount, of_odd = static_cast<double>(odd) / kCount;
     figure("{} micro-batches: {} of the signs of the sum; parity {}; {} bytes an element", k, of_votes, of_odd,
            static_cast<double>(sums.bytes()) / kCount);
-    // The correlation of a normal sum with the sum of its terms' signs is sqrt(2 / pi), so their signs agree in
-    // 1/2 + asin(sqrt(2 / pi)) / pi = 0.794 of the cases for many terms, and in more for few; parity tends to a half.
+    // The correlation of a normal sum with the sum of its terms' signs is sqrt(2 / pi), so for many terms their signs
+    // agree in 1/2 + asin(sqrt(2 / pi)) / pi = 0.794 of the cases, and for few terms in more. Parity tends to agree in
+    // half of the cases.
     EXPECT_GT(of_votes, 0.794);
     EXPECT_LT(std::fabs(of_odd - 0.5), k == 3 ? 0.12 : 0.02);
   }
 }
 
-// Parameters whose gradient is always zero go nowhere, however many additions a round has.
+// A parameter whose gradient is always zero does not drift, however many additions a round has.
 TEST(SignAccumulator, ZerosDriftNowhere) {
   const float zeros[3] = {0.f, -0.f, 0.f};
   for (const int k : {1, 2, 3, 15}) {

@@ -65,7 +65,7 @@ void Channel::gather_records(const void* record, std::byte* all) {
   const auto gather = [&](Level level, const void* send, std::byte* receive, int64_t bytes) {
     transfer(level, &Transport::all_gather, static_cast<const std::byte*>(send), receive, bytes, &traffic_.control);
   };
-  // First the node's records, then all nodes': the ranks of a node are consecutive.
+  // Gather the node's records first and then the records of all nodes; the ranks of a node are consecutive.
   if (!two_level()) return gather(Level::kInside, record, all, wire::kRecordBytes);
   std::vector<std::byte> of_node(static_cast<size_t>(inside_size() * wire::kRecordBytes));
   gather(Level::kInside, record, of_node.data(), wire::kRecordBytes);
@@ -105,7 +105,7 @@ SignAlgorithm faster(const Cost& cost, int ranks, int64_t bytes) {
 }
 
 Cost measure(Channel& channel) {
-  constexpr int kTimes = 3;  // the best one counts: the first is often slow
+  constexpr int kTimes = 3;  // the best time counts, because the first is often slow
   // A rank sends the same amount for any number of ranks, unless messages would become too small to show a rate.
   const int64_t bytes = std::max<int64_t>((256 << 10) / std::max(channel.size() - 1, 1), 8 << 10);
   wire::Measurement mine;

@@ -1,4 +1,4 @@
-// The collective: checks its caller's input, and takes a call through its rounds.
+// Implements SignCollective, which checks its caller's input and takes a call through its rounds.
 #include <cmath>
 #include <exception>
 #include <optional>
@@ -47,8 +47,8 @@ struct SignCollective::Impl {
     return ballot.weight < 0 ? options.weight : static_cast<uint32_t>(ballot.weight);
   }
 
-  // The parts of a vote so far, whose results wait for the last part's rounds. Every call takes it, and leaves one only
-  // if it completes with more parts to follow: any other end of a call ends the vote.
+  // The earlier parts of a vote, whose results wait for the last part's rounds. Every call takes the pending vote, and
+  // leaves one only if the call completes and more parts follow; any other end of a call ends the vote.
   struct Pending {
     uint32_t parts = 0;
     uint64_t step = 0;
@@ -61,9 +61,9 @@ struct SignCollective::Impl {
              const Pending& before) const;
   wire::Announcement announcement(const SignBallot& ballot, const ResidualState* residual) const;
   SignAlgorithm choose(const SignBallot& ballot) const;
-  // parts: of the vote so far, as all ranks know; exchange: nullptr if this rank has failed.
+  // `parts` is the number of earlier parts, which all ranks know. `exchange` is nullptr if this rank has failed.
   Agreement agree(uint32_t parts, wire::Announcement mine, Exchange* exchange);
-  // own: the caller's exchange; nullptr: the algorithm's.
+  // `own` is the caller's exchange, or nullptr to use the algorithm's exchange.
   SignOutcome call(const SignBallot& ballot, const SignResult& result, ResidualState* residual,
                    Exchange* own = nullptr);
 
@@ -214,7 +214,7 @@ SignOutcome SignCollective::Impl::call(const SignBallot& ballot, const SignResul
   if (failure) std::rethrow_exception(failure);
   outcome.nonfinite = agreed.nonfinite, outcome.failed = agreed.failed;
   outcome.applied = agreed.nonfinite.empty() && agreed.failed.empty();
-  if (outcome.applied) {  // even without signs: a rank whose prepare() fails must be heard
+  if (outcome.applied) {  // even without signs, because a rank whose prepare() fails must be heard
     bool ready = true;
     if (ballot.prepare) try {
         ready = ballot.prepare();

@@ -1,4 +1,5 @@
-// Votes over all algorithms against the definition, sign by sign; bytes on the wire; what ranks must agree on.
+// Tests that votes of all algorithms match the definition sign by sign, that the byte counts are right, and that ranks
+// must agree on the call.
 #include "sign/wire.h"
 #include "support/sign_ranks.h"
 #include "support/test.h"
@@ -18,7 +19,7 @@ bool votes_at_all(const VoteCase& of) {
   return false;
 }
 
-// Differing bytes over all ranks; -1 if a rank threw.
+// Returns the number of differing bytes over all ranks, or -1 if a rank threw.
 int64_t differing(const VoteCase& of, const VoteResult& wanted) {
   Ranks ranks(of);
   std::vector<VoteResult> results;
@@ -51,7 +52,7 @@ TEST(SignCollective, VotesAreThoseOfTheDefinitionOnAllRanks) {
                                         << of.count << " signs, ties " << of.options.ties;
     ++cases[nodes ? 3 : static_cast<int>(of.options.algorithm)], signs += of.count;
   }
-  // A control: one ballot's bit makes a difference.
+  // As a control, inverting one rank's ballot makes a difference.
   VoteCase of = random_vote(3, 2000, rng);
   of.weights = {1, 1, 1}, of.with_presence = false;
   const VoteResult wanted = reference_vote(of);
@@ -71,7 +72,7 @@ TEST(SignCollective, BytesOnTheWireAreTheFormula) {
       of.with_presence = false, of.options.ties = "hash";
       of.weights.assign(static_cast<size_t>(w), 1);
       of.options.algorithm = two ? SignAlgorithm::kTwoPhase : SignAlgorithm::kOnePhase;
-      // The outcome claims the bytes that the hook saw.
+      // The outcome must report the bytes that the hook saw.
       Ranks ranks(of);
       std::vector<int64_t> seen(static_cast<size_t>(w));
       ranks.inside[0]->on_message([&](ThreadGroup::Message& m) {
@@ -94,7 +95,7 @@ TEST(SignCollective, BytesOnTheWireAreTheFormula) {
       }
     }
   }
-  // Rounding to shards, and 128 + 384 bytes of headers for each other rank.
+  // The excess is rounding to shards, and 128 + 384 bytes of headers for each other rank.
   EXPECT_LT(worst, 0.1);
   figure("2 to 16 ranks, 2^20 signs: bytes sent as the formula says, at most {} % above 2 (n / 8) (W - 1) / W or "
          "(n / 8) (W - 1)", 100 * worst);
@@ -107,7 +108,7 @@ TEST(SignCollective, NodesSendCountsAndNotBallots) {
     of.nodes = 2, of.with_presence = false, of.options.ties = "hash";
     of.weights.assign(static_cast<size_t>(of.ranks), 1);
     Ranks ranks(of);
-    std::atomic<int64_t> between{0};  // what node 0 sends to node 1: announcements and verdicts, counts, results
+    std::atomic<int64_t> between{0};  // bytes that node 0 sends to node 1: announcements, verdicts, counts and results
     for (auto& group : ranks.between)
       group->on_message([&](ThreadGroup::Message& m) { between += m.sender == 0 && m.receiver == 1 ? m.bytes : 0; });
     std::vector<VoteResult> results;
@@ -162,8 +163,8 @@ TEST(SignCollective, AutoTakesTheFasterByTheCostModelAndAgreesOnWhatItMeasures) 
          chosen[0]);
 }
 
-// Measurements that reached one rank only have it choose another algorithm. That call is refused; the next measures
-// anew.
+// If one rank receives different measurements, it chooses a different algorithm. That call is refused, and the next
+// call measures again.
 TEST(SignCollective, ABadMeasurementIsForgotten) {
   constexpr int kRanks = 4;
   constexpr int64_t kCount = 1 << 20;
@@ -188,7 +189,7 @@ TEST(SignCollective, ABadMeasurementIsForgotten) {
     if (message.bytes != wire::kRecordBytes) return;
     std::memcpy(&read, message.data, sizeof read);
     if (read.prefix.round != wire::Round::kMeasure || read.latency_s == 0) return;
-    // To rank 1 a call takes long, to the others a byte does.
+    // Rank 1 sees a high latency, the other ranks a low bandwidth.
     (message.receiver == 1 ? read.latency_s : read.bytes_per_s) = message.receiver == 1 ? 1e9 : 1e-30;
     wire::seal_record(&read);
     std::memcpy(message.data, &read, sizeof read);

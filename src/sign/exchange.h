@@ -14,8 +14,8 @@
 
 namespace lowtide {
 
-// Memory kept from call to call, with arbitrary contents. need() may move it and lose the contents. If it throws, the
-// old memory is still there.
+// Memory that is kept from call to call. Its contents are arbitrary: need() may move the memory and lose them. If
+// need() throws, the old memory is still there.
 class Scratch {
  public:
   std::byte* need(int64_t bytes) {
@@ -35,11 +35,11 @@ struct Scratches {
   Scratch first, second, third;
 };
 
-// The state behind a SignResidual, twice: the current state, and the state after the running mean. The exchange fills
-// `next` and swaps the two only when the mean is applied. Used by the thread of the collective's call.
+// Two copies of a SignResidual's state: the current state and the state after the mean in progress. The exchange fills
+// `next`, and swaps the two copies only when the mean is applied. Used by the thread that calls the collective.
 struct ResidualState {
   int codec = 0;
-  int64_t total = 0;  // signs of the whole
+  int64_t total = 0;  // signs of the whole tensor
   int rank = 0, size = 1;
   int64_t first = 0, count = 0;  // the shard
   struct Values {
@@ -59,7 +59,7 @@ struct ExchangeCall {
   Scratches& scratch;
   const SignBallot& ballot;
   const SignResult& result;
-  ResidualState* residual = nullptr;  // for a mean; nullptr: a vote
+  ResidualState* residual = nullptr;  // for a mean; nullptr for a vote
   TieRule ties = TieRule::kHash;
   uint64_t seed = 0;
   uint32_t weight = 1;
@@ -67,34 +67,34 @@ struct ExchangeCall {
   SignOutcome* outcome = nullptr;
 };
 
-// Call these functions in this order, in the collective's thread.
+// The functions must be called in the order of declaration, in the collective's thread.
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  // Allocates everything for run(), knowing only this rank's ballot. Throws std::bad_alloc; communicates nothing.
+  // Allocates everything for run(), knowing only this rank's ballot. Throws std::bad_alloc. Does not communicate.
   virtual void prepare() = 0;
-  // Sends this rank's ballots after its announcement, before the others' arrive (Agreement::with_ballots). Fills
-  // records[size * wire::kRecordBytes] with all announcements. Only for two-phase votes on one level. Throws
-  // TransportError.
+  // Sends this rank's ballots together with its announcement, before the other ranks' announcements arrive
+  // (Agreement::with_ballots). Fills records[size * wire::kRecordBytes] with all announcements. Only for two-phase
+  // votes on one level. Throws TransportError.
   virtual void send_early(const wire::Announcement& mine, std::byte* records);
   // Runs the rounds. Afterwards the result is in scratch memory, and the outcome lists the ballots left out. Throws
   // TransportError, and CollectiveError on all ranks alike; a failure of this rank alone is returned in Found, so that
   // the others learn of it.
   virtual Found run(const Agreement& agreed) = 0;
-  // Copies the result to the caller, and for a mean replaces the residual. Cannot fail.
+  // Copies the result to the caller and, for a mean, replaces the residual. Cannot fail.
   virtual void deliver() = 0;
 };
 
-// The rounds of a call around the caller's exchange, for payloads that are not in host memory. Pointers in ballot and
-// result only show which arrays exist, and are not dereferenced; of the residual (nullptr: a vote) only format and
-// shard are read. Errors like SignCollective's.
+// Runs the rounds of a call around the caller's own exchange, for payloads that are not in host memory. The pointers in
+// `ballot` and `result` only show which arrays exist and are not dereferenced. `residual` is nullptr for a vote;
+// otherwise only its format and shard are read. Throws like SignCollective.
 struct OwnExchange {
   static SignOutcome call(SignCollective& collective, const SignBallot& ballot, const SignResult& result,
                           ResidualState* residual, Exchange& exchange);
 };
 
 std::unique_ptr<Exchange> make_one_phase(const ExchangeCall& call);
-// For one level or two, like the channel; computes a mean if the call has a residual.
+// Uses one level or two, like the channel. Computes a mean if the call has a residual.
 std::unique_ptr<Exchange> make_two_phase(const ExchangeCall& call);
 
 // Measures the seconds between its calls.

@@ -1,9 +1,9 @@
-// The next vote is expected to have the same parts as the last applied one. All ranks expect the same, because they
-// have confirmed that vote to each other; so the announcements of an expected part travel in front of its ballots,
-// which saves a round. A rank that makes another call sends messages of the expected size that say so, and all ranks
-// announce again (docs/project/votes.md).
+// Predicts the parts of the next vote: the same as those of the last vote that was applied. All ranks expect the same
+// parts, because they have confirmed that vote to each other. Therefore the announcements of an expected part travel in
+// front of its ballots, which saves a round. A rank that makes a different call says so in messages of the expected
+// size, and all ranks announce again (docs/project/votes.md).
 //
-// Used by the collective's thread.
+// Used only by the collective's thread.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,16 @@ struct ExpectedPart {
 
 class Expected {
  public:
-  // The part with that number; nullptr: nothing is expected.
+  // Returns the part with this number, or nullptr if nothing is expected.
   const ExpectedPart* part(uint32_t number) const { return number < parts_.size() ? &parts_[number] : nullptr; }
 
-  // Notes that a part of the current vote has completed on all ranks. A vote with a part on two levels, in one phase,
-  // for a mean, or made late is not expected again.
+  // Notes that a part of the current vote has completed on all ranks. A vote is not expected again if one of its parts
+  // used two levels or one phase, computed a mean, or had a late ballot.
   void note(const Agreement& agreed, const wire::Announcement& mine);
-  // The current vote was applied on all ranks, and each rank knows that the others applied it.
+  // Expects the current vote again. Call it when all ranks have applied the vote and each rank knows that the others
+  // have.
   void take() { parts_ = usable_ ? under_way_ : std::vector<ExpectedPart>{}; }
-  // Begins a vote.
+  // Call this when a vote begins.
   void begin() { under_way_.clear(), usable_ = true; }
 
  private:
@@ -38,13 +39,13 @@ class Expected {
   bool usable_ = true;
 };
 
-// Sends the announcement of a rank without a ballot of the expected kind, and nothing after it. Fills records[size *
-// wire::kRecordBytes] with the announcements of all ranks. Reuses the memory of the last vote's ballots. Throws the
+// Sends the announcement of a rank that has no ballot of the expected kind, with no ballot after it. Fills records[size
+// * wire::kRecordBytes] with the announcements of all ranks. Reuses the memory of the last vote's ballots. Throws the
 // channel's errors.
 void announce_alone(Channel& channel, Scratches& scratch, const ExpectedPart& expected, const wire::Announcement& mine,
                     std::byte* records);
 
-// Extracts the records in front of `ranks` messages of `bytes` each from `messages`, where they alternate.
+// Moves the records out of `messages`, in which each of `ranks` messages of `bytes` bytes follows its record.
 void take_records(std::byte* messages, int ranks, int64_t bytes, std::byte* records);
 
 }  // namespace lowtide

@@ -1,5 +1,6 @@
-// Claims: after a vote that was applied, announcements come with the ballots, in a round less; whatever a rank's next
-// call is instead, all ranks come to what they would have come to without, and the vote after it is right.
+// Tests that after an applied vote the announcements come with the ballots, which saves a round. If a rank makes any
+// other call next, all ranks reach the result that they would reach without this shortcut, and the following vote is
+// right.
 #include "sign/expected.h"
 
 #include "support/sign_faults.h"
@@ -17,7 +18,7 @@ VoteCase two_phases(int64_t count, Rng& rng) {
   return of;
 }
 
-// The calls of the transport so far: of a rank whose messages are seen.
+// Counts the transport's calls by the messages that the hook sees.
 class Calls {
  public:
   explicit Calls(Ranks& ranks) {
@@ -32,14 +33,14 @@ class Calls {
   int64_t last_ = 0, seen_ = 0;
 };
 
-// A deviation of one rank, or of all, from the vote before.
+// How one rank or all ranks deviate from the previous vote.
 struct Deviation {
   const char* name;
   bool of_all;
   std::function<void(SignBallot&)> change;
-  std::string words;  // of the error; "": there is none
+  std::string words;  // text in the error; "" if there is no error
   bool applied;
-  int64_t calls;  // of the transport
+  int64_t calls;  // expected calls of the transport
 };
 
 TEST(SignExpected, WhateverComesInsteadEndsAsWithout) {
@@ -118,7 +119,8 @@ TEST(SignExpected, WhateverComesInsteadEndsAsWithout) {
          std::size(deviations));
 }
 
-// Parts that change from vote to vote: what comes is the definition's, and steady ones take two rounds each.
+// If the parts change from vote to vote, the results still match the definition, and unchanged parts take two rounds
+// each.
 TEST(SignExpected, PartsThatChangeFallBack) {
   Rng rng = seeded("parts that change", 22);
   int64_t votes = 0, steady = 0;

@@ -1,5 +1,5 @@
-// Claims: whatever call a rank dies at, and whatever message of whatever part of a vote is damaged, cut off, late, or
-// another's, no two ranks end with different results: all apply all parts, or none does.
+// Tests that no two ranks end with different results: either all ranks apply all parts or no rank applies any. A rank
+// dies at each call, and each message of each part of a vote is damaged, cut off, late or replaced by another message.
 #include "support/sign_faults.h"
 #include "support/sign_parts.h"
 #include "support/test.h"
@@ -7,8 +7,8 @@
 namespace lowtide::testing {
 namespace {
 
-// A vote in one part, or in three. Equal parts have messages of equal sizes: those of one can come in place of
-// another's.
+// Returns a vote in one part or in three. Equal parts have messages of equal sizes, so one part's message can arrive in
+// place of another part's.
 std::vector<VoteCase> in_parts(const VoteCase& of, int64_t parts, bool equal, Rng& rng) {
   if (parts == 1) return {of};
   const int64_t third = of.count / 3 / 1024 * 1024;
@@ -29,7 +29,7 @@ struct Death {
   bool after_sending, first;
 };
 
-// True if the others have the right result.
+// Checks that the other ranks either have the right result or throw; adds 1 to `right` if any of them has the result.
 void expect_survived(const Death& d, Rng& rng, std::atomic<int64_t>& right) {
   const VoteCase of = vote_of(d.ranks, d.nodes, d.algorithm, 5000, rng);
   const std::vector<VoteCase> parts = in_parts(of, d.parts, false, rng);
@@ -66,7 +66,7 @@ void expect_survived(const Death& d, Rng& rng, std::atomic<int64_t>& right) {
     }
   }
   if (!of.nodes) {
-    // Over one transport all others see the same; they succeed where the dead had said all it had to say.
+    // Over one transport all other ranks see the same messages; they succeed if the dead rank had sent everything.
     const bool said_all = d.call == of.calls(d.first, d.parts) - 1 && d.after_sending;
     ASSERT_EQ(succeeded, said_all ? of.ranks - 1 : 0) << "call " << d.call;
     ASSERT_EQ(named + succeeded, of.ranks);
@@ -79,7 +79,8 @@ void expect_survived(const Death& d, Rng& rng, std::atomic<int64_t>& right) {
 TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
   constexpr SignAlgorithm kOne = SignAlgorithm::kOnePhase, kTwo = SignAlgorithm::kTwoPhase;
   std::vector<Death> deaths;
-  // Every share keeps those of the first rank at the last call, of which some leave the others the right result.
+  // Every share keeps the deaths of the first rank at the last call, because some of them leave the other ranks the
+  // right result.
   int64_t grid = 0;
   const auto add = [&](const Death& d, int64_t calls) {
     if ((d.nodes == 0 && d.dead == 0 && d.call == calls - 1) || in_share(grid++)) deaths.push_back(d);
@@ -99,7 +100,7 @@ TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
       for (int64_t call = 0; call < 5; ++call)
         for (const bool between : {false, true}) add({kTwo, 6, 2, 1, dead, between, call, after, true}, 5);
   }
-  // They mostly wait: many at a time.
+  // The cases mostly wait, so run many at a time.
   std::atomic<size_t> next{0};
   std::atomic<int64_t> right{0};
   std::vector<std::thread> threads;
@@ -126,21 +127,23 @@ struct Hit {
   bool between;
   int64_t call;  // of the vote
   Damage damage;
-  bool of_part_before;  // kLate: the same round of the part before, or of the vote before
+  bool of_part_before;  // for kLate: send the message from the same round of the previous part or vote
   int sender;
   Damager::Receivers receivers;
 };
 
-// Calls of a vote that comes after others, and of each of its parts: rounds of a part, and two of the vote.
+// Return the number of calls of a vote that follows other votes, and of each of its parts. Two calls belong to the
+// whole vote.
 int64_t vote_calls(const VoteCase& of, int64_t parts) { return of.calls(false, parts); }
 int64_t part_calls(const VoteCase& of, int64_t parts) { return (vote_calls(of, parts) - 2) / parts; }
 
-// A vote, another where announcements come with ballots, the same again with damage, and one in one call, over the same
-// transports.
+// Takes four votes over the same transports: the first, one whose announcements come with the ballots, the same with
+// damage, and one in a single call.
 void damaged_vote(const VoteCase& of, int64_t number, const Hit& d, Rng& rng, Tally* tally) {
   const int64_t of_part = part_calls(of, number), calls = vote_calls(of, number);
   const bool announces = d.call % of_part == 0 && d.call < number * of_part;
-  // A sound announcement of an earlier step stops those who get it at once; the others find out by waiting for them.
+  // A valid announcement of an earlier step stops the ranks that receive it at once; the other ranks wait for them
+  // until the timeout.
   const bool stops_some = announces && d.damage == Damage::kLate;
   Ranks ranks(of, std::chrono::milliseconds(stops_some ? 900 : 30000));
   const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
@@ -208,7 +211,8 @@ void damaged_vote(const VoteCase& of, int64_t number, const Hit& d, Rng& rng, Ta
     }
   }
   for (const int rank : ended[0].ranks) named |= rank == d.sender;
-  // The last round may be damaged once without harm, and what a rank passes on between nodes is not its own.
+  // The last round may be damaged once without harm, and between nodes a rank also passes on the messages of other
+  // ranks.
   if (!of.nodes && d.call + 1 < calls && !stops_some) {
     ASSERT_TRUE(named) << ended[0].text;
   }
@@ -255,7 +259,7 @@ TEST_P(DamagedVote, EndsAlikeOnAllRanks) {
           for (const int sender : senders)
             for (const auto receivers : kReceivers) {
               const bool taken = in_share(row, column++, columns);
-              // Waits for a timeout: one for each is enough.
+              // These cases wait for a timeout, so one of each kind is enough.
               if (waits_here && (sender != 1 || receivers != Damager::kOne || !in_share(waits++))) continue;
               if (!taken && !waits_here) continue;
               SCOPED_TRACE(::testing::Message() << round << ", call " << call << ", between " << between << ", sender "
@@ -277,7 +281,8 @@ TEST_P(DamagedVote, EndsAlikeOnAllRanks) {
   }
   EXPECT_TRUE(all.right > 0 && all.refused > 0);
   if (parts > 1) return;
-  // A damaged ballot costs that ballot only, damaged results cost the vote, and damage in the last round costs nothing.
+  // A damaged ballot costs only that ballot, a damaged result costs the vote, and damage in the last round costs
+  // nothing.
   EXPECT_EQ(tallies.size(), rounds.size());
   if (algorithm == SignAlgorithm::kTwoPhase) {
     EXPECT_EQ(tallies["ballots"].without, tallies["ballots"].cases);
@@ -356,7 +361,7 @@ TEST(SignFaults, AfterATransportFailedItIsNotUsedAgain) {
   }
 }
 
-// An exception of the transport reaches the caller as it is.
+// An exception of another type from the transport reaches the caller unchanged.
 TEST(SignFaults, ForeignExceptionsPass) {
   struct Foreign {};
   const auto fail = [](const std::byte*, std::byte*, int64_t) { throw Foreign(); };

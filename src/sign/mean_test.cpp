@@ -1,5 +1,5 @@
-// Means under error feedback: the same bits as of all signs in one place, whatever the number of ranks; what is sent
-// and what is kept add up; a mean that is not applied changes no residual.
+// Tests that means with error feedback have the same bits for any number of ranks as in one process, that the sent
+// values and the residual add up, and that a mean that is not applied changes no residual.
 #include "backend/cpu/cpu_backend.h"
 #include "backend/catalog.h"
 #include "support/sign_ranks.h"
@@ -16,7 +16,7 @@ float number(uint16_t bf16) {
 }
 
 uint16_t random_scale(Rng& rng) {
-  // bfloat16 of 2^-12 to 2^3, or zero
+  // bfloat16 values from 2^-12 to below 2^4, or zero
   return rng.chance(0.05) ? uint16_t{0} : static_cast<uint16_t>((115 + rng.below(16)) << 7 | rng.below(128));
 }
 
@@ -65,12 +65,12 @@ struct MeanResult {
   bool operator==(const MeanResult&) const = default;
 };
 
-// All in one place, by the backend: bits, scales and the residual of all signs.
+// Computes the mean of all signs in one place: bits, scales and the residual.
 struct Whole {
   explicit Whole(const MeanCase& of)
       : residual(of.count, 0, 1, of.state), cpu(cpu::make_backend("")), result(of.count) {}
 
-  // The residual lives in a buffer of codes and then scales, as SignResidual has it.
+  // The residual lives in one buffer, codes before scales, in the format of SignResidual.
   void step(const MeanCase& of) {
     const CodecInfo& codec = codec_info(find_codec(of.state));
     std::vector<std::byte> stored(static_cast<size_t>(residual.bytes()));
@@ -142,8 +142,8 @@ TEST(SignMean, IsThatOfAllSignsInOnePlace) {
   figure("{} means of 1 to 9 ranks, {} signs: bits, scales and residuals as in one place", cases, signs);
 }
 
-// The values sent and the values left add up to the sum of the means: in float32 but for rounding, an ulp of a value a
-// step.
+// The values sent and the values left add up to the sum of the means, except for float32 rounding: about one ulp of a
+// value per step.
 TEST(SignMean, LosesNothing) {
   Rng rng = seeded("sums of means", 12);
   MeanCase of = random_case(4, rng);
@@ -183,7 +183,7 @@ TEST(SignMean, LosesNothing) {
     without = std::max(without, std::abs(means[i] - sent[i]));
     magnitude = std::max(magnitude, std::abs(double{left[i]}));
   }
-  // Six roundings a step, of values that are no larger than a ballot's scale (2^4) and the residual.
+  // Each step rounds six times, and the values are no larger than a ballot's scale (2^4) plus the residual.
   const double bound = kSteps * 6 * (magnitude + 16) * 0x1p-24;
   EXPECT_LT(worst, bound);
   EXPECT_GT(without, 1000 * bound) << "the residual holds nothing";
@@ -197,8 +197,8 @@ TEST(SignMean, WhatIsNotAppliedLeavesTheResidual) {
   for (int call = 0; call < 5; ++call)
     for (int sender = 0; sender < 5; ++sender)
       for (const char* state : {"fp32", "bf16", "dynamic8"})
-        for (const int what : {0, 1, 2}) {  // a flipped bit at one rank, at all others; a scale that is not finite
-          // Every share has each call with each damage.
+        for (const int what : {0, 1, 2}) {  // a bit flipped at one rank, at all other ranks, or a non-finite scale
+          // Every share runs each call with each kind of damage.
           const bool always = sender == 0 && std::string(state) == "fp32";
           if (!always && !in_share(grid++)) continue;
           MeanCase of = random_case(5, rng);
@@ -259,7 +259,7 @@ TEST(SignMean, WhatIsNotAppliedLeavesTheResidual) {
          "unharmed", damaged, not_applied, without, right);
 }
 
-// Scales so large that their mean is beyond float32.
+// A mean of scales that exceeds the float32 range is refused.
 TEST(SignMean, OverflowIsNotAppliedAndNotKept) {
   constexpr int64_t kCount = 3000;
   ThreadGroup group(2, std::chrono::seconds(60));

@@ -1,5 +1,5 @@
-// One phase: every rank gets every whole ballot and votes on all signs. One latency, but (ranks - 1) ballots to send:
-// best for few ranks or few signs.
+// One phase: every rank gets every whole ballot and votes on all signs. One phase takes only one latency but sends
+// (ranks - 1) ballots, so it suits few ranks or few signs.
 #include <cstring>
 
 #include "sign/exchange.h"
@@ -50,7 +50,7 @@ class OnePhase final : public Exchange {
       if (found.suspect < 0) found.suspect = static_cast<int>(r), found.suspicion = reasons[r];
     }
     reject_unannounced(agreed, call_.outcome);
-    // All ranks must leave out the same ballots, so the checksum also covers the reasons.
+    // The checksum also covers the reasons, because all ranks must leave out the same ballots.
     found.result =
         wire::checksum(ShardLayout::reasons(result_), static_cast<size_t>(layout_.result_bytes() - wire::kHeaderBytes),
                        agreed.weights_checksum());

@@ -1,4 +1,5 @@
-// Votes in parts: the bits of one call, fewer rounds, and one end for all ranks and all parts.
+// Tests that a vote in parts has the bits of a vote in one call, takes fewer rounds than separate votes, and ends in
+// the same way on all ranks and for all parts.
 #include "support/sign_faults.h"
 #include "support/sign_parts.h"
 #include "support/test.h"
@@ -9,7 +10,7 @@ namespace {
 std::vector<int64_t> random_cuts(int64_t count, Rng& rng) {
   std::vector<int64_t> cuts;
   for (int64_t i = rng.below(6); i > 0; --i) cuts.push_back(rng.below(count / 1024 + 1) * 1024);
-  std::sort(cuts.begin(), cuts.end());  // equal ones make parts without signs
+  std::sort(cuts.begin(), cuts.end());  // equal cuts make parts without signs
   return cuts;
 }
 
@@ -62,7 +63,7 @@ VoteCase case_of(int ranks, int nodes, SignAlgorithm algorithm, int64_t count, R
   return of;
 }
 
-// Takes a vote in parts that may end by an exception, and another one. The exception is that of the rank.
+// Takes a vote in parts, which may end in an exception, and then another vote. Rethrows the first vote's exception.
 SignOutcome vote_and_go_on(SignCollective& collective, const std::vector<VoteCase>& parts, int rank, PartResults& room,
                            std::vector<SignOutcome>& outcomes, const Change& change, const VoteCase& next,
                            VoteResult& result) {
@@ -78,8 +79,8 @@ SignOutcome vote_and_go_on(SignCollective& collective, const std::vector<VoteCas
   return outcome;
 }
 
-// One rank stops the vote, in one of its parts: nobody goes on, nothing of it is written, and the next vote has nothing
-// of it. A ballot may also be made late, by all ranks: once, also where there are no signs to vote on.
+// If one rank stops the vote in any part, no rank goes on, no result is written, and the next vote is not affected. All
+// ranks may also make a ballot late; they make it once, even if there are no signs to vote on.
 TEST(SignParts, WhatStopsAPartStopsTheVoteOnAllRanks) {
   enum What { kNothing, kNonfinite, kFailed, kWrong, kPrepareSaysNo, kPrepareThrows };
   constexpr int kRanks = 4;
@@ -152,7 +153,7 @@ TEST(SignParts, WhatStopsAPartStopsTheVoteOnAllRanks) {
                                                   : "no room");
               continue;
             }
-            if (prepares && where == vote.cuts.size()) {  // the rounds around it tell
+            if (prepares && where == vote.cuts.size()) {  // all ranks learn of it in the control rounds
               ASSERT_TRUE(each.threw && !each.transport && each.ranks == std::vector<int>{odd}) << each.text;
               ASSERT_EQ(each.kind, static_cast<int>(ErrorKind::kIo)) << each.text;
               continue;
@@ -169,8 +170,8 @@ TEST(SignParts, WhatStopsAPartStopsTheVoteOnAllRanks) {
   figure("{} votes that one rank stops, or not: unanimous, and the next vote is right", cases);
 }
 
-// One rank differs in one thing of a vote, or in the second of its three parts: all throw, with one text that names it
-// and both values; nothing is written, and the next vote is right.
+// If one rank differs in one property of a vote, or of the second of three parts, all ranks throw the same text, which
+// names the rank and both values. Nothing is written, and the next vote is right.
 TEST(SignParts, RanksThatDifferAreRefusedByAllAlike) {
   using Options = SignCollectiveOptions;
   struct Difference {
@@ -204,7 +205,7 @@ TEST(SignParts, RanksThatDifferAreRefusedByAllAlike) {
     for (const int nodes : {0, 3})
       for (const int odd : {0, 2, 5}) {
         const std::string text = difference.text;
-        // Measuring and algorithms are matters of one transport.
+        // Measurements and the choice of an algorithm exist only with one transport.
         if (nodes && (text.starts_with("algorithm") || text.starts_with("where"))) continue;
         SCOPED_TRACE(text + ", " + std::to_string(nodes) + " nodes, rank " + std::to_string(odd));
         const VoteCase of = case_of(kRanks, nodes, SignAlgorithm::kTwoPhase, 7000, rng);
@@ -242,7 +243,8 @@ TEST(SignParts, RanksThatDifferAreRefusedByAllAlike) {
   figure("{} groups with one odd rank: one error on all 6, nothing written", cases);
 }
 
-// A part that does not follow from this rank's own calls, and a mean with more to come: its own error, announced.
+// A part that does not follow this rank's previous calls, or a mean with more parts to come, is an error of this rank,
+// which it announces.
 TEST(SignParts, ARankThatContradictsItselfIsToldAndTheOthersHearOfIt) {
   Rng rng(15);
   const VoteCase of = case_of(3, 0, SignAlgorithm::kTwoPhase, 3000, rng);

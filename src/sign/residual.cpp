@@ -1,4 +1,4 @@
-// A rank's part of the residuals of a mean.
+// Implements SignResidual, one rank's shard of the residual of a mean.
 #include <cstring>
 
 #include "backend/cpu/cpu_backend.h"

@@ -107,8 +107,8 @@ const RoundWords& words_of(Round round) {
   return kWords[round <= Round::kCommit ? static_cast<size_t>(round) : 0];
 }
 
-// Zeroes damaged records. A rank in another round is an error before the call has begun; later only a stray message can
-// look like one.
+// Zeroes damaged records. Before the call has begun, a record from another round is an error; later, it can only be a
+// stray message.
 template <class Record>
 std::vector<Record> check(std::vector<Record> all, const Record& mine, std::vector<bool>* sound) {
   all[static_cast<size_t>(mine.prefix.rank)] = mine;
@@ -128,7 +128,7 @@ std::vector<Record> check(std::vector<Record> all, const Record& mine, std::vect
   return all;
 }
 
-// The records of all ranks, after check().
+// Gathers the records of all ranks and returns them after check().
 template <class Record>
 std::vector<Record> gather(Channel& channel, const Record& mine, std::vector<bool>* sound) {
   std::vector<Record> all(static_cast<size_t>(channel.size()));
@@ -151,7 +151,7 @@ void accuse(Verdict* verdict, Reason reason, Round of, int culprit, int witness)
   verdict->culprit = culprit, verdict->witness = witness;
 }
 
-// Derives the verdict from all confirmations, into `view`.
+// Derives the verdict from all confirmations and writes it to `view`.
 void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::vector<bool>& sound, Verdict* view) {
   const auto me = view->prefix.rank;
   for (size_t r = 0; r < all.size(); ++r) {
@@ -168,7 +168,7 @@ void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::
   uint32_t most = all[0].result;
   for (const Verdict& each : all)
     if (results[each.result] > results[most]) most = each.result;
-  // A message that some left out is the cause, even if more ranks left it out than kept it.
+  // A message that some ranks left out is the cause, even if more ranks left it out than kept it.
   for (const bool of_all : {false, true})
     for (size_t r = 0; r < all.size() && results.size() > 1; ++r) {
       const auto rank = static_cast<int>(r);
@@ -182,9 +182,9 @@ void judge(const Agreement& agreed, const std::vector<Verdict>& all, const std::
       return accuse(view, Reason::kDiffers, Round::kResult, static_cast<int>(r), static_cast<int>(r));
 }
 
-// Throws if a view is not fine. Ranks with the same views throw the same text. shared: all ranks have these views. A
-// rank alone with its view knows what the others do, except about a confirmation that reached it damaged: it may have
-// reached them.
+// Throws if a view is not fine. Ranks with the same views throw the same text. `shared` says that all ranks have these
+// views. A rank that has only its own view knows what the others will do, unless a confirmation reached it damaged,
+// which may have reached the others intact.
 void require_fine(const std::vector<Verdict>& views, bool shared) {
   std::set<std::string> texts;
   std::set<int> culprits;
@@ -208,7 +208,7 @@ void require_fine(const std::vector<Verdict>& views, bool shared) {
   throw CollectiveError(cause, text, {culprits.begin(), culprits.end()});
 }
 
-// Checks that all ranks make the same call. sound: which records are valid.
+// Checks that all ranks make the same call. `sound` says which records are valid.
 Agreement agree(std::vector<Announcement> all, const std::vector<bool>& sound) {
   Agreement agreed;
   agreed.of = std::move(all);
@@ -320,7 +320,7 @@ void confirm(Channel& channel, const Agreement& agreed, const Found& found) {
   judge(agreed, all, sound, &view);
   wire::seal_record(&view);
   if (!agreed.of[static_cast<size_t>(channel.rank())].commit) return require_fine({view}, false);
-  // A damaged view is left out: only two damaged views could hide a problem.
+  // A damaged view is left out, because only two damaged views could hide a problem.
   require_fine(gather(channel, view, &sound), true);
 }
 

@@ -10,7 +10,7 @@ namespace {
 using wire::Reason;
 using wire::Round;
 
-// Copies `bits` bits and zero-fills up to `room` bytes.
+// Copies `bits` bits and fills the rest of `room` bytes with zeros.
 void copy_bits(const std::byte* from, int64_t bits, std::byte* to, int64_t room) {
   const int64_t bytes = sign_bytes(bits);
   if (bytes) std::memcpy(to, from, static_cast<size_t>(bytes));
@@ -29,7 +29,7 @@ void fill_ballot(const SignBallot& ballot, const ShardLayout& layout, int64_t fi
                  std::byte* message) {
   std::byte* const bits = ShardLayout::ballot_bits(message);
   std::byte* const extra = layout.ballot_extra(message);
-  // Without signs there may be no memory.
+  // A ballot without signs may have no memory.
   copy_bits(count ? ballot.bits + first / 8 : nullptr, count, bits, layout.bits_bytes());
   if (!layout.extra) return;
   if (ballot.scales && count) {
@@ -92,7 +92,7 @@ Voters voters_of(const Agreement& agreed, const ShardLayout& layout, std::byte* 
 }
 
 bool sound_scales(const std::byte* scales, int64_t count) {
-  constexpr uint16_t kInfinity = 0x7f80;  // bfloat16; negative numbers are above it
+  constexpr uint16_t kInfinity = 0x7f80;  // as bfloat16; the bits of negative numbers are larger
   for (int64_t i = 0; i < sign_scales(count); ++i) {
     uint16_t scale;
     std::memcpy(&scale, scales + i * int64_t{sizeof scale}, sizeof scale);

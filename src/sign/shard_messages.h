@@ -20,22 +20,23 @@
 
 namespace lowtide {
 
-// Signs of each of `shards` shards of `count` signs; the last shards may be short or empty.
+// Returns the number of signs in each shard when `count` signs are cut into `shards` shards; the last shards may be
+// short or empty.
 constexpr int64_t shard_signs(int64_t count, int shards) {
   const int64_t units = (count + kSignAlignment - 1) / kSignAlignment;
   return (units + shards - 1) / shards * kSignAlignment;
 }
-// The number of signs, out of `count`, in the shard of `shard` signs that begins at sign `first`.
+// Returns how many of `count` signs are in the shard that begins at sign `first` and has room for `shard` signs.
 constexpr int64_t signs_in_shard(int64_t count, int64_t first, int64_t shard) {
   return std::clamp<int64_t>(count - first, 0, shard);
 }
 
-// The layout of messages of shards of `signs` signs.
+// The layout of messages about shards of `signs` signs.
 struct ShardLayout {
   int64_t signs = 0;
   bool extra = false;  // presence or scales, which have the same size
-  bool zeros = false;  // in results: marks of ties
-  int ranks = 1;       // in the collective
+  bool zeros = false;  // results mark ties
+  int ranks = 1;       // ranks of the collective
 
   int64_t bits_bytes() const { return signs / 8; }
   int64_t extra_bytes() const { return extra ? presence_bytes(signs) : 0; }
@@ -50,16 +51,17 @@ struct ShardLayout {
   std::byte* result_zeros(std::byte* message) const { return result_extra(message) + extra_bytes(); }
 };
 
-// The header of the message due from `sender` to `receiver` (or wire::kEveryone), about signs from `first` on.
+// Returns the header of the message that is due from `sender` to `receiver` (or wire::kEveryone) about signs from
+// `first` on.
 wire::Header header_of(const Agreement& agreed, wire::Round round, int sender, int receiver, int64_t first);
 
-// Writes and seals this rank's ballot for the shard that begins at `first`: its signs, 0 where it has no presence or no
-// votes, and its presence or scales.
+// Writes and seals this rank's ballot for the shard that begins at `first`. The ballot holds the rank's signs (0 where
+// the rank has no presence or no votes) and its presence or scales.
 void write_ballot(const ExchangeCall& call, const Agreement& agreed, const ShardLayout& layout, int receiver,
                   int64_t first, std::byte* message);
 
-// For each of `ranks` ballots, from rank `first_rank` on, the reason why it cannot be counted, or kFine. Does not read
-// the payload of a rank without votes. messages[i * bytes_each]: the received ballot.
+// Returns, for each of `ranks` ballots from rank `first_rank` on, kFine or the reason why the ballot cannot be counted.
+// The ballot of rank first_rank + i is at messages[i * bytes_each]. Does not read the payload of a rank without votes.
 std::vector<wire::Reason> check_ballots(const Agreement& agreed, int first_rank, int ranks, int receiver, int64_t first,
                                         const std::byte* messages, int64_t bytes_each, int threads);
 
@@ -72,15 +74,15 @@ struct Voters {
 Voters voters_of(const Agreement& agreed, const ShardLayout& layout, std::byte* messages,
                  const std::vector<wire::Reason>& reasons);
 
-// True if the bfloat16 scales of `count` signs are finite and not negative.
+// Returns true if the bfloat16 scales of `count` signs are finite and not negative.
 bool sound_scales(const std::byte* scales, int64_t count);
 
-// Writes the list of reasons of a result and zeros everything after it.
+// Writes the list of reasons of a result and zeroes everything after the list.
 void begin_result(const ShardLayout& layout, const std::vector<wire::Reason>& reasons, std::byte* message);
-// Votes on `count` signs from `first` on; writes the outcome to `message`.
+// Votes on `count` signs from `first` on, and writes the outcome to `message`.
 void vote(const ExchangeCall& call, const ShardLayout& layout, const Voters& voters, int64_t first, int64_t count,
           std::byte* message);
-// The same vote, without its ballots, weights and presence.
+// Returns the vote that vote() would take, without its ballots, weights and presence.
 VoteItem vote_into(const ExchangeCall& call, const ShardLayout& layout, int64_t first, int64_t count,
                    std::byte* message);
 
@@ -89,14 +91,15 @@ struct ResultPlace {
   int owner;
   int64_t first;
 };
-// Checks the results of all shards, messages[i * layout.result_bytes()] for places[i], and adds the ballots that the
-// owners left out to the outcome. The checksum found covers weights, reasons and results.
+// Checks the results of all shards; the result for places[i] is at messages[i * layout.result_bytes()]. Adds the
+// ballots that the owners left out to the outcome. The checksum in the returned Found covers weights, reasons and
+// results.
 Found check_results(const Agreement& agreed, const ShardLayout& layout, const std::byte* messages,
                     const std::vector<ResultPlace>& places, int threads, SignOutcome* outcome);
 // Copies a result to the caller's memory.
 void deliver_result(const ExchangeCall& call, const ShardLayout& layout, const std::byte* message, int64_t first);
 
-// Adds to the outcome the ranks whose announcements were damaged, so that they have no votes.
+// Adds to the outcome the ranks that have no votes because their announcements were damaged.
 void reject_unannounced(const Agreement& agreed, SignOutcome* outcome);
 
 }  // namespace lowtide

@@ -40,7 +40,7 @@ void check_count(int64_t count) {
   LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld signs, wanted 0 to 2^60", ll(count));
 }
 
-// Catches a common mistake: a count of elements instead of a count of bytes, or the reverse.
+// Catches the common mistake of passing a number of elements instead of a number of bytes, or the reverse.
 void check_size(const char* name, std::span<const std::byte> bits, int64_t count) {
   const int64_t wanted = packed_bytes(count);
   LT_REQUIRE(bits.size() == static_cast<size_t>(wanted),
@@ -60,12 +60,12 @@ void check_apart(const char* a_name, const void* a, int64_t a_bytes, const char*
              b_name);
 }
 
-// For results that may be written in place, byte by byte: the memory is either the same or separate.
+// Checks results that may be written in place, byte by byte: the memory must be the same or separate.
 void check_same_or_apart(const char* a_name, const void* a, const char* b_name, const void* b, int64_t bytes) {
   if (a != b) check_apart(a_name, a, bytes, b_name, b, bytes);
 }
 
-// Throws for errors that the backend does not check itself.
+// Throws for errors that the backend does not check.
 SignItem packed_item(DType dtype, const void* values, int64_t count, std::span<std::byte> bits,
                      const Options& options) {
   check_dtype(dtype);
@@ -81,7 +81,7 @@ SignItem packed_item(DType dtype, const void* values, int64_t count, std::span<s
   return item;
 }
 
-// Checks everything that the backend does not check itself.
+// Checks everything that the backend does not check.
 void check_vote(const Vote& vote, std::span<std::byte> result, std::span<std::byte> zeros) {
   check_count(vote.count);
   LT_REQUIRE(!vote.ballots.empty() && vote.ballots.size() <= static_cast<size_t>(kMostBallots),

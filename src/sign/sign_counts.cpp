@@ -21,7 +21,7 @@ int64_t window_bytes(int64_t count) {
   return (bytes + kMarkBytes - 1) / kMarkBytes * kMarkBytes;
 }
 
-// Throws for impossible counts.
+// Returns the number of planes. Throws if a count is impossible.
 int checked_planes(int64_t count, int most) {
   LT_REQUIRE(count >= 0 && count <= kMostSigns, "got %lld values, wanted 0 to 2^60", ll(count));
   LT_REQUIRE(most >= 1 && most <= kMost, "got at most %d additions, wanted 1 to %d", most, kMost);
@@ -80,8 +80,8 @@ void SignCounts::add_window(const void* values, DType dtype, int64_t first, int6
   item.zero_is_plus = zero_is_plus_;
   item.nonfinite = reinterpret_cast<uint32_t*>(room.memory_.there());
   backend_->pack_signs({&item, 1}, threads, stream);
-  // The planes as ballots of weights 1, 2, 4 ..., and the signs. The sum of weights requires a last plane that counts
-  // never reach.
+  // The planes are ballots of weights 1, 2, 4 ..., and the signs are one more ballot. The sum of the weights requires a
+  // last plane, which the counts never reach.
   std::vector<const std::byte*> ballots;
   std::vector<std::byte*> sums;
   for (int j = 0; j < planes_; ++j) ballots.push_back(plane(j) + first / 8);
@@ -111,8 +111,8 @@ std::vector<uint32_t> SignCounts::plane_weights() const {
 void SignCounts::read(float* out, int threads, void* stream) {
   LT_REQUIRE(out || count_ == 0, "got no memory for the counts");
   if (count_ == 0) return;
-  // Half the sum of (sign 2^j) over the planes is the count minus half of what all of them can hold: every partial sum
-  // is a multiple of 1/2 below 2^17, and so exact.
+  // Half the sum of (sign 2^j) over the planes is the count minus half of the planes' capacity. Every partial sum is a
+  // multiple of 1/2 below 2^17 and is therefore exact.
   const float half = 0.5f * static_cast<float>((1 << planes_) - 1);
   if (Device* const device = backend_->device())
     device->fill(stream, out, std::bit_cast<uint32_t>(half), 4, count_);

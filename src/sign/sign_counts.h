@@ -11,18 +11,18 @@
 
 namespace lowtide::sign {
 
-// Signs counted at a time: few enough for their new counts to stay in a CPU's cache.
+// The number of signs counted at a time, low enough for their new counts to stay in a CPU's cache.
 inline constexpr int64_t kCountWindow = 1 << 20;
 static_assert(kCountWindow % kSignAlignment == 0);
 
-// Memory that additions need beside the counters, and the word that records whether a value was not finite. Successive
-// additions may share it.
+// The memory that additions need in addition to the counters, and the word that records whether a value was not finite.
+// Successive additions may share one CountRoom.
 class CountRoom {
  public:
-  // For counts of up to `count` values and `most` additions. Throws like SignMemory.
+  // Makes room for `count` values and `most` additions. Throws like SignMemory.
   CountRoom(std::shared_ptr<Backend> backend, int64_t count, int most);
 
-  // True if a value was not finite since construction or the last call; waits for the additions.
+  // Waits for the additions. Returns true if a value was not finite since construction or the last call.
   bool take_nonfinite(void* stream);
 
  private:
@@ -34,26 +34,26 @@ class CountRoom {
 
 class SignCounts {
  public:
-  // count: 0 to 2^60 values; most: 1 to 65,535 additions. Keeps the backend. Throws kInvalidArgument, and like
-  // SignMemory.
+  // Counts 0 to 2^60 values in 1 to 65,535 additions. Shares ownership of the backend. Throws kInvalidArgument, and
+  // like SignMemory.
   SignCounts(std::shared_ptr<Backend> backend, int64_t count, int most);
 
   int64_t count() const { return count_; }
-  int added() const { return added_; }  // since clear()
+  int added() const { return added_; }  // additions since clear()
   int most() const { return most_; }
   int planes() const { return planes_; }
   int64_t bytes() const { return planes_ * plane_bytes_; }
-  // Bit j of every counter, in the backend's memory.
+  // Returns bit j of every counter, in the backend's memory.
   const std::byte* plane(int j) const { return memory_.there() + j * plane_bytes_; }
-  // The votes of a sign in each plane: 1, 2, 4, ...
+  // Returns how many votes a sign in each plane has: 1, 2, 4, ...
   std::vector<uint32_t> plane_weights() const;
 
-  // Adds the signs of values[count], contiguous memory of the backend: + is x >= 0. Exact zeros alternate between + and
-  // - from one addition to the next, also across clear(). Queued on `stream`; throws kInvalidArgument after `most`
-  // additions.
+  // Adds the signs of values[count], which are contiguous in the backend's memory. A value x >= 0 counts as +, but
+  // exact zeros alternate between + and - from one addition to the next, also across clear(). The work is queued on
+  // `stream`. Throws kInvalidArgument after `most` additions.
   void add(const void* values, DType dtype, CountRoom& room, int threads, void* stream);
   void clear(void* stream);
-  // Writes each value's number of + to float32 out[count], memory of the backend; queued on `stream`.
+  // Writes how often each value was + to float32 out[count] in the backend's memory. The work is queued on `stream`.
   void read(float* out, int threads, void* stream);
 
  private:
@@ -68,8 +68,8 @@ class SignCounts {
   SignMemory memory_;
 };
 
-// The mean of `added` signs for each number of +: float32 (number of + minus number of -) / added, rounded to nearest;
-// 0 without additions.
+// Returns, for each possible number of +, the mean of `added` signs: (number of + minus number of -) / added, rounded
+// to the nearest float32, or 0 without additions.
 std::vector<float> means_of(int added);
 
 }  // namespace lowtide::sign

@@ -33,7 +33,7 @@ SignMemory::~SignMemory() {
   if (!used_) return;
   try {
     device_->host_wait(used_);
-  } catch (const Error&) {  // the device is lost, and uses nothing
+  } catch (const Error&) {  // a lost device no longer uses the memory
   }
 }
 

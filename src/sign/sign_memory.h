@@ -9,13 +9,14 @@
 
 namespace lowtide::sign {
 
-// The same bytes twice: in device memory, initially zero, and pinned on the host once they are requested there; only
-// once if the backend computes in host memory. Copies are queued on `stream`. One thread at a time.
+// Holds the same bytes in device memory, which is zero at first, and in pinned host memory, which is allocated when it
+// is first requested. If the backend computes in host memory, both are the same memory. Copies are queued on `stream`.
+// Used by one thread at a time.
 class SignMemory {
  public:
-  // Keeps the backend. Throws kInvalidArgument for a negative size, kOutOfMemory, std::bad_alloc.
+  // Shares ownership of the backend. Throws kInvalidArgument for a negative size, kOutOfMemory or std::bad_alloc.
   SignMemory(std::shared_ptr<Backend> backend, int64_t bytes);
-  // The same with device memory `there`, which the caller keeps alive; its contents are unchanged.
+  // Uses the device memory `there`, which the caller keeps alive, and does not change its contents.
   SignMemory(std::shared_ptr<Backend> backend, std::byte* there, int64_t bytes);
   // Waits for all uses of the memory.
   ~SignMemory();
@@ -27,15 +28,16 @@ class SignMemory {
   void drop_host();
   std::byte* there() const { return there_; }
   int64_t bytes() const { return bytes_; }
-  // Sets bytes on the device to 0.
+  // Zeroes bytes on the device.
   void clear(int64_t first, int64_t bytes, void* stream);
-  // Copies to the host and waits.
+  // Copies bytes to the host, and waits for the copy.
   void fetch(int64_t first, int64_t bytes, void* stream);
-  // Copies to the device. The host's bytes must stay until the next fetch, which waits for the copy.
+  // Copies bytes to the device. The host's bytes must not change before the next fetch, which waits for the copy.
   void send(int64_t first, int64_t bytes, void* stream);
-  // Copies the device's bytes of another object with the same backend and size; the host's bytes do not change.
+  // Copies the device's bytes from another object with the same backend and size. The host's bytes do not change.
   void copy(SignMemory& from, void* stream);
-  // Call around work on `stream` that uses the device's memory: orders it behind earlier uses, on any queue.
+  // Call these around work on `stream` that uses the device's memory; they order the work behind earlier uses on any
+  // queue.
   void follow(void* stream);
   void note_use(void* stream);
 
@@ -58,7 +60,7 @@ void with_memory(SignMemory& memory, void* stream, Work&& work) {
   try {
     work();
   } catch (...) {
-    memory.note_use(stream);  // part of it may be queued
+    memory.note_use(stream);  // part of the work may be queued
     throw;
   }
   memory.note_use(stream);

@@ -1,5 +1,5 @@
-// The functions of lowtide/sign.h on any backend. Memory is the backend's and borrowed; work is queued on `stream`, and
-// memory must stay until it is done. Throws kInvalidArgument; then nothing was queued.
+// The functions of lowtide/sign.h on any backend. They borrow memory of the backend and queue work on `stream`; the
+// memory must stay until the work is done. If they throw kInvalidArgument, nothing was queued.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,16 @@
 
 namespace lowtide::sign {
 
-// The process's shared CPU backend, made by the first call. Only use its operations on signs, decode and encode: they
-// keep no state between calls, so any number of threads may call them at once.
+// Returns the CPU backend that the process shares, which the first call creates. Use only its sign operations, decode
+// and encode: they keep no state between calls, so any number of threads may call them at once.
 Backend& host_backend();
-// The same, for objects that keep their backend; it lives as long as the process.
+// Returns the same backend for objects that share ownership of their backend. It lives as long as the process.
 inline std::shared_ptr<Backend> shared_host_backend() { return {std::shared_ptr<Backend>(), &host_backend()}; }
 
 void pack_on(Backend& backend, void* stream, DType dtype, const void* values, int64_t count, std::span<std::byte> bits,
              const Options& options);
-// The sign bits themselves of host memory, 1 for a clear sign bit, whatever the value, including -0 and NaNs.
+// Packs the inverted sign bits of values in host memory: 1 for a clear sign bit, 0 for a set one, also for zeros and
+// NaNs.
 void pack_sign_bits(DType dtype, const void* values, int64_t count, std::span<std::byte> bits, const Options& options);
 void unpack_on(Backend& backend, void* stream, std::span<const std::byte> bits, DType dtype, void* values,
                int64_t count, std::span<const std::byte> zeros, const Options& options);

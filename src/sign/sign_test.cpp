@@ -1,5 +1,5 @@
-// Signs by the public functions: both bit orders against the definition, results on top of ballots, what is refused,
-// and callers at the same time. Sign bits, too.
+// Tests the public functions on signs and sign bits: both bit orders match the definition, results may overwrite
+// ballots, invalid calls are refused, and several callers may run at the same time.
 #include "lowtide/sign.h"
 
 #include "core/error.h"
@@ -15,11 +15,11 @@ using testing::bytes;
 using testing::expect_refusal;
 using testing::random_bytes;
 
-constexpr int64_t kLarge = (int64_t{1} << 23) + 77;  // more signs than are turned round at a time
+constexpr int64_t kLarge = (int64_t{1} << 23) + 77;  // more signs than are reversed at a time
 
 std::span<std::byte> span_of(Bits& bits) { return {reinterpret_cast<std::byte*>(bits.data()), bits.size()}; }
 
-// Bit by bit, and so nothing of the library's own way.
+// Reverses the bits of each byte one by one, independently of the library's method.
 Bits turned(const Bits& bits) {
   Bits out(bits.size());
   for (size_t i = 0; i < bits.size(); ++i)
@@ -27,7 +27,7 @@ Bits turned(const Bits& bits) {
   return out;
 }
 
-// As a ballot of the order would be stored, of bits in the order "little".
+// Returns little-endian bits as a ballot with this bit order stores them.
 Bits in_order(const Bits& bits, BitOrder order) { return order == BitOrder::kBig ? turned(bits) : bits; }
 
 TEST(Sign, PacksAndUnpacksInBothOrders) {
@@ -72,7 +72,7 @@ TEST(Sign, SignBitsWhateverTheValue) {
     const auto dtype = static_cast<DType>(rng.below(3));
     const auto width = static_cast<size_t>(dtype_bytes(dtype));
     const Options options{last || rng.chance(0.5) ? BitOrder::kBig : BitOrder::kLittle, static_cast<int>(rng.below(4))};
-    const Bits values = testing::random_elements(dtype, count, rng);  // zeros and NaNs of both signs among them
+    const Bits values = testing::random_elements(dtype, count, rng);  // including zeros and NaNs of both signs
     Bits wanted(testing::sign_bytes(count)), signs = wanted, bits = random_bytes(wanted.size(), rng);
     for (int64_t i = 0; i < count; ++i) {
       const bool clear = !(values[(static_cast<size_t>(i) + 1) * width - 1] & 0x80);  // little-endian
@@ -96,7 +96,7 @@ TEST(Sign, MajoritiesInBothOrdersWhereverTheResultIs) {
   int64_t differing = 0, signs = 0, ties = 0, on_top = 0;
   constexpr int kCases = 1500;
   for (int c = 0; c < kCases; ++c) {
-    const bool last = c + 1 == kCases;  // whose ties are settled by the hash, the first of the rules
+    const bool last = c + 1 == kCases;  // with ties decided by the hash, which is the first rule
     const int64_t count = last ? kLarge : rng.below(200);
     const auto voters = static_cast<size_t>(last ? 2 : rng.between(1, rng.chance(0.1) ? 70 : 6));
     const auto& [tie_rule, name] = testing::tie_rules()[static_cast<size_t>(last ? 0 : rng.below(5))];
@@ -117,7 +117,7 @@ TEST(Sign, MajoritiesInBothOrdersWhereverTheResultIs) {
     vote.seed = rng.next(), vote.step = rng.next(), vote.offset = rng.next();
     vote.options = {order, static_cast<int>(rng.below(3))};
     vote.previous = vote.ties == Ties::kPrevious ? bytes(previous) : nullptr;
-    // The hash has no other definition than the backend's.
+    // Only the backend defines the hash.
     VoteItem nobody{};
     nobody.count = count, nobody.seed = vote.seed, nobody.step = vote.step, nobody.first_index = vote.offset;
     nobody.result = span_of(hash).data();
@@ -158,7 +158,7 @@ TEST(Sign, RefusesWhatMakesNoSense) {
   expect_refusal([&] { unpack({raw, 3}, DType::kF32, values.data(), 20); }, "got bits that share memory");
   expect_refusal([&] { unpack(span_of(bits), DType::kF32, values.data(), 20, {raw + 4, 3}); }, "got zeros that share");
   expect_refusal([&] { unpack(span_of(bits), DType::kF32, values.data(), 20, span_of(more)); }, "4 bytes of zeros");
-  // The number of elements where that of bytes is meant.
+  // This call passes a number of elements instead of a number of bytes.
   expect_refusal([&] { unpack({raw, 20}, DType::kF32, values.data(), 20); }, "got 20 bytes of bits for 20 signs");
 
   Bits result(3, 0x5a), zeros(3, 0x5a);

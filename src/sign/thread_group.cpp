@@ -1,5 +1,6 @@
-// Threads as ranks. The ranks' calls with the same number meet in a Meeting, which owns copies of their messages, so
-// that a rank that gives up can release its buffers. It is destroyed when the last rank has taken its share.
+// Implements ThreadGroup, whose ranks are threads. Calls with the same number meet in a Meeting, which owns copies of
+// the ranks' messages, so a rank that gives up can release its buffers. The Meeting is destroyed when the last rank has
+// taken its share.
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -41,7 +42,7 @@ struct ThreadGroup::Shared {
   std::vector<int64_t> calls;
   std::vector<Death> deaths;
   std::map<int64_t, std::shared_ptr<Meeting>> meetings;
-  std::mutex hook_mutex;  // guards the hook, also while it runs
+  std::mutex hook_mutex;  // guards the hook, also while the hook runs
   std::function<void(Message&)> hook;
 
   void call(int rank, bool gather, const std::byte* send, std::byte* receive, int64_t bytes);

@@ -8,7 +8,7 @@ namespace lowtide {
 namespace {
 
 constexpr const char* kRules[] = {
-// by number
+// indexed by the rule's number
 #define LT_TIE(number, name) #name,
 #include "portable/ties.def"
 #undef LT_TIE

@@ -7,9 +7,9 @@
 
 namespace lowtide {
 
-// Throws kInvalidArgument, naming all rules.
+// Throws kInvalidArgument for an unknown name; the message names all rules.
 TieRule find_tie_rule(const std::string& name);
-// The number as text if the rule does not exist.
+// Returns the rule's number as text if the rule does not exist.
 std::string tie_rule_name(TieRule rule);
 
 }  // namespace lowtide

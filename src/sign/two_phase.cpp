@@ -1,13 +1,14 @@
-// Two phases: every rank owns a part of the signs. It gets all ballots for that part, votes or averages, and sends the
-// result to all.
+// Two phases: every rank owns a part of the signs. A rank gets all ballots for its part, votes or averages, and sends
+// the result to all ranks.
 //
-// On one level a rank gets all ballots of its part. On two levels, with nodes of several ranks each, rank l of a node
-// gets its node's ballots of shard l and counts them. A shard has one part for each node: rank l of node m gets all
-// nodes' counts of part m of shard l and votes on it. So the result is the majority of all ranks, not of the nodes'
-// majorities. It returns the same way, first between nodes, then inside.
+// With one level, a rank gets all ballots of its part. With two levels, which have nodes of several ranks each, rank l
+// of a node gets its node's ballots of shard l and counts them. A shard has one part for each node: rank l of node m
+// gets all nodes' counts of part m of shard l and votes on that part. The result is therefore the majority of all
+// ranks, not a majority of the nodes' majorities. Results return by the same path, first between nodes and then inside
+// each node.
 //
-// Ranks are numbered node by node; part m of shard l begins at sign (l * nodes + m) * (signs of a part). One level is
-// one node, whose shards have one part each.
+// Ranks are numbered node by node. Part m of shard l begins at sign (l * nodes + m) * (signs of a part). With one level
+// there is one node, whose shards have one part each.
 #include <bit>
 #include <cstring>
 
@@ -23,8 +24,8 @@ namespace {
 using wire::Reason;
 using wire::Round;
 
-// The message with a node's counts of a part: header, a Reason for each rank of the node, the bits of the counts in
-// planes (plane j holds bit j of every count) and, with presence, planes of presence in the same form.
+// The message with a node's counts of a part. It holds a header, a Reason for each rank of the node, the counts in bit
+// planes (plane j holds bit j of every count) and, with presence, the counts of presence in planes of the same form.
 struct CountsLayout {
   int ranks = 0, planes = 0;
   int64_t bits_bytes = 0, presence_bytes = 0;  // sizes of each plane
@@ -56,12 +57,12 @@ class TwoPhase final : public Exchange {
   }
 
   void prepare() override {
-    // The results may overwrite sent messages, which are no longer needed then.
+    // The results may overwrite the sent messages, which are no longer needed by then.
     const int64_t with_records = (wire::kRecordBytes + shard_.ballot_bytes()) * ranks_;
     send_ = call_.scratch.first.need(std::max(with_records, part_.result_bytes() * (part_.ranks + nodes_ + 1)));
     results_ = send_;
     ballots_ = call_.scratch.second.need(with_records);
-    // A guess that is right if all ranks have the same weight: the number of planes depends on all weights.
+    // The number of planes depends on all weights; this guess is right if all ranks have the same weight.
     if (counts_votes_) need_counts(uint64_t{call_.weight} * static_cast<uint64_t>(ranks_));
     if (call_.residual) call_.residual->next = call_.residual->now;
   }
@@ -124,8 +125,9 @@ class TwoPhase final : public Exchange {
     counts_in_ = counts_out_ + counts_.bytes() * nodes_;
   }
 
-  // All ranks must compute the same number: a rank whose announcement any of them missed counts as the heaviest. Throws
-  // CollectiveError, on all ranks alike, if the planes could hold 2^31 votes or more over all nodes.
+  // Returns a bound on the votes of a node. All ranks must compute the same number, so a rank without a valid
+  // announcement counts as the heaviest rank. Throws CollectiveError, on all ranks alike, if the planes of all nodes
+  // could hold 2^31 votes or more.
   uint64_t most_votes_of_a_node(const Agreement& agreed) const {
     uint32_t heaviest = 0;
     for (int r = 0; r < part_.ranks; ++r) heaviest = std::max(heaviest, agreed.weight(r));
@@ -145,7 +147,7 @@ class TwoPhase final : public Exchange {
     return most;
   }
 
-  // Writes to send_, each message after `before` bytes.
+  // Writes the ballots to send_, leaving `before` bytes in front of each message.
   void write_ballots(const Agreement& agreed, int64_t before) {
     const int64_t each = before + shard_.ballot_bytes();
     parallel_for(ranks_, call_.threads, [&](int64_t l) {
@@ -154,7 +156,7 @@ class TwoPhase final : public Exchange {
     });
   }
 
-  // Checks the messages for this rank's shard from its node.
+  // Checks the messages for this rank's shard from the ranks of its node.
   std::vector<Reason> check_received(const Agreement& agreed) const {
     return check_ballots(agreed, rank_of(node_, 0), ranks_, me(), first_of(local_, 0), ballots_, shard_.ballot_bytes(),
                          call_.threads);
@@ -210,7 +212,7 @@ class TwoPhase final : public Exchange {
       header.reason = counts_votes_ ? decide_by_counts(agreed, message, &header.votes)
                                     : decide_by_ballots(agreed, message, &header.votes);
     } catch (const std::exception&) {
-      header.reason = Reason::kSenderFailed;  // makes confirm() throw, here and on all other ranks
+      header.reason = Reason::kSenderFailed;  // makes confirm() throw on all ranks
     }
     wire::seal_message(header, message, part_.result_bytes() - wire::kHeaderBytes);
   }
@@ -234,7 +236,8 @@ class TwoPhase final : public Exchange {
   }
 
   Reason average(const Voters& voters, std::byte* message) {
-    // Scales are at even addresses: headers, bits and reasons are multiples of 8 bytes, and messages of 2.
+    // Scales are at even addresses, because the sizes of headers, bits and reasons are multiples of 8 bytes and message
+    // sizes are even.
     std::vector<const uint16_t*> scales;
     for (const std::byte* each : voters.extra) scales.push_back(reinterpret_cast<const uint16_t*>(each));
     ResidualState& residual = *call_.residual;
@@ -247,7 +250,7 @@ class TwoPhase final : public Exchange {
     item.bits = part_.result_bits(message);
     item.bit_scales = reinterpret_cast<uint16_t*>(part_.result_extra(message));
     call_.backend.feedback({&item, 1}, call_.threads, nullptr);
-    // A scale beyond float32 would make the residual NaN forever.
+    // A scale beyond the float32 range would make the residual NaN forever.
     return sound_scales(part_.result_extra(message), count_) ? Reason::kFine : Reason::kBadScale;
   }
 
@@ -274,9 +277,10 @@ class TwoPhase final : public Exchange {
     return Reason::kFine;
   }
 
-  // Votes on planes of counts as ballots of weights 1, 2, 4, ...
+  // Votes on the planes of counts as if they were ballots of weights 1, 2, 4, ...
   void vote_on_counts(const std::vector<uint32_t>& votes, std::byte* message) {
-    // Without presence every block has all of a node's votes: its planes of presence are all ones or all zeros.
+    // Without presence, every block has all of a node's votes, so the node's planes of presence are all ones or all
+    // zeros.
     const auto blocks = static_cast<size_t>(presence_bytes(part_.signs));
     const std::vector<std::byte> none(blocks), all(blocks, std::byte{0xff});
     std::vector<std::byte> result_presence(part_.extra ? 0 : blocks);
@@ -298,8 +302,8 @@ class TwoPhase final : public Exchange {
   }
 
   ExchangeCall call_;
-  bool counts_votes_;                 // on two levels
-  int ranks_, nodes_, local_, node_;  // ranks of a node; nodes; this rank's number in its node; its node's number
+  bool counts_votes_;                 // true with two levels
+  int ranks_, nodes_, local_, node_;  // ranks of a node; nodes; this rank within its node; its node
   int64_t first_ = 0, count_ = 0;     // the signs of this rank's part
   ShardLayout part_, shard_;
   CountsLayout counts_;

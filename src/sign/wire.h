@@ -1,11 +1,11 @@
 // The messages between ranks: the records of the control rounds, all of one size, and the headers of payload messages.
-// Numbers use the machine's byte order: a rank with another byte order has another magic.
+// Numbers use the machine's byte order; the magic of a rank with the other byte order differs.
 //
-// Nothing that arrives is trusted. Each record and header ends with its checksum, a header also includes its payload's
-// checksum, and a message names the announcement to which it belongs, so that a damaged, late or stray message is never
-// mistaken for the one that is due.
+// Nothing that arrives is trusted. Each record and header ends with its checksum, a header also holds its payload's
+// checksum, and a message names the announcement to which it belongs. A damaged, late or stray message is therefore
+// never mistaken for the one that is due.
 //
-// Functions here are pure and may be called from any thread; none throws.
+// The functions here are pure, may be called from any thread and do not throw.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ inline constexpr uint16_t kVersion = 4;
 enum class Round : uint8_t {
   kMeasure = 1,
   kAnnounce,
-  kBallot,  // payload: a rank's signs in one shard, or in all
+  kBallot,  // payload: a rank's signs in one shard or in all shards
   kCounts,  // payload: a node's counts of votes in bit planes
   kResult,  // payload: the decision of a shard's owner
   kConfirm,
@@ -28,7 +28,7 @@ enum class Round : uint8_t {
 
 enum class Kind : uint8_t { kVote = 1, kMean = 2 };
 
-// Why a message was not accepted. In messages: never renumber.
+// The reason why a message was not accepted. Messages contain these numbers, so never renumber them.
 enum class Reason : uint8_t {
   kFine = 0,
   kNoAnnouncement = 1,  // its sender's announcement was damaged
@@ -37,18 +37,18 @@ enum class Reason : uint8_t {
   kBadPayload = 4,
   kBadScale = 5,
   kNoVotes = 6,       // its sender had no ballot to count
-  kSenderFailed = 7,  // by its own account
+  kSenderFailed = 7,  // the sender said so
   kBadRecord = 8,     // a damaged confirmation
   kDiffers = 9,       // ranks hold different results
-  kLostCounts = 10    // the counts of its node were lost between nodes
+  kLostCounts = 10    // the counts of the sender's node were lost between nodes
 };
-// A constant that completes the sentence "the ballot of rank 3 ...".
+// Returns a constant text that completes the sentence "the ballot of rank 3 ...".
 const char* describe(Reason reason);
 
-// The low half of XXH3-64. To checksum several runs of bytes in turn, pass the previous checksum as `before`.
+// Returns the low half of XXH3-64. To checksum several runs of bytes in turn, pass the previous checksum as `before`.
 uint32_t checksum(const void* data, size_t bytes, uint32_t before = 0);
 
-// Every record begins with this, and ends with its checksum.
+// The beginning of every record. A record ends with its checksum.
 struct Prefix {
   uint32_t magic = kMagic;
   uint16_t version = kVersion;
@@ -65,16 +65,16 @@ struct Announcement {
   int64_t count = 0;
   uint64_t step = 0, digest = 0, seed = 0, first_index = 0;
   uint64_t sequence =
-      0;  // calls of this rank so far; not compared, but it makes the checksum that messages refer to unique
+      0;  // this rank's number of calls; not compared, but makes the checksum to which messages refer unique
   int32_t dtype = 0, ties = 0;
-  int32_t algorithm = 0, inside = 0;  // inside: ranks of a node; 0: one transport
+  int32_t algorithm = 0, inside = 0;  // inside: ranks of a node; 0 with one transport
   int32_t residual = -1;              // codec of a mean
   uint32_t weight = 0;
   uint8_t has_presence = 0, commit = 0, nonfinite = 0, failed = 0;
-  uint32_t part = 0;  // parts of the vote before this one
-  uint8_t more = 0;   // another part follows, so none of the later rounds do
-  uint8_t late = 0;   // the ballot is only made after all have announced
-  uint8_t apart = 0;  // only with ballots: the call is not the expected one, so all announce again
+  uint32_t part = 0;  // number of earlier parts of the vote
+  uint8_t more = 0;   // another part follows before the confirm and commit rounds
+  uint8_t late = 0;   // the ballot is made only after all ranks have announced
+  uint8_t apart = 0;  // only with ballots: this call was not expected, so all ranks announce again
   uint8_t reserved[25] = {};
   uint32_t checksum = 0;
 };
@@ -83,15 +83,15 @@ struct Announcement {
 struct Verdict {
   Prefix prefix;
   uint64_t step = 0;
-  uint32_t announcement = 0;  // the sender's, by checksum
+  uint32_t announcement = 0;  // checksum of the sender's announcement
   uint32_t result = 0;        // checksum of everything that determines the result
-  // The fault, the message that has it, the rank at fault, and the rank that noticed.
+  // The fault, the faulty message, the rank at fault, and the rank that noticed.
   Reason reason = Reason::kFine;
   Round of = Round::kResult;
   Reason suspicion = Reason::kFine;
   uint8_t reserved0 = 0;
   int32_t culprit = -1, witness = -1;
-  int32_t suspect = -1;  // the rank whose ballot it left out, for `suspicion`: the cause if results differ
+  int32_t suspect = -1;  // the rank whose ballot was left out because of `suspicion`; the cause if results differ
   uint8_t reserved[76] = {};
   uint32_t checksum = 0;
 };
@@ -117,21 +117,21 @@ struct Header {
   uint32_t magic = kMagic;
   uint16_t version = kVersion;
   Round round = Round::kBallot;
-  Reason reason = Reason::kFine;     // or why the sender could not make the payload
+  Reason reason = Reason::kFine;     // kFine, or why the sender could not make the payload
   int32_t sender = 0, receiver = 0;  // ranks, or kEveryone
-  uint32_t announcement = 0;         // the sender's, by checksum
-  uint32_t votes = 0;                // weights that went into it
+  uint32_t announcement = 0;         // checksum of the sender's announcement
+  uint32_t votes = 0;                // sum of the weights in the payload
   int64_t count = 0;                 // signs of the whole call
-  uint64_t step = 0, first = 0;      // first: the sign that the payload begins with
+  uint64_t step = 0, first = 0;      // first: the payload's first sign
   uint64_t payload_bytes = 0;
   uint32_t payload_checksum = 0, checksum = 0;
 };
 static_assert(sizeof(Header) == kHeaderBytes);
 
-// Writes `header` and the checksums to the start of a message whose payload is in place.
+// Writes `header`, with both checksums, to the start of a message whose payload is in place.
 void seal_message(Header header, std::byte* message, int64_t payload_bytes);
-// kFine if `message` is valid and is the one that `due` describes by round, sender, receiver, count, step, first and,
-// unless 0, announcement. *read always gets its header.
+// Returns kFine if `message` is valid and matches `due` in round, sender, receiver, count, step, first and, unless it
+// is 0 in `due`, announcement. Always copies the message's header to *read.
 Reason check_message(const Header& due, const std::byte* message, int64_t payload_bytes, Header* read);
 
 }  // namespace lowtide::wire
