@@ -213,9 +213,10 @@ def _with_plain_tensors(module: nn.Module, state_dict: dict[str, Any], prefix: s
         state_dict[name] = local_of(value)
 
 
-def _into_shards(module: nn.Module, state_dict: dict[str, Any], prefix: str, *of_load: Any) -> None:
-    """Loads whole tensors into the DTensors that have their shapes, of which torch's own loading wants DTensors."""
+def _into_shards(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Mapping[str, Any], *of_load: Any) -> None:
+    """Loads whole tensors into the DTensors that have their shapes, for which torch's own loading wants DTensors."""
     del of_load
+    expect(not metadata.get("assign_to_params_buffers"), "load_state_dict", "assign=True", "values for the parameters that stream")
     for name, param in module.named_parameters():
         value = state_dict.get(prefix + name)
         if is_dtensor(param) and isinstance(value, torch.Tensor) and not is_dtensor(value) and value.shape == param.shape:

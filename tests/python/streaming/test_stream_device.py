@@ -217,6 +217,8 @@ def test_meta_weights_get_memory(xpu: Xpu, figure: Figure) -> None:
     wanted = train(*resident(Net(), lr=1e-2), 2, device="xpu")
     net, opt = streamed(Net(device="meta"), lr=1e-2)
     assert not any(local_of(param).any() for param in net.parameters())
+    with pytest.raises(ValueError, match="load_state_dict: got assign=True, wanted values for the parameters that stream"):
+        net.load_state_dict(Net().state_dict(), assign=True)
     net.load_state_dict(Net().state_dict())
     assert train(net, opt, 2, device="xpu") == wanted
     lowtide.unstream(net)
