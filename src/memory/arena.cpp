@@ -5,14 +5,14 @@
 namespace lowtide {
 namespace {
 
-constexpr size_t kSmallest = size_t{64} << 10, kLargest = size_t{32} << 20;  // shared buffers
+constexpr size_t kSmallest = size_t{64} << 10, kLargest = size_t{32} << 20;  // sizes of shared buffers
 constexpr size_t kShare = 16;  // a new shared buffer is this fraction of the existing memory, so that little is unused
 constexpr size_t kOwn = 16;    // arrays of at least this fraction of a shared buffer get their own buffer
 
 }  // namespace
 
 size_t ArenaSizes::take(size_t bytes) {
-  const auto taken = static_cast<size_t>(round_up(static_cast<int64_t>(bytes), kPageBytes));  // as a Buffer does
+  const auto taken = static_cast<size_t>(round_up(static_cast<int64_t>(bytes), kPageBytes));  // a Buffer rounds up, too
   ++buffers_;
   total_ += static_cast<int64_t>(taken);
   return taken;

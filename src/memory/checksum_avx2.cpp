@@ -1,5 +1,5 @@
-// XXH3 compiled for AVX2 (the build adds the flag to this file): twice as fast as the baseline. Includes nothing whose
-// inline functions the linker could pick for other files.
+// XXH3 compiled for AVX2 (the build adds the flag to this file), which is twice as fast as the baseline. Includes no
+// header with inline functions that the linker could use in other files.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -10,9 +10,9 @@ namespace lowtide {
 
 int64_t block_count(const StateShape& s) { return s.rows * blocks_per_row(s.row_length, kBlockElements); }
 
-// Arrays that a step walks side by side must not start at equal offsets within a page: with large power-of-two sizes
-// they would fall on the same cache sets and memory banks (fp32 AdamW, 64 Mi elements, one thread on Zen 4: 32 GB/s
-// without the extra page and line, 54 GB/s with them).
+// Arrays that a step reads in parallel must not start at equal offsets within a page, because with large power-of-two
+// sizes they would share cache sets and memory banks (fp32 AdamW, 64 Mi elements, one thread on Zen 4: 32 GB/s without
+// the extra page and line, 54 GB/s with them).
 int64_t lay_out(Piece& piece, int64_t at) {
   constexpr int64_t kLine = 64;
   const auto part = [&at](int64_t bytes) {
@@ -63,14 +63,14 @@ std::vector<Chunk> cut_chunks(std::span<const ShapedParam> params, int64_t chunk
     size_t number = 0;
     for (int64_t done = 0; done < total;) {
       const bool fresh = chunks.empty() || used == 0;
-      // The most blocks that still fit, by bisection: their bytes grow with their number, but not evenly.
+      // Find the largest number of blocks that fit by bisection: more blocks take more bytes, but not in proportion.
       int64_t fit = 0, beyond = total - done + 1;
       while (beyond - fit > 1) {
         const int64_t middle = fit + (beyond - fit) / 2;
         Piece trial = make_piece(param, done, middle);
         (lay_out(trial, fresh ? 0 : used) <= chunk_bytes ? fit : beyond) = middle;
       }
-      if (fit == 0 && !fresh) {  // a new chunk
+      if (fit == 0 && !fresh) {  // begin a new chunk
         close();
         used = 0;
         continue;

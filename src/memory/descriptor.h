@@ -1,4 +1,4 @@
-// Files accessed through an Env: the owner of a descriptor, and calls that survive signals.
+// Accesses files through an Env: the owner of a descriptor, and calls that survive signals.
 #pragma once
 
 #include <cerrno>
@@ -11,8 +11,8 @@ namespace lowtide {
 
 constexpr int kMaxRetries = 100;
 
-// Repeats a call of Env that a signal has interrupted, a bounded number of times: a file system that always answers
-// EINTR then causes an error and not a hang.
+// Repeats an Env call that a signal has interrupted. The number of attempts is bounded, so a file system that always
+// returns EINTR causes an error instead of a hang.
 template <typename Do>
 auto retry_interrupted(Do call) {
   auto result = call();
@@ -20,7 +20,7 @@ auto retry_interrupted(Do call) {
   return result;
 }
 
-// Closes the descriptor that it owns. A negative one is a -errno, and is not closed.
+// Owns a descriptor and closes it. A negative descriptor is -errno and is not closed.
 class Descriptor {
  public:
   static Descriptor open(Env& env, const std::string& path, int flags, unsigned mode = 0) {
@@ -41,7 +41,7 @@ class Descriptor {
 
   int get() const { return fd_; }
   int release() { return std::exchange(fd_, -1); }
-  // 0 or -errno. Never retried: the descriptor is gone even after EINTR.
+  // Returns 0 or -errno. Closing is never retried, because the descriptor is gone even after EINTR.
   int close() {
     const int fd = release(), result = fd >= 0 ? env_->close(fd) : 0;
     return result == -EINTR ? 0 : result;

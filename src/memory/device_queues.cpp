@@ -27,7 +27,7 @@ void DeviceQueues::end_step() {
 
 void DeviceQueues::step_waiting() {
   if (waiting_.empty()) return;
-  // First forget the chunks, then step them: if the work throws, they are not stepped again.
+  // Forget the chunks before stepping them, so that they are not stepped again if the work throws.
   const std::vector<PlacedChunk> chunks = std::exchange(waiting_, {});
   const int64_t in_host = std::exchange(waiting_in_host_bytes_, 0);
   (*work_)(chunks);
@@ -53,7 +53,7 @@ void DeviceQueues::follow(void* queue) {
 void DeviceQueues::step(int chunk, int slot) {
   const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
   if (slot < 0) {
-    if (record.kind == MemoryKind::kShared) {  // requested while the previous chunk is stepped
+    if (record.kind == MemoryKind::kShared) {  // migrates while the previous chunk is stepped
       device_.prefetch(transfer_queue(), record.memory.data(), record.chunk.bytes);
       step_waiting();
     }
@@ -108,7 +108,7 @@ std::vector<Device::Event> DeviceQueues::record_all() const {
   return events;
 }
 
-// A stepped slot has been written once the last write of all is done.
+// All stepped slots have been written when the last write is done.
 std::array<void*, 2> DeviceQueues::slot_queues() const {
   return {queue_of(Queue::kIn), queue_of(hybrid_ ? Queue::kStep : Queue::kOut)};
 }

@@ -1,4 +1,4 @@
-// Steps, and the addition of parameters.
+// DeviceStore: steps, and adding parameters.
 #include "memory/device_store.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace lowtide {
 namespace {
 
-// Drivers of some devices allocate at most 4 GiB at once.
+// The drivers of some devices allocate at most 4 GiB at once.
 constexpr int64_t kLargestDeviceChunk = int64_t{2} << 30;
 
 }  // namespace
@@ -29,7 +29,7 @@ DeviceStore::~DeviceStore() {
   if (queued_ == Queued::kNothing) return;
   try {
     queues_.finish();
-  } catch (...) {  // a lost device uses nothing
+  } catch (...) {  // a lost device no longer uses the memory
   }
 }
 
@@ -42,7 +42,7 @@ void DeviceStore::add(std::span<const ShapedParam> params) {
   StorePlan planned = plan(params);
   if (options_.memory.managed) check_managed(planned.plan.tiers[0].resident_bytes);
 
-  // Everything that can fail comes before the first change. First the slots' memory, which a step takes again.
+  // Everything that can fail comes before the first change. Free the slots' memory first; a step allocates it again.
   const size_t before = chunks_.size();
   Index places = index_of(planned.added, before);
   const std::vector<Tier>& tiers = planned.plan.tier;
@@ -96,7 +96,7 @@ void DeviceStore::queue_step(const Work& work, bool changes, int threads, const 
   }
 }
 
-// Runs after a step that is complete: errors here are not the step's.
+// Runs after a step that is complete, so errors here are not errors of the step.
 void DeviceStore::end_step(const std::vector<int64_t>& wanted) {
   try {
     give_slots_back();
@@ -107,7 +107,7 @@ void DeviceStore::end_step(const std::vector<int64_t>& wanted) {
     if (!next || slots_.size() < pager_.slots() || ring_.slots() > 0) return;
     pager_.expect(queues_, due_chunks(*next));
     pager_.prefetch(queues_);
-  } catch (...) {  // the next step queues it again, or reports the error
+  } catch (...) {  // the next step tries again or reports the error
     break_off();
   }
 }
@@ -152,7 +152,7 @@ MemoryReport DeviceStore::report() const {
   return report;
 }
 
-// -- The host's part between steps: waiting, reading and changing.
+// -- Between steps, the host waits, reads and changes chunks.
 
 void DeviceStore::synchronize() {
   queues_.finish();
@@ -160,26 +160,27 @@ void DeviceStore::synchronize() {
   returning_.clear();
 }
 
-// Makes the host's work follow all queued work.
+// Waits for all queued work, so that the host can read and change chunks.
 void DeviceStore::catch_up() {
   stage_.write_back();
   if (queued_ == Queued::kNothing) return;
-  queues_.finish();  // if it throws, nothing has changed: the wait must be repeated
+  queues_.finish();  // if this throws, nothing has changed and the wait must be repeated
   ring_.finish();
   queued_ = Queued::kNothing;
-  pager_.forget();  // the host's change makes reads ahead obsolete
+  pager_.forget();  // the host's change makes chunks that were read ahead obsolete
   host_writes_.all_happened();
   returning_.clear();
 }
 
-// Makes the next queued work see the host's changes, and nothing of a failed step.
+// Makes the host's changes visible to the next queued work, and waits for the remains of a failed step.
 void DeviceStore::before_queueing() {
   if (queued_ == Queued::kBrokenStep) catch_up();
   stage_.write_back();
   forget_stage();
 }
 
-// After a failure: waits for the queued work, now or, if that fails as well, before anything else is queued.
+// Call this after a failure. Waits for the queued work, either now or, if that also fails, before anything else is
+// queued.
 void DeviceStore::break_off() noexcept {
   queued_ = Queued::kBrokenStep;
   try {
@@ -205,13 +206,14 @@ void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
   } catch (...) {
     try {
       queues_.finish();  // the caller frees the memory
-    } catch (...) {      // a lost device uses nothing
+    } catch (...) {      // a lost device no longer uses the memory
     }
     throw;
   }
 }
 
-// Call after allocating memory: work queued there may still use it, and the allocator may fill it there.
+// Call this after allocating memory, because work queued on `queue` may still use the memory, and the allocator may
+// fill it there.
 void DeviceStore::transfer_behind(void* queue) {
   if (options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(queue));
 }
@@ -239,7 +241,8 @@ void DeviceStore::settle() {
   if (settled_) catch_up();
 }
 
-// No step has changed the chunk since it was settled: the host reads it in place if it can, whatever else is queued.
+// If no step has changed the chunks since settle(), the host reads the chunk in place if it can, whatever else is
+// queued.
 void DeviceStore::peek(size_t chunk, std::byte* to) {
   const DeviceRecord& record = chunks_[chunk];
   if (settled_ && record.tier() == Tier::kDisk && !record.kept_data()) {
@@ -259,7 +262,7 @@ void DeviceStore::peek(size_t chunk, std::byte* to) {
   } catch (...) {
     try {
       queues_.finish();  // the caller frees the memory
-    } catch (...) {      // a lost device uses nothing
+    } catch (...) {      // a lost device no longer uses the memory
     }
     throw;
   }
@@ -286,8 +289,9 @@ void DeviceStore::forget_stage() {
   stage_memory_ = Buffer();
 }
 
-// -- The ring's slots: the plan's, and those that prefetch borrows for one step
-// Takes the plan's slots, as many as there is memory for: state that is kept on the device makes room for them.
+// -- The ring's slots: the plan's slots, and slots that prefetch() adds for one step
+// Allocates as many of the plan's slots as there is memory for. If memory is short, state on the device makes room for
+// them.
 void DeviceStore::take_slots(void* stream) {
   const auto wanted = static_cast<size_t>(pager_.plan().slots);
   const int64_t bytes = pager_.plan().slot_bytes;
@@ -304,7 +308,7 @@ void DeviceStore::take_slots(void* stream) {
   pager_.set_slots(queues_, slots_.size());
 }
 
-// Moves state off the device; returns true if any moved.
+// Moves state off the device. Returns true if any state moved.
 bool DeviceStore::demote_for_slots(int64_t bytes) {
   const TierPlan& plan = pager_.plan();
   const int64_t before = plan.resident_bytes;
@@ -312,25 +316,25 @@ bool DeviceStore::demote_for_slots(int64_t bytes) {
   residency_.disturbed();
   try {
     set_device_budget(std::max<int64_t>(plan.bytes - bytes, 0));
-  } catch (const Error& error) {  // host memory is short as well
+  } catch (const Error& error) {  // host memory is short, too
     if (error.kind() == ErrorKind::kDeviceLost) throw;
   }
   return pager_.plan().resident_bytes < before;
 }
 
 int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
-  if (ring_.slots() > 0) return 0;  // reads of a file would have to be waited for
+  if (ring_.slots() > 0) return 0;  // the host would have to wait for reads of a file
   if (chunks_.empty() || offloaded_ || queued_ == Queued::kBrokenStep || pager_.plan().slots == 0) return 0;
   free_returned();
   const int64_t each = pager_.plan().slot_bytes;
-  const bool own = slots_.size() >= static_cast<size_t>(pager_.plan().slots);  // there are none before the first step
+  const bool own = slots_.size() >= static_cast<size_t>(pager_.plan().slots);  // no slots before the first step
   if (own) pager_.set_slots(queues_, slots_.size());
   const size_t most =
       std::min(static_cast<size_t>(std::max<int64_t>(bytes, 0) / each), own ? pager_.slots_wanted() : 0);
   const size_t before = slots_.size();
   slots_.reserve(before + most);
   try {
-    // Memory that the last step may still use: since the ring shrank, reads are ordered after that.
+    // First reuse memory that the last step may still use; since the ring shrank, reads run after that use.
     for (; slots_.size() < before + most && !returning_.empty(); returning_.pop_front())
       slots_.push_back(std::move(returning_.front().memory));
     try {
@@ -344,7 +348,7 @@ int64_t DeviceStore::prefetch(int64_t bytes, void* stream) {
     pager_.set_slots(queues_, slots_.size());
     pager_.prefetch(queues_);
   } catch (...) {
-    break_off();  // the next step gives the slots back
+    break_off();  // the next step frees the slots
     throw;
   }
   return static_cast<int64_t>(slots_.size() - before) * each;
@@ -364,7 +368,7 @@ void DeviceStore::give_slots_back() {
   const auto own = static_cast<size_t>(pager_.plan().slots);
   if (slots_.size() <= own) return;
   pager_.set_slots(queues_, own);
-  // Now, because the forward pass that is queued next may need the memory; it must not wait for write-back.
+  // Free the memory now, because the next forward pass may need it and must not wait for write-back.
   const std::array<void*, 2> queues = queues_.slot_queues();
   const auto is_noted = [&](void* memory) {
     return options_.note_use &&

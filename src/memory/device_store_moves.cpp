@@ -10,7 +10,7 @@
 
 namespace lowtide {
 
-// Without a limit, an eighth is left for activations and gradients that are not there yet.
+// Without a limit, an eighth of the device is left for activations and gradients that do not exist yet.
 int64_t DeviceStore::device_budget() const {
   const int64_t given = options_.memory.device;
   if (budget_) return given < 0 ? *budget_ : std::min(*budget_, given);
@@ -21,7 +21,8 @@ int64_t DeviceStore::device_budget() const {
   return limits.total < 0 ? -1 : limits.total / 8 * 7;
 }
 
-// For state created by a step: the device's other needs, activations and gradients, are known by then.
+// Chooses the budget for state that a step creates. By then the device's other needs (activations and gradients) are
+// known.
 void DeviceStore::choose_first_budget() {
   if (!options_.memory.automatic || !room_) return;
   if (const std::optional<int64_t> budget = Residency::before_new_state(seen())) budget_ = budget;
@@ -44,13 +45,13 @@ StorePlan DeviceStore::plan(std::span<const ShapedParam> params) {
   StorePlan planned = plan_store(options(), sizes, params);
   if (transfer_ || planned.plan.tiers[0].streamed.empty()) return planned;
   const bool measures = device_.steps_pinned() && options_.choose_transfer_mode;
-  if (measures) device_.host_wait(device_.record(queue_));  // work that runs there now must not be measured as well
+  if (measures) device_.host_wait(device_.record(queue_));  // work that is running must not disturb the measurement
   transfer_ = measures ? options_.choose_transfer_mode() : TransferMode::kCopy;
   return *transfer_ == TransferMode::kZeroCopy ? plan_store(options(), std::move(sizes), params) : planned;
 }
 
-// The new chunks of a plan, with states that decode to zero. Under `automatic`, if device memory is short after all,
-// chunks planned for the device start on the host; the plan then says so.
+// Returns the new chunks of a plan, with states that decode to zero. With `automatic` residency, if device memory turns
+// out to be short, chunks planned for the device start on the host, and the plan is changed to say so.
 std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, const FilePlaces& places) {
   std::vector<DeviceRecord> added;
   const size_t before = chunks_.size();
@@ -73,7 +74,7 @@ std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, const File
     if (fills) device_.host_wait(device_.record(queues_.transfer_queue()));
   } catch (...) {
     try {
-      queues_.finish();  // the memory is freed
+      queues_.finish();  // the memory is about to be freed
     } catch (...) {      // a lost device uses nothing
     }
     throw;
@@ -114,8 +115,8 @@ DeviceRecord DeviceStore::make_zero(const Chunk& chunk, Tier tier, size_t number
   return record;
 }
 
-// A chunk moves in two phases: it is copied, which may fail, and then the copies of all moving chunks replace the
-// originals.
+// A chunk moves in two phases. First the chunk is copied, which may fail; then the copies of all moving chunks replace
+// the originals.
 DeviceStore::Move DeviceStore::copy_to(size_t chunk, Tier to) {
   DeviceRecord& record = chunks_[chunk];
   const int64_t bytes = record.chunk.bytes;
@@ -144,8 +145,8 @@ void DeviceStore::adopt(Moves moves) noexcept {
   }
 }
 
-// If a driver has to evict what a step will need again, it moves everything, and some drivers hang. The driver may or
-// may not have moved the state that this store already has: its bytes must not count as free twice.
+// A driver that must evict memory that the step needs again moves everything, and some drivers hang. The driver may or
+// may not have moved this store's existing state, so its bytes must not be counted as free twice.
 void DeviceStore::check_managed(int64_t bytes) {
   const Device::Limits limits = device_.limits();
   int64_t most = limits.total;
@@ -161,12 +162,12 @@ void DeviceStore::check_managed(int64_t bytes) {
              format_bytes(bytes).c_str(), format_bytes(most).c_str());
 }
 
-// The slots of this plan, or of one that must stream more.
+// Returns the number of slots of this plan, or of a plan that must stream more.
 int DeviceStore::ring_of(const TierPlan& plan) const {
   return transfer() == TransferMode::kZeroCopy ? 0 : plan.slots > 0 ? plan.slots : kOverlappingSlots;
 }
 
-// Chunks that leave the device move first, all or none; then the others arrive, as far as there is memory.
+// Chunks that leave the device move first, either all or none. Then the arriving chunks move as far as there is memory.
 void DeviceStore::move_to(const StorePlan& planned) {
   catch_up();
   const TierPlan& plan = planned.plan.tiers[0];
@@ -201,7 +202,7 @@ void DeviceStore::move_to(const StorePlan& planned) {
 
   std::exception_ptr error;
   try {
-    for (int i = 0; i < plan.slots; ++i)  // they also need room
+    for (int i = 0; i < plan.slots; ++i)  // the slots also need room
       slots_.emplace_back(device_, MemoryKind::kDevice, plan.slot_bytes);
     transfer_behind(queue_);
     copies_of(true, up);
@@ -237,7 +238,7 @@ int64_t DeviceStore::demote(int64_t bytes) {
   residency_.disturbed();
   catch_up();
   set_device_budget(std::max<int64_t>(before - bytes, 0));
-  if (before - report().device_bytes < bytes) slots_.clear(), pager_.forget();  // the next step takes them again
+  if (before - report().device_bytes < bytes) slots_.clear(), pager_.forget();  // the next step allocates them
   return std::max<int64_t>(before - report().device_bytes, 0);
 }
 
@@ -258,11 +259,11 @@ void DeviceStore::follow_residency() {
   if (!budget || (*budget < now.held && pager_.plan().resident_bytes == 0)) return;
   try {
     set_device_budget(*budget);
-  } catch (...) {  // the step is done; chunks that could not be moved have stayed
+  } catch (...) {  // the step is done; chunks that could not be moved have stayed where they were
   }
 }
 
-// Host memory first, as far as it has room beside its current contents and slots.
+// Prefers host memory as far as it has room beside its current contents and slots.
 std::vector<Tier> DeviceStore::offloaded_tiers() const {
   const int64_t limit = options_.memory.host;
   int64_t room = limit < 0 ? INT64_MAX : limit - static_cast<int64_t>(ring_.slots()) * ring_.slot_bytes();
@@ -321,15 +322,15 @@ int64_t DeviceStore::offloaded_bytes() const {
   return bytes;
 }
 
-// -- The chunks that are on disk
-// Counts only existing chunks.
+// -- Chunks on disk
+// Returns file places for existing chunks only.
 FilePlaces DeviceStore::places_for(const std::vector<Tier>& tiers) const {
   std::vector<int64_t> bytes;
   for (const DeviceRecord& record : chunks_) bytes.push_back(record.chunk.bytes);
   return places_of(chunks_, bytes, tiers);
 }
 
-// A place does not say that the chunk is there.
+// Makes room in the file. A chunk that has a place there need not be on disk.
 void DeviceStore::make_places(const FilePlaces& places) {
   if (places.bytes == 0) return;
   places.check(options_.memory.disk_limit);
@@ -337,7 +338,7 @@ void DeviceStore::make_places(const FilePlaces& places) {
   for (size_t i = 0; i < chunks_.size(); ++i) chunks_[i].file_offset = places.offsets[i];
 }
 
-// If chunks are on disk, there is at least one slot.
+// Gives the ring at least one slot if chunks are on disk.
 void DeviceStore::fit_ring(int slots) noexcept {
   int64_t largest = 0;
   for (const DeviceRecord& record : chunks_)
@@ -347,7 +348,7 @@ void DeviceStore::fit_ring(int slots) noexcept {
 
 void DeviceStore::begin_ring(const std::vector<bool>& wanted, int threads) {
   if (ring_.slots() == 0) return;
-  ring_.take_failure();  // an aborted step's failure: a kept chunk is part of this step
+  ring_.take_failure();  // drops the failure of an aborted step; a kept chunk is part of this step
   std::vector<int> on_disk;
   for (const int chunk : pager_.plan().streamed)
     if (const auto i = static_cast<size_t>(chunk); chunks_[i].tier() == Tier::kDisk && (wanted.empty() || wanted[i]))
@@ -355,7 +356,7 @@ void DeviceStore::begin_ring(const std::vector<bool>& wanted, int threads) {
   ring_.begin_step(std::move(on_disk), threads);
 }
 
-// Reads at once, into host memory, wherever the chunk is.
+// Reads a chunk at once into host memory, wherever the chunk is.
 void DeviceStore::read_record(size_t chunk, std::byte* to) {
   const DeviceRecord& record = chunks_[chunk];
   if (record.tier() != Tier::kDisk) return copy_now(to, record.memory.data(), record.chunk.bytes);
@@ -364,7 +365,7 @@ void DeviceStore::read_record(size_t chunk, std::byte* to) {
   record.read(*file_, chunk, to);
 }
 
-// Stores the host's changes. A chunk that cannot be written stays in host memory; see check_written().
+// Stores the host's changes of a chunk. If the chunk cannot be written, it stays in host memory; see check_written().
 void DeviceStore::write_record(size_t chunk, const std::byte* from) {
   DeviceRecord& record = chunks_[chunk];
   if (record.tier() != Tier::kDisk) return copy_now(record.memory.data(), from, record.chunk.bytes);

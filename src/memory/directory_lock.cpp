@@ -24,7 +24,7 @@ struct Held {
   int64_t users = 0;
 };
 
-// This process's locks by lock file, which keeps its inode number as long as it is open.
+// This process's locks, indexed by lock file. A file keeps its inode number as long as it is open.
 struct Registry {
   std::mutex mutex;
   std::map<std::pair<dev_t, ino_t>, Held> held;
@@ -38,7 +38,7 @@ void after_fork_in_parent() { registry().mutex.unlock(); }
 
 void after_fork_in_child() {
   Registry& r = registry();
-  for (const auto& [file, held] : r.held) ::close(held.fd);  // or the lock would outlive the parent
+  for (const auto& [file, held] : r.held) ::close(held.fd);  // otherwise the lock would outlive the parent
   r.held.clear();
   r.mutex.unlock();
 }
@@ -46,13 +46,13 @@ void after_fork_in_child() {
 Registry& registry() {
   static Registry* const r = [] {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    return new Registry;  // never destroyed: files may be closed while the process exits
+    return new Registry;  // never destroyed, because files may be closed while the process exits
   }();
   return *r;
 }
 
 int open_lock_file(Env& env, int directory, const std::string& path) {
-  // O_NONBLOCK: a planted FIFO or device must not block this.
+  // O_NONBLOCK keeps a planted FIFO or device from blocking this call.
   constexpr int kFlags = O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   const int fd = retry_interrupted([&] { return env.openat(directory, DirectoryLock::kFileName, kFlags, 0600); });
   const char* const name = DirectoryLock::kFileName;
@@ -62,7 +62,7 @@ int open_lock_file(Env& env, int directory, const std::string& path) {
   return fd;
 }
 
-// The process id in the lock file, 0 if there is none: its owner may be about to write it.
+// Returns the process id in the lock file, or 0 if it holds none, because its owner may not have written it yet.
 int written_holder(Env& env, int fd) {
   char text[32] = {};
   const int64_t length = retry_interrupted([&] { return env.pread(fd, text, sizeof text, 0); });
@@ -112,7 +112,7 @@ DirectoryLock::DirectoryLock(Env& env, int directory, const std::string& path) :
   Descriptor fd(env, open_lock_file(env, directory, path));
   struct stat status {};
   if (::fstat(fd.get(), &status) < 0) fail_io(errno, "could not examine %s/%s", path.c_str(), kFileName);
-  // A file with a second name could be one that somebody wants to keep.
+  // A file with a second name could be a file that somebody wants to keep.
   LT_REQUIRE(S_ISREG(status.st_mode) && status.st_nlink <= 1,
              "got %s/%s, which is not a plain file with one name, wanted a lock file: remove it", path.c_str(),
              kFileName);
@@ -133,7 +133,7 @@ DirectoryLock::~DirectoryLock() {
   if (forks() != forks_) return;
   const auto found = r.held.find(file_);
   if (--found->second.users > 0) return;
-  env_.unlock(found->second.fd);  // close() alone does not, if a child of vfork() or clone() has a copy
+  env_.unlock(found->second.fd);  // close() alone does not unlock if a child of vfork() or clone() has a copy
   env_.close(found->second.fd);
   r.held.erase(found);
 }

@@ -1,5 +1,6 @@
-// Claims: one process at a time has a directory, and the next is told which one; nothing planted in the place of the
-// lock file is followed, waited for or overwritten; a forked child neither has nor keeps its parent's lock.
+// Tests that only one process at a time has a directory, and that the error for another process names it. Whatever is
+// planted in place of the lock file is not followed, waited for or overwritten. A forked child neither has nor keeps
+// its parent's lock.
 #include "memory/directory_lock.h"
 
 #include <fcntl.h>
@@ -32,7 +33,7 @@ struct Locked {
   DirectoryLock lock;
 };
 
-// 0: it got the lock; 1: it was refused as it should be; 2: otherwise.
+// Returns 0 if it got the lock, 1 if it was refused with the expected message, and 2 otherwise.
 int attempt(const TemporaryDirectory& dir, const std::string& wanted) {
   try {
     const Locked locked(dir);
@@ -76,7 +77,7 @@ TEST(DirectoryLock, ForkedChildDoesNotKeepIt) {
     char byte;
     ::close(go[1]);
     if (::read(go[0], &byte, 1) != 1) ::_exit(9);
-    lock.reset();  // in the child: changes nothing
+    lock.reset();  // changes nothing in the child
     ::_exit(attempt(dir, "in use by process " + std::to_string(::getppid())));
   }
   lock.reset();
@@ -114,7 +115,7 @@ TEST(DirectoryLock, ForkedChildDoesNotKeepItWhenItsParentIsKilled) {
   ::close(pids[1]);
 }
 
-// A lock that the child takes for itself is not released with those that it has inherited.
+// A lock that the child takes is not released together with the locks that it has inherited.
 TEST(DirectoryLock, ForkedChildTakesItsOwn) {
   const TemporaryDirectory dir;
   auto inherited = std::make_unique<Locked>(dir);
@@ -138,7 +139,8 @@ TEST(DirectoryLock, ForkedChildTakesItsOwn) {
   ::close(go[1]);
 }
 
-// Many processes take and release it as fast as they can; a file that only the owner may have shows two owners.
+// Many processes take and release the lock as fast as they can. A file that only the owner may create shows whether
+// there are two owners.
 TEST(DirectoryLock, NeverTwoOwners) {
   const TemporaryDirectory dir;
   const std::string mark = dir.path() + "/owner";
@@ -155,7 +157,7 @@ TEST(DirectoryLock, NeverTwoOwners) {
         try {
           const Locked locked(dir);
           const int fd = ::open(mark.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0600);
-          if (fd < 0) ::_exit(2);  // another one is in here
+          if (fd < 0) ::_exit(2);  // another owner is in here
           ::close(fd);
           std::this_thread::yield();
           if (::unlink(mark.c_str()) < 0) ::_exit(3);
@@ -228,7 +230,7 @@ TEST(DirectoryLock, PlantedFilesAreRefused) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
-// A holder that has not written its id, or one that has left that of an ended process.
+// The lock file may hold no process id yet, or the id of a process that has ended.
 TEST(DirectoryLock, UnknownHolderIsNotGuessed) {
   const TemporaryDirectory dir;
   for (const char* text : {"", "nonsense", "-5", "0", "999999999"}) {

@@ -11,7 +11,7 @@ namespace lowtide {
 DiskRing::~DiskRing() {
   try {
     finish();
-  } catch (...) {  // a lost device uses nothing
+  } catch (...) {  // a lost device no longer uses the memory
   }
 }
 
@@ -55,7 +55,7 @@ const std::byte* DiskRing::bring(int chunk) {
   }
   Slot& slot = *found;
   read_ahead();
-  slot.use = Use::kNothing;  // if it cannot be read
+  slot.use = Use::kNothing;  // in case the read fails
   const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
   if (!slot.read) {
     {
@@ -85,7 +85,7 @@ void DiskRing::arrives(int chunk, Device::Event copied) {
   begin(*free, Use::kArriving, chunk);
 }
 
-// The first free slot with memory; waits for one if need be.
+// Returns the first free slot with memory, and waits for one if necessary.
 DiskRing::Slot& DiskRing::free_slot() {
   note_what_happened();
   while (true) {
@@ -95,14 +95,14 @@ DiskRing::Slot& DiskRing::free_slot() {
       end(*slot);
       continue;
     }
-    // The other slots wait for a read, or hold chunks that could not be written.
+    // The other slots wait for a read, or their memory holds chunks that could not be written.
     const auto free = std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.use == Use::kNothing; });
     if (free == slots_.end()) fail(ErrorKind::kInternal, "no slot for a chunk on its way to the disk");
     free->memory = PinnedPages(device_, slot_bytes_);
   }
 }
 
-// The slot, if any, that will become free without the caller's help and started first.
+// Returns the oldest slot that will become free without the caller's help, or nullptr.
 DiskRing::Slot* DiskRing::oldest() {
   Slot* first = nullptr;
   for (Slot& slot : slots_)
@@ -123,7 +123,7 @@ void DiskRing::note_what_happened() {
 
 void DiskRing::read(Slot& slot, int chunk) {
   const DeviceRecord& record = chunks_[static_cast<size_t>(chunk)];
-  slot.read = record.kept_data() != nullptr;  // it could not be written; host memory has the only copy
+  slot.read = record.kept_data() != nullptr;  // the chunk could not be written; host memory has the only copy
   if (slot.read)
     std::memcpy(slot.memory.data(), record.kept_data(), static_cast<size_t>(record.chunk.bytes));
   else
@@ -131,7 +131,7 @@ void DiskRing::read(Slot& slot, int chunk) {
   begin(slot, Use::kReading, chunk);
 }
 
-// Reads into free slots, except one, so that chunks on their way back find one without waiting for a read.
+// Reads into all free slots but one, so that a chunk on its way back need not wait for a read to end.
 void DiskRing::read_ahead() {
   const auto is_reading = [](const Slot& slot) { return slot.use == Use::kReading; };
   auto reading = static_cast<size_t>(std::count_if(slots_.begin(), slots_.end(), is_reading));
@@ -143,7 +143,7 @@ void DiskRing::read_ahead() {
   }
 }
 
-// The slot holds the only copy of the step's result: it is written or kept, whatever fails.
+// Writes or keeps the slot's chunk, whatever fails, because the slot holds the only copy of the step's result.
 void DiskRing::write(Slot& slot) noexcept {
   DeviceRecord& record = chunks_[static_cast<size_t>(slot.chunk)];
   const std::byte* const from = slot.memory.data();
@@ -174,13 +174,13 @@ void DiskRing::end(Slot& slot) {
       if (writes || !slot.read) file_->wait(slot.ticket);
       if (writes) chunks_[static_cast<size_t>(slot.chunk)].forget_kept();  // obsolete
     } catch (...) {
-      if (writes) keep(slot);  // otherwise nobody waits for it any more
+      if (writes) keep(slot);  // a failed read needs no action, because nobody waits for it any more
     }
   }
   slot.use = Use::kNothing;
 }
 
-// Called in a handler. The slot's memory becomes the chunk's.
+// Called in a catch block. The slot's memory becomes the chunk's memory.
 void DiskRing::keep(Slot& slot) noexcept {
   if (!failure_) failure_ = std::current_exception();
   DeviceRecord& record = chunks_[static_cast<size_t>(slot.chunk)];
@@ -195,7 +195,7 @@ void DiskRing::finish() {
   std::exception_ptr first;
   for (Slot& slot : slots_) try {
       if (slot.use == Use::kLeaving || slot.use == Use::kArriving) end(slot);
-    } catch (...) {  // a device error: it is lost
+    } catch (...) {  // a device error, after which the device is lost
       if (!first) first = std::current_exception();
       slot.use = Use::kNothing;
     }

@@ -1,10 +1,10 @@
-// The path between a disk and a device: slots in pinned host memory, through which chunks on disk pass in a step.
+// Connects a disk and a device: chunks on disk pass through slots in pinned host memory in each step.
 //
 //   file --read--> slot --copy--> device          device --copy--> slot --write--> file
 //
-// The device's copies run late, and only the host can start a read or a write behind a copy, so the host waits: for a
-// chunk's read before its copy is queued, and for its copy back before it is written. Meanwhile the device executes
-// queued steps, and reads ahead and writes are running.
+// The device's copies run late, and only the host can start a read or a write after a copy. The host therefore waits
+// for a chunk's read before it queues the copy to the device, and for the copy from the device before it starts the
+// write. Meanwhile the device executes queued steps, and other reads and writes are running.
 //
 // Used by one thread at a time; borrows all its constructor arguments.
 #pragma once
@@ -21,12 +21,11 @@
 
 namespace lowtide {
 
-// A chunk of state of parameters on a device, as it is kept: on the device, in host memory or in a scratch file.
 // Page-aligned pinned host memory, into which a file can be read.
 class PinnedPages {
  public:
   PinnedPages() = default;
-  // Throws kOutOfMemory, naming the bytes.
+  // Throws kOutOfMemory; the message names the number of bytes.
   PinnedPages(Device& device, int64_t bytes) : memory_(device, MemoryKind::kPinned, bytes) {
     if (offset() != 0) memory_ = DeviceBytes(device, MemoryKind::kPinned, bytes + kPageBytes);
   }
@@ -38,12 +37,13 @@ class PinnedPages {
   DeviceBytes memory_;
 };
 
+// A chunk of a device's state: on the device, in host memory or in a scratch file.
 struct DeviceRecord : FiledChunk {
-  MemoryKind kind = MemoryKind::kPinned;  // the kind of `memory`; kShared: the driver migrates it
-  DeviceBytes memory = {};                // empty: it is on disk
+  MemoryKind kind = MemoryKind::kPinned;  // the kind of `memory`; the driver migrates kShared memory
+  DeviceBytes memory = {};                // empty if the chunk is on disk
   // If the chunk could not be written to disk, one of these holds it instead.
   PinnedPages kept = {};
-  Buffer kept_change = {};  // made by the host
+  Buffer kept_change = {};  // holds a change that the host made
 
   Tier tier() const { return !memory.data() ? Tier::kDisk : kind == MemoryKind::kPinned ? Tier::kHost : Tier::kDevice; }
   std::byte* kept_data() const { return kept.data() ? kept.data() : kept_change.data(); }
@@ -57,38 +57,38 @@ class DiskRing {
   DiskRing(const DiskRing&) = delete;
   DiskRing& operator=(const DiskRing&) = delete;
 
-  // Between steps: sets the number of slots and their bytes, and the file; 0: nothing is on disk. The next step
-  // allocates them.
+  // Sets the file, the number of slots (0 if nothing is on disk) and their size. Call this between steps. The next step
+  // allocates the slots.
   void resize(ScratchFile* file, int slots, int64_t slot_bytes);
   size_t slots() const { return slots_.size(); }
   int64_t slot_bytes() const { return slot_bytes_; }
-  int64_t bytes() const;  // bytes of allocated host memory
+  int64_t bytes() const;  // size of the allocated host memory
   const Traffic& traffic() const { return traffic_; }
 
-  // Starts a step of these chunks, which are on disk, in this order. Allocates memory. Throws kOutOfMemory and changes
-  // nothing.
+  // Starts a step that uses these chunks, all on disk, in this order. Allocates memory. Throws kOutOfMemory and then
+  // changes nothing.
   void begin_step(std::vector<int> chunks, int threads);
-  // Waits until a chunk is in a slot. Its copy to the device is queued next, and leaves() marks its end. Throws kIo if
-  // the chunk cannot be read, and kOutOfMemory.
+  // Waits until a chunk is in a slot. Then queue its copy to the device and call leaves() with an event that follows
+  // the copy. Throws kIo if the chunk cannot be read, or kOutOfMemory.
   const std::byte* bring(int chunk);
   void leaves(Device::Event copied);
-  // A slot for a chunk from bring(): its copy from the device is queued next, and arrives() marks its end. The slot is
-  // then written, whatever else is requested. Throws kOutOfMemory only if the disk has refused all slots and the host
-  // has no memory for another.
+  // Returns a slot for a chunk from bring(). Then queue the chunk's copy from the device and call arrives() with an
+  // event that follows the copy. The slot will be written whatever else is requested. Throws kOutOfMemory only if the
+  // disk has refused all slots and the host has no memory for another slot.
   std::byte* room_for();
   void arrives(int chunk, Device::Event copied);
 
-  // Waits for everything in progress, even if waiting for some of it throws. The device has finished its copies, or
-  // will. Chunks that could not be written stay in host memory.
+  // Waits for everything in progress, even if waiting for a part throws. Chunks that could not be written stay in host
+  // memory.
   void finish();
-  // The first write that failed since the last call (see KeptInMemory).
+  // Returns the failure of the first write that failed since the last call (see KeptInMemory).
   std::exception_ptr take_failure() noexcept { return std::exchange(failure_, nullptr); }
 
  private:
   enum class Use {
     kNothing,
     kReading,   // from the file
-    kTaken,     // by bring(), until leaves()
+    kTaken,     // from bring() to leaves()
     kLeaving,   // to the device
     kArriving,  // from the device
     kWriting,   // to the file
@@ -97,10 +97,10 @@ class DiskRing {
     PinnedPages memory;
     Use use = Use::kNothing;
     int chunk = -1;
-    bool read = false;  // kReading: it has finished
+    bool read = false;  // for kReading: the read has finished
     ScratchFile::Ticket ticket = 0;
     Device::Event copied;
-    int64_t since = 0;  // when the use began, as a count over all slots
+    int64_t since = 0;  // when the use began, counted over the uses of all slots
   };
   void begin(Slot& slot, Use use, int chunk);
   Slot& free_slot();
@@ -117,8 +117,8 @@ class DiskRing {
   ScratchFile* file_ = nullptr;
   std::vector<Slot> slots_;
   int64_t slot_bytes_ = 0, uses_ = 0;
-  std::vector<int> coming_;  // in this step
-  size_t begun_ = 0;         // the first of them: their reads have begun
+  std::vector<int> coming_;  // the chunks of this step
+  size_t begun_ = 0;         // number of chunks whose reads have begun
   int threads_ = 1;          // for checksums
   Traffic traffic_;
   std::exception_ptr failure_;

@@ -8,8 +8,8 @@
 
 namespace lowtide {
 void FileQueues::begin_step(const ChunkWork& work, int threads, bool changes) {
-  // A running transfer must not be forgotten for lack of memory: one read and one write per chunk, and reads ahead
-  // before and after.
+  // Reserve memory, because a running transfer must not be forgotten if memory runs out: one read and one write per
+  // chunk, and reads ahead before and after.
   transfers_.reserve(2 * (chunks_.size() + slots_.size()));
   work_ = &work;
   threads_ = threads;
@@ -22,7 +22,7 @@ void FileQueues::read(int chunk, int slot) {
   Buffer& memory = slots_[static_cast<size_t>(slot)];
   if (!memory.data()) memory = Buffer(env_, static_cast<size_t>(slot_bytes_));
   std::byte* const to = memory.data();
-  if (record.memory.data()) {  // it could not be written; RAM has the only copy
+  if (record.memory.data()) {  // the chunk could not be written; RAM has the only copy
     std::memcpy(to, record.memory.data(), static_cast<size_t>(record.chunk.bytes));
     transfers_.push_back({0, chunk, slot, false, true});
     return;
@@ -37,7 +37,7 @@ void FileQueues::step(int chunk, int slot) {
   (*work_)({&placed, 1});
 }
 
-// The slot holds the only copy of the step's result: it is written or kept, whatever fails.
+// Writes or keeps the slot's chunk, whatever fails, because the slot holds the only copy of the step's result.
 void FileQueues::write(int chunk, int slot) {
   if (!changes_) return;
   ChunkRecord& record = chunks_[static_cast<size_t>(chunk)];
@@ -57,15 +57,15 @@ void FileQueues::write(int chunk, int slot) {
 }
 
 Queues::Event FileQueues::record(Queue queue) {
-  // Steps are done when they return, and so are slots that they have not changed.
+  // Steps are done when they return, and slots that they have not changed need no write.
   if (queue == Queue::kStep || (queue == Queue::kOut && !changes_)) return kNone;
   return first_event_ + static_cast<Event>(transfers_.size()) - 1;
 }
 
 void FileQueues::wait(Queue, Event event) {
-  if (event < first_event_) return;  // no event, or from an earlier step
+  if (event < first_event_) return;  // kNone, or an event of an earlier step
   const bool writes = transfers_[static_cast<size_t>(event - first_event_)].is_write;
-  // All earlier transfers on its queue must be done, and the file answers in any order.
+  // All earlier transfers on the event's queue must be done, too, and the file completes them in any order.
   Event& next = waited_[writes];
   for (next = std::max(next, first_event_); next <= event; ++next) {
     Transfer& transfer = transfers_[static_cast<size_t>(next - first_event_)];
@@ -106,7 +106,8 @@ void FileQueues::receive(const Transfer& transfer) {
   record.check(slots_[static_cast<size_t>(transfer.slot)].data(), static_cast<size_t>(transfer.chunk), threads_);
 }
 
-// Called in a handler: the write failed, and the slot has the only good copy. Its memory becomes the chunk's.
+// Called in a catch block when a write has failed and the slot has the only good copy. The slot's memory becomes the
+// chunk's.
 void FileQueues::keep_unwritten(const Transfer& transfer) noexcept {
   if (!write_failure_) write_failure_ = std::current_exception();
   ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];
@@ -116,7 +117,7 @@ void FileQueues::keep_unwritten(const Transfer& transfer) noexcept {
     return;
   }
   record.memory = std::move(slot);
-  slot = Buffer();  // the next read through it allocates a new one
+  slot = Buffer();  // the next read into this slot allocates a new buffer
 }
 
 std::exception_ptr FileQueues::finish(bool reads) noexcept {
@@ -124,7 +125,7 @@ std::exception_ptr FileQueues::finish(bool reads) noexcept {
     if (transfer.over || !(transfer.is_write || reads)) continue;
     try {
       complete(transfer);
-    } catch (...) {  // a read that nobody waits for any more
+    } catch (...) {  // nobody waits for this read any more
     }
   }
   const auto under_way =

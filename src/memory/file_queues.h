@@ -1,5 +1,5 @@
-// The pager's queues for a synchronous backend: chunks in a file, slots in RAM. Reads and writes run in the background;
-// steps run at once, in the calling thread.
+// The pager's queues for a synchronous backend. Chunks are in a file and slots are in RAM. Reads and writes run in the
+// background; steps run at once in the calling thread.
 #pragma once
 
 #include <exception>
@@ -12,21 +12,21 @@
 
 namespace lowtide {
 
-// A chunk as it is kept.
+// A chunk in RAM or in the file.
 struct ChunkRecord : FiledChunk {
-  Buffer memory;  // resident, or kept because it could not be written
+  Buffer memory;  // set if the chunk is resident, or kept because it could not be written
 };
 
 class FileQueues final : public Queues {
  public:
-  // All borrowed for the object's lifetime. A slot without memory is allocated on use, `slot_bytes` large.
+  // Borrows all arguments for the object's lifetime. A slot without memory gets `slot_bytes` when it is used.
   FileQueues(Env& env, ScratchFile* file, std::vector<ChunkRecord>& chunks, std::vector<Buffer>& slots,
              int64_t slot_bytes, Traffic& traffic)
       : env_(env), file_(file), chunks_(chunks), slots_(slots), slot_bytes_(slot_bytes), traffic_(traffic) {}
   ~FileQueues() override { finish(); }
 
-  // Before each step, which `work` outlives. Allocates memory for the step's bookkeeping. Running transfers count as
-  // reads ahead for it. changes: false if the work changes no chunks, so that they are not written.
+  // Call this before each step; `work` must outlive the step. Allocates memory for the step's bookkeeping. Running
+  // transfers count as reads ahead for the step. Without `changes`, the work changes no chunks, and none is written.
   void begin_step(const ChunkWork& work, int threads, bool changes);
 
   void read(int chunk, int slot) override;
@@ -35,8 +35,8 @@ class FileQueues final : public Queues {
   Event record(Queue queue) override;
   void wait(Queue queue, Event event) override;
 
-  // Waits for the writes, or for everything, ignoring failed reads that nobody has waited for. Chunks that could not be
-  // written stay in RAM; returns the first failure (see KeptInMemory).
+  // Wait for the writes, or for everything, and ignore failed reads for which nobody has waited. Chunks that could not
+  // be written stay in RAM. Return the first failure (see KeptInMemory).
   std::exception_ptr finish_writes() noexcept { return finish(false); }
   std::exception_ptr finish() noexcept { return finish(true); }
 
@@ -64,7 +64,7 @@ class FileQueues final : public Queues {
   std::vector<Transfer> transfers_;  // from the oldest running one; an event is the number of a transfer, counted from
                                      // 0
   Event first_event_ = 0;            // the event of transfers_[0]
-  Event waited_[2] = {0, 0};         // for reads, for writes: earlier ones are done
+  Event waited_[2] = {0, 0};         // for reads and for writes: all earlier transfers are done
   std::exception_ptr write_failure_;
 };
 

@@ -1,4 +1,4 @@
-// A chunk that may have a place in a scratch file, and the check that the file returns what was written.
+// A chunk that may have a place in a scratch file. A checksum shows whether the file returns what was written.
 #pragma once
 
 #include <algorithm>
@@ -17,33 +17,33 @@ namespace lowtide {
 
 struct FiledChunk {
   Chunk chunk;
-  int64_t file_offset = -1;  // -1: has never been in the file
-  uint64_t generation = 0;   // times it was written
+  int64_t file_offset = -1;  // -1 if the chunk has never been in the file
+  uint64_t generation = 0;   // number of writes so far
   uint64_t checksum = 0;     // checksum of the last write
 
   uint64_t checksum_of(const std::byte* bytes, size_t number, uint64_t of_generation, int threads = 1) const {
     return chunk_checksum(bytes, chunk.bytes, static_cast<int64_t>(number), of_generation, threads);
   }
-  // Throws kIo if `got`, read back, differs from the last write.
+  // Throws kIo if `got`, which was read from the file, differs from the last write.
   void check(const std::byte* got, size_t number, int threads = 1) const;
-  // Reads at once, and checks. On an error this object is unchanged.
+  // Read or write the chunk at once; read() also checks it. On an error this object is unchanged.
   void read(ScratchFile& file, size_t number, std::byte* to) const;
   void write(ScratchFile& file, size_t number, const std::byte* from);
 };
 
-// By chunk, its offset in the file; -1: it has no place there.
+// The chunks' offsets in the file, indexed by chunk; -1 for a chunk without a place.
 struct FilePlaces {
   std::vector<int64_t> offsets;
   int64_t bytes = 0;  // size of the file
 
-  // Throws kInvalidArgument if the limit (-1: none) is too low for it.
+  // Throws kInvalidArgument if the limit (-1 for none) is too low for the file.
   void check(int64_t limit) const;
-  // Creates the file, or enlarges it. Throws like ScratchFile and changes nothing.
+  // Creates or enlarges the file. Throws like ScratchFile and then changes nothing.
   void fit(std::unique_ptr<ScratchFile>& file, Env& env, const std::string& directory) const;
 };
 
-// Existing chunks keep their places. Those that move to the disk without one get a place at the end. bytes, tiers: of
-// the existing chunks, followed by new ones.
+// Returns places in which existing chunks keep theirs. Chunks that move to the disk and have no place get one at the
+// end. `bytes` and `tiers` describe the existing chunks, followed by the new ones.
 template <class Record>
 FilePlaces places_of(const std::vector<Record>& chunks, const std::vector<int64_t>& bytes,
                      const std::vector<Tier>& tiers) {

@@ -1,4 +1,4 @@
-// Reads and writes one file while its caller does something else: by io_uring, or by threads with pread and pwrite.
+// Reads and writes one file in the background, either with io_uring or with threads that call pread and pwrite.
 // Transfers decides what a short or failed request means.
 #pragma once
 
@@ -17,20 +17,21 @@ struct IoRequest {
   int64_t result = 0;  // bytes transferred or -errno
 };
 
-// One thread at a time uses an engine. No request may be running when it is destroyed.
+// Used by one thread at a time. No request may be running when an engine is destroyed.
 class IoEngine {
  public:
   virtual ~IoEngine() = default;
-  // The request and its memory belong to the engine until next() returns it; at most `depth` requests at a time.
+  // Starts a request. The request and its memory belong to the engine until next() returns the request. At most `depth`
+  // requests may run at a time.
   virtual void start(IoRequest* request) noexcept = 0;
-  // A finished request, in any order; nullptr if none is running or, unless `block`, none has finished.
+  // Returns finished requests in any order, or nullptr if no request is running or, unless `block`, none has finished.
   virtual IoRequest* next(bool block) noexcept = 0;
   virtual const char* name() const = 0;
 };
 
-// nullptr if the library was built without liburing, or the kernel lacks or forbids io_uring.
+// Returns nullptr if the library was built without liburing, or if the kernel lacks or forbids io_uring.
 std::unique_ptr<IoEngine> make_io_uring_engine(int fd, int depth);
-// If no thread can be started, next() executes the requests one by one.
+// Returns an engine with threads. If no thread can be started, next() executes the requests one by one.
 std::unique_ptr<IoEngine> make_thread_engine(Env& env, int fd, int depth);
 
 }  // namespace lowtide

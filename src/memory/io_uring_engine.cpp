@@ -12,7 +12,7 @@
 namespace lowtide {
 namespace {
 
-constexpr int kMaxRefusals = 1000;  // times that the kernel may refuse requests for lack of resources: about a second
+constexpr int kMaxRefusals = 1000;  // refusals for lack of resources that are accepted; about a second
 
 class IoUringEngine : public IoEngine {
  public:
@@ -21,7 +21,7 @@ class IoUringEngine : public IoEngine {
     refused_.reserve(static_cast<size_t>(depth));
     if (io_uring_queue_init(static_cast<unsigned>(depth), &ring_, 0) < 0) return;
     made_ = true;
-    io_uring_probe* const probe = io_uring_get_probe_ring(&ring_);  // IORING_OP_READ is younger than io_uring
+    io_uring_probe* const probe = io_uring_get_probe_ring(&ring_);  // old kernels have io_uring but not IORING_OP_READ
     const bool knows_ops =
         probe && io_uring_opcode_supported(probe, IORING_OP_READ) && io_uring_opcode_supported(probe, IORING_OP_WRITE);
     if (probe) io_uring_free_probe(probe);
@@ -73,7 +73,8 @@ class IoUringEngine : public IoEngine {
       if (!block) return nullptr;
       const bool transient = result == -EINTR || result == -EAGAIN || result == -EBUSY;
       if (result < 0 && (!transient || ++refusals > kMaxRefusals)) break_with(-result);
-      // A broken ring still finishes the requests that the kernel has taken: their memory must not be returned before.
+      // A broken ring still finishes the requests that the kernel has taken, and their memory must not be returned
+      // earlier.
       if (broken_ || (result < 0 && result != -EINTR)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -81,7 +82,7 @@ class IoUringEngine : public IoEngine {
   const char* name() const override { return "io_uring"; }
 
  private:
-  // A sandbox may allow a ring and refuse requests.
+  // Returns true if the ring executes requests. A sandbox may allow a ring and refuse its requests.
   bool takes_requests() {
     io_uring_prep_nop(io_uring_get_sqe(&ring_));
     io_uring_cqe* cqe = nullptr;
@@ -92,7 +93,7 @@ class IoUringEngine : public IoEngine {
     return true;
   }
 
-  void taken(int count) {  // the kernel takes requests in order
+  void taken(int count) {  // the kernel takes requests in the order of submission
     if (count <= 0) return;
     queued_.erase(queued_.begin(), queued_.begin() + count);
     in_kernel_ += count;
@@ -110,7 +111,7 @@ class IoUringEngine : public IoEngine {
   const int fd_;
   io_uring ring_{};
   bool made_ = false, works_ = false;
-  int broken_ = 0;     // the ring's own error (errno); it gets no new requests
+  int broken_ = 0;     // the ring's error (errno); a broken ring gets no new requests
   int in_kernel_ = 0;  // requests that the kernel has taken
   std::vector<IoRequest*> queued_, refused_;
 };

@@ -9,7 +9,7 @@
 namespace lowtide {
 namespace {
 
-constexpr int64_t kPieceBytes = 1 << 20;  // of a read: stays in a processor's cache
+constexpr int64_t kPieceBytes = 1 << 20;  // size of each read; stays in a processor's cache
 
 int64_t pages(int64_t bytes) {
   LT_REQUIRE(bytes >= 1 && bytes <= int64_t{1} << 62, "got a file of %lld bytes for weights, wanted 1 to 2^62", ll(bytes));
@@ -36,10 +36,10 @@ void MappedFile::check(int64_t offset, int64_t bytes) const {
 
 void MappedFile::bring(int64_t offset, int64_t bytes) {
   check(offset, bytes);
-  if (bytes == 0) return;  // to the system, 0 is up to the end
-  env_.read_ahead(unnamed_.file.get(), offset, bytes);  // only advice: the reads below find errors
+  if (bytes == 0) return;  // to the system, 0 means up to the end of the file
+  env_.read_ahead(unnamed_.file.get(), offset, bytes);  // only advice; the reads below report errors
   std::vector<std::byte> piece(static_cast<size_t>(std::min(bytes, kPieceBytes)));
-  for (int64_t done = 0; done < bytes;) {  // a read fills the page cache, and reports errors
+  for (int64_t done = 0; done < bytes;) {  // reading fills the page cache and reports errors
     const int64_t wanted = std::min(bytes - done, kPieceBytes);
     const int64_t got = retry_interrupted(
         [&] { return env_.pread(unnamed_.file.get(), piece.data(), wanted, offset + done); });
@@ -63,7 +63,7 @@ void MappedFile::let_go(int64_t offset, int64_t bytes, bool changed) {
     }
     written_ += bytes;
   }
-  env_.drop_pages(unnamed_.file.get(), offset, data() + offset, bytes);  // pages that stay only take memory
+  env_.drop_pages(unnamed_.file.get(), offset, data() + offset, bytes);  // if pages stay, they only take memory
 }
 
 }  // namespace lowtide

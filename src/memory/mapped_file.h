@@ -1,9 +1,9 @@
-// Weights that do not fit in memory: an unnamed scratch file whose bytes are memory at one address. Every access finds
-// the bytes that were written last, whether they are in memory or not: bring() and let_go() only choose when the disk
-// is read and written, and turn its errors into exceptions. (An access that the disk refuses raises SIGBUS.)
+// An unnamed scratch file that is mapped at one address, for weights that do not fit in memory. Every access sees the
+// bytes that were written last, whether they are in memory or not; bring() and let_go() only choose when the disk is
+// read and written, and turn disk errors into exceptions. (An access for which the disk fails raises SIGBUS.)
 //
-// Pages are the system's page cache, which takes what has been written back from memory when memory runs short. bring()
-// and let_go() may be called by any thread, also beside accesses. Forked children see the same memory.
+// The pages belong to the system's page cache, which drops clean pages when memory runs short. bring() and let_go() may
+// be called by any thread, also during accesses. Forked children see the same memory.
 #pragma once
 
 #include <atomic>
@@ -20,20 +20,22 @@ namespace lowtide {
 
 class MappedFile {
  public:
-  // `directory`: see ScratchFile. `bytes`: rounded up to kPageBytes, allocated at once, zero. env outlives the file.
-  // Throws kInvalidArgument, kIo (no room on the disk) or kOutOfMemory (no addresses), and leaves nothing behind.
+  // For `directory`, see ScratchFile. `bytes` is rounded up to kPageBytes; the bytes are allocated at once and are
+  // zero. `env` must outlive the file. Throws kInvalidArgument, kIo (no room on the disk) or kOutOfMemory (no
+  // addresses), and then leaves nothing behind.
   MappedFile(Env& env, const std::string& directory, int64_t bytes);
 
   std::byte* data() const { return memory_.get(); }
   int64_t bytes() const { return bytes_; }
-  // Bytes that bring() has read and let_go() has written.
+  // The number of bytes that bring() has read and that let_go() has written.
   int64_t read_bytes() const { return read_; }
   int64_t written_bytes() const { return written_; }
 
-  // Offsets and sizes are multiples of kPageBytes, within the file.
-  // Reads a range into memory. Throws kIo, naming it.
+  // Offsets and sizes must be multiples of kPageBytes within the file.
+  // Reads a range into memory. Throws kIo; the message names the range.
   void bring(int64_t offset, int64_t bytes);
-  // Takes a range out of memory; if it was `changed`, once it is written. Throws kIo, and then memory keeps it.
+  // Removes a range from memory, after writing it to disk if it was `changed`. Throws kIo; then the range stays in
+  // memory.
   void let_go(int64_t offset, int64_t bytes, bool changed);
 
  private:

@@ -1,5 +1,5 @@
-// Claims: memory always has what was written last, in it or not; pages that are let go have left it; a disk that refuses is an
-// exception that names the range, and nothing is lost or left open.
+// Tests that memory always has the bytes that were written last, whether they are in memory or not, that pages leave
+// memory in let_go(), and that a disk error throws an exception that names the range and loses and leaks nothing.
 #include "memory/mapped_file.h"
 
 #include <sys/mman.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kFilePages = 64, kFileBytes = kFilePages * kPageBytes;
 
-// Pages of the file in memory.
+// Returns the number of the file's pages that are in memory.
 int64_t resident(const MappedFile& file) {
   std::vector<unsigned char> pages(static_cast<size_t>(kFilePages));
   if (::mincore(file.data(), static_cast<size_t>(kFileBytes), pages.data()) != 0) return -1;

@@ -10,7 +10,7 @@ namespace lowtide {
 namespace {
 
 constexpr int64_t kPart = int64_t{16} << 20;
-constexpr size_t kUnderWay = 2;  // parts: one is read or written while another is checked
+constexpr size_t kUnderWay = 2;  // number of parts: one is read or written while another is checked
 
 }  // namespace
 
@@ -69,7 +69,7 @@ void OffloadedMemory::bring_back(int threads) {
   } catch (...) {
     for (const Part& part : under_way) try {
         file_->wait(part.ticket);
-      } catch (const Error&) {  // the first error is the one to report
+      } catch (const Error&) {  // the first error is reported
       }
     throw;
   }

@@ -1,5 +1,5 @@
-// State memory put aside while a program needs the RAM for something else (generating text between training phases):
-// its bytes go to a scratch file, its pages back to the system, and its addresses remain reserved.
+// Puts state memory aside while a program needs the RAM for something else, such as generating text between training
+// phases. The bytes go to a scratch file and the pages back to the system; the addresses remain reserved.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ namespace lowtide {
 
 class OffloadedMemory {
  public:
-  // Writes the buffers, which outlive this object, to a scratch file in `directory` and drops their pages: until
-  // bring_back() they read as zero and must not be written. Throws kInvalidArgument or kIo like ScratchFile; then the
-  // buffers are unchanged.
+  // Writes the buffers, which must outlive this object, to a scratch file in `directory` and drops their pages. Until
+  // bring_back(), the buffers read as zero and must not be written. Throws kInvalidArgument or kIo like ScratchFile;
+  // then the buffers are unchanged.
   OffloadedMemory(Env& env, const std::string& directory, std::vector<const Buffer*> buffers, int threads);
 
-  // Reads everything back and checks it. Throws kIo: the buffers' contents are then undefined, but the file is intact,
-  // and another call tries again.
+  // Reads everything back and checks it. If this throws kIo, the buffers' contents are undefined, but the file is
+  // intact and another call tries again.
   void bring_back(int threads);
 
   int64_t bytes() const { return bytes_; }

@@ -67,8 +67,8 @@ void Pager::prefetch(Queues& queues) {
   }
 }
 
-// A slot is read into again only after the write of its last chunk. If chunks change slots, only the last write of all
-// covers that, and reads ahead are in the wrong slots.
+// A slot is read into only after the write of its previous chunk. If chunks change slots, only the last write of all
+// slots guarantees this, and chunks that were read ahead are in the wrong slots.
 void Pager::start_over(Queues& queues) {
   queues.wait(Queue::kIn, written_);
   for (const Queues::Event event : loaded_) queues.wait(Queue::kIn, event);
@@ -82,7 +82,7 @@ void Pager::set_slots(Queues& queues, size_t slots) {
   if (slots == free_.size()) return;
   if (slots < free_.size()) {
     start_over(queues);
-  } else {  // reads ahead are in the first slots of either ring
+  } else {  // in either ring, chunks that were read ahead are in the first slots
     queues.wait(Queue::kIn, written_);
     written_ = Queues::kNone;
     free_.assign(free_.size(), Queues::kNone);
@@ -98,7 +98,7 @@ void Pager::forget() {
   prefetched_ = 0;
 }
 
-// The k-th streamed chunk goes through slot k mod slots.
+// Reads the k-th streamed chunk, which goes through slot k mod slots.
 void Pager::load(Queues& queues, size_t k) {
   const size_t slot = k % free_.size();
   queues.wait(Queue::kIn, free_[slot]);
@@ -108,14 +108,15 @@ void Pager::load(Queues& queues, size_t k) {
 
 void Pager::queue_step(Queues& queues) {
   const size_t n = streaming_.size(), slots = free_.size(), residents = staying_.size();
-  // A share of the resident chunks goes before each streamed chunk, the rest after the last. Stepping them all first
-  // would leave the transfers idle once the slots are full: resident time would add to theirs instead of overlapping.
+  // A share of the resident chunks is stepped before each streamed chunk, and the rest after the last one. If all of
+  // them were stepped first, the transfers would be idle once the slots are full, and resident time would add to
+  // transfer time instead of overlapping with it.
   size_t done = 0;
   const auto step_residents = [&](size_t share) {
     for (; done * (n + 1) < share * residents; ++done) queues.step(staying_[done], -1);
   };
-  // A slot is loaded again `lag` chunks after its own, so that its write has had a step's time: if one thread drives
-  // the queues, the wait then delays nothing. Two slots cannot afford that: the read would come too late.
+  // A slot is loaded again `lag` chunks after its chunk was stepped, which gives the write the time of one step; if one
+  // thread drives the queues, waiting for the write then delays nothing. With two slots the read would come too late.
   const size_t lag = slots > 2 ? 2 : 1;
   for (size_t k = prefetched_; k < n && k < slots; ++k) load(queues, k);
   prefetched_ = 0;

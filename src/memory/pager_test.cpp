@@ -1,4 +1,5 @@
-// The pager on a device that runs everything late: values, order, traffic, time, and what is left when a queue fails.
+// Tests the pager on a device that runs everything late: values, order, traffic, time, and the state after a queue
+// fails.
 #include "memory/pager.h"
 
 #include "support/fake/fake_queues.h"
@@ -52,13 +53,13 @@ std::vector<Bytes> contents(FakeQueues& queues, const Case& c) {
 
 constexpr TransferMode kTransferModes[] = {TransferMode::kCopy, TransferMode::kHybrid, TransferMode::kZeroCopy};
 
-// The plan under this transfer mode.
+// Returns the case with a plan for this transfer mode.
 Case on_transfer(Case c, TransferMode transfer) {
   if (transfer == TransferMode::kZeroCopy) c.plan = plan_keeping(c.plan.resident, c.chunk_bytes, 0);
   return c;
 }
 
-// With options.more_slots, every other step reads ahead into them.
+// Runs `steps` steps. With options.more_slots, every other step reads ahead into the additional slots.
 std::unique_ptr<FakeQueues> run(const Case& c, const FakeQueuesOptions& options, int steps, bool ahead = false) {
   auto queues = std::make_unique<FakeQueues>(c.plan, c.chunk_bytes, options);
   Pager pager(c.plan, options.transfer);
@@ -132,7 +133,7 @@ TEST(Pager, NearMemoryIsWhatThePlanSays) {
     const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.4);
     EXPECT_EQ(run(c, {}, 2)->near_peak(), c.plan.bytes);
     FakeQueuesOptions tight{.near_capacity = c.plan.bytes - 1};
-    refusal([&] { run(c, tight, 1); }, ErrorKind::kOutOfMemory);  // a byte less than the plan's
+    refusal([&] { run(c, tight, 1); }, ErrorKind::kOutOfMemory);  // one byte less than the plan needs
   }
   figure("{} plans: peak of near memory = bytes, and a byte less is refused", plans);
 }
@@ -216,7 +217,8 @@ TEST(Pager, TrafficIsTwiceTheStreamedBytes) {
   EXPECT_EQ(moved, 2 * streamed);
 }
 
-// Seconds of one step of `streamed` chunks of a unit of bytes, with `resident` more among them, on the virtual clock.
+// Returns the seconds, on the virtual clock, of one step of `streamed` chunks of one unit of bytes each, with
+// `resident` resident chunks among them.
 double step_seconds(int streamed, int resident, int slots, double read, double step, double write,
                     bool blocking = false) {
   constexpr int64_t kUnit = 64;
@@ -231,16 +233,17 @@ double step_seconds(int streamed, int resident, int slots, double read, double s
   return queues->device().now();
 }
 
-std::array<double, 3> random_seconds(Rng& rng) {  // from 1 to 100, in any proportion
+std::array<double, 3> random_seconds(Rng& rng) {  // three values from 1 to 100
   const auto draw = [&] { return static_cast<double>(rng.between(1, 100)); };
   return {draw(), draw(), draw()};
 }
 
-// n equal chunks that take r to read, s to step and w to write; M = max(r, s, w). With S >= 3 slots, step k starts when
-// read k has ended and read k when write k - S has. By induction read k ends by r + kM, step k by r + s + kM and write
-// k by r + s + w + kM: for a read that waits for its slot, write k - S ends by r + s + w + (k - S)M <= kM. So a step
-// takes at most (n - 1)M + r + s + w: the slowest queue's time nM, and r + s + w - M to fill and drain the pipeline. No
-// order takes less: the slowest queue cannot start before chunk 0 nor the others end before chunk n - 1 came through.
+// Let n equal chunks take r to read, s to step and w to write, and let M = max(r, s, w). With S >= 3 slots, step k
+// starts when read k has ended, and read k starts when write k - S has ended. By induction, read k ends by r + kM, step
+// k by r + s + kM and write k by r + s + w + kM, because write k - S, for which read k waits, ends by r + s + w + (k -
+// S)M <= kM. So a step takes at most (n - 1)M + r + s + w: the slowest queue's time nM, plus r + s + w - M to fill and
+// drain the pipeline. No order takes less, because chunk 0 must reach the slowest queue before that queue starts, and
+// chunk n - 1 must pass the remaining queues after it.
 TEST(Pager, ThreeSlotsTakeTheTimeOfTheSlowestLane) {
   Rng rng = seeded("Pager.ThreeSlotsTakeTheTimeOfTheSlowestLane", 31);
   int points = 0;
@@ -257,7 +260,8 @@ TEST(Pager, ThreeSlotsTakeTheTimeOfTheSlowestLane) {
     }
     const double one = step_seconds(n, 0, 1, r, s, w);
     ASSERT_NEAR(one / (n * (r + s + w)), 1, 1e-12);
-    // Two slots: the three queues of a chunk take turns in each, so no step is faster than half their sum a chunk.
+    // With two slots, a chunk's three operations take turns in each slot, so a step takes at least half of their sum
+    // per chunk.
     const double two = step_seconds(n, 0, 2, r, s, w);
     two_worst = std::max(two_worst, two / step_seconds(n, 0, 3, r, s, w));
     ASSERT_LE(two, one * (1 + 1e-12));
@@ -272,7 +276,7 @@ TEST(Pager, ThreeSlotsTakeTheTimeOfTheSlowestLane) {
   EXPECT_LE(worst_exact, 1e-12);
 }
 
-// Where one thread drives the queues, the time depends on when the pager waits, not only on what it waits for.
+// If one thread drives the queues, the time depends on when the pager waits, not only on what it waits for.
 TEST(Pager, ABlockedCallerLosesNoTimeWithThreeSlots) {
   Rng rng = seeded("Pager.ABlockedCallerLosesNoTimeWithThreeSlots", 32);
   int points = 0;
@@ -296,8 +300,8 @@ TEST(Pager, ABlockedCallerLosesNoTimeWithThreeSlots) {
            step_seconds(16, 0, slots, 3, 2, 4, true), step_seconds(16, 17, slots, 3, 2, 4, true));
 }
 
-// The bound of above with what runs between two streamed steps added to s: at most G = ceil(m / (n + 1)) of the m
-// resident chunks, and as many after the last.
+// The bound is the one for three slots, with s increased by the resident steps between two streamed steps: at most G =
+// ceil(m / (n + 1)) of the m resident chunks. As many resident steps follow the last streamed step.
 TEST(Pager, ResidentStepsRunBeneathTheTransfers) {
   Rng rng = seeded("Pager.ResidentStepsRunBeneathTheTransfers", 13);
   int points = 0;
@@ -308,7 +312,7 @@ TEST(Pager, ResidentStepsRunBeneathTheTransfers) {
     const int group = (m + n) / (n + 1);
     const double seconds = step_seconds(n, m, 3, r, s, w), most = (group + 1) * s, period = std::max({r, most, w});
     ASSERT_LE(seconds, ((n - 1) * period + r + most + w + group * s) * (1 + 1e-12));
-    // As many in each gap: the claim is the one on queues again.
+    // With equally many resident chunks in each gap, the bound in terms of the slowest queue holds again.
     const int each = static_cast<int>(rng.between(1, 3)), m_even = each * (n + 1);
     const double queue = std::max({n * r, (n + m_even) * s, n * w});
     const double excess = step_seconds(n, m_even, 3, r, s, w) - (r + w + (2 * each + 1) * s);
@@ -320,12 +324,13 @@ TEST(Pager, ResidentStepsRunBeneathTheTransfers) {
   EXPECT_LE(even, 1.05);
 }
 
-// The test below counts these states that a failed step leaves.
+// Counts the states that failed steps leave.
 struct Failures {
   int points = 0, before = 0, after = 0, mixed = 0;
 };
 
-// Fails the n-th operation of a step, drains, judges every chunk, and steps on with the pager or with a new one.
+// Lets the n-th operation of a step fail, drains the queues, checks every chunk, and goes on with the same pager or a
+// new one.
 void fail_and_go_on(const Case& c, int64_t n, int full_steps, bool new_pager, uint64_t seed, Failures& count) {
   FakeQueuesOptions options{.seed = seed};
   FakeQueues queues(c.plan, c.chunk_bytes, options);
@@ -385,8 +390,8 @@ TEST(Pager, AFailedStepLeavesEveryChunkWhole) {
   EXPECT_GT(count.after, 1000);
 }
 
-// Why Pager::step wants the queues finished after a failure: nothing else orders the slots' next use. (It is in order
-// by itself where the failure comes between reads that have waited for all writes and the next step.)
+// Shows why Pager::step() requires that the queues finish after a failure: nothing else orders the slots' next use.
+// (There is no race if the failure comes after reads that have waited for all writes and before the next step.)
 TEST(Pager, GoingOnAfterAFailureWithoutDrainingIsARace) {
   const Case c = make_case(std::vector<int64_t>(6, 32), std::vector<bool>(6, false), 3);
   int points = 0, racy = 0;

@@ -13,28 +13,28 @@
 namespace lowtide {
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{1} << 56;  // in total; slots * slot_bytes cannot overflow
+constexpr int64_t kMostBytes = int64_t{1} << 56;  // in total, so slots * slot_bytes cannot overflow
 constexpr int kMostSlots = 64;
 constexpr int kSlots = 4;  // slots of a store's rings
 constexpr int64_t kSmallestChunk = 64 << 10;
-constexpr int64_t kMostChunks = int64_t{1} << 22;  // a gigabyte of bookkeeping
-// Bounds of the search for the resident set: milliseconds for realistic sizes, at most 8 MiB of memory.
-constexpr int64_t kMostUnits = int64_t{1} << 20;  // bound of one subset sum
+constexpr int64_t kMostChunks = int64_t{1} << 22;  // takes a gigabyte of bookkeeping
+// Bounds of the search for the resident set, which takes milliseconds for realistic sizes and at most 8 MiB of memory.
+constexpr int64_t kMostUnits = int64_t{1} << 20;  // largest sum in units
 constexpr int64_t kMostWork = int64_t{1} << 24;   // units * sizes of one subset sum
-constexpr int kMostTries = 16;                    // slot sizes tried
+constexpr int kMostTries = 16;                    // number of slot sizes tried
 
 struct SizeClass {
   int64_t bytes;  // size of each chunk, above 0
   int64_t count;
 };
 
-// How many chunks of each class to keep resident.
+// The number of chunks of each class that stay resident.
 struct Choice {
   std::vector<int64_t> keep;
   int64_t bytes = 0;
 };
 
-// Chooses as many bytes as fit into `capacity`. Exact within the bounds above.
+// Chooses chunks with as many bytes as fit into `capacity`. Exact within the bounds above.
 Choice fill(std::span<const SizeClass> classes, int64_t capacity) {
   Choice choice{std::vector<int64_t>(classes.size(), 0)};
   int64_t unit = 0;
@@ -47,8 +47,9 @@ Choice fill(std::span<const SizeClass> classes, int64_t capacity) {
     room -= choice.keep[i] * width;
   }
   if (room <= most) {  // otherwise no remaining chunk fits
-    // from[c]: the class whose chunk was the last to make the sum c, and `used`, how many of it that took. A sum keeps
-    // the first class that reached it, so tracing back from any sum never takes more of a class than exist.
+    // from[c] is the class of the chunk that completed the sum c, and used[c] is how many chunks of that class the sum
+    // uses. A sum keeps the first class that reached it, so tracing back from any sum never uses more chunks of a class
+    // than exist.
     const int32_t unreached = -1, start = static_cast<int32_t>(classes.size());
     std::vector<int32_t> from(static_cast<size_t>(room) + 1, unreached), used(from.size(), 0);
     from[0] = start;
@@ -77,9 +78,9 @@ Choice fill(std::span<const SizeClass> classes, int64_t capacity) {
   return choice;
 }
 
-// The resident set with the most bytes beside a ring of `slots`; nothing if the budget does not hold such a ring. For
-// each possible slot size, larger chunks must be resident and the others may be. Sizes are tried in ascending order:
-// once the budget minus the slots is no more than the best so far, larger slots cannot be better.
+// Returns the resident set with the most bytes beside a ring of `slots` slots, or nothing if the budget cannot hold
+// such a ring. For each possible slot size, larger chunks must be resident and the others may be. Sizes are tried in
+// ascending order: when the budget minus the slots is no more than the best set so far, larger slots cannot be better.
 std::optional<Choice> choose(std::span<const SizeClass> classes, int64_t slots, int64_t budget) {
   std::optional<Choice> best;
   int64_t larger = 0;  // bytes of all chunks larger than the slot
@@ -164,7 +165,7 @@ void predict_seconds(const PlanInput& input, Plan& plan) {
   if (known) plan.seconds = seconds;
 }
 
-// The plans of some tiers, or why there are none.
+// The plans of some tiers, or the reason why there are none.
 struct Division {
   std::vector<TierPlan> tiers = {};
   std::string problem = {};
@@ -172,7 +173,8 @@ struct Division {
 
 Division divide(std::span<const TierLimit> tiers, const std::vector<int64_t>& chunk_bytes, const PlanInput& input);
 
-// Keeps the chosen number of each class in the first of these tiers, beside that many slots, and the others behind it.
+// Keeps the chosen number of chunks of each class in the first of these tiers, beside `slots` slots, and the other
+// chunks in the tiers behind it.
 Division keep(std::span<const TierLimit> tiers, const std::vector<int64_t>& chunk_bytes, const PlanInput& input,
               std::span<const SizeClass> classes, const Choice& choice, int slots) {
   std::map<int64_t, int64_t> left;  // still to keep
@@ -197,7 +199,7 @@ Division keep(std::span<const TierLimit> tiers, const std::vector<int64_t>& chun
   return rest;
 }
 
-// Divides these tiers among chunks that are not nearer; others count as empty.
+// Divides the chunks that are not in nearer tiers among these tiers; chunks in nearer tiers count as empty.
 Division divide(std::span<const TierLimit> tiers, const std::vector<int64_t>& chunk_bytes, const PlanInput& input) {
   const TierLimit& limit = tiers[0];
   const int64_t total = sum_of(chunk_bytes), room = std::max<int64_t>(limit.bytes - limit.taken, 0);
@@ -231,7 +233,8 @@ Division divide(std::span<const TierLimit> tiers, const std::vector<int64_t>& ch
     if (!choice) return std::nullopt;
     return keep(tiers, chunk_bytes, input, classes, *choice, slots);
   };
-  // With fewer slots here more chunks stay, and less has to fit behind. The last attempt reports what is missing.
+  // With fewer slots in this tier, more chunks stay here and fewer have to fit behind it. The last attempt reports what
+  // is missing.
   Division best{{}, "no ring was tried"};
   int slots = std::min(input.max_slots, kOverlappingSlots) + 1;
   while (!best.problem.empty() && --slots >= 1)
@@ -256,13 +259,14 @@ std::vector<TierLimit> tiers_of(const StoreOptions& options, const StoreRates& r
   return tiers;
 }
 
-// Large enough for the disk's full rate, small enough that the ring leaves most of the budget to residents.
+// Returns a chunk size that is large enough for the disk's full rate and small enough that the ring leaves most of the
+// budget to resident chunks.
 int64_t chunk_bytes_for(const StoreOptions& options, int64_t total) {
   if (options.memory.chunk > 0) return options.memory.chunk;
   StoreOptions given = options;
   given.device_now.reset();
   std::vector<TierLimit> tiers = tiers_of(given, {});
-  if (tiers.size() > 1) tiers.pop_back();  // the last tier has no slots; all others must leave room
+  if (tiers.size() > 1) tiers.pop_back();  // the last tier has no slots; all other tiers must leave room
   int64_t budget = options.device_now ? total : INT64_MAX;
   for (const TierLimit& limit : tiers)
     if (limit.bytes >= 0) budget = std::min(budget, std::max<int64_t>(limit.bytes - limit.taken, 0));
@@ -323,7 +327,7 @@ StorePlan plan_store(const StoreOptions& options, std::vector<int64_t> before, s
   }
   const TierLimit& only = input.tiers.front();
   if (input.tiers.size() == 1 && only.bytes >= 0 && sum_of(out.chunk_bytes) > only.bytes - only.taken) {
-    // Chunks depend on the budget, and so does their padding to pages: compute it for the suggested budget.
+    // The chunks, and so their padding to pages, depend on the budget, so compute the size for the suggested budget.
     StoreOptions whole = options;
     whole.memory.host = total + options.taken;
     input.whole_bytes = known;

@@ -1,4 +1,4 @@
-// The plan loses no chunk, stays within its budgets at every moment of a step, and moves no more than it must.
+// Tests that a plan loses no chunk, stays within its budgets at every moment of a step, and moves no more than it must.
 #include "memory/plan.h"
 
 #include <list>
@@ -13,17 +13,17 @@ constexpr int64_t kPage = 4096;
 
 int64_t sum(const std::vector<int64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 
-// Chunks that are stepped in host memory and wait on disk.
+// Returns the input for chunks that are stepped in host memory and wait on disk.
 PlanInput input_of(std::vector<int64_t> sizes, int64_t host, int64_t disk = -1) {
   return {std::move(sizes), {{Tier::kHost, host}, {Tier::kDisk, disk}}};
 }
 
-// Chunks that are stepped on a device, and wait in host memory or on disk.
+// Returns the input for chunks that are stepped on a device and wait in host memory or on disk.
 PlanInput three_tiers(std::vector<int64_t> sizes, int64_t device, int64_t host, int64_t disk) {
   return {std::move(sizes), {{Tier::kDevice, device}, {Tier::kHost, host}, {Tier::kDisk, disk}}};
 }
 
-// Does all work at once, counts it, and keeps the clock that the queues and the one disk would have shown.
+// Does all work at once, counts it, and computes the time that the queues and their one disk would have taken.
 class Recorder : public Queues {
  public:
   Recorder(const PlanInput& input, const TierPlan& plan)
@@ -78,7 +78,7 @@ class Recorder : public Queues {
   const TierPlan& plan_;
 
  public:
-  std::vector<int> steps;  // of each chunk
+  std::vector<int> steps;  // number of steps of each chunk
   int64_t bytes_read = 0, bytes_written = 0, peak_bytes = 0;
 
  private:
@@ -88,7 +88,7 @@ class Recorder : public Queues {
   double clocks_[3] = {0, 0, 0}, disk_ = 0;
 };
 
-// The most resident bytes of any set beside a ring of `slots`; -1 if there is none.
+// Returns the most resident bytes that any set has beside a ring of `slots` slots, or -1 if there is no such set.
 int64_t most_resident(const std::vector<int64_t>& sizes, int slots, int64_t budget) {
   int64_t best = -1;
   for (unsigned set = 0; set + 1 < 1u << sizes.size(); ++set) {
@@ -105,13 +105,13 @@ int64_t most_resident(const std::vector<int64_t>& sizes, int slots, int64_t budg
   return best;
 }
 
-// Everything that is true of any plan, and of the steps of a pager that follows it.
+// Checks everything that must be true of any plan, and of the steps of a pager that follows it.
 void expect_sound(const PlanInput& input, const Plan& tiers) {
   constexpr int kSteps = 2;
   const size_t n = input.chunk_bytes.size();
   ASSERT_EQ(tiers.tiers.size(), input.tiers.size());
   ASSERT_EQ(tiers.tier.size(), n);
-  std::vector<int64_t> sizes = input.chunk_bytes;  // of chunks that are not nearer
+  std::vector<int64_t> sizes = input.chunk_bytes;  // of the chunks that are not in a nearer tier
   std::vector<Tier> where(n, input.tiers[0].tier);
   for (size_t t = 0; t < input.tiers.size(); ++t) {
     const TierPlan& here = tiers.tiers[t];
@@ -172,7 +172,7 @@ std::vector<int64_t> random_sizes(Rng& rng, Sizes kind, int64_t n) {
   return sizes;
 }
 
-// Makes the plan; where it is refused, makes it with the bytes that the message asks for. Returns false if it was.
+// Makes the plan. If it is refused, makes it with the bytes that the message asks for, and returns false.
 bool plan_or_repair(PlanInput& input, Plan* plan) {
   try {
     *plan = make_plan(input);
@@ -193,13 +193,13 @@ bool plan_or_repair(PlanInput& input, Plan* plan) {
     if (!found) throw;
     int64_t& budget = *found;
     EXPECT_LT(budget, needed) << what;
-    expect_in(std::to_string(budget) + " bytes (", what);  // says what was got
-    if (input.tiers.size() < 3) {                          // else other rings could do with less
+    expect_in(std::to_string(budget) + " bytes (", what);  // the message says what it got
+    if (input.tiers.size() < 3) {                          // with three tiers, a different ring could need less
       budget = needed - 1;
       EXPECT_THROW(make_plan(input), Error) << "one byte less is enough: " << what;
     }
     budget = needed;
-    plan_or_repair(input, plan);  // what is enough in one tier may still be too little in the next
+    plan_or_repair(input, plan);  // the next tier may still have too little
     return false;
   }
 }
@@ -246,7 +246,7 @@ TEST(Plan, IsSoundWhateverTheSizesAndBudgets) {
   EXPECT_GT(empty, 100);
 }
 
-// For equal chunks everything can be said in advance.
+// For equal chunks the whole plan is known in advance.
 TEST(Plan, KeepsTheLargestMultipleOfEqualChunksAtEveryBudget) {
   int plans = 0, fourth = 0;
   for (const int64_t chunk : {kPage, 5 * kPage, int64_t{16} << 20}) {
@@ -272,7 +272,7 @@ TEST(Plan, KeepsTheLargestMultipleOfEqualChunksAtEveryBudget) {
             } else {
               EXPECT_GE(plan.slots, std::min({fit, int64_t{3}, int64_t{max_slots}}));
               EXPECT_EQ(plan.resident_bytes, (fit - plan.slots) * chunk);
-              if (plan.slots == 4) {  // at the price that the header names
+              if (plan.slots == 4) {  // only at the price that plan.h allows
                 ++fourth;
                 EXPECT_LE(16 * chunk, plan.streamed_bytes - chunk);
               }
@@ -297,7 +297,7 @@ TEST(Plan, KeepsAsMuchAsAnySetOfChunksOfMixedSizes) {
     PlanInput input = input_of({}, 0);
     input.chunk_bytes = random_sizes(rng, rng.chance(0.5) ? Sizes::kAny : Sizes::kFew, rng.between(2, 9));
     std::erase(input.chunk_bytes, 0);
-    if (rng.chance(0.3)) input.chunk_bytes.push_back(rng.between(100, 400) * kPage);  // one that stands out
+    if (rng.chance(0.3)) input.chunk_bytes.push_back(rng.between(100, 400) * kPage);  // one much larger chunk
     const int64_t total = sum(input.chunk_bytes);
     if (total == 0) continue;
     const int64_t budget = input.tiers[0].bytes = rng.below(total);
@@ -322,7 +322,7 @@ TEST(Plan, KeepsAsMuchAsAnySetOfChunksOfMixedSizes) {
   EXPECT_GT(shrunk, 200);
 }
 
-// Bytes moved per step, once settled, by a write-back cache that evicts what was used least recently.
+// Returns the bytes that a write-back cache with least-recently-used eviction moves per step in its steady state.
 int64_t lru_traffic(const std::vector<int64_t>& sizes, int64_t capacity) {
   constexpr int kWarm = 2, kCounted = 2;
   std::list<size_t> cached;  // most recent first
@@ -390,7 +390,7 @@ TEST(Plan, HoldsAtTheEdges) {
   EXPECT_EQ(plan_of({}, -1).bytes, 0);
   EXPECT_EQ(plan_of({0, 0, 0}, 0).bytes, 0);  // nothing to hold, nothing to move
   EXPECT_EQ(plan_of({kPage}, kPage).slots, 0);
-  EXPECT_THROW(plan_of({kPage}, kPage - 1), Error);  // one chunk cannot be streamed through less than itself
+  EXPECT_THROW(plan_of({kPage}, kPage - 1), Error);  // a chunk cannot be streamed through less than its size
   EXPECT_EQ(plan_of({kPage, kPage}, kPage).slots, 1);
   EXPECT_EQ(plan_of({kPage, kPage}, 2 * kPage).slots, 0);
   EXPECT_EQ(plan_of({kPage, kPage}, 2 * kPage - 1).slots, 1);
@@ -398,7 +398,7 @@ TEST(Plan, HoldsAtTheEdges) {
   const std::vector<int64_t> sizes = {7 * kPage, kPage, 3 * kPage, 3 * kPage};
   EXPECT_EQ(plan_of(sizes, sum(sizes)).slots, 0);
   EXPECT_EQ(plan_of(sizes, -1).slots, 0);
-  // A byte short: the largest chunk is kept, which leaves room for two small slots.
+  // One byte short: the largest chunk stays, which leaves room for two small slots.
   EXPECT_EQ(plan_of(sizes, sum(sizes) - 1).slots, 2);
   EXPECT_EQ(plan_of(sizes, sum(sizes) - 1).resident_bytes, 7 * kPage);
   const int64_t huge = int64_t{1} << 55;
@@ -420,7 +420,7 @@ TEST(Plan, RefusesValuesOutOfRange) {
   wrong[7].tiers[1].write_rate = std::nan("");
   wrong[8].step_rate = std::numeric_limits<double>::infinity();
   wrong[9].chunk_bytes = {int64_t{1} << 56, kPage};
-  wrong[10].chunk_bytes.assign(4, int64_t{1} << 62);  // whose sum overflows
+  wrong[10].chunk_bytes.assign(4, int64_t{1} << 62);  // the sum overflows
   wrong[11].tiers.pop_back();
   wrong[12].tiers[1].bytes = 0;
   wrong[13].tiers[0].taken = -1;
@@ -433,7 +433,7 @@ TEST(Plan, RefusesValuesOutOfRange) {
   figure("inputs refused: {}", wrong.size());
 }
 
-// Without a ring, all of the budget is for chunks that stay: what the best set takes, and nothing at a budget of 0.
+// Without a ring, the whole budget is for resident chunks: the best set stays, and with a budget of 0 no chunk does.
 TEST(Plan, WithoutARingTheBudgetIsForResidentsAlone) {
   Rng rng = seeded("plans without a ring", 20267);
   int plans = 0, exact = 0;
@@ -464,7 +464,7 @@ TEST(Plan, WithoutARingTheBudgetIsForResidentsAlone) {
   figure("{} plans without a ring, {} of them with as much as any set of chunks", plans, exact);
 }
 
-// The predicted time against the clocks of the queues and of one disk that serves requests in the order of the queue.
+// The predicted time matches the clocks of the queues and of a disk that serves requests in the order of their arrival.
 TEST(Plan, PredictsTheSecondsOfAStep) {
   Rng rng = seeded("predicted seconds", 20266);
   int plans = 0, disk_bound = 0;
@@ -504,15 +504,15 @@ TEST(Plan, PredictsTheSecondsOfAStep) {
   EXPECT_LT(disk_bound, plans - 100);
 }
 
-// Where an exact search would take too long: many sizes, whose sums are everything, and two sizes that are almost
-// equal, whose sums leave gaps.
+// An exact search would take too long here: with many sizes, whose sums reach every number, and with two almost equal
+// sizes, whose sums leave gaps.
 TEST(Plan, FillsALargeBudgetAlmostWhole) {
   Rng rng = seeded("large plans", 20267);
   constexpr int64_t kFull = int64_t{16} << 20;
   int64_t worst[3] = {0, 0, 0};
   int plans = 0;
   for (; plans < 12; ++plans) {
-    const int kind = plans % 3;  // 0: any sizes, 1: a tenth of them is not full, 2: full or one page less
+    const int kind = plans % 3;  // 0: any sizes; 1: a tenth of the chunks is not full; 2: full or one page less
     PlanInput input = input_of({}, 0);
     for (int i = 0; i < 30000; ++i) {
       const int64_t other = kind == 2 ? kFull - kPage : rng.between(1, 4096) * kPage;
@@ -543,8 +543,8 @@ TEST(Plan, IsThePlanOfTwoTiersWhereHostMemorySuffices) {
   EXPECT_EQ(three.tiers[1].streamed_bytes, 0);
 }
 
-// Three slots on the device leave nine chunks behind it. Host memory holds three beside the smallest ring, and the disk
-// five: there is room for eight.
+// With three slots on the device, nine chunks remain. Host memory holds three chunks beside the smallest ring and the
+// disk holds five, so there is room for only eight.
 TEST(Plan, TakesSlotsOfTheDeviceWhereWhatIsBehindItDoesNotFit) {
   const std::vector<int64_t> sizes(12, kPage);
   const PlanInput input = three_tiers(sizes, 6 * kPage, 4 * kPage, 5 * kPage);
@@ -555,7 +555,8 @@ TEST(Plan, TakesSlotsOfTheDeviceWhereWhatIsBehindItDoesNotFit) {
   EXPECT_EQ(plan.tiers[1].streamed_bytes, 5 * kPage);
 }
 
-// Four slots on the device and two in host memory hold it, too, but those two do not overlap.
+// Four slots on the device and two in host memory would also hold the state, but with only two slots reading, stepping
+// and writing cannot overlap.
 TEST(Plan, PrefersThreeSlotsInHostMemoryToAFourthOnTheDevice) {
   const std::vector<int64_t> sizes(120, kPage);
   const PlanInput input = three_tiers(sizes, 10 * kPage, 12 * kPage, 104 * kPage);
@@ -565,7 +566,7 @@ TEST(Plan, PrefersThreeSlotsInHostMemoryToAFourthOnTheDevice) {
   EXPECT_EQ(plan.tiers[1].slots, 3);
 }
 
-// The seconds of what moves over the link, both ways at once, and of the disk, in turns; the longest is the step's.
+// The link moves bytes both ways at once, and the disk reads and writes in turn. The longest time is the step's time.
 TEST(Plan, PredictsEachLinkAndTheLongestOfAll) {
   PlanInput input = three_tiers(std::vector<int64_t>(120, kPage), 10 * kPage, 12 * kPage, -1);
   input.step_rate = 1e9;

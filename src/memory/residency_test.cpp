@@ -1,4 +1,4 @@
-// The policy alone: when it promotes, demotes and does nothing.
+// Tests when the policy promotes state, demotes state and does nothing.
 #include "memory/residency.h"
 
 #include "support/test.h"
@@ -32,8 +32,8 @@ TEST(Residency, PromotesAfterTwoStepsWhatFits) {
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(blind.after_step(seen));
 }
 
-// A device whose other needs vary: state never takes what they need for longer than a step, does not go to and fro, and
-// uses what is left.
+// On a device whose other needs vary, state never takes the memory that they need for longer than one step, does not
+// move back and forth, and uses the rest.
 TEST(Residency, FollowsPressureWithoutGoingToAndFro) {
   Rng rng = seeded("Residency.FollowsPressureWithoutGoingToAndFro", 121);
   int64_t moves = 0, changes = 0, steps = 0, short_of = 0;
@@ -44,11 +44,11 @@ TEST(Residency, FollowsPressureWithoutGoingToAndFro) {
     int since = 0;
     for (int step = 0; step < 200; ++step, ++steps, ++since) {
       if (rng.chance(0.01)) others = rng.between(10, 70) * kGiB, since = 0, ++changes;
-      if (others + held > total) {  // others are refused memory, and ask for a demotion
+      if (others + held > total) {  // the other users are refused memory and ask for a demotion
         held = std::max<int64_t>(total - others, 0);
         policy.disturbed();
       }
-      const int64_t noise = rng.between(-8, 8) * margin / 100;  // of an allocator
+      const int64_t noise = rng.between(-8, 8) * margin / 100;  // noise of an allocator
       const int64_t free = total - others - held + noise;
       const std::optional<int64_t> budget = policy.after_step({std::max<int64_t>(free, 0), total, held, wanted});
       if (budget) {

@@ -14,9 +14,9 @@
 namespace lowtide {
 namespace {
 
-// Only Linux has these: elsewhere transfers use the page cache, and files briefly have a name.
+// Only Linux has these flags. On other systems transfers use the page cache, and files have a name for a moment.
 #if defined(O_TMPFILE) && defined(O_DIRECT)
-constexpr int kNameless = O_TMPFILE | O_EXCL;  // O_EXCL: it can never be given a name
+constexpr int kNameless = O_TMPFILE | O_EXCL;  // with O_EXCL the file can never get a name
 constexpr int kDirect = O_DIRECT;
 #else
 constexpr int kNameless = 0, kDirect = 0;
@@ -63,13 +63,14 @@ Descriptor open_directory(Env& env, const std::string& path) {
 
 std::string random_name() {
   unsigned long long number = 0;
-  if (::getentropy(&number, sizeof number) != 0) {  // O_EXCL provides the protection
+  if (::getentropy(&number, sizeof number) != 0) {  // any number will do, because O_EXCL provides the protection
     number = static_cast<unsigned long long>(::getpid()) ^ reinterpret_cast<uintptr_t>(&number);
   }
   return format(".lowtide-%016llx", number);
 }
 
-// For file systems without O_TMPFILE: a file that nobody else can have created, whose name is removed at once.
+// Creates a file on a file system without O_TMPFILE. Nobody else can have created the file, and its name is removed at
+// once.
 Descriptor create_named(Env& env, int directory, const std::string& path, int flags) {
   constexpr int kTries = 16;
   int fd = -EEXIST;
@@ -79,7 +80,7 @@ Descriptor create_named(Env& env, int directory, const std::string& path, int fl
     fd = retry_interrupted(
         [&] { return env.openat(directory, name.c_str(), flags | O_CREAT | O_EXCL | O_NOFOLLOW, 0600); });
   }
-  if (fd == -EINVAL) env.unlinkat(directory, name.c_str());  // O_DIRECT can be refused after the file has been created
+  if (fd == -EINVAL) env.unlinkat(directory, name.c_str());  // O_DIRECT may be refused after the file has been created
   Descriptor file(env, fd);
   if (fd < 0) return file;
   int result = -EINTR;
@@ -94,7 +95,7 @@ Descriptor create(Env& env, int directory, const std::string& path, bool direct)
   const int flags = O_RDWR | O_CLOEXEC | (direct ? kDirect : 0);
   if (!kNameless) return create_named(env, directory, path, flags);
   const int fd = retry_interrupted([&] { return env.openat(directory, ".", flags | kNameless, 0600); });
-  // Answers of file systems and kernels without O_TMPFILE.
+  // File systems and kernels without O_TMPFILE return these errors.
   const bool unknown = fd == -EOPNOTSUPP || fd == -EISDIR || fd == -ENOENT || (fd == -EINVAL && !direct);
   return unknown ? create_named(env, directory, path, flags) : Descriptor(env, fd);
 }
@@ -111,7 +112,7 @@ Descriptor open_file(Env& env, int directory, const std::string& path, int64_t b
     const int fd = file.get();
     if (fd == -EINVAL && *direct) continue;
     if (fd < 0) fail_io(-fd, "could not create a scratch file in %s", path.c_str());
-    // Never empty, so that failures of grow() to allocate are found here.
+    // The file is never empty, so a file system that cannot allocate is noticed here and not only in grow().
     const int error = allocate(env, fd, std::max(bytes, ScratchFile::kAlignment));
     if (error == EINVAL && *direct) continue;
     if (error) fail_io(error, "could not allocate %lld bytes for a scratch file in %s", ll(bytes), path.c_str());

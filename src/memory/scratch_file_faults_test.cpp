@@ -1,5 +1,5 @@
-// Claims: whichever call fails, a transfer either has moved all its bytes or throws; it never moves fewer and says
-// nothing. After an error the file works on, nothing is left open, and nothing is left in the directory.
+// Tests that whichever call fails, a transfer either moves all its bytes or throws; it never moves fewer in silence.
+// After an error the file still works, no descriptor stays open, and nothing is left in the directory.
 #include <fcntl.h>
 
 #include "memory/scratch_file.h"
@@ -20,7 +20,7 @@ enum class Must { kSucceed, kFail };
 struct Spoil {
   const char* name;
   Fault fault;  // without call and nth
-  int error;    // what a failure must say; 0: any
+  int error;    // the errno that a failure must report; 0 for any
 };
 
 std::vector<Spoil> spoils() {
@@ -30,7 +30,7 @@ std::vector<Spoil> spoils() {
     all.push_back({"ENOSPC", {.persistent = persistent, .error = ENOSPC}, ENOSPC});
     all.push_back({"EINTR", {.persistent = persistent, .error = EINTR}, EINTR});
     all.push_back({"EAGAIN", {.persistent = persistent, .error = EAGAIN}, EAGAIN});
-    all.push_back({"ECANCELED", {.persistent = persistent, .error = ECANCELED}, ECANCELED});  // as io_uring may say
+    all.push_back({"ECANCELED", {.persistent = persistent, .error = ECANCELED}, ECANCELED});  // from io_uring
     all.push_back({"half", {.persistent = persistent, .short_ = true}, 0});
     for (const int64_t bytes : {int64_t{persistent ? 500 : 1}, int64_t{511}, kPage, kPage + 512}) {
       all.push_back({"short", {.persistent = persistent, .short_ = true, .short_bytes = bytes}, 0});
@@ -39,8 +39,8 @@ std::vector<Spoil> spoils() {
   return all;
 }
 
-// Once: what can be retried or resumed succeeds. Persistent: an errno fails; short transfers go on as long as each
-// makes progress, which under O_DIRECT takes a whole page.
+// If a fault happens once, everything that can be retried or resumed succeeds. If it is persistent, an errno makes the
+// transfer fail, and short transfers go on as long as each makes progress, which with O_DIRECT takes a whole page.
 Must must(const Fault& fault, bool direct) {
   const bool retried = fault.error == EINTR || fault.error == EAGAIN || fault.error == ECANCELED;
   if (fault.error) return retried && !fault.persistent ? Must::kSucceed : Must::kFail;
@@ -60,9 +60,9 @@ void spoil_transfers(const std::string& base, const ScratchFile::Options& option
   FaultyEnv env;
   int64_t number = 0;
   for (const Spoil& spoil : spoils()) {
-    // The first three, of which two fail and one is retried, are in every share.
+    // Every share runs the first three faults, of which two fail and one is retried.
     if (number++ > 2 && !in_share(grid++)) continue;
-    for (int n = 1;; n += spoil.fault.persistent ? 3 : 1) {  // these wait until they give up
+    for (int n = 1;; n += spoil.fault.persistent ? 3 : 1) {  // persistent faults wait until the file gives up
       SCOPED_TRACE(std::string(spoil.name) + " at call " + std::to_string(n));
       Memory expected(kBytes), memory(kBytes);
       expected.fill(rng);
@@ -96,7 +96,7 @@ void spoil_transfers(const std::string& base, const ScratchFile::Options& option
       if (!error && call == Call::kPread) {
         ASSERT_EQ(std::memcmp(memory.at(0), expected.at(0), kBytes), 0);
       }
-      // The file works on; after a failed write so does the same write.
+      // The file still works, and after a failed write the same write succeeds.
       if (error && call == Call::kPwrite) file.wait(file.write(0, expected.at(0), kBytes));
       file.wait(file.read(0, memory.at(0), kBytes));
       ASSERT_EQ(std::memcmp(memory.at(0), expected.at(0), kBytes), 0);
@@ -124,7 +124,7 @@ TEST(ScratchFaults, TransfersMoveEverythingOrThrow) {
   }
 }
 
-// Every call that making a file takes fails in turn.
+// Each call that creates a file fails in turn.
 TEST(ScratchFaults, ConstructionFailsCleanly) {
   const TemporaryDirectory dir;
   const int64_t before = open_descriptors();
@@ -189,14 +189,14 @@ TEST(ScratchFaults, FullDiskShowsAtOnce) {
   EXPECT_EQ(file.bytes(), 1000 * kPage);
 }
 
-// Answers as a file system does that lacks O_TMPFILE or O_DIRECT.
+// Answers like a file system that lacks O_TMPFILE or O_DIRECT.
 class PoorFileSystem : public FaultyEnv {
  public:
   PoorFileSystem(bool nameless, int direct_refused_at) : nameless_(nameless), refused_at_(direct_refused_at) {}
   int openat(int directory, const char* name, int flags, unsigned mode) override {
     if ((flags & O_TMPFILE) == O_TMPFILE && !nameless_) return -EOPNOTSUPP;
     const bool direct = flags & O_DIRECT;
-    if (direct && refused_at_ == 1) {  // as systems do: the file is there, but cannot be opened
+    if (direct && refused_at_ == 1) {  // as on real systems, the file is created but cannot be opened
       const int fd = FaultyEnv::openat(directory, name, flags & ~O_DIRECT, mode);
       if (fd >= 0) close(fd);
       return -EINVAL;
@@ -244,7 +244,7 @@ TEST(ScratchFaults, WorksWithoutNamelessFilesAndWithoutDirectIo) {
       ++cases;
     }
   }
-  // The name does not go at once.
+  // The name cannot be removed at once.
   const TemporaryDirectory dir;
   PoorFileSystem env(false, 0);
   env.arm({.call = Call::kUnlink, .nth = 1, .error = EIO});
@@ -258,7 +258,7 @@ TEST(ScratchFaults, WorksWithoutNamelessFilesAndWithoutDirectIo) {
   figure("kinds of file system {}", cases);
 }
 
-// A request that fails while others of the same transfer are slow: memory is theirs until wait() has thrown.
+// If a request fails while other requests of the same transfer are slow, they own their memory until wait() has thrown.
 class SlowEnv : public FaultyEnv {
  public:
   int64_t pread(int fd, void* to, int64_t bytes, int64_t offset) override {

@@ -1,5 +1,5 @@
-// Claims: what is written comes back, by either engine, direct or not; the arguments and directories that the header
-// refuses are refused; nothing is left in the directory, whether the process ends well or is killed.
+// Tests that written bytes come back with either engine, with and without O_DIRECT, that the arguments and directories
+// that the header forbids are refused, and that nothing is left in the directory, even if the process is killed.
 #include "memory/scratch_file.h"
 
 #include <fcntl.h>
@@ -26,7 +26,7 @@ ScratchFile::Options with(bool io_uring, bool direct) {
   return {.direct = direct, .io_uring = io_uring, .depth = 4, .request_bytes = 16 * kPage};
 }
 
-// The descriptor of the only nameless file of this process in `directory`, -1 if there is none.
+// Returns the descriptor of this process's only nameless file in `directory`, or -1 if there is none.
 int nameless_descriptor(const std::string& directory) {
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
     std::error_code gone;
@@ -56,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(, Everywhere,
                                   (info.param.direct ? "_direct" : "_buffered");
                          });
 
-// Several transfers under way at a time, in disjoint places, waited for in any order.
+// Several transfers run at a time in disjoint places, and wait() is called in any order.
 TEST_P(Everywhere, ContentsComeBack) {
   const TemporaryDirectory dir(GetParam().base);
   Rng rng = seeded("ContentsComeBack", 20261);
@@ -64,7 +64,7 @@ TEST_P(Everywhere, ContentsComeBack) {
   ScratchFile file(system_env(), dir.path(), pages * kPage, with(GetParam().io_uring, GetParam().direct));
   Memory expected(pages * kPage), memory(pages * kPage);
   expected.fill(rng);
-  auto everything = [&](bool write) {  // in random cuts
+  auto everything = [&](bool write) {  // in random pieces
     std::vector<ScratchFile::Ticket> tickets;
     for (int64_t at = 0; at < pages;) {
       const int64_t n = std::min(pages - at, rng.between(1, rng.chance(0.2) ? 200 : 20));
@@ -115,14 +115,14 @@ TEST_P(Everywhere, GrowsKeepingItsContents) {
   const auto ticket = file.read(0, memory.at(0), kPage);
   expect_refusal([&] { file.grow(1000 * kPage); }, "wait()");
   file.wait(ticket);
-  // Beyond what files may have here; the signal that the system would send must not come.
+  // The size exceeds the limit for files; the system's signal for this must not arrive.
   expect_refusal([&] { file.grow(int64_t{1} << 60); }, "could not grow", ErrorKind::kIo);
   EXPECT_EQ(file.bytes(), 300 * kPage);
   file.wait(file.read(0, memory.at(0), file.bytes()));
   EXPECT_EQ(std::memcmp(memory.at(0), expected.at(0), static_cast<size_t>(file.bytes())), 0);
 }
 
-// A read that runs past the end ends in an error, not in less data; the other transfers are not disturbed.
+// A read past the end of the file fails instead of returning less data, and other transfers are not disturbed.
 TEST_P(Everywhere, ShorterBehindOurBackIsAnError) {
   const TemporaryDirectory dir(GetParam().base);
   ScratchFile file(system_env(), dir.path(), 256 * kPage, with(GetParam().io_uring, GetParam().direct));
@@ -138,7 +138,7 @@ TEST_P(Everywhere, ShorterBehindOurBackIsAnError) {
   struct rlimit limit {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
   const struct rlimit before = limit;
-  limit.rlim_cur = static_cast<rlim_t>(100 * kPage);  // a full disk, as far as one can be had without privileges
+  limit.rlim_cur = static_cast<rlim_t>(100 * kPage);  // the nearest thing to a full disk without privileges
   ::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
   expect_refusal([&] { file.wait(file.write(0, memory.at(0), 256 * kPage)); }, "could not write", ErrorKind::kIo);
@@ -149,7 +149,7 @@ TEST_P(Everywhere, ShorterBehindOurBackIsAnError) {
   file.wait(file.write(0, memory.at(0), 256 * kPage));
 }
 
-// io_uring gives up what a thread has submitted when the thread ends.
+// When a thread ends, io_uring gives up the requests that the thread has submitted.
 TEST_P(Everywhere, TransfersOutliveTheThreadThatStartedThem) {
   const TemporaryDirectory dir(GetParam().base);
   Rng rng(9);
@@ -170,7 +170,7 @@ TEST_P(Everywhere, TransfersOutliveTheThreadThatStartedThem) {
 TEST_P(Everywhere, NothingIsLeftNorOpen) {
   const TemporaryDirectory dir(GetParam().base);
   const int64_t before = open_descriptors();
-  Memory from(64 * kPage), to(64 * kPage);  // outlive the files
+  Memory from(64 * kPage), to(64 * kPage);  // must outlive the files
   {
     ScratchFile file(system_env(), dir.path(), 64 * kPage, with(GetParam().io_uring, GetParam().direct));
     const ScratchFile other(system_env(), dir.path() + "/", 64 * kPage, with(GetParam().io_uring, GetParam().direct));
@@ -204,7 +204,7 @@ TEST(ScratchFile, EnginesAreTheOnesAskedFor) {
 }
 
 TEST(ScratchFile, ThreadsWhereTheKernelGivesNoRing) {
-  // No descriptor left for a ring: one for the directory, which stays open, one for its lock and one for the file.
+  // Leave no descriptor for a ring: one is for the directory, which stays open, one for its lock and one for the file.
   struct ClosesNothing : Env {
     int close(int) override { return 0; }
   } env;
@@ -227,7 +227,7 @@ TEST(ScratchFile, ThreadsWhereTheKernelGivesNoRing) {
 
 TEST(ScratchFile, ThreadsWhereTheKernelTakesNoRequestsOfARing) {
   const int status = in_child([] {
-    // Refuses io_uring_enter alone, as a sandbox may.
+    // Refuse only io_uring_enter, as a sandbox may.
     sock_filter steps[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_enter, 0, 1),
                            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
@@ -318,7 +318,7 @@ TEST(ScratchFile, ReadOnlyDirectoryIsTheSystemsRefusal) {
   const TemporaryDirectory dir;
   fs::permissions(dir.path(), fs::perms::owner_read | fs::perms::owner_exec);
   if (::access(dir.path().c_str(), W_OK) == 0) {
-    // Root writes everywhere: a child without its privileges is asked, who may only read the directory.
+    // Root may write everywhere, so use a child process without privileges, which may only read the directory.
     fs::permissions(dir.path(), fs::perms(0555));
     const int status = in_child([&] {
       if (::setgid(65534) || ::setuid(65534) || ::access(dir.path().c_str(), W_OK) == 0) return 77;
@@ -337,7 +337,8 @@ TEST(ScratchFile, ReadOnlyDirectoryIsTheSystemsRefusal) {
   EXPECT_EQ(error->os_error(), EACCES);
 }
 
-// Killed in the middle of transfers, at many moments; the next one finds an empty directory that is not in use.
+// A process is killed at many moments in the middle of transfers; the next process finds an empty directory that is not
+// in use.
 TEST(ScratchFile, NothingIsLeftByAKilledProcess) {
   Rng rng = seeded("NothingIsLeftByAKilledProcess", 5);
   int kills = 0;
@@ -371,7 +372,7 @@ TEST(ScratchFile, NothingIsLeftByAKilledProcess) {
   figure("processes killed {}, files left 0", kills);
 }
 
-// In a forked child, which has no part in what its parent started.
+// A forked child has no access to the transfers that its parent started.
 TEST(ScratchFile, ForkedChildCanOnlyDestroyIt) {
   for (const bool io_uring : {false, true}) {
     const TemporaryDirectory dir;

@@ -1,7 +1,7 @@
-// A copy in host memory through which the host reads and changes, between steps, a chunk that it cannot address
-// directly. It stays until another chunk is requested, so that many small changes become one write.
+// A copy in host memory of a chunk that the host cannot address directly. Between steps, the host reads and changes the
+// chunk through the copy. The copy stays until another chunk is requested, so that many small changes become one write.
 //
-// Used by one thread at a time. Exceptions of `read` and `write` pass through: after a failed read nothing is staged;
+// Used by one thread at a time. Exceptions of `read` and `write` pass through. After a failed read nothing is staged;
 // after a failed write the change is still pending.
 #pragma once
 
@@ -16,13 +16,13 @@ namespace lowtide {
 
 class StagedChunk {
  public:
-  // Copies between a chunk's record and its copy, at once.
+  // These functions copy, at once, from a chunk's record to its copy and back.
   using Read = std::function<void(size_t chunk, std::byte* copy)>;
   using Write = std::function<void(size_t chunk, const std::byte* copy)>;
   StagedChunk(Read read, Write write) : read_(std::move(read)), write_(std::move(write)) {}
 
-  // The chunk's copy, of `bytes` bytes, in `memory`: the same memory for every chunk, borrowed until forget() and
-  // enlarged if too small. Valid until the next call of bring() for another chunk.
+  // Returns a copy of the chunk, of `bytes` bytes, in `memory`. Pass the same memory for every chunk: it is borrowed
+  // until forget() and enlarged if it is too small. The copy is valid until bring() is called for another chunk.
   std::byte* bring(size_t chunk, Env& env, Buffer& memory, int64_t bytes) {
     if (holds(chunk)) return copy_;
     write_back();

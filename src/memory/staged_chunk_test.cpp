@@ -1,5 +1,5 @@
-// Claims: whatever is asked for, changed and refused, in any order, a copy shows its chunk, every change is written
-// once, when it has to be, and one that could not be written is written later.
+// Tests that after any sequence of requests, changes and failures a copy matches its chunk, every change is written
+// once, when necessary, and a change that could not be written is written later.
 #include "memory/staged_chunk.h"
 
 #include "core/env.h"
@@ -44,7 +44,7 @@ TEST(StagedChunk, ManyChangesAreOneWrite) {
   for (int i = 0; i < 5; ++i) {
     f.bring(1)[i] = std::byte{9};
     f.stage.note_change(1);
-    f.stage.note_change(0);  // of another chunk: nothing to write
+    f.stage.note_change(0);  // a different chunk, so there is nothing to write
   }
   EXPECT_EQ(f.records.reads, 1);
   EXPECT_EQ(f.records.writes, 0);

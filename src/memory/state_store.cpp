@@ -42,21 +42,21 @@ void StateStore::add(std::span<const ShapedParam> params) {
     file.fit(file_, env_, options_.memory.disk);
   }
 
-  // Includes memory for the bookkeeping.
+  // Allocations for the bookkeeping can fail, too.
   pieces_.reserve(pieces_.size() + places.size());
   chunks_.reserve(before + added.size());
   auto queues = std::make_unique<FileQueues>(env_, file_.get(), chunks_, slots_, plan.slot_bytes, traffic_);
   Pager pager(plan);
 
-  // New chunks first: if one cannot be written, nothing is lost.
+  // Write new chunks first: if one cannot be written, nothing is lost.
   for (size_t i = 0; i < added.size(); ++i) {
     added[i].file_offset = file.offsets[before + i];
     if (plan.resident[before + i]) continue;
     fill_zero(added[i].chunk, slots[0].data());
     added[i].write(*file_, before + i, slots[0].data());
   }
-  // Then existing chunks that change places. Memory is freed only after the last possible failure: until then the old
-  // plan must find its resident chunks, and treats other chunks in memory as records that could not be written.
+  // Then move existing chunks. Memory is freed only after the last possible failure: until then the old plan must find
+  // its resident chunks, and it treats other chunks in memory as records that could not be written.
   for (size_t i = 0; i < before; ++i) {
     ChunkRecord& record = chunks_[i];
     if (plan.resident[i] && !record.memory.data()) {
@@ -100,14 +100,14 @@ void StateStore::pass(const Work& work, bool changes, int threads, const std::ve
       pager_.prefetch(*queues_);
     }
     failure = queues_->finish_writes();
-  } catch (...) {  // the next step reads it, and reports the error
+  } catch (...) {  // the next step reads the chunk again and reports the error
     failure = queues_->finish();
     pager_.forget();
   }
   raise_kept(failure, "step", kept_bytes());
 }
 
-// A chunk that cannot be written stays in RAM; see check_written().
+// Writes the host's changes of a chunk. If the chunk cannot be written, it stays in RAM; see check_written().
 void StateStore::write_staged(size_t chunk, const std::byte* from) {
   try {
     chunks_[chunk].write(*file_, chunk, from);
@@ -118,21 +118,21 @@ void StateStore::write_staged(size_t chunk, const std::byte* from) {
   }
 }
 
-// Call before the slots are used for something else.
+// Call this before the slots are used for something else.
 void StateStore::drop_prefetched() {
   if (!pager_.has_prefetched()) return;
   queues_->finish();
   pager_.forget();
 }
 
-// Between steps: the chunk's memory, or a copy of its record in the first slot.
+// Returns, between steps, the chunk's memory or a copy of its record in the first slot.
 std::byte* StateStore::bring(size_t chunk) {
   drop_prefetched();
   if (std::byte* const memory = chunks_[chunk].memory.data()) return memory;
   return stage_.bring(chunk, env_, slots_[0], pager_.plan().slot_bytes);
 }
 
-// Avoids the file's queue of transfers, in which a step's own may be running.
+// Does not use the file's queue of transfers, in which transfers of a step may be running.
 void StateStore::peek(size_t chunk, std::byte* to) {
   const ChunkRecord& record = chunks_[chunk];
   if (const std::byte* const memory = record.memory.data())

@@ -1,8 +1,8 @@
-// A store in RAM and on disk: as many chunks as fit stay in RAM, and the rest lives in a scratch file and streams
-// through a ring of slots in every step.
+// A store in RAM and on disk. As many chunks as fit stay in RAM; the rest lives in a scratch file and streams through a
+// ring of slots in every step.
 //
 // A chunk that cannot be written stays in RAM, above the budget, until a later write succeeds. Functions that change
-// state then still run to their end and throw KeptInMemory; a chunk that cannot be read, or is damaged, raises kIo.
+// state then still run to their end and throw KeptInMemory. They throw kIo if a chunk cannot be read or is damaged.
 #pragma once
 
 #include <exception>
@@ -23,7 +23,7 @@ class StateStore final : public Store {
   void add(std::span<const ShapedParam> params) override;
   void peek(size_t chunk, std::byte* to) override;
 
-  // Returns the memory of chunks in RAM, after freeing the slots' memory (allocated again on use).
+  // Frees the slots' memory (allocated again on use) and returns the memory of the chunks in RAM.
   std::vector<const Buffer*> shrink();
 
   MemoryReport report() const override;
@@ -43,7 +43,7 @@ class StateStore final : public Store {
   StoreOptions options_;
   std::vector<ChunkRecord> chunks_;
   std::unique_ptr<ScratchFile> file_;
-  std::vector<Buffer> slots_;  // between steps, the first is the staging memory
+  std::vector<Buffer> slots_;  // between steps, the first slot is the staging memory
   std::unique_ptr<FileQueues> queues_;
   Traffic traffic_;
 };

@@ -1,5 +1,5 @@
-// Claims: a step over state on disk is whole for every chunk, whatever call fails; what could not be written is kept;
-// damage on the disk is seen; nothing leaks.
+// Tests that a step over state on disk steps every chunk wholly or not at all, whatever call fails, that chunks that
+// could not be written are kept, that damage on the disk is noticed, and that nothing leaks.
 #include "memory/state_store.h"
 
 #include <malloc.h>
@@ -14,7 +14,7 @@ namespace {
 
 StateShape shape(int64_t rows, int64_t row_length) { return {rows, row_length, 2, {{8, 1, 127}, {8, 1, 0}}}; }
 
-// A step adds 1 to every byte of the codes of state 1, so that each piece shows how often it was stepped.
+// A store whose steps add 1 to every byte of the codes of state 1, so that each piece shows how often it was stepped.
 class Counted {
  public:
   explicit Counted(Env& env, const std::string& directory, int64_t ram = 5 * 16384)
@@ -29,10 +29,10 @@ class Counted {
 
   StateStore& store() { return store_; }
 
-  // Requests, one for each chunk that is streamed.
+  // Returns the number of read requests of the first step, one for each streamed chunk.
   int reads_of_first_step() { return static_cast<int>(store_.report().moved_per_step / 2 / 16384); }
 
-  // Returns the message that it threw.
+  // Takes a step. Returns the message if it threw.
   std::optional<std::string> step() {
     try {
       store_.step([&](std::span<const Store::PlacedChunk> chunks) {
@@ -50,7 +50,7 @@ class Counted {
     return std::nullopt;
   }
 
-  // Bytes that are not what the calls of `work` made them; -1: could not be read.
+  // Returns the number of bytes that differ from what the calls of `work` wrote, or -1 if a chunk could not be read.
   int64_t wrong() {
     int64_t wrong = 0;
     for (auto& [param, steps] : expected_) try {
@@ -79,7 +79,7 @@ TEST(StateStore, EveryFailingCallLeavesEachChunkWhole) {
     for (const bool persistent : {false, true})
       for (const auto& kind :
            {Fault{.error = EIO}, Fault{.error = ENOSPC}, Fault{.error = EINTR}, Fault{.short_ = true}}) {
-        if (persistent && (kind.error == EINTR || kind.short_)) continue;  // never ends; see ScratchFile's own tests
+        if (persistent && (kind.error == EINTR || kind.short_)) continue;  // these faults never end
         for (int64_t n = 1;; ++n) {
           FaultyEnv env;
           Counted counted(env, directory.path());
@@ -144,7 +144,7 @@ TEST(StateStore, AddingThatFailsChangesNothing) {
       env.arm({.call = call, .nth = n, .error = ENOSPC});
       bool threw = false;
       try {
-        counted.add({{9, shape(1, 90000)}});  // leaves less room for those before
+        counted.add({{9, shape(1, 90000)}});  // leaves less room for the earlier parameters
       } catch (const Error&) {
         threw = true;
       }
@@ -186,14 +186,14 @@ TEST(StateStore, OnlyWantedChunksMove) {
   store.step(mark, 1, {1});
   const int64_t half = store.report().read_bytes - before;
   EXPECT_EQ(half, store.report().written_bytes - written);
-  EXPECT_LE(half, all / 2 + kChunk);  // the chunk in the middle may hold a piece of both
+  EXPECT_LE(half, all / 2 + kChunk);  // the chunk in the middle may hold pieces of both parameters
   EXPECT_GT(half, 0);
-  // Before the first of the two the ring had read ahead what was not wanted.
+  // Before the first of these steps, the ring had read ahead chunks that were not wanted.
   EXPECT_LE(before, all + half + kRing * kChunk);
   figure("of two parameters: both read {} bytes, one {}; {} read ahead in vain", all, half, before - all - half);
 }
 
-// Writes end in any order: half of them take a while.
+// Ends writes in any order, because half of them take a while.
 class UnorderedEnv : public Env {
  public:
   int64_t pwrite(int fd, const void* from, int64_t bytes, int64_t offset) override {
@@ -206,7 +206,8 @@ class UnorderedEnv : public Env {
   std::atomic<int> count_ = 0;
 };
 
-// Steps of two parameters in turn: what the next one wants is read ahead, into slots that the last one may still write.
+// Two parameters are stepped in turn. The chunks of the next step are read ahead into slots from which the last step
+// may still be writing.
 TEST(StateStore, WhatIsReadAheadWaitsForEachWrite) {
   const TemporaryDirectory directory;
   UnorderedEnv env;
@@ -235,7 +236,7 @@ TEST(StateStore, WhatIsReadAheadWaitsForEachWrite) {
   figure("{} steps of two parameters in turn: {} of {} bytes wrong", kSteps, wrong, compared);
 }
 
-// Damages what a read returns: a bit, another record, an older one.
+// Damages what a read returns: it flips a bit, or returns a different record or an older one.
 class DamagingEnv : public Env {
  public:
   int64_t pread(int fd, void* to, int64_t bytes, int64_t offset) override {
@@ -246,14 +247,14 @@ class DamagingEnv : public Env {
     return got;
   }
   int64_t pwrite(int fd, const void* from, int64_t bytes, int64_t offset) override {
-    if (lose > 0 && --lose == 0) return bytes;  // says it did
+    if (lose > 0 && --lose == 0) return bytes;  // claims to have written
     return Env::pwrite(fd, from, bytes, offset);
   }
   bool allows_io_uring() const override { return false; }
 
-  std::atomic<int> countdown = 0, lose = 0;  // reads until the one that is damaged, writes until the one that is lost
+  std::atomic<int> countdown = 0, lose = 0;  // number of reads until one is damaged, and of writes until one is lost
   std::atomic<int64_t> damaged = -1;         // offset
-  bool lasting = true;                       // the disk is damaged, not what came from it once
+  bool lasting = true;                       // the disk stays damaged; otherwise only one read is
   std::function<void(std::byte*, int64_t, int, int64_t)> damage;
 };
 
@@ -291,7 +292,7 @@ TEST(StateStore, DamageOnTheDiskIsSeen) {
       data[at] ^= static_cast<std::byte>(1 << rng.below(8));
     };
     env.countdown = 1 + static_cast<int>(rng.below(3));
-    ++flips, flips_seen += counted.step().has_value() || counted.step().has_value();  // may have been read ahead
+    ++flips, flips_seen += counted.step().has_value() || counted.step().has_value();  // it may have been read ahead
   }
   for (int i = 0; i < 50; ++i) {
     DamagingEnv env;
@@ -319,7 +320,7 @@ TEST(StateStore, DamageOnTheDiskIsSeen) {
 TEST(StateStore, AllMemoryAndDescriptorsComeBack) {
   const TemporaryDirectory directory;
   const int64_t descriptors = open_descriptors();
-  // No more arenas for threads: how many there come to be depends on how threads meet in the allocator.
+  // Allow no more arenas for threads, because their number depends on how threads meet in the allocator.
   ::mallopt(M_ARENA_MAX, 1);
   int64_t before = 0;
   for (int i = 0; i < 101; ++i) {
@@ -327,8 +328,8 @@ TEST(StateStore, AllMemoryAndDescriptorsComeBack) {
     counted.step();
     if (i == 0) before = mapped_bytes();
   }
-  ::mallopt(M_ARENA_MAX, 0);  // as it was: its own choice
-  // Threads' stacks settle in the first round; 100 more take nothing.
+  ::mallopt(M_ARENA_MAX, 0);  // restores the allocator's default
+  // The first round allocates the threads' stacks; 100 more rounds allocate nothing.
   const int64_t drift = (mapped_bytes() - before) / 4096;
   EXPECT_LE(drift, 16) << "pages";
   EXPECT_EQ(open_descriptors(), descriptors);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMaxThreads = 4;  // enough to keep a disk busy with large requests
 
-// The first request, or nullptr.
+// Removes and returns the first request, or returns nullptr.
 IoRequest* take_first(std::vector<IoRequest*>& from) {
   if (from.empty()) return nullptr;
   IoRequest* const request = from.front();
@@ -22,7 +22,8 @@ IoRequest* take_first(std::vector<IoRequest*>& from) {
   return request;
 }
 
-// A POSIX semaphore. (Not a condition variable: glibc before 2.41 can lose its signals, bug 25847, and did.)
+// A POSIX semaphore. A condition variable would not do, because glibc before 2.41 can lose its signals (bug 25847),
+// which happened here.
 class Semaphore {
  public:
   Semaphore() { sem_init(&semaphore_, 0, 0); }
@@ -54,7 +55,7 @@ class ThreadEngine : public IoEngine {
   }
 
   ~ThreadEngine() override {
-    for (size_t i = 0; i < threads_.size(); ++i) work_.post();  // without a request
+    for (size_t i = 0; i < threads_.size(); ++i) work_.post();  // wakes a thread without a request, which ends it
     for (std::thread& thread : threads_) thread.join();
   }
 
@@ -82,7 +83,7 @@ class ThreadEngine : public IoEngine {
   const char* name() const override { return "threads"; }
 
  private:
-  // Runs one request; returns false if none waits.
+  // Runs one request. Returns false if no request is waiting.
   bool run_one() {
     IoRequest* request = nullptr;
     {
@@ -107,7 +108,7 @@ class ThreadEngine : public IoEngine {
 
   Env& env_;
   const int fd_;
-  int under_way_ = 0;  // used only by the caller's thread
+  int under_way_ = 0;  // only the caller's thread uses this
   std::mutex mutex_;   // guards the queues
   Semaphore work_, done_;
   std::vector<IoRequest*> waiting_, over_;

@@ -28,7 +28,7 @@ namespace {
 constexpr char kFormat[] = "lowtide transfer rates 1\n";
 constexpr size_t kLongest = 4096;
 
-// FNV-1a: any hash that gives different keys different names will do; the key itself is in the file.
+// Uses FNV-1a. Any hash that gives different keys different names will do, because the file also contains the key.
 std::string file_for(const std::string& directory, const std::string& key) {
   uint64_t hash = 0xcbf29ce484222325ull;
   for (const char c : key) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
@@ -45,7 +45,7 @@ std::string text_of(const std::string& key, const TransferRates& r) {
   return kFormat + one_line(key) + format("\n%a %a %a %a %a\n", r.in, r.out, r.copy, r.hybrid, r.zero_copy);
 }
 
-// The whole file, or "" if it cannot be read.
+// Returns the whole file, or "" if it cannot be read.
 std::string read_file(Env& env, const std::string& path) {
   const Descriptor file = Descriptor::open(env, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (file.get() < 0) return "";
@@ -62,7 +62,8 @@ std::string host_name() {
 
 using Clock = std::chrono::steady_clock;
 
-// State of 8-bit AdamW for bfloat16 parameters and gradients, cut into chunks, twice in host and in device memory.
+// State of 8-bit AdamW for bfloat16 parameters and gradients, cut into chunks, with two copies each in host memory and
+// in device memory.
 class Bench {
  public:
   static constexpr int kChunks = 4;
@@ -90,7 +91,7 @@ class Bench {
   ~Bench() {
     try {
       finish();
-    } catch (...) {  // a lost device uses nothing
+    } catch (...) {  // a lost device no longer uses the memory
     }
   }
 
@@ -120,7 +121,7 @@ class Bench {
     step(near_[0], host_[1], i);
   }
 
-  // Bytes per second of queueing this for all chunks: the best of three, after a warm-up.
+  // Returns the bytes per second when `queue` is called for all chunks: the best of three runs after a warm-up.
   template <class Queue>
   double rate(Queue&& queue) {
     double best = 0;
@@ -131,7 +132,7 @@ class Bench {
       finish();
       const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
       if (pass > 0 || seconds > 0.025) best = std::max(best, static_cast<double>(kChunks * chunk_) / seconds);
-      if (std::chrono::duration<double>(Clock::now() - begin).count() > 0.025) break;  // a slow machine: one is enough
+      if (std::chrono::duration<double>(Clock::now() - begin).count() > 0.025) break;  // one run of a slow machine
     }
     return best;
   }
@@ -175,7 +176,7 @@ std::optional<TransferMode> find_transfer_mode(const std::string& name) {
 
 std::string cache_directory() {
   const char* const own = std::getenv("XDG_CACHE_HOME");
-  if (own && own[0] == '/') return std::string(own) + "/lowtide";  // relative paths are to be ignored
+  if (own && own[0] == '/') return std::string(own) + "/lowtide";  // the XDG specification ignores relative paths
   const char* const home = std::getenv("HOME");
   return home && home[0] == '/' ? std::string(home) + "/.cache/lowtide" : "";
 }

@@ -1,4 +1,4 @@
-// The choice of a transfer mode, its measurement on the fake device, and the file that remembers it.
+// Tests the choice of a transfer mode, its measurement on the fake device, and the file that remembers it.
 #include "memory/transfer_mode.h"
 
 #include "support/fake/fake_backend.h"
@@ -53,7 +53,7 @@ TEST(TransferModeProbe, RemembersWhatWasMeasured) {
   EXPECT_EQ(found->copy, kRates.copy);
   EXPECT_EQ(found->zero_copy, kRates.zero_copy);
   EXPECT_FALSE(remembered_transfer_rates(env, cache, "another key"));
-  // Any part of the file, and any byte of it changed to another, is what was measured or nothing.
+  // Reading a truncated file, or a file with one byte changed, gives the measured rates or nothing.
   const std::filesystem::path file = std::filesystem::directory_iterator(cache)->path();
   std::ifstream in(file);
   const std::string text((std::istreambuf_iterator<char>(in)), {});
@@ -76,9 +76,9 @@ TEST(TransferModeProbe, RemembersWhatWasMeasured) {
     }
   }
   EXPECT_GT(broken, static_cast<int>(text.size()));
-  remember_transfer_rates(env, cache, kKey, kRates);  // makes it good
+  remember_transfer_rates(env, cache, kKey, kRates);  // repairs the file
   EXPECT_TRUE(remembered_transfer_rates(env, cache, kKey));
-  // Writers at once leave one of their files, whole, and nothing else.
+  // Concurrent writers leave the whole file of one of them and nothing else.
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([&] {
@@ -105,7 +105,7 @@ TEST(TransferModeProbe, WhatCannotBeWrittenIsNoError) {
   EXPECT_TRUE(std::filesystem::is_empty(directory.file("cache")));
 }
 
-// One measurement for each kind of device; none that cannot be told from others is remembered.
+// Each kind of device is measured once; a device that cannot be identified is not remembered.
 TEST(TransferModeProbe, MeasuresOnce) {
   const TemporaryDirectory directory;
   ::setenv("XDG_CACHE_HOME", directory.path().c_str(), 1);

@@ -10,11 +10,11 @@
 namespace lowtide {
 namespace {
 
-// The first retries follow at once, as after a signal; later ones give a busy system time to recover.
+// The first retries follow at once, which suits signals; later retries wait, which gives a busy system time to recover.
 constexpr int kHastyRetries = 80;
 static_assert(kHastyRetries < kMaxRetries);
 
-// ECANCELED: io_uring gives up requests whose submitting thread has ended.
+// io_uring answers ECANCELED if the thread that submitted a request has ended.
 bool is_transient(int64_t result) { return result == -EINTR || result == -EAGAIN || result == -ECANCELED; }
 
 }  // namespace
