@@ -1,4 +1,4 @@
-// The C functions of lowtide/bnb.h: one Memory and one Engine for the process.
+// The C functions of lowtide/bnb.h. The process has one Memory and one Engine.
 #include "lowtide/bnb.h"
 
 #include <bit>
@@ -18,21 +18,22 @@ namespace {
 using namespace lowtide;
 using bnb::Update;
 
-// Every C function runs inside guarded(): one caller at a time, and exceptions become the thread's last error.
+// Every C function runs inside guarded(), which admits one caller at a time and stores exceptions as the thread's last
+// error.
 std::mutex calls;
 thread_local std::string last_error;
 
-// name: the function that failed.
+// `name` is the function that failed.
 void note_error(const char* name, const char* what) noexcept {
   try {
     last_error = std::string(name) + ": " + what;
   } catch (const std::bad_alloc&) {
     last_error.clear();
-    last_error += "no memory";  // fits without an allocation
+    last_error += "no memory";  // short enough to need no allocation
   }
 }
 
-// Calls f(); returns `failed` if it throws.
+// Calls f(). Returns `failed` if f() throws.
 template <class T, class Fn>
 T guarded(const char* name, T failed, Fn&& f) noexcept {
   try {
@@ -44,7 +45,8 @@ T guarded(const char* name, T failed, Fn&& f) noexcept {
   return failed;
 }
 
-// Never freed: the runtime may be gone when statics are destroyed.
+// Returns the process's Memory, which is never freed, because the device's runtime may be gone when statics are
+// destroyed.
 bnb::Memory& memory() {
   static constexpr bnb::OpenDevice* kBackends[] = {
       [](int number) { return open_backend("cuda", format(":%d", number)); },
@@ -54,12 +56,12 @@ bnb::Memory& memory() {
   return *all;
 }
 
-// The backends that step. One caller at a time.
+// The backends that step. Used by one caller at a time.
 struct Engine {
   std::unique_ptr<Backend> cpu = open_backend("cpu", "");
-  std::unique_ptr<Backend> device;  // nullptr: memory is the host's
+  std::unique_ptr<Backend> device;  // nullptr if memory is the host's
   void* queue = nullptr;
-  DeviceBytes pinned;  // on the device's backend
+  DeviceBytes pinned;  // memory of the device's backend
   int threads = available_threads();
 
   void step(const Update& update) {
@@ -79,7 +81,7 @@ void step(const char* name, const Update& update) {
   guarded(name, 0, [&] { return engine().step(update), 0; });
 }
 
-// Element types by the suffixes of names.
+// Element types, named by the suffixes of the C functions.
 constexpr DType kType_fp32 = DType::kF32, kType_fp16 = DType::kF16, kType_bf16 = DType::kBF16;
 constexpr DType kType_32 = DType::kF32, kType_16 = DType::kF16;
 

@@ -15,31 +15,31 @@ constexpr int64_t kMapBytes = Map8::kSize * static_cast<int64_t>(sizeof(float));
 
 int64_t absmax_bytes(const Update& u, int copies) { return copies * u.blocks() * static_cast<int64_t>(sizeof(float)); }
 
-// Host copies of a device's arrays. The destructor waits for all copies, after any error, because their memory and the
-// caller's may then be freed.
+// Host copies of a device's arrays. The destructor waits for all copies, even after an error, because the memory of the
+// copies and of the caller may be freed next.
 class Copies {
  public:
   Copies(Device& device, void* queue) : device_(device), queue_(queue) {}
   ~Copies() {
     try {
       if (queued_) wait();
-    } catch (const Error&) {  // a lost device copies nothing
+    } catch (const Error&) {  // a lost device no longer copies
     }
   }
   Copies(const Copies&) = delete;
   Copies& operator=(const Copies&) = delete;
 
-  // Returns a host copy of `bytes` bytes at `data`, valid after wait(). nullptr gives nullptr.
+  // Returns a host copy of `bytes` bytes at `data`, which is valid after wait(). Returns nullptr for nullptr.
   template <class T>
   T* read(const T* data, int64_t bytes) {
     if (!data) return nullptr;
-    // In 64-bit words, so that every type is aligned.
+    // Copies are 64-bit words, so that every type is aligned.
     std::vector<uint64_t>& words = words_.emplace_back(static_cast<size_t>(bytes + 7) / 8);
     return read_to(words.data(), data, bytes);
   }
   void* read(const void* data, int64_t bytes) { return read(static_cast<const std::byte*>(data), bytes); }
 
-  // The same, copied to `to`.
+  // Copies `bytes` bytes at `data` to `to` and returns `to`; the copy is valid after wait().
   template <class T>
   T* read_to(void* to, const T* data, int64_t bytes) {
     copies_.push_back({const_cast<void*>(static_cast<const void*>(data)), to, bytes});
@@ -47,7 +47,7 @@ class Copies {
     return static_cast<T*>(to);
   }
 
-  // Writes a copy back to its origin.
+  // Writes a host copy back to its origin.
   void write(const void* copied) {
     for (const Copy& copy : copies_)
       if (copy.at == copied) queue_copy(copy.from, copied, copy.bytes);
@@ -72,10 +72,11 @@ class Copies {
   void* queue_;
   std::vector<Copy> copies_;
   std::deque<std::vector<uint64_t>> words_;
-  bool queued_ = false;  // since the last wait
+  bool queued_ = false;  // since the last wait()
 };
 
-// u with maps and absmax values that the host can read, in pinned memory: a copy to other memory would block.
+// Returns `u` with maps and absmax values that the host can read. They are in pinned memory, because a copy to other
+// memory would block.
 Update with_scales(const Update& u, Copies& copies, Device& device, DeviceBytes& pinned) {
   Update out = u;
   if (!u.coded) return out;
@@ -119,7 +120,7 @@ void step_on_device(const Update& u, Backend& backend, void* queue, DeviceBytes&
   const Layout layout = flat_layout(u.n);
   const ArgsBytes args = args_of(u, 1);
   const StepItem item = item_of(u, layout, args.data);
-  const int64_t bad = backend.first_nonfinite({&item, 1}, threads, queue);  // after the copies, for which it waits
+  const int64_t bad = backend.first_nonfinite({&item, 1}, threads, queue);  // also waits for the copies
   check_scales(scaled);
   require_finite_gradient(bad);
   if (u.is_limited() || !fits_backend(scaled)) return step_through_host(scaled, copies, cpu, threads);

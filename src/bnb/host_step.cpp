@@ -11,10 +11,10 @@
 namespace lowtide::bnb {
 namespace {
 
-constexpr int64_t kPiece = 64 * kBlockElements;  // elements in a thread's piece, whose part of a norm is one sum
+constexpr int64_t kPiece = 64 * kBlockElements;  // elements in a thread's piece, which has one partial sum of a norm
 constexpr int64_t kChunk = 16 * kPiece;          // elements whose states are floats at a time
 
-// Steps a chunk of an Update's elements at a time with a backend, which sees states as floats.
+// Steps the elements of an Update chunk by chunk with a backend, which sees the states as floats.
 class FloatSteps {
  public:
   FloatSteps(const Update& u, const ArgsBytes& args, Backend& cpu, int threads)
@@ -36,7 +36,7 @@ class FloatSteps {
     }
   }
 
-  // Steps `param`, which holds the chunk's elements or substitutes for them.
+  // Steps `param`, which holds the chunk's elements or replaces them.
   void step(void* param, DType dtype) {
     Update chunk = u_;
     chunk.p = param, chunk.g = grad(), chunk.coded = false;
@@ -63,7 +63,7 @@ class FloatSteps {
     });
   }
 
-  // Converts the states back.
+  // Converts the states from floats.
   void store() {
     for (int k = 0; k < u_.states(); ++k) {
       if (!u_.coded) std::copy_n(state_[k].data(), n_, floats(k));
@@ -80,7 +80,8 @@ class FloatSteps {
   uint8_t* codes(int k) const { return static_cast<uint8_t*>(u_.state(k)) + first_; }
   float* floats(int k) const { return static_cast<float*>(u_.state(k)) + first_; }
 
-  // Calls work(first element in the chunk, block of the whole, elements) for the chunk's blocks, if there are codes.
+  // Calls work(first element in the chunk, number of the block in the array, elements) for the chunk's blocks if there
+  // are codes.
   template <class Work>
   void for_each_block(bool coded, Work&& work) const {
     parallel_for(coded ? (n_ + kPiece - 1) / kPiece : 0, threads_, [&](int64_t piece) {

@@ -31,8 +31,8 @@ void Map8::decode(const uint8_t* codes, float absmax, int n, float* values) cons
   for (int i = 0; i < n; ++i) values[i] = value_[codes[i]] * absmax;
 }
 
-// The number of midpoints below x, by bisection, where each comparison gives a bit of the code: as branches, half of
-// them would be mispredicted (10 times slower).
+// Returns the number of midpoints below x by bisection, in which each comparison gives one bit of the code. As
+// branches, half of the comparisons would be mispredicted (10 times slower).
 int Map8::nearest(float x) const {
   int code = 0;
   for (int bit = 7; bit >= 0; --bit) code += static_cast<int>(x > midpoint_[code + (1 << bit) - 1]) << bit;

@@ -1,5 +1,5 @@
-// Memory shared between host and device; pinned host memory if the device's driver does not page shared memory; the
-// host's if there is no device. Tracks all allocations.
+// Memory that is shared between host and device. It is pinned host memory if the device's driver does not page shared
+// memory, and plain host memory if there is no device. Tracks all allocations.
 #pragma once
 
 #include <cstddef>
@@ -13,20 +13,20 @@
 
 namespace lowtide::bnb {
 
-// Opens device `number` of a backend; throws Error.
+// Opens device `number` of a backend. Throws Error.
 using OpenDevice = std::unique_ptr<Backend>(int number);
 
-// One thread at a time. Throws Error.
+// Used by one thread at a time. All functions may throw Error.
 class Memory {
  public:
-  // Takes the first of these backends whose device 0 can be opened; the host's memory if none can.
+  // Uses the first of these backends whose device 0 can be opened, or host memory if there is none.
   explicit Memory(std::span<OpenDevice* const> backends);
 
   const std::string& place() const { return place_; }
   void* allocate(size_t bytes);
   void free(void* memory);
   void prefetch(const void* memory, size_t bytes, int device);
-  // Elements of 1 or 4 bytes, as for Device::fill; waits.
+  // Fills elements of 1 or 4 bytes like Device::fill, and waits.
   void fill(void* memory, uint32_t pattern, int pattern_bytes, int64_t count);
 
  private:
@@ -38,7 +38,7 @@ class Memory {
 
   OpenDevice* open_ = nullptr;
   std::string place_;
-  std::map<int, std::unique_ptr<Backend>> devices_;  // by number; the opened ones
+  std::map<int, std::unique_ptr<Backend>> devices_;  // the opened devices, by number
   std::map<uintptr_t, int64_t> allocations_;         // bytes by address
 };
 

@@ -47,7 +47,7 @@ void require_absmax(const float* absmax, int64_t count, const char* name) {
                ll(b), static_cast<double>(absmax[b]));
 }
 
-// Scales the field of a rule's arguments that multiplies its update.
+// Scales the field of a rule's arguments that multiplies the rule's update.
 template <class Args>
 void scale_update(float Args::*size, double scale, void* bytes) {
   Args args;
@@ -59,7 +59,7 @@ void scale_update(float Args::*size, double scale, void* bytes) {
 }  // namespace
 
 int Update::rule() const {
-  // By family. adam's weight decay is AdamW's: decoupled, whatever the Python class is called.
+  // Indexed by family. The weight decay of adam is decoupled, like AdamW's, whatever the Python class is called.
   static const int numbers[] = {find_rule("adamw"), find_rule("sgd"),     find_rule("rmsprop"),
                                 find_rule("lion"),  find_rule("adagrad"), find_rule("ademamix")};
   return numbers[static_cast<size_t>(family)];
@@ -161,7 +161,7 @@ Layout flat_layout(int64_t n) { return Layout::make({&n, 1}, {}); }
 ArgsBytes args_of(const Update& u, double update_scale) {
   lowtide::RuleInput input{.lr = u.lr, .beta1 = u.beta1, .beta2 = u.beta2, .beta3 = u.beta3, .eps = u.eps};
   input.weight_decay = u.weight_decay;
-  // momentum's and rmsprop's coefficient is passed as beta1; ademamix' alpha and beta3 are already scheduled.
+  // momentum and rmsprop get their coefficient as beta1. The alpha and beta3 of ademamix are already scheduled.
   input.momentum = u.beta1;
   input.alpha = u.family == Family::rmsprop ? u.beta1 : u.alpha;
   input.t = u.step, input.first = u.step == 1;

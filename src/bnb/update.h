@@ -1,5 +1,5 @@
-// One call of an optimizer's symbol, its meaning in terms of the portable rules, and its steps: in memory that the host
-// can read, or that only a device's backend can access.
+// One call of an optimizer's symbol, its meaning in terms of the portable rules, and its step, either in memory that
+// the host can read or in memory that only a device's backend can access.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@
 
 namespace lowtide::bnb {
 
-enum class Family { adam, momentum, rmsprop, lion, adagrad, ademamix };  // with the symbols' names
+enum class Family { adam, momentum, rmsprop, lion, adagrad, ademamix };  // named like the symbols
 
-// The parameters of either kind of symbol (lowtide/bnb.h), and which kind it is.
+// The parameters of a call of either kind of symbol (lowtide/bnb.h), and the kind.
 struct Update {
   Family family = Family::adam;
-  DType dtype = DType::kF32;  // for g and p
+  DType dtype = DType::kF32;  // the type of g and p
   void* p = nullptr;
   const void* g = nullptr;
   void *state1 = nullptr, *state2 = nullptr;  // floats, or codes if `coded`
@@ -31,60 +31,62 @@ struct Update {
   int64_t blocks() const { return (n + kBlockElements - 1) / kBlockElements; }
   int rule() const;    // number in rules.def
   int states() const;  // number of the rule's states
-  // True if state k of the rule is a second moment, which is never negative.
+  // Returns true if state k of the rule is a second moment, which is never negative.
   bool is_second_moment(int k) const;
-  // State k of the rule: ademamix' slow average is the second half of state1.
+  // Returns state k of the rule. The slow average of ademamix is the second half of state1.
   void* state(int k) const;
   float* absmax(int k) const;
   const float* quantiles(int k) const;
 
-  // True if the norm of the update is limited.
+  // Returns true if the norm of the update is limited.
   bool is_limited() const;
-  // Weight decay that is added to the gradient, for rules that do so.
+  // Returns the weight decay that is added to the gradient, or 0 for rules that do not add it there.
   float l2() const;
 };
 
 // Throws kInvalidArgument for invalid arguments. Reads no memory.
 void check_arguments(const Update& update);
-// The same for maps and absmax values, which the host must be able to read.
+// Checks maps and absmax values, which the host must be able to read. Throws kInvalidArgument.
 void check_scales(const Update& update);
 
-// True if a backend's step(), which supports neither skip_zeros nor maps other than dynamic8's, can do the same step.
-// layout, args: outlive the item.
+// fits_backend() returns true if a backend's step() can do this step; step() supports neither skip_zeros nor maps other
+// than dynamic8's. item_of() makes the item for step(); `layout` and `args` must outlive the item.
 bool fits_backend(const Update& update);
 StepItem item_of(const Update& update, const Layout& layout, const void* args);
-// A layout of n elements as one row: bitsandbytes' blocks ignore rows.
+// Returns a layout of n elements in one row, because bitsandbytes' blocks ignore rows.
 Layout flat_layout(int64_t n);
 
-// The rule's Args; update_scale multiplies the update, but not weight decay.
+// Holds the rule's Args. `update_scale` multiplies the update, but not weight decay.
 struct ArgsBytes {
   alignas(16) std::byte data[kArgsBytes];
 };
 ArgsBytes args_of(const Update& update, double update_scale);
 
-// Element i of an array of this type.
+// Returns element i of an array of this type.
 float value_of(DType dtype, const void* data, int64_t i);
 
-// Sum of the squares of the updates that a step would make, in units of lr and without weight decay. Does not depend on
-// the number of threads.
+// Returns the sum of the squares of the updates that a step would make, in units of lr and without weight decay. The
+// result does not depend on the number of threads.
 double update_norm_squared(const Update& update, Backend& cpu, int threads);
 
-// One step for any map and for skip_zeros: states become floats, which the backend steps. Gives the bits of
+// Steps with any map and with skip_zeros: converts states to floats, which the backend steps. Gives the bits of
 // Backend::step if that can make the whole step.
 void step_floats(const Update& update, const ArgsBytes& args, Backend& cpu, int threads);
 
-// Throws kInvalidArgument for a gradient that is not finite, or is 2^62 or above. bad: from Backend::first_nonfinite.
+// Throws kInvalidArgument for a gradient that is not finite or has a magnitude of 2^62 or more. `bad` is the result of
+// Backend::first_nonfinite.
 void require_finite_gradient(int64_t bad);
 
-// A whole call: checks everything, then steps, with the backend if possible. Throws kInvalidArgument, and has then
-// changed nothing.
+// Performs a whole call: checks everything, then steps, with the backend's step if possible. Throws kInvalidArgument
+// and then has changed nothing.
 void step_on_host(const Update& update, Backend& cpu, int threads);
 
-// A whole call, ordered on `queue` and done when it returns. If the backend's own step can do it, it runs there, after
-// the maps and absmax values have been read back, through `pinned`, and checked: it waits once for these and the check
-// of the gradient, and once for the step. Otherwise everything passes through the host, where `cpu` steps it. pinned:
-// on the device's backend, enlarged as needed; keep it for the next call. Nothing uses it after this returns or throws.
-// Throws kInvalidArgument and has then changed nothing; after a lost device the contents are undefined.
+// Performs a whole call, ordered on `queue` and complete when it returns. If the device's step() can do the step, the
+// maps and absmax values are first read back through `pinned` and checked; the host waits once for them and the check
+// of the gradient, and once for the step. Otherwise everything passes through the host, where `cpu` steps it. `pinned`
+// is memory of the device's backend, which is enlarged as needed; keep it for the next call. Nothing uses it after this
+// function returns or throws. Throws kInvalidArgument and then has changed nothing. If the device is lost, the contents
+// are undefined.
 void step_on_device(const Update& update, Backend& device, void* queue, DeviceBytes& pinned, Backend& cpu, int threads);
 
 }  // namespace lowtide::bnb
