@@ -1,4 +1,4 @@
-// The C interface's optimizers. device.cpp has devices, sign.cpp and sign_collective.cpp have signs.
+// The optimizers of the C interface. Devices are in device.cpp, signs in sign.cpp and sign_collective.cpp.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -26,8 +26,8 @@ struct lt_save {
 struct lt_optimizer {
   lowtide::Optimizer optimizer;
   std::string rule;
-  std::string metadata;                  // from the last checkpoint loaded
-  mutable lowtide::MemoryReport report;  // the last call's: owns the texts that it returned
+  std::string metadata;                  // from the last checkpoint that was loaded
+  mutable lowtide::MemoryReport report;  // owns the texts that the last call returned
 };
 
 namespace {
@@ -88,7 +88,7 @@ std::vector<lowtide::Gradient> gradients_from(const lowtide::Optimizer& core, co
   return all;
 }
 
-// Runs body(core) for the optimizer of a handle; exceptions become status codes.
+// Runs body(core) for the optimizer of a handle, and turns exceptions into status codes.
 template <class Handle, class Fn>
 lt_status on(Handle* handle, Fn&& body) noexcept {
   return lowtide::capi::on(handle, "optimizer", [&](auto& of) { body(of.optimizer); });
@@ -109,7 +109,7 @@ Number c_value(Number value) {
 }
 const char* c_value(const std::string& value) { return value.c_str(); }
 
-// Calls use(member) for the hyper-parameter of that name.
+// Calls use(member) for the hyper-parameter with this name.
 template <class H, class Fn>
 void with_hyper(H& hyper, const char* name, Fn&& use) {
   require(name, "name");
@@ -122,7 +122,7 @@ void with_hyper(H& hyper, const char* name, Fn&& use) {
   LT_REQUIRE(found, "got hyper-parameter '%s', wanted one of: %s", name, known.c_str());
 }
 
-// Gives names in C's form: an array that ends with NULL and stays valid.
+// Returns names as an array that ends with NULL and stays valid.
 template <auto kNames>
 lt_status give_names(const char* const** names) noexcept {
   return guarded([&] {

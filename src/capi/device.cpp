@@ -1,4 +1,4 @@
-// The C interface's devices: their memory, and order on their queues.
+// The devices of the C interface: their memory, and order on their queues.
 #include "backend/registry.h"
 #include "capi/device.h"
 #include "capi/guard.h"
@@ -31,7 +31,7 @@ lt_status lt_device_open(const char* backend, const char* device, void* queue, l
 
 void lt_device_close(lt_device* device) {
   if (!device) return;
-  guarded([&] { device->synchronize(device->queue); });  // a lost device uses nothing
+  guarded([&] { device->synchronize(device->queue); });  // a lost device no longer uses memory
   delete device;
 }
 

@@ -1,4 +1,4 @@
-// The C interface's handle of a device.
+// The C interface's handle for a device.
 #pragma once
 
 #include <memory>

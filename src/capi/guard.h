@@ -1,5 +1,6 @@
 // Turns exceptions into status codes: every function of the C interface runs its body through guarded() or on(). Also
-// reads and fills structs of callers that were compiled against other versions. Any thread; nothing here owns memory.
+// reads and fills structs of callers that were compiled against other versions. May be used by any thread. Nothing here
+// owns memory.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +16,8 @@
 
 namespace lowtide::capi {
 
-// Stores the text and number for this thread's lt_last_error() and lt_last_os_error(), and returns `status`. Never
-// throws: if memory is short the text is dropped.
+// Stores the text and number for this thread's lt_last_error() and lt_last_os_error(), and returns `status`. If memory
+// is short, the text is dropped.
 lt_status failed(lt_status status, const char* text, int os_error = 0) noexcept;
 
 template <class Fn>
@@ -51,20 +52,21 @@ inline bool flag(int64_t value, const char* name) {
   return value == 1;
 }
 
-// Runs body(*handle), guarded.
+// Runs body(*handle) in guarded().
 template <class Handle, class Fn>
 lt_status on(Handle* handle, const char* name, Fn&& body) noexcept {
   return guarded([&] { body(*require(handle, name)); });
 }
 
 inline void check_struct_size(int64_t bytes) {
-  // No version of a struct ends inside a pointer, of which otherwise half would be used.
+  // No version of a struct ends inside a pointer, because half of a pointer cannot be used.
   constexpr auto kUnit = static_cast<int64_t>(sizeof(int64_t));
   LT_REQUIRE(bytes >= kUnit && bytes <= 4096 && bytes % kUnit == 0,
              "got struct_size=%lld in a struct; start from its _INIT macro", ll(bytes));
 }
 
-// The struct of an older or newer caller: the fields that both know, and defaults for the others. NULL: the defaults.
+// Converts the struct of an older or newer caller: takes the fields that both versions have, and defaults for the
+// others. NULL gives the defaults.
 template <class Struct>
 Struct struct_from(const Struct* given, const Struct& defaults) {
   Struct out = defaults;
@@ -74,7 +76,7 @@ Struct struct_from(const Struct* given, const Struct& defaults) {
   return out;
 }
 
-// Fills as much as fits in the caller's version of the struct; keeps its struct_size, which has been checked.
+// Fills the fields that the caller's version of the struct has. Keeps its struct_size, which has been checked.
 template <class Report>
 void copy_out(const std::type_identity_t<Report>& all, Report* out) {
   const int64_t bytes = out->struct_size;

@@ -1,4 +1,4 @@
-// The C interface's signs.
+// The sign functions of the C interface.
 #include "lowtide/sign.h"
 
 #include <vector>
@@ -38,7 +38,7 @@ sign::Options sign_options(const Given& given) {
   return {static_cast<sign::BitOrder>(given.bit_order), given.threads};
 }
 
-// Where the options say that signs are computed.
+// The place where the options say that signs are computed.
 struct Place {
   template <class Given>
   explicit Place(const Given& given)

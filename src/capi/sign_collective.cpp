@@ -1,4 +1,4 @@
-// The C interface's sign collective.
+// The sign collective of the C interface.
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,7 +19,7 @@ struct lt_sign_collective {
   explicit lt_sign_collective(lowtide::SignCollective made) : collective(std::move(made)) {}
 
   lowtide::SignCollective collective;
-  // Owns the memory to which outcomes and failures point.
+  // These members own the memory to which outcomes and failures point.
   SignOutcome last;
   std::vector<lt_sign_rejected> rejected;
   std::vector<int> error_ranks;
@@ -104,8 +104,8 @@ void report(lt_sign_collective& from, lt_sign_outcome* out) {
   lowtide::capi::copy_out(all, out);
 }
 
-// Makes a call of vote or mean (vote: `residual` is any pointer but nullptr). If this rank's structs are invalid, it
-// takes part as failed, so that the others learn of it, and then reports its own error.
+// Makes a call of vote or mean (for a vote, `residual` is any pointer but nullptr). If this rank's structs are invalid,
+// the rank takes part as failed, so that the other ranks learn of it, and then reports its error.
 template <class Call>
 lt_status run(lt_sign_collective* collective, const lt_sign_ballot* ballot, const lt_sign_result* result,
               lt_sign_outcome* outcome, const void* residual, Call&& call) {
@@ -169,7 +169,7 @@ lt_status lt_sign_mean(lt_sign_collective* collective, const lt_sign_ballot* bal
                        lt_sign_residual* residual, lt_sign_outcome* outcome) {
   return run(
       collective, ballot, result, outcome, residual, [residual](auto& on, const auto& given, const auto& memory) {
-        return residual ? on.mean(given, memory, residual->residual) : on.vote(given, memory);  // the latter has failed
+        return residual ? on.mean(given, memory, residual->residual) : on.vote(given, memory);  // a failed rank's vote
       });
 }
 
