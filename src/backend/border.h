@@ -1,10 +1,10 @@
-// The border between the library and its plug-ins, which may use other compilers and other C++ libraries: plain data
-// and functions. Neither exceptions nor virtual calls cross it, and each side frees its own allocations.
+// The border between the library and its plug-ins, which may be built with different compilers and C++ libraries. Only
+// plain data and functions cross the border, no exceptions and no virtual calls. Each side frees its own allocations.
 //
-// Items cross unchanged, without a copy: all compilers of a platform lay structs out alike. From the standard library
-// they contain std::span and, in Layout, std::vector, whose members have the same layout in libstdc++ and libc++ (a
-// pointer and a count; three pointers), although nobody guarantees it. Therefore both sides compute digest() of an
-// object that one side made, and a plug-in with a different result is refused.
+// Items cross unchanged, without a copy, because all compilers of a platform lay out structs alike. From the standard
+// library they contain std::span and, in Layout, std::vector. Their members have the same layout in libstdc++ and
+// libc++ (a pointer and a count; three pointers), but nobody guarantees this. Therefore both sides compute digest() of
+// an object that one side made, and a plug-in with a different result is refused.
 #pragma once
 
 #include <cstddef>
@@ -18,20 +18,20 @@
 
 namespace lowtide::border {
 
-// The callee's output of texts. add copies them, and never fails.
+// Where the callee puts texts. `add` copies a text and never fails.
 struct Text {
   void* context;
   void (*add)(void* context, const char* text) noexcept;
 };
 
-// How a call ended. kind: an ErrorKind, or one of these.
+// How a call ended. `kind` is an ErrorKind or one of the constants.
 struct Outcome {
   static constexpr int32_t kDone = 0, kBadAlloc = -1;  // kBadAlloc: std::bad_alloc
   int32_t kind = kDone, os_error = 0;
   Text message;
 };
 
-// An object owned by the plug-in, of type T there.
+// An object of type T that the plug-in owns.
 template <class T>
 struct Handle;
 
@@ -46,18 +46,18 @@ struct Items {
 template <class Result, class T, class... Arguments>
 using Call = Result (*)(Outcome*, Handle<T>*, Arguments...) noexcept;
 
-// Each entry does, and takes, the same as its namesake in backend.h and device.h. After a failure its result is
-// meaningless. Returned texts live as long as the backend.
+// Each entry has the effect and the arguments of its namesake in backend.h, gradient_reader.h or device.h. After a
+// failure the result is meaningless. Returned texts live as long as the backend.
 struct Table {
   using Event = std::shared_ptr<void>;  // like Device::Event; nullptr crosses as nullptr
   using SharedGuard = std::shared_ptr<Guard>;
   using SharedClip = std::shared_ptr<QueuedClip>;
   using SharedRecording = std::shared_ptr<RecordedStep>;
 
-  // Backend.
+  // Functions of Backend.
   Call<void, Backend> release;
   Call<const char*, Backend> name;
-  Call<void, Backend, Text> targets;  // adds one after another
+  Call<void, Backend, Text> targets;  // adds the names one after another
   Call<const char*, Backend> target;
   Call<Handle<Device>*, Backend> device;
   Call<void, Backend, Items<const StepItem>, int, bool, void*> step;
@@ -67,7 +67,7 @@ struct Table {
   Call<int64_t, Backend, Items<const StepItem>, int, void*> first_nonfinite;
   Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, void*> queue_guard;
   Call<Handle<SharedRecording>*, Backend, Items<const StepItem>, bool, void*> record_step;
-  // The backend's GradientReader.
+  // Functions of the backend's GradientReader.
   Call<kernels::Sums, Backend, Items<const StepItem>, void*> read_gradients;
   Call<Handle<SharedClip>*, Backend, Items<const StepItem>, const kernels::ClipTo&, float*, void*> queue_clip;
   Call<Handle<SharedGuard>*, Backend, Items<const StepItem>, Handle<SharedClip>*, double, bool, const LossScaling&,
@@ -80,22 +80,23 @@ struct Table {
   Call<void, Backend, Items<const ApplyItem>, int, void*> apply_signs;
   Call<void, Backend, Items<const FeedbackItem>, int, void*> feedback;
 
-  // Guard. guard_own: the form in which the plug-in's steps take it in StepItem::guard.
+  // Functions of Guard. guard_own returns the guard in the form in which the plug-in's steps take it in
+  // StepItem::guard.
   Call<void, SharedGuard> guard_release;
   Call<Guard*, SharedGuard> guard_own;
   Call<int64_t, SharedGuard> guard_first;
   Call<const uint32_t*, SharedGuard> guard_word;
 
-  // QueuedClip.
+  // Functions of QueuedClip.
   Call<void, SharedClip> clip_release;
   Call<kernels::Clip, SharedClip> clip_wait;
 
-  // RecordedStep.
+  // Functions of RecordedStep.
   Call<void, SharedRecording> recording_release;
   Call<void, SharedRecording, Items<const StepItem>, void*> recording_prepare;
   Call<bool, SharedRecording> recording_all_prepared, recording_was_replayed;
 
-  // Device, owned by its backend.
+  // Functions of Device, which its backend owns.
   Call<Device::Limits, Device> device_limits;
   Call<void*, Device, MemoryKind, int64_t> device_allocate;
   Call<void, Device, void*> device_free;
@@ -116,7 +117,7 @@ struct Table {
   Call<void, Device> device_trust_memory;
 };
 
-// One of each type with members from the standard library.
+// One object of each type with members from the standard library.
 struct Sample {
   const Layout& layout;
   const VoteItem& vote;
@@ -124,7 +125,7 @@ struct Sample {
   const FeedbackItem& feedback;
 };
 
-// A hash of this side's layout of the sample, and of the sizes of everything that crosses.
+// Returns a hash of this side's layout of the sample and of the sizes of everything that crosses the border.
 inline uint64_t digest(const Sample& sample) {
   uint64_t digest = 0;
   const auto add = [&](std::initializer_list<uint64_t> words) {
@@ -147,12 +148,12 @@ inline uint64_t digest(const Sample& sample) {
 // A plug-in exports `const Exports* lt_<backend>_plugin()`, which lives as long as the plug-in. The first two members
 // never move, so that plug-ins of all versions can be told apart.
 struct Exports {
-  const char* version;  // the project's, as version()
+  const char* version;  // the project's version, like version()
   uint64_t (*digest)(const Sample&);
   const Table* table;
-  // Writes the runtime's version and the usable devices as text; returns the number of devices.
+  // Writes the runtime's version and the usable devices as text, and returns the number of devices.
   int32_t (*devices)(Outcome*, Text) noexcept;
-  // Opens a backend; target and queue are as for open_backend (registry.h).
+  // Opens a backend; `target` and `queue` are those of open_backend (registry.h).
   Handle<Backend>* (*open)(Outcome*, const char* target, void* queue) noexcept;
 };
 

@@ -1,4 +1,5 @@
-// The plug-in's side of the border: its own Backend, Device, Guard and RecordedStep as a table of functions.
+// The plug-in's side of the border: exports the plug-in's Backend, Device, Guard, QueuedClip and RecordedStep as a
+// table of functions.
 #pragma once
 
 #include <exception>
@@ -13,7 +14,7 @@
 
 namespace lowtide::border {
 
-// Runs work(); its exceptions become the outcome.
+// Runs work(), and turns exceptions into the outcome.
 template <class Work>
 auto attempt(Outcome* outcome, Work&& work) noexcept -> decltype(work()) {
   const auto fails = [&](int32_t kind, int os_error, const char* text) {
@@ -34,7 +35,8 @@ auto attempt(Outcome* outcome, Work&& work) noexcept -> decltype(work()) {
   if constexpr (!std::is_void_v<decltype(work())>) return {};
 }
 
-// Converts handles to the objects that they represent, and back. Each handle of a shared object owns a reference.
+// These functions convert handles to the objects that they represent, and back. Each handle of a shared object owns a
+// reference.
 template <class T>
 T* object(Handle<T>* handle) {
   return reinterpret_cast<T*>(handle);
@@ -71,7 +73,7 @@ T& self(Handle<std::shared_ptr<T>>* handle) {
   return **object(handle);
 }
 
-// A method as a function of the table, of whatever type it is assigned to.
+// Converts a method to a function of the table, with the type of the entry to which it is assigned.
 template <auto Method>
 struct Exported {
   template <class Result, class T, class... Arguments>
@@ -180,8 +182,8 @@ inline constexpr Table kTable = [] {
   return table;
 }();
 
-// The exports of a plug-in. Devices: int(std::string* text), like Exports::devices. Open: returns a
-// std::unique_ptr<Backend> from (const char* target, void* queue). Both may throw.
+// Returns the exports of a plug-in. `Devices` is int(std::string* text), like Exports::devices; `Open` returns a
+// std::unique_ptr<Backend> from (const char* target, void* queue). Both functions may throw.
 template <auto Devices, auto Open>
 const Exports* exports() {
   static const Exports all{

@@ -18,7 +18,7 @@ namespace {
 template <class R>
 constexpr int kNumber = -1;  // the rule's number in rules.def
 
-// Replaces {name of a hyper-parameter} in the text by its value, and {rule} by the rule's name.
+// Replaces {name of a hyper-parameter} in the text with its value, and {rule} with the rule's name.
 std::string filled_in(std::string_view text, const char* rule, const Hyper& h) {
   std::string out;
   for (size_t open; (open = text.find('{')) != text.npos;) {
@@ -156,7 +156,7 @@ constexpr int kMasterNumbers[] = {
 static_assert(counts_up(kMasterNumbers), "masters.def is numbered 1, 2, 3, ...");
 static_assert(counts_up(kRuleNumbers) && counts_up(kCodecNumbers),
               "rules.def and codecs.def are numbered 0, 1, 2, ...");
-// Rules with terms(), and no others, are LT_NORM_RULE.
+// LT_NORM_RULE lists exactly the rules with terms().
 #define LT_RULE(number, name, Rule) static_assert(!kHasNorms<Rule>, #name " has terms(), wanted LT_NORM_RULE");
 #define LT_NORM_RULE(number, name, Rule) static_assert(kHasNorms<Rule>, #name " has no terms(), wanted LT_RULE");
 #include "portable/rules.def"
@@ -233,7 +233,8 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInp
 
 namespace {
 
-// The rules that users name: those with kernels in this library, or those left out of its build.
+// Returns the rules that users name: the rules with kernels in this library, or the rules that were left out of its
+// build.
 std::vector<std::string> names_of(bool built) {
   bool has[std::size(host::kRuleNumbers)] = {};
 #define LT_RULE(number, name, Rule) has[number] = true;
@@ -266,7 +267,7 @@ std::vector<std::string> codec_names() {
 
 namespace {
 
-// Index in `table` of the entry with the user-visible name `name`; `names` are the valid ones.
+// Returns the index in `table` of the entry with the user-visible name `name`; `names` are the valid names.
 template <class Info>
 int find(const char* what, const std::string& name, const std::vector<Info>& table,
          const std::vector<std::string>& names) {

@@ -1,4 +1,4 @@
-// Which rule runs for which options, over every rule that users name and every combination of options.
+// Tests which rule runs for every user-visible rule and every combination of options.
 #include "backend/catalog.h"
 
 #include "lowtide/optimizer.h"
@@ -25,7 +25,7 @@ TEST(Catalog, EveryVariantIsTheRuleThatItsOptionsSay) {
         ++refused;
         continue;
       }
-      std::string wanted = family;  // spelled out: the options that the family knows, in the order of the names
+      std::string wanted = family;  // spelled out: the family's options, in the order of the names
       if (adam) wanted += variant.amsgrad ? "_amsgrad" : variant.nesterov ? "_nesterov" : "";
       if (family == "sgd" && variant.momentum == 0) wanted += "_plain";
       if (family == "lars") wanted += variant.momentum == 0 ? "_plain" : variant.max_unorm > 0 ? "_clipped" : "";
@@ -38,9 +38,9 @@ TEST(Catalog, EveryVariantIsTheRuleThatItsOptionsSay) {
   figure("{} combinations: {} rules, all of rules.def; {} refused", cases, reached.size(), refused);
 }
 
-// The names stand in checkpoints and state dicts: tests/golden/list.txt and docs/rules.md hold them.
+// The names of states are part of checkpoints and state dicts; tests/golden/list.txt and docs/rules.md list them.
 TEST(Catalog, VariantsHaveTheStatesOfTheirFamilyFirst) {
-  std::map<std::string, bool> is_signed;  // by the name of a state, in whatever rule
+  std::map<std::string, bool> is_signed;  // by the name of a state in any rule
   int states = 0;
   for (const RuleInfo& rule : rules()) {
     const RuleInfo& family = rules()[static_cast<size_t>(rule.family)];
@@ -59,7 +59,7 @@ TEST(Catalog, VariantsHaveTheStatesOfTheirFamilyFirst) {
   figure("{} rules, {} states, {} names", rules().size(), states, is_signed.size());
 }
 
-// -DLOWTIDE_RULES finds a family by it (cmake/rules.cmake).
+// -DLOWTIDE_RULES finds a variant's family by its name (cmake/rules.cmake).
 TEST(Catalog, VariantsAreCalledByTheirFamily) {
   for (const RuleInfo& rule : rules()) {
     const std::string name = rule.name;

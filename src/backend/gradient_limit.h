@@ -1,4 +1,4 @@
-// The magnitude from which on a gradient counts as not finite.
+// The magnitude at which a gradient counts as not finite.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace lowtide {
 
 inline constexpr float kGradientLimit = 0x1p62f;
 
-// The limit, as float bits, below which a gradient's magnitude must stay: 2^62 after scaling, so that its square does
-// not overflow; never above infinity.
+// Returns, as float bits, the limit below which a gradient's magnitude must stay: 2^62 after scaling, so that its
+// square does not overflow, and at most infinity.
 inline uint32_t gradient_limit_bits(float grad_scale) {
   const float limit = kGradientLimit / std::fabs(grad_scale);
   return std::bit_cast<uint32_t>(std::min(limit, std::numeric_limits<float>::infinity()));

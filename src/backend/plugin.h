@@ -1,5 +1,6 @@
-// Plug-ins: shared libraries liblowtide_<backend><N>.so that hold a backend, and how the library finds and opens one.
-// Plug-in and library may use different compilers (border.h) but have the same version: the library refuses others.
+// Finds and loads plug-ins, which are shared libraries liblowtide_<backend><N>.so with one backend each. A plug-in and
+// the library may use different compilers (border.h) but must have the same version; the library refuses other
+// plug-ins.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +11,7 @@
 
 namespace lowtide {
 
-// A plug-in that is published as a separate Python package: pip install "lowtide[<extra>]" installs it.
+// A plug-in that is published as a separate Python package, which pip install "lowtide[<extra>]" installs.
 struct PluginPackage {
   const char* backend;
   int number;
@@ -19,33 +20,33 @@ struct PluginPackage {
 inline constexpr PluginPackage kPluginPackages[] = {{"cuda", 13, "lowtide_cuda13", "cuda13"},
                                                     {"sycl", 9, "lowtide_sycl", "sycl"}};
 
-// `pip install "lowtide[...]", or ` for that plug-in of a backend; "" if none is published.
+// Returns `pip install "lowtide[...]", or ` for plug-in `number` of a backend, or "" if none is published.
 std::string pip_install_or(const char* backend, int number);
 
-// The folders of plug-ins: the library's own, and others that were added.
+// The folders that are searched for plug-ins: the library's own folder, and folders that were added.
 using PluginFolders = std::vector<std::filesystem::path>;
 
-// The plug-in's file in one of these folders, or in its package beside one of them, where pip puts it; empty if there
-// is none.
+// Returns the plug-in's file in one of these folders, or in its package beside one of them, where pip puts it. Returns
+// an empty path if there is none.
 std::filesystem::path find_plugin(const PluginFolders& folders, const char* backend, int number);
-// The path where it is expected, for messages.
+// Returns the path where the plug-in is expected, for messages.
 std::filesystem::path plugin_file(const PluginFolders& folders, const char* backend, int number);
 
 struct Plugin {
   const border::Exports* exports = nullptr;
-  std::string missing;  // why it is missing, and how to get it
+  std::string missing;  // why the plug-in is missing, and how to get it
 };
 
-// Loads the shared library `path` as a plug-in of `backend` ("sycl", "cuda"). It stays loaded. hint: what to do if it,
-// or a library that it needs, cannot be loaded.
+// Loads the shared library `path`, which stays loaded, as a plug-in of `backend` ("sycl", "cuda"). `hint` says what to
+// do if the plug-in or a library that it needs cannot be loaded.
 Plugin load_plugin(const std::string& path, const char* backend, const char* hint);
 
-// For each plug-in: the one in `folders` that fits the process and the machine.
+// These functions, one for each backend, load the plug-in in `folders` that fits the process and the machine.
 #define LT_BACKEND(name, title, no_device) Plugin load_##name##_plugin(const PluginFolders& folders);
 #include "backend/backends.def"
 #undef LT_BACKEND
 
-// True if the process has loaded the shared library of this name.
+// Returns true if the process has loaded the shared library with this name.
 bool is_library_loaded(const std::string& name);
 
 }  // namespace lowtide

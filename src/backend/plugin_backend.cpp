@@ -19,12 +19,12 @@ Text text_into(std::string& text) {
   return {&text, [](void* context, const char* words) noexcept {
             try {
               static_cast<std::string*>(context)->append(words);
-            } catch (const std::bad_alloc&) {  // the text is lost, but not the error
+            } catch (const std::bad_alloc&) {  // loses the text but not the error
             }
           }};
 }
 
-// Calls a plug-in's function and throws its failure.
+// Calls a plug-in's function. Throws an Error if the function failed.
 template <class Result, class... Parameters, class... Arguments>
 Result call(Result (*function)(Outcome*, Parameters...) noexcept, Arguments&&... arguments) {
   std::string message;
@@ -43,7 +43,7 @@ Result call(Result (*function)(Outcome*, Parameters...) noexcept, Arguments&&...
   }
 }
 
-// Calls that cannot report a failure: no failure of these is known.
+// Calls a function and ignores failures, which are not known to happen and which the caller could not report.
 template <class... Parameters, class... Arguments>
 void call_quietly(void (*function)(Outcome*, Parameters...) noexcept, Arguments... arguments) noexcept {
   Outcome outcome{.message = {nullptr, [](void*, const char*) noexcept {}}};
@@ -82,7 +82,7 @@ class PluginGuard final : public Guard {
 
 class PluginClip final : public QueuedClip {
  public:
-  // of: the backend that queued it.
+  // `of` is the identity of the backend that queued the clip.
   PluginClip(const Table& table, Owned<Table::SharedClip> clip, std::shared_ptr<const void> of)
       : table_(table), clip_(std::move(clip)), of_(std::move(of)) {}
   kernels::Clip wait() override { return call(table_.clip_wait, clip_.get()); }
@@ -110,7 +110,7 @@ class PluginRecordedStep final : public RecordedStep {
   Owned<Table::SharedRecording> recording_;
 };
 
-// nullptr if the plug-in returned nothing.
+// Returns nullptr if the plug-in returned nothing.
 template <class T, class Shared>
 std::shared_ptr<T> wrap(const Table& table, Owned<Shared> made) {
   return made.get() ? std::make_shared<T>(table, std::move(made)) : nullptr;

@@ -1,4 +1,4 @@
-// The library's side of the border: a Backend implemented by a plug-in, and a plug-in's description of its devices.
+// The library's side of the border: a Backend that a plug-in implements, and the plug-in's description of its devices.
 #pragma once
 
 #include <memory>
@@ -8,16 +8,18 @@
 
 namespace lowtide {
 
-// `target` and `queue` as for open_backend (registry.h). Throws the plug-in's Errors, as all its calls do.
+// Opens a plug-in's backend; `target` and `queue` are those of open_backend (registry.h). Throws the plug-in's Errors,
+// like all calls of the backend.
 std::unique_ptr<Backend> open_plugin(const border::Exports& plugin, const std::string& target, void* queue);
 
-// Writes the runtime's version and the usable devices to `text`; returns the number of devices.
+// Writes the runtime's version and the usable devices to `text`, and returns the number of devices.
 int list_devices(const border::Exports& plugin, std::string* text);
 
-// True if its compiler and libraries let data cross the border unchanged (border::digest).
+// Returns true if data crosses the border to this plug-in unchanged, whatever its compiler and libraries
+// (border::digest).
 bool reads_as_written(const border::Exports& plugin);
 
-// The plug-in's own form of a guard, for StepItem::guard.
+// Returns the plug-in's form of a guard, for StepItem::guard.
 Guard* own_guard(Guard* guard);
 
 }  // namespace lowtide

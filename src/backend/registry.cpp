@@ -15,7 +15,7 @@
 namespace lowtide {
 namespace {
 
-// The folder of the shared library, Python module or program that contains this code.
+// Returns the folder of the shared library, Python module or program that contains this code.
 std::filesystem::path own_folder() {
   Dl_info info;
   if (!dladdr(reinterpret_cast<void*>(&own_folder), &info) || !info.dli_fname) return {};
@@ -45,7 +45,7 @@ Folders& folders() {
   return all;
 }
 
-// Loaded on first use. A failure is not remembered: the user may install the missing part.
+// A plug-in that is loaded on first use. Failures are not remembered, because the user may install the missing part.
 class LoadedOnce {
  public:
   explicit LoadedOnce(Plugin (*load)()) : load_(load) {}
@@ -63,7 +63,7 @@ class LoadedOnce {
 
 struct PluginBackend {
   const char *name, *title;
-  const char* no_device;  // advice if there is no device, unless its plug-in gives some
+  const char* no_device;  // advice if there is no device; "" if the plug-in gives it
   LoadedOnce plugin;
 };
 

@@ -1,4 +1,4 @@
-// Refusals of replays, by RecordedStep::prepare() and by optimizers.
+// The errors with which RecordedStep::prepare() and optimizers refuse replays.
 #pragma once
 
 #include "core/error.h"

@@ -7,7 +7,7 @@
 
 namespace lowtide {
 namespace {
-// Ballots and weights of `count` signs.
+// Checks the ballots and weights of `count` signs.
 void check_voters(int64_t count, std::span<const std::byte* const> ballots, std::span<const uint32_t> weights) {
   LT_REQUIRE(count >= 0, "got %lld signs to vote on, wanted 0 or more", ll(count));
   LT_REQUIRE(weights.empty() || weights.size() == ballots.size(), "got %zu weights for %zu ballots, wanted one each",
