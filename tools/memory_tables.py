@@ -44,13 +44,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def cell(model: str, size: int, ram: int) -> str:
-    """How a device of `size` GB beside `ram` GB of host memory trains the model: what is where, and bytes on the disk."""
+    """How a device of `size` GB beside `ram` GB of host memory trains the model: what is where, and GB on the disk."""
     found = lowtide.plan(model, gpu=f"{size}GB", ram=f"{ram}GB", disk=DISK, master="stochastic", checkpointing=True, step_in_backward=True)
     fits = found if found.fits else found.changed
     assert fits and fits.fits, (model, size, ram)
-    disk = f"{gb(fits.total.disk)}\u00a0GB"
+    disk = gb(fits.total.disk)
     if "gpu" in found.change:
-        return f"CPU streams, {disk}" if found.change.get("stream") else f"CPU + {disk}" if fits.total.disk else "CPU"
+        return f"disk\u00a0{disk}" if found.change.get("stream") else f"CPU + {disk}" if fits.total.disk else "CPU"
     there = "streams" if found.change else "RAM" if fits.lines["state"].host else "device"
     return f"{there} + {disk}" if fits.total.disk else there
 
@@ -96,12 +96,13 @@ def page() -> str:
         "lowtide plan Llama-3.1-8B --gpu 24GB --ram 64GB   # or --model config.json, or 7B",
         "```",
         "",
-        "answers before anything is allocated, and names the smallest change that fits ([options](command-line.md#lowtide-plan-will-it-fit)). GB are 10⁹ bytes.",
+        "This command answers before anything is allocated. If the training does not fit, it names the smallest change that makes it fit",
+        "([options](command-line.md#lowtide-plan-will-it-fit)). 1 GB is 10⁹ bytes.",
         "",
         "## 7 B on a 24 GB card",
         "",
-        "**Yes: full training of all weights, in bf16, with 8-bit state.** Checkpoint activations and step in backward; state that has no room on the",
-        "card goes to RAM by itself. A step of one sequence of 2,048 tokens, by the plan (no run on a 24 GB card has been compared with it):",
+        "**Yes: all weights can be trained, in bf16 and with 8-bit state.** Checkpoint activations and step in backward; state that does not fit on the card",
+        "then moves to RAM automatically. For a step with one sequence of 2,048 tokens, the plan predicts these figures, which no run on a 24 GB card has checked:",
         "",
         *table(["GB", "device", "host"], card()),
         "```py",
@@ -112,33 +113,33 @@ def page() -> str:
         "trainer.train()",
         "```",
         "",
-        "* Gradients are freed as they come, so nothing can be clipped or accumulated: hence `max_grad_norm=0`",
+        "* Gradients are freed as they arrive and can be neither clipped nor accumulated, so `max_grad_norm` must be 0",
         "  ([work inside backward](gpu.md#work-inside-backward)).",
         "* With too little RAM, give a disk: `memory=lowtide.Memory(device=\"8GB\", host=\"4GB\", disk=\"/scratch\")`.",
-        "* To clip or accumulate, [stream the weights](offload.md#weights-on-one-gpu), or train adapters.",
+        "* To clip or accumulate gradients, [stream the weights](offload.md#weights-on-one-gpu) or train adapters.",
         "",
-        "**LoRA and QLoRA** are another sum: the base model's weights (bf16: 2 bytes a parameter, 13.5 GB for 7 B; 4 bits: about a quarter of that) and",
-        "activations. Adapters, their gradients and state are small, so 8-bit state saves little there ([LoRA](hugging-face.md#lora-and-qlora)).",
+        "**LoRA and QLoRA** need a different calculation: the base model's weights (in bf16, 2 bytes per parameter or 13.5 GB for 7 B; in 4 bits, about a quarter",
+        "of that) plus activations. Adapters, their gradients and state are small, so 8-bit state saves little ([LoRA](hugging-face.md#lora-and-qlora)).",
         "",
         "## By GPU and RAM",
         "",
-        f"Full training of all weights, as the plan answers. A disk has {DISK.replace('TB', ' TB')}.",
+        f"These are the plan's answers for training all weights, with a disk of {DISK.replace('TB', ' TB')}. Figures in cells are GB on the disk.",
         "",
         "| cell | weights | state |",
         "|---|---|---|",
         "| device | on the device | on the device |",
-        "| RAM | on the device | what the device has no room for is in RAM |",
-        "| streams | weights and gradients in RAM, a layer at a time on the device; the CPU steps | in RAM |",
-        "| + 42 GB | as before | that much of it is on the disk |",
-        "| CPU | the device has no room for a layer: all is in RAM, and the CPU computes | in RAM |",
-        "| CPU streams, 42 GB | RAM cannot hold them: they are on the disk (`lowtide.stream`), and the CPU computes | on the disk; the figure includes the weights |",
+        "| RAM | on the device | on the device as far as it fits, otherwise in RAM |",
+        "| streams | in RAM with their gradients, one layer at a time on the device; the CPU steps | in RAM |",
+        "| … + 42 | as in a cell without a figure | 42 GB are on the disk, the rest in RAM |",
+        "| CPU | in RAM, because the device has no room for a layer; the CPU computes | in RAM |",
+        "| disk 42 | on the disk (`lowtide.stream`), because RAM has no room for them; the CPU computes | on the disk; the figure includes the weights |",
         "",
         *table(["model", "RAM", *(f"{size}\u00a0GB" for size in SIZES)], [
             [name, *row] for name, model in zip(names, MODELS.values(), strict=True) for row in by_ram(model)
         ]),
-        "Weights are bfloat16 (`master=\"residual16\"` takes 2 bytes a parameter more), options are the defaults, gradients are stepped in backward, activations",
-        "are checkpointed, and a step has one sequence of 2,048 tokens. The process is assumed to take 1.5 GB of RAM and 0.6 GB of the device. *Streams* is",
-        "[`lowtide.stream`](offload.md#weights-on-one-gpu) on one GPU. No run on a GPU has been compared with these figures; [runs on a CPU have](#how-activations-are-estimated).",
+        "Weights are bfloat16 (`master=\"residual16\"` takes 2 more bytes per parameter), options are the defaults, gradients are stepped in backward, activations",
+        "are checkpointed, and a step has one sequence of 2,048 tokens. The process is assumed to take 1.5 GB of RAM and 0.6 GB of the device. *Streams* means",
+        "[`lowtide.stream`](offload.md#weights-on-one-gpu) on one GPU. These figures have been compared with [runs on a CPU](#how-activations-are-estimated), but with none on a GPU.",
         "",
         "## RAM when weights stream to a GPU, GB",
         "",
@@ -147,7 +148,7 @@ def page() -> str:
             ["`master=\"stochastic\"`", *in_ram(master="stochastic")],
             ["`master=\"stochastic\"`, `step_in_backward=True`", *in_ram(master="stochastic", step_in_backward=True)],
         ]),
-        "With state on a disk, RAM has the weights, 2 bytes a parameter, and the gradients of a layer.",
+        "With state on a disk, RAM holds only the weights, 2 bytes per parameter, and the gradients of one layer.",
         "",
         "## Optimizer state, GB",
         "",
@@ -170,16 +171,16 @@ def page() -> str:
             ["bfloat16, `lowtide.AdamW(master=\"stochastic\")`",
              *(gb(4 * count[model] + state(model, "dynamic8")) for model in MODELS)],
         ]),
-        "The residual keeps the same bits as float32 copies of the weights ([bf16 weights](bf16.md)).",
+        "A weight and its residual have the bits of a float32 weight ([bf16 weights](bf16.md)).",
         "",
         "## How activations are estimated",
         "",
-        "After [Korthikanti et al.](https://arxiv.org/abs/2205.05198), who count each tensor that a layer keeps for backward, for Transformers' models",
-        "like LLaMA with flash attention, SwiGLU and no dropout (`python/lowtide/planning/activations.py`). With checkpointing, a layer keeps its input, and one",
-        "layer at a time is computed again. The loss takes three float32 copies of the logits. Gradients grow while activations are freed, so the peak is less than",
-        "their sum: the line \"never at once\". The 16-bit copies that autocast keeps of float32 weights are not counted.",
+        "The plan follows [Korthikanti et al.](https://arxiv.org/abs/2205.05198) and counts each tensor that a layer keeps for backward, for LLaMA-like",
+        "Transformers models with flash attention, SwiGLU and no dropout (`python/lowtide/planning/activations.py`). With checkpointing, each layer keeps only its input, and one",
+        "layer at a time is recomputed. The loss takes three float32 copies of the logits. Gradients grow while activations are freed, so the peak is less than",
+        "the sum of both; the line \"never at once\" subtracts the difference. The 16-bit copies of float32 weights that autocast keeps are not counted.",
         "",
-        "Six small LLaMAs on a CPU peaked within 0.95 to 1.01 of the plan; `tests/python/planning/test_plan.py` holds the ratio to 0.9 to 1.1.",
+        "Six small LLaMAs on a CPU peaked at 0.95 to 1.01 times the plan; `tests/python/planning/test_plan.py` requires 0.9 to 1.1.",
         "",
         *table(["", *names], [
             ["shapes of", *MODELS.values()],
