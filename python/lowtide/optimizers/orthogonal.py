@@ -36,7 +36,7 @@ def schedule(given: Any, steps: int) -> list[Coefficients] | None:
         each = given if isinstance(given, (tuple, list)) else ()
         each = [each] if len(each) == 3 and all(isinstance(c, Real) for c in each) else each
     good = all(isinstance(one, (tuple, list)) and len(one) == 3 and all(isinstance(c, Real) for c in one) for one in each)
-    return [tuple(each[min(k, len(each) - 1)]) for k in range(steps)] if each and good else None  # type: ignore[misc]
+    return [tuple(each[min(k, len(each) - 1)]) for k in range(steps)] if each and good else None
 
 
 def orthogonal(matrix: Tensor, coefficients: Sequence[Coefficients], eps: float) -> Tensor:
