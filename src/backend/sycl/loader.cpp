@@ -1,5 +1,5 @@
-// Finds and loads the SYCL plug-in: for the libsycl that the process has loaded (which made the caller's queues), else
-// for the newest that can be loaded.
+// Finds and loads the SYCL plug-in for the libsycl that the process has loaded (which made the caller's queues), or
+// else for the newest libsycl that can be loaded.
 #include "backend/plugin.h"
 
 #include "core/error.h"

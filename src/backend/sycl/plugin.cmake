@@ -1,5 +1,6 @@
-# The SYCL backend's plug-in, liblowtide_sycl<libsycl's major>.so: plain C++ against the runtime's headers, and kernels that
-# the compiler inside libsycl makes SPIR-V of. The library finds it beside itself (backend/registry.cpp).
+# Builds the SYCL backend's plug-in, liblowtide_sycl<libsycl's major>.so, from plain C++ against the runtime's headers
+# and from kernels that the compiler inside libsycl turns into SPIR-V. The library finds the plug-in beside itself
+# (backend/registry.cpp).
 set(LOWTIDE_SYCL_BALLOTS "" CACHE STRING
     "Rules of portable/rules.def that the SYCL plug-in can make ballots of, e.g. adamw;lion: half of the kernels' time. Empty: all")
 list(JOIN LOWTIDE_SYCL_BALLOTS "," lt_sycl_ballots)  # for tests
@@ -11,30 +12,30 @@ endif()
 set(lt_sycl lowtide_sycl${SyclRuntime_MAJOR})
 message(STATUS "SYCL plug-in: lib${lt_sycl}.so with ${SyclRuntime_ROOT}")
 
-# The compiler: a program of its own, which asks libsycl.
+# The compiler is a separate program that calls libsycl.
 add_executable(lowtide_spirv_compiler "${lt_src}/backend/sycl/spirv_compiler.cpp")
 target_compile_features(lowtide_spirv_compiler PRIVATE cxx_std_20)
 target_include_directories(lowtide_spirv_compiler SYSTEM PRIVATE "${SyclRuntime_COMPILER_ROOT}/include")
 target_compile_definitions(lowtide_spirv_compiler PRIVATE SYCL_DISABLE_FSYCL_SYCLHPP_WARNING)
 target_link_libraries(lowtide_spirv_compiler PRIVATE "${SyclRuntime_COMPILER_ROOT}/lib/libsycl.so")
 
-# Programs, each SPIR-V of its own, since a driver compiles it when it is first used: two of each rule, one more for the
-# norms of those that need them, one for each type of signs, and the rest. Every one sees all portable kernels.
+# Each program has its own SPIR-V, because a driver compiles a program when it is first used. Each rule has two
+# programs, and a third if it needs norms; each type of signs has one. Every program sees all portable kernels.
 set(lt_spirv "${PROJECT_BINARY_DIR}/spirv")
 file(GLOB_RECURSE lt_device_sources CONFIGURE_DEPENDS "${lt_src}/portable/*.h" "${lt_src}/portable/*.def"
      "${lt_src}/backend/kernels/*.h" "${lt_src}/backend/sycl/device/*")
 list(APPEND lt_device_sources "${lt_src}/backend/limits.h" "${lt_src}/backend/norms.h")
 set(lt_programs)
 set(lt_spirv_files)
-# A program of device/<source>.inc; further arguments: what it finds defined.
+# Adds a program from device/<source>.inc. Further arguments are macros that are defined for it.
 function(lt_add_program name source)
   set(text "#include \"backend/sycl/device/${source}.inc\"\n")
   foreach(define IN LISTS ARGN)
     string(PREPEND text "#define ${define}\n")
   endforeach()
   file(CONFIGURE OUTPUT "${lt_spirv}/${name}.cpp" CONTENT "${text}" @ONLY)
-  # As the CPU kernels are compiled: no contraction, and division and square root as IEEE 754 has them. The device that
-  # libsycl wants to compile for is the CPU's, whose driver no system folder lists when it comes from pip.
+  # Like the CPU kernels, programs are compiled without contraction and with IEEE 754 division and square root. libsycl
+  # needs a device to compile for; this is the CPU, whose driver no system folder lists if it comes from pip.
   add_custom_command(
     OUTPUT "${lt_spirv}/${name}.spv"
     COMMAND "${CMAKE_COMMAND}" -E env "OCL_ICD_FILENAMES=${SyclRuntime_COMPILER_ROOT}/lib/libintelocl.so"
@@ -76,7 +77,7 @@ endforeach()
 file(CONFIGURE OUTPUT "${lt_spirv}/programs.def" CONTENT "${lt_programs}#undef LT_PROGRAM\n" @ONLY)
 
 lt_plugin_host_sources(sycl lt_sycl_sources)
-# Objects, since its tests reach inside.
+# An object library, because tests use the plug-in's internals.
 add_library(lowtide_sycl_objects OBJECT ${lt_sycl_sources})
 lt_unite(lowtide_sycl_objects sycl_host ${lt_sycl_sources})
 set_target_properties(lowtide_sycl_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
@@ -89,7 +90,7 @@ foreach(target IN ITEMS lowtide_sycl_objects ${lt_sycl})
   lt_plugin_properties(${target})
   target_link_libraries(${target} PRIVATE SyclRuntime::SyclRuntime)
 endforeach()
-# Installed as a wheel, the plug-in is in lib/python3.x/site-packages/lowtide, and pip's libsycl in lib. Elsewhere
-# libsycl is found as any library is, or is in the process already.
+# If installed as a wheel, the plug-in is in lib/python3.x/site-packages/lowtide and pip's libsycl is in lib. Otherwise
+# libsycl is found like any library, or the process has already loaded it.
 set_target_properties(${lt_sycl} PROPERTIES INSTALL_RPATH "$ORIGIN/../../..")
 lt_install_plugin(${lt_sycl})

@@ -1,5 +1,5 @@
 // The members that kernels of signs require of their target; for SYCL they are sub-groups of 32 work-items. Included in
-// lowtide::sycl_device after target-inl.h, by kernels that have such sub-groups only.
+// lowtide::sycl_device after target-inl.h, only by kernels that have such sub-groups.
 
 LT_FN sycl::sub_group sub_group() { return this_item().get_sub_group(); }
 

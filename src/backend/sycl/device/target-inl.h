@@ -1,7 +1,7 @@
-// The requirements of the kernels (backend/kernels) on their target, here SYCL: the identity of this work-item, and its
-// cooperation with others. Included in lowtide::sycl_device after the portable kernels.
+// What the kernels (backend/kernels) require of their target, here SYCL: the identity of a work-item, and its
+// cooperation with other work-items. Included in lowtide::sycl_device after the portable kernels.
 
-// Tiles are single blocks: a group takes one at a time.
+// A tile is a single block; a group takes one block at a time.
 inline constexpr i64 kBlocksOfTile = 1;
 
 LT_FN sycl::nd_item<1> this_item() { return sycl::ext::oneapi::this_work_item::get_nd_item<1>(); }
@@ -15,7 +15,7 @@ LT_FN i64 item_count() { return static_cast<i64>(this_item().get_global_range(0)
 // Returns the group's maximum to every work-item. Also a barrier: earlier reads are complete.
 LT_FN u32 max_of_group(u32 x) { return sycl::reduce_over_group(this_item().get_group(), x, sycl::maximum<u32>()); }
 
-// After this the group can read what its members have written before.
+// After this call, the group can read what its members wrote before it.
 LT_FN void meet_in_group() { sycl::group_barrier(this_item().get_group()); }
 
 using AtomicWord = sycl::atomic_ref<u32, sycl::memory_order::relaxed, sycl::memory_scope::device,

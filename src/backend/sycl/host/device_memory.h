@@ -16,13 +16,13 @@ struct Free {
   void operator()(std::byte* p) const noexcept {
     try {
       sycl::free(p, context);
-    } catch (const sycl::exception&) {  // the device is gone, and its memory with it
+    } catch (const sycl::exception&) {  // the device is lost, and so is its memory
     }
   }
 };
 using UsmBytes = std::unique_ptr<std::byte[], Free>;
 
-// kind: host (pinned) or device. Throws kOutOfMemory; the runtime gives a null pointer instead of an exception.
+// Allocates memory of the kind host (pinned) or device. Throws kOutOfMemory; the runtime only returns a null pointer.
 inline UsmBytes allocate(size_t bytes, const sycl::context& context, const sycl::device& device,
                          sycl::usm::alloc kind) {
   UsmBytes memory(static_cast<std::byte*>(sycl::malloc(bytes, device, context, kind)), Free{context});
@@ -50,7 +50,7 @@ struct UploadMemory {
   static void wait_at_end(Buffer& buffer) noexcept {
     try {
       buffer.used.wait();
-    } catch (const sycl::exception&) {  // a lost device reads nothing
+    } catch (const sycl::exception&) {  // a lost device no longer reads
     }
   }
   void allocate(Buffer& buffer, size_t bytes) const {
@@ -61,11 +61,12 @@ struct UploadMemory {
 
 using Uploads = kernels::UploadBuffers<UploadMemory>;
 
-// Bytes on their way to the device, for work queued until this object is destroyed: the buffer is free once `last` is
-// over.
+// Bytes on their way to the device, for work that is queued before this object is destroyed. The buffer becomes free
+// when `last` is over.
 class Upload {
  public:
-  // write(host, device): writes `bytes`; `device` is where they will be. room: bytes after them, for results.
+  // write(host, device) writes `bytes` bytes at `host`; `device` is their future address. `room` is the number of bytes
+  // after them, for results.
   template <class Write>
   Upload(sycl::queue& queue, Uploads& uploads, sycl::event& last, size_t bytes, Write&& write, size_t room)
       : buffer_(uploads.acquire(bytes + room)), last_(last) {

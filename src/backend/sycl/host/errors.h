@@ -1,4 +1,4 @@
-// Translates SYCL's exceptions: none of the runtime's leaves the plug-in.
+// Translates SYCL's exceptions, so that no exception of the runtime leaves the plug-in.
 #pragma once
 
 #include <sycl/sycl.hpp>
@@ -38,8 +38,8 @@ auto guarded(const char* doing, Fn&& f) -> decltype(f()) {
   }
 }
 
-// Errors of queued work that the runtime reports later, on the backend's own queues: kept until a call can throw them.
-// (A caller's queue reports to its own handler.)
+// Errors of work on the backend's own queues that the runtime reports later. They are kept until a call can throw them.
+// (A caller's queue reports to the caller's handler.)
 struct LateErrors {
   std::mutex mutex;
   std::string first;

@@ -13,8 +13,8 @@ namespace lowtide::sycl_host {
 namespace {
 
 // pip installs Intel's CPU driver beside libsycl, where no OpenCL loader looks. A process's first SYCL call finds the
-// drivers, and the list then stays: this makes that call, with the variable that names this driver as well, unless the
-// user has set it.
+// drivers, and the list then stays. This function makes that call while a variable, unless the user has set it, also
+// names this driver.
 void find_drivers() {
   static std::once_flag once;
   std::call_once(once, [] {

@@ -2,7 +2,7 @@
 
 #include "core/error.h"
 
-// LOWTIDE_SPIRV_DIR: the folder of the .spv files, which the build makes (plugin.cmake) with the list of them.
+// LOWTIDE_SPIRV_DIR is the folder of the .spv files. The build makes these files and their list (plugin.cmake).
 #define LT_PROGRAM(name)                                                                                  \
   __asm__(".pushsection .rodata\n.balign 16\nlt_spirv_" #name ":\n.incbin \"" LOWTIDE_SPIRV_DIR "/" #name \
           ".spv\"\nlt_spirv_end_" #name ":\n.popsection\n");                                              \

@@ -68,14 +68,14 @@ struct Call {
   auto sums(int64_t units) { return queued(here.kernels.find("sums", "sum_squares"), groups_for(32 * units)); }
   auto merge_sums() { return queued(here.kernels.find("sums", "merge_sums"), 1); }
   auto apply(int64_t units) { return queued(here.kernels.find("apply", "apply"), units); }
-  // Per sub-group, a number of words of 32 signs.
+  // Each sub-group takes kSignWordsAtOnce words of 32 signs.
   auto pack(const SignItem& item) {
     return queued(here.kernels.of_type("pack", item.dtype), groups_of_members(item, 32 * kernels::kSignWordsAtOnce));
   }
   auto unpack(const SignItem& item) {
     return queued(here.kernels.of_type("unpack", item.dtype), groups_of_members(item, 32));
   }
-  // Per work-item, one word.
+  // Each work-item takes one word.
   auto vote(int64_t signs) { return queued(here.kernels.find("vote", "vote"), groups_for((signs + 31) / 32)); }
   auto vote_presence(int64_t signs) {
     return queued(here.kernels.find("vote", "vote_presence"), groups_for(presence_bytes(signs)));
@@ -87,7 +87,7 @@ struct Call {
   }
   auto fill(int64_t bytes) { return queued(here.kernels.find("fill", "fill"), groups_for(bytes / 4 + 1)); }
 
-  // Sub-groups of 32 that take `signs` each.
+  // Returns the number of groups for sub-groups of 32 that take `signs` signs each.
   static int64_t groups_of_members(const SignItem& item, int64_t signs) {
     return groups_for(32 * ((item.first + item.count + signs - 1) / signs - item.first / signs));
   }
@@ -117,7 +117,7 @@ class SyclBackend final : public kernels::DeviceBackend<SyclBackend> {
       check_pointers(call, items);
       steps_.clear();
       steps_.add_steps(items, ordered);
-      // Everything that can fail for lack of memory or a kernel comes before the first launch.
+      // Everything that can fail for lack of memory or of a kernel comes before the first launch.
       for (const kernels::Batch::Launch& part : steps_.launches()) call.step(part), call.tables(part.codec);
       const auto there = upload(call, steps_);
       for (const kernels::Batch::Launch& part : steps_.launches())
@@ -134,7 +134,7 @@ class SyclBackend final : public kernels::DeviceBackend<SyclBackend> {
       steps_.add_steps(items, false);
       for (const kernels::Batch::Launch& part : steps_.launches()) call.norms(part), call.tables(part.codec);
       if (out.empty()) return;
-      const size_t at = steps_.bytes();  // items are aligned as norms are
+      const size_t at = steps_.bytes();  // items have the alignment of norms
       const auto there = upload(call, steps_, out.size_bytes());
       auto* norms = there.at<BlockNorms>(at);
       for (const kernels::Batch::Launch& part : steps_.launches()) {
@@ -241,7 +241,7 @@ std::unique_ptr<Backend> make_backend(const std::string& target, const sycl::que
   LT_REQUIRE(kind.empty() || kind == "gpu" || kind == "cpu",
              "got SYCL target '%s', wanted gpu, cpu, or none for the best", target.c_str());
   return guarded("opening a device", [&]() -> std::unique_ptr<Backend> {
-    std::vector<sycl::device> found;  // on one platform, unless there is a queue: drivers may list a GPU twice
+    std::vector<sycl::device> found;  // on one platform unless there is a queue, because drivers may list a GPU twice
     for (const sycl::device& device : find_devices()) {
       if (!(kind.empty() || kind == target_of(device))) continue;
       if (queue && device == queue->get_device()) return std::make_unique<SyclBackend>(queue->get_context(), device);

@@ -7,7 +7,7 @@
 namespace lowtide::sycl_host {
 namespace {
 
-// A kind of memory as SYCL knows it, and in words.
+// A kind of memory in SYCL's terms and in words.
 struct Kind {
   sycl::usm::alloc alloc;
   const char* name;
@@ -19,7 +19,7 @@ const Kind& kind_of(MemoryKind kind) {
   return kKinds[static_cast<size_t>(kind)];
 }
 
-// A hint: the memory works whatever a driver makes of it.
+// Asks the driver to keep the memory on the device. This is a hint; the memory works even if the driver ignores it.
 void prefer_device(sycl::queue& queue, void* memory, int64_t bytes) {
   constexpr int kPreferredLocation = 1 << 3;  // UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION of the unified runtime
   try {
@@ -49,7 +49,7 @@ Device::Limits SyclDevice::limits() const {
   });
 }
 
-// Beyond a device's limits runtimes return a null pointer, and some crash: check the limits first.
+// Checks the device's limits first, because beyond them runtimes return a null pointer, and some crash.
 void* SyclDevice::allocate(MemoryKind kind, int64_t bytes) {
   const Limits most = limits();
   if (kind != MemoryKind::kPinned && bytes > most.largest_allocation)
@@ -86,7 +86,7 @@ void SyclDevice::free(void* memory) noexcept {
   }
   try {
     sycl::free(memory, own_.get_context());
-  } catch (const sycl::exception&) {  // the device is gone, and its memory with it
+  } catch (const sycl::exception&) {  // the device is lost, and so is its memory
   }
 }
 
@@ -101,7 +101,8 @@ void SyclDevice::copy(void* queue, void* to, const void* from, int64_t bytes) {
   guarded("copying", [&] { queue_of(queue).memcpy(to, from, static_cast<size_t>(bytes)); });
 }
 
-// Our own kernel: drivers' fills are several times slower for 4-byte patterns, and some crash on shared memory.
+// Uses our own kernel, because drivers' fills are several times slower for 4-byte patterns, and some crash on shared
+// memory.
 void SyclDevice::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
   LT_REQUIRE(
       (pattern_bytes == 1 || pattern_bytes == 4) && (reinterpret_cast<uintptr_t>(to) & (pattern_bytes - 1u)) == 0,

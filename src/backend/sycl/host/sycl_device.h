@@ -1,4 +1,4 @@
-// Memory, transfers and order on one SYCL device, in one context. Queues are sycl::queue*, in order, of that context.
+// Memory, transfers and order on one SYCL device in one context. Queues are in-order sycl::queue* of that context.
 #pragma once
 
 #include <sycl/sycl.hpp>
@@ -19,8 +19,8 @@ void require_in_order(const sycl::queue& queue);
 
 class SyclDevice final : public Device {
  public:
-  // own: for work without a caller's queue. late: collects errors that the runtime reports later; host_wait() throws
-  // them.
+  // `own` is the queue for work without a caller's queue. `late` collects errors that the runtime reports later, which
+  // host_wait() throws.
   SyclDevice(const sycl::queue& own, std::shared_ptr<LateErrors> late) : own_(own), late_(std::move(late)) {}
 
   Limits limits() const override;
@@ -35,7 +35,8 @@ class SyclDevice final : public Device {
   void host_wait(const Event& event) override;
   void use_allocator(const Allocator& allocator) override { allocator_ = allocator; }
 
-  // nullptr: the own queue. Throws kInvalidArgument for a queue that is out of order, or of another context or device.
+  // Returns the queue, or the own queue for nullptr. Throws kInvalidArgument for a queue that is out of order, or of
+  // another context or device.
   sycl::queue& queue_of(void* queue);
 
  private:
@@ -45,14 +46,14 @@ class SyclDevice final : public Device {
   std::shared_ptr<LateErrors> late_;
   std::deque<sycl::queue> queues_;
   Allocator allocator_;
-  std::unordered_map<void*, Allocator> lent_;  // by the memory that came from there
+  std::unordered_map<void*, Allocator> lent_;  // by the memory that came from it
 };
 
-// Checks that kernels can access memory: USM of the queue's context, unless the device can address all of the
-// process's.
+// Checks that kernels can access memory. It must be USM of the queue's context, unless the device can address all
+// memory of the process.
 class PointerCheck final : public kernels::PointerCheck {
  public:
-  // any: the device can address all memory of the process.
+  // `any` says that the device can address all memory of the process.
   PointerCheck(const sycl::context& context, bool any) : kernels::PointerCheck(any), context_(context) {}
   PointerCheck(const sycl::context& context, const sycl::device& device)
       : PointerCheck(context, device.has(sycl::aspect::usm_system_allocations)) {}
