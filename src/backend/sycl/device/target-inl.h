@@ -1,4 +1,4 @@
-// What the kernels (backend/kernels) require of their target, here SYCL: the identity of a work-item, and its
+// Everything that the kernels (backend/kernels) require of their target, here SYCL: the identity of a work-item, and its
 // cooperation with other work-items. Included in lowtide::sycl_device after the portable kernels.
 
 // A tile is a single block; a group takes one block at a time.
