@@ -1,6 +1,5 @@
 // Devices of the C interface on the CUDA backend, through the plug-in as programs find it.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -13,17 +12,7 @@
 namespace lowtide::cuda_host {
 namespace {
 
-class CudaCapi : public Emulated {
- protected:
-  void SetUp() override {
-    Emulated::SetUp();
-    setenv("LOWTIDE_CUDA_PLUGIN", LT_CUDA_EMULATED, 1);
-  }
-  void TearDown() override {
-    unsetenv("LOWTIDE_CUDA_PLUGIN");
-    Emulated::TearDown();
-  }
-};
+class CudaCapi : public ThroughPlugin {};
 
 TEST_F(CudaCapi, MemoryQueuesAndCopies) {
   lt_device* device = nullptr;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <cstring>
 #include <deque>
@@ -17,6 +18,7 @@
 
 namespace lowtide::cuda_host {
 
+using lowtide::testing::expect_refusal;
 using lowtide::testing::refusal;
 
 // Every test begins with a machine that has nothing, and ends with one on which nothing was misused.
@@ -33,6 +35,33 @@ class Emulated : public ::testing::Test {
     EXPECT_TRUE(found.empty()) << found[0];
     restart({});
   }
+};
+
+// The same for optimizers and the C interface, which find the plug-in as programs do.
+class ThroughPlugin : public Emulated {
+ protected:
+  void SetUp() override {
+    Emulated::SetUp();
+    setenv("LOWTIDE_CUDA_PLUGIN", LT_CUDA_EMULATED, 1);
+  }
+  void TearDown() override {
+    unsetenv("LOWTIDE_CUDA_PLUGIN");
+    Emulated::TearDown();
+  }
+};
+
+// The graph that a stream has captured.
+struct Graph {
+  explicit Graph(cudaStream_t stream) {
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  }
+  ~Graph() {
+    EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
 };
 
 inline void expect_words(const std::string& text, std::initializer_list<const char*> words) {

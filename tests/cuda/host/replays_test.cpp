@@ -12,19 +12,6 @@ namespace {
 
 class CudaReplays : public Emulated {};
 
-struct Graph {
-  explicit Graph(cudaStream_t stream) {
-    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    EXPECT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-  }
-  ~Graph() {
-    EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
-    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-};
-
 // Where graphs are captured, and where they are replayed.
 struct Streams {
   cudaStream_t captured, replayed;

@@ -1,6 +1,5 @@
 // Counts the host's launches and waits in a step with all state on the device, through the plug-in.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <random>
 #include <set>
@@ -11,17 +10,7 @@
 namespace lowtide::cuda_host {
 namespace {
 
-class CudaResident : public Emulated {
- protected:
-  void SetUp() override {
-    Emulated::SetUp();
-    setenv("LOWTIDE_CUDA_PLUGIN", LT_CUDA_EMULATED, 1);
-  }
-  void TearDown() override {
-    unsetenv("LOWTIDE_CUDA_PLUGIN");
-    Emulated::TearDown();
-  }
-};
+class CudaResident : public ThroughPlugin {};
 
 // Parameters of all sizes and three pairs of types, and their gradients, all of zero bytes.
 struct Parameters {
@@ -59,27 +48,51 @@ struct Parameters {
   int64_t launches = 0;  // one for each codec
 };
 
+// Options of an optimizer with all state on the device.
+OptimizerOptions resident(NonFinite nonfinite = NonFinite::kSkip) {
+  OptimizerOptions options;
+  options.backend = "cuda";
+  options.nonfinite = nonfinite;
+  options.memory.device = 64 << 20;
+  return options;
+}
+
+// The launches of a call that neither waits nor allocates, once the device has run them, as other work has it do before
+// the next step.
+template <class Fn>
+int64_t launches_of(Fn&& call) {
+  const auto before = cuda_emulator::counters();
+  call();
+  const auto after = cuda_emulator::counters();
+  EXPECT_EQ(after.synchronizing, before.synchronizing) << "waited";
+  EXPECT_EQ(after.allocations, before.allocations);
+  cuda_emulator::run_all();
+  return cuda_emulator::counters().launches - before.launches;
+}
+
+// A stream of the caller's that steps are captured on.
+struct Capturing {
+  Capturing() {
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    on.stream = stream;
+  }
+  ~Capturing() { EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess); }
+  void begin() const { EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess); }
+
+  cudaStream_t stream = nullptr;
+  StepOptions on;
+};
+
 TEST_F(CudaResident, StepsAreAFewLaunchesAndWaitForNothing) {
   for (const bool automatic : {false, true})
     for (const NonFinite nonfinite : {NonFinite::kSkip, NonFinite::kRaise, NonFinite::kPropagate}) {
       restart({});
-      OptimizerOptions options;
-      options.backend = "cuda";
-      options.nonfinite = nonfinite;
+      OptimizerOptions options = resident(nonfinite);
       options.memory.chunk = 32 << 10;
       options.memory.automatic = automatic;
-      if (!automatic) options.memory.device = 64 << 20;
+      if (automatic) options.memory.device = -1;
       Optimizer optimizer(options);
       Parameters params(optimizer, 50);
-      const auto stepped = [&] {
-        const auto before = cuda_emulator::counters();
-        optimizer.step(params.grads);
-        const auto after = cuda_emulator::counters();
-        EXPECT_EQ(after.synchronizing, before.synchronizing) << "waited";
-        EXPECT_EQ(after.allocations, before.allocations);
-        cuda_emulator::run_all();  // as other work has the device do before the next step
-        return cuda_emulator::counters().launches - before.launches;
-      };
       // The buffers that a step needs at a time depend on how far the device is, which is random: one of these steps
       // needs the most.
       constexpr int kWarm = 32;
@@ -92,7 +105,8 @@ TEST_F(CudaResident, StepsAreAFewLaunchesAndWaitForNothing) {
       ASSERT_GT(report.chunks, 2);
       const int64_t search = nonfinite == NonFinite::kPropagate ? 0 : 1;
       EXPECT_EQ(params.launches, 2);
-      for (int step = 0; step < 3; ++step) EXPECT_EQ(stepped(), params.launches + search);
+      for (int step = 0; step < 3; ++step)
+        EXPECT_EQ(launches_of([&] { optimizer.step(params.grads); }), params.launches + search);
       EXPECT_EQ(optimizer.report().steps, kWarm + 3);
       std::printf("%s, policy %d: 50 parameters in %lld chunks, %lld launches a step, no call that waits\n",
                   automatic ? "automatic" : "a budget", static_cast<int>(nonfinite),
@@ -106,10 +120,8 @@ TEST_F(CudaResident, CallsOfCudaAreAsManyForAnyNumberOfParameters) {
   std::set<int64_t> all;
   for (const int count : {6, 40, 120}) {
     restart({});
-    OptimizerOptions options;
-    options.backend = "cuda";
+    OptimizerOptions options = resident();
     options.trusts_memory = true;
-    options.memory.device = 64 << 20;
     Optimizer optimizer(options);
     Parameters params(optimizer, count);
     for (int warm = 0; warm < 4; ++warm) {
@@ -207,11 +219,7 @@ TEST_F(CudaResident, SearchesFindWhatIsInTheirOwnGradients) {
 TEST_F(CudaResident, ClippedStepsWaitForNothing) {
   for (const NonFinite nonfinite : {NonFinite::kSkip, NonFinite::kPropagate}) {
     restart({});
-    OptimizerOptions options;
-    options.backend = "cuda";
-    options.nonfinite = nonfinite;
-    options.memory.device = 64 << 20;
-    Optimizer optimizer(options);
+    Optimizer optimizer(resident(nonfinite));
     Parameters params(optimizer, 50);
     StepOptions step;
     const auto clipped = [&] {
@@ -226,16 +234,8 @@ TEST_F(CudaResident, ClippedStepsWaitForNothing) {
     }
     ASSERT_EQ(optimizer.report().moved_per_step, 0);
     const int64_t search = nonfinite == NonFinite::kPropagate ? 0 : 2;  // takes the factor, and finds it
-    for (int i = 0; i < 3; ++i) {
-      const auto before = cuda_emulator::counters();
-      clipped();
-      const auto after = cuda_emulator::counters();
-      EXPECT_EQ(after.synchronizing, before.synchronizing) << "waited";
-      EXPECT_EQ(after.allocations, before.allocations);
-      cuda_emulator::run_all();
-      // Two clear the sums, one adds, one merges, one finds the factor, one puts it into the step's items.
-      EXPECT_EQ(cuda_emulator::counters().launches - before.launches, 6 + search + params.launches);
-    }
+    // Two clear the sums, one adds, one merges, one finds the factor, one puts it into the step's items.
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(launches_of(clipped), 6 + search + params.launches);
     EXPECT_EQ(optimizer.report().steps, kWarm + 3);
     EXPECT_EQ(Optimizer::clipped(*step.clip).norm, 0);
   }
@@ -247,10 +247,8 @@ TEST_F(CudaResident, NormsWaitForNothing) {
   for (const char* const rule : {"lamb", "lars"})
     for (const bool clips : {false, true}) {
       restart({});
-      OptimizerOptions options;
-      options.backend = "cuda";
+      OptimizerOptions options = resident();
       options.rule = rule;
-      options.memory.device = 64 << 20;
       Optimizer optimizer(options);
       Parameters params(optimizer, 50);
       const auto stepped = [&] {
@@ -264,16 +262,11 @@ TEST_F(CudaResident, NormsWaitForNothing) {
         if (warm % 2) optimizer.synchronize();
       }
       for (int i = 0; i < 3; ++i) {
-        const auto before = cuda_emulator::counters();
-        stepped();
-        const auto after = cuda_emulator::counters();
-        EXPECT_EQ(after.synchronizing, before.synchronizing) << "waited";
-        EXPECT_EQ(after.allocations, before.allocations);
-        cuda_emulator::run_all();
+        const int64_t launches = launches_of(stepped);
         // As above; one clears the sums, one adds to them, one puts them into arguments. Norms that read state in the
         // budget's chunks are a call before the step's, whose items take the factor, too.
         const int64_t others = clips ? 6 + 2 + (optimizer.report().chunks > 0) : 1;
-        EXPECT_EQ(cuda_emulator::counters().launches - before.launches, others + 1 + 3 * params.launches) << rule;
+        EXPECT_EQ(launches, others + 1 + 3 * params.launches) << rule;
       }
       EXPECT_EQ(optimizer.report().steps, kWarm + 3);
     }
@@ -281,42 +274,28 @@ TEST_F(CudaResident, NormsWaitForNothing) {
 
 // A graph holds its own clips: replays would clip by the factor of one that was found before.
 TEST_F(CudaResident, RecordedStepsClipByRecordedNorms) {
-  restart({});
-  OptimizerOptions options;
-  options.backend = "cuda";
-  options.memory.device = 64 << 20;
-  Optimizer optimizer(options);
+  const Capturing capture;
+  const StepOptions& on = capture.on;
+  Optimizer optimizer(resident());
   Parameters params(optimizer, 10);
-  StepOptions on;
-  cudaStream_t stream = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  on.stream = stream;
   optimizer.step(params.grads, on);
   StepOptions clipping = on;
   clipping.clip = optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr, on);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  std::string told = refusal([&] { optimizer.step(params.grads, clipping); });
-  EXPECT_NE(told.find("not recorded in a graph"), std::string::npos) << told;
+  capture.begin();
+  expect_refusal([&] { optimizer.step(params.grads, clipping); }, "not recorded in a graph");
   const std::shared_ptr<QueuedClip> recorded = optimizer.queue_clip_grad_norm(params.grads, 1, 2, nullptr, on);
-  told = refusal([&] { Optimizer::clipped(*recorded); });
-  EXPECT_NE(told.find("wanted a replay"), std::string::npos) << told;
+  expect_refusal([&] { Optimizer::clipped(*recorded); }, "wanted a replay");
   StepOptions clips = on;
   clips.clip = recorded;
   optimizer.step(params.grads, clips);  // the capture goes on
-  cudaGraph_t graph = nullptr;
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  told = refusal([&] { optimizer.prepare_replay(clipping); });
-  EXPECT_NE(told.find("clip"), std::string::npos) << told;
+  const Graph graph(capture.stream);
+  expect_refusal([&] { optimizer.prepare_replay(clipping); }, "clip");
   StepOptions scaled = on;
   scaled.grad_scale = 2;
-  told = refusal([&] { optimizer.prepare_replay(scaled); });
-  EXPECT_NE(told.find("grad_scale=2"), std::string::npos) << told;
-  told = refusal([&] { optimizer.step(params.grads, clips); });
-  EXPECT_NE(told.find("recorded in a graph"), std::string::npos) << told;
-  ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  expect_refusal([&] { optimizer.prepare_replay(scaled); }, "grad_scale=2");
+  expect_refusal([&] { optimizer.step(params.grads, clips); }, "recorded in a graph");
   clipping.clip.reset();
   optimizer.synchronize();
-  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 // A search leaves open whether its step is taken, and so the number of the next: that is waited for. Without one, the
@@ -327,37 +306,24 @@ TEST_F(CudaResident, PreparingAReplayDoesNotWaitForTheLast) {
     int late = 0;
     for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
       restart({.seed = seed});
-      OptimizerOptions options;
-      options.backend = "cuda";
-      options.nonfinite = nonfinite;
-      options.memory.device = 64 << 20;
-      Optimizer optimizer(options);
+      const Capturing capture;
+      Optimizer optimizer(resident(nonfinite));
       Parameters params(optimizer, 10);
-      StepOptions on;
-      cudaStream_t stream = nullptr;
-      ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-      on.stream = stream;
-      optimizer.step(params.grads, on);
+      optimizer.step(params.grads, capture.on);
       optimizer.synchronize();
-      ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-      optimizer.step(params.grads, on);
-      cudaGraph_t graph = nullptr;
-      cudaGraphExec_t executable = nullptr;
-      ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-      ASSERT_EQ(cudaGraphInstantiate(&executable, graph), cudaSuccess);
+      capture.begin();
+      optimizer.step(params.grads, capture.on);
+      const Graph graph(capture.stream);
       int64_t launched = cuda_emulator::counters().launches;
       for (int i = 0; i < kReplays; ++i) {
-        optimizer.prepare_replay(on);
+        optimizer.prepare_replay(capture.on);
         const int64_t run = cuda_emulator::counters().launches;
         late += i > 0 && run == launched;  // nothing since the last replay was launched
-        ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+        ASSERT_EQ(cudaGraphLaunch(graph.executable, capture.stream), cudaSuccess);
         launched = run;
       }
       EXPECT_EQ(optimizer.report().steps, kReplays + 1);
-      ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
-      ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
       optimizer.synchronize();
-      ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
     }
     const int calls = kSeeds * (kReplays - 1);
     if (nonfinite == NonFinite::kPropagate) {
