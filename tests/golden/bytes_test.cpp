@@ -1,6 +1,8 @@
 // Claim: docs/rules.md says what every optimizer takes in every state format, with every kind of master weights, in RAM
 // and on disk; forecast() says the same before a run, and the optimizer's report after a step.
 // LOWTIDE_GOLDEN=write writes these tables (golden.h).
+#include <algorithm>
+
 #include "golden/cases.h"
 #include "lowtide/planning.h"
 #include "support/test.h"
@@ -60,7 +62,7 @@ GroupOptions group_of(const GoldenRule& rule, const std::string& format, const s
   return group;
 }
 
-// One row for each rule with its options, one column for each format.
+// One row for all rules, with their options, that have the same cells; one column for each format.
 template <class Cell>
 std::string table(const Cell& cell) {
   std::ostringstream out;
@@ -69,11 +71,17 @@ std::string table(const Cell& cell) {
   out << "\n|---|";
   for (size_t i = 0; i < codec_names().size(); ++i) out << "---|";
   out << "\n";
+  std::vector<std::pair<std::string, std::string>> rows;  // cells, and the optimizers that have them
   for (const GoldenRule& rule : golden_rules()) {
-    out << "| " << rule.name << " |";
-    for (const std::string& format : codec_names()) out << " " << cell(rule, format) << " |";
-    out << "\n";
+    std::string cells;
+    for (const std::string& format : codec_names()) cells += " " + cell(rule, format) + " |";
+    const auto at = std::ranges::find(rows, cells, &std::pair<std::string, std::string>::first);
+    if (at == rows.end())
+      rows.emplace_back(cells, "`" + rule.name + "`");
+    else
+      at->second += ", `" + rule.name + "`";
   }
+  for (const auto& [cells, names] : rows) out << "| " << names << " |" << cells << "\n";
   return out.str();
 }
 
