@@ -56,11 +56,11 @@ def cell(model: str, size: int, ram: int) -> str:
 
 
 def by_ram(model: str) -> Iterator[list[str]]:
-    """Rows of `cell`, from so much RAM on; those alike are one."""
-    rows = [(f"{ram}\u00a0GB", [cell(model, size, ram) for size in SIZES]) for ram in HOSTS]
+    """Rows of `cell` by GB of RAM; successive rows with equal cells are one."""
+    rows = [(str(ram), [cell(model, size, ram) for size in SIZES]) for ram in HOSTS]
     for _, alike in itertools.groupby(rows, lambda row: row[1]):
         same = list(alike)
-        yield [same[0][0] if len(same) == 1 else f"{same[0][0]} to {same[-1][0]}", *same[0][1]]
+        yield [same[0][0] if len(same) == 1 else f"{same[0][0]}\u2013{same[-1][0]}", *same[0][1]]
 
 
 def card() -> Iterator[list[str]]:
@@ -119,7 +119,7 @@ def page() -> str:
         "* To clip or accumulate gradients, [stream the weights](offload.md#weights-on-one-gpu) or train adapters.",
         "",
         "**LoRA and QLoRA** need a different calculation: the base model's weights (in bf16, 2 bytes per parameter or 13.5 GB for 7 B; in 4 bits, about a quarter",
-        "of that) plus activations. Adapters, their gradients and state are small, so 8-bit state saves little ([LoRA](hugging-face.md#lora-and-qlora)).",
+        "of that) plus activations. Adapters, their gradients and state [are small](hugging-face.md#lora-and-qlora).",
         "",
         "## By GPU and RAM",
         "",
@@ -134,7 +134,7 @@ def page() -> str:
         "| CPU | in RAM, because the device has no room for a layer; the CPU computes | in RAM |",
         "| disk 42 | on the disk (`lowtide.stream`), because RAM has no room for them; the CPU computes | on the disk; the figure includes the weights |",
         "",
-        *table(["model", "RAM", *(f"{size}\u00a0GB" for size in SIZES)], [
+        *table(["model", "GB of RAM", *(f"{size}\u00a0GB" for size in SIZES)], [
             [name, *row] for name, model in zip(names, MODELS.values(), strict=True) for row in by_ram(model)
         ]),
         "Weights are bfloat16 (`master=\"residual16\"` takes 2 more bytes per parameter), options are the defaults, gradients are stepped in backward, activations",
@@ -162,10 +162,9 @@ def page() -> str:
         "## Weights, gradients and state, GB",
         "",
         *table(["weights and gradients", *names], [
-            ["float32, `torch.optim.AdamW`", *(gb(8 * count[model] + state(model, "fp32")) for model in MODELS)],
-            ["float32, `lowtide.AdamW`", *(gb(8 * count[model] + state(model, "dynamic8")) for model in MODELS)],
-            ["bfloat16 with float32 copies, `torch.optim.AdamW`",
+            ["float32, or bfloat16 with float32 copies, `torch.optim.AdamW`",
              *(gb(8 * count[model] + state(model, "fp32")) for model in MODELS)],
+            ["float32, `lowtide.AdamW`", *(gb(8 * count[model] + state(model, "dynamic8")) for model in MODELS)],
             ["bfloat16, `lowtide.AdamW(master=\"residual16\")`",
              *(f"**{gb(6 * count[model] + state(model, 'dynamic8'))}**" for model in MODELS)],
             ["bfloat16, `lowtide.AdamW(master=\"stochastic\")`",
