@@ -4,6 +4,7 @@
 #include "backend/gradient_reader.h"
 #include "core/exact_sum.h"
 #include "device/device_support.h"
+#include "optim/step_plan.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
@@ -17,10 +18,6 @@ std::vector<int> norm_rules() {
 }
 
 int any_master(Rng& rng) { return static_cast<int>(rng.below(std::ssize(masters()))); }
-
-int64_t blocks_of(const StepItem& item) {
-  return item.blocks >= 0 ? item.blocks : item.param_layout->blocks(kBlockElements) - item.first_block;
-}
 
 // The sums that a device has made of items.
 std::vector<kernels::NormSums> sums_on_device(std::span<StepItem> items) {

@@ -151,7 +151,7 @@ TEST(DeviceSigns, PublicFunctionsTakeAQueueAndAnOrder) {
     differing += bits.differing() + back.differing();
 
     Twin other(random_bytes(size, rng)), result(random_bytes(size, rng)), zeros(random_bytes(size, rng));
-    sign::Vote vote{count};
+    sign::Vote vote{.count = count, .ballots = {}};
     vote.ties = rng.chance(0.5) ? sign::Ties::kZero : sign::Ties::kHash;
     vote.seed = rng.next(), vote.step = rng.next(), vote.offset = static_cast<uint64_t>(rng.below(1000));
     const bool marks = vote.ties == sign::Ties::kZero;
