@@ -99,8 +99,8 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
   page << "\nThe test `GoldenBytes` writes these tables and checks them: the bytes are those that `forecast` predicts "
           "and that the optimizer reports\nafter a step of a bfloat16 parameter of "
        << kRows << " x " << kColumns
-       << " elements. \"-\": refused. An option stands behind the name of its rule.\n\n"
-          "### State\n\nThe same in RAM, on disk and on a device.\n\n";
+       << " elements. \"-\": refused. Options follow the name of their rule.\n\n"
+          "### State\n\nThese bytes are the same in RAM, on disk and on a device.\n\n";
   page << table([&](const GoldenRule& rule, const std::string& format) {
     const std::optional<Bytes> bytes = in_ram(rule, format, "");
     return bytes ? per_parameter(bytes->state) : "-";

@@ -223,7 +223,7 @@ def test_every_codec_has_a_row():
 
 
 def test_every_option_of_a_group_is_described_and_has_the_cores_default_but_for_masters():
-    page = (DOCUMENT.parent / "pytorch.md").read_text()
+    page = (DOCUMENT.parent / "python-api.md").read_text()
     group = lowtide.AdamW([parameter(2)]).param_groups[0]
     for name, default, _ in _core.group_options():
         assert group[name] == ("auto" if name == "master" else default) and name in Options.__annotations__
