@@ -10,7 +10,7 @@
 namespace lowtide {
 namespace {
 
-// Major versions of CUDA for which plug-ins are built, newest first, and NVIDIA's first driver for each.
+// The major versions of CUDA for which plug-ins are built, newest first, and NVIDIA's first driver for each.
 struct Major {
   int number;
   const char* driver;
@@ -29,7 +29,7 @@ Plugin load(const std::string& path) {
 }  // namespace
 
 CudaDriver find_cuda_driver(const char* library) {
-  void* const driver = dlopen(library, RTLD_NOW | RTLD_LOCAL);  // stays loaded: the CUDA runtime opens it as well
+  void* const driver = dlopen(library, RTLD_NOW | RTLD_LOCAL);  // stays loaded, because the CUDA runtime opens it, too
   if (!driver)
     return {0,
             format("no CUDA driver, %s: install NVIDIA's, %s or newer (%s for a build with CUDA %d); in a container, "
@@ -55,7 +55,7 @@ Plugin load_cuda_plugin(const PluginFolders& folders, const CudaDriver& driver) 
                words_of(driver.version).c_str(), kOldest.number, kOldest.driver);
     return plugin;
   }
-  const Major* too_new = nullptr;  // present, but for a newer driver
+  const Major* too_new = nullptr;  // present, but needs a newer driver
   for (const Major& major : kMajors) {
     const std::string file = find_plugin(folders, "cuda", major.number).string();
     if (file.empty()) continue;

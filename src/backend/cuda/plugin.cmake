@@ -1,7 +1,7 @@
-# The CUDA backend's plug-in, liblowtide_cuda<CUDA's major>.so: host code by the C++ compiler against the toolkit's
-# headers, kernels by nvcc, CUDA's runtime linked statically, so that it needs no library of CUDA's but the driver's, and
-# loads without that. The library finds it beside itself (backend/cuda/loader.h). Tests build the same sources, named by
-# lt_cuda_host_sources and lt_cuda_device_sources, against other headers.
+# Builds the CUDA backend's plug-in, liblowtide_cuda<CUDA's major>.so. The C++ compiler builds host code against the
+# toolkit's headers, and nvcc builds kernels. CUDA's runtime is linked statically, so the plug-in needs only the
+# driver's library and loads even without it. The library finds the plug-in beside itself (backend/cuda/loader.h). Tests
+# build the same sources, lt_cuda_host_sources and lt_cuda_device_sources, against other headers.
 set(LOWTIDE_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
     "Compute capabilities to make kernels for, the oldest first; the first and the last also as PTX, for others")
 set(LOWTIDE_CUDA_RULES "" CACHE STRING
@@ -34,14 +34,14 @@ set(lt_nvcc_flags
     "-I${PROJECT_SOURCE_DIR}/include"
     "-I${lt_src}"
     "-I${Nvcc_INCLUDE}")
-# Exact kernels have the bits of the CPU backend: nothing is contracted, division and roots are IEEE's. The others are
-# in files of their own.
+# Exact kernels give the bits of the CPU backend: nothing is contracted, and division and roots follow IEEE 754. Fast
+# kernels are in separate files.
 list(APPEND lt_nvcc_flags --fmad=false)
 foreach(lt_arch IN LISTS LOWTIDE_CUDA_ARCHITECTURES)
   list(APPEND lt_nvcc_flags "--generate-code=arch=compute_${lt_arch},code=sm_${lt_arch}")
 endforeach()
-# PTX of the newest for GPUs to come, of the oldest for those between: machine code runs on its own major version only.
-# It comes on the way to the machine code, and costs no time.
+# The newest version's PTX is for future GPUs and the oldest version's for GPUs in between, because machine code runs
+# only on its own major version. PTX is an intermediate result, so it costs no time.
 list(GET LOWTIDE_CUDA_ARCHITECTURES 0 lt_oldest)
 list(GET LOWTIDE_CUDA_ARCHITECTURES -1 lt_newest)
 set(lt_ptx ${lt_oldest} ${lt_newest})
@@ -51,7 +51,7 @@ foreach(lt_arch IN LISTS lt_ptx)
 endforeach()
 execute_process(COMMAND "${Nvcc_EXECUTABLE}" --help OUTPUT_VARIABLE lt_nvcc_words ERROR_QUIET)
 if(lt_nvcc_words MATCHES "--compress-mode" AND LOWTIDE_DEV)
-  list(APPEND lt_nvcc_flags --compress-mode=speed)  # to be the smallest takes a tenth of the time
+  list(APPEND lt_nvcc_flags --compress-mode=speed)  # the smallest size would take a tenth more time
 elseif(lt_nvcc_words MATCHES "--compress-mode")
   list(APPEND lt_nvcc_flags --compress-mode=size)
 endif()
@@ -60,7 +60,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 set(lt_nvcc_fast_flags --fmad=true --ftz=true --prec-div=false --prec-sqrt=false)
 
-# nvcc's objects, and an object that stands in for the rules that are left out. The emulated device has all.
+# nvcc's objects, and an object that replaces the rules that are left out. The emulated device has all rules.
 set(lt_cuda_objects)
 set(lt_absent_rules)
 foreach(lt_source IN LISTS lt_cuda_device_sources)

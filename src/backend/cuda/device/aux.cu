@@ -31,7 +31,7 @@ static __global__ void __launch_bounds__(cuda_kernels::kThreads) fill_kernel(u8*
 namespace lowtide::cuda_kernels {
 using namespace cuda_device;
 
-// A thread block takes a block at a time.
+// A thread block takes one block at a time.
 cudaError_t decode(int codec, bool is_signed, const kernels::DeviceItem* item, int64_t blocks, const void* tables,
                    const Queue& queue) {
   switch (codec) {

@@ -1,4 +1,4 @@
-// Clips that the host does not wait for: the device computes the factor and puts it into the step's items.
+// Clips for which the host does not wait: the device computes the factor and puts it into the step's items.
 #include "backend/cuda/device/clip.h"
 
 #include "backend/gradient_limit.h"

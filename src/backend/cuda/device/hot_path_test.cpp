@@ -1,5 +1,5 @@
-// The hot path takes what it is for: all blocks of every rule and format, for all pairs of element types, weights with
-// masters, rows of any length and memory that is not aligned. Strided memory and operands out of range it refuses.
+// Tests that the hot path takes all blocks of every rule and format, for all pairs of element types, weights with
+// masters, rows of any length and unaligned memory, and that it refuses strided memory and operands out of range.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -29,9 +29,9 @@ using testing::DeviceCase;
 using testing::Lie;
 using testing::StepCase;
 
-std::atomic<i64> hot_pairs, wide_pairs, careful_pairs;  // of blocks
+std::atomic<i64> hot_pairs, wide_pairs, careful_pairs;  // pairs of blocks
 
-// The hot path, counted: by one lane of each warp.
+// The hot path with counters, which one lane of each warp increases.
 template <class R, class C>
 struct Counted : LaneBlocks<R, C> {
   using Base = LaneBlocks<R, C>;
@@ -49,7 +49,7 @@ __global__ void counted_kernel(const __grid_constant__ StepArguments a) {
   step_tiles<R, C, Counted<R, C>>(a);
 }
 
-// Those that run in place of others have names, too.
+// Returns the number of a rule. Rules that run for user-visible rules have names, too.
 int rule_number(const char* name) {
   for (int rule = 0; rule < static_cast<int>(rules().size()); ++rule)
     if (std::strcmp(rule_info(rule).name, name) == 0) return rule;
@@ -60,7 +60,7 @@ struct Tally {
   i64 steps = 0, pairs = 0, hot = 0, wide = 0, careful = 0, differing = 0;
 };
 
-// A step on the CPU and on the device, `shift` elements behind aligned ones.
+// Steps on the CPU and on the device, with memory `shift` elements after an aligned address.
 template <class R, class C>
 void step_counted(const StepCase& start, size_t shift, Tally& tally, Lie lie = Lie::kContiguous) {
   StepCase wanted = start, got = start;
@@ -95,7 +95,7 @@ void step_counted(const StepCase& start, size_t shift, Tally& tally, Lie lie = L
   tally.differing += differing_bytes(got, wanted);
 }
 
-// States of a training, and rounded as they are by default.
+// Returns a case with states as in training, rounded as by default.
 StepCase usual_case(int rule, int codec, DType param, DType grad, i64 rows, i64 length, testing::Rng& rng) {
   StepCase c(rule, codec, param, grad, rows, length, rng);
   testing::make_usual(c, rng);
@@ -105,7 +105,7 @@ StepCase usual_case(int rule, int codec, DType param, DType grad, i64 rows, i64 
   return c;
 }
 
-// Rows of whole lanes are read 16 bytes at a time, others hot still.
+// Rows of whole lanes are read 16 bytes at a time; other rows also take the hot path.
 template <class R, class C>
 void check_all(const char* name, int codec) {
   auto rng = testing::seeded("hot path", 90 + codec);
@@ -152,7 +152,7 @@ TEST(CudaHotPath, TakesOtherRules) {
   check_all<Lars, Float8>("lars", 3);
 }
 
-// A step from states of zeros with gradients of one size.
+// Steps from zero states with gradients of one size.
 template <class R, class C>
 Tally step_on(const char* name, int codec, double size) {
   auto rng = testing::seeded("small gradients", 97);
@@ -195,7 +195,7 @@ TEST(CudaHotPath, RefusesWhatItCannotHave) {
   EXPECT_EQ(hot_of([](StepCase&) {}, Lie::kGaps), 0);
   EXPECT_EQ(hot_of([](StepCase& c) { c.lr = 0x1p-40, c.set_step(2); }), 0);
   EXPECT_EQ(hot_of([](StepCase& c) { c.scales[1].assign(c.scales[1].size(), 0x1p100f); }), 0);
-  // One block out of range takes another with it.
+  // A block out of range takes its neighbour off the hot path, too.
   EXPECT_EQ(hot_of([](StepCase& c) { c.scales[1][3] = 0x1p100f; }), 3);
 }
 

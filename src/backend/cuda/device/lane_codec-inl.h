@@ -1,5 +1,5 @@
-// Codecs of the hot path, for a lane's 16 codes of states that LaneBlocks (step-inl.h) accepts. They give the bits of
-// the portable codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
+// The codecs of the hot path, for a lane's 16 codes of states that LaneBlocks (step-inl.h) accepts. They give the bits
+// of the portable codecs. Included in the namespace of a .cu file after packed-inl.h. LaneCodec<C>::
 //   Shared                     tables of a thread block in shared memory
 //   Codes<kSigned>             words as memory has them; get(i): in units of the scale
 //     encode_four(i, ...)      four values, to nearest, times factor(inverse(the block's absmax))
@@ -31,7 +31,7 @@ struct LaneStates<First, Others...> {
   }
 };
 
-// Without scales, values are stored like an element type. (A second moment in range never rounds to 0 in bfloat16.)
+// Codecs without scales store values like an element type. (In bfloat16, a second moment in range never rounds to 0.)
 struct NoTables {};
 
 template <class T>
@@ -69,17 +69,17 @@ struct LaneCodec<Bf16> {
   };
 };
 
-// Permutations extract bytes: the compiler would merge shifts and masks with those of addresses, into three
+// Permutations extract bytes, because the compiler would merge shifts and masks with those of addresses into three
 // instructions instead of two.
 
-// float8 by arithmetic. Let z be the bits of half of the smallest normal number. Code c stands for t, the float with
-// bits (c << 19) + z, or for 2 t minus the smallest normal number, whichever is less. Encoding rounds once where the
-// portable code rounds twice, with the same result: halving only rounds below 2^-125, and there the sum has z's bits.
+// float8 by arithmetic. Let z be the bits of half of the smallest normal number, and t the float with bits (c << 19) +
+// z. Code c stands for the lesser of t and 2 t minus the smallest normal number. Encoding rounds once and the portable
+// code twice, with the same result: halving rounds only below 2^-125, and there the sum has z's bits.
 template <>
 struct LaneCodec<Float8> {
   using Shared = NoTables;
   LT_FN void fill(NoTables&, const void*) {}
-  // below: added to the bits that are cut off.
+  // `below` is added to the bits that are cut off.
   template <bool kSigned>
   LT_FN u32 code(float value, float inverse, u32 below) {
     const float magnitude = abs(value) * inverse;
@@ -118,7 +118,7 @@ struct LaneCodec<Float8> {
   };
 };
 
-// 4-bit codes with the portable kernels, on tables of 16 and 32 entries, whose lookups cause no bank conflicts.
+// 4-bit codes by the portable kernels, on tables of 16 and 32 entries, whose lookups cause no bank conflicts.
 template <>
 struct LaneCodec<Dynamic4> {
   using Shared = Dynamic4::Tables;

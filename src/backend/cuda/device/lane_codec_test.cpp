@@ -1,5 +1,5 @@
-// Codecs of the hot path give the portable codes and values: dynamic8 for every float of [2^-31, 1], both signs, and
-// below and at 0; stochastically, dynamic8, float8 and bf16 for random numbers over all magnitudes that a block has.
+// Tests that codecs of the hot path give the portable codes and values: dynamic8 for all floats of [2^-31, 1], both
+// signs, smaller values and 0; and, rounded stochastically, dynamic8, float8 and bf16 over all magnitudes of a block.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__SANITIZE_UNDEFINED__) || \
     !defined(__OPTIMIZE__)
-constexpr u32 kStride = 127;  // sanitized code is slow; a prime passes through all low bits
+constexpr u32 kStride = 127;  // a stride, because sanitized code is slow; a prime reaches all low bits
 #else
 constexpr u32 kStride = 1;
 #endif
@@ -38,7 +38,7 @@ struct Both {
     Lane::fill(*shared, tables.get());
   }
 
-  // In a block of this absmax.
+  // Compares the codes of a value in a block with this absmax.
   template <bool kSigned>
   void compare(float value, float absmax) {
     const float inverse = block_inverse(absmax, 1.f);
@@ -62,7 +62,7 @@ TEST(CudaLaneCodec, Dynamic8GivesTheCodesOfThePortableCodecs) {
   for (const float absmax : {1.f, 0x1p-96f, 3e-29f, 0.7f, 123.f, 0x1p22f})
     for (const float part : {0.f, 0x1p-45f, 0x1p-40f, 0x1p-23f, 0x1p-22f, 0.5f, 0.99f, 1.f})
       both.compare_all(part * absmax, absmax);
-  // An odd stride passes through all low bits.
+  // An odd stride reaches all low bits.
   const u32 stride = kStride * (static_cast<u32>(testing::spread()) | 1u);
   for (u32 u = 0x30000000u; u <= 0x3f800000u; u += stride) both.compare_all(as_float(u), 1.f);
   std::printf("%lld codes compared, %lld differ\n", static_cast<long long>(both.compared),
@@ -70,7 +70,7 @@ TEST(CudaLaneCodec, Dynamic8GivesTheCodesOfThePortableCodecs) {
   EXPECT_EQ(both.differing, 0);
 }
 
-// A positive second moment, however small, never becomes 0, and 0 stays 0.
+// A positive second moment never becomes 0, however small it is, and 0 stays 0.
 TEST(CudaLaneCodec, Dynamic8KeepsZeroAndNothingElseAtZero) {
   Both both;
   for (int exponent = -100; exponent <= 20; ++exponent) {
@@ -84,7 +84,7 @@ TEST(CudaLaneCodec, Dynamic8KeepsZeroAndNothingElseAtZero) {
   EXPECT_EQ(both.differing, 0);
 }
 
-// Four values of a lane at a time, as the hot path gives them to a codec, against the portable kernels.
+// Compares codecs with the portable kernels for four values of a lane at a time, like the hot path.
 template <class C>
 struct Stochastic {
   using Lane = LaneCodec<C>;
@@ -132,7 +132,7 @@ struct Stochastic {
     RandomKey key{0x12345678u, 0x9abcdef0u};
     u32 u = 0x30000000u;
     constexpr u32 kStep = kStride == 1 ? 61 : 6007;
-    // Every 61st float of [2^-31, 1], and what is far below; of blocks of several sizes.
+    // Steps through the floats of [2^-31, 1] and far smaller values, in blocks of several magnitudes.
     for (u32 n = 0; u < 0x3f800000u; u += 3 * kStep, ++n, key = {key.k0 * 5 + 1, key.k1 ^ n}) {
       constexpr float kMost[] = {1.f, 0.7f, 123.f, 0x1p22f, 3e-20f, 0x1.fp-3f, 0x1.efp-3f};
       const float absmax = kMost[n % 7], down = n % 5 == 0 ? 0x1p-24f : 1.f;

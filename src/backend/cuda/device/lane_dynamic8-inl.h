@@ -1,16 +1,16 @@
 // dynamic8 on the hot path. Included in the namespace of a .cu file after lane_codec-inl.h and real-inl.h.
 
-// Look-ups in shared memory. One instruction computes the address of an entry, as a product of bytes or halves with the
-// size of an entry; C++ would take two. Loads are volatile, so that no compiler moves them before the barrier after
-// which tables are filled.
+// Look-ups in shared memory. One instruction computes an entry's address as the product of a byte or half with the
+// entry's size; C++ would take two. Loads are volatile, so that no compiler moves them before the barrier after which
+// tables are filled.
 LT_FN u32 address_of([[maybe_unused]] const void* shared) {
 #ifdef __CUDA_ARCH__
   return static_cast<u32>(__cvta_generic_to_shared(shared));
 #else
-  return 0;  // without PTX, addresses are numbers of entries
+  return 0;  // without PTX, addresses are entry numbers
 #endif
 }
-// The word whose number is byte i of `of`, counted from kOffset bytes after `shared`.
+// Returns the word whose number is byte i of `of`, counted from kOffset bytes after `shared`.
 template <int kOffset>
 LT_FN u32 word_by_byte(const void* shared, u32 of, int i) {
 #ifdef __CUDA_ARCH__
@@ -24,7 +24,7 @@ LT_FN u32 word_by_byte(const void* shared, u32 of, int i) {
   return word;
 #endif
 }
-// The word whose number is the upper half of `of`; `table` begins with number `first`.
+// Returns the word whose number is the upper half of `of`; `table` begins with number `first`.
 template <bool kSigned>
 LT_FN u32 word_by_half(const u32* table, u32 of, int first) {
 #ifdef __CUDA_ARCH__
@@ -42,18 +42,18 @@ LT_FN u32 word_by_half(const u32* table, u32 of, int first) {
 #endif
 }
 
-// dynamic8 by one addition per code: sum = entry[u >> 16] + u has the code in its byte 2. u are the float bits of the
-// magnitude, or bits with the same order; an entry is the portable one less the amount that u >> 16 adds.
+// dynamic8 by one addition per code: sum = entry[u >> 16] + u has the code in its byte 2. u has the float bits of the
+// magnitude, or bits with the same order. An entry is the portable entry minus the amount that u >> 16 adds.
 //
-// Second moments: u are the bits of x 2^22, at least 1 if x > 0 (the first bucket). For x = 0 they are the bits of the
-// float below 1, in a bucket before the first, whose codes are 0.
-// Signed: u are the bits of x 2^-104, so that the first bucket begins at 2^-126, and denormals, however much they lose,
-// lie below it. A negative value has the complement of its magnitude's bits, as an integer -(magnitude + 1), so its
-// ties fall as in the portable kernels; buckets continue below 0.
+// For second moments, u has the bits of x 2^22, at least 1 if x > 0 (the first bucket). For x = 0, u has the bits of
+// the float below 1, in a bucket before the first, whose codes are 0.
+// For signed states, u has the bits of x 2^-104, so the first bucket begins at 2^-126, and denormals lie below it
+// however much they lose. A negative value has the complement of its magnitude's bits, which is the integer -(magnitude
+// + 1), so its ties fall as in the portable kernels; buckets continue below 0.
 //
-// Stochastically: the portable kernels' ranks, also in byte 2. Two look-ups find the two pieces that matter. Rows of
-// 1/8 binade have a byte each, usual ones in 45 words; the byte leads to a pair of pieces, one load of 16 bytes. There
-// are few pairs: eight consecutive ones, which span four decades, have no bank conflicts.
+// Stochastic rounding gives the portable kernels' ranks, also in byte 2. Two look-ups find the two pieces that matter:
+// each row of 1/8 binade has a byte (45 words hold the usual rows), which leads to a pair of pieces, one load of 16
+// bytes. There are few pairs, and eight consecutive pairs, which span four decades, have no bank conflicts.
 template <>
 struct LaneCodec<Dynamic8> {
   static constexpr u32 kBuckets = Dynamic8Table::kLastKey - Dynamic8Table::kFirstKey + 1;
@@ -63,9 +63,9 @@ struct LaneCodec<Dynamic8> {
   static constexpr int kMagnitudes = kFirstDown + static_cast<int>(kBuckets);
   static_assert(kFirstUp == 0x3f7f && kFirstDown == 0x80);
 
-  // Eight rows per binade, shifted so that the last piece begins with a row: no row has more than two pieces.
+  // A binade has eight rows, shifted so that the last piece begins with a row; then no row has more than two pieces.
   static constexpr int kRowShift = 20, kRows = 8 * 22 + 2, kPairs = 16;
-  static constexpr int kSignedRows = (127 << (23 - kRowShift)) + 2;  // from 0 on: values need no lower bound
+  static constexpr int kSignedRows = (127 << (23 - kRowShift)) + 2;  // from 0 on, because values need no lower bound
   struct alignas(16) Pair {
     float slope, intercept, other_slope, other_intercept;
   };
@@ -74,7 +74,7 @@ struct LaneCodec<Dynamic8> {
   };
   struct Shared : Values {
     Pair pair[2][kPairs];
-    // Byte offsets of pairs, by (u + shift_of) >> kRowShift: unsigned from kFirstRow on, then signed from 0 on.
+    // Byte offsets of pairs, indexed by (u + shift_of) >> kRowShift: unsigned from kFirstRow on, then signed from 0 on.
     u8 pair_at[kRows + kSignedRows];
     u64 row[2];  // address of pair_at's entry for u = 0, in fixed point with 32 fractional bits
     float lowest[2];
@@ -99,7 +99,7 @@ struct LaneCodec<Dynamic8> {
       const u32 next = i < kFirstDown || i + 1 == kMagnitudes ? bucket : side[1].bucket[i + 1 - kFirstDown];
       const u32 rank = bucket >> 16;
       shared.code[kMagnitudes + i] = bucket + (Dynamic8::kSignedZero << 16) - (i << 16);
-      // 127 - rank for complements that carry (magnitudes below the midpoint), otherwise one less. There is no code -1.
+      // Complements that carry (magnitudes below the midpoint) get 127 - rank, others one less. There is no code -1.
       const bool splits = (next >> 16) > rank && rank < Dynamic8::kSignedZero;
       const u32 low = splits ? Dynamic8::kSignedZero - 1 - rank
                              : Dynamic8::kSignedZero - (rank < Dynamic8::kSignedZero ? rank : Dynamic8::kSignedZero);
@@ -138,7 +138,7 @@ struct LaneCodec<Dynamic8> {
     const u32 at = (Dynamic8Table::kFirstExponent + binade) & Dynamic8Table::kRowMask;
     return {of.slope[at], of.intercept[at], of.joint_slope[at], of.joint_intercept[at]};
   }
-  // A bit for each binade whose pair differs from the one below.
+  // Returns a mask of the binades whose pair differs from the pair of the binade below.
   LT_FN u32 changes_of(const Dynamic8Table& of) {
     u32 changes = 0;
     for (u32 binade = 1; binade < kBinades; ++binade) {
@@ -152,9 +152,9 @@ struct LaneCodec<Dynamic8> {
     const float one = x * pair.slope + pair.intercept, other = x * pair.other_slope + pair.other_intercept;
     return one < other ? one : other;
   }
-  // The binade whose pair serves a row that begins with these bits. If the middle of a joint is within the row, the
-  // portable kernels use two binades, which both have the joint; the one that also has the row's other piece has the
-  // least value at the end.
+  // Returns the binade whose pair serves a row that begins with these bits. If the middle of a joint is within the row,
+  // the portable kernels use two binades, which both have the joint; the binade that also has the row's other piece has
+  // the least value at the end.
   LT_FN u32 binade_of(const Dynamic8Table& of, u32 begin) {
     const auto portable = [&](u32 u) {
       return ((u + of.carry[(u >> 23) & Dynamic8Table::kRowMask]) >> 23) - Dynamic8Table::kFirstExponent;
@@ -174,7 +174,7 @@ struct LaneCodec<Dynamic8> {
       return word_by_half<true>(shared.code, u, -kMagnitudes) + u;
     } else {
 #ifdef __CUDA_ARCH__
-      float least;  // 1 for a value above 0: the product is then 2^-23 or more
+      float least;  // 1 for a value above 0, so that the product is 2^-23 or more
       asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(least) : "f"(value), "f"(0x1p126f), "f"(0x1.fffffep-1f));
       const u32 u = bits(fmaxf(x, least));
 #else
@@ -184,9 +184,9 @@ struct LaneCodec<Dynamic8> {
     }
   }
 
-  // random: 16 bits. There is no code -1: the code above replaces it. kNormal: second moments are 0 or normal numbers.
-  // Their bits, 2^23 or more, then exceed their sums: only ranks from 128 on have sums of 2^23 or more, and these
-  // belong to values near the largest of a block, which is 2^-96 or more.
+  // `random` has 16 bits. There is no code -1; the next code replaces it. kNormal says that second moments are 0 or
+  // normal numbers. Their bits, 2^23 or more, then exceed their sums: only ranks from 128 on have sums of 2^23 or more,
+  // and these belong to values near the largest of a block, which is 2^-96 or more.
   template <bool kSigned, bool kNormal>
   LT_FN u32 random_sum(const Shared& shared, float value, float inverse, u32 random, float lowest, u64 row) {
     float magnitude = __saturatef(abs(value) * inverse);
@@ -207,7 +207,7 @@ struct LaneCodec<Dynamic8> {
     return bits(0x1p23f) + truncate(x);
 #endif
   }
-  // Codes of four values, from the ranks of their magnitudes, a byte each.
+  // Returns the codes of four values from the ranks of their magnitudes, one byte each.
   LT_FN u32 with_signs(u32 rank, const float* value) {
     const u32 sign = __byte_perm(__byte_perm(bits(value[0]), bits(value[1]), 0x73),
                                  __byte_perm(bits(value[2]), bits(value[3]), 0x73), 0x5410) &
@@ -238,7 +238,7 @@ struct LaneCodec<Dynamic8> {
     return *reinterpret_cast<const Pair*>(reinterpret_cast<const u8*>(shared.pair[kSigned]) + at);
   }
 
-  // Packs byte 2 of each.
+  // Packs byte 2 of each word.
   LT_FN u32 pack(u32 a, u32 b, u32 c, u32 d) {
     return __byte_perm(__byte_perm(a, b, 0x62), __byte_perm(c, d, 0x62), 0x5410);
   }
@@ -248,15 +248,15 @@ struct LaneCodec<Dynamic8> {
     u32 word[kLaneElements / 4];
     LT_FN float scale(float absmax) { return absmax; }
     LT_FN float inverse(float absmax) { return absmax == 0.f ? 0.f : unchecked_divide(1.f, absmax); }
-    // Scales the values of small blocks up, which is exact, and their reciprocals down by as much; denormal blocks have
-    // reciprocals of 0. Scales all second moments, so that those above 0 are normal numbers.
+    // Scales the values of small blocks up, which is exact, and their reciprocals down by the same factor; denormal
+    // blocks have reciprocals of 0. Scales all second moments, so that positive ones are normal numbers.
     LT_FN float inverse_of_small(float absmax, float (&value)[kLaneElements]) {
       if (kSigned && absmax >= 0x1p-64f) return inverse(absmax);
 #pragma unroll
       for (float& x : value) x = x * 0x1p64f;
       return absmax < 0x1p-126f ? 0.f : unchecked_divide(1.f, absmax * 0x1p64f);
     }
-    // Exact: a power of two, and reciprocals in range.
+    // This is exact, because the factor is a power of two and reciprocals are in range.
     LT_FN float factor(float inverse) { return inverse * (kSigned ? 0x1p-104f : 0x1p22f); }
     LT_METHOD float get(const Values& shared, int i) const {
       return as_float(word_by_byte < kSigned ? sizeof shared.value[0] : 0 > (shared.value, word[i / 4], i % 4));

@@ -43,7 +43,7 @@ cudaError_t finish_replay(ReplayState* replay, const Queue& queue) {
 bool has_code() {
   cudaFuncAttributes attributes{};
   if (cudaFuncGetAttributes(&attributes, cuda_device::finish_replay_kernel) == cudaSuccess) return true;
-  cudaGetLastError();  // the result reports it
+  cudaGetLastError();  // the result reports the error
   return false;
 }
 

@@ -1,7 +1,7 @@
 // The check for non-finite gradients. Included in the namespace of a .cu file after tiles-inl.h.
 
-// The largest magnitude of these elements, as bits of their type, which have the same order as integers. Called by all
-// lanes of a warp; each returns the largest of its share.
+// Returns the largest magnitude of these elements as bits of their type, which have the same order as integers. Called
+// by all lanes of a warp; each lane returns the largest magnitude of its share.
 template <class T>
 LT_FN u32 max_of_words(const u8* data, i64 begin, i64 end) {
   using Raw = std::conditional_t<sizeof(T) == 4, u32, u16>;
@@ -11,7 +11,7 @@ LT_FN u32 max_of_words(const u8* data, i64 begin, i64 end) {
   const i64 lane = threadIdx.x % 32;
   u32 most = 0;
   const auto see = [&](u32 magnitude) { most = magnitude > most ? magnitude : most; };
-  // First up to an aligned 16 bytes, then in 16-byte units, then the rest.
+  // First read up to an aligned address, then units of 16 bytes, then the rest.
   const i64 to_aligned = static_cast<i64>((0u - reinterpret_cast<u64>(values + begin)) % 16 / sizeof(T));
   const i64 head = to_aligned < end - begin ? begin + to_aligned : end, tail = head + (end - head) / kAtOnce * kAtOnce;
   for (i64 i = begin + lane; i < head; i += 32) see(values[i] & kMagnitude);
@@ -27,13 +27,13 @@ LT_FN u32 max_of_words(const u8* data, i64 begin, i64 end) {
   return most;
 }
 
-// Checks a warp's tile, with the result of find_nonfinite.
+// Checks a warp's tile, with the same result as find_nonfinite.
 LT_FN void find_nonfinite_in_tile(const DeviceItem& item, i64 tile, u32* first) {
   const i64 begin = tile * cuda_kernels::kTileBlocks, there = item.blocks - begin;
   Cursor from, to;  // rows are consecutive
   from.find(item, begin);
   to.find(item, begin + (there < cuda_kernels::kTileBlocks ? there : cuda_kernels::kTileBlocks));
-  u32 most = 0;  // as bits of a float
+  u32 most = 0;  // the bits of a float
   if (item.grad.dim_count == 0) {
     const u8* const data = static_cast<const u8*>(item.grad.data);
     switch (item.grad.dtype) {

@@ -4,7 +4,7 @@
 // blocks with an operand out of range (real-inl.h), are summed one block at a time (kernels/norms-inl.h). Included in
 // the namespace of a .cu file after norms-inl.h and step_tiles-inl.h.
 
-// The tables for decoding states.
+// The tables that decode states.
 template <class C>
 struct ReadTables {
   using Shared = typename LaneCodec<C>::Shared;
@@ -16,12 +16,12 @@ struct ReadTables<Dynamic8> {
   LT_FN void fill(Shared& shared, const void* tables) { LaneCodec<Dynamic8>::fill_values(shared, tables); }
 };
 
-// A block's 256 values on the way from the lanes that computed them to the lanes that add them: rows for the 32 lanes
-// of the sum, spaced so that neither access has bank conflicts.
+// A block's 256 values on the way from the lanes that computed them to the lanes that add them. There is a row for each
+// of the 32 lanes of the sum, spaced so that neither access has bank conflicts.
 inline constexpr int kTurnedRow = kNormLanes + 4;
 using Turned = uint4[kNormRounds * kTurnedRow / 4];
 
-// The sum of the squares of a block's values times `inverse`, returned to all lanes of its half. x: a lane's own 16
+// Returns the sum of the squares of a block's values times `inverse` to all lanes of its half. `x` has a lane's 16
 // values.
 LT_FN float sum_of_half(const float (&x)[kLaneElements], float inverse, Turned& turned) {
   static_assert(2 * kLaneElements == kNormLanes && kLaneElements * kLanes == kBlock);
@@ -40,7 +40,7 @@ LT_FN float sum_of_half(const float (&x)[kLaneElements], float inverse, Turned& 
     even = even + as_float(two.x) * as_float(two.x);
     odd = odd + as_float(two.y) * as_float(two.y);
   }
-  __syncwarp();  // all lanes have read it
+  __syncwarp();  // all lanes have read `turned`
 #pragma unroll
   for (u32 distance = kLanes / 2; distance > 0; distance /= 2) {
     even = even + from_lane_xor(even, distance);
@@ -49,8 +49,7 @@ LT_FN float sum_of_half(const float (&x)[kLaneElements], float inverse, Turned& 
   return even + odd;
 }
 
-// One lane's part of an exact sum, on its way to memory: three 32-bit limbs with their carries; the first is limb
-// `base`.
+// One lane's part of an exact sum, on its way to memory: three 32-bit limbs with carries, from limb `base` on.
 struct LimbWindow {
   NormSums* sums = nullptr;
   int term = 0;
@@ -67,7 +66,7 @@ struct LimbWindow {
     const u64 shifted = static_cast<u64>(mantissa) << place % 32, low = shifted & 0xffffffffu, high = shifted >> 32;
     if (static_cast<u32>(limb - base) > 1u) {
       flush();
-      base = limb - 1;  // for the smallest term place is 4 and base -1: its first limb stays 0
+      base = limb - 1;  // for the smallest term, place is 4 and base -1, so its first limb stays 0
     }
     const bool is_first = limb == base;
     word[0] += is_first ? low : 0;
@@ -92,8 +91,8 @@ struct LaneNorms {
   using Tables = ReadTables<C>;
   static constexpr int K = Lanes::K;
 
-  // The terms of a lane's elements; zeros for missing elements. Returns false, alike for the whole warp, if an operand
-  // was out of range: the terms may then be wrong.
+  // Computes the terms of a lane's elements, 0 for missing elements. Returns false to the whole warp if an operand is
+  // out of range; the terms may then be wrong.
   template <bool kIsCommon>
   LT_FN bool terms(const Tile& tile, const typename R::Args& args, const typename Tables::Shared& shared,
                    const Form& form, const LaneAt& at, typename Lanes::Words& words, float (&x)[2][kLaneElements]) {
@@ -142,8 +141,8 @@ struct LaneNorms {
     return !kDivides<R> || !__any_sync(kAllLanes, out);
   }
 
-  // Adds the blocks of the warp's halves. Lane 0 of a half has the first term's sum in its window, lane 1 the second
-  // term's.
+  // Adds the blocks of the warp's halves. Lane 0 of a half has the first term's sum in its window, and lane 1 has the
+  // second term's.
   LT_FN void add(const LaneAt& at, const float (&x)[2][kLaneElements], Turned& turned, LimbWindow& window) {
     float sum[2];
     u32 exponent[2];
@@ -160,8 +159,8 @@ struct LaneNorms {
   }
 };
 
-// Returns the first term's sum to even lanes and the second's to odd ones, with the unit above it, as bits. Not
-// inlined: its code would be repeated for each path that ends here.
+// Returns the first term's sum to even lanes and the second's to odd lanes, in the lower half, with the unit in the
+// upper half, as bits. Not inlined, because the code would be repeated for each path that ends here.
 template <class R, class C>
 static __device__ __noinline__ u64 slow_norms(const DeviceItem* item, i64 block, const void* tables) {
   const u32 lane = threadIdx.x % 32;
@@ -209,7 +208,7 @@ LT_FN void norm_tiles(const StepArguments& a) {
     float x[2][kLaneElements];
     typename Lanes::Words words;
     if (tile.plain) {
-      // The next round's words are on their way while this round's values are added.
+      // The next round's words are loaded while this round's values are added.
       LaneAt at = tile.place_straight(0);
       Lanes::load(tile, common_form(), at, words);
       for (int b = 0; b < tile.blocks; b += 2) {

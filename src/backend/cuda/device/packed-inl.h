@@ -3,21 +3,21 @@
 
 inline constexpr int kLaneElements = 16;
 
-// A lane's position in this round.
+// A lane's position in a round.
 struct LaneAt {
-  int block;    // counted from the tile's first
-  int element;  // the first of its 16, counted from the tile's first
-  u32 index;    // lower bits of the first one's index
+  int block;    // the block, counted from the tile's first
+  int element;  // its first of 16 elements, counted from the tile's first
+  u32 index;    // lower bits of the first element's index
   int half;     // the half of the warp, which has the block
-  int count;    // number of its elements; with 0 it reads another lane's elements, or nothing
-  bool there;   // the half has its own block
+  int count;    // number of its elements; with 0, it reads another lane's or none
+  bool there;   // true if the half has its own block
 };
 
-// Selected at run time, uniform for a warp: branches cost less than separate kernels for each pair of types, which
-// a driver would have to load.
+// Selected at run time and uniform for a warp, because branches cost less than separate kernels for each pair of types,
+// which a driver would have to load.
 struct Form {
   int param, grad;  // element types
-  int master;       // of the weights; 0: none
+  int master;       // of the weights; 0 for none
   bool wide;        // lanes have 16 elements or none, and accesses of 16 bytes are aligned
 
   LT_METHOD bool operator==(const Form& o) const {
@@ -30,7 +30,7 @@ LT_FN Form common_form() { return {1, 1, 0, true}; }
 template <int kBytes>
 using Unit = std::conditional_t<kBytes == 4, u32, std::conditional_t<kBytes == 2, u16, u8>>;
 
-// Tells the compiler that memory is global, which it cannot see if pointers come from memory: it would use generic
+// Tells the compiler that memory is global. It cannot see this if pointers come from memory, and would use generic
 // loads and stores, which might access the shared tables.
 LT_FN void assume_global([[maybe_unused]] const void* memory) {
 #ifdef __CUDA_ARCH__
@@ -38,7 +38,7 @@ LT_FN void assume_global([[maybe_unused]] const void* memory) {
 #endif
 }
 
-// kWords words, 16 bytes at a time, or 8, or 4.
+// Load kWords words, 16, 8 or 4 bytes at a time.
 template <int kWords>
 LT_FN void load_whole(u32* word, const u8* from) {
   assume_global(from);
@@ -69,24 +69,25 @@ LT_FN void store_whole(const u32* word, u8* to) {
   }
 }
 
-// A lane's kWords words, in units of kUnit bytes. Wide: 16 or 8 bytes at a time, without cache hints: a lane's
-// neighbour takes the other half of its sectors, and lines marked to leave the caches first had already left (float32
-// state on an H100: 0.90 of a copy's rate, 0.82 with hints).
+// A lane's kWords words, in units of kUnit bytes. Wide accesses take 16 or 8 bytes at a time, without cache hints: a
+// lane's neighbour takes the other half of its sectors, and with hints lines had left the caches by then (float32 state
+// on an H100: 0.90 of a copy's rate, 0.82 with hints).
 //
-// Otherwise the lane's bytes begin anywhere, and may be fewer. It reads the aligned pieces that hold them, from the
-// first on; settle() reads the last one, which its neighbour has read by then, and shifts the bytes into place. The
-// contents after the last byte are arbitrary. A lane whose pieces leave the tile reads unit by unit, because the memory
-// beside the tile may not exist.
+// Otherwise the lane's bytes may begin anywhere and be fewer. The lane reads the aligned pieces that hold them, from
+// the first on; settle() reads the last piece, which the neighbour has read by then, and shifts the bytes into place.
+// The contents after the last byte are arbitrary. A lane whose pieces leave the tile reads unit by unit, because the
+// memory beside the tile may not exist.
 template <int kWords, int kUnit>
 struct LaneBytes {
-  static constexpr int kOfPiece = kWords < 4 ? kWords : 4, kPieces = kWords / kOfPiece;  // words of a piece
+  static constexpr int kOfPiece = kWords < 4 ? kWords : 4, kPieces = kWords / kOfPiece;  // words of a piece, and pieces
   static constexpr int kPieceBytes = 4 * kOfPiece;
-  const u8* piece;  // the first
-  int before;       // bytes of it before the lane's
-  int bytes;        // of the lane
-  bool apart;       // unit by unit
+  const u8* piece;  // the first piece
+  int before;       // bytes of the first piece before the lane's bytes
+  int bytes;        // number of the lane's bytes
+  bool apart;       // accesses go unit by unit
 
-  // first: offset in bytes from the tile's first byte, which is at base; all: bytes of the tile.
+  // `first` is the offset in bytes from the tile's first byte, which is at `base`; `all` is the number of bytes in the
+  // tile.
   LT_FN LaneBytes find(const u8* base, int first, int units, int all) {
     LaneBytes of;
     of.before = units ? static_cast<int>(reinterpret_cast<u64>(base + first) % kPieceBytes) : 0;
@@ -119,18 +120,18 @@ struct LaneBytes {
     for (int i = 0; i < kOfPiece; ++i) in[kWords + i] = 0;
     if (!apart) load_piece(in + kWords, kPieces);
     const int by = apart ? 0 : before;
-    // First move by whole words.
+    // Move by whole words first.
     if constexpr (kOfPiece == 4) move_down<2>(in, by);
     move_down<1>(in, by);
 #pragma unroll
     for (int i = 0; i < kWords; ++i) word[i] = kUnit == 4 ? in[i] : shifted(in[i], in[i + 1], by % 4 * 8);
   }
 
-  // Called by all lanes: each stores its pieces from the one with its first byte on, together with the last bytes of
-  // the lane before. In the first and the last lane of a half, a piece may hold foreign bytes: they store their part of
-  // it by units.
+  // Called by all lanes. Each stores its pieces, from the piece with its first byte on, together with the last bytes of
+  // the previous lane. In the first and last lane of a half, a piece may hold foreign bytes, so these lanes store their
+  // part unit by unit.
   LT_METHOD void store(const u32* word) const {
-    u32 out[kOfPiece + kWords + kOfPiece];  // from the piece before the first on
+    u32 out[kOfPiece + kWords + kOfPiece];  // begins one piece before the first
     const u32 lane = thread_again() % 32;
 #pragma unroll
     for (int i = 0; i < kOfPiece; ++i) {
@@ -158,7 +159,7 @@ struct LaneBytes {
     for (int i = 2 * kOfPiece + kWords - 1; i >= kOfPiece && kUnit < 4; --i)
       out[i] = shifted(out[i - 1], out[i], 32 - before % 4 * 8);
     const int begin = is_first ? before : 0, end = is_last ? before + bytes : 4 * kWords;
-    u32 rest[kOfPiece];  // the piece that is not whole
+    u32 rest[kOfPiece];  // the incomplete piece
     const int at = is_first ? 0 : end / kPieceBytes;
 #pragma unroll
     for (int i = 0; i <= kPieces; ++i) {
@@ -178,7 +179,7 @@ struct LaneBytes {
  private:
   LT_METHOD static const Unit<kUnit>* unit_at(const u8* at) { return reinterpret_cast<const Unit<kUnit>*>(at); }
   LT_METHOD static Unit<kUnit>* unit_at(u8* at) { return reinterpret_cast<Unit<kUnit>*>(at); }
-  // Moves by kStep words if `by` bytes include that many.
+  // Moves by kStep words if the number of words in `by` bytes has this bit.
   template <int kStep>
   LT_METHOD static void move_down(u32 (&in)[kWords + kOfPiece], int by) {
     const bool here = (by / 4 & kStep) != 0;
@@ -191,7 +192,7 @@ struct LaneBytes {
 #pragma unroll
     for (int i = kWords + 2 * kOfPiece - 1; i >= kStep; --i) out[i] = here ? out[i - kStep] : out[i];
   }
-  // Four bytes out of two words, from bit `by` on.
+  // Returns four bytes of two words, from bit `by` on.
   LT_METHOD static u32 shifted(u32 low, u32 high, int by) { return static_cast<u32>((u64{high} << 32 | low) >> by); }
   LT_METHOD void load_piece(u32* word, int i) const {
     if (i * kPieceBytes < before + bytes)
@@ -232,7 +233,7 @@ struct Packed<float> {
   LT_FN void set_two(u32* word, int i, float low, float high) { word[i] = bits(low), word[i + 1] = bits(high); }
 };
 
-// Hardware rounds to nearest even, denormals included, like the portable kernels; a NaN stays a NaN.
+// The hardware rounds to nearest even, including denormals, like the portable kernels. A NaN stays a NaN.
 template <>
 struct Packed<bf16> {
   LT_FN float get(const u32* word, int i) { return as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16); }
@@ -258,7 +259,7 @@ struct Packed<f16> {
   LT_FN u32 half(const u32* word, int i) { return i % 2 ? word[i / 2] >> 16 : word[i / 2] & 0xffffu; }
 };
 
-// Room for elements of any type; not all types fill it. (The stand-in's compiler would warn of uninitialized words.)
+// Room for elements of any type; not all types fill it. (The stand-in's compiler would warn about uninitialized words.)
 struct ElementWords {
 #ifdef __CUDA_ARCH__
   u32 word[kLaneElements];
@@ -267,7 +268,7 @@ struct ElementWords {
 #endif
 };
 
-// all: elements of the tile.
+// `all` is the number of elements in the tile.
 LT_FN void load_elements(u32 (&word)[kLaneElements], const u8* base, int dtype, bool wide, const LaneAt& at, int all) {
   if (dtype == 0)
     load_lane<kLaneElements, 4>(word, base, 4 * at.element, wide, at.count, 4 * all);
@@ -315,17 +316,17 @@ LT_FN void pack(u32 (&word)[kLaneElements], const float (&x)[kLaneElements], int
     pack<f16>(word, x);
 }
 
-// random_16 of elements 4 * number to 4 * number + 3, two to a word, the first in the lower half.
+// Computes random_16 of elements 4 * number to 4 * number + 3, two per word, the first in the lower half.
 LT_FN void random_four(u32 number, RandomKey key, u32 (&random)[2]) {
   const u32 half = random_half(number, key), hash = random_rest(half, key);
   random[0] = __byte_perm(half, hash, 0x5342), random[1] = __byte_perm(half, hash, 0x7362);
 }
 
-// Random bits of a lane's elements, whose first index is a multiple of 4.
+// The random bits of a lane's elements, whose first index is a multiple of 4.
 struct LaneRandom {
   u32 first;
   RandomKey key;
 
-  // For four elements from index i on.
+  // Computes the random bits of four elements from number i on.
   LT_METHOD void four(int i, u32 (&random)[2]) const { random_four(first / 4 + static_cast<u32>(i) / 4, key, random); }
 };

@@ -1,6 +1,7 @@
 // Queues a kernel. Included in the namespace of a .cu file after device-inl.h.
 
-// units: units of work; a thread block takes `at_once` at a time. Without units nothing is queued.
+// Queues the kernel for `units` units of work, of which a thread block takes `at_once` at a time. Queues nothing for no
+// units.
 template <class... Parameters>
 inline cudaError_t queue_kernel(void (*kernel)(Parameters...), i64 units, i64 at_once, const Queue& queue,
                                 std::type_identity_t<Parameters>... arguments) {

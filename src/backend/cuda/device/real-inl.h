@@ -1,20 +1,20 @@
-// The float of steps whose operands are known to be in range: division and square root without range tests, which cost
+// The float of steps whose operands are known to be in range. Division and square root have no range tests, which cost
 // more than the arithmetic. Included in the namespace of a .cu file after the portable kernels.
 //
-// In exact files the results have IEEE 754's bits for the operands that LaneBlocks (step-inl.h) accepts: the sequences
-// are nvcc's own fast paths, whose results depend on exponents only if something over- or underflows. With 2^-100 <= x
-// < 2^25 or x = 0 the remainder x - g g of the square root is a multiple of 2^-149 and exact. With 2^-96 <= |a| < 2^61
-// or a = 0, and 2^-60 <= b <= 2^26, quotients are normal, and so are a - b q and all other results. A quotient of -0
-// becomes +0, so a step of length 0 is +0 if LaneBlocks has found that it cannot underflow: move then need not change
+// In exact files, results have IEEE 754's bits for operands that LaneBlocks (step-inl.h) accepts: the sequences are
+// nvcc's own fast paths, whose results depend on exponents only if something over- or underflows. With 2^-100 <= x <
+// 2^25 or x = 0 the remainder x - g g of the square root is a multiple of 2^-149 and exact. With 2^-96 <= |a| < 2^61 or
+// a = 0, and 2^-60 <= b <= 2^26, quotients are normal, and so are a - b q and all other results. A quotient of -0
+// becomes +0, so a step of length 0 is +0 if LaneBlocks has found that it cannot underflow, and move need not change
 // its sign.
 //
-// In fast files (LT_CUDA_FAST) quotients may be -0, which turns a parameter of -0 into +0. The reciprocal has an error
-// of at most 1 ulp, the quotient with one more multiplication 2 ulp, and the square root at most 1 ulp (PTX ISA:
-// rcp.approx, sqrt.approx).
+// In fast files (LT_CUDA_FAST), quotients may be -0, which turns a parameter of -0 into +0. The error is at most 1 ulp
+// for the reciprocal, 2 ulp for the quotient, which takes one more multiplication, and 1 ulp for the square root (PTX
+// ISA: rcp.approx, sqrt.approx).
 
 LT_FN float unchecked_divide(float a, float b) {
 #ifndef __CUDA_ARCH__
-  return a / b + 0.f;  // no -0, as below
+  return a / b + 0.f;  // never -0, like the code below
 #elif defined LT_CUDA_FAST
   return __fdividef(a, b);
 #else
@@ -36,13 +36,13 @@ LT_FN float unchecked_sqrt(float x) {
   return g;
 #else
   float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x > 0x1p-100f ? x : 0x1p-100f));  // x = 0 gives 0 below
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x > 0x1p-100f ? x : 0x1p-100f));  // gives 0 below if x is 0
   const float g = __fmul_rn(x, y), h = __fmul_rn(y, 0.5f);
   return __fmaf_rn(__fmaf_rn(-g, g, x), h, g);
 #endif
 }
 
-// kHasZero: a step may still be -0.
+// kHasZero says that a step may still be -0.
 template <bool kHasZero>
 struct Real {
   float x;

@@ -1,4 +1,4 @@
-// Roots of exact sums, in double, as the host computes them. Included in the namespace of a .cu file after the portable
+// Computes roots of exact sums in double, like the host. Included in the namespace of a .cu file after the portable
 // kernels.
 
 // Rounds the sum like ExactSum::value().

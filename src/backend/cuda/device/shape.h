@@ -1,4 +1,4 @@
-// The shapes of launches, and the start of a tile: plain functions, for host code and its tests.
+// The shapes of launches, as plain functions for host code and its tests.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,14 @@ inline constexpr int kWarps = kThreads / 32;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-// The number of thread blocks for `units` of work, of which a block takes `at_once` at a time: at most as many as are
-// resident together, because each loads tables once and then continues from unit to unit.
+// Returns the number of thread blocks for `units` units of work, of which a block takes `at_once` at a time. Returns no
+// more blocks than are resident together, because each loads tables once and then continues from unit to unit.
 constexpr unsigned grid_for(int64_t units, int64_t at_once, int processors, int resident) {
   const int64_t most = int64_t{std::max(processors, 1)} * std::max(resident, 1);
   return static_cast<unsigned>(std::min(ceil_div(units, at_once), most));
 }
 
-// The number of tiles in an item of this many blocks.
+// Returns the number of tiles in an item of this many blocks.
 constexpr int64_t tiles_of(int64_t blocks) { return ceil_div(blocks, kTileBlocks); }
 
 }  // namespace lowtide::cuda_kernels

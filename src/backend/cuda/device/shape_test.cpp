@@ -1,4 +1,5 @@
-// Shapes of launches, at the edges of what there is to do and of 64 bits; and the layout of what crosses to the device.
+// Tests the shapes of launches for the smallest and largest amounts of work, and the layout of structs that go to the
+// device.
 #include "backend/cuda/device/shape.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +11,7 @@
 namespace lowtide::cuda_kernels {
 namespace {
 
-// Kernels load pointers and numbers whole, and a table of items is one copy of bytes.
+// Kernels load whole pointers and numbers, and a table of items is copied as bytes.
 static_assert(std::is_trivially_copyable_v<kernels::DeviceItem> && alignof(kernels::DeviceItem) == 8);
 static_assert(sizeof(kernels::DeviceItem) % 8 == 0 && offsetof(kernels::DeviceItem, args) % 8 == 0);
 static_assert(sizeof(ReplayState) == 12 && offsetof(ReplayState, missed) == 8);
@@ -27,9 +28,9 @@ TEST(CudaShape, GridsCoverTheWorkAndAreResident) {
           const int64_t most = int64_t{std::max(processors, 1)} * std::max(resident, 1);
           EXPECT_GE(grid, 1);
           EXPECT_LE(grid, most);
-          // Fewer than are resident only if they are enough.
+          // There are fewer blocks than can be resident only if they are enough.
           EXPECT_TRUE(grid == most || grid * at_once >= units);
-          // None of them is idle.
+          // No block is idle.
           EXPECT_LT((grid - 1) * at_once, units);
           ++checked;
         }

@@ -1,4 +1,4 @@
-// Packs signs to bits and unpacks them; votes, steps by signs, and error feedback.
+// Packs and unpacks signs, votes, steps by signs, and does error feedback.
 #include "backend/cuda/device/prelude.inc"
 #include "portable/sign.h"
 #include "portable/feedback.h"
@@ -48,7 +48,7 @@ namespace lowtide::cuda_kernels {
 using namespace cuda_device;
 namespace {
 
-// The number of words of 32 signs for this many signs; each takes a thread.
+// Returns the number of words of 32 signs for this many signs; each word takes a thread.
 int64_t words_of(int64_t signs) { return ceil_div(signs, 32); }
 
 // Calls work(T()) with the element type of this number.

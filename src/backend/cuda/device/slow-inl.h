@@ -1,17 +1,17 @@
-// The slow path of a step: blocks with any types, strides and operands, one element after the other. Included in the
-// namespace of a .cu file after backend/kernels/step-inl.h and tiles-inl.h.
+// The slow path of a step handles blocks with any types, strides and operands, one element after another. Included in
+// the namespace of a .cu file after backend/kernels/step-inl.h and tiles-inl.h.
 
 inline constexpr int kLanes = kBlock / 16;  // lanes per block
 
-// A block on the slow path, with `count` elements (0: no block).
+// A block on the slow path, with `count` elements (0 if there is no block).
 struct SlowBlock {
   const DeviceItem* item;
   i64 block, element, index;
   int count;
 };
 
-// Lane j of 16 takes elements j, 16 + j, ... Two passes: for the absmax, and to store; nothing that the first pass
-// reads is written before the second has used it.
+// Lane j of 16 takes elements j, 16 + j, ... The first pass finds the absmax and the second stores; nothing that the
+// first pass reads is written before the second has used it.
 template <class R, class C>
 LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
   constexpr int K = R::kStates;
@@ -22,7 +22,7 @@ LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
   const auto place = [&](int j) {
     return BlockElement{of.item, of.block, of.element + j, static_cast<u64>(of.index + j), static_cast<u32>(j), true};
   };
-  // Index i among the lane's elements. A lane stores both codes of a pair.
+  // Returns the lane's i-th element. A lane stores both codes of a pair.
   const auto element = [&](int i) { return kHasPairs<C> ? i / 2 * 2 * kLanes + 2 * lane + i % 2 : i * kLanes + lane; };
   const auto next = [&](const BlockElement& at, float(&state)[K ? K : 1], float& p) {
     each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
@@ -65,7 +65,7 @@ LT_FN void slow_blocks(const SlowBlock& of, const typename C::Tables* tables) {
     store_weight(at, p);
     each<K>([&](auto k) {
       constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
-      // Not by an index, which would force the array into memory.
+      // An index would force the array into memory.
       const float first = inverse[k][0], last = inverse[k][kMostScales - 1];
       store_state<C, kSigned>(tables, at, k, state[k], scale_of_block<C, kSigned>(at.lane) ? last : first);
     });

@@ -1,5 +1,5 @@
-// The hot path of steps: a warp takes two blocks, of which each lane has 16 elements in registers. Included in the
-// namespace of a .cu file after tile-inl.h, weights-inl.h, lane_dynamic8-inl.h and real-inl.h.
+// The hot path of steps: a warp takes two blocks, and each lane has 16 elements in registers. Included in the namespace
+// of a .cu file after tile-inl.h, weights-inl.h, lane_dynamic8-inl.h and real-inl.h.
 
 #ifdef LT_CUDA_FAST
 inline constexpr bool kIsFast = true;
@@ -7,14 +7,15 @@ inline constexpr bool kIsFast = true;
 inline constexpr bool kIsFast = false;
 #endif
 
-// Rules that divide a first moment by the square root of a second one: operands must be in range for Real.
+// True if the rule divides a first moment by the square root of a second moment; operands must then be in range for
+// Real.
 template <class R>
 inline constexpr bool kDivides = std::is_base_of_v<AdamBase, R> || std::is_base_of_v<Lamb, R>;
 // True if the rule's steps may be approximate in fast files.
 template <class R>
 inline constexpr bool kHasFast = std::is_base_of_v<AdamBase, R>;
 
-// True if states of this kind may be rounded to nearest; to be rounded stochastically.
+// True if states of this kind may be rounded to nearest, and if they may be rounded stochastically.
 template <class C, bool kSigned>
 inline constexpr bool kHasNearest = [] {
   if constexpr (requires { C::kNeedsRandom; })
@@ -25,7 +26,7 @@ inline constexpr bool kHasNearest = [] {
 template <class C>
 inline constexpr bool kHasRandom = C::kError > 0;
 
-// Replaces positive values below the least positive bfloat16 by it.
+// Raises positive values below the least positive bfloat16 to that number.
 LT_FN float at_least_a_code(float second_moment) {
   const u32 u = bits(second_moment), least = (u < 1u ? u : 1u) << 16;
   return as_float(u > least ? u : least);
@@ -41,19 +42,19 @@ template <bool kHasZero>
 LT_FN float value_of(Real<kHasZero> x) {
   return x.x;
 }
-// LAMB multiplies a first moment before it divides it, by 2^10 at most.
+// LAMB multiplies a first moment by 2^10 at most before the division.
 template <class R>
 inline constexpr float kMostMoment = std::is_base_of_v<Lamb, R> ? 0x1p50f : 0x1p60f;
 
 // How the lanes of a warp share two blocks.
 enum class Round {
-  kAny,      // 16 lanes each, whose elements follow one another
-  kCommon,   // the same, of the most common form, without a factor of the gradient
-  kSectors,  // of this form, too: whole blocks, each by all lanes, in runs so short that each access takes whole
+  kAny,      // each block has 16 lanes, with consecutive elements
+  kCommon,   // as kAny, in the most common form, without a gradient factor
+  kSectors,  // also in this form: all lanes share each block, in runs so short that each access takes whole
              // sectors
 };
 
-// kStates: the number of states that are read and written.
+// kStates is the number of states that are read and written.
 template <class R, class C, int kStates = R::kStates>
 struct LaneBlocks {
   using Codec = LaneCodec<C>;
@@ -61,7 +62,7 @@ struct LaneBlocks {
   static constexpr int K = kStates;
   template <Round kRound>
   static constexpr int kLanesOfBlock = kRound == Round::kSectors ? 32 : kLanes;
-  // Blocks of which a lane has elements in a round.
+  // The number of blocks of which a lane has elements in a round.
   template <Round kRound>
   static constexpr int kBlocks = kLanesOfBlock<kRound> / kLanes;
   // In rounds of whole sectors a lane's 16 bytes, of the states or of the weights, follow its neighbour's.
@@ -74,7 +75,7 @@ struct LaneBlocks {
     static constexpr int kLanesOfScale = kLanesOfBlock<kRound> / (kOfBlock ? kOfBlock : 1);
     using Code = CodeOf<C, kSigned>;
     using Codes = typename Codec::template Codes<kSigned>;
-    // The largest magnitude in range, and the least nonzero one. Others take the slow path. See Real and LaneCodec.
+    // The largest and the least nonzero magnitude in range. Others take the slow path. See Real and LaneCodec.
     static constexpr float kMost = kSigned ? (C::kScaled ? 0x1p22f : kMostMoment<R>) : 0x1p24f;
     static constexpr float kLeast = kSigned ? 0x1p-96f : 0x1p-100f;
   };
@@ -91,10 +92,10 @@ struct LaneBlocks {
     return all;
   }
 
-  // True if all of an item's blocks may take this path.
+  // Returns true if all of an item's blocks may take this path.
   LT_FN bool takes(const DeviceItem& item, const typename R::Args& args) {
     bool yes = item.param.dim_count == 0 && item.grad.dim_count == 0 && has_range(args);
-    // A lane's neighbours share its random bits, and a block its keys.
+    // Neighbouring lanes share random bits, and the elements of a block share keys.
     if (item.stochastic || (item.master.kind && residual_bits(item.master.kind) == 0))
       yes = yes && ((item.first_index | item.row_stride) & (kBlock - 1)) == 0;
     each<K>([&](auto k) {
@@ -102,7 +103,7 @@ struct LaneBlocks {
     });
     return yes;
   }
-  // True if Real may be used with these arguments when states are in range.
+  // Returns true if Real may be used with these arguments when states are in range.
   LT_FN bool has_range(const typename R::Args& args) {
     bool yes = true;
     if constexpr (kDivides<R>)
@@ -115,12 +116,12 @@ struct LaneBlocks {
   }
 
   static constexpr bool kLooksAtMost = K > 0 && (C::kScaled || kDivides<R>);
-  // True if blocks with small operands may be taken carefully: if the hot path looks for them.
+  // True if blocks with small operands may be taken carefully, that is, if the hot path looks for them.
   static constexpr bool kHasCareful = kLooksAtMost;
   static constexpr bool kLooksAtLeast = !kIsFast && kDivides<R>;
 
-  // True if a lane has registers for the next round's words beside this round's states; for separate code for the most
-  // common form. Otherwise registers would spill (tools/cubin_report.py).
+  // True if a lane has registers for the next round's words beside this round's states, and for separate code for the
+  // most common form. Otherwise registers would spill (tools/cubin_report.py).
   static constexpr bool kLoadsAhead =
       C::kScaled && (K < 2 || (K == 2 && std::is_same_v<C, Dynamic8> && !std::is_base_of_v<Lamb, R>));
   static constexpr bool kHasCommon = K <= 2;
@@ -140,8 +141,8 @@ struct LaneBlocks {
     });
   }
 
-  // The scales of a tile, in shared memory: a warp reads and writes whole sectors of them at once. New ones do not take
-  // the place of old ones, which would need a barrier in each round.
+  // The scales of a tile, in shared memory, because a warp reads and writes whole sectors of scales at once. New scales
+  // do not replace the old ones, which would need a barrier in each round.
   struct Held {
     static constexpr int kOfBlock = kScales<C, false> > kScales<C, true> ? kScales<C, false> : kScales<C, true>;
     using Scales = float[K ? K : 1][cuda_kernels::kTileBlocks * (kOfBlock ? kOfBlock : 1)];
@@ -151,7 +152,7 @@ struct LaneBlocks {
     each_scale(tile.blocks, [&](auto k, int i) { held.before[k][i] = __ldg(tile.state[k].scales + i); });
     __syncwarp();
   }
-  // blocks: the number of blocks that have stored their scales there.
+  // Writes the scales of the first `blocks` blocks, which have stored them in `held`.
   LT_FN void give_scales(const Tile& tile, const Held& held, int blocks) {
     __syncwarp();
     each_scale(blocks, [&](auto k, int i) { *written<k>(tile, i) = held.after[k][i]; });
@@ -169,17 +170,17 @@ struct LaneBlocks {
     });
   }
 
-  // Call after load if a round is not wide: puts words into place (LaneBytes).
+  // Puts words into place (LaneBytes). Call this after load() if a round is not wide.
   LT_FN void settle(const Tile& tile, const Form& form, const LaneAt& at, Words& words) {
     words.weights.settle(tile, form, at);
     settle_elements(words.grad.word, tile.grad, form.grad, form.wide, at, tile.left);
     each<K>([&](auto k) { settle_codes<k>(tile, form.wide, at, words.codes.of(k).word); });
   }
 
-  // Returns false, alike for the whole warp, and does nothing if an operand is out of range. Uses up `words`; calls
-  // next() once they are read. held: for whole sectors. Careful tiles accept operands of any magnitude down to 0, which
-  // small gradients cause, in rounds of any form, with IEEE division and roots (element by element such steps took 9
-  // times as long on an H100).
+  // Steps the blocks of a round. If an operand is out of range, does nothing and returns false to the whole warp.
+  // Consumes `words`, and calls next() when they have been read. `held` is for whole sectors. Careful tiles accept
+  // operands of any magnitude down to 0, which small gradients cause, in rounds of any form, with IEEE division and
+  // roots (such steps took 9 times as long element by element on an H100).
   template <Round kRound, class Next>
   LT_FN bool step(const Tile& tile, const typename R::Args& args, const Shared& shared, const Form& form,
                   const LaneAt& at, Words& words, Next&& next, Held* held = nullptr) {
@@ -255,20 +256,20 @@ struct LaneBlocks {
   }
 
  private:
-  // n: the block's number among the lane's.
+  // `n` is the block's number among the lane's blocks.
   template <int k, Round kRound>
   LT_FN int scale_at(const LaneAt& at, int n = 0) {
     constexpr int kOfBlock = State<k>::kOfBlock, kLanesOfScale = State<k>::template kLanesOfScale<kRound>;
     const int in_block = static_cast<int>(threadIdx.x % kLanesOfBlock<kRound>) / kLanesOfScale;
     return (at.block + n) * kOfBlock + (kOfBlock > 1 ? in_block : 0);
   }
-  // Where scale i of the tile is written.
+  // Returns the address to which scale i of the tile is written.
   template <int k>
   LT_FN float* written(const Tile& tile, int i) {
     return reinterpret_cast<float*>(reinterpret_cast<u8*>(const_cast<float*>(tile.state[k].scales + i)) +
                                     tile.write_offset);
   }
-  // Calls work(k, i) for the lane's part of the scales of so many blocks.
+  // Calls work(k, i) for the lane's part of the scales of `blocks` blocks.
   template <class Work>
   LT_FN void each_scale(int blocks, Work&& work) {
     if constexpr (C::kScaled) {
@@ -282,7 +283,8 @@ struct LaneBlocks {
     }
   }
 
-  // In rounds of whole sectors: where the lane's element e lies behind its first, and runs of elements of kBits.
+  // For rounds of whole sectors: the position of the lane's element e after its first, and loads of runs of kBits
+  // elements.
   LT_FN int behind_first(int e) { return e / kRun * 32 * kRun + e % kRun; }
   template <int kBits>
   LT_FN void load_runs(u32* word, const u8* base, const LaneAt& at) {
@@ -297,7 +299,7 @@ struct LaneBlocks {
       store_whole<kRun * kBits / 32>(word + e * kBits / 32, base + (at.element + behind_first(e)) * kBits / 8);
   }
 
-  // Bytes of the codes of this many elements.
+  // Returns the size of the codes of this many elements in bytes.
   template <int k>
   LT_FN int code_bytes(int elements) {
     return elements * kCodeBits<typename State<k>::Code> / 8;
@@ -322,8 +324,8 @@ struct LaneBlocks {
                                                        at.count / kCodesOf<Code>);
   }
 
-  // Finds, for each state, the largest magnitude among the values that share a scale; returns false if one in the warp
-  // is out of range. Works on bits without the sign, which have the order of magnitudes, with NaN above all.
+  // Finds, for each state, the largest magnitude among the values that share a scale. Returns false if a magnitude in
+  // the warp is out of range. Compares bits without the sign, which have the order of magnitudes, with NaN above all.
   template <Round kRound>
   LT_FN bool find_most(const Form& form, bool careful, const LaneAt& at, float (&state)[K ? K : 1][kLaneElements],
                        float (&most)[K ? K : 1][kBlocks<kRound>]) {
@@ -332,7 +334,7 @@ struct LaneBlocks {
 #pragma unroll
       for (int e = 0; e < kLaneElements; ++e) each<K>([&](auto k) { state[k][e] = e < at.count ? state[k][e] : 0.f; });
     }
-    // No branch on a lane's elements: the compiler would duplicate all the code.
+    // Do not branch on a lane's elements, because the compiler would duplicate all the code.
     const u32 whole = at.count ? ~0u : 0u;
     bool out = false, has_less = false;
     each<K>([&](auto k) {
@@ -343,11 +345,11 @@ struct LaneBlocks {
         u32 largest = 0, less = ~0u;
         if constexpr (kLooksAtMost) largest = largest_of<State<k>::kSigned, kInBlock>(of_block) & whole;
         if constexpr (kLooksAtLeast) less = least_of<State<k>::kSigned, kInBlock>(of_block) | ~whole;
-        // Zeros are less, too, but in range.
+        // Zeros are also less, but are in range.
         if constexpr (kLooksAtLeast) has_less = has_less | (less < bits(State<k>::kLeast));
         if constexpr (C::kScaled) {
           largest = max_of_lanes(largest, State<k>::template kLanesOfScale<kRound>);
-          // A block of zeros has no reciprocal, and one of near-denormals has none in range.
+          // A block of zeros has no reciprocal, and a block of near-denormals has none in range.
           out = out | (!careful && largest - 1 < bits(0x1p-96f) - 1);
         }
         if constexpr (kLooksAtMost) out = out | (largest > bits(State<k>::kMost));
@@ -366,9 +368,9 @@ struct LaneBlocks {
     return !__any_sync(kAllLanes, out);
   }
 
-  // The largest and the least magnitude, as bits, with NaN above all. For signed numbers the largest magnitude is the
-  // positive one that is largest as a signed integer, or the negative one that is largest as an unsigned integer;
-  // likewise the least. One instruction compares three.
+  // Return the largest and the least magnitude, as bits, with NaN above all. For signed numbers, the largest magnitude
+  // is that of the positive number that is the largest signed integer or of the negative number that is the largest
+  // unsigned integer; likewise the least. One instruction compares three numbers.
   template <bool kSigned, int n>
   LT_FN u32 largest_of(const float* state) {
     u32 largest = bits(state[0]);

@@ -1,6 +1,6 @@
-// The step kernels, compiled for the emulated device, give the bits of a step on the CPU: every rule, codec and pair of
-// element types, states rounded to nearest and stochastically, whole and short blocks and rows, shards, misaligned
-// memory, strided and transposed parameters and gradients, states written elsewhere, and stopped steps.
+// Tests that step kernels, compiled for the emulated device, give the bits of a step on the CPU: for every rule, codec
+// and pair of element types, both ways of rounding, whole and short blocks and rows, shards, misaligned memory, strided
+// and transposed parameters and gradients, states written elsewhere, and stopped steps.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -94,7 +94,7 @@ TEST(CudaSteps, MakeTheBallotsOfTheCpu) {
               static_cast<long long>(bytes));
 }
 
-// One AdamW step of one usual parameter; returns the bytes that it changed.
+// Takes an AdamW step of a typical parameter, and returns the number of bytes that changed.
 int64_t changed_by(const uint32_t* guard, const cuda_kernels::ReplayState* replay) {
   Rng rng(71);
   StepCase start(1, 2, DType::kBF16, DType::kBF16, 3, 512, rng), got = start;
@@ -129,7 +129,7 @@ TEST(CudaSteps, AreStoppedByGuardsAndUnpreparedReplays) {
   EXPECT_EQ(replay->missed, 1u);
 }
 
-// Each place of a parameter of this type in turn holds a gradient that is not finite, or one too large.
+// Each element in turn has a gradient that is not finite or too large.
 TEST(CudaSearch, FindsTheFirstGradientThatIsNotFinite) {
   Rng rng(72);
   int64_t searches = 0;
@@ -140,7 +140,7 @@ TEST(CudaSearch, FindsTheFirstGradientThatIsNotFinite) {
       const int bad = static_cast<int>(rng.between(-1, 4));
       for (int i = bad; i >= 0 && i < 5; i += 2) {
         StepCase& c = cases[static_cast<size_t>(i)];
-        // Infinities of both signs and a NaN: what follows the sign is 0x7f8..., 0x7c..., or all ones.
+        // Infinities of both signs and a NaN, whose bits after the sign are 0x7f8..., 0x7c... or all ones.
         const uint32_t infinity = dtype == DType::kF32 ? 0x7f800000u : dtype == DType::kBF16 ? 0x7f80u : 0x7c00u;
         const uint32_t sign = dtype == DType::kF32 ? 0x80000000u : 0x8000u;
         const uint32_t what[] = {infinity, infinity | sign, sign - 1};

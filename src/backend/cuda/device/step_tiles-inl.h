@@ -1,6 +1,6 @@
 // The driver of steps: a warp takes a tile of kTileBlocks blocks of one item, two blocks at a time (step-inl.h). If an
-// operand is out of range or memory is strided, the two are stepped element by element (slow-inl.h), with the same
-// bits. Included in the namespace of a .cu file after slow-inl.h and step-inl.h.
+// operand is out of range or memory is strided, both are stepped element by element (slow-inl.h), with the same bits.
+// Included in the namespace of a .cu file after slow-inl.h and step-inl.h.
 
 struct StepArguments {
   const DeviceItem* items;
@@ -8,16 +8,16 @@ struct StepArguments {
   i64 count, tiles;
   const void* tables;
   const cuda_kernels::ReplayState* replay;
-  const DeviceNorms* norms;  // beside the items, for a rule with norms
-  u64* taken;                // tiles that warps have taken beside their first
+  const DeviceNorms* norms;  // parallel to items, for a rule with norms
+  u64* taken;                // number of tiles that warps have taken after their first
 };
 
-// True in a replay of a recorded step that was not prepared.
+// Returns true in a replay of a recorded step that was not prepared.
 LT_FN bool is_void(const cuda_kernels::ReplayState* replay) { return replay && replay->prepared == replay->done; }
 
-// The whole blocks of a plain tile, two or more, two by two, up to a round that is out of range: behind that a tile
-// goes on carefully, for where one operand is small, others are. A lane that has the registers loads the next round's
-// words before it makes codes of this one's states, so that its warp does not wait for them.
+// Steps the whole blocks of a plain tile with at least two blocks, two at a time, up to a round that is out of range.
+// After that the tile goes on carefully, because small operands come together. A lane that has the registers loads the
+// next round's words before it encodes this round's states, so that its warp does not wait for the words.
 template <class Lanes, class Args, class Shared>
 LT_FN void step_plain(Tile& tile, const Args& args, const Shared& shared, typename Lanes::Held& held) {
   const int blocks = tile.left / (2 * kBlock) * 2;
@@ -51,8 +51,9 @@ LT_FN void step_tiles(const StepArguments& a) {
   __syncthreads();
   const auto* const tables = static_cast<const typename C::Tables*>(a.tables);
   Tile& tile = of_warp[threadIdx.x / 32];
-  // Each warp takes the next tile that is left: with a share of its own, one that begins late, because another kernel
-  // has its multiprocessor, would end late. It asks while it has a tile, so that it does not wait for the answer.
+  // Each warp takes the next tile that is left. If warps had fixed shares, a warp that begins late, because another
+  // kernel occupies its multiprocessor, would end late. A warp asks for its next tile while it still has one, so it
+  // does not wait for the answer.
   for (i64 t = item_id() / 32; t < a.tiles; t = tile.next) {
     const i64 of = find_item_by_warp(a.starts, a.count, t);
     const DeviceItem& item = a.items[of];

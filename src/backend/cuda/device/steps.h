@@ -1,4 +1,4 @@
-// The steps of each rule, one .cu file per rule, plus one for the fast steps (step_rule.inc).
+// The steps of each rule. Each rule has a .cu file, and another for its fast steps, if any (step_rule.inc).
 #pragma once
 
 #include "backend/cuda/device/launch.h"

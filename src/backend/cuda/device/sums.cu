@@ -1,4 +1,4 @@
-// Sums over gradients: the norm that clips them.
+// Sums over gradients, for the norm that clips them.
 #include "backend/cuda/device/sums.h"
 
 #include "backend/cuda/device/prelude.inc"

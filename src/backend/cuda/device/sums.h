@@ -1,4 +1,4 @@
-// Sums over gradients; launch.h has the other kernels.
+// Sums over gradients. The other kernels are in launch.h.
 #pragma once
 
 #include "backend/cuda/device/launch.h"
@@ -6,7 +6,7 @@
 
 namespace lowtide::cuda_kernels {
 
-// Adds to the parts.
+// Adds the squares of the items' gradients to the parts.
 cudaError_t sum_squares(const kernels::DeviceItem* items, const int64_t* starts, int64_t count, int64_t tiles,
                         kernels::SumParts* parts, const Queue& queue);
 cudaError_t merge_sums(const kernels::SumParts* parts, kernels::Sums* sums, const Queue& queue);

@@ -1,12 +1,12 @@
-// The requirements of the kernels (backend/kernels) on their target, here CUDA: a thread's identity and cooperation.
-// Included in the namespace of a .cu file after the portable kernels. Launches are one-dimensional; the 32 members of
-// kernels of signs are warps. Threads meet in uniform code only, all 32.
+// Provides what the kernels (backend/kernels) require of their target, here CUDA: a thread's identity and cooperation.
+// Included in the namespace of a .cu file after the portable kernels. Launches are one-dimensional; the members of
+// kernels of signs are warps of 32. Threads meet only in uniform code, all 32.
 
 inline constexpr i64 kBlocksOfTile = cuda_kernels::kTileBlocks;
 inline constexpr u32 kAllLanes = ~0u;
 
-// threadIdx.x, read again at each use: the compiler would keep it, and values derived from it, in registers that a
-// step's values need.
+// Returns threadIdx.x, read again at each use, because the compiler would keep it and values derived from it in
+// registers that a step's values need.
 LT_FN u32 thread_again() {
 #ifdef __CUDA_ARCH__
   u32 x;
@@ -44,7 +44,7 @@ LT_FN u32 max_of_group(u32 x) {
   return max_of_lanes(of_warp[threadIdx.x % (kGroupSize / 32)], kGroupSize / 32);
 }
 
-// After this the group can read what its members wrote before it.
+// After this call, the group can read what its members wrote before it.
 LT_FN void meet_in_group() { __syncthreads(); }
 
 LT_FN void atomic_or(u32* word, u32 x) { atomicOr(word, x); }

@@ -1,9 +1,9 @@
-// A warp's tile as its lanes see it. It is in shared memory, because the states of 16 elements need the registers.
-// Included in the namespace of a .cu file after tiles-inl.h, slow-inl.h and packed-inl.h.
+// A warp's tile. It is in shared memory, because the states of 16 elements need the registers. Included in the
+// namespace of a .cu file after tiles-inl.h, slow-inl.h and packed-inl.h.
 
 LT_FN bool is_aligned(const void* p) { return (reinterpret_cast<u64>(p) & 15u) == 0; }
 
-// Bits of a weight's residual; 0 without one.
+// Returns the number of bits of a weight's residual, or 0 if there is none.
 LT_FN int residual_bits(int master) {
   switch (master) {
 #define LT_MASTER(number, name, bits) \
@@ -23,8 +23,8 @@ struct StateFormat {
 struct alignas(16) Tile {
   const DeviceItem* item;
   i64 next;   // the warp's next tile, among all tiles of the launch
-  i64 begin;  // its first block, counted from the item's first
-  // Pointers to its first element, code and scale.
+  i64 begin;  // the tile's first block, counted from the item's first
+  // Pointers to the tile's first element, code and scale.
   u8 *param, *residual;
   const u8* grad;
   struct {
@@ -33,7 +33,7 @@ struct alignas(16) Tile {
   } state[kMaxStates];
   i64 write_offset;
   Cursor first, cursor[2];  // positions of the tile, and of the warp's halves
-  // Keys for the states and the weights, for the blocks of the two halves, which may lie on either side of 2^32.
+  // Keys for the states and weights of the blocks of the two halves, whose indices may lie on either side of 2^32.
   RandomKey key[2][kMaxStates + 1];
   u32 index_high[2];
   // If the indices of all blocks are consecutive, with the same upper bits, cursors stay at the first block.
@@ -43,9 +43,9 @@ struct alignas(16) Tile {
   int rest;
   bool careful;
   int blocks;
-  u32 stochastic;  // as DeviceItem
+  u32 stochastic;  // as in DeviceItem
   float grad_scale;
-  Form form;            // wide: alignment allows it
+  Form form;            // wide if alignment allows it
   bool hot, is_common;  // is_common: the most common form, without a gradient factor, if a round is wide
   bool plain;           // hot and straight, and the most common form in every round
 
@@ -79,13 +79,13 @@ struct alignas(16) Tile {
     find_memory(formats);
   }
 
-  // The lane's place in blocks b and b + 1.
+  // Returns the lane's place in blocks b and b + 1.
   LT_METHOD LaneAt place(int b) const {
     if (straight) return place_straight(b);
     LaneAt at;
     at.half = static_cast<int>(thread_again() % 32 / kLanes);
     at.there = b + at.half < blocks;
-    // A half without a block reads the other half's, and stores nothing.
+    // A half without a block reads the other half's block and stores nothing.
     if (!at.there) at.half = 0;
     at.block = b + at.half;
     const Cursor& of = cursor[at.half];
@@ -111,12 +111,12 @@ struct alignas(16) Tile {
     at.index = static_cast<u32>(first.index) + static_cast<u32>(at.element);
     return at;
   }
-  // In a plain tile, of a round of whole sectors with runs of this many elements.
+  // Returns the lane's place in a plain tile for a round of whole sectors with runs of `run` elements.
   LT_METHOD LaneAt place_sectors(int b, int run) const {
     const int element = b * kBlock + static_cast<int>(threadIdx.x % 32) * run;
     return {b, element, static_cast<u32>(first.index) + static_cast<u32>(element), 0, kLaneElements, true};
   }
-  // The block of the lane's half, for the slow path.
+  // Returns the block of the lane's half for the slow path.
   LT_METHOD SlowBlock slow_block(const LaneAt& at) const {
     const i64 before = i64{at.block} * kBlock;
     const Cursor of = straight ? Cursor{first.element + before, 0, first.index + before} : cursor[at.half];

@@ -1,7 +1,7 @@
-// The position of a warp's tile: its item, and its elements. Included in the namespace of a .cu file after
+// Finds the position of a warp's tile: its item and its elements. Included in the namespace of a .cu file after
 // device-inl.h.
 
-// Like find_item, but by all lanes of a warp: each reads one of 32 starts at a time.
+// Does find_item with all lanes of a warp, each of which reads one of 32 starts at a time.
 LT_FN i64 find_item_by_warp(const i64* starts, i64 count, i64 tile) {
   const i64 lane = threadIdx.x % 32;
   i64 low = 0, span = count;
@@ -16,11 +16,11 @@ LT_FN i64 find_item_by_warp(const i64* starts, i64 count, i64 tile) {
   return low;
 }
 
-// The first element of a block, in the parameter and in its row; and its index, for random bits.
+// The first element of a block: its number in the parameter and in its row, and its index for random bits.
 struct Cursor {
   i64 element, column, index;
 
-  // item_block: counted from the item's first.
+  // `item_block` is counted from the item's first block.
   LT_METHOD void find(const DeviceItem& item, i64 item_block) {
     const i64 per_row = (item.row_length + kBlock - 1) / kBlock, block = item.first_block + item_block;
     const i64 row = block / per_row;

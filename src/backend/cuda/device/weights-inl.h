@@ -1,5 +1,5 @@
-// The weights of a lane in a step. Weights with a master are joined with their residual, and rounded with it (as
-// backend/kernels/master-inl.h does for single weights). Included in the namespace of a .cu file after tile-inl.h.
+// The weights of a lane in a step. Weights with a master are joined with their residuals and then rounded, as
+// backend/kernels/master-inl.h does for single weights. Included in the namespace of a .cu file after tile-inl.h.
 
 template <class T, int kBits>
 LT_FN void join_lane(float (&x)[kLaneElements], const u32 (&word)[kLaneElements],

@@ -5,7 +5,7 @@
 namespace lowtide::cuda_host {
 namespace {
 
-// Names refer to other functions in later versions of CUDA: cuCtxGetDevice has two arguments from 13.0 on.
+// Names refer to different functions in later versions of CUDA: cuCtxGetDevice has two arguments from 13.0 on.
 constexpr unsigned int kVersion = 12000;
 
 cudaError_t error_of(CUresult result) { return static_cast<cudaError_t>(result); }  // the numbers are the same
@@ -54,7 +54,8 @@ cudaError_t retain_context(int ordinal, CUdevice& device, CUcontext& context) {
 
 cudaError_t enter_context(CUdevice device, CUcontext context, bool& entered) {
   entered = false;
-  // First check that there is one: asking for its device otherwise is an error, which compute-sanitizer reports.
+  // First check that a context is current, because asking for the device of none is an error, which compute-sanitizer
+  // reports.
   CUcontext present = nullptr;
   CUresult found = driver().current(&present);
   if (found != CUDA_SUCCESS) return error_of(found);

@@ -46,7 +46,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
       Upload there = upload(call, steps_);
       scale_items(call, there.device(), guard_of(items));
       queue_steps(call.scope, steps_, there.device(), tables, fast_, nullptr, call.queue);
-      // Until then the step reads the results of its guards.
+      // The step reads the results of its guards until this event.
       const Device::Event done = there.end(call.scope);
       for_each_answer(items, [&](Answer& answer) { note_use(call, answer, done); });
     });
@@ -244,7 +244,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     LT_REQUIRE(
         can_be_captured || !scope.is_capturing(on),
         "got a stream that is being captured for a graph, wanted one that is not; a step is captured by preparing "
-        "the optimizer for replays");  // a replay would read memory that the host has since rewritten
+        "the optimizer for replays");  // a replay would read memory that the host has rewritten
     Call call{*this, scope, info_.queue(on), {info_, device_}};
     work(call);
     scope.queued(on);
@@ -268,7 +268,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     return guard;
   }
 
-  // Lays out steps; returns the tables for each launch.
+  // Lays out steps, and returns the tables of each launch.
   std::vector<const void*> add_steps(Call& call, std::span<const StepItem> items, bool ordered) {
     check_pointers(call, items);
     steps_.clear();
@@ -288,15 +288,15 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     if (!is_clear) call.fill(kBytes)(reinterpret_cast<unsigned char*>(answer.word()), kernels::kNoItem, kBytes);
     if (part.units) call.scope.check(kernel(items, starts, part.count, part.units, answer.word(), call.queue));
   }
-  // The same for the batch, which is at `device`.
+  // Queues a check of the batch, which is at `device`.
   template <class Kernel>
   void search(Call& call, const std::byte* device, Answer& answer, Kernel&& kernel) {
     const kernels::Batch::Launch& part = steps_.launches()[0];
     search(call, part, steps_.items(device, part), steps_.starts(device, part), answer, kernel);
   }
 
-  // Copies the result on a separate stream: between the check and the step that follows, the copy would leave the
-  // device idle. Returns an event after the check.
+  // Copies the result on a separate stream, because a copy between the check and the step would leave the device idle.
+  // Returns an event after the check.
   Device::Event send_to_host(Call& call, Answer& answer, size_t bytes = sizeof(uint32_t)) {
     Device::Event written = events_->record(call.scope, call.queue.stream);
     call.scope.check(cudaStreamWaitEvent(side_.get(), Events::handle(written), 0));
@@ -307,18 +307,18 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     return written;
   }
 
-  // done: an event after the readers of the result, if known. Steps on several streams may read one clip.
+  // `done` is an event after the readers of the result, if known. Steps on several streams may read one clip.
   void note_use(Call& call, Answer& answer, const Device::Event& done = nullptr) {
     const cudaStream_t stream = call.queue.stream;
     if (answer.used) call.scope.check(cudaStreamWaitEvent(stream, Events::handle(answer.used), 0));
     answer.used = done && !answer.used ? done : events_->record(call.scope, stream);
   }
 
-  // The guard of these items, which a step takes together; nullptr if they have none.
+  // Returns the guard that the items of a step share, or nullptr if they have none.
   static const CudaGuard* guard_of(std::span<const StepItem> items) {
     return items.empty() ? nullptr : static_cast<const CudaGuard*>(items[0].guard);
   }
-  // By its clip, if it has one. The batch is at `device`.
+  // Scales the items of the batch at `device` by the guard's clip, if it has one.
   void scale_items(Call& call, std::byte* device, const CudaGuard* guard) {
     if (!guard || !guard->clipping().clip) return;
     const Clipping& by = guard->clipping();
@@ -326,7 +326,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
                                            by.clip->answer().clip(), by.scale);
   }
 
-  // The results of these items' guards.
+  // Calls fn with the results of these items' guards.
   template <class Fn>
   static void for_each_answer(std::span<const StepItem> items, Fn&& fn) {
     const Guard* last = nullptr;
@@ -339,7 +339,7 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     }
   }
 
-  // The codec's tables on the device, nullptr if it has none. Made on first use, and waited for.
+  // Returns the codec's tables on the device, or nullptr if it has none. Makes them on first use, and waits.
   const void* tables(const Scope& scope, int codec) {
     if (const auto known = tables_.find(codec); known != tables_.end()) return known->second.data();
     const std::vector<std::byte> bytes = kernels::codec_tables(codec);
@@ -355,18 +355,18 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
   const DeviceInfo info_;
   const bool fast_;
   std::shared_ptr<Events> events_;
-  std::shared_ptr<Answers> answers_, clips_;  // results of checks, which are clear if nothing was found; results of
-                                              // clips
+  std::shared_ptr<Answers> answers_, clips_;  // results of checks, clear if nothing was found; results
+                                              // of clips
   CudaDevice device_;
   Uploads uploads_;
   SearchTable searched_;
-  OwnStream side_;  // for work that is waited for at once, and for results on their way to the host
+  OwnStream side_;  // for work for which the host waits at once, and for copies of results
   std::map<int, DeviceMemory> tables_;
   std::vector<DeviceMemory> norm_sums_;
-  std::vector<std::shared_ptr<CudaRecordedClip>> recorded_clips_;  // graphs may be replayed as long as this lives
+  std::vector<std::shared_ptr<CudaRecordedClip>> recorded_clips_;  // graphs may be replayed while this lives
 };
 
-// -1 if the runtime cannot tell.
+// Returns the ordinal of the stream's device, or -1 if the runtime cannot tell.
 int ordinal_of(cudaStream_t stream) {
   int ordinal = -1;
   if (find_device(stream, ordinal) != cudaSuccess) cudaGetLastError();

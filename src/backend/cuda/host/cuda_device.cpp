@@ -8,11 +8,11 @@
 namespace lowtide::cuda_host {
 namespace {
 
-// Managed memory may use at most this part of the free memory, and of all memory: a driver that has to evict pages may
-// hang.
+// Managed memory may use at most this part of the free memory and of all memory, because a driver that must evict pages
+// may hang.
 constexpr int64_t managed_share(int64_t bytes) { return bytes - bytes / 10; }
 
-// Calls for managed memory, which CUDA 13 changed.
+// CUDA 13 changed the calls for managed memory.
 #if CUDART_VERSION >= 13000
 cudaMemLocation location_of(int ordinal) {
   cudaMemLocation location{};
@@ -88,7 +88,8 @@ void* CudaDevice::allocate_device(const Scope& scope, Block& block) {
        block.from.allocate ? " from the caller's allocator" : "", ll(now.total), ll(now.free));
 }
 
-// Placed on the device from the start, if that can be requested: then the driver's free memory counts all allocations.
+// Places memory on the device from the start, if that can be requested, so that the driver's free memory accounts for
+// all allocations.
 void* CudaDevice::allocate_managed(const Scope& scope, int64_t bytes) {
   const Limits now = limits();
   const int64_t most = std::min(managed_share(now.free), managed_share(now.total) - managed_bytes_);
@@ -172,7 +173,7 @@ Device::Event CudaDevice::record(void* queue) {
 
 void CudaDevice::wait(void* queue, const Event& event) {
   const Scope scope(info_, "waiting for an event");
-  const cudaStream_t stream = queue_of(scope, queue);  // refuses a wrong stream even if there is nothing to wait for
+  const cudaStream_t stream = queue_of(scope, queue);  // refuses a wrong stream even without work to wait for
   if (event) scope.check(cudaStreamWaitEvent(stream, Events::handle(event), 0));
 }
 
@@ -220,7 +221,7 @@ cudaStream_t CudaDevice::queue_of(const Scope& scope, void* queue) const {
 
 CudaDevice::Blocks::const_iterator CudaDevice::block_of(const void* data) const {
   const auto* const first = static_cast<const std::byte*>(data);
-  const auto found = blocks_.lower_bound(first);  // the last one that begins at or before it
+  const auto found = blocks_.lower_bound(first);  // the last block that begins at or before `first`
   return found != blocks_.end() && first < found->first + found->second.bytes ? found : blocks_.end();
 }
 

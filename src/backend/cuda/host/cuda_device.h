@@ -1,6 +1,5 @@
 // Memory, transfers and order on one CUDA device. Queues are cudaStream_t; nullptr is the device's legacy default
-// stream, so that work there is in order with the caller's own. Queues made here are ordered with others only by
-// events.
+// stream, on which work is in order with the caller's. Queues made here are ordered with other queues only by events.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +20,7 @@ namespace lowtide::cuda_host {
 
 class CudaDevice final : public Device {
  public:
-  // info outlives this object.
+  // `info` must outlive this object.
   CudaDevice(const DeviceInfo& info, std::shared_ptr<Events> events) : info_(info), events_(std::move(events)) {}
   ~CudaDevice() override;
 
@@ -46,7 +45,7 @@ class CudaDevice final : public Device {
 
   // Throws kInvalidArgument for a stream of another device, if the runtime can tell.
   cudaStream_t queue_of(const Scope& scope, void* queue) const;
-  // True if this object allocated the memory at `data` and kernels can access it.
+  // Returns true if this object allocated the memory at `data` and kernels can access it.
   bool owns(const void* data) const;
   bool trusts_memory() const { return trusts_memory_; }
 
@@ -54,15 +53,15 @@ class CudaDevice final : public Device {
   struct Block {
     MemoryKind kind;
     int64_t bytes;
-    Allocator from;     // set for device memory from an allocator
-    HostMemory pinned;  // set for pinned memory
+    Allocator from;     // set if the memory is from an allocator
+    HostMemory pinned;  // set if the memory is pinned
   };
   using Blocks = std::map<const std::byte*, Block, std::greater<>>;
 
   void* allocate_device(const Scope& scope, Block& block);
   void* allocate_managed(const Scope& scope, int64_t bytes);
   Blocks::const_iterator block_of(const void* data) const;
-  // Bytes from `data` on that a single copy may take.
+  // Returns the number of bytes from `data` on that a single copy may transfer.
   int64_t copyable(const void* data, int64_t bytes) const;
 
   const DeviceInfo& info_;
@@ -72,17 +71,17 @@ class CudaDevice final : public Device {
   int64_t managed_bytes_ = 0;
   bool trusts_memory_ = false;
   std::deque<OwnStream> queues_;
-  // The caller's queue last verified to be on this device, usually the same for all calls. Once destroyed, its handle
-  // may refer to another device's stream: CUDA refuses this device's work there.
+  // The caller's queue that was last verified to be on this device, which usually is the same for all calls. After the
+  // queue is destroyed, its handle may refer to another device's stream; CUDA refuses this device's work there.
   mutable cudaStream_t known_queue_ = nullptr;
 };
 
-// Checks that kernels can access memory: the device's own, managed, and pinned if the device can access it. Lives for
-// one call, within a Scope: its findings are then dropped, because before the next call the memory may have been freed,
-// and its addresses reused for another kind.
+// Checks that kernels can access memory: the device's own, managed memory, and pinned memory if the device can access
+// it. A PointerCheck lives for one call, within a Scope. Its findings are then dropped, because the memory may be freed
+// and its addresses reused for another kind before the next call.
 class PointerCheck final : public kernels::PointerCheck {
  public:
-  // device: its memory is known without asking CUDA. Both outlive this object.
+  // The memory of `device` is known without asking CUDA. `info` and `device` must outlive this object.
   PointerCheck(const DeviceInfo& info, const CudaDevice& device)
       : kernels::PointerCheck(device.trusts_memory()), info_(info), device_(device) {}
 
@@ -117,8 +116,8 @@ class PointerCheck final : public kernels::PointerCheck {
 
   const DeviceInfo& info_;
   const CudaDevice& device_;
-  // CUDA maps a device's memory in granules: if one address is the device's, so is the whole granule, and a model's
-  // tensors are in few granules. By the granule's number, from 1, whose last bits are the index; 0: none.
+  // CUDA maps a device's memory in granules. If one address is the device's, so is the whole granule, and a model's
+  // tensors are in few granules. Holds granule numbers from 1, whose last bits are the index; 0 marks a free entry.
   static constexpr uintptr_t kGranule = uintptr_t{2} << 20;
   mutable std::array<uintptr_t, 256> known_{};
 };

@@ -22,7 +22,7 @@ void check_opening(cudaError_t code) {
   fail(kind_of(code), "CUDA, %s: %s", kOpening, words_of(code).c_str());
 }
 
-// From Linux, by the device's bus address.
+// Returns the NUMA node that Linux gives for the device's bus address.
 int numa_node_of(int ordinal) {
   char id[32] = {};
   if (cudaDeviceGetPCIBusId(id, sizeof id, ordinal) != cudaSuccess) {
@@ -94,7 +94,7 @@ cudaError_t find_device(cudaStream_t stream, int& ordinal) {
   else if (code != cudaErrorCallRequiresNewerDriver && code != cudaErrorNotSupported)
     return code;
   else
-    cudaGetLastError();  // an older driver
+    cudaGetLastError();  // an older driver cannot tell
 #else
   static_cast<void>(stream), static_cast<void>(ordinal);
 #endif
@@ -121,7 +121,7 @@ Scope::~Scope() {
 }
 
 void Scope::raise(cudaError_t code) const {
-  cudaGetLastError();  // ours, not the caller's: the plug-in has its own copy of the runtime
+  cudaGetLastError();  // clears our error, not the caller's, because the plug-in has its own copy of the runtime
   const ErrorKind kind = kind_of(code);
   if (kind == ErrorKind::kDeviceLost) lost(info_.ordinal) = true;
   fail(kind, "CUDA, %s, device %d: %s%s", doing_, info_.ordinal, words_of(code).c_str(),

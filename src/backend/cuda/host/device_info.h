@@ -1,4 +1,4 @@
-// One device, and the beginning and end of each call on it.
+// Describes a device, and begins and ends each call on it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,24 +12,24 @@ namespace lowtide::cuda_host {
 // Facts about a device, queried once.
 struct DeviceInfo {
   int ordinal = 0;
-  CUdevice driver_device = -1;      // the driver's number for it
-  CUcontext context = nullptr;      // the primary one
+  CUdevice driver_device = -1;      // the driver's number for the device
+  CUcontext context = nullptr;      // the primary context
   int processors = 0;               // multiprocessors
-  int numa_node = -1;               // node of the nearest host memory; -1: unknown
+  int numa_node = -1;               // node of the nearest host memory; -1 if unknown
   bool registers = false;           // can register the system's memory as pinned (cudaHostRegister)
-  bool reaches_all = false;         // uses the host's page tables: kernels can access any memory of the process
+  bool reaches_all = false;         // kernels can access all memory of the process by the host's page tables
   bool reaches_pinned = false;      // kernels can access pinned memory by the host's own address
   bool concurrent_managed = false;  // managed memory can be prefetched, and used by the host concurrently
-  bool synchronous = false;         // LOWTIDE_SYNC=1: waits for every operation, to name the one that fails
+  bool synchronous = false;         // LOWTIDE_SYNC=1: waits for every operation, to name one that fails
 
   cuda_kernels::Queue queue(cudaStream_t stream) const { return {stream, processors, ordinal}; }
 };
 
-// ordinal: -1 for the current device (cudaGetDevice). Throws kUnsupported if there is no device, or none that runs this
-// build's kernels, kInvalidArgument for an invalid ordinal.
+// Describes the device with this ordinal; -1 means the current device (cudaGetDevice). Throws kUnsupported if no device
+// exists or runs this build's kernels, and kInvalidArgument for an invalid ordinal.
 DeviceInfo describe_device(int ordinal);
 
-// True if work queued on the stream is recorded for a graph.
+// Sets `captured` to true if work queued on the stream is recorded for a graph.
 cudaError_t find_capture(cudaStream_t stream, bool& captured);
 
 // Sets `ordinal` to the ordinal of the stream's device; leaves it unchanged if CUDA cannot be asked. While a stream is
@@ -47,14 +47,14 @@ class Scope {
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
 
-  // Throws the error that the code means, and marks the device if it is lost.
+  // Throws the code's error, if any, and marks the device if it is lost.
   void check(cudaError_t code) const {
     if (code != cudaSuccess) [[unlikely]]
       raise(code);
   }
-  // Call after queueing: waits if DeviceInfo::synchronous.
+  // Call this after queueing work; waits for it if DeviceInfo::synchronous is set.
   void queued(cudaStream_t stream) const;
-  // find_capture(), with errors thrown.
+  // Returns the result of find_capture(). Throws its errors.
   bool is_capturing(cudaStream_t stream) const;
 
   const DeviceInfo& info() const { return info_; }
@@ -64,11 +64,11 @@ class Scope {
 
   const DeviceInfo& info_;
   const char* doing_;
-  bool entered_ = false;  // the caller's context is a different one
+  bool entered_ = false;  // the caller's context is a different context
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Runs f() on the device, for frees: does nothing if it is lost, and lets no error out.
+// Runs f() on the device, for frees. Does nothing if the device is lost, and ignores errors.
 template <class Fn>
 void quietly(const DeviceInfo& info, Fn&& f) noexcept {
   try {

@@ -9,7 +9,7 @@
 namespace lowtide::cuda_host {
 namespace {
 
-std::atomic<int64_t> forks_before = -1;  // fork count when a device was first opened; -1: none has been
+std::atomic<int64_t> forks_before = -1;  // fork count when a device was first opened; -1 before that
 
 std::string advice_for(cudaError_t code) {
   switch (code) {
@@ -56,7 +56,7 @@ ErrorKind kind_of(cudaError_t code) {
         cudaErrorDevicesUnavailable, cudaErrorNotSupported, cudaErrorInvalidDeviceFunction,
         cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion, cudaErrorSystemNotReady,
         cudaErrorSystemDriverMismatch, cudaErrorCompatNotSupportedOnDevice}},
-      // The first one: the process aborted.
+      // The first error comes when the process aborts.
       {ErrorKind::kDeviceLost,
        {cudaErrorCudartUnloading, cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorContained,
         cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorContextIsDestroyed, cudaErrorAssert,

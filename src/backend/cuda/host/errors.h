@@ -10,23 +10,24 @@
 
 namespace lowtide::cuda_host {
 
-// The kind of an error for a caller: kDeviceLost for errors from which CUDA does not recover.
+// Returns the kind of an error for callers: kDeviceLost for errors from which CUDA does not recover.
 ErrorKind kind_of(cudaError_t code);
 
-// "an illegal memory access was encountered (cudaErrorIllegalAddress)", with advice if there is any.
+// Returns text such as "an illegal memory access was encountered (cudaErrorIllegalAddress)", with advice if there is
+// any.
 std::string words_of(cudaError_t code);
 
-// Devices of a process, by ordinal: describe_device() refuses higher ones.
+// The number of devices of a process; describe_device() refuses higher ordinals.
 inline constexpr int kMostDevices = 64;
 
-// True if this process has had such an error on the device of this ordinal: CUDA then answers every later call with it,
-// and only a new process helps.
+// True if this process has had a kDeviceLost error on the device with this ordinal. CUDA then answers every later call
+// with that error, and only a new process helps.
 std::atomic<bool>& lost(int ordinal);
 
-// True if this process is a forked child of one that had opened a device: neither CUDA nor any device is usable there,
-// and pinned memory is not mapped.
+// Returns true if this process is a forked child of a process that had opened a device. In such a child, neither CUDA
+// nor any device is usable, and pinned memory is not mapped.
 bool is_forked();
-// Makes is_forked() notice forks from here on.
+// Makes is_forked() notice forks from now on.
 void note_forks();
 [[noreturn]] void fail_forked(ErrorKind kind, const char* doing);
 

@@ -14,7 +14,7 @@ Device::Event Events::record(const Scope& scope, cudaStream_t stream) {
       event = free_.back();
       free_.pop_back();
     } else {
-      free_.reserve(free_.capacity() + 1);  // so that returning it needs no memory
+      free_.reserve(free_.capacity() + 1);  // so that returning the event needs no memory
     }
   }
   if (!event) scope.check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -34,7 +34,7 @@ Device::Event Events::record_at_end(cudaStream_t stream) noexcept {
     } catch (const std::exception&) {
       scope.check(cudaStreamSynchronize(stream));
     }
-  } catch (const std::exception&) {  // a lost device reads nothing
+  } catch (const std::exception&) {  // a lost device no longer reads
   }
   return nullptr;
 }

@@ -1,5 +1,5 @@
-// Events are created once and reused. An event is returned when its last holder lets go: by then every queue that waits
-// for it has recorded the wait.
+// Creates events once and reuses them. An event is returned when its last holder releases it; by then every queue that
+// waits for the event has recorded the wait.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 
 namespace lowtide::cuda_host {
 
-// Any thread.
+// May be used by any thread.
 class Events : public std::enable_shared_from_this<Events> {
  public:
   explicit Events(const DeviceInfo& info) : info_(info) {}
@@ -21,13 +21,13 @@ class Events : public std::enable_shared_from_this<Events> {
   Events(const Events&) = delete;
   Events& operator=(const Events&) = delete;
 
-  // An event for all work queued so far.
+  // Returns an event that follows all work queued so far.
   Device::Event record(const Scope& scope, cudaStream_t stream);
-  // The same for destructors: if no event can be created, waits instead and returns nullptr.
+  // Records an event in a destructor: if no event can be created, waits for the work instead and returns nullptr.
   Device::Event record_at_end(cudaStream_t stream) noexcept;
 
   static cudaEvent_t handle(const Device::Event& event) { return static_cast<cudaEvent_t>(event.get()); }
-  // True once it has happened.
+  // Returns true if the event has happened.
   static bool is_done(const Scope& scope, const Device::Event& event);
   static void wait(const Scope& scope, const Device::Event& event) {
     if (event) scope.check(cudaEventSynchronize(handle(event)));

@@ -41,14 +41,14 @@ std::unique_ptr<Answer> Answers::make(const Scope& scope) {
 
 void Answers::give_back(std::unique_ptr<Answer> answer) noexcept {
   try {
-    if (answer->open) {  // from a call that failed half-way
+    if (answer->open) {  // left by a call that failed half-way
       quietly(info_, [&] { return cudaStreamSynchronize(*answer->open); });
       answer->open.reset();
     }
     const std::lock_guard lock(mutex_);
     free_.push_back(std::move(answer));
   } catch (const std::bad_alloc&) {
-    // Queued steps may still read it and no memory is left to track them: leak it.
+    // Leak the answer, because queued steps may still read it and no memory is left to track them.
     static_cast<void>(answer.release());
   }
 }

@@ -17,16 +17,16 @@
 
 namespace lowtide::cuda_host {
 
-// Memory for one result, on the device and on the host. Kept for the next guard.
+// Memory for one result, on the device and on the host. It is kept for the next guard.
 struct Answer {
-  static constexpr size_t kBytes = sizeof(kernels::Clip);  // or the number from a check
+  static constexpr size_t kBytes = sizeof(kernels::Clip);  // or of the number from a check
 
   DeviceMemory device;
   HostMemory host;
-  Device::Event found;               // after the copy to the host
-  Device::Event used;                // after all steps that read the device's copy
-  std::optional<cudaStream_t> open;  // stream of the work that writes it, until `found` follows that work
-  bool searched = false;             // the device's copy is the result of a check, and so is the host's after `found`
+  Device::Event found;               // event after the copy to the host
+  Device::Event used;                // event after all steps that read the device's copy
+  std::optional<cudaStream_t> open;  // stream of the work that writes the result, until `found` is set
+  bool searched = false;             // the device's copy, and after `found` the host's, is the result of a check
 
   uint32_t* word() const { return reinterpret_cast<uint32_t*>(device.data()); }
   uint32_t* copy() const { return reinterpret_cast<uint32_t*>(host.data()); }
@@ -36,12 +36,12 @@ struct Answer {
   }
 };
 
-// Any thread.
+// May be used by any thread.
 class Answers : public std::enable_shared_from_this<Answers> {
  public:
   explicit Answers(const DeviceInfo& info) : info_(info) {}
 
-  // One without readers; it returns to the pool when its last owner lets go.
+  // Returns an answer without readers, which returns to the pool when its last owner releases it.
   std::shared_ptr<Answer> take();
   static std::unique_ptr<Answer> make(const Scope& scope);
 
@@ -63,7 +63,7 @@ class CudaClip : public QueuedClip {
 
  protected:
   const DeviceInfo& info() const { return info_; }
-  // The result that has reached the host.
+  // Returns the result that has reached the host.
   kernels::Clip found() const;
 
  private:
@@ -71,7 +71,8 @@ class CudaClip : public QueuedClip {
   std::shared_ptr<Answer> answer_;
 };
 
-// clip: the clip of the guard's steps, applied with `scale`; or nullptr. searches: checks for non-finite gradients.
+// `clip` is nullptr or the clip of the guard's steps, applied with `scale`. With `searches`, the guard checks for
+// non-finite gradients.
 struct Clipping {
   std::shared_ptr<CudaClip> clip;
   double scale = 1;
@@ -89,7 +90,7 @@ class CudaGuard : public Guard {
   const Clipping& clipping() const { return clipping_; }
 
  protected:
-  // The result that has reached the host.
+  // Returns the result that has reached the host.
   int64_t found() const;
   const DeviceInfo& info() const { return info_; }
 
@@ -99,15 +100,15 @@ class CudaGuard : public Guard {
   Clipping clipping_;
 };
 
-// Items of a batch on the device, for kernels in a CUDA graph: they must live as long as the graph is replayed.
+// Items of a batch on the device, for kernels in a CUDA graph. They must live as long as the graph is replayed.
 class RecordedItems {
  public:
-  // Copies them there through `side`. room: bytes after them.
+  // Copies the items to the device on `side`. `room` is the number of bytes to allocate after them.
   RecordedItems(const Scope& scope, kernels::Batch& batch, cudaStream_t side, size_t room = 0);
 
-  // The address of the items for kernels.
+  // Returns the address of the items for kernels.
   std::byte* device() const { return memory_.data(); }
-  std::vector<std::byte>& bytes() { return bytes_; }  // as copied there
+  std::vector<std::byte>& bytes() { return bytes_; }  // as they were copied to the device
   // The stream on which replays were last prepared; a null handle is the default stream.
   std::optional<cudaStream_t> prepared;
   // Waits for the last prepared replay.

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
-// Calls f(first byte, bytes) for all of `bytes`, in pieces.
+// Calls f(first byte, number of bytes) for each piece of `bytes`.
 template <class Fn>
 void for_pieces(int64_t bytes, int64_t piece, Fn&& f) {
   for (int64_t at = 0; at < bytes; at += piece) f(at, std::min(piece, bytes - at));
@@ -31,7 +31,7 @@ std::string lockable() {
   return std::to_string(limit.rlim_cur);
 }
 
-// Only a preference: memory of another node works, but is slower.
+// Prefers a node; memory of another node works but is slower.
 void prefer_node(void* data, int64_t bytes, int node) {
   constexpr int kPreferred = 1, kBits = 8 * sizeof(unsigned long);  // MPOL_PREFERRED
   unsigned long mask[16] = {};
@@ -40,7 +40,7 @@ void prefer_node(void* data, int64_t bytes, int node) {
   syscall(SYS_mbind, data, static_cast<unsigned long>(bytes), kPreferred, mask, std::size(mask) * kBits + 1, 0u);
 }
 
-// Touches the pages now, with several threads: the driver takes far longer to create them.
+// Touches the pages with several threads, because the driver takes far longer to create them.
 void make_pages(std::byte* data, int64_t bytes) {
 #ifdef MADV_POPULATE_WRITE
   constexpr int64_t kThreads = 4, kSmallest = 32 * kHugePage;
@@ -52,7 +52,7 @@ void make_pages(std::byte* data, int64_t bytes) {
     if (at + size == bytes) return populate();
     try {
       threads.emplace_back(populate);
-    } catch (const std::exception&) {  // no thread, or no memory for one: registering creates the pages
+    } catch (const std::exception&) {  // no thread could start; registering will create the pages
     }
   });
   for (std::thread& thread : threads) thread.join();
@@ -61,7 +61,7 @@ void make_pages(std::byte* data, int64_t bytes) {
 #endif
 }
 
-// Registers in pieces; all of them or none.
+// Registers all pieces or none.
 cudaError_t register_pieces(std::byte* data, int64_t bytes) {
   int64_t registered = 0;
   cudaError_t code = cudaSuccess;
@@ -109,8 +109,8 @@ cudaError_t HostMemory::take_registered(const DeviceInfo& info, int64_t bytes) {
   return code;
 }
 
-// The pages are the driver's, in a shared mapping: a fork does not copy them, only their page table. The driver may
-// later give them to others, whose children need them: Unpin withdraws the advice.
+// The pages are the driver's, in a shared mapping, so a fork copies only their page table, not the pages. The driver
+// may later give the pages to other users, whose children need them, so Unpin withdraws the advice.
 cudaError_t HostMemory::take_from_cuda(const DeviceInfo& info, int64_t bytes) {
   void* data = nullptr;
   const cudaError_t code =
@@ -124,7 +124,8 @@ cudaError_t HostMemory::take_from_cuda(const DeviceInfo& info, int64_t bytes) {
   return cudaSuccess;
 }
 
-// A lost device, or a driver that has shut down, keeps its pages to the end of the process; a forked child has none.
+// A lost device or a driver that has shut down keeps its pages to the end of the process. A forked child has no such
+// pages.
 void Unpin::operator()(std::byte* data) const noexcept {
   quietly(*info, [&] {
     if (!registered) {

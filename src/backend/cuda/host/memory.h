@@ -1,5 +1,5 @@
-// The backend's own device memory (items, tables), pinned memory, and streams, which free themselves. Each belongs to a
-// device whose info outlives it.
+// The backend's own device memory (for items and tables), pinned memory, and streams, which free themselves. Each
+// belongs to a device whose DeviceInfo must outlive it.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +18,12 @@ struct FreeDevice {
 };
 struct Unpin {
   const DeviceInfo* info = nullptr;
-  int64_t bytes = 0;        // whole pages
-  bool registered = false;  // the system's memory; else CUDA's
+  int64_t bytes = 0;        // a multiple of a page
+  bool registered = false;  // the system's memory, otherwise CUDA's
   void operator()(std::byte* data) const noexcept;
 };
 
-// Not from a framework: it is small and lives as long as the backend.
+// Device memory that does not come from a framework, because it is small and lives as long as the backend.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -38,28 +38,31 @@ class DeviceMemory {
   std::unique_ptr<std::byte, FreeDevice> data_;
 };
 
-// Pinned memory: the system's, in huge pages if they help, near the device, and registered with CUDA. (CUDA's own call
-// takes several times as long; frameworks round sizes up to powers of two.) CUDA's own memory if the system's cannot be
-// registered. Forked children do not get it: Linux would copy every pinned page in fork().
+// Pinned memory. It is the system's memory, in huge pages if they help, near the device, and registered with CUDA.
+// (CUDA's own allocation takes several times as long, and frameworks round sizes up to powers of two.) If the system's
+// memory cannot be registered, it is CUDA's. Forked children do not get the memory, because Linux would copy every
+// pinned page in fork().
 class HostMemory {
  public:
-  // Bytes registered at a time, because registering holds locks of the driver. No copy may cross a piece boundary.
+  // The number of bytes registered at a time, because registering holds locks of the driver. No copy may cross a
+  // boundary between pieces.
   static constexpr int64_t kPieceBytes = int64_t{1} << 30;
 
   HostMemory() = default;
-  // Call within a Scope of the device. Throws kOutOfMemory, with the process's limit on locked memory.
+  // Call this within a Scope of the device. Throws kOutOfMemory; the message gives the process's limit on locked
+  // memory.
   HostMemory(const DeviceInfo& info, int64_t bytes);
   std::byte* data() const { return data_.get(); }
 
  private:
-  // Each returns an error unless it has set data_.
+  // Set data_ or return an error.
   cudaError_t take_registered(const DeviceInfo& info, int64_t bytes);
   cudaError_t take_from_cuda(const DeviceInfo& info, int64_t bytes);
 
   std::unique_ptr<std::byte, Unpin> data_;
 };
 
-// A stream owned by the backend, unordered with the default stream.
+// A stream that the backend owns, unordered with the default stream.
 class OwnStream {
  public:
   explicit OwnStream(const Scope& scope) : info_(scope.info()) {

@@ -11,8 +11,8 @@ namespace {
 
 std::string words_of_version(int version) { return format("CUDA %d.%d", version / 1000, version % 1000 / 10); }
 
-// "0: NVIDIA H200, compute capability 9.0, ...: the same bits as the CPU backend", or why it cannot be used. Opens no
-// device, which would take some hundred MB on each.
+// Returns "0: NVIDIA H200, compute capability 9.0, ...: the same bits as the CPU backend", or why the device cannot be
+// used. Opens no device, because that would take several hundred MB on each.
 std::string words_of_device(int ordinal, bool& usable) {
   usable = false;
   cudaDeviceProp found{};

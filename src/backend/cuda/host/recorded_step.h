@@ -1,4 +1,4 @@
-// Launches of steps, both immediate and recorded.
+// Launches steps, both at once and in a recording.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@
 
 namespace lowtide::cuda_host {
 
-// Calls queue(launch, part) for the launches, if they have work, of a batch that is, or will be, at `device`. tables:
-// for each launch. replay: for a recorded step.
+// Calls queue(launch, part) for each launch with work of a batch that is or will be at `device`. `tables` has an entry
+// for each launch. `replay` is set for a recorded step.
 template <class Queue>
 void for_each_launch(const kernels::Batch& batch, std::byte* device, std::span<const void* const> tables, bool fast,
                      const cuda_kernels::ReplayState* replay, Queue&& queue) {
@@ -49,7 +49,7 @@ inline void queue_steps(const Scope& scope, const kernels::Batch& batch, std::by
   });
 }
 
-// The parts of the backend that a recorded step uses. The backend outlives it.
+// The parts of the backend that a recorded step uses. The backend must outlive the step.
 struct RecordingParts {
   const DeviceInfo& info;
   CudaDevice& device;
@@ -57,13 +57,13 @@ struct RecordingParts {
   const std::shared_ptr<Events>& events;
 };
 
-// A step in a CUDA graph. Its items are in its own device memory; before each replay they are rewritten, on the stream,
-// together with a new number: kernels of a replay that finds no new number do nothing. Preparing waits for the replay
-// before the last, so that the device has work while the host prepares more.
+// A step in a CUDA graph. Its items are in its own device memory. Before each replay, prepare() rewrites them on the
+// stream together with a new number; the kernels of a replay that finds no new number do nothing. prepare() waits for
+// the last replay but one, so that the device has work while the host prepares more.
 class CudaRecordedStep final : public RecordedStep {
  public:
-  // batch: the items', ordered or not; tables: for each of its launches. Records on a capturing stream, behind the work
-  // of before(batch on the device).
+  // `batch` holds the items, `ordered` or not; `tables` has an entry for each of its launches. Records the step on a
+  // capturing stream, after the work of before(address of the batch on the device).
   CudaRecordedStep(const RecordingParts& of, const Scope& scope, kernels::Batch batch, bool ordered,
                    std::span<const void* const> tables, bool fast, cudaStream_t stream,
                    const std::function<void(std::byte*)>& before);
@@ -76,26 +76,26 @@ class CudaRecordedStep final : public RecordedStep {
  private:
   cuda_kernels::ReplayState* state() const;
   cuda_kernels::ReplayState* answer(size_t i) const;
-  // The state after the work queued where the last replay was prepared.
+  // Waits for the stream on which the last replay was prepared, and returns the state after its work.
   cuda_kernels::ReplayState wait_for_state();
   cuda_kernels::ReplayState read_state(const Scope& scope);
-  // false: more than reported so far. An older answer may have fewer.
+  // Returns false if more replays were missed than reported so far. An older answer may have fewer.
   bool note_missed(uint32_t missed) { return std::exchange(missed_, std::max(missed_, missed)) >= missed; }
-  // Refuses what replays.h says, as far as it is known: for the last replay, if nothing runs there any more.
+  // Throws the refusals of replays.h as far as they are known, and for the last replay only if it has ended.
   void check_replays(const Scope& scope);
 
   RecordingParts of_;
   kernels::Batch batch_;
   std::vector<kernels::Batch::Launch> launches_;
   bool ordered_;
-  size_t bytes_;         // of the batch
-  DeviceMemory memory_;  // the batch, and a ReplayState behind it
-  HostMemory answers_;   // two of it: as last read, and as before the last upload
+  size_t bytes_;         // size of the batch
+  DeviceMemory memory_;  // the batch, followed by a ReplayState
+  HostMemory answers_;   // two ReplayStates: as last read, and before the last upload
   OwnStream side_;
-  uint32_t prepared_ = 0, missed_ = 0;  // numbers of replays; missed: those reported
-  Device::Event answered_;              // behind the last upload, and the second answer
-  bool looked_ = true;                  // whether it has been read
-  std::optional<cudaStream_t> last_;    // where replays were prepared; a null handle is the default stream
+  uint32_t prepared_ = 0, missed_ = 0;  // numbers of replays; missed_ counts those reported
+  Device::Event answered_;              // after the last upload and the second answer
+  bool looked_ = true;                  // whether the second answer has been read
+  std::optional<cudaStream_t> last_;    // the stream of prepare(); a null handle is the default stream
 };
 
 }  // namespace lowtide::cuda_host

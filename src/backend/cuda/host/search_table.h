@@ -1,4 +1,4 @@
-// The items of a check for non-finite gradients, kept on the device: usually the next check has the same items, and
+// Keeps the items of a check for non-finite gradients on the device. Usually the next check has the same items, and
 // nothing needs to be copied.
 #pragma once
 
@@ -24,7 +24,7 @@ class SearchTable {
   SearchTable(const SearchTable&) = delete;
   SearchTable& operator=(const SearchTable&) = delete;
 
-  // True if a check of these items finds them there, because everything that it reads is unchanged.
+  // Returns true if the table holds these items, that is, if everything that a check reads is unchanged.
   bool holds(std::span<const StepItem> items) const {
     if (items.size() != sought_.size()) return false;
     for (size_t i = 0; i < items.size(); ++i)
@@ -32,7 +32,7 @@ class SearchTable {
     return !items.empty();
   }
 
-  // Copies the batch there, with one launch over these items; queued on the stream.
+  // Queues, on the stream, a copy of the batch to the table, with one launch over these items.
   void put(const Scope& scope, Uploads& uploads, const std::shared_ptr<Events>& events, cudaStream_t stream,
            std::span<const StepItem> items, kernels::Batch& batch) {
     sought_.clear();
@@ -52,11 +52,11 @@ class SearchTable {
     sought_ = std::move(next);
   }
 
-  // Call before queueing a check on the stream: orders it after work queued on another stream.
+  // Call this before queueing a check on the stream; orders the check after uses of the table on other streams.
   void wait(const Scope& scope, cudaStream_t stream) const {
     if (used_) scope.check(cudaStreamWaitEvent(stream, Events::handle(used_), 0));
   }
-  // Call after queueing the check.
+  // Call this after queueing the check.
   void note_use(Device::Event event) { used_ = std::move(event); }
 
   const kernels::Batch::Launch& launch() const { return launch_; }
@@ -64,7 +64,7 @@ class SearchTable {
   const int64_t* starts() const { return starts_; }
 
  private:
-  // Everything that a check reads of an item with a contiguous gradient.
+  // Everything that a check reads from an item with a contiguous gradient.
   struct Sought {
     explicit Sought(const StepItem& item)
         : grad(item.grad),
@@ -88,7 +88,7 @@ class SearchTable {
   std::vector<Sought> sought_;
   kernels::Batch::Launch launch_{};
   const int64_t* starts_ = nullptr;
-  Device::Event used_;  // after the last check
+  Device::Event used_;  // event after the last check
 };
 
 }  // namespace lowtide::cuda_host

@@ -1,4 +1,4 @@
-// The upload buffers (kernels/upload_buffers.h) of one device, and one use of a buffer.
+// The upload buffers (kernels/upload_buffers.h) of one device, and the use of a buffer.
 #pragma once
 
 #include <memory>
@@ -39,12 +39,12 @@ struct UploadMemory {
 
 using Uploads = kernels::UploadBuffers<UploadMemory>;
 
-// Bytes on their way to the device, for the work queued on the stream until this object is destroyed: the buffer is
-// free once all of that is done.
+// Bytes on their way to the device, for work that is queued on the stream before this object is destroyed. The buffer
+// becomes free when that work is done.
 class Upload {
  public:
-  // write(host, device): writes `bytes`; `device` is where they will be. target: other device memory than the buffer's.
-  // room: bytes after them in the buffer, for results.
+  // write(host, device) writes `bytes` bytes at `host`; `device` is their future address. `target` is device memory to
+  // use instead of the buffer's. `room` is the number of bytes after them in the buffer, for results.
   template <class Write>
   Upload(const Scope& scope, Uploads& uploads, const std::shared_ptr<Events>& events, cudaStream_t stream, size_t bytes,
          Write&& write, std::byte* target = nullptr, size_t room = 0)
@@ -61,7 +61,8 @@ class Upload {
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
 
-  // Ends the use before the destructor: later work does not use the bytes. Returns the event after the work that does.
+  // Ends the use before the destructor; later work must not use the bytes. Returns an event after the work that uses
+  // them.
   const Device::Event& end(const Scope& scope) {
     buffer_.used = events_->record(scope, stream_);
     ended_ = true;

@@ -1,5 +1,5 @@
-// Everything that the kernels (backend/kernels) require of their target, here SYCL: the identity of a work-item, and its
-// cooperation with other work-items. Included in lowtide::sycl_device after the portable kernels.
+// Provides what the kernels (backend/kernels) require of their target, here SYCL: a work-item's identity and
+// cooperation. Included in lowtide::sycl_device after the portable kernels.
 
 // A tile is a single block; a group takes one block at a time.
 inline constexpr i64 kBlocksOfTile = 1;
