@@ -17,8 +17,7 @@ namespace lowtide {
 
 class Channel {
  public:
-  // `between` is nullptr for a single transport. Throws kInvalidArgument for a transport with an impossible rank or
-  // size.
+  // `between` is nullptr for a single transport. Throws kInvalidArgument if a transport has an impossible rank or size.
   Channel(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between);
 
   int rank() const { return rank_; }

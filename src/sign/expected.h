@@ -28,8 +28,7 @@ class Expected {
   // Notes that a part of the current vote has completed on all ranks. A vote is not expected again if one of its parts
   // used two levels or one phase, computed a mean, or had a late ballot.
   void note(const Agreement& agreed, const wire::Announcement& mine);
-  // Expects the current vote again. Call it when all ranks have applied the vote and each rank knows that the others
-  // have.
+  // Expects the current vote again. Call this when all ranks have applied the vote and each rank knows this.
   void take() { parts_ = usable_ ? under_way_ : std::vector<ExpectedPart>{}; }
   // Call this when a vote begins.
   void begin() { under_way_.clear(), usable_ = true; }

@@ -1,6 +1,5 @@
 // Tests that after an applied vote the announcements come with the ballots, which saves a round. If a rank makes any
-// other call next, all ranks reach the result that they would reach without this shortcut, and the following vote is
-// right.
+// other call next, all ranks end as they would without this shortcut, and the following vote is right.
 #include "sign/expected.h"
 
 #include "support/sign_faults.h"
@@ -119,8 +118,7 @@ TEST(SignExpected, WhateverComesInsteadEndsAsWithout) {
          std::size(deviations));
 }
 
-// If the parts change from vote to vote, the results still match the definition, and unchanged parts take two rounds
-// each.
+// If parts change from vote to vote, the results still match the definition; unchanged parts take two rounds each.
 TEST(SignExpected, PartsThatChangeFallBack) {
   Rng rng = seeded("parts that change", 22);
   int64_t votes = 0, steady = 0;

@@ -79,8 +79,7 @@ void expect_survived(const Death& d, Rng& rng, std::atomic<int64_t>& right) {
 TEST(SignFaults, ARankThatDiesAtAnyCallHangsNobody) {
   constexpr SignAlgorithm kOne = SignAlgorithm::kOnePhase, kTwo = SignAlgorithm::kTwoPhase;
   std::vector<Death> deaths;
-  // Every share keeps the deaths of the first rank at the last call, because some of them leave the other ranks the
-  // right result.
+  // Every share keeps the deaths of the first rank at the last call: some of them leave the others the right result.
   int64_t grid = 0;
   const auto add = [&](const Death& d, int64_t calls) {
     if ((d.nodes == 0 && d.dead == 0 && d.call == calls - 1) || in_share(grid++)) deaths.push_back(d);
@@ -132,8 +131,7 @@ struct Hit {
   Damager::Receivers receivers;
 };
 
-// Return the number of calls of a vote that follows other votes, and of each of its parts. Two calls belong to the
-// whole vote.
+// Return the number of calls of a vote that follows other votes, and of each part; two calls are for the whole vote.
 int64_t vote_calls(const VoteCase& of, int64_t parts) { return of.calls(false, parts); }
 int64_t part_calls(const VoteCase& of, int64_t parts) { return (vote_calls(of, parts) - 2) / parts; }
 
@@ -211,8 +209,7 @@ void damaged_vote(const VoteCase& of, int64_t number, const Hit& d, Rng& rng, Ta
     }
   }
   for (const int rank : ended[0].ranks) named |= rank == d.sender;
-  // The last round may be damaged once without harm, and between nodes a rank also passes on the messages of other
-  // ranks.
+  // The last round may be damaged once without harm, and between nodes a rank passes on messages of other ranks.
   if (!of.nodes && d.call + 1 < calls && !stops_some) {
     ASSERT_TRUE(named) << ended[0].text;
   }
@@ -281,8 +278,7 @@ TEST_P(DamagedVote, EndsAlikeOnAllRanks) {
   }
   EXPECT_TRUE(all.right > 0 && all.refused > 0);
   if (parts > 1) return;
-  // A damaged ballot costs only that ballot, a damaged result costs the vote, and damage in the last round costs
-  // nothing.
+  // A damaged ballot costs only itself, a damaged result costs the vote, and damage in the last round costs nothing.
   EXPECT_EQ(tallies.size(), rounds.size());
   if (algorithm == SignAlgorithm::kTwoPhase) {
     EXPECT_EQ(tallies["ballots"].without, tallies["ballots"].cases);

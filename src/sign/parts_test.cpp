@@ -243,8 +243,8 @@ TEST(SignParts, RanksThatDifferAreRefusedByAllAlike) {
   figure("{} groups with one odd rank: one error on all 6, nothing written", cases);
 }
 
-// A part that does not follow this rank's previous calls, or a mean with more parts to come, is an error of this rank,
-// which it announces.
+// A part that does not follow this rank's previous calls, or a mean with more parts to come, is this rank's error, and
+// it announces it.
 TEST(SignParts, ARankThatContradictsItselfIsToldAndTheOthersHearOfIt) {
   Rng rng(15);
   const VoteCase of = case_of(3, 0, SignAlgorithm::kTwoPhase, 3000, rng);

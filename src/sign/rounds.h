@@ -30,8 +30,7 @@ struct Agreement {
     return reasons[r] == wire::Reason::kFine ? of[r].checksum : 0;
   }
   uint32_t weight(int rank) const { return of[static_cast<size_t>(rank)].weight; }
-  // Covers the weights and which ballots are late. All ranks compute the same checksum unless an announcement was
-  // damaged.
+  // Covers the weights and which ballots are late. The same on all ranks unless an announcement was damaged.
   uint32_t weights_checksum() const;
   bool any_late() const;
 

@@ -20,8 +20,7 @@
 
 namespace lowtide {
 
-// Returns the number of signs in each shard when `count` signs are cut into `shards` shards; the last shards may be
-// short or empty.
+// Returns the signs per shard when `count` signs are cut into `shards` shards; the last shards may be short or empty.
 constexpr int64_t shard_signs(int64_t count, int shards) {
   const int64_t units = (count + kSignAlignment - 1) / kSignAlignment;
   return (units + shards - 1) / shards * kSignAlignment;
@@ -51,8 +50,7 @@ struct ShardLayout {
   std::byte* result_zeros(std::byte* message) const { return result_extra(message) + extra_bytes(); }
 };
 
-// Returns the header of the message that is due from `sender` to `receiver` (or wire::kEveryone) about signs from
-// `first` on.
+// Returns the header of the message due from `sender` to `receiver` (or wire::kEveryone) about signs from `first` on.
 wire::Header header_of(const Agreement& agreed, wire::Round round, int sender, int receiver, int64_t first);
 
 // Writes and seals this rank's ballot for the shard that begins at `first`. The ballot holds the rank's signs (0 where
@@ -91,9 +89,8 @@ struct ResultPlace {
   int owner;
   int64_t first;
 };
-// Checks the results of all shards; the result for places[i] is at messages[i * layout.result_bytes()]. Adds the
-// ballots that the owners left out to the outcome. The checksum in the returned Found covers weights, reasons and
-// results.
+// Checks the results of all shards, at messages[i * layout.result_bytes()] for places[i], and adds the ballots that the
+// owners left out to the outcome. The checksum in the returned Found covers weights, reasons and results.
 Found check_results(const Agreement& agreed, const ShardLayout& layout, const std::byte* messages,
                     const std::vector<ResultPlace>& places, int threads, SignOutcome* outcome);
 // Copies a result to the caller's memory.

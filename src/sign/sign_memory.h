@@ -36,8 +36,7 @@ class SignMemory {
   void send(int64_t first, int64_t bytes, void* stream);
   // Copies the device's bytes from another object with the same backend and size. The host's bytes do not change.
   void copy(SignMemory& from, void* stream);
-  // Call these around work on `stream` that uses the device's memory; they order the work behind earlier uses on any
-  // queue.
+  // Call these around work on `stream` that uses the device's memory, to order it behind earlier uses on any queue.
   void follow(void* stream);
   void note_use(void* stream);
 

@@ -20,8 +20,7 @@ inline std::shared_ptr<Backend> shared_host_backend() { return {std::shared_ptr<
 
 void pack_on(Backend& backend, void* stream, DType dtype, const void* values, int64_t count, std::span<std::byte> bits,
              const Options& options);
-// Packs the inverted sign bits of values in host memory: 1 for a clear sign bit, 0 for a set one, also for zeros and
-// NaNs.
+// Packs the inverted sign bits of values in host memory: 1 for a clear sign bit, even for zeros and NaNs.
 void pack_sign_bits(DType dtype, const void* values, int64_t count, std::span<std::byte> bits, const Options& options);
 void unpack_on(Backend& backend, void* stream, std::span<const std::byte> bits, DType dtype, void* values,
                int64_t count, std::span<const std::byte> zeros, const Options& options);

@@ -4,8 +4,7 @@
 // With one level, a rank gets all ballots of its part. With two levels, which have nodes of several ranks each, rank l
 // of a node gets its node's ballots of shard l and counts them. A shard has one part for each node: rank l of node m
 // gets all nodes' counts of part m of shard l and votes on that part. The result is therefore the majority of all
-// ranks, not a majority of the nodes' majorities. Results return by the same path, first between nodes and then inside
-// each node.
+// ranks, not a majority of the nodes' majorities. Results return by the same path: between nodes first.
 //
 // Ranks are numbered node by node. Part m of shard l begins at sign (l * nodes + m) * (signs of a part). With one level
 // there is one node, whose shards have one part each.
@@ -236,8 +235,8 @@ class TwoPhase final : public Exchange {
   }
 
   Reason average(const Voters& voters, std::byte* message) {
-    // Scales are at even addresses, because the sizes of headers, bits and reasons are multiples of 8 bytes and message
-    // sizes are even.
+    // Scales are at even addresses, because headers, bits and reasons take multiples of 8 bytes and messages even
+    // sizes.
     std::vector<const uint16_t*> scales;
     for (const std::byte* each : voters.extra) scales.push_back(reinterpret_cast<const uint16_t*>(each));
     ResidualState& residual = *call_.residual;
@@ -279,7 +278,7 @@ class TwoPhase final : public Exchange {
 
   // Votes on the planes of counts as if they were ballots of weights 1, 2, 4, ...
   void vote_on_counts(const std::vector<uint32_t>& votes, std::byte* message) {
-    // Without presence, every block has all of a node's votes, so the node's planes of presence are all ones or all
+    // Without presence, every block has all votes of a node, so the node's planes of presence are all ones or all
     // zeros.
     const auto blocks = static_cast<size_t>(presence_bytes(part_.signs));
     const std::vector<std::byte> none(blocks), all(blocks, std::byte{0xff});
