@@ -21,8 +21,7 @@ class ArenaSizes {
     size_t taken = 0;               // size of the buffer if it must be allocated, else 0
   };
   Place allocate(size_t bytes);
-  // Reserves one buffer for the next allocations, which take `bytes` in total. Returns the buffer's size if it must be
-  // allocated, else 0.
+  // Reserves one buffer for the next allocations of `bytes` in total. Returns its size if it must be allocated, else 0.
   size_t reserve(size_t bytes);
   int64_t allocated_bytes() const { return total_; }  // bytes of all buffers
 
@@ -41,8 +40,8 @@ class Arena {
   explicit Arena(Env& env) : env_(&env) {}
   // Returns zeroed memory, aligned to 64 bytes. Throws kOutOfMemory and then changes nothing.
   void* allocate(size_t bytes);
-  // Allocates exactly the memory for the next allocations, which take `bytes` in total, each a multiple of 64. Throws
-  // like allocate().
+  // Allocates exactly the memory for the next allocations: `bytes` in total, each a multiple of 64. Throws like
+  // allocate().
   void reserve(size_t bytes);
   const std::vector<Buffer>& buffers() const { return buffers_; }
   int64_t allocated_bytes() const { return sizes_.allocated_bytes(); }  // allocated from the system

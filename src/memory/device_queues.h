@@ -28,8 +28,8 @@ class DeviceQueues final : public Queues {
 
   // Call this before each step. The step uses the caller's queue and runs after the whole previous step; `work` must
   // outlive the step. With `hybrid`, steps write to the chunk's record; otherwise stepped slots keep the result until
-  // they are written back. Without `changes`, the work changes no chunks, and none is written. If this throws, nothing
-  // has changed.
+  // they are written back. Without `changes`, the work changes no chunk, and none is written. If this throws, nothing
+  // changed.
   void begin_step(void* queue, bool hybrid, bool changes, const ChunkWork& work);
   // Call this after each step.
   void end_step();

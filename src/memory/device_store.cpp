@@ -179,8 +179,7 @@ void DeviceStore::before_queueing() {
   forget_stage();
 }
 
-// Call this after a failure. Waits for the queued work, either now or, if that also fails, before anything else is
-// queued.
+// Call this after a failure. Waits for the queued work now or, if that also fails, before anything else is queued.
 void DeviceStore::break_off() noexcept {
   queued_ = Queued::kBrokenStep;
   try {
@@ -212,8 +211,7 @@ void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
   }
 }
 
-// Call this after allocating memory, because work queued on `queue` may still use the memory, and the allocator may
-// fill it there.
+// Call this after allocating memory: work on `queue` may still use the memory, and the allocator may fill it there.
 void DeviceStore::transfer_behind(void* queue) {
   if (options_.shared_allocator) device_.wait(queues_.transfer_queue(), device_.record(queue));
 }
@@ -241,8 +239,7 @@ void DeviceStore::settle() {
   if (settled_) catch_up();
 }
 
-// If no step has changed the chunks since settle(), the host reads the chunk in place if it can, whatever else is
-// queued.
+// If no step has changed the chunks since settle(), the host reads the chunk in place if it can, whatever is queued.
 void DeviceStore::peek(size_t chunk, std::byte* to) {
   const DeviceRecord& record = chunks_[chunk];
   if (settled_ && record.tier() == Tier::kDisk && !record.kept_data()) {
@@ -290,8 +287,7 @@ void DeviceStore::forget_stage() {
 }
 
 // -- The ring's slots: the plan's slots, and slots that prefetch() adds for one step
-// Allocates as many of the plan's slots as there is memory for. If memory is short, state on the device makes room for
-// them.
+// Allocates as many of the plan's slots as there is memory for. If memory is short, state leaves the device.
 void DeviceStore::take_slots(void* stream) {
   const auto wanted = static_cast<size_t>(pager_.plan().slots);
   const int64_t bytes = pager_.plan().slot_bytes;

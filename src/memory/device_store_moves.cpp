@@ -21,8 +21,7 @@ int64_t DeviceStore::device_budget() const {
   return limits.total < 0 ? -1 : limits.total / 8 * 7;
 }
 
-// Chooses the budget for state that a step creates. By then the device's other needs (activations and gradients) are
-// known.
+// Chooses the budget for state that a step creates, because the needs of activations and gradients are known by then.
 void DeviceStore::choose_first_budget() {
   if (!options_.memory.automatic || !room_) return;
   if (const std::optional<int64_t> budget = Residency::before_new_state(seen())) budget_ = budget;

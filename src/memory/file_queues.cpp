@@ -106,8 +106,7 @@ void FileQueues::receive(const Transfer& transfer) {
   record.check(slots_[static_cast<size_t>(transfer.slot)].data(), static_cast<size_t>(transfer.chunk), threads_);
 }
 
-// Called in a catch block when a write has failed and the slot has the only good copy. The slot's memory becomes the
-// chunk's.
+// Called in a catch block when a write has failed. The slot has the only good copy; its memory becomes the chunk's.
 void FileQueues::keep_unwritten(const Transfer& transfer) noexcept {
   if (!write_failure_) write_failure_ = std::current_exception();
   ChunkRecord& record = chunks_[static_cast<size_t>(transfer.chunk)];

@@ -73,8 +73,7 @@ class IoUringEngine : public IoEngine {
       if (!block) return nullptr;
       const bool transient = result == -EINTR || result == -EAGAIN || result == -EBUSY;
       if (result < 0 && (!transient || ++refusals > kMaxRefusals)) break_with(-result);
-      // A broken ring still finishes the requests that the kernel has taken, and their memory must not be returned
-      // earlier.
+      // A broken ring still finishes the requests that the kernel has taken; their memory must not be returned earlier.
       if (broken_ || (result < 0 && result != -EINTR)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }

@@ -34,8 +34,7 @@ class MappedFile {
   // Offsets and sizes must be multiples of kPageBytes within the file.
   // Reads a range into memory. Throws kIo; the message names the range.
   void bring(int64_t offset, int64_t bytes);
-  // Removes a range from memory, after writing it to disk if it was `changed`. Throws kIo; then the range stays in
-  // memory.
+  // Writes a range to disk if it was `changed`, and removes it from memory. Throws kIo; then the range stays in memory.
   void let_go(int64_t offset, int64_t bytes, bool changed);
 
  private:

@@ -27,8 +27,7 @@ class Queues {
 
   virtual ~Queues() = default;
   virtual void read(int chunk, int slot) = 0;  // on kIn: reads the chunk's record into the slot
-  // On kStep: steps the chunk in the slot's memory (hybrid: from there to the chunk's record), or in place if the slot
-  // is -1.
+  // On kStep: steps the chunk in the slot's memory (hybrid: from there to the chunk's record), or in place for slot -1.
   virtual void step(int chunk, int slot) = 0;
   virtual void write(int chunk, int slot) = 0;  // on kOut: writes the slot to the chunk's record
   // Marks all work queued so far on the queue. Events stay valid until the end of the next step.
@@ -67,8 +66,8 @@ class Pager {
   size_t slots() const { return free_.size(); }
   // Returns the number of additional slots that prefetch() could use.
   size_t slots_wanted() const { return streaming_.size() - std::min(streaming_.size(), free_.size()); }
-  // Drops chunks that were read ahead and undoes set_slots(), so that the slots can be used otherwise. The queues must
-  // have finished.
+  // Drops chunks that were read ahead and undoes set_slots(), so that the slots become free. The queues must have
+  // finished.
   void forget();
   bool has_prefetched() const { return prefetched_ > 0; }
 

@@ -1,5 +1,4 @@
-// Tests the pager on a device that runs everything late: values, order, traffic, time, and the state after a queue
-// fails.
+// Tests the pager on a device that runs everything late: values, order, traffic, time, and failures of a queue.
 #include "memory/pager.h"
 
 #include "support/fake/fake_queues.h"
@@ -260,8 +259,8 @@ TEST(Pager, ThreeSlotsTakeTheTimeOfTheSlowestLane) {
     }
     const double one = step_seconds(n, 0, 1, r, s, w);
     ASSERT_NEAR(one / (n * (r + s + w)), 1, 1e-12);
-    // With two slots, a chunk's three operations take turns in each slot, so a step takes at least half of their sum
-    // per chunk.
+    // With two slots, a chunk's three operations take turns in a slot, so a step takes at least half their sum per
+    // chunk.
     const double two = step_seconds(n, 0, 2, r, s, w);
     two_worst = std::max(two_worst, two / step_seconds(n, 0, 3, r, s, w));
     ASSERT_LE(two, one * (1 + 1e-12));
@@ -329,8 +328,7 @@ struct Failures {
   int points = 0, before = 0, after = 0, mixed = 0;
 };
 
-// Lets the n-th operation of a step fail, drains the queues, checks every chunk, and goes on with the same pager or a
-// new one.
+// Lets the n-th operation of a step fail, drains the queues, checks every chunk, and goes on, perhaps with a new pager.
 void fail_and_go_on(const Case& c, int64_t n, int full_steps, bool new_pager, uint64_t seed, Failures& count) {
   FakeQueuesOptions options{.seed = seed};
   FakeQueues queues(c.plan, c.chunk_bytes, options);

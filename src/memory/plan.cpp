@@ -48,8 +48,7 @@ Choice fill(std::span<const SizeClass> classes, int64_t capacity) {
   }
   if (room <= most) {  // otherwise no remaining chunk fits
     // from[c] is the class of the chunk that completed the sum c, and used[c] is how many chunks of that class the sum
-    // uses. A sum keeps the first class that reached it, so tracing back from any sum never uses more chunks of a class
-    // than exist.
+    // uses. A sum keeps the first class that reached it, so tracing back never uses more chunks of a class than exist.
     const int32_t unreached = -1, start = static_cast<int32_t>(classes.size());
     std::vector<int32_t> from(static_cast<size_t>(room) + 1, unreached), used(from.size(), 0);
     from[0] = start;
@@ -233,8 +232,8 @@ Division divide(std::span<const TierLimit> tiers, const std::vector<int64_t>& ch
     if (!choice) return std::nullopt;
     return keep(tiers, chunk_bytes, input, classes, *choice, slots);
   };
-  // With fewer slots in this tier, more chunks stay here and fewer have to fit behind it. The last attempt reports what
-  // is missing.
+  // With fewer slots here, more chunks stay and fewer have to fit behind this tier. The last attempt reports what is
+  // missing.
   Division best{{}, "no ring was tried"};
   int slots = std::min(input.max_slots, kOverlappingSlots) + 1;
   while (!best.problem.empty() && --slots >= 1)

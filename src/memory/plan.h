@@ -45,8 +45,7 @@ struct PlanInput {
   // In step order; multiples of kPageBytes, which may differ and may be 0.
   std::vector<int64_t> chunk_bytes;
   std::vector<TierLimit> tiers = {TierLimit{}};  // the nearest tier first
-  // The largest number of slots of a ring: 1 to 64, or 0 for no ring; then chunks that are not resident are stepped in
-  // place.
+  // The largest number of slots of a ring: 1 to 64, or 0 for no ring; then the other chunks are stepped in place.
   int max_slots = 4;
   double step_rate = 0;  // bytes of state per second, for the predicted time; 0 if unknown
   // If a single tier cannot hold everything, the error asks for this many bytes if they exceed the chunks' size.
@@ -81,8 +80,7 @@ struct Plan {
 // range, and for more than 2^56 bytes in total.
 Plan make_plan(const PlanInput& input);
 
-// Returns the plan that keeps this set (one entry per chunk), whatever its size, with `slots` slots if something is
-// streamed.
+// Returns the plan that keeps this set (one entry per chunk), whatever its size, with `slots` slots if chunks stream.
 TierPlan plan_keeping(std::vector<bool> resident, const std::vector<int64_t>& chunk_bytes, int slots);
 
 // The number of slots with which reading, stepping and writing overlap.

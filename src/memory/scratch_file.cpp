@@ -69,8 +69,7 @@ std::string random_name() {
   return format(".lowtide-%016llx", number);
 }
 
-// Creates a file on a file system without O_TMPFILE. Nobody else can have created the file, and its name is removed at
-// once.
+// Creates a file without O_TMPFILE. Nobody else can have created the file, and its name is removed at once.
 Descriptor create_named(Env& env, int directory, const std::string& path, int flags) {
   constexpr int kTries = 16;
   int fd = -EEXIST;

@@ -96,8 +96,7 @@ class ScratchFile {
   // offset, number of bytes and the system's reason.
   void wait(Ticket ticket);
 
-  // Reads at once, even while transfers elsewhere in the file are running. May be called by any thread. Throws kIo like
-  // wait().
+  // Reads at once, even while transfers elsewhere in the file are running, in any thread. Throws kIo like wait().
   void read_now(int64_t offset, std::byte* to, int64_t bytes) const;
 
   bool direct() const { return unnamed_.direct; }

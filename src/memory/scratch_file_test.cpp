@@ -337,8 +337,7 @@ TEST(ScratchFile, ReadOnlyDirectoryIsTheSystemsRefusal) {
   EXPECT_EQ(error->os_error(), EACCES);
 }
 
-// A process is killed at many moments in the middle of transfers; the next process finds an empty directory that is not
-// in use.
+// A process is killed at many moments during transfers; the next process finds an empty directory that is not in use.
 TEST(ScratchFile, NothingIsLeftByAKilledProcess) {
   Rng rng = seeded("NothingIsLeftByAKilledProcess", 5);
   int kills = 0;

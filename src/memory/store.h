@@ -77,8 +77,7 @@ class StepOrder {
 };
 
 // The kIo error of a call that ran to its end although the disk refused a write; the unwritten chunks are kept in RAM.
-// Until this error is thrown, the failure is stored as the std::exception_ptr of the first failed write, which needs no
-// memory.
+// Until it is thrown, the failure is stored as the std::exception_ptr of the first failed write, which needs no memory.
 class KeptInMemory : public Error {
  public:
   using Error::Error;
@@ -131,8 +130,7 @@ class Store {
   size_t chunk_count() const { return chunks(); }
   const Chunk& chunk(size_t number) const { return chunk_at(number); }
   // Copies all bytes of a chunk to page-aligned host memory. Changes nothing in the store and drops no chunk that was
-  // read ahead. May be called by any thread while no other thread is in a call of this store. Throws kIo or
-  // kDeviceLost.
+  // read ahead. Any thread may call this while no other thread is in a call of this store. Throws kIo or kDeviceLost.
   virtual void peek(size_t chunk, std::byte* to) = 0;
 
   // Visits the pieces of one parameter in order, in host memory, and with `change` writes them back. The memory is
@@ -189,8 +187,7 @@ class Store {
   virtual const std::byte* host_memory(std::byte* memory) const = 0;
   // Completes all queued work and writes the host's changes to their chunks.
   virtual void settle() = 0;
-  // Makes the chunk accessible to the host, in the chunk's own memory or in stage_, until the next call for another
-  // chunk.
+  // Makes the chunk accessible to the host, in its own memory or in stage_, until the next call for another chunk.
   virtual std::byte* bring(size_t chunk) = 0;
 
   void tell(std::span<const PlacedChunk> chunks) const;

@@ -22,8 +22,7 @@ IoRequest* take_first(std::vector<IoRequest*>& from) {
   return request;
 }
 
-// A POSIX semaphore. A condition variable would not do, because glibc before 2.41 can lose its signals (bug 25847),
-// which happened here.
+// A POSIX semaphore, because glibc before 2.41 can lose a condition variable's signals (bug 25847), and did.
 class Semaphore {
  public:
   Semaphore() { sem_init(&semaphore_, 0, 0); }

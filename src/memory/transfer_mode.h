@@ -38,8 +38,7 @@ inline constexpr int64_t kProbeBytes = 64 << 20;
 // the device's errors.
 TransferRates measure_transfer_rates(Backend& backend, int64_t bytes = kProbeBytes);
 
-// Returns the fastest mode, but prefers copies, which leave the device's cores free, unless another mode is over 5 %
-// faster.
+// Returns the fastest mode, or copies, which leave the device's cores free, unless another mode is over 5 % faster.
 TransferMode choose_transfer_mode(const TransferRates& rates);
 
 // Read and store the rates for this key in a file of its own in `directory`, which is replaced as a whole. A file that
@@ -51,8 +50,8 @@ void remember_transfer_rates(Env& env, const std::string& directory, const std::
 // Returns the path of lowtide/ in $XDG_CACHE_HOME or in ~/.cache, or "" if neither variable is usable.
 std::string cache_directory();
 
-// Returns the fastest mode for this backend's device, remembered or measured now, or kCopy if there is no memory for a
-// measurement.
+// Returns the fastest mode for this backend's device, remembered or measured now, or kCopy if memory is too short for
+// that.
 TransferMode fastest_transfer_mode(Env& env, Backend& backend, int64_t bytes = kProbeBytes);
 
 }  // namespace lowtide

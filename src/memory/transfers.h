@@ -39,8 +39,7 @@ class Transfers {
   bool knows(Ticket ticket) const { return transfers_.contains(ticket); }
   bool idle() const { return transfers_.empty(); }  // true if wait() has returned for every ticket
   const IoEngine& engine() const { return *engine_; }
-  // Drops the engine without waiting. For a forked child, which has neither the engine's threads nor its ring in the
-  // kernel.
+  // Drops the engine without waiting. For a forked child, which has neither the engine's threads nor its ring.
   void abandon() { static_cast<void>(engine_.release()); }
 
  private:
