@@ -18,8 +18,7 @@ namespace {
 using namespace lowtide;
 using bnb::Update;
 
-// Every C function runs inside guarded(), which admits one caller at a time and stores exceptions as the thread's last
-// error.
+// Every C function runs inside guarded(), which admits one caller at a time and stores the thread's last error.
 std::mutex calls;
 thread_local std::string last_error;
 
@@ -45,8 +44,7 @@ T guarded(const char* name, T failed, Fn&& f) noexcept {
   return failed;
 }
 
-// Returns the process's Memory, which is never freed, because the device's runtime may be gone when statics are
-// destroyed.
+// Returns the process's Memory. It is never freed, because the runtime may be gone when statics are destroyed.
 bnb::Memory& memory() {
   static constexpr bnb::OpenDevice* kBackends[] = {
       [](int number) { return open_backend("cuda", format(":%d", number)); },

@@ -80,8 +80,8 @@ class FloatSteps {
   uint8_t* codes(int k) const { return static_cast<uint8_t*>(u_.state(k)) + first_; }
   float* floats(int k) const { return static_cast<float*>(u_.state(k)) + first_; }
 
-  // Calls work(first element in the chunk, number of the block in the array, elements) for the chunk's blocks if there
-  // are codes.
+  // If there are codes, calls work(first element in the chunk, number of the block in the array, elements) for each
+  // block.
   template <class Work>
   void for_each_block(bool coded, Work&& work) const {
     parallel_for(coded ? (n_ + kPiece - 1) / kPiece : 0, threads_, [&](int64_t piece) {

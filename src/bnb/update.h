@@ -84,9 +84,8 @@ void step_on_host(const Update& update, Backend& cpu, int threads);
 // Performs a whole call, ordered on `queue` and complete when it returns. If the device's step() can do the step, the
 // maps and absmax values are first read back through `pinned` and checked; the host waits once for them and the check
 // of the gradient, and once for the step. Otherwise everything passes through the host, where `cpu` steps it. `pinned`
-// is memory of the device's backend, which is enlarged as needed; keep it for the next call. Nothing uses it after this
-// function returns or throws. Throws kInvalidArgument and then has changed nothing. If the device is lost, the contents
-// are undefined.
+// is memory of the device's backend, which is enlarged as needed; keep it for the next call. Nothing uses it after the
+// call. Throws kInvalidArgument and then has changed nothing. If the device is lost, the contents are undefined.
 void step_on_device(const Update& update, Backend& device, void* queue, DeviceBytes& pinned, Backend& cpu, int threads);
 
 }  // namespace lowtide::bnb
