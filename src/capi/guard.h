@@ -1,6 +1,6 @@
 // Turns exceptions into status codes: every function of the C interface runs its body through guarded() or on(). Also
-// reads and fills structs of callers that were compiled against other versions. May be used by any thread. Nothing here
-// owns memory.
+// reads and fills structs of callers that were compiled against other versions. Any thread may use it; nothing owns
+// memory.
 #pragma once
 
 #include <algorithm>
