@@ -34,8 +34,7 @@ namespace kernels {
 struct NormSums;  // backend/kernels/sums.h
 }
 
-// A queued check for non-finite gradients for which nobody waits. Steps that depend on the check do nothing if it finds
-// one.
+// A queued check for non-finite gradients for which nobody waits. Steps that depend on it do nothing if it finds one.
 class Guard {
  public:
   virtual ~Guard() = default;
@@ -104,9 +103,9 @@ struct StepItem {
   // If not nullptr, the step makes signs and neither reads nor writes the parameter (`param` may be nullptr). With args
   // of lr = -1 and no decay, these are the signs of the rule's direction.
   const BallotTarget* ballot = nullptr;
-  // If not nullptr, Backend::norm_sums() of the whole parameter; the device computes the norms from these sums and puts
-  // them into the arguments, with these hyper-parameters. With `adds_norms`, the step first adds the item's blocks to
-  // the sums.
+  // If not nullptr, Backend::norm_sums() of the whole parameter, from which the device computes norms and puts them
+  // into the arguments, with these hyper-parameters. With `adds_norms`, the step first adds the item's blocks to the
+  // sums.
   kernels::NormSums* norms = nullptr;
   const Hyper* hyper = nullptr;
   bool adds_norms = false;

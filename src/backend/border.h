@@ -80,8 +80,7 @@ struct Table {
   Call<void, Backend, Items<const ApplyItem>, int, void*> apply_signs;
   Call<void, Backend, Items<const FeedbackItem>, int, void*> feedback;
 
-  // Functions of Guard. guard_own returns the guard in the form in which the plug-in's steps take it in
-  // StepItem::guard.
+  // Functions of Guard. guard_own returns the form that the plug-in's steps take in StepItem::guard.
   Call<void, SharedGuard> guard_release;
   Call<Guard*, SharedGuard> guard_own;
   Call<int64_t, SharedGuard> guard_first;

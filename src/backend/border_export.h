@@ -35,8 +35,7 @@ auto attempt(Outcome* outcome, Work&& work) noexcept -> decltype(work()) {
   if constexpr (!std::is_void_v<decltype(work())>) return {};
 }
 
-// These functions convert handles to the objects that they represent, and back. Each handle of a shared object owns a
-// reference.
+// These functions convert handles to objects and back. Each handle of a shared object owns a reference.
 template <class T>
 T* object(Handle<T>* handle) {
   return reinterpret_cast<T*>(handle);

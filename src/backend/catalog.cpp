@@ -233,8 +233,7 @@ uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInp
 
 namespace {
 
-// Returns the rules that users name: the rules with kernels in this library, or the rules that were left out of its
-// build.
+// Returns the rules that users name and that have kernels in this library, or that were left out of its build.
 std::vector<std::string> names_of(bool built) {
   bool has[std::size(host::kRuleNumbers)] = {};
 #define LT_RULE(number, name, Rule) has[number] = true;

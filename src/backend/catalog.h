@@ -19,8 +19,7 @@ struct StateFormat {
                        // many
   uint8_t zero = 0;    // the byte that the codes of an untouched state consist of
 
-  // Returns the size of the codes of elements that begin and end at whole bytes: if a byte holds two codes, rows have
-  // even length.
+  // Returns the size of the codes of elements that fill whole bytes: if a byte holds two codes, rows have even length.
   int64_t code_bytes(int64_t elements) const { return elements * code_bits / 8; }
   int64_t scale_bytes(int64_t blocks) const { return blocks * scales * int64_t{sizeof(float)}; }
   int scale_block() const { return scales ? kBlockElements / scales : 0; }  // number of elements that share a scale
@@ -60,8 +59,7 @@ struct RuleInfo {
   void (*make_args)(const RuleInput&, void* args);  // writes args_bytes
   size_t args_bytes;                                // at most kArgsBytes
   double (*decay)(const RuleInput&, int k);         // the beta of state k's average (portable/rules/hyper.h)
-  // norms: the arguments depend on norms of the whole parameter (Backend::norms). norms_read_state: these norms need
-  // the states.
+  // norms: the arguments depend on norms of the whole parameter (Backend::norms). norms_read_state: from the states.
   bool norms = false, norms_read_state = false;
   int family = 0;  // the rule that users name
   bool (*runs_for)(const Hyper&) = nullptr;
@@ -117,8 +115,7 @@ inline const MasterInfo& master_info(int master) { return masters()[static_cast<
 
 inline int64_t residual_bytes(int master, int64_t elements) { return elements * master_info(master).residual_bits / 8; }
 
-// Return the number of a rule, codec or master. They throw kInvalidArgument for an unknown name; the message lists the
-// valid names.
+// Return the number of a rule, codec or master. Throw kInvalidArgument, with the valid names, for other names.
 int find_rule(const std::string& name);
 int find_codec(const std::string& name);
 int find_master(const std::string& name);  // "" has number 0
@@ -132,14 +129,12 @@ const StateFormat& format_of(const Item& item) {
   return codec_info(item.codec).format[item.is_signed ? 1 : 0];
 }
 
-// How states are rounded: kAuto follows stochastic_states(); the other modes round no state or all states
-// stochastically.
+// How states are rounded: kAuto follows stochastic_states(); otherwise none or all are rounded stochastically.
 enum class RoundingMode { kAuto, kNearest, kStochastic };
 // Throws kInvalidArgument for an unknown name; the message lists the valid names.
 RoundingMode find_rounding(const std::string& name);
 // Returns a mask: bit k is set if state k of a step is rounded stochastically. kAuto selects long averages and sums in
-// any format, and all averages and sums in a format with scales. A format that needs stochastic rounding gets it in
-// every mode.
+// any format, and all averages and sums in a format with scales. A format that needs it is rounded so in every mode.
 uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInput& hyper);
 
 // Returns the rule that runs for a user-visible rule: for example, SGD without momentum has no state, and Adam with

@@ -59,8 +59,7 @@ class Device {
   virtual bool is_capturing(void* /*queue*/) { return false; }
   // Returns the device's name and its driver's version, which are the key of remembered measurements, or "" if unknown.
   virtual std::string describe() const { return ""; }
-  // Returns true if the device has become unusable in this process. Then every call throws kDeviceLost, and frees do
-  // nothing.
+  // Returns true if the device is unusable in this process. Then every call throws kDeviceLost, and frees do nothing.
   virtual bool is_lost() const { return false; }
 
   // From now on, takes device memory (kDevice) from another source, such as a framework's cache, which then counts,

@@ -1,5 +1,4 @@
-// Computes the norm of gradients in device memory. A device's backend offers this in addition to the operations of
-// Backend.
+// Computes the norm of gradients in device memory, which a device's backend offers beside the operations of Backend.
 #pragma once
 
 #include <memory>
@@ -36,8 +35,7 @@ class GradientReader {
   // Returns a guard for steps of items whose gradients a clip from queue_clip() has measured; these steps also multiply
   // the gradients by the clip's factor and by `scale`. With `searches`, the guard checks for non-finite values like
   // queue_guard(), unless the norm rules them out; otherwise word() is nullptr and first() is meaningless. With
-  // `scaling`, found_inf decides instead of a check; this works only on a capturing queue, and the clip may then be
-  // nullptr.
+  // `scaling`, only on a capturing queue, found_inf decides instead of a check; the clip may then be nullptr.
   virtual std::shared_ptr<Guard> queue_clipped_guard(std::span<const StepItem> /*items*/,
                                                      const std::shared_ptr<QueuedClip>& /*clip*/, double /*scale*/,
                                                      bool /*searches*/, const LossScaling& /*scaling*/,

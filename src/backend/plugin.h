@@ -1,6 +1,5 @@
 // Finds and loads plug-ins, which are shared libraries liblowtide_<backend><N>.so with one backend each. A plug-in and
-// the library may use different compilers (border.h) but must have the same version; the library refuses other
-// plug-ins.
+// the library may use different compilers (border.h), but the library refuses plug-ins of another version.
 #pragma once
 
 #include <filesystem>

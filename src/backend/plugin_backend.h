@@ -15,8 +15,7 @@ std::unique_ptr<Backend> open_plugin(const border::Exports& plugin, const std::s
 // Writes the runtime's version and the usable devices to `text`, and returns the number of devices.
 int list_devices(const border::Exports& plugin, std::string* text);
 
-// Returns true if data crosses the border to this plug-in unchanged, whatever its compiler and libraries
-// (border::digest).
+// Returns true if data crosses the border to this plug-in unchanged (border::digest).
 bool reads_as_written(const border::Exports& plugin);
 
 // Returns the plug-in's form of a guard, for StepItem::guard.

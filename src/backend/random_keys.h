@@ -7,8 +7,7 @@
 
 namespace lowtide {
 
-// Sets the keys of step number `step` (from 1) of parameter number `param` for all states of the item and for its
-// weights.
+// Sets the keys of step number `step` (from 1) of parameter number `param` for all states and weights of the item.
 void set_keys(uint64_t seed, int64_t step, int64_t param, StepItem& item);
 
 // The random numbers of a run of elements that begins with element `first` of the parameter: the first element's index,

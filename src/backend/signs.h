@@ -11,8 +11,7 @@
 
 namespace lowtide {
 
-// The number of signs that share one presence bit. A block whose values are all zero has no presence and takes no part
-// in a vote.
+// The number of signs that share a presence bit. A block of zeros has no presence and takes no part in a vote.
 inline constexpr int64_t kSignBlock = 64;
 // The alignment of each tensor's first sign in a buffer of several tensors, so that no two tensors share a byte of bits
 // or presence, or a scale of error feedback.
@@ -40,9 +39,8 @@ struct SignItem {
   // For unpacking: laid out like bits, or nullptr. A 1 makes the value 0 instead of +1 or -1.
   const std::byte* zeros = nullptr;
   // Bit b belongs to the block of signs from b * kSignBlock on. May be nullptr; otherwise `first` must be a multiple of
-  // kSignAlignment. Packing sets a bit if any value of the block is not zero (a NaN is not zero), and treats presence
-  // bytes like the bytes of bits. Bits do not depend on presence. Unpacking makes the values of a block without
-  // presence 0.
+  // kSignAlignment. Packing sets a bit if any value of the block, such as a NaN, is not zero, and treats presence bytes
+  // like the bytes of bits. Bits do not depend on presence. Unpacking makes the values of a block without presence 0.
   std::byte* presence = nullptr;
   // For packing: whether zeros are +.
   bool zero_is_plus = true;
@@ -82,8 +80,7 @@ struct VoteItem {
   bool big = false;                      // the bit order of ballots, previous, result and zeros; excludes presence
 };
 
-// Sums of weights, one per sign, in bit planes, which are the input of a vote. Presences are counted like signs, one
-// per block.
+// Sums of weights, one per sign, in bit planes for a vote. Presences are counted like signs, one per block.
 struct CountItem {
   int64_t count = 0;
   std::span<const std::byte* const> ballots;  // as in VoteItem

@@ -86,8 +86,7 @@ struct LaneBytes {
   int bytes;        // number of the lane's bytes
   bool apart;       // accesses go unit by unit
 
-  // `first` is the offset in bytes from the tile's first byte, which is at `base`; `all` is the number of bytes in the
-  // tile.
+  // `first` is the offset in bytes from the tile's first byte, which is at `base`; the tile has `all` bytes.
   LT_FN LaneBytes find(const u8* base, int first, int units, int all) {
     LaneBytes of;
     of.before = units ? static_cast<int>(reinterpret_cast<u64>(base + first) % kPieceBytes) : 0;

@@ -1,7 +1,6 @@
 // Queues a kernel. Included in the namespace of a .cu file after device-inl.h.
 
-// Queues the kernel for `units` units of work, of which a thread block takes `at_once` at a time. Queues nothing for no
-// units.
+// Queues the kernel for `units` units of work, if any; a thread block takes `at_once` at a time.
 template <class... Parameters>
 inline cudaError_t queue_kernel(void (*kernel)(Parameters...), i64 units, i64 at_once, const Queue& queue,
                                 std::type_identity_t<Parameters>... arguments) {

@@ -1,5 +1,4 @@
-// Tests the shapes of launches for the smallest and largest amounts of work, and the layout of structs that go to the
-// device.
+// Tests the shapes of launches for the least and most work, and the layout of structs that go to the device.
 #include "backend/cuda/device/shape.h"
 
 #include <gtest/gtest.h>

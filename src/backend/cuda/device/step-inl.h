@@ -7,8 +7,7 @@ inline constexpr bool kIsFast = true;
 inline constexpr bool kIsFast = false;
 #endif
 
-// True if the rule divides a first moment by the square root of a second moment; operands must then be in range for
-// Real.
+// True if the rule divides a first moment by the root of a second moment; operands must then be in range for Real.
 template <class R>
 inline constexpr bool kDivides = std::is_base_of_v<AdamBase, R> || std::is_base_of_v<Lamb, R>;
 // True if the rule's steps may be approximate in fast files.
@@ -283,8 +282,7 @@ struct LaneBlocks {
     }
   }
 
-  // For rounds of whole sectors: the position of the lane's element e after its first, and loads of runs of kBits
-  // elements.
+  // For rounds of whole sectors: the offset of the lane's element e from its first, and loads of runs of elements.
   LT_FN int behind_first(int e) { return e / kRun * 32 * kRun + e % kRun; }
   template <int kBits>
   LT_FN void load_runs(u32* word, const u8* base, const LaneAt& at) {

@@ -54,8 +54,7 @@ cudaError_t retain_context(int ordinal, CUdevice& device, CUcontext& context) {
 
 cudaError_t enter_context(CUdevice device, CUcontext context, bool& entered) {
   entered = false;
-  // First check that a context is current, because asking for the device of none is an error, which compute-sanitizer
-  // reports.
+  // First check that a context is current: compute-sanitizer reports asking for the device of none as an error.
   CUcontext present = nullptr;
   CUresult found = driver().current(&present);
   if (found != CUDA_SUCCESS) return error_of(found);

@@ -13,8 +13,7 @@ namespace lowtide::cuda_host {
 // Returns the kind of an error for callers: kDeviceLost for errors from which CUDA does not recover.
 ErrorKind kind_of(cudaError_t code);
 
-// Returns text such as "an illegal memory access was encountered (cudaErrorIllegalAddress)", with advice if there is
-// any.
+// Returns text such as "an illegal memory access was encountered (cudaErrorIllegalAddress)", and advice if any.
 std::string words_of(cudaError_t code);
 
 // The number of devices of a process; describe_device() refuses higher ordinals.

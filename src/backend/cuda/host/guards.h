@@ -71,8 +71,8 @@ class CudaClip : public QueuedClip {
   std::shared_ptr<Answer> answer_;
 };
 
-// `clip` is nullptr or the clip of the guard's steps, applied with `scale`. With `searches`, the guard checks for
-// non-finite gradients.
+// `clip` is nullptr or the clip of the guard's steps, applied with `scale`. With `searches`, the guard checks
+// gradients.
 struct Clipping {
   std::shared_ptr<CudaClip> clip;
   double scale = 1;

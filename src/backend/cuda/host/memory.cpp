@@ -124,8 +124,7 @@ cudaError_t HostMemory::take_from_cuda(const DeviceInfo& info, int64_t bytes) {
   return cudaSuccess;
 }
 
-// A lost device or a driver that has shut down keeps its pages to the end of the process. A forked child has no such
-// pages.
+// A lost device or a driver that has shut down keeps its pages to the end of the process. A forked child has none.
 void Unpin::operator()(std::byte* data) const noexcept {
   quietly(*info, [&] {
     if (!registered) {

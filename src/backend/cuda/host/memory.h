@@ -44,13 +44,11 @@ class DeviceMemory {
 // pinned page in fork().
 class HostMemory {
  public:
-  // The number of bytes registered at a time, because registering holds locks of the driver. No copy may cross a
-  // boundary between pieces.
+  // Bytes are registered in pieces, because registering holds locks of the driver. No copy may cross a piece boundary.
   static constexpr int64_t kPieceBytes = int64_t{1} << 30;
 
   HostMemory() = default;
-  // Call this within a Scope of the device. Throws kOutOfMemory; the message gives the process's limit on locked
-  // memory.
+  // Call this within a Scope of the device. Throws kOutOfMemory, with the process's limit on locked memory.
   HostMemory(const DeviceInfo& info, int64_t bytes);
   std::byte* data() const { return data_.get(); }
 

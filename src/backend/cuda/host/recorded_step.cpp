@@ -63,8 +63,7 @@ void CudaRecordedStep::prepare(std::span<const StepItem> items, void* stream) {
     ready = item.guard;
   }
   if (last_ && *last_ != on) scope.check(cudaStreamWaitEvent(on, Events::handle(of_.events->record(scope, *last_)), 0));
-  // Records the event also after the upload and after a failure, because the answer's host memory must outlive the copy
-  // to it.
+  // Records the event also after a failure, because the answer's host memory must outlive the copy to it.
   struct Record {
     CudaRecordedStep& step;
     cudaStream_t on;

@@ -61,8 +61,7 @@ class Upload {
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
 
-  // Ends the use before the destructor; later work must not use the bytes. Returns an event after the work that uses
-  // them.
+  // Ends the use before the destructor; later work must not use the bytes. Returns an event after their last use.
   const Device::Event& end(const Scope& scope) {
     buffer_.used = events_->record(scope, stream_);
     ended_ = true;

@@ -18,9 +18,8 @@
 
 namespace lowtide::sycl_host {
 
-// Returns the SPIR-V of a program, which is embedded in the plug-in. Names are "step_<rule>", "ballot_<rule>",
-// "norms_<rule>", "sign_<type>", "aux", "fill", "sums", "vote", "apply" and "feedback". The bytes live as long as the
-// plug-in.
+// Returns the SPIR-V of a program, which is embedded in the plug-in and lives as long. Names are "step_<rule>",
+// "ballot_<rule>", "norms_<rule>", "sign_<type>", "aux", "fill", "sums", "vote", "apply" and "feedback".
 std::span<const std::byte> program(const std::string& name);
 
 class Kernels {
@@ -54,8 +53,7 @@ class Kernels {
   std::map<int, UsmBytes> tables_;
 };
 
-// Returns the process's kernels for this device of this context, which all backends share and which live to the end of
-// the process.
+// Returns the process's kernels for this device of this context, which all backends share and which are never freed.
 Kernels& kernels_of(const sycl::context& context, const sycl::device& device);
 
 // Returns the number of groups that `items` work-items need.

@@ -101,8 +101,7 @@ void SyclDevice::copy(void* queue, void* to, const void* from, int64_t bytes) {
   guarded("copying", [&] { queue_of(queue).memcpy(to, from, static_cast<size_t>(bytes)); });
 }
 
-// Uses our own kernel, because drivers' fills are several times slower for 4-byte patterns, and some crash on shared
-// memory.
+// Uses our own kernel: drivers' fills are several times slower for 4-byte patterns, and some crash on shared memory.
 void SyclDevice::fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) {
   LT_REQUIRE(
       (pattern_bytes == 1 || pattern_bytes == 4) && (reinterpret_cast<uintptr_t>(to) & (pattern_bytes - 1u)) == 0,
