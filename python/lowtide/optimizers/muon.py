@@ -123,7 +123,7 @@ class Muon(Optimizer):
 
     An exception in a step (Ctrl-C, or a failing product) never leaves a matrix between its old and its new momentum and weights.
     If no parameter has moved, none does; otherwise the others move too before it is raised or, if they cannot, a warning says how
-    many have not, and state[p]["step"] which.
+    many have not, and `state[p]["step"]` says which.
 
     Raises: like `AdamW`. A rank that cannot compute an update raises why; the matrix stays as it was, and the ranks that have a part
     of it raise RuntimeError. A step of sharded matrices raises ValueError on all ranks if one has no gradient, even with nonfinite="propagate".

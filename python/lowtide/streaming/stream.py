@@ -165,8 +165,8 @@ def _resident(
     try:
         made = make(model.to(device).parameters(), memory=memory, **options)
     except BaseException:
-        put_back(placed)
         model.to("cpu")
+        put_back(placed)
         raise
     _RESIDENT.add(model)
     return made

@@ -286,8 +286,14 @@ def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None
         threads = sum(thread.name.startswith("lowtide-weights") for thread in threading.enumerate())
         return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count(str(tmp_path)), threads
 
-    count()  # collects what earlier tests have left
-    before = count()
+    def count_until(wanted: Callable[[tuple[int, int, int]], bool]) -> tuple[int, int, int]:
+        for _ in range(100):  # a thread ends by itself
+            if wanted(found := count()):
+                break
+            threading.Event().wait(0.05)
+        return found
+
+    before = count_until(lambda found: found[2] == 0)  # collects what earlier tests have left
     for kind in (Net, Positions):
         for in_backward in (True, False):
             net = kind()
@@ -303,11 +309,7 @@ def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None
             net, _ = lowtide.stream(kind(), budget)
             train(net, lowtide.SGD([nn.Parameter(torch.zeros(1))]), 1)
             del net, opt, _
-            for _ in range(100):  # a thread ends by itself
-                if count() == before:
-                    break
-                threading.Event().wait(0.05)
-            assert count() == before, kind
+            assert count_until(lambda found: found == before) == before, kind
     figure("4 models, each streamed twice: no descriptor, mapping or thread is left")
 
 
