@@ -86,7 +86,8 @@ def are_part(engine: Engine, groups: Sequence[dict[str, Any]], added: Sequence[d
     if here.issubset(map(id, added)):
         return any(each.tensors and id(group) not in here for group, each in zip(added, engine.members))
     shown = [id(param) for group in groups if isinstance(group.get("params"), list) for param in group["params"]]
-    return len(shown) < len(engine.tensors) and {*map(id, engine.tensors)}.issuperset(shown)
+    fewer = len(shown) < len(engine.tensors) or len(groups) != len(added)
+    return fewer and {*map(id, engine.tensors)}.issuperset(shown)
 
 
 def check_part(part: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> bool:
@@ -95,7 +96,7 @@ def check_part(part: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]])
     known, copies = set(map(id, groups)), False
     owners = {id(param): number for number, group in enumerate(groups) for param in group["params"]}
     for number, group in enumerate(part):
-        if id(group) in known:
+        if id(group) in known or not group["params"]:
             continue
         copies, of = True, {owners.get(id(param), -1) for param in group["params"]}
         got = f"{len(part)} groups, and not number {number} among the {len(groups)}"

@@ -29,10 +29,12 @@ class QKClip:
 
     A head with a largest logit S above the threshold gets γ = threshold / S, others γ = 1. The rows of each key head are multiplied by
     the root of the least γ among its query heads, and the rows of a query head by its γ over that root: products change by γ exactly
-    where they were too large, and nowhere else. Nothing waits for a device, and no state of the optimizer changes. Biases of q and k,
-    norms after the projections and parts that heads share are not scaled.
+    where they were too large, up to the weights' rounding, and nowhere else: bfloat16 weights keep their values while √γ is above
+    0.998. Nothing waits for a device that has the weights, and no state of the optimizer changes. Biases of q and k, norms after the
+    projections and parts that heads share are not scaled. Logits that are not finite do not count.
 
-    optimizer: any torch.optim.Optimizer; the clip is one of its step hooks until `remove()`. threshold: above 0."""
+    optimizer: any torch.optim.Optimizer; the clip is one of its step hooks until `remove()`, and copies of the optimizer have none.
+    threshold: above 0. Call `watch` after `fully_shard` or `stream`, which replace parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, threshold: float = 100.0) -> None:
         expect(threshold > 0, "threshold", threshold, "a number above 0")
@@ -56,7 +58,8 @@ class QKClip:
         With data in several processes pass the largest of all (all_reduce with MAX), the same everywhere."""
         layer = self._layers[number]
         expect(tuple(largest.shape) == (layer.heads,), "largest", f"shape {tuple(largest.shape)}", f"({layer.heads},)")
-        torch.maximum(layer.largest, largest.to(layer.largest), out=layer.largest)
+        finite = torch.where(largest.isfinite(), largest, 0).to(layer.largest)  # an overflow would make weights NaN
+        torch.maximum(layer.largest, finite, out=layer.largest)
 
     @torch.no_grad()
     def apply(self) -> None:
@@ -81,6 +84,6 @@ def _scale_rows(param: Tensor, factors: Tensor) -> None:
 
         assert isinstance(param, DTensor)
         placements = [each if each.is_shard(0) else Replicate() for each in param.placements]
-        factors = distribute_tensor(factors, param.device_mesh, placements, src_data_rank=None).to_local()
+        factors = distribute_tensor(factors, param.device_mesh, placements, src_data_rank=None).to_local().to(local.device)
         torch.autograd.graph.increment_version(param)
     local.copy_(local.float() * factors)  # rows with a factor of 1 keep every bit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ _OF_TORCH = "torch.distributed.fsdp"
 _ITS_ENTRIES = ("__composable_api", "_fsdp_use_orig_params", "_is_fsdp_managed_module")  # how names begin that torch adds to modules
 _SINCE_HOOKS_WAIT = (2, 13)  # the first torch that waits for a gradient on its way to pinned memory before it calls hooks
 
-_ours: weakref.WeakSet[DeviceWeights] = weakref.WeakSet()  # that use a process group made here
+_users = 0  # models that use a process group made here
 
 
 class Needs(NamedTuple):
@@ -107,40 +107,37 @@ class DeviceWeights:
         self._handles: list[Any] = []
         self._placed: Any = None
         self._optimizer: weakref.ref[Optimizer] | None = None
-        self._buffers = {id(buffer): buffer.device for buffer in model.buffers()}
-        self._join(device)
+        self._leave = _join(model, device)
         try:
             torch.empty(0, device=device)  # a mesh chooses a device for a process that has used none
             options: dict[str, Any] = {
                 "mesh": torch.distributed.init_device_mesh(device.type, (1,), mesh_dim_names=(STREAMED,)),
                 "offload_policy": CPUOffloadPolicy(pin_memory=pinned),
             }
+            given = {name: vars(param) for name, param in model.named_parameters(remove_duplicate=False)}
             for unit in units:
                 fully_shard(model.get_submodule(unit.name), **options)
             fully_shard(model, **options)
+            for name, param in model.named_parameters(remove_duplicate=False):
+                vars(param).update(given[name])  # overrides and what others have put there
         except BaseException:
             self.move_back()
             raise
         self._placed = vars(model).get(_PLACED)
         setattr(model, _PLACED, {"": device})
-        hooked: Any = model  # whose methods have no types
-        self._handles.append(hooked.register_state_dict_post_hook(_with_plain_tensors))
-        self._handles.append(hooked.register_load_state_dict_pre_hook(_into_shards))
+        self._handles.append(model.register_forward_hook(_reshard_without_backward))
+        for module in model.modules():
+            hooked: Any = module  # whose methods have no types
+            self._handles.append(hooked.register_state_dict_post_hook(_with_plain_tensors))
+            self._handles.append(hooked.register_load_state_dict_pre_hook(_into_shards))
 
-    def watch(self, optimizer: Optimizer) -> None:
-        """The optimizer of the model: its dicts have plain tensors, and it gets the model's parameters back."""
-        self._optimizer = weakref.ref(optimizer)
+    def watch(self, optimizer: Optimizer, in_backward: bool) -> None:
+        """The optimizer of the model: its dicts have plain tensors, and it gets the model's parameters back. in_backward: it steps
+        in backward passes, which end with no copies of weights on the device."""
+        self._optimizer, model = weakref.ref(optimizer), self._model
         self._handles.append(optimizer.register_state_dict_post_hook(_plain_state))
-
-    def _join(self, device: torch.device) -> None:
-        group = torch.distributed
-        if not group.is_initialized():
-            backend = group.get_default_backend_for_device(device)
-            backend = backend if getattr(group, f"is_{backend}_available", bool)() else "gloo"
-            group.init_process_group(f"cpu:gloo,{device.type}:{backend}", store=group.HashStore(), rank=0, world_size=1)
-            _ours.add(self)
-        elif _ours:
-            _ours.add(self)
+        if not in_backward:
+            self._handles.append(optimizer.register_step_pre_hook(lambda *_: _reshard(model())))
 
     def report(self) -> StreamingReport:
         needs = self._needs
@@ -159,33 +156,63 @@ class DeviceWeights:
         vars(model).pop(_PLACED, None)
         if self._placed is not None:
             setattr(model, _PLACED, self._placed)
-        from torch.distributed.fsdp import FSDPModule
-
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        _reshard(model)
         plain: dict[int, nn.Parameter] = {}
         for module in model.modules():
             for name, param in module._parameters.items():
                 if is_dtensor(param):
                     module._parameters[name] = plain.setdefault(id(param), _plain_parameter(param))
-            for name, buffer in module._buffers.items():
-                if buffer is not None and id(buffer) in self._buffers:
-                    buffer.data = buffer.to(self._buffers[id(buffer)])
+            for buffer in module.buffers(recurse=False):
+                if not buffer.is_meta:
+                    buffer.data = buffer.cpu()
             _take_off(module)
         if self._optimizer and (optimizer := self._optimizer()):
             for group in optimizer.param_groups:
                 group["params"] = [plain.get(id(param), param) for param in group["params"]]
             optimizer.reset([])  # which finds the new ones, while there is a mesh to take the state of the old ones from
-        if self in _ours:
-            _ours.remove(self)
-            if not _ours:
-                torch.distributed.destroy_process_group()
+        self._leave()
+
+
+def _join(model: nn.Module, device: torch.device) -> Callable[[], object]:
+    """Makes a process group, unless there is one. Returns what ends it behind its last model; so does that model's end."""
+    global _users
+    group = torch.distributed
+    if not group.is_initialized():
+        backend = group.get_default_backend_for_device(device)
+        backend = backend if getattr(group, f"is_{backend}_available", bool)() else "gloo"
+        group.init_process_group(f"cpu:gloo,{device.type}:{backend}", store=group.HashStore(), rank=0, world_size=1)
+        _users = 0  # its users have ended another
+    elif not _users:
+        return lambda: None
+    _users += 1
+    return weakref.finalize(model, _leave)
+
+
+def _leave() -> None:
+    global _users
+    _users -= 1
+    if not _users and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _reshard(model: nn.Module | None) -> None:
+    """Drops the device's copies of weights, which forward passes without a backward pass leave, for they may be old soon."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules() if model else ():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _reshard_without_backward(model: nn.Module, *_: Any) -> None:
+    if not torch.is_grad_enabled():
+        _reshard(model)
 
 
 def _plain_parameter(param: Any) -> nn.Parameter:
     made = nn.Parameter(local_of(param).detach(), param.requires_grad)
     made.grad = None if param.grad is None else local_of(param.grad)
+    vars(made).update(vars(param))
     return made
 
 
@@ -217,7 +244,8 @@ def _into_shards(module: nn.Module, state_dict: dict[str, Any], prefix: str, met
     """Loads whole tensors into the DTensors that have their shapes, for which torch's own loading wants DTensors."""
     del of_load
     expect(not metadata.get("assign_to_params_buffers"), "load_state_dict", "assign=True", "values for the parameters that stream")
-    for name, param in module.named_parameters():
+    _reshard(module)
+    for name, param in module.named_parameters(remove_duplicate=False):
         value = state_dict.get(prefix + name)
         if is_dtensor(param) and isinstance(value, torch.Tensor) and not is_dtensor(value) and value.shape == param.shape:
             with torch.no_grad():

@@ -49,7 +49,8 @@ def stream(
 
     With it, torch's accelerator trains. If weights, gradients and a part of the state fit there, the model moves to the device.
     Otherwise weights and gradients are in host memory, torch's `fully_shard` brings each layer to the device when it computes,
-    and the CPU steps; state is in `memory.host`, or on the disk as far as it has no room. Feed tensors on the device.
+    and the CPU steps; state is in `memory.host`, or on the disk as far as it has no room. Feed tensors on the device. Hooks on
+    parameters are lost then, and `Muon`'s products, made on the CPU, may round otherwise than the device's.
 
     Args:
         model: changed in place, and returned. Parameters on meta get memory, and no values: initialize or load them next. Frozen
@@ -151,7 +152,7 @@ def _to_device(
             streamed.move_back()
         put_back(placed)
         raise
-    streamed.watch(made)
+    streamed.watch(made, in_backward is not False)
     _STREAMED[model] = streamed
     _tell(model, len(units))
     return made

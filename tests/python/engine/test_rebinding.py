@@ -358,6 +358,26 @@ def test_copies_of_groups_step_their_parameters(rule, size, seed, figure):
     figure(f"{rule}, {size} parameters at a time: 0 bits differ")
 
 
+def test_copies_of_groups_may_be_empty_or_cover_all(seed):
+    """One group, or both halves of a group, as a split by hand leaves them."""
+    params, opt, _, _ = pair()
+    random_gradients(params)
+    groups = opt.param_groups
+    owned = groups[0]["params"]
+    opt.param_groups = [{**group, "params": group["params"] if group is groups[0] else []} for group in groups]
+    opt.step()
+    assert [param in opt.state for param in params] == [any(param is one for one in owned) for param in params]
+    params, opt, twins, other = pair()
+    random_gradients(params)
+    for param, twin in zip(params, twins, strict=True):
+        twin.grad = param.grad.clone()
+    groups = opt.param_groups
+    opt.param_groups = [{**group, "params": part} for group in groups for part in (group["params"][:1], group["params"][1:]) if part]
+    opt.step()
+    other.step()
+    assert [*map(bits, params)] == [*map(bits, twins)] and state_bits(opt) == state_bits(other)
+
+
 def test_copies_of_groups_with_options_of_their_own_are_refused(seed):
     """They would be ignored; and the norm of all gradients is not known within a part."""
     params, opt, _, _ = pair()

@@ -186,3 +186,20 @@ def test_qk_clip_of_shards_has_the_bits_of_one_process() -> str:
         ends.append([bits(p if placement is None else p.full_tensor()) for p in params])
     assert all(end == ends[0] for end in ends)
     return f"{len(ends)} placements"
+
+
+def test_logits_that_are_not_finite_clip_nothing(seed: int) -> None:
+    """A step that overflowed is skipped, or never taken (GradScaler); the weights must outlive it."""
+    query, key = parameter(16, 8), parameter(8, 8)
+    before = [bits(query), bits(key)]
+    opt = torch.optim.SGD([query, key], lr=0.0)
+    clip = lowtide.QKClip(opt, threshold=10.0)
+    layer = clip.watch(query, key, heads=4, key_heads=2)
+    for largest in ([float("inf"), 1.0, 2.0, 3.0], [1.0, float("nan"), 2.0, 3.0]):
+        clip.observe(layer, torch.tensor(largest))
+    opt.step()
+    assert [bits(query), bits(key)] == before
+    clip.observe(layer, torch.tensor([1.0, 1.0, 40.0, 1.0]))
+    clip.observe(layer, torch.tensor([float("inf")] * 4))  # does not hide what came before
+    opt.step()
+    assert bits(query[:8]) == before[0][: len(before[0]) // 2] and bits(query) != before[0] and bits(key) != before[1]

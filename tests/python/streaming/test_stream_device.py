@@ -292,3 +292,103 @@ def test_accelerate_prepares_both(xpu: Xpu, figure: Figure) -> None:
     accelerate.state.AcceleratorState._reset_state(True)
     assert found[0] == found[1]
     figure(f"{len(found[0][0])} steps of Accelerate, clipped: losses, norms and weights alike")
+
+
+def loss_of(net: nn.Module) -> torch.Tensor:
+    loss: torch.Tensor = net(torch.zeros(2, dtype=torch.int64, device="xpu")).square().mean()
+    return loss
+
+
+def test_passes_without_backward_leave_no_old_weights(xpu: Xpu, figure: Figure) -> None:
+    """Between backward and step, and around Schedule-Free's eval(), which changes weights in place."""
+    found: dict[str, list[list[float]]] = {}
+    for where in ("xpu", "streamed"):
+        found[where] = []
+        for kind in (lowtide.AdamW, lowtide.AdamWScheduleFree):
+            torch.manual_seed(0)
+            net: nn.Module = Uneven((2, 2), True)
+            if where == "xpu":
+                opt: lowtide.Optimizer = kind(net.to("xpu").parameters(), lr=1e-2)
+            else:
+                net, opt = streamed(net, optimizer=kind, step_in_backward=False, lr=1e-2)
+            losses = []
+            for _ in range(4):
+                if isinstance(opt, lowtide.AdamWScheduleFree):
+                    opt.train()
+                loss = loss_of(net)
+                loss.backward()
+                with torch.no_grad():
+                    losses.append(float(loss_of(net)))
+                opt.step()
+                opt.zero_grad()
+                if isinstance(opt, lowtide.AdamWScheduleFree):
+                    opt.eval()
+                    with torch.no_grad():
+                        losses.append(float(loss_of(net)))
+                losses.append(float(loss.detach()))
+            found[where].append(losses)
+            if where == "streamed":
+                lowtide.unstream(net)
+    assert found["streamed"] == found["xpu"]
+    figure(f"{sum(map(len, found['xpu']))} losses: the same bits")
+
+
+def test_dicts_load_after_evaluation_and_part_by_part(xpu: Xpu) -> None:
+    """Tied tables are in dicts twice."""
+    for tied in (True, False):
+        net, _ = streamed(Uneven((2, 2), tied), lr=1e-2)
+        wanted = {name: torch.full_like(value, 0.5) for name, value in net.state_dict().items()}
+        with torch.no_grad():
+            loss_of(net)
+        net.load_state_dict(wanted)
+        part = net.get_submodule("layers.0")
+        plain = {name: value.clone() for name, value in part.state_dict().items()}
+        assert all(type(value) is torch.Tensor for value in part.state_dict().values())
+        part.load_state_dict({name: value + 1 for name, value in plain.items()})
+        assert all(float(value.min()) == 1.5 for value in part.state_dict().values())
+        lowtide.unstream(net)
+        assert all(float(param.max()) in (0.5, 1.5) for param in net.parameters())
+
+
+def test_what_hangs_on_parameters_stays(xpu: Xpu) -> None:
+    class WithCache(Uneven):
+        def __init__(self) -> None:
+            super().__init__((2, 2), False)
+            self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            self.cache = torch.ones(3, device=tokens.device)
+            found: torch.Tensor = super().forward(tokens) + self.cache.sum()
+            return found
+
+    net: Any = WithCache()
+    lowtide.override(net.table.weight, lr=0.0, weight_decay=0.0)
+    net.head.weight.tag = "mine"
+    net, opt = streamed(net, lr=1e-1, step_in_backward=False)
+    before = {name: local_of(param).clone() for name, param in net.named_parameters()}
+    loss_of(net).backward()
+    opt.step()
+    same = {name for name, param in net.named_parameters() if torch.equal(local_of(param), before[name])}
+    assert same == {"table.weight"} and net.head.weight.tag == "mine"
+    lowtide.unstream(net)
+    assert net.cache.device.type == "cpu" and net.head.weight.tag == "mine"
+
+
+def test_a_model_that_goes_ends_the_process_group(xpu: Xpu) -> None:
+    for _ in range(2):
+        net, opt = streamed(Uneven((2, 2), False), lr=1e-2)
+        assert dist.is_initialized()
+        del net, opt
+        gc.collect()
+        assert not dist.is_initialized()
+
+
+def test_attention_is_clipped_in_weights_of_the_host(xpu: Xpu) -> None:
+    net, opt = streamed(Uneven((2, 2), False), lr=0.0, weight_decay=0.0)
+    table = net.get_parameter("table.weight")
+    clip = lowtide.QKClip(opt, threshold=50.0)
+    number, before = clip.watch(table, table, heads=1), local_of(table).clone()
+    clip.observe(number, torch.full((1,), 200.0, device="xpu"))
+    clip.apply()
+    torch.testing.assert_close(local_of(table), before * 0.25)
+    lowtide.unstream(net)
