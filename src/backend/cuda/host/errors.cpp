@@ -56,7 +56,7 @@ ErrorKind kind_of(cudaError_t code) {
         cudaErrorDevicesUnavailable, cudaErrorNotSupported, cudaErrorInvalidDeviceFunction,
         cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion, cudaErrorSystemNotReady,
         cudaErrorSystemDriverMismatch, cudaErrorCompatNotSupportedOnDevice}},
-      // The first error comes when the process aborts.
+      // cudaErrorCudartUnloading comes while the process ends.
       {ErrorKind::kDeviceLost,
        {cudaErrorCudartUnloading, cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorContained,
         cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorContextIsDestroyed, cudaErrorAssert,
