@@ -2,7 +2,7 @@
 """LoRA and QLoRA: adapters are trained, the base is frozen, as it is or in 4 bits.
 
     pip install peft accelerate
-    python examples/lora.py [STEPS]              # LoRA over a base as it is; ten seconds on two cores
+    python examples/lora.py [STEPS]              # LoRA over a base as it is; half a minute on two cores
     pip install bitsandbytes
     python examples/lora.py [STEPS] 4bit         # QLoRA: the base in NF4
 

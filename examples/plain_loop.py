@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A plain PyTorch loop: `lowtide.AdamW` takes the place of `torch.optim.AdamW`.
 
-    python examples/plain_loop.py [STEPS]        # ten seconds on two cores
+    python examples/plain_loop.py [STEPS]        # half a minute on two cores
 
 A small LLaMA learns to predict the source of Python's own argparse, byte by byte.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reinforcement learning on one memory: the optimizer's state makes room while the policy makes samples.
 
-    python examples/rl_handover.py [DEVICE] [ROUNDS]   # cpu (the default), cuda, xpu; seconds on two cores
+    python examples/rl_handover.py [DEVICE] [ROUNDS]   # cpu (the default), cuda, xpu; half a minute on two cores
 
 `offload()` moves the state from a device to host memory, or from RAM to the disk of its budget; the next step, or `onload()`, brings
 it back. The reward is the share of even tokens in a sample; the gradient is REINFORCE's (Williams, 1992).

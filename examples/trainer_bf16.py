@@ -2,7 +2,7 @@
 """Fine-tuning in bf16 by Hugging Face's Trainer, stopped half way and resumed to the bit.
 
     pip install accelerate
-    python examples/trainer_bf16.py [STEPS]      # ten seconds on two cores
+    python examples/trainer_bf16.py [STEPS]      # half a minute on two cores
 
 For a model of your own, put `AutoModelForCausalLM.from_pretrained(NAME, dtype="bfloat16")` in `new_model`, and your data in `data`.
 """
