@@ -148,7 +148,7 @@ def train(shape: Shape, args: argparse.Namespace, run: Run, wait: Any) -> None:
         run.moved.append({name: now - then for name, now, then in zip(names, moved, before, strict=True)})
         shown = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run.seconds[-1].items())
         wait.say(f"step {number + 1}: loss {run.losses[-1]:.4f}; {shown}")
-        if args.save:
+        if args.save and (number + 1) % args.save_every == 0:
             save(args.save, number + 1, model, optimizer)
             moved[2:] = weight_bytes(model)
     run.state_on_disk = optimizer.report()["disk_bytes"]
@@ -219,7 +219,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--params", default="125e6", help=f"size: {', '.join(SHAPES)}")
     parser.add_argument("--ram", default="4GiB", help='what all may take, as "20GiB"; "none": no limit, and no disk')
     parser.add_argument("--disk", default="/tmp", help="directory for what has no room in RAM, best on a local SSD")
-    parser.add_argument("--save", type=Path, help="folder for weights and state after each step, and to go on from")
+    parser.add_argument("--save", type=Path, help="folder for weights and state, and to go on from")
+    parser.add_argument("--save-every", type=int, default=1, help="steps from one save to the next; each save takes as much disk as the run")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch", type=int, default=1, help="sequences")
     parser.add_argument("--sequence", type=int, default=128, help="tokens")
@@ -231,8 +232,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if args.params not in SHAPES:
             raise ExampleError(f"--params: got {args.params}, wanted one of {', '.join(SHAPES)}")
-        if args.steps < 1 or args.batch < 1 or args.sequence < 1:
-            raise ExampleError("--steps, --batch and --sequence: wanted 1 or more")
+        if min(args.steps, args.batch, args.sequence, args.save_every) < 1:
+            raise ExampleError("--steps, --batch, --sequence and --save-every: wanted 1 or more")
         shape, run = SHAPES[args.params], Run(machine=cpu_name())
         require_packages(PACKAGES)
         if args.ram != "none":

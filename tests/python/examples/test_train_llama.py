@@ -69,13 +69,14 @@ def test_resume_gives_the_same_bits(
 
 def test_report_of_processes_of_their_own(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], figure: Figure) -> None:
     # About 0.7 M parameters, and as many bytes of state for each of two averages in 8 bits, of which 512 KiB hold a part.
-    config = tiny(tmp_path, text, optimizers="torch,lowtide,paged", host="512KiB", disk=str(tmp_path), steps=8,
+    config = tiny(tmp_path, text, optimizers="torch,again,lowtide,paged", host="512KiB", disk=str(tmp_path), steps=8,
                   width=192, heads=6, vocab=512)  # fmt: skip
     report = train_llama.run(config)
     assert report == json.loads((tmp_path / "report.json").read_text())
-    theirs, ours, paged = report["runs"].values()
-    starts = {run["history"]["validation"][0][1] for run in (theirs, ours, paged)}
+    theirs, again, ours, paged = report["runs"].values()
+    starts = {run["history"]["validation"][0][1] for run in report["runs"].values()}
     assert len(starts) == 1 and theirs["history"]["loss"][0] == ours["history"]["loss"][0], "the same weights and text"
+    assert again["history"]["loss"][0] != theirs["history"]["loss"][0], "the text in another order"
     assert theirs["validation_loss"] < starts.pop() - 0.1
     # Two bytes per value in matrices plus scales, against eight; norms keep four-byte states. torch counts a step in each tensor.
     count = theirs["parameters"]
@@ -85,7 +86,10 @@ def test_report_of_processes_of_their_own(tmp_path: Path, text: Path, capsys: py
     assert paged["state_on_disk_bytes"] > 0 == ours["state_on_disk_bytes"] and paged["state_bytes"] == ours["state_bytes"]
     states = [next((tmp_path / label).glob("optimizer-*.lowtide")).read_bytes() for label in ("lowtide", "paged")]
     assert states[0] == states[1]
-    assert "paged: the same bits as lowtide: 8 losses and all weights" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "paged: the same bits as lowtide: 8 losses and all weights" in shown
+    chance = abs(again["validation_loss"] - theirs["validation_loss"])
+    assert f"in another order moves torch's by {chance:.4f}.\nIts state takes {ours['state_bytes'] / theirs['state_bytes']:.2f} times" in shown
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
     figure(f"bytes per parameter {theirs['state_bytes'] / count:.3f} torch, {ours['state_bytes'] / count:.3f} lowtide")
 
