@@ -170,7 +170,7 @@ void Batch::write(std::byte* to, const std::byte* device) {
   put(norms_.data(), norms_.size() * sizeof(DeviceNorms));
   put(starts_.data(), starts_.size() * sizeof(int64_t));
   put(dims_.data(), dims_.size() * sizeof(int64_t));
-  std::memset(to, 0, launches_.size() * sizeof(int64_t));
+  if (!launches_.empty()) std::memset(to, 0, launches_.size() * sizeof(int64_t));
 }
 
 const DeviceItem* Batch::items(const std::byte* device, const Launch& launch) const {
