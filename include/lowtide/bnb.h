@@ -28,7 +28,7 @@
   LT_BNB_OF_THREE(X, adam) LT_BNB_OF_THREE(X, lion) LT_BNB_OF_THREE(X, ademamix) \
   LT_BNB_OF_THREE(X, momentum) LT_BNB_OF_THREE(X, rmsprop) LT_BNB_OF_THREE(X, adagrad)
 
-/* Their parameters. The 32-bit functions take g before p, the 8-bit ones p before g. */
+/* The functions' parameters. The 32-bit functions take g before p, the 8-bit ones p before g. */
 #define LT_BNB_PARAMETERS_32BIT(T) \
   T *g, T *p, float *state1, float *state2, float *unorm, float max_unorm, float param_norm, float beta1, float beta2, \
   float beta3, float alpha, float eps, float weight_decay, int step, float lr, float gnorm_scale, bool skip_zeros, int n
@@ -43,13 +43,13 @@ extern "C" {
 #endif
 
 /* Each steps a parameter of n elements once, in place, and returns when the step is done. g: the gradient, not written.
- * Memory is the host's, or the memory that lt_bnb_use_backend() names; arrays that are written do not overlap.
+ * Memory is the host's, or what lt_bnb_use_backend() names; arrays that are written must not overlap.
  *
  * adam, ademamix: state1 and state2 are the averages of g and of g^2; ademamix stores its slow average after the fast
- * one in state1, which thus has 2 n elements. The others have only state1 and ignore state2 (quantiles2, absmax2).
- * step: from 1. momentum takes beta1 as its momentum, rmsprop as its alpha. beta3 and alpha are ademamix' values for
- * this step. gnorm_scale multiplies the gradient. skip_zeros: elements whose gradient (including weight_decay * p if
- * the rule adds it) is zero stay unchanged, state included.
+ * one in state1, which thus has 2 n elements. The other optimizers have only state1 and ignore state2 (quantiles2,
+ * absmax2). step: from 1. momentum takes beta1 as its momentum, rmsprop as its alpha. beta3 and alpha are ademamix'
+ * values for this step. gnorm_scale multiplies the gradient. skip_zeros: elements whose gradient (including
+ * weight_decay * p if the rule adds it) is zero stay unchanged, state included.
  *
  * c<optimizer>32bit_grad_<type>: state of n floats each, zero before the first step. max_unorm > 0 (adam, momentum,
  * rmsprop; the others ignore it): the update is scaled down to a norm of max_unorm * param_norm, and *unorm becomes
@@ -59,8 +59,8 @@ LT_BNB_EACH_32BIT(LT_BNB_DECLARE)
 #undef LT_BNB_DECLARE
 
 /* c<optimizer>_8bit_blockwise_grad_<type>: state of n codes each, in blocks of 256 (the last may be short), and
- * ceil(n / 256) absmax values, twice as many in ademamix' absmax1, zero before the first step. A code is the index of
- * its value / absmax in the map, 256 ascending floats: quantiles1 for state1, quantiles2 for state2. */
+ * ceil(n / 256) absmax values, twice that many in ademamix's absmax1, zero before the first step. A code is the index
+ * of value / absmax in the map of 256 ascending floats: quantiles1 for state1, quantiles2 for state2. */
 #define LT_BNB_DECLARE(name, suffix, T) LT_API void c##name##_8bit_blockwise_grad_##suffix(LT_BNB_PARAMETERS_8BIT(T));
 LT_BNB_EACH_8BIT(LT_BNB_DECLARE)
 #undef LT_BNB_DECLARE
@@ -78,8 +78,8 @@ LT_API int lt_bnb_set_threads(int threads);
 /* Memory of paged optimizers: shared between host and device through the CUDA backend (managed memory) or the SYCL
  * backend, whichever opens first, else the host's. CUDA devices without concurrentManagedAccess, whose driver moves all
  * managed memory before each kernel, get pinned host memory, or ordinary host memory if kernels cannot access pinned
- * memory. A copy of pinned memory must not cross a multiple of 1 GiB from its start, and a forked process does not have
- * the memory. The first of these calls decides; lt_bnb_place() reports the decision.
+ * memory. A copy of pinned memory must not cross a multiple of 1 GiB from its start, and a forked process does not
+ * inherit it. The first of these calls decides; lt_bnb_place() reports the decision.
  *
  * Returns `bytes` (at least 1) zero bytes, aligned to a page, or NULL if there is no memory. The host may touch them
  * while no device does. Free them only with cfree_managed_ptr(). */

@@ -1,5 +1,5 @@
-// The hyper-parameters of all rules in one struct: a rule reads those that its paper names (docs/rules.md) and ignores
-// the others.
+// The hyper-parameters of all rules in one struct: a rule reads the ones that its paper names (docs/rules.md) and
+// ignores the rest.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace lowtide {
 
-// lowtide/hyper.def gives the meaning, default and range of each. Optimizer::add_group and set_hyper refuse other
-// values with an Error that names the field.
+// lowtide/hyper.def gives the meaning, default and range of each. Optimizer::add_group and set_hyper refuse values out
+// of range with an Error that names the field.
 struct Hyper {
 #define LT_HYPER(type, name, value, range) type name = value;
 #include "lowtide/hyper.def"

@@ -6,24 +6,23 @@
  *
  * Conventions
  *  1. Errors: every function that can fail returns an lt_status; 0 is success. After a failure lt_last_error() says
- * what was got, what was wanted, and what to do. A failed call changes nothing, unless its comment says otherwise; an
- *     optimizer stays usable after it.
+ *     what the call got, what it wanted, and what to do. A failed call changes nothing, unless its comment says
+ *     otherwise; an optimizer stays usable after it.
  *  2. Ownership: handles are opaque, made by *_create and freed by *_destroy, which accepts NULL. Tensors, gradients
- * and options are borrowed. Options and texts are read during the call only; a parameter's memory is used until the
- *     optimizer is destroyed or lt_optimizer_rebind says where it moved. Texts that are given out belong to the
- * library.
+ *     and options are borrowed. Options and texts are read only during the call; a parameter's memory is used until the
+ *     optimizer is destroyed or lt_optimizer_rebind says where it moved. Returned texts belong to the library.
  *  3. Versions: structs that begin with struct_size can grow. Set them up with their LT_..._INIT macro: options added
- *     later then keep their defaults, and reports fill in as much as the caller knows. Other structs never change.
- *  4. Counts and sizes are int64_t, strides count elements. A flag is 0 or 1.
- *  5. Threads: an optimizer is used by one thread at a time; a call that overlaps with another one that changes it is
- *     refused (LT_INVALID_ARGUMENT) and reading during such a call is a data race. Different optimizers are
- * independent. Results never depend on the number of threads or on the instruction set.
- *  6. Streams: for parameters in host memory every call is done when it returns. For parameters on a device work is
- *     queued on the given queue, and calls say whether they wait.
+ *     later then keep their defaults, and reports fill in only the fields that the caller knows. Other structs never
+ *     change.
+ *  4. Counts and sizes are int64_t; strides count elements. A flag is 0 or 1.
+ *  5. Threads: one thread at a time uses an optimizer. A call that overlaps with one that changes the optimizer is
+ *     refused (LT_INVALID_ARGUMENT); reading during such a call is a data race. Different optimizers are independent.
+ *     Results never depend on the number of threads or the instruction set.
+ *  6. Streams: for parameters in host memory every call is done when it returns. For parameters on a device, work is
+ *     queued on the given queue, and each call says whether it waits.
  *  7. Nothing here prints, exits, aborts, or throws across the border.
  *
- * Not supported: complex and integer tensors.
- */
+ * Not supported: complex and integer tensors. */
 #ifndef LOWTIDE_LOWTIDE_H_
 #define LOWTIDE_LOWTIDE_H_
 
@@ -77,7 +76,7 @@ typedef struct lt_tensor {
 } lt_tensor;
 
 /* A parameter's gradient in one step, with the parameter's sizes. data NULL: no gradient; the parameter and its state
- * are left alone. */
+ * stay unchanged. */
 typedef struct lt_gradient {
   const void* data;
   int32_t dtype;          /* an lt_dtype */
@@ -103,12 +102,12 @@ typedef struct lt_memory_options {
   /* The remaining fields are for parameters on a device and must keep their defaults for parameters in host memory. */
   int64_t device;       /* bytes of device memory, buffers included; -1: 7/8 of the memory that is free when state is
                            placed (of all memory, if the driver reports none) */
-  int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0: not */
+  int64_t managed;      /* 1: all state in managed (shared) memory, which the driver migrates; 0: off */
   const char* transfer; /* how state that does not fit reaches the device: "copy", "zero_copy", "hybrid"; NULL: the
                            fastest mode of the device, measured once and remembered (docs/offload.md) */
   int64_t automatic; /* 1, with device -1: state created by a step starts on the device if it fits; state loaded earlier
                         starts in host memory and moves once steps have shown what else needs memory. It moves to the
-                        host when memory gets short; 0: not */
+                        host when memory gets short; 0: off */
 } lt_memory_options;
 #define LT_MEMORY_OPTIONS_INIT \
   { sizeof(lt_memory_options), -1, 0, -1, 0, -1, 0, 0, 0 }
@@ -119,7 +118,7 @@ typedef struct lt_optimizer_options {
   const char* cpu_target;          /* "avx512_vbmi", "avx512", "avx2", "scalar"; NULL: the best for this CPU */
   int32_t nonfinite;               /* an lt_nonfinite */
   int32_t threads;                 /* worker threads, the caller included; 0: one per core */
-  const lt_memory_options* memory; /* the budget of all groups that have none; NULL: no limit */
+  const lt_memory_options* memory; /* the budget of groups without their own; NULL: no limit */
   /* Where parameters and gradients are. */
   const char* backend; /* the name of one of lt_backends(); NULL: "cpu" */
   const char* device;  /* a device in the backend's terms: "gpu", "cpu" (sycl), "exact:0", "fast:1" (cuda: how it
@@ -127,11 +126,11 @@ typedef struct lt_optimizer_options {
   void* stream;        /* a queue (sycl::queue*, cudaStream_t) whose device and context all steps use, read during the
                           call; NULL: a queue of the backend (cuda: the legacy default stream) */
   /* For cuda and sycl: a source of device memory that replaces the driver; set both functions or none. allocate returns
-   * `bytes`, aligned to 256 bytes, or NULL. Calls that take this optimizer may call the functions, on their thread; the
-   * functions must not call back into the optimizer. Work already queued on the streams of steps may still use freed
-   * memory: hand it out again only to work behind that. note_use, which may be NULL, announces that memory about to be
-   * freed is still used by work queued on `stream` (one of the optimizer's streams, or the last step's): hand it out
-   * only after that work. If note_use is NULL or returns 0, a later call frees such memory, once that work is done. */
+   * `bytes`, aligned to 256 bytes, or NULL. Any call on this optimizer may call the functions, on the calling thread;
+   * they must not call back into the optimizer. Work already queued on the streams of steps may still use freed memory:
+   * hand it out again only to work queued later. note_use, which may be NULL, announces that memory about to be freed
+   * is still used by work queued on `stream` (one of the optimizer's streams, or the last step's): hand it out only
+   * after that work. If note_use is NULL or returns 0, a later call frees such memory, once that work is done. */
   void* allocator_context;
   void* (*allocate)(void* allocator_context, int64_t bytes);
   void (*deallocate)(void* allocator_context, void* memory);
@@ -163,13 +162,13 @@ typedef struct lt_step_options {
    * outlive the optimizer. NULL: a queue of the backend. Must be NULL for parameters in host memory. */
   void* stream;
   double grad_scale;     /* every gradient is multiplied by this (as float32) before use, e.g. 1 / loss scale */
-  int64_t assume_finite; /* 1: the caller has checked the gradients; 0: not */
+  int64_t assume_finite; /* 1: the caller has checked the gradients, so the step does not */
   int64_t free_bytes;    /* for lt_memory_options.automatic: bytes of device memory that nothing else needs, even when
-                            activations are back, including memory that the caller's allocator caches unused; -1: what
-                            the driver reports free now */
-  lt_queued_clip* clip;  /* from lt_optimizer_queue_clip_grad_norm for these gradients, which are also multiplied by its
-                            factor; made for this step, from gradients that have not changed since; on a stream that is
-                            being captured, one that was queued there: each replay clips by its own norm; NULL: none */
+                            activations are back, including memory that the caller's allocator caches unused; -1: the
+                            free memory that the driver reports now */
+  lt_queued_clip* clip;  /* from lt_optimizer_queue_clip_grad_norm for the gradients of this step, unchanged since; the
+                            step also multiplies them by its factor. On a stream that is being captured it must have
+                            been queued there: each replay clips by its own norm. NULL: none */
   /* Loss scaling by float32 words in memory of the parameters' device, for a step on a CUDA stream that is being
    * captured: each replay reads them, divides gradients by *loss_scale (NULL: they are divided already) and, if
    * *found_inf is above 0, changes nothing and counts as skipped. NULL: no loss scaling.
@@ -180,8 +179,7 @@ typedef struct lt_step_options {
 #define LT_STEP_OPTIONS_INIT \
   { sizeof(lt_step_options), 0, 1.0, 0, -1, 0, 0, 0 }
 
-/* ---- Reports: set struct_size with the macro before the call ------------------------------------------------------
- */
+/* ---- Reports: set struct_size with the macro before the call --------------------------------------------------- */
 
 /* The outcome of a step. */
 typedef struct lt_step_report {
@@ -189,7 +187,7 @@ typedef struct lt_step_report {
   int64_t applied;         /* 0: skipped because of a non-finite gradient */
   int64_t nonfinite_param; /* the first parameter whose gradient was not finite; -1: none */
   int64_t pending;         /* 1: the device checks the gradients and has not reported yet. If one is not finite, the
-                              step changes nothing; the next call that must know uncounts it and, with
+                              step changes nothing; the next call that must know takes it out of the count and, with
                               LT_NONFINITE_RAISE, fails in its place */
 } lt_step_report;
 #define LT_STEP_REPORT_INIT \
@@ -206,8 +204,8 @@ typedef struct lt_clip_report {
 #define LT_CLIP_REPORT_INIT \
   { sizeof(lt_clip_report), 0, 1.0, 1 }
 
-/* The memory of state, where it is, and how much was moved. lowtide/report.def lists the fields with their units and
- * meanings. `transfer` is valid until the next report on this optimizer. */
+/* Memory of the state: how much, where it is, and how much has moved. lowtide/report.def lists the fields with their
+ * units and meanings. `transfer` is valid until the next report on this optimizer. */
 typedef struct lt_memory_report {
   int64_t struct_size;
 #define LT_REPORT_TEXT const char*
@@ -218,9 +216,9 @@ typedef struct lt_memory_report {
 #define LT_MEMORY_REPORT_INIT \
   { sizeof(lt_memory_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* One state of one parameter, in memory of the optimizer that stays in place as long as the optimizer lives. A value is
- * map[code] * scale, with one scale for each `block` elements of a row. codes and scales are NULL if the state has no
- * host memory of its own (streamed, or on a device): use lt_optimizer_read_state. Steps change the codes and scales. */
+/* One state of one parameter, in memory that the optimizer owns and never moves. A value is map[code] * scale, with one
+ * scale for each `block` elements of a row. codes and scales are NULL if the state has no host memory of its own
+ * (streamed, or on a device): use lt_optimizer_read_state. Steps change the codes and scales. */
 typedef struct lt_state_view {
   const char* name;  /* "exp_avg", ...; a constant */
   const char* codec; /* "dynamic8", ...; a constant */
@@ -237,8 +235,7 @@ typedef struct lt_backend_report {
   int32_t available;  /* 1: its kernels can run here and now */
 } lt_backend_report;
 
-/* ---- The library: any thread, at any time -------------------------------------------------------------------------
- */
+/* ---- The library: any thread, at any time ---------------------------------------------------------------------- */
 
 /* "0.1.0"; a constant. The version of the library; the macros in version.h give the headers' version. */
 LT_API const char* lt_version(void);
@@ -262,8 +259,7 @@ LT_API lt_status lt_hyper_names(const char* const** names);
  * sets an environment variable for its duration; other threads must not read the environment then. */
 LT_API lt_status lt_backends(lt_backend_report* out, int32_t room, int32_t* count);
 
-/* ---- Making an optimizer ------------------------------------------------------------------------------------------
- */
+/* ---- Making an optimizer --------------------------------------------------------------------------------------- */
 
 /* Makes an optimizer without parameters; *out is NULL after a failure. options NULL: the defaults. LT_UNSUPPORTED if
  * the backend or device cannot be used here. */
@@ -289,33 +285,34 @@ LT_API lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, 
  * is kept. */
 LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor);
 
-/* ---- Stepping -----------------------------------------------------------------------------------------------------
- */
+/* ---- Stepping -------------------------------------------------------------------------------------------------- */
 
 /* Steps all parameters once, in place. gradients[count]: one for each parameter, in the order of their numbers;
- * borrowed for the call, on a device until the step is done there. options NULL: the defaults; report NULL: not wanted.
+ * borrowed for the call or, on a device, until the step is done there. options NULL: the defaults; report NULL: not
+ * wanted.
  *
  * For parameters on a device the step is queued when the call returns, and work queued later on the stream sees the
  * final parameters.
  *
- * Either all parameters and states are stepped or none is, also after a failure. State on disk makes two exceptions. A
+ * Either all parameters and states are stepped or none, even after a failure. State on disk makes two exceptions. A
  * chunk that cannot be written stays in RAM: the step is complete, and LT_IO_ERROR says so. A chunk that cannot be
  * read, or a shortage of memory, can stop the step half-way (LT_IO_ERROR, LT_OUT_OF_MEMORY): each block of a parameter
  * and its state are then both as before or both as after the step, and later steps continue from there. */
 LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                    const lt_step_options* options, lt_step_report* report);
 
-/* Reads these gradients once, passed as for lt_optimizer_step, for their norm and whether all are finite; writes
- * nothing and keeps nothing. norm_type: 2, or INFINITY for the largest magnitude. Sums are exact: the norm does not
+/* Computes the norm of these gradients, passed as for lt_optimizer_step, and whether all are finite. Reads them once;
+ * writes and keeps nothing. norm_type: 2, or INFINITY for the largest magnitude. Sums are exact: the norm does not
  * depend on threads, instruction set, device or how tensors are cut. On a device, waits for all work queued on the
  * stream. */
 LT_API lt_status lt_optimizer_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                              double max_norm, double norm_type, const lt_step_options* options,
                                              lt_clip_report* report);
-/* The same for a step that gets *clip in its options: no call waits for the norm. On CUDA the read is queued on
- * options->stream, and the step finds the factor on the device; elsewhere the norm is known when the call returns.
- * Gradients must stay until the step has read them. *norm, a float32 in memory of the parameters' device, gets the norm
- * there; NULL: not wanted. The caller owns *clip: pass it to lt_queued_clip_destroy; NULL after a failure. */
+/* Like lt_optimizer_clip_grad_norm, but no call waits for the norm: pass *clip in the options of the step. On CUDA the
+ * read is queued on options->stream, and the step finds the factor on the device; elsewhere the norm is known when the
+ * call returns. Gradients must stay until the step has read them. *norm, a float32 in memory of the parameters' device,
+ * gets the norm there; NULL: not wanted. The caller owns *clip: pass it to lt_queued_clip_destroy; NULL after a
+ * failure. */
 LT_API lt_status lt_optimizer_queue_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                                    double max_norm, double norm_type, const lt_step_options* options,
                                                    float* norm, lt_queued_clip** clip);
@@ -326,20 +323,19 @@ LT_API void lt_queued_clip_destroy(lt_queued_clip* clip);
 
 /* Prepares the next replay of a CUDA graph that holds a step. (A step on a stream that is being captured is recorded,
  * not executed.) Counts a step and queues, on options->stream, the replay's inputs: its number and the current
- * hyper-parameters. A replay that was not prepared changes nothing, and the next call fails to say so. All state must
- * be in device memory. LT_INVALID_ARGUMENT if no step has been recorded, or if the last prepared replay was not taken.
- * */
+ * hyper-parameters. A replay that was not prepared changes nothing, and the next call fails and says so. All state must
+ * be in device memory. LT_INVALID_ARGUMENT if no step has been recorded, or if the last prepared replay was not
+ * taken. */
 LT_API lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_step_options* options);
 
 /* For rules that evaluate weights other than those they train (schedulefree): moves all parameters to the evaluation
  * weights (1), or back to the training weights (0). Parameters that are already there stay, as do parameters of other
  * rules. Steps of a parameter with evaluation weights are refused. Waits for `stream` (as in lt_step_options). After a
- * failure the optimizer knows which parameters have moved, and the next call moves the others. Threads: as for all
- * calls of an optimizer. */
+ * failure the optimizer knows which parameters have moved, and the next call moves the others. */
 LT_API lt_status lt_optimizer_set_evaluating(lt_optimizer* optimizer, int32_t evaluating, void* stream);
 LT_API lt_status lt_optimizer_get_evaluating(const lt_optimizer* optimizer, int64_t param, int32_t* evaluating);
-/* Declares which weights the parameter has now, without moving it: after weights were loaded, because files hold only
- * state. */
+/* Declares which weights the parameter has now, without moving it. Call it after loading weights, because files hold
+ * only state. */
 LT_API lt_status lt_optimizer_mark_evaluating(lt_optimizer* optimizer, int64_t param, int32_t evaluating);
 
 /* Takes up to `bytes` more of device memory and queues copies of the next step's streamed state into it, behind the
@@ -355,8 +351,7 @@ LT_API lt_status lt_optimizer_synchronize(lt_optimizer* optimizer);
 /* Reports the memory of state and the steps taken. Waits for a pending step. */
 LT_API lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_report* out);
 
-/* ---- State: calls wait for what is queued, and copy to and from host memory of the caller -------------------------
- */
+/* ---- State: calls wait for what is queued, and copy to and from host memory of the caller ---------------------- */
 
 /* Shows state k of a parameter, counted from 0 in the rule's order. LT_INVALID_ARGUMENT if it has no such state (yet).
  */
@@ -367,7 +362,7 @@ LT_API lt_status lt_optimizer_export_state(const lt_optimizer* optimizer, int64_
 LT_API lt_status lt_optimizer_import_state(lt_optimizer* optimizer, int64_t param, int32_t k, const float* in);
 /* Copies state k as it is stored, wherever it lives: codes [numel] of code_bits each, and scales [rows][scales_per_row]
  * (may be NULL if the codec has none). Writing does not set the step count. If a disk fails half-way through a write
- * (or import_state), part of the state is old: it is refused until it is written or loaded again. */
+ * (or import_state), part of the state is old, and calls refuse it until it is written or loaded again. */
 LT_API lt_status lt_optimizer_read_state(const lt_optimizer* optimizer, int64_t param, int32_t k, void* codes,
                                          float* scales);
 LT_API lt_status lt_optimizer_write_state(lt_optimizer* optimizer, int64_t param, int32_t k, const void* codes,
@@ -378,18 +373,17 @@ LT_API lt_status lt_optimizer_allocate_state(lt_optimizer* optimizer, int64_t pa
 LT_API lt_status lt_optimizer_get_steps(const lt_optimizer* optimizer, int64_t param, int64_t* steps);
 LT_API lt_status lt_optimizer_set_steps(lt_optimizer* optimizer, int64_t param, int64_t steps);
 
-/* ---- Files --------------------------------------------------------------------------------------------------------
- */
+/* ---- Files ----------------------------------------------------------------------------------------------------- */
 
 /* Writes all state to a file, durably and all or nothing, straight from wherever it lives. metadata: any text, stored
- * in the file; NULL: none. After LT_IO_ERROR a file that existed before is untouched (or lt_last_error() says that the
- * new file is in place). Hyper-parameters, rounding and seed are not in the file. */
+ * in the file; NULL: none. After LT_IO_ERROR an existing file is untouched (or lt_last_error() says that the new file
+ * is in place). Hyper-parameters, rounding and seed are not in the file. */
 LT_API lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* path, const char* metadata);
 /* Begins a save of the current state: a thread of the library writes the file while steps go on. Before a step changes
  * state that is not written yet, it copies that state, chunk by chunk: at most copy_bytes, or one chunk if that is
  * more; -1: no limit. A step that finds no room waits for the writer. LT_SAVE_COPY_BYTES is the default of the other
- * interfaces. On any failure a file that existed before is untouched; lt_save_wait() returns the failure or, if nobody
- * has waited, the next save does, without saving. A save waits for the one before, and lt_optimizer_destroy waits for a
+ * interfaces. Any failure leaves an existing file untouched; lt_save_wait() returns the failure or, if nobody has
+ * waited, the next save does, without saving. A save waits for the one before, and lt_optimizer_destroy waits for a
  * running save; lt_optimizer_load is refused during one. The caller owns *save: pass it to lt_save_destroy; NULL after
  * a failure. */
 #define LT_SAVE_COPY_BYTES ((int64_t)256 << 20)
@@ -401,8 +395,8 @@ LT_API lt_status lt_save_wait(const lt_save* save, double seconds, int32_t* done
 /* Neither waits for the save nor ends it. NULL: does nothing. */
 LT_API void lt_save_destroy(lt_save* save);
 /* Reads a file written by an optimizer with the same rule, parameters and state formats. The whole file is checked
- * before anything changes; a disk that fails after that leaves state as a failed lt_optimizer_write_state does.
- * *metadata (may be NULL) gets the text, valid until the next load or destroy of this optimizer. */
+ * before anything changes; a disk that fails after that has the effect of a failed lt_optimizer_write_state. *metadata
+ * (may be NULL) gets the text, valid until the next load or destroy of this optimizer. */
 LT_API lt_status lt_optimizer_load(lt_optimizer* optimizer, const char* path, const char** metadata);
 
 #ifdef __cplusplus

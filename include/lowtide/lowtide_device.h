@@ -1,12 +1,11 @@
-/* Memory and order on a device, for programs built without the device's compiler (C11): what lt_optimizer needs to step
+/* Device memory and queues for programs built without the device's compiler (C11): all that lt_optimizer needs to step
  * parameters there. A program with its own queue (a sycl::queue*, a cudaStream_t) needs none of this: it passes that
  * queue to lt_optimizer_create and, in lt_step_options, to lt_optimizer_step.
  *
  * The conventions of lowtide.h hold, and:
  *  - Work on one queue happens in order, after the call that queued it has returned. Different queues are unordered.
- *  - Work that was queued may fail later; any later call can report that.
- *  - One lt_device is used by one thread at a time.
- */
+ *  - Queued work may fail later; any later call may report the failure.
+ *  - One thread at a time uses an lt_device. */
 #ifndef LOWTIDE_LOWTIDE_DEVICE_H_
 #define LOWTIDE_LOWTIDE_DEVICE_H_
 
@@ -39,8 +38,7 @@ typedef struct lt_device_limits_report {
  *
  * backend: "sycl" or "cuda"; NULL: "sycl". device: as in lt_optimizer_options; NULL: the backend's best, for cuda the
  * current one. queue: a queue of the backend (sycl::queue*, cudaStream_t) whose device and context to use, read during
- * the call (a sycl::queue is copied, so it may go). NULL: a context shared by all lt_devices and optimizers that were
- * given no queue.
+ * the call (a sycl::queue is copied). NULL: a context shared by all lt_devices and optimizers that were given no queue.
  *
  * LT_UNSUPPORTED if there is no such device here; lt_last_error() says what is missing. */
 LT_API lt_status lt_device_open(const char* backend, const char* device, void* queue, lt_device** out);
@@ -55,8 +53,8 @@ LT_API lt_status lt_device_queue(lt_device* device, void** queue);
 LT_API lt_status lt_device_limits(lt_device* device, lt_device_limits_report* out);
 
 /* Allocates bytes > 0 of a kind (an lt_memory_kind), aligned to at least 64 bytes and not initialized. The device owns
- * it: free it with lt_device_free, or all memory with lt_device_close. LT_OUT_OF_MEMORY; *out is NULL after a failure.
- * */
+ * it: free it with lt_device_free, or all memory with lt_device_close. LT_OUT_OF_MEMORY if it is short; *out is NULL
+ * after a failure. */
 LT_API lt_status lt_device_alloc(lt_device* device, int32_t kind, int64_t bytes, void** out);
 /* Frees memory from lt_device_alloc; NULL is accepted. No queued work may still use it. */
 LT_API lt_status lt_device_free(lt_device* device, void* memory);

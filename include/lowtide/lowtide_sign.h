@@ -1,13 +1,12 @@
 /* Signs of values as bits, and their majorities (C11). The conventions of lowtide.h hold, and:
  *  - Without a device, values and bits are in host memory, and any number of threads may make calls at once.
- *  - With one (lowtide_device.h), they are in memory that it can address; the call queues work there and returns. One
- *    thread at a time uses an lt_device.
- *  - All memory is the caller's, borrowed for the call; what is on a device, until the queued work is done. A call that
- *    fails has written nothing, and queued nothing.
+ *  - With a device (lowtide_device.h), they are in memory that it can address; the call queues work there and returns.
+ *    One thread at a time uses an lt_device.
+ *  - All memory is the caller's, borrowed for the call or, on a device, until the queued work is done. A call that
+ *    fails has written and queued nothing.
  *  - A sign is one bit: 1 for +, which means x >= 0. Both zeros are +; a NaN of either sign is -.
  *  - `count` signs, 0 to 2^60, take ceil(count / 8) bytes, of any alignment; bits after the last are 0.
- *  - All computation uses integers: results are the same bits on every machine.
- */
+ *  - All computation uses integers: results are the same bits on every machine. */
 #ifndef LOWTIDE_LOWTIDE_SIGN_H_
 #define LOWTIDE_LOWTIDE_SIGN_H_
 
@@ -26,7 +25,7 @@ typedef enum lt_bit_order {
 
 /* The sign that wins if + and - have equally many votes. Values never change. */
 typedef enum lt_ties {
-  LT_TIES_HASH = 0, /* a fair bit of (seed, step, index of the sign in the whole) */
+  LT_TIES_HASH = 0, /* a fair bit hashed from seed, step and the sign's index in the whole */
   LT_TIES_PLUS = 1,
   LT_TIES_MINUS = 2,
   LT_TIES_ZERO = 3,    /* -, and marked in zeros */
@@ -60,8 +59,8 @@ typedef struct lt_majority_options {
   { sizeof(lt_majority_options), LT_BITS_LITTLE, 0, LT_TIES_HASH, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Packs the signs of values[count] of dtype (an lt_dtype), contiguous and aligned to an element, into bits. bits_bytes
- * must be ceil(count / 8): this catches a count of elements where a count of bytes is meant. bits share no byte with
- * values. options NULL: the defaults. */
+ * must be ceil(count / 8): this catches an element count passed as a byte count. bits share no byte with values.
+ * options NULL: the defaults. */
 LT_API lt_status lt_sign_pack(const void* values, int32_t dtype, int64_t count, void* bits, int64_t bits_bytes,
                               const lt_sign_options* options);
 

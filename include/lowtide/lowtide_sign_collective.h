@@ -1,14 +1,13 @@
-/* Lowtide's C interface of the sign collective (C11): W processes send one bit per value, and all get the same exact
- * majority, or the mean of signs with scales, through two functions of the caller. sign_collective.h describes the
- * rounds and the failures that each guards against.
+/* Lowtide's C interface to the sign collective (C11): W processes send one bit per value, and all get the same exact
+ * majority, or the mean of signs with scales, over two functions that the caller provides. sign_collective.h describes
+ * the rounds and the failures that each guards against.
  *
  * The conventions of lowtide.h hold, and:
- *  - A collective is used by one thread at a time, and all ranks make the same calls in the same order. Calls block
- * until all ranks have joined.
+ *  - One thread at a time uses a collective, and all ranks make the same calls in the same order. Calls block until all
+ *    ranks have joined.
  *  - A call that fails on all ranks alike (LT_INVALID_ARGUMENT: they made different calls; LT_IO_ERROR: messages were
  *    damaged) has changed nothing, and the collective stays usable. If the transport fails, all later calls of the
- *    collective fail with LT_IO_ERROR, too: make a new transport and a new collective.
- */
+ *    collective fail with LT_IO_ERROR, too: make a new transport and a new collective. */
 #ifndef LOWTIDE_LOWTIDE_SIGN_COLLECTIVE_H_
 #define LOWTIDE_LOWTIDE_SIGN_COLLECTIVE_H_
 
@@ -29,8 +28,8 @@ typedef enum lt_sign_algorithm {
 
 /* Sends and receives, and blocks until both are done. all_to_all: the part of rank d's `receive` from r * bytes on is
  * the part of rank r's `send` from d * bytes on. all_gather: receive[r * bytes ...] of every rank = send of rank r.
- * Called in the thread of the collective's call; send and receive belong to the collective. Returns 0, or another
- * number (an errno if there is one) if it failed or timed out. */
+ * Called in the thread of the collective's call; send and receive belong to the collective. Returns 0, or after a
+ * failure or timeout another number, an errno if there is one. */
 typedef int32_t (*lt_sign_transfer)(void* context, const void* send, void* receive, int64_t bytes);
 
 typedef struct lt_sign_transport {
@@ -111,7 +110,7 @@ typedef struct lt_sign_outcome {
   const lt_sign_rejected* rejected;
   int64_t rejected_count;
   int64_t payload_sent, payload_received, control_sent, control_received; /* bytes to and from other ranks */
-  double announce_s, ballots_s, vote_s, results_s, confirm_s, measure_s;  /* seconds of each round; 0: not taken */
+  double announce_s, ballots_s, vote_s, results_s, confirm_s, measure_s;  /* seconds of each round; 0: it did not run */
 } lt_sign_outcome;
 #define LT_SIGN_OUTCOME_INIT \
   { sizeof(lt_sign_outcome), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }

@@ -32,9 +32,9 @@ struct Memory {
   bool automatic = false;
 };
 
-// The memory of an optimizer's state, where it is, and how much was moved. A value: a snapshot made by
-// Optimizer::report(). report.def lists the fields with units and meanings, among them params, state_bytes,
-// allocated_bytes, device_bytes, disk_bytes, moved_per_step and transfer.
+// A snapshot of the memory of an optimizer's state, by Optimizer::report(): how much, where it is, and how much has
+// moved. report.def lists the fields with units and meanings, among them params, state_bytes, allocated_bytes,
+// device_bytes, disk_bytes, moved_per_step and transfer.
 struct MemoryReport {
 #define LT_REPORT_TEXT std::string
 #define LT_REPORT_FIELD(type, name, unit, meaning) type name = {};

@@ -3,10 +3,10 @@
 // Ownership: the optimizer owns the state and borrows the parameters, which must outlive it or be rebound. Gradients
 // and options are borrowed for the call; on a device, gradients until the step is done there.
 //
-// Threads: one Optimizer is used by one thread at a time. A call that changes it while another call is under way is
-// refused with an Error; reading it (state, report, ...) during another thread's call is a data race. Different
-// Optimizers are independent. Steps use the process's thread pool. Results never depend on the number of threads or the
-// instruction set.
+// Threads: one thread at a time uses an Optimizer. A call that changes it while another call is under way is refused
+// with an Error; reading it (state, report, ...) during another thread's call is a data race. Different Optimizers are
+// independent. Steps use the process's thread pool. Results never depend on the number of threads or the instruction
+// set.
 //
 // Streams: parameters in host memory are final when a call returns. For parameters on a device a step is queued on its
 // stream; calls that read or change state wait for it.
@@ -43,9 +43,9 @@ enum class NonFinite : int32_t {
 };
 
 // A source of device memory that replaces the driver: a framework's cache. allocate returns `bytes`, aligned to 256
-// bytes, or nullptr. Any call of the optimizer, and its destructor, may call both functions on the calling thread; they
-// must not throw. Work already queued on the streams of steps and prefetches may still use freed memory: hand it out
-// again only to work behind that, as stream-ordered caches do.
+// bytes, or nullptr. Any call on the optimizer, its destructor included, may call both functions on the calling thread;
+// they must not throw. Work already queued on the streams of steps and prefetches may still use freed memory: hand it
+// out again only to work queued later, as stream-ordered caches do.
 struct DeviceAllocator {
   void* context = nullptr;
   void* (*allocate)(void* context, int64_t bytes) = nullptr;
@@ -57,23 +57,23 @@ struct DeviceAllocator {
 };
 
 struct OptimizerOptions {
-  // -- affect results
+  // Results depend on these:
   std::string rule = "adamw";  // one of rule_names()
   NonFinite nonfinite = NonFinite::kSkip;
-  // -- affect speed and memory only
+  // Only speed and memory depend on these:
   int threads = 0;              // worker threads, the caller included; 0: one per core that this process may run on
   std::string cpu_target = "";  // one of cpu_targets(); "": the best for this CPU
-  Memory memory = {};           // the budget of all groups that have none
-  // -- say where parameters and gradients are
+  Memory memory = {};           // the budget of groups without their own
+  // Where parameters and gradients are:
   std::string backend = "cpu";  // one of report_backends() (lowtide/backends.h)
-  std::string device = "";      // a device in the backend's terms ("exact:0", "fast:1" of cuda); "": the backend's best
+  std::string device = "";      // a device in the backend's terms (cuda: "exact:0", "fast:1"); "": the backend's best
   void* stream = nullptr;       // sycl::queue* or cudaStream_t whose device all steps use; nullptr: the backend's own
   DeviceAllocator allocator = {};  // for cuda and sycl; without functions: the driver
-  // The caller knows that all memory it passes belongs to that device, as a framework does of its tensors; kernels that
-  // touch other memory lose the device. Otherwise every call asks CUDA, at 0.4 us per question on an H100, and refuses
-  // other memory by name.
+  // true: the caller guarantees that all memory it passes belongs to that device, as a framework can for its tensors; a
+  // kernel that touches other memory loses the device. false: every call asks CUDA, at 0.4 us per question on an H100,
+  // and refuses other memory by name.
   bool trusts_memory = false;
-  // -- affects results
+  // Results depend on this:
   uint64_t seed = 0;  // for stochastic rounding: random bits depend only on the seed, the step and the element
 };
 
@@ -99,15 +99,15 @@ struct WholeParam {
   // is then float32, even if there is only one shard. (Without this flag, a piece of a vector is allowed, with an
   // offset and its own blocks.)
   bool rows_cut = false;
-  // The shard's beginning in each dimension; empty: at 0. Random bits follow the elements of the whole, so shards are
+  // Where the shard begins in each dimension; empty: at 0. Random bits follow the elements of the whole, so shards are
   // rounded like the whole.
   std::vector<int64_t> offsets = {};
 };
 
 // A parameter's gradient in one step, with the parameter's sizes. Borrowed for the call.
 struct Gradient {
-  const void* data = nullptr;  // nullptr: no gradient, the parameter is left alone. A parameter without elements counts
-                               // as stepped if this is not nullptr
+  const void* data = nullptr;  // nullptr: no gradient; the parameter stays unchanged. A parameter without elements
+                               // counts as stepped if this is not nullptr
   DType dtype = DType::kF32;
   const int64_t* strides = nullptr;  // in elements, 0 allowed; nullptr: contiguous
 };
@@ -145,7 +145,7 @@ struct StepOptions {
   // itself becomes p - lr (scale u + weight_decay p), rounded as a step rounds it, with its master. State and parameter
   // change together: an exception leaves both, or for state on disk both of a block, as they were. The memory is
   // borrowed and must be addressable by the parameter's device. Not with directions or ballots(), not on a queue that
-  // is being recorded, and for the rules that `directions` takes.
+  // is being recorded, and only for the rules that `directions` takes.
   std::span<const Update> updates = {};
   // The result of queue_clip_grad_norm() for these gradients, which are also multiplied by its factor. It must be made
   // for this step, from gradients that have not changed since. On a queue that is being recorded, queue it there: each
@@ -161,8 +161,8 @@ struct StepResult {
   bool applied = true;           // false: skipped because of a non-finite gradient
   int64_t nonfinite_param = -1;  // the first parameter (by number) whose gradient was not finite; -1: none
   // The device checks the gradients during the step (CUDA) and has not reported yet. If one is not finite, the step
-  // changes nothing: the next call that must know (a step, report(), steps(), synchronize(), save() ...) uncounts it
-  // and, with NonFinite::kRaise, throws the error that this call would have thrown.
+  // changes nothing: the next call that must know (a step, report(), steps(), synchronize(), save() ...) takes it out
+  // of the count and, with NonFinite::kRaise, throws the error that this call would have thrown.
   bool pending = false;
 };
 
@@ -185,9 +185,9 @@ struct SignBuffer {
   std::byte* zeros = nullptr;     // laid out like bits, 1 for a sign that is 0; nullptr: not wanted
 };
 
-// One state of one parameter, in memory of the optimizer that stays in place as long as the optimizer lives. codes and
-// scales are nullptr if the state has no host memory of its own (streamed, or on a device): use read_state. A value is
-// map[code] * scale, with one scale for each `block` elements of a row.
+// One state of one parameter, in memory that the optimizer owns and never moves. codes and scales are nullptr if the
+// state has no host memory of its own (streamed, or on a device): use read_state. A value is map[code] * scale, with
+// one scale for each `block` elements of a row.
 struct StateView {
   const char* name = "";   // "exp_avg", "exp_avg_sq", "momentum_buffer"; a constant
   const char* codec = "";  // "fp32", "bf16", "dynamic8"; a constant
@@ -217,8 +217,8 @@ class LT_API SaveHandle {
   // True once the file is written or the save has failed.
   bool done() const;
   // Waits until done() is true, for at most `seconds`; a negative number sets no limit. Returns false on timeout. If
-  // the save failed, throws the error that save() would throw; a file that existed before is then untouched. Do not
-  // call it from inside a call of the optimizer.
+  // the save failed, throws the error that save() would throw; an existing file is then untouched. Do not call it from
+  // inside a call of the optimizer.
   bool wait(double seconds = -1) const;
 
   // Bytes of state that steps had to copy before the writer reached them, and the largest amount kept at once.
@@ -251,7 +251,7 @@ class LT_API Optimizer {
   // states a group with parameters has: amsgrad, nesterov, centered, and whether momentum is 0 (except for SGD, whose
   // only state then appears and stays).
   void set_hyper(int group, const Hyper& hyper);
-  // Valid until the next add_group.
+  // The reference is valid until the next add_group.
   const Hyper& hyper(int group) const;
   // As in GroupOptions and OptimizerOptions. save() does not store these: once they and the hyper-parameters are
   // restored, a loaded optimizer continues bit for bit.
@@ -279,11 +279,11 @@ class LT_API Optimizer {
   // optimizers in several processes that must agree. Counts nothing, but may allocate states.
   StepResult check(std::span<const Gradient> grads, const StepOptions& options = {});
 
-  // Reads these gradients once, for their norm and whether all are finite; writes nothing and keeps nothing. norm_type:
-  // 2, or infinity for the largest magnitude. Sums are exact: the norm does not depend on threads, the instruction set
-  // or how tensors are cut. Equals torch.nn.utils.clip_grad_norm_ with the multiplication left to the step. On a
-  // device, waits for everything queued on options.stream. Throws kInvalidArgument, and kUnsupported for a backend that
-  // cannot compute norms.
+  // Computes the norm of these gradients and whether all are finite. Reads them once; writes and keeps nothing.
+  // norm_type: 2, or infinity for the largest magnitude. Sums are exact: the norm does not depend on threads, the
+  // instruction set or how tensors are cut. Equals torch.nn.utils.clip_grad_norm_ with the multiplication left to the
+  // step. On a device, waits for everything queued on options.stream. Throws kInvalidArgument, and kUnsupported for a
+  // backend that cannot compute norms.
   ClippedNorm clip_grad_norm(std::span<const Gradient> grads, double max_norm, double norm_type = 2,
                              const StepOptions& options = {});
   // Asynchronous clip_grad_norm(). Pass the result to the next step as StepOptions::clip. Writes the norm to `norm` as
@@ -296,7 +296,7 @@ class LT_API Optimizer {
   static ClippedNorm clipped(QueuedClip& clip);
 
   // Steps all parameters once; grads[i] belongs to parameter i. Either all parameters and states are stepped or, on a
-  // non-finite gradient or any exception, none is. State on disk makes two exceptions. A chunk that cannot be written
+  // non-finite gradient or any exception, none. State on disk makes two exceptions. A chunk that cannot be written
   // stays in RAM: the step is complete, and throws kIo to say so. A chunk that cannot be read, or a shortage of memory,
   // can stop the step half-way (kIo, kOutOfMemory or std::bad_alloc): each block of a parameter and its state are then
   // both as before or both as after the step, and later steps continue from there. Until the next save(), which keeps
@@ -324,11 +324,11 @@ class LT_API Optimizer {
   // not executed; replays execute it. Counts a step and queues, on options.stream, the replay's inputs: its number and
   // the current hyper-parameters. All state must be in device memory, and gradients and parameters where they were at
   // the recording. Throws kInvalidArgument if no step has been recorded, if the last prepared replay was not taken, or
-  // if a replay was not prepared (it changed nothing); with kPropagate, which waits only for the replay before the
-  // last, perhaps in a later call. With a gradient check, any call that depends on the outcome throws this as well.
+  // if a replay was not prepared (it changed nothing). With kPropagate, which waits only for the replay before the
+  // last, a later call may throw this instead; with a gradient check, any call that depends on the outcome does.
   StepResult prepare_replay(const StepOptions& options = {});
 
-  // -- Averages. Only rules that evaluate weights other than those they train have them (schedulefree).
+  // -- Averages, for rules that evaluate other weights than they train (schedulefree).
 
   // Moves all parameters from the training weights to the evaluation weights (true), or back (false); parameters that
   // are already there stay. A round trip rounds twice: in float32 by 2^-24 of the weight, in 16 bits by what the master
@@ -342,8 +342,8 @@ class LT_API Optimizer {
   bool evaluating(int64_t param) const;
   // The beta1 with which the parameter got its evaluation weights; 0: it has the training weights.
   double evaluating_beta1(int64_t param) const;
-  // Declares which weights the parameter has now, without moving it: after weights were loaded, because files hold only
-  // state. beta1, in (0, 1): the one with which it got its evaluation weights; 0: the group's.
+  // Declares which weights the parameter has now, without moving it. Call it after loading weights, because files hold
+  // only state. beta1, in (0, 1): the one with which it got its evaluation weights; 0: the group's.
   void mark_evaluating(int64_t param, bool evaluating, double beta1 = 0);
 
   // -- Memory. Nothing here changes a bit of any result.
@@ -357,10 +357,10 @@ class LT_API Optimizer {
   // Under Memory::automatic the state returns once there has been room for a while; under other budgets it stays on the
   // host. Returns the bytes freed: 0 for parameters in host memory.
   int64_t demote(int64_t bytes);
-  // Moves all state from RAM to the disk of its budget, or from a device to host memory, while no steps are taken, and
-  // back. Calls that need it bring it back; those that only read (save, read_state, ...) read a device's where it is.
-  // Until then memory that StateView shows reads as zero. Throws kInvalidArgument if a budget has no disk or too little
-  // memory (nothing has moved), or kIo (the state of that budget stays where it was).
+  // offload() moves all state from RAM to the disk of its budget, or from a device to host memory; onload() moves it
+  // back. Calls that need the state bring it back, too; calls that only read it (save, read_state, ...) read a device's
+  // state where it is. Meanwhile, memory that StateView shows reads as zero. Both throw kInvalidArgument if a budget
+  // has no disk or too little memory (nothing has moved), or kIo (the state of that budget stays where it was).
   void offload();
   void onload();
   // Waits until all queued work of steps on a device is done, including state that streams back to the host.
@@ -402,7 +402,7 @@ class LT_API Optimizer {
   // -- Files
 
   // Writes all state to a file, durably and all or nothing, straight from wherever it lives: no second copy in memory.
-  // metadata: any text, stored in the file. Throws kIo; a file that existed before is then untouched.
+  // metadata: any text, stored in the file. Throws kIo; an existing file is then untouched.
   // docs/project/checkpoint-format.md describes the format.
   void save(const std::string& path, const std::string& metadata = "") const;
   // Begins a save() of the current state and returns: a thread of the library writes the file while steps go on. The
@@ -410,9 +410,9 @@ class LT_API Optimizer {
   // it copies that state, chunk by chunk (in pieces of 4 MiB where state is directly addressable). Copies take at most
   // copy_bytes, or one chunk if that is more (-1: no limit); a step that finds no room waits for the thread, whose own
   // buffer takes one chunk or 4 MiB, whichever is more.
-  // On any failure, and if the process is killed, a file that existed before is untouched. The handle's wait() throws
-  // the failure or, if nobody has waited, the next save() or save_async() does, without saving; steps go on. Both wait
-  // for a running save, as does the destructor; load() refuses during one. Calls that move or replace state (offload,
+  // On any failure, and if the process is killed, an existing file is untouched. The handle's wait() throws the failure
+  // or, if nobody has waited, the next save() or save_async() does, without saving; steps go on. Both wait for a
+  // running save, as does the destructor; load() refuses during one. Calls that move or replace state (offload,
   // import_state, write_state, prepare_replay) wait until the rest is copied or written. Do not write to memory that
   // state() shows meanwhile.
   // Throws kInvalidArgument, kOutOfMemory (also if no thread can be started), and errors of waiting for a device.
@@ -421,7 +421,7 @@ class LT_API Optimizer {
   static constexpr int64_t kDefaultCopyBytes = int64_t{256} << 20;
   // Reads a file written by an optimizer with the same rule, parameters and state formats, and returns the metadata.
   // State goes where this optimizer's budget says. The whole file is checked before anything changes. Throws
-  // kInvalidArgument or kIo; a disk that fails after that check leaves the state as a failed write_state does.
+  // kInvalidArgument or kIo; a disk that fails after that has the effect of a failed write_state.
   std::string load(const std::string& path);
 
   const char* cpu_target() const;  // the instruction set in use; a constant

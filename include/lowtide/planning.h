@@ -1,5 +1,5 @@
-// Forecasts of a run: bytes in each tier, bytes moved and seconds per step; also measures this machine's rates, from
-// which the seconds are computed. forecast() allocates no state and touches no disk.
+// Forecasts a run: bytes in each tier, bytes moved and seconds per step. Also measures this machine's rates, from which
+// the seconds follow. forecast() allocates no state and touches no disk.
 //
 // Threads: any, at any time; measurements disturb each other. All arguments and results are values. Errors: Error, as
 // each function says, and std::bad_alloc.
@@ -40,7 +40,7 @@ struct Forecast {
   int64_t elements = 0;     // their elements
   int64_t state_bytes = 0;  // codes + scales
   bool fits = true;
-  std::string problem = "";    // if not: what was given, and how much is needed
+  std::string problem = "";    // if it does not: what was given, and how much is needed
   int64_t device_bytes = 0;    // device memory, slots included; also managed memory
   int64_t host_bytes = 0;      // host memory, alignment and slots included
   int64_t disk_bytes = 0;      // size of the scratch file
@@ -49,8 +49,8 @@ struct Forecast {
   int64_t streamed_bytes = 0;  // the other chunks
   int64_t slot_bytes = 0;      // the slots through which these stream, where they are stepped
   int64_t chunks = 0;
-  // Bytes read and written: at the place of stepping, and on disk. An upper bound if rules with norms share a budget
-  // with others.
+  // Bytes read and written: where state is stepped, and on disk. An upper bound if rules with norms share a budget with
+  // others.
   int64_t moved_per_step = 0, disk_moved_per_step = 0;
   // Seconds per step: for stepping, for the link, for the disk, and for all three together, a lower bound that assumes
   // full overlap and ignores checksums, the first read and the last write. Each is 0 if a rate that it needs is
@@ -66,16 +66,16 @@ struct Forecasts {
   LT_API void require_fit() const;
 };
 
-// Decides with the optimizer's own code. Pure. Throws kInvalidArgument for everything that an Optimizer would refuse
-// under any budget (an unknown rule or state, negative sizes), for rates that are not numbers, and for more than 2^52
-// elements. A budget that is too small is not an error here: see Forecasts.
+// Decides with the optimizer's own code, without side effects. Throws kInvalidArgument for everything that an Optimizer
+// would refuse under any budget (an unknown rule or state, negative sizes), for rates that are not numbers, and for
+// more than 2^52 elements. A budget that is too small is not an error here: see Forecasts.
 LT_API Forecasts forecast(const ForecastRequest& request);
 
 struct StepMeasurement {
   std::string rule = "adamw", state = "dynamic8";
   Hyper hyper = {};
   NonFinite nonfinite = NonFinite::kSkip;
-  int threads = 0;              // as OptimizerOptions
+  int threads = 0;              // as in OptimizerOptions
   std::string cpu_target = "";  // likewise
   int64_t elements = 0;         // of the stepped parameter; 0: enough to exceed the cache
   double seconds = 0.5;         // time to spend on steps (at least three); above 0, at most 60

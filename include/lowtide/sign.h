@@ -4,9 +4,9 @@
 // A sign is one bit: 1 for +, which means x >= 0. Both zeros are +; a NaN of either sign is -. Bits after the last sign
 // in its byte are 0. All computation uses integers: results are the same on every machine, for any number of threads.
 //
-// Threads: any, concurrently; a Queue is used by one at a time. Memory is the caller's, borrowed for the call; on a
+// Threads: any, concurrently; one at a time uses a Queue. Memory is the caller's, borrowed for the call or, on a
 // device, until the work that the call queued is done. Errors: Error (kInvalidArgument), which says what the call got
-// and wanted, and std::bad_alloc; a call that throws has written nothing, and queued nothing.
+// and wanted, and std::bad_alloc; a call that throws has written and queued nothing.
 #pragma once
 
 #include <cstddef>
@@ -32,16 +32,16 @@ enum class BitOrder : int32_t {
 };
 
 // A queue of a device, on which signs in memory of that device are packed, unpacked and counted, in order, without
-// waiting. Opening one takes long: keep it. Copies are the same queue.
+// waiting. Opening one takes long: keep it. Copies refer to the same queue.
 class LT_API Queue {
  public:
   // backend: "sycl" or "cuda". native: a sycl::queue* or cudaStream_t, which must outlive this; nullptr: one is made,
   // in the context of all optimizers and devices that were given no queue. device: as in OptimizerOptions; only read
   // without `native`. Throws Error: kUnsupported if there is no such device here.
   explicit Queue(const std::string& backend, void* native = nullptr, const std::string& device = {});
-  // The sycl::queue* or cudaStream_t. One that was made lives as long as the last copy of this Queue.
+  // The sycl::queue* or cudaStream_t. A queue made here lives as long as the last copy of this Queue.
   void* native() const { return native_; }
-  // Waits for all work queued there so far. Throws Error (kDevice) if some of it failed.
+  // Waits for all work queued there so far. Throws Error if some of it failed.
   void synchronize() const;
   Backend& backend() const { return *backend_; }  // the library's own
 
@@ -52,7 +52,7 @@ class LT_API Queue {
 
 // The sign that wins if + and - have equally many votes. Part of the C ABI: never renumber.
 enum class Ties : int32_t {
-  kHash = 0,  // a fair bit of (seed, step, index of the sign in the whole), the same on every machine
+  kHash = 0,  // a fair bit hashed from seed, step and the sign's index in the whole; the same on every machine
   kPlus = 1,
   kMinus = 2,
   kZero = 3,      // -, and marked in `zeros`
@@ -86,7 +86,7 @@ LT_API void unpack(std::span<const std::byte> bits, DType dtype, void* values, i
 struct Vote {
   int64_t count = 0;  // signs
   // 1 to 65,535 voters: [packed_bytes(count)] each, any alignment. The span and the weights are in host memory and
-  // borrowed for the call, on a device, too.
+  // borrowed for the call, even if the ballots are on a device.
   std::span<const std::byte* const> ballots;
   // Votes of each voter, less than 2^31 in total; empty: one each. A voter of weight 0 is absent; its ballot is not
   // read and may be nullptr. Without any votes all signs are ties.

@@ -5,26 +5,26 @@
 // Bits: sign i is bit i % 8 of byte i / 8, 1 for +. Presence: one bit for 64 signs, 0 where a rank has no say.
 //
 // A call either gives the same bits to all ranks, or tells all ranks that nothing was applied. Its rounds:
-//   1 announce all_gather of 128 bytes: what each rank is about to vote on. Ranks that differ, or must not proceed, are
-//   found by all ranks alike before anything else is sent. 2 payload two_phase: all_to_all of ballots, each rank votes
-//   on its shard; all_gather of the shards' results.
-//               one_phase: all_gather of whole ballots, each rank votes on all.
-//   3 confirm   all_gather of 128 bytes: whether each rank holds the whole result, and its checksum.
-//   4 commit    all_gather of 128 bytes: what each rank saw in round 3, so that one damaged message, or one damaged
-//               rank, cannot make some ranks apply what others do not (SignCollectiveOptions::commit).
-// A two-phase vote with the same shape as the last applied one merges rounds 1 and 2: announcements travel in front of
-// ballots, unless a ballot has `prepare`. docs/project/votes.md gives the conditions. All ranks make new collectives
-// together.
-// A vote in parts (SignBallot::part, more) takes rounds 1 and 2 for each part, and rounds 3 and 4 once, after the last
-// part: they cover all parts. Until the last part's call returns with SignOutcome::applied, the results of earlier
-// parts are provisional. If it is not applied, or any of the calls throws, the results of all parts are void, on all
-// ranks. The bits equal the result of one vote on everything.
+//   - announce: all_gather of 128 bytes, what each rank is about to vote on. Before anything else is sent, all ranks
+//     learn which ranks differ or must not proceed.
+//   - payload, two phases: all_to_all of ballots, each rank votes on its shard, all_gather of the shards' results. One
+//     phase: all_gather of whole ballots, each rank votes on all.
+//   - confirm: all_gather of 128 bytes, whether each rank holds the whole result, and its checksum.
+//   - commit: all_gather of 128 bytes, what each rank saw in the confirm round, so that one damaged message, or one
+//     damaged rank, cannot make some ranks apply what others do not (SignCollectiveOptions::commit).
+// A two-phase vote with the same shape as the last applied one merges the first two rounds: announcements travel in
+// front of ballots, unless a ballot has `prepare`. docs/project/votes.md gives the conditions. All ranks make new
+// collectives together.
+// A vote in parts (SignBallot::part, more) runs the first two rounds for each part, and the last two once, after the
+// last part, for all parts. Until the last part's call returns with SignOutcome::applied, the results of earlier parts
+// are provisional. If it is not applied, or any of the calls throws, the results of all parts are void, on all ranks.
+// The bits equal the result of one vote on everything.
 // No protocol can solve one case: if a process dies or a connection breaks in the last round, the others cannot know
 // what each of them saw. Some may have applied the step while others throw TransportError. Their step numbers then
 // differ, and the first announce after a restart refuses, naming both.
 //
-// Threads: a collective is used by one thread at a time, and all ranks make the same calls in the same order. Calls
-// block until all ranks have joined. There are no streams: everything is in host memory.
+// Threads: one thread at a time uses a collective, and all ranks make the same calls in the same order. Calls block
+// until all ranks have joined. There are no streams: everything is in host memory.
 //
 // Errors: a call throws CollectiveError on all ranks alike, TransportError if the transport failed, Error
 // (kInvalidArgument) on the one rank whose arguments are wrong, and std::bad_alloc. Memory for results is written only
@@ -155,21 +155,21 @@ enum class SignAlgorithm : int32_t {
 
 // The same on all ranks, except weight, threads and cpu_target.
 struct SignCollectiveOptions {
-  // -- affect results
+  // Results depend on these:
   // The sign that wins if votes are equal: "hash" (a fair bit of seed, step and index, the same on all ranks), "plus",
   // "minus", "zero" (needs SignResult::zeros), "previous" (needs SignBallot::previous).
   std::string ties = "hash";
   uint64_t seed = 0;    // for "hash"
   uint32_t weight = 1;  // votes of this rank, unless a ballot says otherwise; all votes of a call add up to less than
                         // 2^31
-  // -- affect speed only
+  // Only speed depends on these:
   SignAlgorithm algorithm = SignAlgorithm::kAuto;
   // The cost model of kAuto: seconds that even the smallest call takes, and bytes per second that a rank sends. 0: the
   // first vote measures them with extra calls, and all ranks agree on the slowest.
   double latency_s = 0, bytes_per_s = 0;
   int threads = 0;              // for the vote, the caller included; 0: one per core that this process may run on
   std::string cpu_target = "";  // "": best for this CPU
-  // -- affects safety
+  // Safety depends on this:
   bool commit = true;  // false saves a latency, but one damaged message of the confirm round can then make ranks
                        // disagree
 };
@@ -223,7 +223,7 @@ struct RejectedBallot {
 
 // The outcome of a call; the same on all ranks, except bytes and seconds.
 struct SignOutcome {
-  bool applied = false;                  // for a part with more to follow: nothing has stopped the vote so far
+  bool applied = false;                  // for a part before the last: nothing has stopped the vote so far
   std::vector<int> nonfinite, failed;    // the ranks that reported this, ascending; if there are any, nothing was
                                          // applied
   std::vector<RejectedBallot> rejected;  // ballots without which the vote was applied
@@ -236,7 +236,7 @@ struct SignOutcome {
   } seconds;
 };
 
-// The remainder that means leave out of a rank's shard; the next mean adds it. Each rank has one for each quantity that
+// The part of a rank's shard that a mean rounds away; the next mean adds it. Each rank has one for each quantity that
 // is averaged. The caller owns it; it starts at zero, and a mean that is not applied leaves it unchanged. One thread at
 // a time.
 class LT_API SignResidual {
@@ -256,8 +256,8 @@ class LT_API SignResidual {
   // Copies the residual as stored, bytes() of it, to or from the caller's memory: for checkpoints.
   void read(std::byte* out) const;
   void replace(const std::byte* in);
-  // Copies it as float32 values, count() of them: for a different number of ranks. replace_values encodes, which rounds
-  // if the format does.
+  // Copies the residual as count() float32 values: for a different number of ranks. replace_values encodes, which
+  // rounds if the format does.
   void read_values(float* out) const;
   void replace_values(const float* in);
 

@@ -1,5 +1,5 @@
 /* The version of these headers, for the preprocessor of C and C++; lt_version() and lowtide::version() give the version
- * of the running library. The number stands here alone: CMake and the Python package read it here. */
+ * of the running library. It is defined only here: CMake and the Python package read it from this file. */
 #ifndef LOWTIDE_VERSION_H_
 #define LOWTIDE_VERSION_H_
 
