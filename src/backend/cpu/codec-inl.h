@@ -1,6 +1,6 @@
-// Codecs on tiles of 64 values: the generic form, vector by vector through the portable kernels. An instruction set may
-// specialize CpuCodec for a codec (codecs-inl.h lists the specializations); tests compare such a form with the generic
-// one over dense sweeps.
+// Codecs on tiles of 64 values: the generic form, which runs the portable kernels vector by vector. An instruction set
+// may specialize CpuCodec for a codec (codecs-inl.h lists the specializations); tests compare each specialization with
+// the generic form over dense sweeps.
 
 inline constexpr int kTile = 64;
 inline constexpr int kTileVectors = kTile / kLanes;
@@ -16,7 +16,7 @@ const typename C::Tables& codec_tables() {
 }
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
-// Shuffle indices that repeat the upper two bytes of each 32-bit word, for the two elements that use them.
+// Returns shuffle indices that repeat the upper two bytes of each 32-bit word, because two elements use them.
 HWY_INLINE __m128i upper_bytes_twice() { return _mm_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15); }
 #endif
 
@@ -31,18 +31,19 @@ struct TileRounding : Rounding {
         mix(_mm512_set1_epi32(static_cast<int>(of.k1 ^ (of.k1 >> kRandomShift1)))),
         factor0(_mm512_set1_epi32(kRandomFactor0)),
         factor1(_mm512_set1_epi32(kRandomFactor1)) {
-    // Compilers would rebuild a constant from a general register at each use; in memory it costs nothing.
+    // Kept in memory, where they cost nothing; otherwise compilers rebuild each constant from a general register at
+    // each use.
     asm("" : "+m"(factor0), "+m"(factor1));
   }
 };
 
-// random_16 of 64 elements, in order. index is a multiple of 4.
+// random_16 of 64 elements, in order; index is a multiple of 4.
 struct RandomShorts {
   __m512i words[2];
 
-  // random_half and random_bits of 16 numbers, rearranged: `lanes` holds all of (first + i) * increment + k0 except
-  // first * increment. Shifting x ^ k1 shifts x and k1, so (x ^ k1) ^ ((x ^ k1) >> n) has three operands: x, x >> n,
-  // and k1 ^ (k1 >> n), which is `mix`.
+  // Computes random_half and random_bits of 16 numbers. `lanes` holds (first + i) * increment + k0 without first *
+  // increment. Shifting x ^ k1 shifts x and k1, so (x ^ k1) ^ ((x ^ k1) >> n) has three operands: x, x >> n, and k1 ^
+  // (k1 >> n), which is `mix`.
   HWY_INLINE RandomShorts(u32 index, const TileRounding& of) {
     constexpr int kXor3 = 0x96;
     __m512i x = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(index / 4 * kRandomIncrement)), of.lanes);
@@ -61,14 +62,14 @@ struct RandomShorts {
 #endif
   }
 
-  // One half for every element, for rounding to nearest.
+  // Returns one half for every element, which rounds to nearest.
   HWY_INLINE static RandomShorts one_half() {
     RandomShorts all;
     all.words[0] = all.words[1] = _mm512_set1_epi16(static_cast<short>(0x8000));
     return all;
   }
 
-  // Which of 64 values carry out of their lower 16 bits when these are added.
+  // Returns which of 64 values carry out of their lower 16 bits when these random numbers are added.
   HWY_INLINE __mmask64 carries(const __m512i (&value)[4]) const {
     __mmask32 carry[2];
     for (int i = 0; i < 2; ++i) {
@@ -99,7 +100,7 @@ struct TileRounding : Rounding {
 };
 #endif
 
-// random_16 of 64 elements.
+// Computes random_16 of 64 elements.
 HWY_INLINE void random_tile(u32 index, const TileRounding& of, vu (&out)[kTileVectors]) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
   if (HWY_LIKELY(index % 4 == 0)) {
@@ -113,7 +114,7 @@ HWY_INLINE void random_tile(u32 index, const TileRounding& of, vu (&out)[kTileVe
 #elif HWY_TARGET == HWY_AVX2
   if (HWY_LIKELY(index % 4 == 0)) {
     const __m256i upper = _mm256_broadcastsi128_si256(upper_bytes_twice());
-    // Interleaves work within 128-bit lanes. Four elements share a hash: each lane holds every second hash.
+    // Interleaves work within 128-bit lanes. Four elements share a hash, so each lane holds every second hash.
     const vu lanes(vu::Vec{_mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)});
     const __m256i zero = _mm256_setzero_si256();
     for (int i = 0; i < kTileVectors; i += 4) {
@@ -131,7 +132,7 @@ HWY_INLINE void random_tile(u32 index, const TileRounding& of, vu (&out)[kTileVe
   for (int i = 0; i < kTileVectors; ++i) out[i] = random_16(iota(index + static_cast<u32>(i * kLanes)), of.key);
 }
 
-// Two codes to a byte, and one.
+// Unpacks bytes with two codes each, or one.
 HWY_INLINE void unpack(const u4* codes, u8 (&out)[kTile]) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
   const __m512i words = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
@@ -179,7 +180,7 @@ struct GenericCodec {
     }
   }
 
-  // Fills the padding of a short block: decodes to zero, or to no more than any value of the block.
+  // Returns the code that pads a short block: it decodes to zero, or to at most the least value of the block.
   static Code zero_code() {
     if constexpr (requires { C::kSignedZero; }) {
       if constexpr (kSigned && std::is_same_v<Code, u4>) return Code{C::kSignedZero | C::kSignedZero << 4};
@@ -214,9 +215,9 @@ struct GenericCodec {
   }
 };
 
-// Encoding in two halves: all states of a tile run the first before one runs the second. Each half is a dependency
-// chain, and the processor fills the waits of one with the other. A codec with two halves names the intermediate result
-// Begun; its second half, end(), returns the elements left to encode_exactly().
+// Encoding in two halves: all states of a tile run the first half before any runs the second. Each half is a dependency
+// chain, so the processor fills the waits of one chain with the other. A codec with two halves calls its intermediate
+// result Begun; its second half, end(), returns the elements left to encode_exactly().
 template <class Codec>
 inline constexpr bool kHasHalves = requires {
   typename Codec::Begun;
@@ -231,7 +232,7 @@ HWY_INLINE auto begin_encoding(const Codec& codec, const float* values, float in
     return NotBegun{};
 }
 
-// Used by the drivers. A codec that stores one kind of state like another codec uses that codec's form.
+// The form that drivers use. A codec that stores one kind of state like another codec uses that codec's form.
 template <class C, bool kSigned>
 struct CpuCodec : GenericCodec<C, kSigned> {};
 template <class C, bool kSigned>

@@ -1,5 +1,5 @@
-// The dynamic8 quantizer of every instruction set over every float of [2^-31, 1], or a share of them (support/test.h),
-// against nearest by definition; and blocks at the edges of the float range.
+// Compares the dynamic8 quantizer of every instruction set with nearest by definition, over every float of [2^-31, 1]
+// or a share of them (support/test.h), and over blocks at the edges of the float range.
 #include "backend/cpu/cpu_backend.h"
 #include "backend/catalog.h"
 #include "backend/random_keys.h"
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kBlock = kBlockElements;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__SANITIZE_UNDEFINED__) || \
     !defined(__OPTIMIZE__)
-constexpr uint32_t kStride = 127;  // sanitized code is slow; a prime passes through all low bits
+constexpr uint32_t kStride = 127;  // sanitized code is slow; a prime stride passes through all low bits
 #else
 constexpr uint32_t kStride = 1;
 #endif
@@ -33,19 +33,19 @@ void encode(Backend& backend, bool is_signed, std::vector<float>& values, std::v
   backend.encode(item, nullptr);
 }
 
-// Feeds ascending floats through blocks of 255 of them and a 1 (so that absmax is 1 and the value is what is compared),
+// Feeds ascending floats through blocks of 255 floats and a 1, which makes absmax 1 and leaves the values as they are,
 // and counts codes that are not nearest.
 class Sweep {
  public:
   Sweep(Backend& backend, bool is_signed) : backend_(backend), map_(is_signed) {}
 
-  // All floats whose bits are first, first + stride, ... up to last, negated if `negative`.
+  // Sweeps the floats whose bits are first, first + stride, ... up to last, negated if `negative`.
   void range(uint32_t first, uint32_t last, uint32_t stride, bool negative) {
     for (uint64_t u = first; u <= last;) {
       values_.clear();
       wanted_.clear();
       for (int64_t block = 0; block < kBlocks; ++block) {
-        const int64_t one = (7 * block) % kBlock;  // the 1 stands at every place in turn
+        const int64_t one = (7 * block) % kBlock;  // the 1 visits every place in turn
         for (int64_t i = 0; i < kBlock; ++i) {
           if (i == one || u > last) {
             push(1.f, 255);
@@ -72,7 +72,7 @@ class Sweep {
     wanted_.push_back(static_cast<uint8_t>(code));
   }
 
-  // nearest(x), from where the last value was: values ascend in magnitude.
+  // Finds nearest(x) from the last value's place, because values ascend in magnitude.
   int walk(float x, bool negative) {
     const auto above = [&](int code) { return x > map_.midpoint[static_cast<size_t>(code)]; };
     if (negative) {
@@ -82,7 +82,7 @@ class Sweep {
       if (at_ > 0 && !above(at_ - 1)) at_ = map_.nearest(x);
       while (at_ < 255 && above(at_)) ++at_;
     }
-    // The control's definition, which gives a tie to the upper entry, differs exactly on the midpoints.
+    // The control gives a tie to the upper entry, so it differs exactly on the midpoints.
     if (at_ < 255 && x == map_.midpoint[static_cast<size_t>(at_)]) ++ties_up_differing;
     return !map_.is_signed && x > 0 && at_ == 0 ? 1 : at_;
   }
@@ -110,7 +110,7 @@ TEST(Dynamic8Sweep, IsNearestForEveryFloatOnEveryTarget) {
   for (const std::string& target : cpu_targets()) {
     const auto start = std::chrono::steady_clock::now();
     const auto backend = cpu::make_backend(target);
-    // Scalar code is what the sweep of the portable test checks too: a coarser one is enough. Odd, to pass through all
+    // Scalar code needs only a coarse sweep, because the portable test also sweeps it. An odd spread passes through all
     // low bits.
     const auto spread = static_cast<uint32_t>(testing::spread()) | 1u;
     const uint32_t stride = kStride * (target == "scalar" ? std::max(spread, 3u) : spread);
@@ -119,7 +119,7 @@ TEST(Dynamic8Sweep, IsNearestForEveryFloatOnEveryTarget) {
       const DynamicMap map(is_signed);
       for (const bool negative : {false, true}) {
         if (negative && !is_signed) continue;
-        // Zero, denormals and what else is far below the first entry.
+        // Zero, denormals and everything else far below the first entry.
         sweep.range(0, kLow - 1, 97 * kStride * spread, negative);
         sweep.range(kLow, kOne, stride, negative);
         if (stride == 1) continue;
@@ -130,7 +130,7 @@ TEST(Dynamic8Sweep, IsNearestForEveryFloatOnEveryTarget) {
         }
       }
       EXPECT_EQ(sweep.differing, 0) << target;
-      // All 255 midpoints were among the values (the first unsigned one counts too: it is > 0 and nearest would be 0).
+      // The values included all 255 midpoints (the first unsigned one counts, too: it is > 0, and nearest would be 0).
       EXPECT_GE(sweep.ties_up_differing, 255) << "control: the sweep must hit every midpoint";
       EXPECT_GE(sweep.swept, 150'000'000 / stride);  // 31 binades of 2^23
       figure("{} {}: {} floats, {} codes differ from nearest, {} values on midpoints", target,
@@ -140,9 +140,8 @@ TEST(Dynamic8Sweep, IsNearestForEveryFloatOnEveryTarget) {
   }
 }
 
-// The float32 midpoint is the true one rounded, so "nearest" may err by half an ulp of x at most: the distance to the
-// chosen entry exceeds the smallest distance by no more than 2 * 2^-24 * x (both distances move by the midpoint's
-// error).
+// The float32 midpoint is the true one rounded, so "nearest" may err by half an ulp of x: the distance to the chosen
+// entry exceeds the smallest distance by at most 2 * 2^-24 * x, because both distances move by the midpoint's error.
 TEST(Dynamic8Sweep, NearestByMidpointsIsNearestByDistance) {
   auto rng = seeded("nearest by distance", 11);
   int64_t checked = 0, off = 0;
@@ -150,7 +149,7 @@ TEST(Dynamic8Sweep, NearestByMidpointsIsNearestByDistance) {
   for (const bool is_signed : {false, true}) {
     const DynamicMap map(is_signed);
     for (int n = 0; n < 300'000; ++n, ++checked) {
-      // Every other value within 2 ulp of a midpoint, where the two could part.
+      // Every other value lies within 2 ulp of a midpoint, where the two could differ.
       float x = static_cast<float>(is_signed ? rng.over_binades(-24, 0) : std::fabs(rng.over_binades(-24, 0)));
       if (n & 1)
         x = std::bit_cast<float>(std::bit_cast<uint32_t>(map.midpoint[size_t(rng.below(255))]) +
@@ -166,8 +165,8 @@ TEST(Dynamic8Sweep, NearestByMidpointsIsNearestByDistance) {
   EXPECT_LE(worst, 0x1p-23);
 }
 
-// Blocks over the whole range of absmax: denormal, the smallest normal, FLT_MAX. The definition: x = value * (1 /
-// absmax) in float32, where 1 / absmax is 0 for a denormal absmax; scale = absmax.
+// Blocks over the whole range of absmax: denormal, smallest normal, FLT_MAX. By definition x = value * (1 / absmax) in
+// float32, where 1 / absmax is 0 for a denormal absmax, and scale = absmax.
 TEST(Dynamic8Blocks, AreRightForEveryAbsmax) {
   auto rng = seeded("blocks", 12);
   const float limits[] = {std::numeric_limits<float>::denorm_min(),
@@ -236,9 +235,9 @@ TEST(Codecs, DecodeEveryCodeOnEveryTarget) {
   }
 }
 
-// Every instruction set rounds stochastically as scalar code does, over floats of [2^-31, 1] of both signs, in blocks
-// with a 1, and fewer of them times powers of two from where squares vanish to where they overflow. Lion with beta2 = 0
-// stores the gradient as it is, Adagrad its square.
+// Every instruction set rounds stochastically like scalar code, over floats of [2^-31, 1] of both signs in blocks with
+// a 1, and over fewer floats times powers of two, from where squares vanish to where they overflow. Lion with beta2 = 0
+// stores the gradient itself, Adagrad its square.
 TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
   constexpr uint32_t kOne = 0x3f800000u, kLow = 0x30000000u;
   std::vector<float> gradients;
@@ -260,7 +259,7 @@ TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
       std::vector<std::byte> wanted;
       std::vector<float> wanted_scales;
       std::vector<std::string> targets = cpu_targets();
-      std::reverse(targets.begin(), targets.end());  // the plainest first
+      std::reverse(targets.begin(), targets.end());  // the scalar reference comes first
       for (const std::string& target : targets) {
         std::vector<float> param(gradients.size()), scales(gradients.size() / kBlock + 1);
         const bool is_signed = rule == std::string("lion");
@@ -292,8 +291,8 @@ TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
          testing::compared_targets().c_str());
 }
 
-// bf16 parameters are rounded to the same bits everywhere: every finite gradient times 1.5, which makes every second
-// one a tie, and times numbers that make others. The parameter is 0 before.
+// Every target rounds bf16 parameters to the same bits: every finite gradient times 1.5, which makes every second one a
+// tie, and times factors that make other ties. The parameter starts at 0.
 TEST(Bfloat16Parameters, AreRoundedAlikeOnEveryTarget) {
   std::vector<uint16_t> gradients;
   for (uint32_t u = 0; u < 65536; ++u)

@@ -1,5 +1,5 @@
-// All codecs of one instruction set: the generic form, followed by the fast forms, one line each. Every file of kernels
-// includes this list and no single form, so that a codec is the same type in all of them.
+// All codecs of one instruction set: the generic form, then the fast forms, one line each. Every kernel file includes
+// this list instead of single forms, so that a codec is the same type in all of them.
 #include "backend/cpu/codec-inl.h"
 #include "backend/cpu/dynamic8_lines-inl.h"
 #include "backend/cpu/dynamic8_avx2-inl.h"

@@ -31,7 +31,7 @@ struct Target {
   const char* name;
 };
 
-// Best first. The names are public.
+// Best first. The names are part of the public API.
 constexpr Target kTargets[] = {
 #if HWY_ARCH_X86
     {HWY_AVX3_DL, "avx512_vbmi"},
@@ -43,7 +43,7 @@ constexpr Target kTargets[] = {
     {HWY_SCALAR, "scalar"},
 };
 
-// LOWTIDE_NATIVE compiles one of them.
+// A LOWTIDE_NATIVE build compiles only one of them.
 constexpr bool is_compiled(const Target& target) { return (HWY_TARGETS & target.bit) != 0; }
 static_assert(std::any_of(std::begin(kTargets), std::end(kTargets), is_compiled),
               "Highway compiles for none of kTargets");
@@ -52,7 +52,7 @@ bool runs_here(const Target& target) {
   return is_compiled(target) && (target.bit == HWY_SCALAR || (hwy::SupportedTargets() & target.bit) != 0);
 }
 
-// name: "" for the best. Throws kInvalidArgument.
+// Returns the target with this name, or the best for "". Throws kInvalidArgument.
 const Target& find_target(const std::string& name) {
   std::string known;
   for (const Target& target : kTargets) {
@@ -68,7 +68,7 @@ int64_t blocks_of(const StepItem& item) {
 }
 
 // Calls run(first element, count, first block) for contiguous runs of whole blocks that together form blocks [begin,
-// end) of a tensor of rows; no run crosses a row unless rows consist of whole blocks.
+// end) of a tensor of rows. A run crosses rows only if rows consist of whole blocks.
 template <class Fn>
 void for_each_run(int64_t row_length, int64_t begin, int64_t end, Fn&& run) {
   const int64_t per_row = (row_length + kBlock - 1) / kBlock;
@@ -76,7 +76,7 @@ void for_each_run(int64_t row_length, int64_t begin, int64_t end, Fn&& run) {
     run(begin * kBlock, (end - begin) * kBlock, begin);
     return;
   }
-  if (end <= per_row) {  // in the first row: avoids a division, for which many small tensors would wait
+  if (end <= per_row) {  // the first row needs no division, for which many small tensors would wait
     run(begin * kBlock, std::min(end * kBlock, row_length) - begin * kBlock, begin);
     return;
   }
@@ -95,8 +95,8 @@ const std::byte* at(const void* base, int64_t element, int64_t element_bytes) {
   return static_cast<const std::byte*>(base) + element * element_bytes;
 }
 
-// Prefetches the beginning of an array. Hardware prefetchers restart at every page, so many small tensors would each
-// wait for their first lines.
+// Prefetches the beginning of an array. Hardware prefetchers restart at every page, so each of many small tensors would
+// wait for its first lines.
 void prefetch(const void* p, int64_t bytes) {
   constexpr int64_t kAhead = 1024, kLine = 64;
   for (int64_t b = 0; b < std::min(bytes, kAhead); b += kLine) __builtin_prefetch(static_cast<const std::byte*>(p) + b);
@@ -152,7 +152,7 @@ class CpuBackend final : public Backend {
     std::atomic<int64_t> first{static_cast<int64_t>(items.size())};
     for_each_blocks(items, threads, prefetch_grad, [&](const StepItem& item, int64_t begin, int64_t end) {
       const int64_t index = &item - items.data();
-      // Pieces come in order: once an earlier item is known to be bad, later ones do not matter.
+      // Pieces come in order: after a bad item, later items do not matter.
       if (index >= first.load(std::memory_order_relaxed)) return false;
       if (finite_blocks(item, begin, end)) return true;
       for (int64_t seen = first.load(std::memory_order_relaxed); index < seen;)
@@ -182,21 +182,21 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  // Calls work(item, first block, end block) for the blocks of all items, and meanwhile prefetches with ahead(a later
-  // item). work returns false if later blocks are not needed.
+  // Calls work(item, first block, end block) for the blocks of all items, and prefetches a later item with ahead(item).
+  // work returns false if later blocks are not needed.
   template <class Work>
   void for_each_blocks(std::span<const StepItem> items, int threads, void (*ahead)(const StepItem&), Work&& work) {
     for_each_piece(items, kBlocksAtOnce, threads, starts_, blocks_of,
                    [&](const StepItem& item, int64_t begin, int64_t end) {
                      const size_t i = static_cast<size_t>(&item - items.data());
-                     if (i + 2 < items.size()) ahead(items[i + 2]);  // one ahead is 3 % too late
+                     if (i + 2 < items.size()) ahead(items[i + 2]);  // prefetching the next item would be 3 % too late
                      return work(item, begin + item.first_block, end + item.first_block);
                    });
   }
 
   void step_blocks(const StepItem& item, int64_t begin, int64_t end) const {
     const DType param_dtype = item.ballot ? DType::kF32 : item.param_dtype;
-    // A parameter with a master is passed as floats.
+    // Kernels see a parameter with a master as floats.
     const DType kernel_dtype = has_master(item) ? DType::kF32 : param_dtype;
     const int pair = static_cast<int>(kernel_dtype) * kDTypes + static_cast<int>(item.grad_dtype);
     const StepKernel own = steps_.of[item.rule][item.codec][pair];
@@ -231,8 +231,8 @@ class CpuBackend final : public Backend {
         kernel_on(at(item.param, first, p_bytes), at(item.grad, first, g_bytes), first, n, block);
         return;
       }
-      // Strided tensors, and pairs of element types without a kernel, are staged in the cache; the arithmetic is the
-      // same.
+      // Strided tensors, and pairs of element types without a kernel, are staged in the cache, with the same
+      // arithmetic.
       Staged grad(aux_, item.grad_dtype, !own);
       Staged param = staged_param(item, origin, !own);
       for (int64_t done = 0; done < n; done += kStaged) {
@@ -245,7 +245,7 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // out: for the item's block 0.
+  // out[0] belongs to block 0 of the item.
   void norm_blocks(const StepItem& item, int64_t begin, int64_t end, BlockNorms* out) const {
     const NormKernel kernel = pick_norms(item.rule, item.codec, target_.bit);
     const RuleInfo& rule = rule_info(item.rule);
@@ -271,14 +271,14 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // With its master's precision, and then always as floats.
+  // Stages the parameter, with its master's precision if it has one; it is then always floats.
   Staged staged_param(const StepItem& item, int64_t origin, bool as_floats) const {
     return has_master(item) ? Staged(aux_, item, origin) : Staged(aux_, item.param_dtype, as_floats);
   }
 
-  // Sets the source of random bits of `run`, for element `first` of the parameter; returns how many of the following n
-  // elements share a run: up to a carry out of the index's low half and, if rows of the whole are longer, within the
-  // row.
+  // Sets the source of random bits of `run` for element `first` of the parameter. Returns how many of the n elements
+  // from there share a run, which ends at a carry out of the index's low half and, if rows of the whole are longer, at
+  // the row's end.
   static int64_t begin_random(const StepItem& item, int64_t first, int64_t n, StepRun& run) {
     if (!item.stochastic) return n;
     const RandomRun random = random_run_at(item, first, n);
@@ -287,7 +287,7 @@ class CpuBackend final : public Backend {
     return random.count;
   }
 
-  // A step of elements [first, first + n) from `block` on, whose parameter is a tile of zeros.
+  // Steps elements [first, first + n) from `block` on, with a tile of zeros as the parameter.
   template <class KernelOn>
   void make_ballot(const StepItem& item, bool as_floats, int64_t first, int64_t n, int64_t block,
                    KernelOn&& kernel_on) const {
@@ -343,7 +343,7 @@ class CpuBackend final : public Backend {
   SignKernels signs_;
   SignStepKernels sign_steps_;
   StepKernels steps_;
-  std::vector<int64_t> starts_;  // first block of each item; kept between steps for its memory
+  std::vector<int64_t> starts_;  // first block of each item; kept between steps to reuse its memory
 };
 
 }  // namespace

@@ -8,15 +8,15 @@
 
 namespace lowtide::cpu {
 
-// target: "" for the best that this CPU can run, or a name from targets(). Throws kInvalidArgument naming the valid
-// ones.
+// target: a name from targets(), or "" for the best that this CPU can run. Throws kInvalidArgument with the valid
+// names.
 std::unique_ptr<Backend> make_backend(const std::string& target);
 
-// Packs the sign bits themselves, 1 for a clear one, whatever the value, including -0 and NaNs. Throws kInvalidArgument
-// for an inconsistent item.
+// Packs the sign bits themselves: 1 for a clear sign bit, whatever the value, including -0 and NaNs. Throws
+// kInvalidArgument for an inconsistent item.
 void pack_sign_bits(const SignItem& item, int threads);
 
-// The Highway target bit of a name of targets().
+// Returns the Highway target bit of a name from targets().
 int64_t target_bit(const std::string& name);
 
 }  // namespace lowtide::cpu

@@ -1,5 +1,5 @@
-// dynamic4 with AVX-512 VBMI. Decoding: one register holds all entries, times the scale. Encoding: the portable
-// arithmetic with its tables in registers, four vectors at a time; codes are packed to bytes and then two per byte.
+// dynamic4 with AVX-512 VBMI. Decoding: one register holds all entries times the scale. Encoding: the portable
+// arithmetic with its tables in registers, four vectors at a time; codes are packed first to bytes, then two per byte.
 #if HWY_TARGET == HWY_AVX3_DL
 
 template <bool kSigned>
@@ -9,7 +9,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
   HWY_INLINE void decode(const u4* codes, float scale, vf (&out)[kTileVectors]) const {
     const __m512i packed = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
     const __m512 entries = _mm512_mul_ps(_mm512_load_ps(t.value), _mm512_set1_ps(scale));
-    // Lane k of vector i has its code in bits 4 (k % 8) of double word 2 i + k / 8; permutations only use 4 bits.
+    // Lane k of vector i has its code in bits 4 (k % 8) of double word 2 i + k / 8; permutations use only 4 bits.
     const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     for (int i = 0; i < kTileVectors; ++i) {
@@ -31,16 +31,16 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
                             _mm512_castps_si512(value[3])};
     const __mmask64 negative = _mm512_movepi8_mask(pack_bytes<3>(raw));
     const __m512i middle = _mm512_set1_epi8(Dynamic4::kSignedZero);
-    // There is no entry at -1.
+    // The map has no entry at -1.
     store(_mm512_mask_sub_epi8(_mm512_add_epi8(middle, rank), negative, middle, _mm512_min_epu8(rank, middle)), codes);
   }
 
  private:
-  // Signed: ranks of magnitudes.
+  // Returns codes or, if signed, the ranks of magnitudes.
   HWY_INLINE __m512i nearest(__m512 (&x)[kTileVectors]) const {
     constexpr int n = kTileVectors;
     __m512i word[n];
-    // A midpoint belongs to the lower index: for negative values that is the larger magnitude.
+    // A midpoint belongs to the lower index, which for negative values is the larger magnitude.
     for (int i = 0; i < n; ++i)
       word[i] =
           _mm512_add_epi32(_mm512_castps_si512(_mm512_abs_ps(x[i])), _mm512_srli_epi32(_mm512_castps_si512(x[i]), 31));
@@ -54,7 +54,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
     return _mm512_maskz_mov_epi8(above, pack_bytes<0>(word));
   }
 
-  // Ranks by the lines between entries.
+  // Returns ranks by the lines between entries.
   HWY_INLINE __m512i between(__m512 (&x)[kTileVectors], const RandomShorts& random) const {
     constexpr int n = kTileVectors;
     __m512 inside[n];
@@ -82,7 +82,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
     for (int i = 0; i < n; ++i) rank[i] = _mm512_srli_epi32(rank[i], kBits);
   }
 
-  // Byte kByte of each of 64 words.
+  // Packs byte kByte of each of 64 words.
   template <int kByte>
   HWY_INLINE static __m512i pack_bytes(const __m512i (&words)[kTileVectors]) {
     alignas(64) static constexpr auto kWhich = [] {
@@ -102,7 +102,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(pairs));
   }
 
-  // Encodes imported second moments, and tiles that do not begin at a multiple of four.
+  // Encodes imported second moments, and tiles whose index is not a multiple of four.
   HWY_NOINLINE void encode_generic(const float* values, float inverse, const TileRounding& rounding, u32 index,
                                    u4* codes) const {
     GenericCodec<Dynamic4, kSigned>::encode(values, inverse, rounding, index, codes);

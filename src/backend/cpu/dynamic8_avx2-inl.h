@@ -1,12 +1,13 @@
-// dynamic8 with AVX2. Decoding: eight scalar loads instead of the gather instruction, which is slower; codes are also
-// loaded one by one, which takes fewer operations than extracting them from a word. (A line per decade and two bits
-// that correct its rounding take as long: Zen 5.) Encoding: the lines of dynamic8_lines-inl.h, whose eight decades fit
-// a permutation of one vector.
-// Stochastic encoding takes the lesser of two lines: the decade's, and that of the nearby joint.
-// A dynamic8 AdamW step in cache: 0.47 Gelt/s with gathers, 0.64 like this (Zen 4, to nearest); stochastic 0.9 of that.
+// dynamic8 with AVX2. Decoding uses eight scalar loads instead of the gather instruction, which is slower, and loads
+// codes one by one, which takes fewer operations than extracting them from a word. (A line per decade and two bits that
+// correct its rounding take as long on Zen 5.) Encoding uses the lines of dynamic8_lines-inl.h, whose eight decades fit
+// a permutation of one vector. Stochastic encoding takes the smaller of two lines: the decade's, and the line of the
+// nearby joint.
+// A dynamic8 AdamW step in cache, rounding to nearest on Zen 4: 0.47 Gelt/s with gathers, 0.64 without; stochastic
+// rounding reaches 0.9 of that.
 #if HWY_TARGET == HWY_AVX2
 
-// The lines of stochastic rounding, by decade (7: the line up to the entry 1), and the lines of the joints between a
+// Lines of stochastic rounding: one for each decade (7: the line up to the entry 1), and one for each joint between a
 // decade and the next.
 struct Dynamic8Pieces {
   alignas(32) float end[8];  // values above it belong to the next decade
@@ -23,7 +24,7 @@ const Dynamic8Pieces& dynamic8_pieces() {
       const Dynamic8::Line own = d == 7        ? Dynamic8::last_line(entry, low)
                                  : low == high ? Dynamic8::line(entry, low - 1, low)
                                                : Dynamic8::line(entry, low, high);
-      // The line up to 1 is the steeper of the two: the lesser must not be taken there.
+      // The line up to 1 is the steeper of the two, so the smaller must not be taken there.
       const Dynamic8::Line joint = d < 6 ? Dynamic8::line(entry, high, high + 1) : Dynamic8::Line{0, __builtin_inff()};
       t.slope[d] = own.slope, t.intercept[d] = own.intercept;
       t.joint_slope[d] = joint.slope, t.joint_intercept[d] = joint.intercept;
@@ -85,7 +86,8 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     __m256i word[8], sign[8];
     for (int i = 0; i < 8; ++i) {
       __m256 value = _mm256_loadu_ps(values + 8 * i), a;
-      // If one operand is a NaN, the second is taken. Magnitudes above 1 end as the code of 1: ranks are saturated.
+      // If one operand is a NaN, the result is the second operand. Magnitudes above 1 get the code of 1, because ranks
+      // saturate.
       if constexpr (kSigned) {
         value = _mm256_min_ps(_mm256_mul_ps(value, _mm256_set1_ps(inverse)), _mm256_set1_ps(1.f));
         a = _mm256_and_ps(value, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
@@ -106,8 +108,8 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     store(word, sign, codes);
   }
 
-  // Codes of magnitudes up to 1. A float's upper half is roughly linear in its logarithm: the first guess is the right
-  // decade or one too low.
+  // Guesses the decade of magnitudes up to 1. A float's upper half is roughly linear in its logarithm, so the guess is
+  // right or one decade too low.
   HWY_INLINE static __m256i guess_of(__m256 a) {
     const __m256i key = _mm256_srli_epi32(_mm256_castps_si256(a), 16);
     return _mm256_mulhi_epu16(_mm256_subs_epu16(key, _mm256_set1_epi32(kKeyOfDecade0)),
@@ -118,7 +120,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     return _mm256_sub_epi32(guess, _mm256_castps_si256(above));
   }
 
-  // Stores ranks as codes: a negative sign gives a code below the code of zero, a value of 0 the code of zero.
+  // Stores ranks as codes. A negative sign gives a code below that of zero, and a value of 0 gives the code of zero.
   HWY_INLINE static void store(const __m256i (&rank)[8], const __m256i (&sign)[8], u8* codes) {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing works within 128-bit lanes
     const auto words = [&](int i) {
@@ -127,27 +129,28 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
       return kSigned ? _mm256_adds_epi16(of, _mm256_set1_epi16(Dynamic8::kSignedZero)) : of;
     };
     for (int i = 0; i < 8; i += 4) {
-      // Saturation turns -1, where there is no entry, into 0.
+      // Saturation turns -1, which has no entry, into 0.
       const __m256i packed = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(words(i), words(i + 2)), order);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 8 * i), packed);
     }
   }
 
-  // (upper half of a float - kKeyOfDecade0) * kDecadesPerKey >> 16: steps up at 3.5e-6 and every decade from there.
-  // Decade i starts between 1.18 and 1.9 times 10^(i-6), so a step is never early by a decade or late.
+  // (upper half of a float - kKeyOfDecade0) * kDecadesPerKey >> 16 steps up at 3.5e-6 and once per decade from there.
+  // Decade i starts between 1.18 and 1.9 times 10^(i-6), so a step is never late, nor early by a decade.
   static constexpr int kKeyOfDecade0 = 0x34cb, kDecadesPerKey = 154;
 
-  // |x|, at least the lowest; negative values count as the next larger float: a midpoint belongs to the lower index.
+  // Returns |x|, at least the lowest magnitude. A midpoint belongs to the lower index, so a negative value counts as
+  // the next larger float.
   HWY_INLINE static __m256 magnitude(__m256 x) {
     if constexpr (kSigned) {
       const __m256i u = _mm256_castps_si256(x);
       x = _mm256_castsi256_ps(
           _mm256_add_epi32(_mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff)), _mm256_srli_epi32(u, 31)));
     }
-    return _mm256_max_ps(x, _mm256_set1_ps(L::lowest(kSigned)));  // the second operand where x is a NaN
+    return _mm256_max_ps(x, _mm256_set1_ps(L::lowest(kSigned)));  // a NaN gives the second operand
   }
 
-  // The same tile by the generic code: the arbiter near boundaries. Out of line: it is rare.
+  // Encodes the tile with the generic code, which decides near boundaries. Not inlined, because it is rare.
   HWY_NOINLINE void encode_generic(const float* values, float inverse, const TileRounding& rounding, u32 index,
                                    u8* codes) const {
     GenericCodec<Dynamic8, kSigned>::encode(values, inverse, rounding, index, codes);

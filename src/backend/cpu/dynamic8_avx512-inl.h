@@ -1,6 +1,6 @@
-// dynamic8 with AVX-512: no gathers. Decoding looks codes up in planes held in registers (dynamic8_vbmi-inl.h,
-// dynamic8_words-inl.h); encoding uses the lines of dynamic8_roof-inl.h, found by the exponent.
-// A dynamic8 AdamW step in cache runs at twice the speed of the gather form.
+// dynamic8 with AVX-512, without gathers. Decoding looks up codes in planes that registers hold (dynamic8_vbmi-inl.h,
+// dynamic8_words-inl.h); encoding finds the lines of dynamic8_roof-inl.h by the exponent. A dynamic8 AdamW step in
+// cache runs at twice the speed of the gather form.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 
 template <bool kSigned>
@@ -23,7 +23,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   const Dynamic8Planes<kSigned>& planes = dynamic8_tables512<kSigned>().planes;
   const Dynamic8Roof<kSigned>& roof = dynamic8_tables512<kSigned>().roof;
 
-  // Words whose byte 2 is the rank on the roof (second moments: rank + 1), followed by 16 fractional bits.
+  // In each word, byte 2 is the rank on the roof (second moments: rank + 1), and the lower 16 bits are its fraction.
   struct Begun {
     __m512i word[kTileVectors];
   };
@@ -38,7 +38,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   }
 
   HWY_INLINE Begun begin(const float* values, float inverse) const {
-    // Step by step for all four vectors: a chain is longer than the processor's lookahead.
+    // Runs each operation for all four vectors, because one chain is longer than the processor's lookahead.
     constexpr int n = kTileVectors;
     const __m512 factor = _mm512_set1_ps(inverse);
     __m512 x[n], y[n];
@@ -49,16 +49,17 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
         x[i] = _mm512_fmadd_ps(_mm512_range_ps(x[i], _mm512_setzero_ps(), kLargerMagnitude), factor,
                                _mm512_load_ps(roof.shift));
       else
-        x[i] = _mm512_max_ps(_mm512_mul_ps(x[i], factor), _mm512_load_ps(roof.lowest));  // a NaN gives the lowest, too
+        x[i] = _mm512_max_ps(_mm512_mul_ps(x[i], factor), _mm512_load_ps(roof.lowest));  // a NaN also gives the lowest
     }
-    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(_mm512_castps_si512(x[i]), 23);  // picks by the lower 5 bits
+    for (int i = 0; i < n; ++i)
+      row[i] = _mm512_srli_epi32(_mm512_castps_si512(x[i]), 23);  // pick uses the lower 5 bits
     for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(_mm512_castps_si512(x[i]), pick(roof.carry, row[i]));
     for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(row[i], 23);
     for (int i = 0; i < n; ++i) y[i] = _mm512_fmadd_ps(x[i], pick(roof.slope, row[i]), pick(roof.intercept, row[i]));
     Begun begun;
     for (int i = 0; i < n; ++i) {
       const __m512i word = _mm512_castps_si512(y[i]);
-      begun.word[i] = kSigned ? word : _mm512_add_epi32(word, word);  // 2^-15 to 2^-16
+      begun.word[i] = kSigned ? word : _mm512_add_epi32(word, word);  // from units of 2^-15 to 2^-16
     }
     return begun;
   }
@@ -70,7 +71,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     const RandomShorts random = rounding.stochastic ? RandomShorts(index, rounding) : RandomShorts::one_half();
     const __m512i one = _mm512_load_si512(roof.one);
     const __m512i rank = planes.ranks(begun.word);
-    // Ranks before a joint of two decades. Saturation excludes the rank below 1's; there is none before 0.
+    // Ranks before a joint of two decades. Saturation excludes the rank below 1's; rank 0 has no joint before it.
     __mmask64 joint;
     if constexpr (kSigned)
       joint = _mm512_mask_testn_epi8_mask(_mm512_test_epi8_mask(rank, rank), rank, _mm512_adds_epi8(rank, one));
@@ -80,7 +81,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     __mmask32 up[2];
     for (int i = 0; i < 2; ++i) {
       const __m512i f = halves(begun.word[2 * i], begun.word[2 * i + 1], 0);
-      // The lesser of f and 1 - f is the magnitude of f as a signed number.
+      // The smaller of f and 1 - f is the magnitude of f as a signed number.
       const __m512i less = _mm512_mulhi_epu16(_mm512_abs_epi16(f), _mm512_load_si512(roof.two_thirds));
       const __m512i p = _mm512_mask_sub_epi16(f, static_cast<__mmask32>(joint >> (32 * i)), f, less);
       sum[i] = _mm512_add_epi16(p, random.words[i]);
@@ -93,12 +94,12 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     for (int i = 0; i < n; ++i) value[i] = _mm512_loadu_ps(values + 16 * i);
     if constexpr (kSigned) {
       const __m512i to = _mm512_mask_add_epi8(rank, carries, rank, one), middle = _mm512_load_si512(roof.middle);
-      // There is no entry at -1.
+      // The map has no entry at -1.
       packed = _mm512_mask_sub_epi8(_mm512_add_epi8(middle, to), planes.negative(value), middle,
                                     _mm512_min_epu8(to, middle));
     } else {
       packed = _mm512_mask_sub_epi8(rank, ~carries, rank, one);
-      // Only an exact zero is 0. After subtracting 1 as an integer, it is above all finite values.
+      // Only an exact zero has code 0. Subtracting 1 from its bits puts it above all finite values.
       __m512i most = _mm512_setzero_si512();
       for (int i = 0; i < n; ++i)
         most = _mm512_max_epu32(most, _mm512_add_epi32(_mm512_castps_si512(value[i]), _mm512_set1_epi32(-1)));
@@ -114,7 +115,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     return _mm512_kunpackd(_mm512_cmplt_epu16_mask(sum[1], unsure), _mm512_cmplt_epu16_mask(sum[0], unsure));
   }
 
-  // Uses the portable code, which decides near boundaries. Out of line: it is rare.
+  // Encodes with the portable code, which decides near boundaries. Not inlined, because it is rare.
   HWY_NOINLINE void encode_exactly(u64 which, const float* values, float inverse, const TileRounding& rounding,
                                    u32 index, u8* codes) const {
     if (which == ~u64{0}) return GenericCodec<Dynamic8, kSigned>::encode(values, inverse, rounding, index, codes);
@@ -125,7 +126,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   }
 
  private:
-  static constexpr int kLargerMagnitude = 0b1011;  // for range_ps, which gives the other operand where one is a NaN
+  static constexpr int kLargerMagnitude = 0b1011;  // for range_ps, which returns the other operand if one is a NaN
 
   HWY_INLINE static __m512 pick(const float (&table)[32], __m512i row) {
     return _mm512_permutex2var_ps(_mm512_load_ps(table), row, _mm512_load_ps(table + 16));

@@ -1,5 +1,5 @@
-// The VBMI part of dynamic8 with AVX-512: bytes looked up in four 256-byte planes held in registers, and extracted from
-// words. dynamic8_avx512-inl.h is the rest.
+// The VBMI part of dynamic8 with AVX-512: looks up bytes in four 256-byte planes that registers hold, and extracts
+// bytes from words. dynamic8_avx512-inl.h has the rest.
 #if HWY_TARGET == HWY_AVX3_DL
 
 template <bool kSigned>
@@ -20,7 +20,7 @@ struct Dynamic8Planes {
   }
 
   HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
-    // The interleaves below work within 128-bit lanes; first transposing the 4x4 double words of codes puts the result
+    // The interleaves below work within 128-bit lanes; transposing the 4x4 double words of codes first puts the result
     // in order.
     const __m512i transpose = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i c = _mm512_permutexvar_epi32(transpose, _mm512_loadu_si512(codes));
@@ -47,7 +47,7 @@ struct Dynamic8Planes {
     out[3] = words(_mm512_unpackhi_epi16(high01, high23)) * s;
   }
 
-  // Byte 2 of each of 64 words.
+  // Returns byte 2 of each of 64 words.
   HWY_INLINE __m512i ranks(const __m512i (&words)[kTileVectors]) const { return pack(rank_bytes, words); }
 
   HWY_INLINE __mmask64 negative(const __m512 (&x)[kTileVectors]) const {
@@ -57,7 +57,7 @@ struct Dynamic8Planes {
   }
 
  private:
-  // mask: signed: entries that are not zero; unsigned: codes of 128 and above.
+  // mask: for signed codes, entries that are not zero; for unsigned ones, codes of 128 and above.
   HWY_INLINE __m512i look_up(int k, __m512i index, __mmask64 mask) const {
     const auto* p = reinterpret_cast<const __m512i*>(plane[k]);
     if constexpr (kSigned) {
@@ -71,7 +71,7 @@ struct Dynamic8Planes {
 
   HWY_INLINE static vf words(__m512i x) { return vf(vf::Vec{_mm512_castsi512_ps(x)}); }
 
-  // One byte of each of 64 words.
+  // Packs one byte of each of 64 words.
   HWY_INLINE static __m512i pack(const u8 (&which)[64], const __m512i (&words)[kTileVectors]) {
     const __m512i bytes = _mm512_load_si512(which);
     return _mm512_mask_blend_epi64(0xf0, _mm512_permutex2var_epi8(words[0], bytes, words[1]),

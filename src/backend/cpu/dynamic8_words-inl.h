@@ -1,4 +1,5 @@
-// The same part of dynamic8 with AVX-512 without VBMI: 16-bit words looked up in two planes.
+// dynamic8 with AVX-512 but without VBMI: the counterpart of dynamic8_vbmi-inl.h, which looks up 16-bit words in two
+// planes.
 #if HWY_TARGET == HWY_AVX3
 
 template <bool kSigned>
@@ -16,7 +17,7 @@ struct Dynamic8Planes {
 
   HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
     for (int half = 0; half < 2; ++half) {
-      // The interleaves below work within 128-bit lanes: first reorder the double words of codes.
+      // The interleaves below work within 128-bit lanes, so the double words of codes are reordered first.
       const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
       const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * half));
       const __m512i c = _mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(bytes, order));
@@ -37,7 +38,7 @@ struct Dynamic8Planes {
     }
   }
 
-  // Byte 2 of each of 64 words.
+  // Returns byte 2 of each of 64 words.
   HWY_INLINE __m512i ranks(const __m512i (&words)[kTileVectors]) const {
     const __m512i low = _mm512_set1_epi16(0xff), order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
     const auto two = [&](int i) { return _mm512_and_si512(halves(words[i], words[i + 1], 1), low); };
@@ -52,7 +53,7 @@ struct Dynamic8Planes {
   }
 
  private:
-  // Zeros for lanes not set in `any`.
+  // Returns zeros for lanes not set in `any`.
   HWY_INLINE __m512i look_up(int k, __m512i index, __mmask32 any) const {
     const auto quarter = [&](int i) {
       const u16* const p = plane[k] + 64 * i;

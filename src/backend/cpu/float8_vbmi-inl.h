@@ -1,9 +1,9 @@
-// float8 with AVX-512 VBMI: decoding looks up the upper two bytes of a float (the lower two are 0), 64 codes at a time;
+// float8 with AVX-512 VBMI. Decoding looks up the upper two bytes of a float (the lower two are 0), 64 codes at a time;
 // encoding is the portable arithmetic, four vectors at a time, with codes packed to bytes.
 #if HWY_TARGET == HWY_AVX3_DL
 
 struct Float8Vbmi {
-  alignas(64) u8 upper[2][256];                   // [byte 2, byte 3][code]; signed: of the magnitude
+  alignas(64) u8 upper[2][256];                   // [byte 2, byte 3][code]; for signed codes, of the magnitude
   alignas(64) u8 code_bytes[64], sign_bytes[64];  // bytes 2 and 3 of two vectors of 16 words, twice
 };
 
@@ -29,7 +29,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
   const Float8Vbmi& t_ = float8_vbmi<kSigned>();
 
   HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
-    // As in dynamic8_vbmi-inl.h: values that are transposed first come out of the interleaves in order.
+    // As in dynamic8_vbmi-inl.h, transposing first puts the result of the interleaves in order.
     const __m512i transpose = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i c = _mm512_permutexvar_epi32(transpose, _mm512_loadu_si512(codes));
     const __mmask64 high = _mm512_movepi8_mask(c);
@@ -49,7 +49,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
     if (HWY_UNLIKELY(!rounding.stochastic || index % 4 || inverse < 0x1p-126f))
       return encode_generic(values, inverse, rounding, index, codes);
     constexpr int n = kTileVectors;
-    // The portable arithmetic on unscaled values: with a power of two as the scale, only the constants change.
+    // The portable arithmetic on unscaled values: the scale is a power of two, so only the constants change.
     const float scale = as_float((254u << 23) - bits(inverse));
     constexpr u32 kHalf = 1u << (Float8::kCut - 17);
     const u32 first = Float8::kZeroBits<kSigned> - kHalf + (127u << 23) - bits(inverse);
@@ -62,7 +62,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
     for (int i = 0; i < n; ++i) t[i] = _mm512_max_ps(t[i], _mm512_fmadd_ps(t[i], half, low));
     for (int i = 0; i < n; ++i)
       word[i] = _mm512_sub_epi32(_mm512_castps_si512(t[i]), _mm512_set1_epi32(static_cast<int>(first)));
-    // The code in byte 2 and below it 16 bits, from which the random bits may carry.
+    // Puts the code into byte 2, above 16 bits from which the random bits may carry.
     for (int i = 0; i < n; ++i) word[i] = _mm512_srli_epi32(word[i], Float8::kCut - 16);
     const __m512i codes_of = pack(t_.code_bytes, word);
     __m512i packed = _mm512_mask_sub_epi8(codes_of, random.carries(word), codes_of, _mm512_set1_epi8(-1));
@@ -85,7 +85,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
 
   HWY_INLINE static vf words(__m512i x) { return vf(vf::Vec{_mm512_castsi512_ps(x)}); }
 
-  // high: codes of 128 and above.
+  // high: lanes with codes of 128 and above.
   HWY_INLINE __m512i look_up(int byte, __m512i code, __mmask64 high) const {
     const auto* p = reinterpret_cast<const __m512i*>(t_.upper[byte]);
     const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(p), code, _mm512_load_si512(p + 1));
@@ -94,7 +94,7 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
     return _mm512_mask_blend_epi8(high, low, above);
   }
 
-  // One byte of each of 64 words.
+  // Packs one byte of each of 64 words.
   HWY_INLINE static __m512i pack(const u8 (&which)[64], const __m512i (&words)[kTileVectors]) {
     const __m512i bytes = _mm512_load_si512(which);
     return _mm512_mask_blend_epi64(0xf0, _mm512_permutex2var_epi8(words[0], bytes, words[1]),

@@ -1,10 +1,10 @@
-// Exact sums of squares in doubles, for every instruction set. Squares of floats are exact in doubles. A square is
-// split into two or three parts, multiples of ever smaller quanta, and each part is added to a separate sum in a double
+// Exact sums of squares in doubles, for every instruction set. A double holds the square of a float exactly. A square
+// is split into two or three parts, multiples of ever smaller quanta, and each part goes into a separate sum, a double
 // that holds it exactly: (sum + x) - sum is x rounded to the sum's quantum. The quanta derive from a power of two above
 // all magnitudes of a chunk.
 
-// Doubles, half a vector of floats each. With fused operations, some additions use them, because these have separate
-// ports. All results are exact, so both forms give the same bits.
+// Vectors of doubles, each for half a vector of floats. With fused multiply-add, some additions use it to balance the
+// processor's ports. All results are exact, so both forms give the same bits.
 #if HWY_TARGET == HWY_SCALAR
 using vd = double;
 inline constexpr bool kHasUpper = false;
@@ -40,7 +40,7 @@ LT_FN vd sub(vd a, vd b) { return hn::Sub(a, b); }
 LT_FN vd sub_fused(vd a, vd b) { return hn::NegMulAdd(b, all_lanes(1), a); }
 LT_FN vd add_square(vd sum, vd x) { return hn::MulAdd(x, x, sum); }
 LT_FN vd square_less(vd x, vd less) { return hn::MulSub(x, x, less); }
-// Between doubles of one binade, the difference of the bits counts units.
+// Within one binade of doubles, the difference of the bits counts units.
 LT_FN int64_t units_since(vd now, double then) {
   return hn::GetLane(hn::SumOfLanes(kI64, hn::Sub(hn::BitCast(kI64, now), hn::BitCast(kI64, all_lanes(then)))));
 }
@@ -49,16 +49,16 @@ LT_FN u32 reduce_min(vu x) { return hn::GetLane(hn::MinOfLanes(kU, x.v)); }
 #endif
 
 template <class G>
-inline constexpr int kStoredBits = 23;  // in a mantissa
+inline constexpr int kStoredBits = 23;  // of a mantissa
 template <>
 inline constexpr int kStoredBits<bf16> = 7;
 template <>
 inline constexpr int kStoredBits<f16> = 10;
-// Squares of 48 bits need three parts; for squares of 16 and 22 bits, two parts cover as wide a range of magnitudes.
+// Squares of 48 bits need three parts; squares of 16 and 22 bits reach as wide a range of magnitudes with two.
 template <class G>
 inline constexpr int kParts = kStoredBits<G> > 10 ? 3 : 2;
 
-// Adds squares below 4^top. (Separate members: compilers keep no array of them in registers.)
+// Adds squares below 4^top. (Separate members, because compilers do not keep an array of them in registers.)
 template <class G>
 class LaneSums {
  public:
@@ -85,7 +85,7 @@ class LaneSums {
   }
 
  private:
-  // 1.5 * 2^52 quanta.
+  // Returns 1.5 * 2^52 quanta.
   static double start(int top, int k) {
     const uint64_t bits = static_cast<uint64_t>(1023 + 52 + quantum(top, k)) << 52 | uint64_t{1} << 51;
     double value;
@@ -99,9 +99,9 @@ class LaneSums {
 template <class G>
 class DoubleSums {
  public:
-  // The last bit of a square is 2 kStoredBits below twice the exponent: no smaller than the last quantum.
+  // The last bit of a square is 2 kStoredBits below twice the exponent, which must not be below the last quantum.
   static Window window(int top) {
-    const int finest = quantum(0, kParts<G> - 1);  // odd: half of it is rounded up
+    const int finest = quantum(0, kParts<G> - 1);  // odd: its half is rounded up
     return {top, power_bits(top + (finest + 1) / 2 + kStoredBits<G>), power_bits(top)};
   }
 

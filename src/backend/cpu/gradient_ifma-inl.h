@@ -1,7 +1,7 @@
-// Exact sums of squares in integers, for AVX-512 with IFMA: magnitudes of a chunk as 52-bit integers; one instruction
-// adds the lower halves of their squares, another the upper halves.
+// Exact sums of squares in integers, for AVX-512 with IFMA. Magnitudes of a chunk become 52-bit integers; one
+// instruction adds the lower halves of their squares, another the upper halves.
 
-// Compilers are not told about IFMA, because the target is Highway's.
+// Inline assembly, because Highway sets the target and compilers are not told about IFMA.
 LT_FN __m512i add_square_low(__m512i sum, __m512i x) {
   __asm__("vpmadd52luq %1, %1, %0" : "+v"(sum) : "v"(x));
   return sum;
@@ -11,7 +11,8 @@ LT_FN __m512i add_square_high(__m512i sum, __m512i x) {
   return sum;
 }
 
-// Adds sums in units of 2^exponent, eight per vector. (In registers: it takes as long as a chunk without read-ahead.)
+// Adds sums in units of 2^exponent, eight per vector. (Works in registers; without read-ahead it takes as long as a
+// chunk.)
 template <class... Lanes>
 HWY_INLINE void add_lanes(int exponent, ExactSum& total, Lanes... sums) {
   const __m512i lower = _mm512_set1_epi64(0xffffffff);

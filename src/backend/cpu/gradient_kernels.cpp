@@ -1,2 +1,2 @@
-// Kernels of gradients' sums, compiled once per instruction set; see gradient_kernels.inc.
+// The kernels of gradient sums, compiled once per instruction set; see gradient_kernels.inc.
 #include "backend/cpu/gradient_kernels.inc"

@@ -7,27 +7,28 @@
 
 namespace lowtide::cpu {
 
-// Additions to a double before it is emptied, each of less than 2^kPartBits quanta either way, except for the last bit,
-// which rounding to nearest saves: it stays within the binade of 1.5 * 2^52 quanta, 2^51 of them either way.
+// kCountBits: log2 of the additions to a double before it is emptied. An addend has at most 2^(kPartBits - 1) quanta
+// either way, because parts are rounded to nearest, so the double stays in the binade of 1.5 * 2^52 quanta, which has
+// room for 2^51 either way.
 inline constexpr int kCountBits = 10, kPartBits = 51 - kCountBits + 1;
 
-// The exponent of the quantum of part k of squares below 4^top.
+// Returns the exponent of the quantum of part k of squares below 4^top.
 constexpr int quantum(int top, int k) { return 2 * top - (kPartBits - 1) - kPartBits * k; }
 
 inline constexpr uint32_t kInfinity = 0x7f800000u;
-// 2^exponent as float bits; the smallest float for an exponent below the range, infinity for one above it.
+// Returns 2^exponent as float bits: the smallest float for an exponent below the range, infinity for one above it.
 inline uint32_t power_bits(int exponent) {
   if (exponent > 127) return kInfinity;
   if (exponent >= -126) return static_cast<uint32_t>(exponent + 127) << 23;
   return exponent > -149 ? 1u << (exponent + 149) : 1u;
 }
-// The smallest power of two above a nonzero magnitude.
+// Returns the exponent of the smallest power of two above a nonzero magnitude.
 inline int top_of(uint32_t magnitude) {
   const int field = static_cast<int>(magnitude >> 23);
   return field ? field - 126 : 32 - __builtin_clz(magnitude) - 149;
 }
 
-// Magnitudes as float bits; smallest: the smallest one that is not 0, less 1.
+// Magnitudes as float bits. smallest: the smallest nonzero magnitude, minus 1.
 struct Magnitudes {
   uint32_t largest = 0, smallest = 0xffffffffu;
 };
@@ -38,7 +39,7 @@ struct Window {
   uint32_t low, high;
 };
 
-// Counts of quanta, from the largest to the smallest.
+// Adds counts of quanta, ordered from the largest quantum to the smallest.
 template <int kParts>
 void add_parts(int64_t (&count)[kParts], int top, ExactSum& sum) {
   for (int k = kParts - 1; k > 0; --k) {  // carries from smaller parts to larger ones

@@ -10,9 +10,9 @@
 namespace lowtide::cpu {
 namespace {
 
-// Elements that a thread takes at a time: 256 KiB of floats, 10 us.
+// The number of elements that a thread takes at a time: 256 KiB of floats, 10 us.
 constexpr int64_t kAtOnce = 64 * 1024;
-// Elements of a strided gradient that are gathered at a time.
+// The number of elements of a strided gradient that are gathered at a time.
 constexpr int64_t kGathered = 4096;
 
 void add(const GradientView& gradient, int64_t first, int64_t count, SumsKernel kernel, SumsRun& run) {

@@ -18,9 +18,9 @@ struct GradientView {
 };
 
 struct GradientSums {
-  // Only meaningful if all elements are finite, as `largest` shows: chunks with others are left out.
+  // Meaningful only if all elements are finite, as `largest` tells: chunks with other elements are left out.
   ExactSum squares;
-  // The largest magnitude as float bits; more than infinity's bits if there is a NaN.
+  // The largest magnitude as float bits; above infinity's bits if there is a NaN.
   uint32_t largest = 0;
 
   void merge(const GradientSums& other) {
@@ -29,7 +29,7 @@ struct GradientSums {
   }
 };
 
-// A thread's sums. top: every magnitude of the last run was below 2^top, which the next run tries first.
+// A thread's sums. Every magnitude of the last run was below 2^top, so the next run tries `top` first.
 struct alignas(64) SumsRun {
   GradientSums sums;
   int top = 0;

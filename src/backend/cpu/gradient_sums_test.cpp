@@ -1,4 +1,4 @@
-// Sums of squares of gradients: exact, so alike on every instruction set and however gradients are cut.
+// Sums of squares of gradients are exact, so every instruction set and every way to cut gradients gives the same sums.
 #include "backend/cpu/gradient_sums.h"
 
 #include "lowtide/optimizer.h"
@@ -10,7 +10,7 @@ namespace {
 using testing::Rng;
 using testing::seeded;
 
-// x = mantissa 2^exponent, of float32; 16-bit types are widened to it.
+// Widens an element to float32.
 float widened(uint32_t bits, DType dtype) {
   if (dtype == DType::kF32) return std::bit_cast<float>(bits);
   if (dtype == DType::kBF16) return std::bit_cast<float>(bits << 16);
@@ -24,14 +24,14 @@ struct Gradients {
   DType dtype;
   std::vector<std::byte> data;
   int64_t numel;
-  ExactSum squares;  // by integers
+  ExactSum squares;  // summed in integers
   uint32_t largest = 0;
 
-  // spread: of their exponents; share: of zeros; odd: of elements with any exponent.
+  // spread: the range of exponents; share: the share of zeros; odd: the share of elements with any exponent.
   Gradients(DType type, int64_t count, int spread, double share, Rng& rng, double odd = 0)
       : dtype(type), data(static_cast<size_t>(count * dtype_bytes(type))), numel(count) {
     const int stored = dtype == DType::kF32 ? 23 : dtype == DType::kBF16 ? 7 : 10;
-    const int fields = dtype == DType::kF16 ? 30 : 254;  // those of finite numbers, with 0 of subnormal ones
+    const int fields = dtype == DType::kF16 ? 30 : 254;  // exponent fields of finite numbers; 0 is subnormal
     const int lowest = static_cast<int>(rng.between(0, std::max(0, fields - spread)));
     for (int64_t i = 0; i < numel; ++i) {
       const auto field =
@@ -65,7 +65,7 @@ TEST(GradientSums, AreExactOnEveryTargetAndHoweverGradientsAreCut) {
   int64_t sums = 0, differing = 0, elements = 0;
   struct Exponents {
     int spread;
-    double odd;  // sums that are too coarse for a few elements alone
+    double odd;  // makes the sums too coarse for only a few elements
   };
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16})
     for (const auto [spread, odd] : {Exponents{3, 0}, {25, 0}, {45, 0}, {254, 0}, {12, 0}, {12, 0.001}, {3, 0.0003}})

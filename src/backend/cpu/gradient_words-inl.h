@@ -1,6 +1,6 @@
-// Exact sums of squares of 16-bit elements, for AVX-512 with IFMA. Their mantissas are short: as 26-bit integers their
-// squares fit one register of sums, at half the cost of 52 bits. Few pieces of a chunk have elements too small for
-// this; these are added in 52 bits.
+// Exact sums of squares of 16-bit elements, for AVX-512 with IFMA. Their mantissas are short, so squares of 26-bit
+// integers fit one register of sums, at half the cost of 52 bits. Few pieces of a chunk have elements too small for 26
+// bits; these pieces are added in 52 bits.
 
 LT_FN u32 float_bits(u16 word, const bf16*) { return static_cast<u32>(word) << 16; }
 LT_FN u32 float_bits(u16 word, const f16*) {
@@ -13,8 +13,8 @@ LT_FN __m512 other_half(__m512i words, const bf16*) {
 LT_FN __m512 first_half(__m512i words, const f16*) { return _mm512_cvtph_ps(_mm512_castsi512_si256(words)); }
 LT_FN __m512 other_half(__m512i words, const f16*) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1)); }
 
-// Largest and smallest magnitudes of elements, which have the order of their bits; smallest: minus 1, so that zeros do
-// not count.
+// The largest and smallest magnitudes of elements, which sort like their bits. smallest: minus 1, so that zeros do not
+// count.
 struct WordExtremes {
   __m512i largest, smallest;
 
@@ -43,7 +43,7 @@ LT_FN Magnitudes magnitudes_of(const WordExtremes& seen, const G* g) {
   return found;
 }
 
-// Calls add(magnitudes of 32 elements) for all n, padded with zeros.
+// Calls add(magnitudes of 32 elements) for all n elements, padded with zeros.
 template <class G, class Fn>
 HWY_INLINE WordExtremes for_words(const G* g, int64_t n, Fn&& add) {
   constexpr int kWords = 32;
@@ -71,8 +71,8 @@ class ShortSums {
  public:
   static constexpr int kBits = 26;
 
-  // Magnitudes below 2^top are multiples of 2^(top - kBits), unless they are too small. Between these limits of `top`,
-  // the exponent of 2^(kBits - top), added to a zero's, belongs to a number below 1.
+  // Magnitudes below 2^top are multiples of 2^(top - kBits), unless they are too small. With `top` between these
+  // limits, adding the exponent of 2^(kBits - top) to a zero's gives a number below 1.
   static bool takes(int top) { return top <= kBits && top > kBits - 127; }
 
   explicit ShortSums(int top) : top_(top) {
@@ -83,14 +83,14 @@ class ShortSums {
     }
   }
 
-  // True if all elements were multiples.
+  // Returns true if all elements were multiples.
   HWY_INLINE bool holds(const WordExtremes& seen) const {
     const __m512i least = _mm512_set1_epi16(static_cast<short>(smallest_word(top_ - kBits) - 1));
     return _mm512_cmplt_epu16_mask(seen.smallest, least) == 0;
   }
 
   HWY_INLINE void add_squares(__m512i words, const G* g) {
-    // Added to exponents, which multiplies by a power of two. A zero becomes less than 1.
+    // Adding to exponents multiplies by a power of two. A zero becomes less than 1.
     if constexpr (kIsBf16) words = _mm512_add_epi16(words, scale_);
     const __m512i first = whole(first_half(words, g)), other = whole(other_half(words, g));
     first_even_ = _mm512_add_epi64(first_even_, _mm512_mul_epu32(first, first));
@@ -111,7 +111,7 @@ class ShortSums {
     return _mm512_cvttps_epi32(x);
   }
 
-  // The bits of the smallest element from which on all are multiples of 2^exponent.
+  // Returns the bits of the smallest element from which on all elements are multiples of 2^exponent.
   static u16 smallest_word(int exponent) {
     if constexpr (kIsBf16) return static_cast<u16>(power_bits(exponent + kStoredBits<bf16>) >> 16);
     if (exponent <= -24) return 1;  // every value is a multiple
@@ -124,7 +124,7 @@ class ShortSums {
           other_odd_ = first_even_;
 };
 
-// (Not inlined: rare, and with separate registers.)
+// (Not inlined, because it is rare and has its own registers.)
 template <class G>
 HWY_NOINLINE WordExtremes add_whole(const G* g, int64_t n, WholeSums<G>& first, WholeSums<G>& other) {
   WholeSums<G> sums = first, others = other;
@@ -136,7 +136,7 @@ HWY_NOINLINE WordExtremes add_whole(const G* g, int64_t n, WholeSums<G>& first, 
   return seen;
 }
 
-// Adds a chunk of 16-bit elements or nothing, like try_chunk().
+// Adds a chunk of 16-bit elements, or nothing, like try_chunk().
 template <class G>
 HWY_INLINE Magnitudes try_words(const G* g, int64_t n, const Window& window, ExactSum& total) {
   constexpr int64_t kPiece = 1024;
@@ -144,7 +144,7 @@ HWY_INLINE Magnitudes try_words(const G* g, int64_t n, const Window& window, Exa
   WholeSums<G> whole(window.top), other_whole(window.top);
   WordExtremes seen;
   const bool is_taken = ShortSums<G>::takes(window.top);
-  bool fits = is_taken;  // if the previous piece did, this one likely does
+  bool fits = is_taken;  // a piece likely fits if the previous one did
   bool is_any_whole = false;
   for (int64_t at = 0; at < n; at += kPiece) {
     const int64_t count = n - at < kPiece ? n - at : kPiece;

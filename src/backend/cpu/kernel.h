@@ -1,4 +1,4 @@
-// Plain pointers and counts passed from the dispatcher to the kernels of one instruction set.
+// Plain pointers and counts that the dispatcher passes to the kernels of one instruction set.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace lowtide::cpu {
 
-// One contiguous run of elements of one row: whole blocks of 256 from its start, except that the last may be short.
+// One contiguous run of elements of one row: whole blocks of 256 from its start, of which the last may be short.
 struct StepRun {
   void* param;       // [n]
   const void* grad;  // [n]
@@ -19,12 +19,13 @@ struct StepRun {
   float grad_scale;           // multiplies every gradient
   uint32_t stochastic;        // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2];
-  uint32_t index;  // low 32 bits of the first element's index (ShardOrigin); the others count on, without a carry
+  uint32_t index;  // low 32 bits of the first element's index (ShardOrigin); the indices that follow do not carry out
+                   // of them
 };
 
 using StepKernel = void (*)(const StepRun&);
 
-// A run like a step's, of floats; the norms of its blocks go to `out`.
+// A run like a step's, but of floats; `out` gets the norms of its blocks.
 struct NormRun {
   const float *param, *grad;  // [n]
   int64_t n;
@@ -36,11 +37,11 @@ struct NormRun {
 };
 using NormKernel = void (*)(const NormRun&);
 
-// True if the magnitudes of all n gradients, as float bits, are below limit_bits (at most infinity's bits, so that
-// infinities and NaN never are).
+// Returns true if the magnitudes of all n gradients, as float bits, are below limit_bits. The limit is at most
+// infinity's bits, so infinities and NaNs never pass.
 using FiniteKernel = bool (*)(const void* grad, int64_t n, uint32_t limit_bits);
 
-// out = in, for n elements; one side is float.
+// Converts n elements of `in` to `out`; one side is float.
 using ConvertKernel = void (*)(const void* in, void* out, int64_t n);
 
 // Joins weights and their residuals into floats, or splits floats into weights and residuals.
@@ -54,7 +55,7 @@ struct MasterRun {
 };
 using MasterKernel = void (*)(const MasterRun&);
 
-// Decodes n values (blocks as in StepRun) to float, or encodes them from there.
+// Decodes n values to float, in blocks as in StepRun, or encodes them.
 struct CodecRun {
   float* values;
   void* codes;

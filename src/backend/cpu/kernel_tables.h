@@ -1,4 +1,4 @@
-// The tables of kernels of one instruction set.
+// The kernel tables of one instruction set.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ inline constexpr int kCodecs = 0
 #include "portable/codecs.def"
 #undef LT_CODEC
     ;
-inline constexpr int kMasters = 1  // with none
+inline constexpr int kMasters = 1  // including none
 #define LT_MASTER(number, name, bits) +1
 #include "portable/masters.def"
 #undef LT_MASTER
     ;
-inline constexpr int kDTypes = 3;  // float32, bfloat16, float16, numbered as DType
+inline constexpr int kDTypes = 3;  // float32, bfloat16, float16, numbered as in DType
 
-// Kernels for (parameter, gradient) are numbered parameter * kDTypes + gradient, the order of pairs.def.
+// The kernels for (parameter, gradient) have number parameter * kDTypes + gradient, the order of pairs.def.
 inline constexpr int kPairs = kDTypes * kDTypes;
 
 struct AuxKernels {
@@ -36,9 +36,9 @@ struct AuxKernels {
 
 // target: one Highway target bit.
 AuxKernels pick_aux(int64_t target);
-// For an LT_NORM_RULE.
+// rule: an LT_NORM_RULE.
 NormKernel pick_norms(int rule, int codec, int64_t target);
-// nullptr: a pair without a separate kernel.
+// Return nullptr for a pair without its own kernel.
 #define LT_RULE(number, name, Rule) StepKernel pick_step_##name(int codec, int pair, int64_t target);
 #include "portable/rules.def"
 #undef LT_RULE

@@ -3,7 +3,7 @@
 
 static_assert(kNormLanes % kLanes == 0 && kBlock % kNormLanes == 0);
 
-// The sum of the squares of a block's values, and its unit.
+// Returns the sum of the squares of a block's values, and its unit.
 HWY_INLINE void sum_squares(const float* values, vf largest, float* sum, float* unit) {
   const u32 exponent = norm_exponent(bits(reduce_max(largest)));
   const vf inverse(norm_inverse(exponent));
@@ -24,7 +24,7 @@ HWY_INLINE void sum_squares(const float* values, vf largest, float* sum, float* 
 template <class R, class C>
 struct NormDriver {
   static constexpr int K = R::kNormsReadState ? R::kStates : 0;
-  static constexpr int kStored = K ? K : 1;  // no arrays of size 0
+  static constexpr int kStored = K ? K : 1;  // arrays cannot have size 0
   template <int k>
   static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
   template <int k>
@@ -62,7 +62,7 @@ struct NormDriver {
     for (int t = 0; t < 2; ++t) sum_squares(values[t], largest[t], &out->sum[t], &out->unit[t]);
   }
 
-  // A short block: the same code over copies padded with zeros.
+  // Runs the same code for a short block, on copies padded with zeros.
   HWY_NOINLINE void tail(const float* p, const float* g, const u8* const (&codes)[kStored],
                          const float* const (&scales)[kStored], int n, BlockNorms* out) const {
     alignas(64) float padded_p[kBlock] = {}, padded_g[kBlock] = {};

@@ -16,24 +16,24 @@ namespace lowtide::cpu {
 // The number of units that a thread takes at a time.
 struct Grain {
   int64_t most;   // small enough that threads finish together
-  int64_t least;  // large enough that taking it is negligible
+  int64_t least;  // large enough that the cost of taking it is negligible
 };
 
-// The number of threads for that many units: one per full piece, because waking a thread costs as much.
+// Returns the number of threads for this many units: one per full piece, because waking a thread costs as much.
 inline int workers_for(int64_t units, Grain grain, int threads) {
   return static_cast<int>(std::clamp<int64_t>((units + grain.most - 1) / grain.most, 1, std::max(threads, 1)));
 }
-// Units in a piece: a worker has at least eight pieces, if that leaves them large enough.
+// Returns the units in a piece: a worker gets at least eight pieces, if that leaves them large enough.
 inline int64_t piece_units(int64_t units, Grain grain, int workers) {
   constexpr int64_t kPiecesEach = 8;
   return workers == 1 ? grain.most : std::clamp(units / (workers * kPiecesEach), grain.least, grain.most);
 }
 
 // Calls work(worker, piece) once for every piece in [0, pieces), from `workers` threads, numbered from 0. Pieces of a
-// range come in increasing order; a false result ends the piece's range, whose rest need not be done.
+// range come in increasing order; a false result ends the piece's range, because the rest is not needed.
 template <class Work>
 void for_ranges(int64_t pieces, int workers, Work&& work) {
-  if (workers == 1) {  // avoids ranges, which are 16 KiB
+  if (workers == 1) {  // avoids the ranges, which take 16 KiB
     return run_parallel(1, [&](int) {
       for (int64_t piece = 0; piece < pieces && work(0, piece);) ++piece;
     });
@@ -47,10 +47,10 @@ void for_ranges(int64_t pieces, int workers, Work&& work) {
   });
 }
 
-// Lays the units of all items (blocks, for example; units(item) gives their number) end to end, cuts them into pieces
-// and assigns these to the threads, the same pieces in every step with the same items. A piece of many small items
-// becomes one call per item: work(item, first unit, end unit). A false result: later units are not needed. starts: set
-// to the number of units before each item, and in total.
+// Lays the units of all items (such as blocks; units(item) returns their number) end to end, cuts them into pieces and
+// assigns the pieces to threads, in the same way in every step with the same items. A piece of many small items becomes
+// one call per item: work(item, first unit, end unit), which returns false if later units are not needed. starts:
+// receives the number of units before each item, and in total.
 template <class Item, class Units, class Work>
 void for_each_piece(std::span<const Item> items, Grain grain, int threads, std::vector<int64_t>& starts, Units&& units,
                     Work&& work) {
@@ -77,8 +77,8 @@ void for_each_piece(std::span<const Item> items, Grain grain, int threads, std::
   });
 }
 
-// The same for checked items of signs with count(item) elements: work(item, its first element, number of elements). A
-// cut within an item is at a multiple of kSignAlignment signs; a thread takes at least 128 KiB or 5 us at a time, but
+// Does the same for checked sign items with count(item) elements: calls work(item, first element, number of elements).
+// An item is cut only at multiples of kSignAlignment signs. A thread takes at least 128 KiB or 5 us at a time, but
 // little enough that threads finish together.
 template <class Item, class Count, class Work>
 void for_each_sign_piece(std::span<const Item> items, int threads, Count&& count, Work&& work) {

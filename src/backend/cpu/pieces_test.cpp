@@ -59,8 +59,8 @@ TEST(Pieces, OfAnyListForOneTo256ThreadsCoverEveryUnitOnce) {
   testing::figure("{} lists and numbers of threads", runs);
 }
 
-// Where a worker has eight pieces of at least the least size, the last piece keeps the others waiting for an eighth of
-// their time at most; with fewer units, threads that have less than a full piece are not woken.
+// If workers have eight pieces of at least the least size, the last piece keeps the others waiting for at most an
+// eighth of their time. With fewer units, threads without a full piece are not woken.
 TEST(Pieces, AreSmallEnoughForTheThreadsThereAre) {
   double worst = 0;
   for (int threads = 1; threads <= 256; ++threads)
@@ -81,7 +81,7 @@ TEST(Pieces, AreSmallEnoughForTheThreadsThereAre) {
   EXPECT_LE(worst, 0.125);
 }
 
-// As the search for gradients that are not finite goes: the first bad unit is found, whatever is left out behind it.
+// The search for non-finite gradients relies on this: it finds the first bad unit, whatever is left out after it.
 TEST(Pieces, AFalseResultLeavesOutOnlyWhatIsBehind) {
   std::mt19937 rng(3);
   for (int round = 0; round < 200; ++round) {

@@ -1,2 +1,2 @@
-// The kernels of signs, compiled once per instruction set; see sign_kernels.inc.
+// The sign kernels, compiled once per instruction set; see sign_kernels.inc.
 #include "backend/cpu/sign_kernels.inc"

@@ -1,11 +1,11 @@
-// Packs values to bits and unpacks them, a word of 64 signs at a time, which is a block of presence. Works on integers:
-// floating point may flush a denormal to zero. Included inside the target's namespace by sign_kernels.inc.
+// Packs values to bits and unpacks them, in words of 64 signs, which are blocks of presence. Works on integers, because
+// floating point may flush denormals to zero. sign_kernels.inc includes this file inside the target's namespace.
 
 inline constexpr int kWordSigns = 64;
 static_assert(kWordSigns == kSignBlock);
 
-// Splits signs [first, first + count) into parts of words, n < 64, and runs of whole words, n a multiple of 64 within
-// one block of scales: calls run(at, n) with the first sign's index.
+// Splits signs [first, first + count) into parts of words (n < 64) and runs of whole words (n a multiple of 64, within
+// one block of scales), and calls run(at, n) with the first sign's index.
 template <class Fn>
 HWY_INLINE void for_each_sign_run(int64_t first, int64_t count, Fn&& run) {
   const auto begin = static_cast<u64>(first), end = static_cast<u64>(first + count);
@@ -16,7 +16,7 @@ HWY_INLINE void for_each_sign_run(int64_t first, int64_t count, Fn&& run) {
   }
 }
 
-// The bytes of n signs from index `at`, the first in the lowest bit.
+// Returns n signs from index `at` on, the first in the lowest bit.
 LT_FN u64 load_signs(const std::byte* bits, u64 at, u64 n) {
   u64 word = 0;
   std::memcpy(&word, bits + at / 8, (at % 8 + n + 7) / 8);
@@ -28,7 +28,7 @@ LT_FN u64 load_word(const std::byte* bits) {
   return word;
 }
 #if HWY_TARGET != HWY_SCALAR
-// `mirrored` for a vector.
+// `mirrored` for vectors.
 inline constexpr hn::ScalableTag<uint8_t> kBytes;
 HWY_INLINE hn::Vec<decltype(kBytes)> mirrored_bytes(hn::Vec<decltype(kBytes)> x) {
   alignas(16) static constexpr uint8_t kHalves[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
@@ -36,7 +36,7 @@ HWY_INLINE hn::Vec<decltype(kBytes)> mirrored_bytes(hn::Vec<decltype(kBytes)> x)
   return hn::Or(hn::TableLookupBytes(high, hn::And(x, mask)), hn::TableLookupBytes(low, hn::ShiftRight<4>(x)));
 }
 #endif
-// The same for whole words. `to` may equal `from`.
+// Mirrors whole words. `to` may equal `from`.
 HWY_INLINE void mirror(const std::byte* from, std::byte* to, u64 bytes) {
   u64 i = 0;
 #if HWY_TARGET != HWY_SCALAR
@@ -51,14 +51,15 @@ HWY_INLINE void mirror(const std::byte* from, std::byte* to, u64 bytes) {
     std::memcpy(to + i, &word, sizeof word);
   }
 }
-// Keeps earlier signs in their first byte, and clears later ones in their last. word: n signs, zeros after them.
+// Stores n signs, followed by zeros in `word`. Keeps earlier signs in the first byte, and clears later signs in the
+// last.
 LT_FN void store_signs(u64 word, std::byte* bits, u64 at, u64 n) {
   const u64 shift = at % 8, before = std::to_integer<u64>(bits[at / 8]) & ((u64{1} << shift) - 1);
   word = word << shift | before;
   std::memcpy(bits + at / 8, &word, (shift + n + 7) / 8);
 }
 
-// Elements as signed integers, whose comparisons are cheapest.
+// Elements as signed integers, which compare fastest.
 template <class T>
 struct Elements {
   using Raw = typename SignBits<T>::Raw;
@@ -69,8 +70,8 @@ struct Elements {
   static Vec set(Raw x) { return hn::Set(d, static_cast<Lane>(x)); }
 };
 
-// is_plus(x, zero_is_plus) for vectors: `low` <= x <= infinity, with `low` moved to the least signed number, or x is
-// `also`. For the sign bit: 0 <= x <= the largest signed number.
+// is_plus(x, zero_is_plus) for vectors: true if `low` <= x <= infinity, with `low` moved to the least signed number, or
+// if x is `also`. For the sign bit: 0 <= x <= the largest signed number.
 template <class T>
 struct PlusTest {
   using E = Elements<T>;
@@ -170,7 +171,7 @@ HWY_INLINE void expand(u64 word, u64 zeros, typename Elements<T>::Vec plus, type
   }
 }
 
-// A float as an element of every lane.
+// Returns vectors with the float as an element in every lane.
 template <class T>
 HWY_INLINE typename Elements<T>::Vec as_elements(float x) {
   T stored[kLanes];
@@ -229,7 +230,7 @@ void unpack_as(const UnpackRun& run) {
 
 template <class T>
 void unpack_run(const UnpackRun& run) {
-  // The first whole word's values; all others have the same alignment.
+  // The address of the first whole word's values; all other words have the same alignment.
   const auto first_word = reinterpret_cast<uintptr_t>(run.item.values) +
                           static_cast<uintptr_t>(-run.item.first & (kWordSigns - 1)) * sizeof(T);
   run.stream&& first_word % HWY_MAX_BYTES == 0 ? unpack_as<T, true>(run) : unpack_as<T, false>(run);

@@ -1,4 +1,5 @@
-// Packing and unpacking with every option, on every target that runs here and several threads, against the definition.
+// Compares packing and unpacking with the definition, for every option, on every target that runs here and several
+// threads.
 #include "backend/cpu/targets.h"
 //
 #include <hwy/highway.h>
@@ -13,7 +14,7 @@ namespace {
 
 constexpr int64_t kScaleBlock = 1024;
 
-// Bytes from any address on, with some on both sides that nobody may change.
+// Bytes at any address, between guard bytes that nobody may change.
 struct Memory {
   Memory(size_t size, Rng& rng) : offset(static_cast<size_t>(rng.below(9))), all(size + offset + 9) {
     for (auto& byte : all) byte = static_cast<unsigned char>(rng.next());
@@ -40,7 +41,7 @@ int64_t any_count(Rng& rng, int turn) {
   return rng.chance(0.3) ? kSizes[rng.below(std::size(kSizes))] : rng.below(300);
 }
 
-// x, rounded to nearest, ties to even.
+// Returns x rounded to nearest, ties to even.
 double rounded(DType dtype, double x) {
   if (dtype != DType::kF16 || x == 0 || !std::isfinite(x)) return x;
   const double unit = std::ldexp(1, std::max(std::ilogb(x), -14) - 10), r = std::nearbyint(x / unit) * unit;
@@ -53,7 +54,7 @@ struct Case {
   bool presence, nonfinite, zero_is_plus;
 };
 
-// Packing is to leave this: bits, presence, and whether a value is not finite.
+// Defines what packing must produce: bits, presence, and whether a value is not finite.
 bool define(const Case& c, const unsigned char* values, Memory* bits, Memory* presence) {
   bool nonfinite = false;
   const int64_t end = c.first + c.count;
@@ -82,7 +83,7 @@ TEST(CpuSignKernels, PackingWithEveryOption) {
         static_cast<DType>(rng.below(3)), 0, any_count(rng, turn), rng.chance(0.5), rng.chance(0.5), rng.chance(0.5)};
     c.first = c.presence ? rng.below(3) * kSignAlignment : rng.below(3000);
     const auto width = static_cast<size_t>(dtype_bytes(c.dtype));
-    const auto skipped = static_cast<size_t>(rng.below(9));  // values from any element on
+    const auto skipped = static_cast<size_t>(rng.below(9));  // values begin at any element
     const bool finite_only = rng.chance(0.3);
     Bits values = random_elements(c.dtype, c.count + static_cast<int64_t>(skipped), rng);
     unsigned char* from = values.data() + skipped * width;
@@ -115,7 +116,7 @@ TEST(CpuSignKernels, PackingWithEveryOption) {
       elements += c.count;
     }
     absent += c.presence ? c.count : 0;
-    // The comparison sees one wrong value.
+    // Changing one value must change the result.
     if (c.count == 0) continue;
     unsigned char* x = from + static_cast<size_t>(rng.below(c.count)) * width;
     const double was = value_of(c.dtype, x);
@@ -170,7 +171,7 @@ TEST(CpuSignKernels, UnpackingWithEveryOption) {
       zeros_seen += zero;
     }
     scaled_cases += scaled;
-    const auto offset = static_cast<size_t>(rng.below(17)) * width;  // from any element on
+    const auto offset = static_cast<size_t>(rng.below(17)) * width;  // begin at any element
     const auto compare = [&](const Bits& values) {
       int64_t apart = 0;
       for (int64_t i = 0; i < count; ++i) {
@@ -191,7 +192,7 @@ TEST(CpuSignKernels, UnpackingWithEveryOption) {
       wrong += compare(values);
       elements += count;
       if (t > 0 || count == 0 || zeros || presence || scaled) continue;
-      const int64_t other = first + rng.below(count);  // the comparison sees one wrong bit
+      const int64_t other = first + rng.below(count);  // turning one bit must change the result
       bits.put(other, !bits.bit(other));
       backends[t]->unpack_signs({&item, 1}, 1, nullptr);
       bits.put(other, !bits.bit(other));
@@ -207,7 +208,8 @@ TEST(CpuSignKernels, UnpackingWithEveryOption) {
   EXPECT_EQ(seen, turned);
 }
 
-// Many small items and a large one between them in one call: each as alone, and one flag for all.
+// One call with many small items around a large one gives each item the result of a call of its own, and one flag for
+// all.
 TEST(CpuSignKernels, ManyItemsInOneCall) {
   auto rng = seeded("items of one call", 93);
   int64_t apart = 0, items_seen = 0, elements = 0;
@@ -242,7 +244,7 @@ TEST(CpuSignKernels, ManyItemsInOneCall) {
   EXPECT_GT(items_seen, 500);
 }
 
-// Bits of bytes the other way round, sign bits in place of signs, and zeros of that order.
+// The order "big" for bits and zeros, and sign bits in place of signs.
 TEST(CpuSignKernels, TheOrderBigAndSignBitsOnEveryTarget) {
   auto rng = seeded("forms of signs", 95);
   const auto bit_of = [](const Bits& bits, int64_t i, bool big) {
@@ -283,7 +285,7 @@ TEST(CpuSignKernels, TheOrderBigAndSignBitsOnEveryTarget) {
   EXPECT_GT(elements, 100000);
 }
 
-// Large outputs are stored past the cache, where they are aligned: the same values.
+// Large aligned outputs are stored past the cache, with the same values.
 TEST(CpuSignKernels, ValuesStoredPastTheCache) {
   auto rng = seeded("values past the cache", 94);
   int64_t apart = 0, elements = 0;
@@ -298,7 +300,7 @@ TEST(CpuSignKernels, ValuesStoredPastTheCache) {
       std::vector<Bits> values(2, Bits(static_cast<size_t>(count) * width + 256, 0xa5));
       for (const bool stream : {false, true}) {
         unsigned char* base = values[stream].data();
-        // So that the first whole word of signs is aligned, in most of the cases.
+        // Aligns the first whole word of signs in most of the cases.
         const auto lead = static_cast<uintptr_t>(-first & 63) * width;
         base += (64 - (reinterpret_cast<uintptr_t>(base) + lead) % 64) % 64 + (turn % 5 ? 0 : width);
         const SignItem item{dtype, first, count, base, bits.at()};

@@ -1,4 +1,4 @@
-// Cuts the operations on signs into pieces for the threads. Kernels see contiguous runs.
+// Cuts sign operations into pieces for the threads. Kernels see contiguous runs.
 #include "backend/cpu/sign_kernels.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 #include "portable/portable.h"
 #include "portable/feedback.h"
 
-// Bytes of ballots that a thread takes at a time, as for other pieces (pieces.h).
+// The bytes of ballots that a thread takes at a time, as for other pieces (pieces.h).
 constexpr int64_t kPieceBytes = 256 * 1024;
 
 int64_t count_of(const SignItem& item) { return item.count; }
@@ -27,7 +27,7 @@ SignItem part_of(const SignItem& item, int64_t from, int64_t count) {
   return part;
 }
 
-// Signs of a piece: kPieceBytes of ballots, or a share for each thread.
+// Cuts signs into pieces of kPieceBytes of ballots, or a share for each thread.
 template <class Fn>
 void for_each_cut(int64_t signs, size_t voters, int threads, Fn&& work) {
   const int64_t bytes_each = static_cast<int64_t>(std::max<size_t>(voters, 1));
@@ -37,16 +37,16 @@ void for_each_cut(int64_t signs, size_t voters, int threads, Fn&& work) {
                [&](int64_t i) { work(i * piece, std::min(signs, (i + 1) * piece)); });
 }
 
-// Bytes of the last-level cache; if unknown, assumes that nothing fits.
+// Returns the bytes of the last-level cache, or 0 (nothing fits) if unknown.
 int64_t cache_bytes() {
   static const int64_t bytes = last_cache_bytes();
   return bytes;
 }
 
-// A piece of a sign item (pieces.h) has whole blocks of feedback, and whole bytes of presence.
+// A piece of a sign item (pieces.h) consists of whole feedback blocks and whole bytes of presence.
 static_assert(kFeedbackBlock == kFeedbackSigns && kFeedbackBlock == kSignAlignment);
 
-// Sets bits of a byte in which others may be setting bits concurrently.
+// Sets bits of a byte in which other threads may be setting bits.
 void set_bits(std::byte* byte, uint8_t bits) {
   if (bits) std::atomic_ref(reinterpret_cast<uint8_t&>(*byte)).fetch_or(bits, std::memory_order_relaxed);
 }
@@ -116,7 +116,7 @@ Voters::Voters(std::span<const std::byte* const> all, std::span<const uint32_t> 
 void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, bool sign_bit, int threads) {
   for_each_sign_piece(items, threads, count_of, [&](const SignItem& item, int64_t from, int64_t count) {
     SignItem part = part_of(item, from, count);
-    uint32_t nonfinite = 0;  // items may share theirs
+    uint32_t nonfinite = 0;  // items may share a flag
     if (item.nonfinite) part.nonfinite = &nonfinite;
     kernels.pack[static_cast<int>(item.dtype)]({part, sign_bit});
     if (nonfinite) std::atomic_ref(*item.nonfinite).store(1, std::memory_order_relaxed);
@@ -167,7 +167,7 @@ void BallotTile::end(const SignStepKernels& kernels, bool zero_is_plus, std::byt
   uint64_t word[kMostWords];
   bool present[kMostWords];
   kernels.pack(values_, words_, zero_is_plus, word, present);
-  // Words shared with other pieces: only this piece's signs, byte by byte.
+  // Other pieces share the first and last words, so this writes only its own signs, byte by byte.
   const int behind = words_ * kWord - lead_ - count_;
   word[0] &= ~uint64_t{0} << lead_;
   word[words_ - 1] &= ~uint64_t{0} >> behind;

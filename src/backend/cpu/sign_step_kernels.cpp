@@ -1,2 +1,2 @@
-// The kernels of steps by signs, compiled once per instruction set; see sign_step_kernels.inc.
+// The kernels that step by signs, compiled once per instruction set; see sign_step_kernels.inc.
 #include "backend/cpu/sign_step_kernels.inc"

@@ -1,5 +1,5 @@
-// The fused parts of training by signs on the CPU against their formulas, on every instruction set: ballots of steps,
-// moves by signs, error feedback.
+// Compares the fused parts of training by signs on the CPU with their formulas, on every instruction set: ballots of
+// steps, moves by signs, error feedback.
 #include "backend/cpu/sign_kernels.h"
 
 #include "backend/cpu/cpu_backend.h"
@@ -36,7 +36,7 @@ struct StridedGradient {
   }
 };
 
-// In a fifth of the blocks, state and gradient are zeros.
+// Zeros the state and gradient of a fifth of the blocks.
 void clear_blocks(StepCase& c, Rng& rng) {
   const int64_t per_row = (c.layout.row_length + kBlockElements - 1) / kBlockElements;
   const int64_t g_bytes = dtype_bytes(c.grad_dtype);
@@ -57,7 +57,7 @@ void clear_blocks(StepCase& c, Rng& rng) {
   }
 }
 
-// The item in parts, each with its share of the state.
+// Cuts the item into parts, each with its share of the state.
 std::vector<StepItem> parts_of(StepCase& c, StepItem whole, Rng& rng) {
   const int64_t blocks = c.layout.blocks(kBlockElements), row = c.layout.row_length;
   std::vector<StepItem> parts;
@@ -85,7 +85,7 @@ TEST(SignStep, BallotsAreTheSignsOfASteppedZero) {
   for (int rule = 0; rule < cpu::kRules; ++rule)
     for (int codec = 0; codec < cpu::kCodecs; ++codec)
       for (const DType grad : kDTypes) {
-        if (rule_info(rule).make_average_args) continue;  // no direction without a learning rate
+        if (rule_info(rule).make_average_args) continue;  // such a rule has no direction without a learning rate
         if (!in_share(grid++)) continue;
         std::vector<StepCase> start;
         int64_t count = kSignAlignment;
@@ -160,7 +160,7 @@ TEST(SignStep, BallotsAreTheSignsOfASteppedZero) {
   EXPECT_GT(strided, share_of(100));
 }
 
-// p - (p decay + lr sign) in float32, rounded to the type.
+// Returns p - (p decay + lr sign) in float32, rounded to the type.
 uint32_t moved(DType dtype, const unsigned char* element, float sign, float lr, float decay) {
   const auto p = static_cast<float>(value_of(dtype, element));
   const float step = p * decay + sign * lr;
@@ -225,7 +225,7 @@ TEST(SignStep, MovesBySignsAsTheFormulaSays) {
             ++unmoved;
           }
           if (dtype == DType::kF32 && std::isfinite(before) && std::fabs(before) < 1e30) {
-            // Three roundings of half an ulp each.
+            // Three roundings err by half an ulp each.
             const double exact = before - (before * double{decay} + double{sign} * double{step});
             const double bound =
                 0x1p-24 * (std::fabs(exact) + 2 * (std::fabs(before) * double{decay} + double{step})) * 1.01 + 0x1p-148;
@@ -234,7 +234,7 @@ TEST(SignStep, MovesBySignsAsTheFormulaSays) {
           const uint32_t x = moved(dtype, to, sign, step, decay);
           std::memcpy(to, &x, width);
           if (std::isnan(value_of(dtype, got)) && std::isnan(value_of(dtype, to)))
-            std::memcpy(to, got, width);  // which NaN is not promised
+            std::memcpy(to, got, width);  // any NaN is allowed
         }
       }
       wrong += differing(param, wanted);
@@ -253,7 +253,7 @@ TEST(SignStep, MovesBySignsAsTheFormulaSays) {
   EXPECT_GT(strided, 100);
 }
 
-// One residual, as it is stored.
+// One residual in its stored form.
 struct Residual {
   int codec;
   int64_t count;
@@ -287,7 +287,7 @@ TEST(SignStep, FeedbackIsThatOfItsFormulas) {
     const int64_t count = rng.chance(0.01) ? rng.between(1, 200000) : rng.between(1, 2600);
     const int64_t first = rng.below(3) * kSignAlignment;
     int codec = static_cast<int>(rng.below(cpu::kCodecs + 1)) - 1;
-    if (codec >= 0 && codec_info(codec).has_pairs()) codec = -1;  // residuals have no pairs
+    if (codec >= 0 && codec_info(codec).has_pairs()) codec = -1;  // residuals cannot have pairs
     Residual start(codec, count);
     FeedbackReference reference;
     reference.residual.resize(static_cast<size_t>(count));
@@ -298,7 +298,7 @@ TEST(SignStep, FeedbackIsThatOfItsFormulas) {
       scalar.encode(start.item(before), nullptr);
       scalar.decode(start.item(reference.residual), nullptr);
     }
-    // Values, or what voters sent.
+    // The input is values, or what voters sent.
     FeedbackItem item;
     item.first = first, item.count = count;
     Bits values;
@@ -351,7 +351,7 @@ TEST(SignStep, FeedbackIsThatOfItsFormulas) {
     for (const auto& backend : targets) {
       Residual kept = start;
       kept.give(item);
-      constexpr size_t kBehind = 7;  // bytes that stay
+      constexpr size_t kBehind = 7;  // bytes that must not change
       Bits bits(sign_bytes(first + count) + kBehind, 0x5a), all = bits;
       std::vector<uint16_t> got(static_cast<size_t>(first / 1024) + reference.scales.size() + 1, 0x1234), scale = got;
       std::copy(reference.bits.begin(), reference.bits.end(), all.begin() + first / 8);
@@ -373,7 +373,7 @@ TEST(SignStep, FeedbackIsThatOfItsFormulas) {
   EXPECT_GT(kept_differs, 1000);
 }
 
-// A NaN is not +, and makes the scale NaN, so that nobody misses it.
+// A NaN counts as - and makes the scale NaN, so that it does not go unnoticed.
 TEST(SignStep, FeedbackKeepsNaNVisible) {
   int64_t looked = 0;
   for (const auto& backend : all_targets())
@@ -395,12 +395,12 @@ TEST(SignStep, FeedbackKeepsNaNVisible) {
   figure("{} codecs and targets", looked);
 }
 
-// The sum of what was sent is close to what was meant: the part left out is bounded by the residual with feedback, and
-// grows with the steps without.
+// The sum of sent values stays close to the sum of true values: with feedback the difference is bounded by the
+// residual; without it the difference grows with the steps.
 TEST(SignStep, FeedbackFeedsBack) {
   constexpr int64_t kCount = 20480;
   constexpr int kSteps = 400;
-  constexpr double kSignal = 0.2;  // of the noise
+  constexpr double kSignal = 0.2;  // relative to the noise
   auto rng = seeded("sums of feedback", 94);
   const auto backend = cpu::make_backend("");
   const char* names[] = {"none", "fp32", "bf16", "dynamic8"};
@@ -417,7 +417,7 @@ TEST(SignStep, FeedbackFeedsBack) {
   std::vector<float> gradient(kCount), unpacked(kCount);
   for (int step = 0; step < kSteps; ++step) {
     for (size_t i = 0; i < kCount; ++i) {
-      // A sum of uniform numbers: as good a noise, and quicker.
+      // A sum of uniform numbers is as good a noise, and faster.
       const uint64_t r = rng.next();
       double noise = -1.5;
       for (int k = 0; k < 3; ++k) noise += static_cast<double>(r >> (20 * k) & 0xfffff) * 0x1p-20;

@@ -1,20 +1,20 @@
-// Majorities and sums of bits: counters in bit planes (portable/sign.h), one vector of each at a time, a "column". Few
-// votes are counted in registers, column by column; many votes in tiles: 16 ballots at a time, over as many columns as
-// have their planes in the first-level cache. (Manual prefetching was no faster.) Included inside the target's
-// namespace by sign_kernels.inc.
+// Majorities and sums of bits, with counters in bit planes (portable/sign.h). A vector of each plane at a time is a
+// "column". Few votes are counted in registers, column by column. Many votes are counted in tiles: 16 ballots at a
+// time, over as many columns as have their planes in the first-level cache. (Manual prefetching was no faster.)
+// sign_kernels.inc includes this file inside the target's namespace.
 
 inline constexpr hn::ScalableTag<uint64_t> kW;
 inline constexpr int kColumn = 8 * static_cast<int>(hn::MaxLanes(kW)), kColumnSigns = 8 * kColumn;
 inline constexpr int64_t kCutBytes = kVoteCut / 8;
 static_assert(kCutBytes % kColumn == 0);
 
-// A column's bits, as the portable W.
+// The bits of a column, as the portable W.
 struct vw {
   using Vec = hn::Vec<decltype(kW)>;
   Vec v;
   vw() = default;
   HWY_INLINE explicit vw(Vec x) : v(x) {}
-  HWY_INLINE vw(u64 x) : v(hn::Set(kW, x)) {}  // implicit: the portable kernels writes W x = 0
+  HWY_INLINE vw(u64 x) : v(hn::Set(kW, x)) {}  // implicit, because portable kernels write W x = 0
 };
 LT_FN vw operator&(vw a, vw b) { return vw(hn::And(a.v, b.v)); }
 LT_FN vw operator|(vw a, vw b) { return vw(hn::Or(a.v, b.v)); }
@@ -42,7 +42,7 @@ LT_FN void store_column(vw x, void* p, int bytes) {
   hn::StoreU(x.v, kW, reinterpret_cast<uint64_t*>(padded));
   std::memcpy(p, padded, static_cast<size_t>(bytes));
 }
-// A mask with ones for the first n signs.
+// Returns a mask with ones for the first n signs.
 LT_FN vw inside(int64_t n, bool big = false) {
   alignas(64) unsigned char mask[kColumn] = {};
   std::memset(mask, 0xff, static_cast<size_t>(n / 8));
@@ -57,12 +57,12 @@ LT_FN vw mirrored(vw x) {
   return vw(hn::BitCast(kW, mirrored_bytes(hn::BitCast(kBytes, x.v))));
 #endif
 }
-// A mask with ones for the signs of every block whose bit is set.
+// Returns a mask with ones for the signs of every block whose bit is set.
 LT_FN vw of_blocks(u64 blocks) {
   return vw(hn::VecFromMask(kW, hn::LoadMaskBits(kW, reinterpret_cast<const u8*>(&blocks))));
 }
 
-// Planes of a tile; a column's planes are adjacent.
+// The planes of a tile; the planes of a column are adjacent.
 inline constexpr int kTileBytes = 32 * 1024;
 inline constexpr int kTileVectorsHeld = kTileBytes / kColumn;
 inline constexpr int kMostPlanes = 32;
@@ -75,7 +75,7 @@ struct Tile {
   }
 };
 
-// Calls work(k) with `number` as a constant if it equals one of k; else returns false.
+// Calls work(k) with a constant k that equals `number`, or returns false if there is none.
 template <int... k, class Work>
 LT_FN bool with_constant(int number, Work&& work) {
   return ((number == k && (work(std::integral_constant<int, k>()), true)) || ...);
@@ -83,7 +83,7 @@ LT_FN bool with_constant(int number, Work&& work) {
 
 inline constexpr int kGroup = 16;
 
-// Collects up to kGroup ballots whose weights have bit j, from voter *v on.
+// Collects up to kGroup ballots of voters from *v on whose weights have bit j.
 LT_FN int next_group(const Voters& voters, int j, size_t* v, int64_t byte, const std::byte* (&rows)[kGroup]) {
   int held = 0;
   size_t at = *v;
@@ -93,7 +93,8 @@ LT_FN int next_group(const Voters& voters, int j, size_t* v, int64_t byte, const
   return held;
 }
 
-// Adds up to eight rows, loaded by row(i). More than two are added as eight: zeros cost less than ripple carries.
+// Adds up to eight rows, loaded by row(i). More than two rows are added as eight, because zeros cost less than ripple
+// carries.
 template <class Row>
 LT_FN void count_some(vw* plane, int planes, int j, int n, Row&& row) {
   if (n > 2 && j + 3 <= planes) {
@@ -105,7 +106,8 @@ LT_FN void count_some(vw* plane, int planes, int j, int n, Row&& row) {
   for (int i = 0; i < n; ++i) count_row(plane, planes, j, row(i));
 }
 
-// Adds a whole group to a tile's counters from plane j on: in registers if there are kPlanes planes, from ones only.
+// Adds a whole group to a tile's counters from plane j on. If kPlanes is not 0, there are kPlanes planes, j is 0, and
+// the work is done in registers.
 template <int kPlanes>
 void count_group(vw* plane, int planes, int j, const std::byte* const (&rows)[kGroup], int columns) {
   for (int c = 0; c < columns; ++c, plane += planes) {
@@ -135,7 +137,7 @@ inline void count_group(vw* plane, int planes, int j, const std::byte* const (&r
                  [&](int k) { return load_column(rows[i + k] + int64_t{c} * kColumn); });
 }
 
-// Sums of the weights over `columns` whole columns from `byte` on, or over one that only has `bytes`.
+// Sums the weights over `columns` whole columns from `byte` on, or over a single column of `bytes` bytes.
 inline void count_tile(const Voters& voters, int64_t byte, int columns, int bytes, vw* plane) {
   const int planes = voters.planes;
   for (int i = 0; i < columns * planes; ++i) plane[i] = vw(0);
@@ -152,7 +154,7 @@ inline void count_tile(const Voters& voters, int64_t byte, int columns, int byte
   }
 }
 
-// Calls work(counters, first sign, number of signs) for the columns of [begin, end), at most a tile.
+// Calls work(counters, first sign, number of signs) for the columns of [begin, end), which is at most a tile.
 template <class Work>
 LT_FN void for_each_counted(const Voters& voters, int64_t begin, int64_t end, Tile* tile, Work&& work) {
   const int64_t whole = begin + (end - begin) / kColumnSigns * kColumnSigns;
@@ -166,16 +168,18 @@ LT_FN void for_each_counted(const Voters& voters, int64_t begin, int64_t end, Ti
   work(tile->plane, whole, rest);
 }
 
-// Numbers of votes on the blocks of a tile, in planes with one word per kVoteCut signs.
+// The numbers of votes on the blocks of a tile, in planes with one word per kVoteCut signs.
 struct BlockVotes {
-  static constexpr int kWords = kTileBytes / 4 / static_cast<int>(kCutBytes);  // words of a tile's four planes
+  static constexpr int kWords = kTileBytes / 4 / static_cast<int>(kCutBytes);  // words that the four planes of a tile
+                                                                               // take
   u64 plane[kWords][kMostPlanes];
   u64 some[kWords];
 };
 inline void count_blocks(const VoteRun& run, int64_t byte, int64_t end, BlockVotes* votes) {
   const int64_t all = presence_bytes(run.item.count);
   for (int w = 0; byte + w * kCutBytes < end; ++w) {
-    const int64_t at = (byte + w * kCutBytes) / kSignBlock;  // a byte of bits is an eighth of one of presence's bits
+    const int64_t at = (byte + w * kCutBytes) / kSignBlock;  // a byte of ballots is an eighth of a block, which has one
+                                                             // presence bit
     const auto here = static_cast<size_t>(std::min<int64_t>(8, all - at));
     count_votes(votes->plane[w], run.voters.planes, run.voters, static_cast<int>(run.voters.ballots.size()),
                 [&](int v) {
@@ -192,7 +196,7 @@ inline void count_blocks(const VoteRun& run, int64_t byte, int64_t end, BlockVot
   }
 }
 
-// Breaks ties by random bits: the key of 2^32 groups of 32 elements.
+// Breaks ties by random bits. The key covers 2^32 groups of 32 elements.
 struct HashedTies {
   u64 high = ~u64{0};
   RandomKey key{};
@@ -203,7 +207,7 @@ LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies*) { return tie_bits<
 LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies* ties) {
   const u64 group = index / 32;
   const auto low = static_cast<u32>(group);
-  if (low > ~u32{0} - kLanes) {  // into the range of the next key
+  if (low > ~u32{0} - kLanes) {  // reaches into the range of the next key
     alignas(64) u64 words[kColumn / 8];
     for (int i = 0; i < kColumn / 8; ++i) words[i] = tie_bits<u64>(item.seed, item.step, index + 64 * u64(i));
     return load_column(words);
@@ -212,7 +216,7 @@ LT_FN vw hashed(const VoteItem& item, u64 index, HashedTies* ties) {
     ties->high = group >> 32;
     ties->key = tie_key(item.seed, item.step, ties->high);
   }
-  const vu groups = iota(0u) + vu(low);  // iota(low) would be made in memory
+  const vu groups = iota(0u) + vu(low);  // iota(low) would be built in memory
   vu bits = random_bits(groups, ties->key);
   if (const int shift = static_cast<int>(index % 32))
     bits = (bits >> shift) | (random_bits(groups + vu(1u), ties->key) << (32 - shift));
@@ -308,7 +312,7 @@ inline void vote_run(const VoteRun& run) {
           voters.planes, [&](auto planes) { vote_in_registers<planes>(run, rows, votes, begin, end, &ties); });
       continue;
     }
-    // A call per column would cost a tenth.
+    // A call per column would cost a tenth of the time.
     for_each_counted(
         voters, begin, end, &tile, [&](const vw* plane, int64_t sign, int n) __attribute__((always_inline)) {
           decide(run, plane, voters.planes, votes, begin, sign, n, &ties);

@@ -1,4 +1,4 @@
-// Votes and counts with every option, on every target that runs here and several threads, against the definition.
+// Compares votes and counts with the definition, for every option, on every target that runs here and several threads.
 #include "backend/cpu/cpu_backend.h"
 #include "support/sign_reference.h"
 #include "support/test.h"
@@ -15,8 +15,8 @@ void put(Bits* bits, int64_t i) { (*bits)[static_cast<size_t>(i / 8)] |= static_
 
 struct Case {
   int64_t count = 0;
-  std::vector<Bits> ballots, presence;  // presence: none, or of each
-  std::vector<uint32_t> weights;        // none: each 1
+  std::vector<Bits> ballots, presence;  // presence: empty, or one for each ballot
+  std::vector<uint32_t> weights;        // empty: each is 1
   TieRule ties = TieRule::kHash;
   uint64_t seed = 0, step = 0, first_index = 0;
   Bits previous;
@@ -37,7 +37,7 @@ struct Outcome {
   int64_t ties = 0;
 };
 
-// Sign by sign.
+// Computes the outcome sign by sign.
 Outcome define(const Case& c) {
   Outcome out;
   out.result.resize(sign_bytes(c.count)), out.zeros.resize(sign_bytes(c.count));
@@ -70,13 +70,13 @@ Outcome define(const Case& c) {
   return out;
 }
 
-// How many bits of the backend's result, marks, presence and counts are not those wanted.
+// Returns how many bits of the backend's result, marks, presence and counts are wrong.
 int64_t vote_apart(Backend& cpu, Case c, const Outcome& wanted, int threads) {
   Outcome got;
   got.result.assign(wanted.result.size(), 0xa5), got.zeros = Bits(wanted.zeros.size(), 0);
   got.presence.assign(wanted.presence.size(), 0xa5);
   const auto ballots = c.pointers(c.ballots), presence = c.pointers(c.presence);
-  // Counts first: a result may overwrite a ballot.
+  // Counts come first, because a result may overwrite a ballot.
   got.planes.assign(wanted.planes.size() + 2, Bits(wanted.result.size(), 0xa5));
   std::vector<std::byte*> planes;
   for (Bits& plane : got.planes) planes.push_back(bytes(plane));
@@ -103,7 +103,7 @@ Case random_case(Rng& rng, int64_t voters, int64_t count) {
   Case c;
   c.count = count;
   for (int64_t v = 0; v < voters; ++v) c.ballots.push_back(random_bits(count, rng));
-  // Pairs that contradict each other make ties of many votes.
+  // Pairs of opposite ballots make many ties.
   if (rng.chance(0.5))
     for (size_t v = 0; v + 1 < c.ballots.size(); v += 2)
       for (size_t b = 0; b < c.ballots[v].size(); ++b)
@@ -125,7 +125,7 @@ Case random_case(Rng& rng, int64_t voters, int64_t count) {
   const auto& rules = tie_rules();
   c.ties = rules[static_cast<size_t>(rng.below(static_cast<int64_t>(rules.size())))].first;
   c.seed = rng.next(), c.step = rng.next() % 1000;
-  // Anywhere, on a word's border, and where the 32 bits of a group's number end.
+  // An arbitrary index, one on a word's border, and one where the 32 bits of a group's number end.
   const uint64_t indices[] = {rng.next() >> 10, 512 * (rng.next() >> 20),
                               (uint64_t{1} << 37) - static_cast<uint64_t>(rng.below(600))};
   c.first_index = indices[rng.below(3)];
@@ -157,7 +157,7 @@ TEST(CpuSignKernels, VotesAndCountsWithEveryOption) {
     }
     ties += wanted.ties;
     if (turn % 4 || voters == 0 || voters > 300 || count == 0) continue;
-    // The comparison sees one wrong bit of one ballot: a count is another.
+    // Turning one bit of one ballot must change a count.
     Case other = c;
     const auto v = static_cast<size_t>(rng.below(voters));
     const int64_t i = rng.below(count);

@@ -1,4 +1,4 @@
-// Signs on the CPU against their definition: the predicate, and what breaks ties.
+// Compares signs on the CPU with their definition: which values are +, and how ties are broken.
 #include "backend/signs.h"
 
 #include "backend/cpu/cpu_backend.h"
@@ -8,7 +8,7 @@
 namespace lowtide::testing {
 namespace {
 
-// Every 16-bit element, and the floats around each border.
+// Covers every 16-bit element, and the floats around each border.
 TEST(CpuSigns, PlusIsNotBelowZero) {
   const auto cpu = cpu::make_backend("");
   int64_t looked = 0, wrong = 0, nans = 0, minus_zeros = 0;
@@ -17,7 +17,7 @@ TEST(CpuSigns, PlusIsNotBelowZero) {
     constexpr int64_t kCount = 65536;
     Bits values(kCount * width), bits(kCount / 8), wanted(kCount / 8);
     for (uint32_t i = 0; i < kCount; ++i) {
-      // float32: the upper half counts, and the lower ones are the ends of its range.
+      // float32: the upper half counts up, and the lower half takes the ends and the start of its range.
       const uint32_t x = dtype == DType::kF32 ? i << 16 | (i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : 0xffff) : i;
       std::memcpy(values.data() + i * width, &x, width);
       const double value = value_of(dtype, values.data() + i * width);
@@ -40,8 +40,8 @@ TEST(CpuSigns, PlusIsNotBelowZero) {
   EXPECT_GE(minus_zeros, 2);
 }
 
-// All ties: the bits are fair, independent from element to element and step to step, and those of the element's index
-// in the whole however the whole is cut.
+// Votes on ties alone: the bits are fair, independent between elements and between steps, and depend on the element's
+// index in the whole, however the whole is cut.
 TEST(CpuSigns, HashedTiesAreFairAndOfTheElement) {
   constexpr int64_t kCount = 200000;
   const auto cpu = cpu::make_backend("");
@@ -61,7 +61,7 @@ TEST(CpuSigns, HashedTiesAreFairAndOfTheElement) {
   int64_t plus = 0;
   for (int64_t i = 0; i < kCount; ++i) plus += sign_of(all, i);
   const double fraction = static_cast<double>(plus) / kCount;
-  // A fair coin is off by more than 5 standard deviations in 1 of 1.7 million cases.
+  // A fair coin deviates by more than 5 standard deviations in 1 of 1.7 million cases.
   const double bound = 5 * 0.5 / std::sqrt(kCount * 0.9);
   double worst = std::abs(fraction - 0.5);
   for (const int64_t lag : {1, 2, 7, 8, 31, 32, 33, 64, 256, 1024, 4096})

@@ -1,6 +1,6 @@
 // The portable vocabulary for one instruction set: vf (floats), vu (u32), vm (mask), and loads and stores of the
-// element types and codes. Included inside the target's namespace, after Highway and before portable/portable.h is
-// used. kLanes values at a time; with HWY_SCALAR a "vector" is a plain float, and the same driver is the reference.
+// element types and codes, kLanes values at a time. With HWY_SCALAR a "vector" is a plain float, and the same driver is
+// the reference. Include this inside the target's namespace, after Highway and before portable/portable.h is used.
 
 #if HWY_TARGET == HWY_SCALAR
 
@@ -44,7 +44,7 @@ struct vf {
   Vec v;
   vf() = default;
   HWY_INLINE explicit vf(Vec x) : v(x) {}
-  HWY_INLINE vf(float x) : v(hn::Set(kF, x)) {}  // implicit: rules write vector * float
+  HWY_INLINE vf(float x) : v(hn::Set(kF, x)) {}  // implicit, because rules write vector * float
 };
 
 LT_FN vf operator+(vf a, vf b) { return vf(hn::Add(a.v, b.v)); }
@@ -91,7 +91,7 @@ LT_FN vu gather(const u32* t, vu i) { return vu(hn::GatherIndex(kU, t, hn::BitCa
 
 #if HWY_TARGET == HWY_AVX2
 LT_FN vu pick(const u32 (&t)[32], vu i) { return gather(t, i & vu(31u)); }
-// Looks up 8 at a time, by the lowest 3 bits; the fourth bit, as a sign, selects between two results.
+// Looks up eight entries at a time by the lowest 3 bits; the fourth bit, as a sign, selects one of two results.
 LT_FN vf pick(const float (&t)[16], vu i) {
   const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(t), i.v.raw);
   const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(t + 8), i.v.raw);
@@ -125,15 +125,15 @@ LT_FN void store_code(vu x, u8* p) {
 }
 LT_FN void store_code(vu x, bf16* p) { store_u16(x, p); }
 LT_FN void store_code(vu x, f16* p) { store_u16(x, p); }
-LT_FN vu iota(u32 first) { return vu(first) + vu(hn::Iota(kU, 0)); }  // the second is a constant
+LT_FN vu iota(u32 first) { return vu(first) + vu(hn::Iota(kU, 0)); }  // the second term is a constant
 LT_FN float reduce_max(vf x) { return hn::GetLane(hn::MaxOfLanes(kF, x.v)); }
 LT_FN u32 reduce_max(vu x) { return hn::GetLane(hn::MaxOfLanes(kU, x.v)); }
 
 #endif
 
-// The 16-bit element types, with the portable bit arithmetic: the same bits on every instruction set.
+// The 16-bit element types, with the portable bit arithmetic, which gives the same bits on every instruction set.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-// One permutation instead of a conversion and a shift.
+// One permutation replaces a conversion and a shift.
 LT_FN vf load(const bf16* p) {
   alignas(64) static constexpr u16 kTwice[32] = {0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,  7,
                                                  8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15};
@@ -147,11 +147,11 @@ LT_FN vf load(const bf16* p) { return bf16_decode(load_code(p)); }
 LT_FN vf load(const f16* p) { return f16_decode(load_code(p)); }
 LT_FN void store(vf x, bf16* p) { store_code(bf16_encode(x), p); }
 LT_FN void store(vf x, f16* p) { store_code(f16_encode(x), p); }
-// Codes in the codec's form: float for fp32, otherwise their bits in a vu.
+// Loads and stores codes in the codec's form: float for fp32, their bits in a vu for others.
 LT_FN vf load_code(const float* p) { return load(p); }
 LT_FN void store_code(vf x, float* p) { store(x, p); }
 
-// max(|a|, |b|), for finite values.
+// Returns max(|a|, |b|) of finite values.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 LT_FN vf max_abs(vf a, vf b) { return vf(vf::Vec{_mm512_range_ps(a.v.raw, b.v.raw, 0b1011)}); }
 #else
@@ -159,7 +159,7 @@ LT_FN vf max_abs(vf a, vf b) { return max(abs(a), abs(b)); }
 #endif
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-// Lower (odd = 0) or upper halves of 32 values.
+// Returns the lower (odd = 0) or upper (odd = 1) halves of 32 values.
 LT_FN __m512i halves(__m512i a, __m512i b, int odd) {
   alignas(64) static constexpr u16 kHalves[2][32] = {{0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
                                                       32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62},
@@ -175,8 +175,8 @@ LT_FN void store_tile(const vf (&x)[n], P* p) {
   for (int i = 0; i < n; ++i) store(x[i], p + i * kLanes);
 }
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-// Two vectors at a time, whose upper and lower halves each form a vector of words: a word is rounded up if its lower
-// half, plus one if the word is odd, is above the middle.
+// Takes two vectors at a time, whose upper halves form one vector of words and whose lower halves form another. A word
+// is rounded up if its lower half, plus one if the word is odd, is above the middle.
 template <int n>
 LT_FN void store_tile(const vf (&x)[n], bf16* p) {
   const __m512i one = _mm512_set1_epi16(1);

@@ -1,4 +1,4 @@
-// Stages elements of a tensor in the cache for a kernel that needs them contiguous, or as floats.
+// Stages elements of a tensor in the cache, for a kernel that needs them contiguous or as floats.
 #pragma once
 
 #include <cstddef>
@@ -13,21 +13,20 @@
 
 namespace lowtide::cpu {
 
-constexpr int64_t kStaged =
-    4096;  // elements at a time: the floats of a parameter fit into half of the first-level cache
+constexpr int64_t kStaged = 4096;  // so that the floats of a parameter fit into half of the first-level cache
 
 class Staged {
  public:
   Staged(const AuxKernels& kernels, DType dtype, bool as_floats)
       : kernels_(kernels), dtype_(dtype), converts_(as_floats && dtype != DType::kF32) {}
-  // The item's parameter, which has a master, as floats.
+  // Stages the parameter of an item with a master, as floats.
   Staged(const AuxKernels& kernels, const StepItem& item, int64_t origin) : Staged(kernels, item.param_dtype, true) {
     item_ = &item;
     origin_ = origin;
   }
 
-  // Elements [first, first + count), contiguous: in `tensor` itself if possible, else a copy that lives until the next
-  // call.
+  // Returns elements [first, first + count), contiguous: in `tensor` itself if possible, else in a copy that lives
+  // until the next call.
   const void* read(const Layout& layout, const void* tensor, int64_t first, int64_t count) {
     const void* here = static_cast<const std::byte*>(tensor) + first * dtype_bytes(dtype_);
     if (!layout.contiguous) {
@@ -53,7 +52,7 @@ class Staged {
   }
 
  private:
-  // A run of `count` of the elements read, starting `done` after `first`.
+  // Returns a run of `count` of the elements read, from element first + done on.
   MasterRun master_run(void* weights, int64_t first, int64_t done, int64_t count) {
     const MasterWeights& master = item_->master;
     const int64_t e = first + done;
@@ -82,7 +81,7 @@ class Staged {
   DType dtype_;
   bool converts_;
   const StepItem* item_ = nullptr;  // an item whose parameter has a master
-  int64_t origin_ = 0;              // the element at which its residual begins
+  int64_t origin_ = 0;              // the element at which the item's residual begins
   alignas(64) std::byte gathered_[kStaged * sizeof(float)];
   alignas(64) float floats_[kStaged];
 };

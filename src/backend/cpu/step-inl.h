@@ -1,5 +1,5 @@
 // The only CPU driver of steps: decode -> rule -> absmax -> encode -> store, over blocks of 256 elements. Every rule,
-// codec and pair of element types uses it, on every instruction set; with one-lane vectors it is the scalar reference.
+// codec and pair of element types uses it on every instruction set; with one-lane vectors it is the scalar reference.
 
 // Calls f(std::integral_constant<int, k>) for k = 0 .. K-1.
 template <int K, class Fn>
@@ -21,12 +21,12 @@ template <class R, class C, class P, class G>
 struct StepDriver {
   static constexpr int K = R::kStates;
   static constexpr float kLargestState = 0x1.fffffep127f;
-  static constexpr int kStored = K ? K : 1;  // no arrays of size 0
+  static constexpr int kStored = K ? K : 1;  // arrays cannot have size 0
   template <int k>
   static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
   template <int k>
   using Code = CodeOf<C, kSigned<k>>;
-  // The size of a block's codes, in bytes because states may differ in their codes.
+  // The size of a block's codes in bytes, because the code types of states may differ.
   template <int k>
   static constexpr int kCodeBytes = kBlock* kCodeBits<Code<k>> / 8;
   template <int k>
@@ -43,7 +43,7 @@ struct StepDriver {
 
   explicit StepDriver(const StepRun& run)
       : grad_scale(run.grad_scale), rounding(roundings(run, std::make_integer_sequence<int, kStored>())) {
-    __builtin_memcpy(&args, run.args, sizeof args);  // a local copy: stores of bytes may alias anything
+    __builtin_memcpy(&args, run.args, sizeof args);  // a local copy, because stores of bytes may alias anything
   }
 
   template <int... k>
@@ -51,7 +51,7 @@ struct StepDriver {
     return {TileRounding(((run.stochastic >> k) & 1) != 0, RandomKey{run.key[k][0], run.key[k][1]})...};
   }
 
-  // A block after the rule, before its codes are stored: they need the absmax, which is known at the block's end.
+  // A block after the rule. Its codes need the absmax, which is known only at the block's end.
   struct Stage {
     alignas(64) float values[kStored][kBlock];
     float inverse[kStored][kMostParts];
@@ -64,9 +64,8 @@ struct StepDriver {
     return reinterpret_cast<Code<k>*>(codes) + code_count<Code<k>>(at);
   }
 
-  // One block of `tiles` * 64 elements: decode, rule and absmax into `stage`. Between its tiles, the previous block's
-  // tiles, `last`, are encoded (kLast; it has all its tiles): work that does not wait for this block's divisions and
-  // loads.
+  // Decodes a block of `tiles` * 64 elements, and runs rule and absmax into `stage`. With kLast, it encodes the whole
+  // previous block `last` between its own tiles, because that work does not wait for this block's divisions and loads.
   template <bool kLast>
   HWY_INLINE void block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
                         u32 index, Stage& stage, const Stage* last) const {
@@ -94,8 +93,8 @@ struct StepDriver {
             store(state[k], stage.values[k] + e);
           }
         }
-        // Rounding to 16 bits waits for the divisions, so it comes last (Zen 4: 4 % with bf16; with stores of floats 1
-        // % slower).
+        // Rounding to 16 bits waits for the divisions, so it comes last (Zen 4: 4 % faster with bf16; stores of floats
+        // would be 1 % slower).
         if constexpr (sizeof(P) != 2) store_tile(next, p + at);
         if constexpr (!C::kScaled) encode_tile(stage, t, 0);
         if constexpr (kLast) encode_tile(*last, t, part);
@@ -103,7 +102,7 @@ struct StepDriver {
       }
       if constexpr (C::kScaled) {
         each<K>([&](auto k) {
-          if (kParts<k> < kMostParts && part + 1 < kMostParts) return;  // its scale is the whole block's
+          if (kParts<k> < kMostParts && part + 1 < kMostParts) return;  // its scale covers the whole block
           float absmax = reduce_max(largest[k]);
           const int begin = kParts<k> == kMostParts ? part * kTilesOfPart : 0;
           if (HWY_UNLIKELY(!(absmax <= kLargestState)))
@@ -117,14 +116,14 @@ struct StepDriver {
     }
   }
 
-  // Index of the scale for `part` among the scales of state k for the block.
+  // Returns the index of the scale for `part` among the block's scales of state k.
   template <int k>
   HWY_INLINE static int part_of(int part) {
     return kParts<k> == kMostParts ? part : 0;
   }
 
-  // All states begin before the first one ends (codec-inl.h). Elements left to encode_exactly come last: a call in
-  // between, however rare, would force registers into memory. begun: of the first states.
+  // Begins all states before it ends the first (codec-inl.h). Elements left to encode_exactly come last, because a call
+  // in between, however rare, would force registers into memory. begun: of the first states.
   template <class... Begun>
   HWY_INLINE void encode_tile(const Stage& stage, int t, int part, const Begun&... begun) const {
     if constexpr (constexpr int k = sizeof...(Begun); k < K) {
@@ -147,7 +146,7 @@ struct StepDriver {
 
   template <int k>
   HWY_INLINE void end_encoding(const Stage&, int, int, u64 (&)[kStored]) const {}
-  // State k and the following ones.
+  // Ends state k and the states after it.
   template <int k, class Begun, class... Others>
   HWY_INLINE void end_encoding(const Stage& stage, int t, int part, u64 (&unsure)[kStored], const Begun& begun,
                                const Others&... others) const {
@@ -167,7 +166,7 @@ struct StepDriver {
     return C::kScaled ? stage.inverse[k][part_of<k>(part)] : 0.f;
   }
 
-  // Code that a run executes once is not inlined: it would be a fifth of each kernel's code.
+  // A run executes this code only once. Inlined, it would be a fifth of each kernel's code.
   HWY_NOINLINE void encode(const Stage& stage, int tiles) const {
     for (int t = 0; t < tiles; ++t) encode_tile(stage, t, t * kMostParts / (kBlock / kTile));
   }
@@ -176,9 +175,9 @@ struct StepDriver {
     block<false>(p, g, codes, scales, tiles, index, stage, nullptr);
   }
 
-  // Prefetches the tile kAhead bytes on; may point past the end. A block's arithmetic takes longer than the processor
-  // looks ahead, and the next page is cold. (Zen 4, dynamic8 AdamW from memory: gradients gain 2 %, or 5 % with AVX2;
-  // parameters 10 % more; codes or twice the distance gain less or lose.)
+  // Prefetches the tile kAhead bytes ahead, perhaps past the end, because a block's arithmetic outlasts the processor's
+  // lookahead and the next page is cold. (Zen 4, dynamic8 AdamW from memory: gradients gain 2 %, or 5 % with AVX2;
+  // parameters 10 % more; codes, or twice the distance, gain less or lose.)
   template <class T>
   HWY_INLINE static void prefetch(const T* tile) {
     constexpr int kAhead = 2048, kLine = 64;
@@ -186,8 +185,8 @@ struct StepDriver {
       __builtin_prefetch(reinterpret_cast<const char*>(tile) + kAhead + b);
   }
 
-  // A state that overflowed (for example a weight of 1e20 under an L2 penalty) would make the scale infinite and the
-  // whole block NaN; it becomes the largest float instead. Returns the new absmax.
+  // Replaces states that overflowed (such as a weight of 1e20 under an L2 penalty) by the largest float; otherwise the
+  // scale would be infinite and the whole block NaN. Returns the new absmax.
   static HWY_NOINLINE float saturate(float* values, int n) {
     float absmax = 0;
     for (int i = 0; i < n; ++i) {
@@ -198,7 +197,7 @@ struct StepDriver {
     return absmax;
   }
 
-  // A block with fewer tiles.
+  // Steps a block with fewer tiles.
   void short_block(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int tiles,
                    u32 index) const {
     Stage stage;
@@ -206,8 +205,8 @@ struct StepDriver {
     if constexpr (C::kScaled) encode(stage, tiles);
   }
 
-  // A block whose last tile is short: the same code over a padded copy. Padding has zero gradient, parameter and state.
-  // (Second moments without a zero code get the least code, which stays below every other value.)
+  // Steps a block whose last tile is short: the same code on a padded copy, with zero gradient, parameter and state in
+  // the padding. (Second moments without a zero code get the least code, which stays below every other value.)
   void tail(P* p, const G* g, u8* const (&codes)[kStored], float* const (&scales)[kStored], int n, u32 index) const {
     alignas(64) P padded_p[kBlock];
     alignas(64) G padded_g[kBlock];

@@ -1,10 +1,11 @@
 // The instruction sets for which kernels are compiled: AVX-512 with VBMI (AVX3_DL), AVX-512, AVX2, NEON on ARM64, and
-// scalar code. Include before Highway. SSSE3 and SSE4 are left out: they would gain little over scalar code and cost
-// compile time. SVE is left out: its vectors have no compile-time size, and the kernels keep vectors in structs.
+// scalar code. Include this before Highway. SSSE3 and SSE4 are left out, because they would gain little over scalar
+// code and cost compile time; SVE, because its vectors have no compile-time size and the kernels keep vectors in
+// structs.
 #pragma once
 
 #define HWY_WANT_AVX3_DL 1
-#define HWY_BROKEN_EMU128 1  // the fallback is one float at a time: the reference that vector code is compared with
+#define HWY_BROKEN_EMU128 1  // the fallback takes one float at a time: the reference for vector code
 #if defined(__aarch64__)
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #else
