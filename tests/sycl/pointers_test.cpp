@@ -34,7 +34,7 @@ TEST(SyclPointers, RefuseMemoryOfNoContext) {
   refuses(sign, "the marks of zeros", [&](SignItem& i) { i.zeros = bad; });
   refuses(sign, "the presence", [&](SignItem& i) { i.presence = bad; });
   refuses(sign, "the scales", [&](SignItem& i) { i.scales = bad16; });
-  refuses(sign, "the mark of what is not finite", [&](SignItem& i) { i.nonfinite = reinterpret_cast<uint32_t*>(bad); });
+  refuses(sign, "the mark of non-finite values", [&](SignItem& i) { i.nonfinite = reinterpret_cast<uint32_t*>(bad); });
 
   // The first voter is absent, and its arrays are not looked at.
   const std::byte *const of_good[] = {bad, good}, *const of_bad[] = {good, bad};

@@ -1,6 +1,6 @@
-// Moves parameters by signs. Included in a target's namespace after words-inl.h and members-inl.h.
+// Moves parameters by signs. Include in a target's namespace after words-inl.h and members-inl.h.
 
-// The 32 elements of a word of signs belong to 32 members, which read the same words.
+// 32 members handle the 32 elements of a word of signs, and read the same words.
 LT_FN void apply_blocks(const DeviceItem* items, const i64* starts, i64 count, i64 blocks) {
   const u32 lane = this_member().lane;
   for_each_block<1>(items, starts, count, blocks, [&](const BlockElement& at) {

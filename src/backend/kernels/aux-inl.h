@@ -1,4 +1,4 @@
-// Conversions of codecs, and the check for non-finite gradients. Included in a target's namespace after device-inl.h.
+// Codec conversions, and the check for non-finite gradients. Include in a target's namespace after device-inl.h.
 
 template <class C, bool kSigned>
 LT_FN void decode_blocks(const DeviceItem* item, i64 blocks, const void* tables) {
@@ -19,7 +19,7 @@ LT_FN void encode_blocks(const DeviceItem* item, i64 blocks, const void* tables)
   });
 }
 
-// *first: set to the smallest index of an item with a gradient at or above its limit (NaN included), if there is one.
+// Sets *first to the smallest index of an item with a gradient at or above its limit (NaN included), if there is one.
 LT_FN void find_nonfinite(const DeviceItem* items, const i64* starts, i64 count, i64 tiles, u32* first) {
   for_each_block<kBlocksOfTile>(items, starts, count, tiles, [&](const BlockElement& at) {
     if (at.inside && bits(abs(load(at.item->grad, at.element))) >= at.item->limit_bits)

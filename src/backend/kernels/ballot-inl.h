@@ -1,7 +1,7 @@
-// Signs instead of a step: the treatment of a parameter in step_blocks. Included in a target's namespace after
-// words-inl.h and members-inl.h.
+// Makes signs instead of stepping the parameter in step_blocks. Include in a target's namespace after words-inl.h and
+// members-inl.h.
 
-// Sets the signs from `first` that are set in `word`, in memory that others write concurrently. Only touches the
+// Sets the signs from `first` on that are set in `word`, in memory that others write concurrently. Touches only the
 // aligned 4-byte words that hold them.
 LT_FN void set_signs(u8* bits, i64 first, u32 word) {
   const u64 at = reinterpret_cast<u64>(bits) + static_cast<u64>(first / 8);
@@ -11,8 +11,8 @@ LT_FN void set_signs(u8* bits, i64 first, u32 word) {
   if (const u32 high = static_cast<u32>(set >> 32)) atomic_or(to + 1, high);
 }
 
-// A parameter of float32 zeros, whatever the type of the absent one; only its signs are kept. A sub-group has 32
-// consecutive elements.
+// Stands for a parameter of float32 zeros, whatever the type of the absent one, and keeps only its signs. A sub-group
+// has 32 consecutive elements.
 struct Ballot {
   template <class StepFn>
   LT_FN void step(const BlockElement& at, StepFn&& next) {

@@ -120,7 +120,7 @@ void Batch::add_steps(std::span<const StepItem> items, bool ordered) {
 }
 
 void Batch::take_norms(const BlockNorms* from, std::span<BlockNorms> out) const {
-  std::vector<int64_t> first(items_.size() + 1);  // block of each of the caller's items
+  std::vector<int64_t> first(items_.size() + 1);  // first block of each of the caller's items
   for (const DeviceItem& item : items_) first[item.index + 1] = item.blocks;
   std::partial_sum(first.begin(), first.end(), first.begin());
   for (const DeviceItem& item : items_) {
@@ -187,7 +187,8 @@ const DeviceNorms* Batch::norms(const std::byte* device, const Launch& launch) c
 }
 
 int64_t* Batch::taken(std::byte* device, const Launch& launch) const {
-  const ptrdiff_t left = launches_.data() + launches_.size() - &launch;  // they end the batch, in order
+  const ptrdiff_t left = launches_.data() + launches_.size() - &launch;  // the counters end the batch, in the order of
+                                                                         // launches
   return reinterpret_cast<int64_t*>(device + bytes()) - left;
 }
 

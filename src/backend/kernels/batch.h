@@ -1,6 +1,6 @@
-// The items of a call as kernels read them: DeviceItems, the units of work before each, and the dims of strided
-// tensors, in one array of bytes to be copied to the device; and a number for each launch, which begins as 0. Items
-// served by one launch are adjacent. A unit of work is a block, or a tile of several blocks of one item. Also the
+// The items of a call in the form that kernels read: DeviceItems, the units of work before each, and the dims of
+// strided tensors, in one array of bytes to copy to the device, which ends with a counter for each launch, 0 at first.
+// The items of a launch are adjacent. A unit of work is a block, or a tile of several blocks of one item. Also has the
 // codecs' tables as bytes.
 #pragma once
 
@@ -22,43 +22,44 @@ class Batch {
     bool ballot;
     int64_t first, count;  // items
     int64_t units;
-    int64_t norms;                // of a rule that has them: of its first item among those of the batch; else -1
-    bool puts_norms, adds_norms;  // into arguments; to sums before: of an item or more
+    int64_t norms;                // for a rule with norms, the position of its first item among the batch's items with
+                                  // norms; else -1
+    bool puts_norms, adds_norms;  // whether norms go into arguments; whether any item first adds to sums
 
     bool operator==(const Launch&) const = default;
   };
-  // unit_blocks: blocks in a unit of work of steps.
+  // unit_blocks: the number of blocks in a unit of work of a step.
   explicit Batch(int64_t unit_blocks = 1) : unit_blocks_(unit_blocks) {}
 
   void clear();
   // Adds steps of all items: one launch for all items with the same kernel or, if ordered, one per item.
   void add_steps(std::span<const StepItem> items, bool ordered);
 
-  // Begins a launch, to which add() adds.
+  // Begins a launch; add() adds items to it.
   void begin_launch(int rule, int codec, bool ballot = false);
-  // index: the item's index among the caller's. In units of the shape.
+  // index: the item's index among the caller's. Counts work in units of unit_blocks.
   void add(const StepItem& item, int64_t index);
-  // In blocks.
+  // These count work in blocks.
   void add(const CodecItem& item);
   void add(const ApplyItem& item);
 
-  // For steps in units of blocks: moves the kernels' results for each block, launch by launch, to the positions of the
-  // caller's items.
+  // For steps in units of blocks: moves the kernels' results for each block from the order of launches to the order of
+  // the caller's items.
   void take_norms(const BlockNorms* from, std::span<BlockNorms> out) const;
 
   const std::vector<Launch>& launches() const { return launches_; }
   size_t bytes() const;
   // Writes bytes() bytes; `device` is where they will be.
   void write(std::byte* to, const std::byte* device);
-  // The positions of a launch's items and their starts.
+  // Return the addresses of a launch's items and of their starts.
   const DeviceItem* items(const std::byte* device, const Launch& launch) const;
   const int64_t* starts(const std::byte* device, const Launch& launch) const;
-  // Beside its items; nullptr for a rule without norms.
+  // Returns the norms that accompany the launch's items, or nullptr for a rule without norms.
   const DeviceNorms* norms(const std::byte* device, const Launch& launch) const;
-  // For a kernel that counts the units that have been taken. launch: one of launches().
+  // Returns the launch's counter, in which a kernel counts the units that are taken. launch: one of launches().
   int64_t* taken(std::byte* device, const Launch& launch) const;
 
-  // Items, stored consecutively.
+  // The number of items.
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
 
  private:
@@ -67,14 +68,14 @@ class Batch {
   void add_norms(const StepItem& item);
 
   int64_t unit_blocks_;
-  std::vector<size_t> order_;      // scratch of add_steps, kept for its memory
-  std::vector<DeviceItem> items_;  // with dims as indices into dims_ until they are written
+  std::vector<size_t> order_;      // scratch of add_steps, kept to reuse its memory
+  std::vector<DeviceItem> items_;  // dims are indices into dims_ until write()
   std::vector<DeviceNorms> norms_;
   std::vector<int64_t> starts_, dims_;
   std::vector<Launch> launches_;
 };
 
-// The tables of the codec with this number. Never empty, so that kernels always have an address.
+// Returns the codec's tables. Never empty, so that kernels always have an address.
 std::vector<std::byte> codec_tables(int codec);
 
 }  // namespace lowtide::kernels

@@ -1,4 +1,4 @@
-// Which launches steps become, and what kernels will find at the addresses they are given.
+// Tests which launches steps become, and what kernels find at their addresses.
 #include "backend/kernels/batch.h"
 
 #include "support/test.h"
@@ -6,7 +6,7 @@
 namespace lowtide::kernels {
 namespace {
 
-// Steps of parameters of one row, each with its codes.
+// Steps of one-row parameters, each with its codes.
 struct Steps {
   struct Spec {
     int rule, codec;
@@ -36,7 +36,7 @@ struct Steps {
 
 constexpr DType kF = DType::kF32, kB = DType::kBF16;
 
-// The batch as it will be at `device`, and the caller's positions of a launch's items.
+// The batch as written to `device`, and the caller's indices of a launch's items.
 struct Written {
   explicit Written(Batch& of) : batch(of), bytes(of.bytes()) { of.write(bytes.data(), bytes.data()); }
   std::vector<uint32_t> indices(const Batch::Launch& launch) const {
@@ -63,7 +63,7 @@ TEST(Batch, OneLaunchForAllOfAKernel) {
   batch.add_steps(steps.items, false);
   ASSERT_EQ(batch.launches().size(), 4u);
   const Written written(batch);
-  EXPECT_EQ(written.indices(batch.launches()[0]), (std::vector<uint32_t>{0, 2, 5}));  // of any types
+  EXPECT_EQ(written.indices(batch.launches()[0]), (std::vector<uint32_t>{0, 2, 5}));  // of any element types
   EXPECT_EQ(written.starts(batch.launches()[0]), (std::vector<int64_t>{0, 1, 3}));
   EXPECT_EQ(batch.launches()[0].units, 4);
   EXPECT_TRUE(batch.launches()[1].ballot);
@@ -91,7 +91,7 @@ TEST(Batch, InOrderWhereAsked) {
   EXPECT_EQ(batch.launches()[0].rule, 1);
 }
 
-// Each launch counts by itself, from 0 whenever the batch is written.
+// Each launch has its own counter, which is 0 whenever the batch is written.
 TEST(Batch, LaunchesHaveCounters) {
   Steps steps({{1, 0, kF, kF, 8}, {0, 0, kF, kF, 8}, {2, 0, kF, kF, 8}});
   const int64_t sizes[] = {4, 2}, strides[] = {3, 16};
@@ -118,7 +118,7 @@ TEST(Batch, LaunchesHaveCounters) {
   EXPECT_TRUE(written.bytes == before) << "a counter is not 0, or something else lay there";
 }
 
-// Sizes and strides lie behind the items, wherever the batch is put.
+// Sizes and strides follow the items, wherever the batch lies.
 TEST(Batch, DimsAreFoundFromTheDevice) {
   Steps steps({{0, 0, kF, kF, 8}, {0, 0, kF, kF, 8}});
   const int64_t sizes[] = {4, 2}, strides[] = {3, 16};

@@ -1,4 +1,4 @@
-// Clipping gradients to a norm: plain data, for all compilers.
+// Plain data for clipping gradients to a norm, for all compilers.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ struct ClipTo {
   double scale;         // the factor by which gradients are multiplied anyway
   uint32_t is_largest;  // 1: the maximum norm; 0: the 2-norm
   uint32_t unused;
-  const float* loss_scale;  // on the device: the scale is divided by it, too; or nullptr
+  const float* loss_scale;  // on the device, or nullptr: also divides the scale
 };
 
-// The norm found, and its factor.
+// The measured norm, and the factor that clips it.
 struct Clip {
   double norm;     // norm of the gradients times the scale, before clipping
   double factor;   // the scale including clipping

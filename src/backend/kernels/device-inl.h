@@ -1,4 +1,4 @@
-// Shared by all kernels: the block on which a group works, and elements of any type and stride as floats. Included in a
+// Shared by all kernels: the block on which a group works, and elements of any type and stride as floats. Include in a
 // target's namespace after the portable kernels and the target's target-inl.h.
 
 // A block, and this work-item's element of it.
@@ -6,12 +6,13 @@ struct BlockElement {
   const DeviceItem* item;
   i64 block;    // index in the parameter
   i64 element;  // index in the parameter
-  u64 index;    // index in the whole, of which this may be a shard: random bits depend on it
+  u64 index;    // index in the whole tensor, of which this may be a shard; random bits depend on it
   u32 lane;     // index in the block
   bool inside;  // false past the end of a short block
 };
 
-// The last item that starts at or before tile `at`, which must not be empty; starts[i]: tiles before item i.
+// Returns the last item that starts at or before tile `at`, which must not be empty. starts[i] is the number of tiles
+// before item i.
 LT_FN i64 find_item(const i64* starts, i64 count, i64 at) {
   i64 low = 0, high = count;
   while (high - low > 1) {
@@ -24,7 +25,7 @@ LT_FN i64 find_item(const i64* starts, i64 count, i64 at) {
   return low;
 }
 
-// Lane `lane` of a block of an item, counted from the item's first.
+// Returns lane `lane` of an item's block, counted from the item's first.
 LT_FN BlockElement element_in(const DeviceItem* item, i64 item_block, u32 lane) {
   const i64 block = item_block + item->first_block;
   const i64 per_row = (item->row_length + kBlock - 1) / kBlock;
@@ -34,7 +35,7 @@ LT_FN BlockElement element_in(const DeviceItem* item, i64 item_block, u32 lane) 
       item, block, row * item->row_length + column, static_cast<u64>(index), lane, column < item->row_length};
 }
 
-// Calls work(place) for this group's blocks, among the blocks of all items laid end to end in tiles of kOfTile.
+// Calls work(place) for this group's blocks. The blocks of all items lie end to end, in tiles of kOfTile.
 template <i64 kOfTile, class Fn>
 LT_FN void for_each_block(const DeviceItem* items, const i64* starts, i64 count, i64 tiles, Fn&& work) {
   for (i64 b = group_id(); b < tiles * kOfTile; b += group_count()) {
@@ -55,8 +56,8 @@ LT_FN i64 offset_of(const DeviceTensor& tensor, i64 element) {
   return offset + element * tensor.dims[1];
 }
 
-// Element types are selected at run time, uniformly for a group: a kernel per pair of types would be nine times the
-// code, which a driver compiles in every process.
+// Element types are selected at run time, uniformly for a group: a kernel for each pair of types would be nine times
+// the code, which a driver compiles in every process.
 LT_FN float load(const DeviceTensor& tensor, i64 element) {
   const i64 at = offset_of(tensor, element);
   if (tensor.dtype == 0) return static_cast<const float*>(tensor.data)[at];
@@ -72,7 +73,7 @@ LT_FN void store(const DeviceTensor& tensor, i64 element, float x) {
     static_cast<u16*>(tensor.data)[at] = static_cast<u16>(tensor.dtype == 1 ? bf16_encode(x) : f16_encode(x));
 }
 
-// Code number i.
+// Loads code number i.
 LT_FN u32 load_code(const u8* codes, i64 i) { return codes[i]; }
 LT_FN u32 load_code(const bf16* codes, i64 i) { return codes[i].bits; }
 LT_FN float load_code(const float* codes, i64 i) { return codes[i]; }
@@ -80,16 +81,16 @@ LT_FN u32 load_code(const u4* codes, i64 i) { return codes[i / 2].pair >> (4 * (
 LT_FN void store_code(u32 x, u8* codes, i64 i) { codes[i] = static_cast<u8>(x); }
 LT_FN void store_code(u32 x, bf16* codes, i64 i) { codes[i].bits = static_cast<u16>(x); }
 LT_FN void store_code(float x, float* codes, i64 i) { codes[i] = x; }
-// Reads and writes the byte: the two codes of a pair one after the other.
+// Reads and writes the whole byte, so a pair's two codes must be stored one after the other.
 LT_FN void store_code(u32 x, u4* codes, i64 i) {
   const u32 shift = 4 * static_cast<u32>(i % 2);
   codes[i / 2].pair = static_cast<u8>((codes[i / 2].pair & (0xf0u >> shift)) | x << shift);
 }
 
-// True if the item must not be touched: a check has found a non-finite gradient.
+// Returns true if a check has found a non-finite gradient, so the item must not be touched.
 LT_FN bool is_stopped(const DeviceItem& item) { return item.guard && *item.guard != kNoItem; }
 
-// The places from which a state is read and to which it is written.
+// Where a state is read and where it is written.
 template <class Code>
 LT_FN const Code* codes_of(const DeviceItem& item, int k) {
   return static_cast<const Code*>(item.codes[k]);
@@ -102,7 +103,7 @@ LT_FN float* new_scales_of(const DeviceItem& item, int k) {
   return reinterpret_cast<float*>(reinterpret_cast<u8*>(item.scales[k]) + item.write_offset);
 }
 
-// The index of an element's scale in its block, and in the state.
+// Return the index of an element's scale in its block, and in the state.
 template <class C, bool kSigned>
 LT_FN u32 scale_of_block(u32 lane) {
   constexpr u32 kOfBlock = kScales<C, kSigned>;
@@ -120,13 +121,13 @@ LT_FN float decode_element(const typename C::Tables* tables, const BlockElement&
   return C::kScaled ? x * at.item->scales[k][scale_of<C, kSigned>(at)] : x;
 }
 
-// How state k is rounded for indices with these bits above 32.
+// Returns how state k is rounded for indices with this upper half.
 LT_FN Rounding rounding_of(const DeviceItem& item, int k, u32 index_high) {
   if (((item.stochastic >> k) & 1) == 0) return Rounding{};
   return Rounding{true, key_at(RandomKey{item.key[k][0], item.key[k][1]}, index_high)};
 }
 
-// Stores a value as a code. inverse: derived from the block's absmax, if the codec has scales.
+// Stores a value as a code. inverse: from the block's absmax, if the codec has scales.
 template <class C, bool kSigned>
 LT_FN void store_state(const typename C::Tables* tables, const BlockElement& at, int k, float value, float inverse) {
   const DeviceItem& item = *at.item;
@@ -141,10 +142,10 @@ LT_FN float limited(float state) {
   return state > kLargest ? kLargest : state < -kLargest ? -kLargest : state;
 }
 
-// The largest magnitude of the values that share a scale with this work-item's.
+// Returns the largest magnitude of the values that share this work-item's scale.
 template <int kScalesOfBlock>
 LT_FN float absmax_of_group(float value, u32 lane) {
-  // As integers, magnitudes have the order of their values.
+  // Magnitudes sort like their bits.
   const u32 magnitude = bits(abs(value));
   if constexpr (kScalesOfBlock == 1) return as_float(max_of_group(magnitude));
   static_assert(kScalesOfBlock <= kMostScales);
@@ -153,13 +154,14 @@ LT_FN float absmax_of_group(float value, u32 lane) {
   return as_float(is_first ? first : second);
 }
 
-// Stores a block's values as codes, and its scales. For all work-items of the group; value is 0 outside of the block.
+// Stores a block's values as codes, and its scales. All work-items of the group must call it, with value 0 outside the
+// block.
 template <class C, bool kSigned>
 LT_FN void encode_block(const typename C::Tables* tables, const BlockElement& at, int k, float value) {
   constexpr int kOfBlock = kScales<C, kSigned>;
   float inverse = 0.f;
   if constexpr (kOfBlock > 0) {
-    // When this returns, all have read the old scale.
+    // When this returns, all work-items have read the old scale.
     const BlockScale of = block_scale<C, kSigned>(absmax_of_group<kOfBlock>(value, at.lane));
     inverse = of.inverse;
     if (at.lane % (kBlock / kOfBlock) == 0) new_scales_of(*at.item, k)[scale_of<C, kSigned>(at)] = of.scale;

@@ -1,5 +1,5 @@
-// The operations shared by backends of devices: items are checked and laid out for kernels, the bytes go to the device,
-// and kernels are queued there. A backend implements each of these for its device.
+// The operations that device backends share: they check items, lay them out for kernels, send the bytes to the device,
+// and queue kernels there. Each backend implements the parts that its device needs.
 #pragma once
 
 #include <charconv>
@@ -17,8 +17,8 @@ namespace lowtide::kernels {
 // The target name of a device backend: "<kind>", with ":<number>" for a particular device.
 struct Target {
   std::string kind;
-  int number = -1;      // -1: not given
-  bool is_well = true;  // false: the text after ':' is not a number
+  int number = -1;      // -1 if absent
+  bool is_well = true;  // false if the text after ':' is not a number
 };
 
 inline Target parse_target(const std::string& text) {
@@ -44,7 +44,7 @@ inline Target parse_target(const std::string& text) {
 template <class Self>
 class DeviceBackend : public Backend, public GradientReader {
  public:
-  // unit_blocks: blocks in a unit of work of steps.
+  // unit_blocks: the number of blocks in a unit of work of a step.
   explicit DeviceBackend(int64_t unit_blocks = 1) : steps_(unit_blocks) {}
 
   GradientReader* gradient_reader() override { return this; }
@@ -147,7 +147,7 @@ class DeviceBackend : public Backend, public GradientReader {
     for (size_t i = 0; i < items.size(); ++i) call.pointers(items[i], i);
   }
 
-  // Checks and lays out items of which kernels only read the gradients.
+  // Checks and lays out items of which kernels read only the gradients.
   template <class Call>
   static void check_gradients(Call& call, std::span<const StepItem> items) {
     LT_REQUIRE(items.size() < kNoItem, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());
@@ -159,8 +159,8 @@ class DeviceBackend : public Backend, public GradientReader {
     for (size_t i = 0; i < items.size(); ++i) steps_.add(items[i], static_cast<int64_t>(i));
   }
 
-  // Queues the reads of the gradients, and calls then(sums, host), which queues the reads of the sums, in device
-  // memory; `host`: host memory of the same size that the device can write.
+  // Queues reads of the gradients, and calls then(sums, host), which queues reads of the sums in device memory. `host`
+  // is host memory of the same size that the device can write.
   template <class Call, class Then>
   void sum_gradients(Call& call, std::span<const StepItem> items, Then&& then) {
     check_gradients(call, items);
@@ -168,7 +168,7 @@ class DeviceBackend : public Backend, public GradientReader {
     const auto there = upload(call, steps_, kSumsRoom);
     then(queue_sums(call, there.device()), there.host() + steps_.bytes() + sizeof(SumParts));
   }
-  // The same for a batch of gradients at `device`, which has room for them after it.
+  // Does the same for a batch of gradients at `device`, which has room for the sums after it.
   static constexpr size_t kSumsRoom = sizeof(SumParts) + sizeof(Sums);
   template <class Call>
   Sums* queue_sums(Call& call, std::byte* device) {
@@ -177,7 +177,7 @@ class DeviceBackend : public Backend, public GradientReader {
     const auto sum = call.sums(part.units);
     const auto merge = call.merge_sums();
     const auto fill = call.fill(sizeof(SumParts::limbs));
-    auto* const parts = reinterpret_cast<SumParts*>(device + steps_.bytes());  // items are aligned as sums are
+    auto* const parts = reinterpret_cast<SumParts*>(device + steps_.bytes());  // items have the alignment of sums
     auto* const sums = reinterpret_cast<Sums*>(parts + 1);
     const auto bytes_of = [](uint32_t* words) { return reinterpret_cast<unsigned char*>(words); };
     fill(bytes_of(parts->limbs[0]), uint32_t{0}, int64_t{sizeof parts->limbs});
@@ -199,7 +199,7 @@ class DeviceBackend : public Backend, public GradientReader {
         all.size(), [&](std::byte* host, std::byte*) { std::memcpy(host, all.data(), all.size()); }, size_t{0});
   }
 
-  // Kept between calls for their memory: steps in units of the shape, the rest in blocks.
+  // Kept between calls to reuse their memory. steps_ counts in units of unit_blocks, batch_ in blocks.
   Batch steps_, batch_;
 
  private:
@@ -207,7 +207,7 @@ class DeviceBackend : public Backend, public GradientReader {
 
   Self& self() { return static_cast<Self&>(*this); }
 
-  // Calls work(call) once all items are checked.
+  // Checks all items, then calls work(call).
   template <class Item, class Work>
   void with_checked(const char* doing, std::span<const Item> items, void* stream, bool can_be_captured, Work&& work) {
     for (const Item& item : items) check(item);

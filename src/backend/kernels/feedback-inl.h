@@ -1,8 +1,8 @@
-// Error feedback, in one kernel for all codecs of the residual, because the codec-specific parts are small. Loops are
-// not unrolled, which would triple the drivers' compile time. Included in a target's namespace after words-inl.h,
-// members-inl.h and portable/feedback.h.
+// Error feedback, in one kernel for all codecs of the residual, because the codec-specific parts are small. Unrolled
+// loops would triple the drivers' compile time. Include in a target's namespace after words-inl.h, members-inl.h and
+// portable/feedback.h.
 
-// 32 members process two blocks at a time, 16 work-items each, which are the lanes of the sum. A work-item has the
+// 32 members process two blocks at a time with 16 work-items each, which are the lanes of the sum. A work-item has
 // values kFeedbackLanes * j + lane of its block.
 static_assert(kFeedbackLanes == kSumLanes && kFeedbackBlock % kBlock == 0);
 inline constexpr int kRounds = kFeedbackBlock / kSumLanes;
@@ -10,13 +10,13 @@ inline constexpr int kRoundsOfScale = kBlock / kSumLanes;
 
 struct FeedbackLane {
   u32 half, lane;  // one of the members' two blocks, and the lane of its sum
-  i64 base;        // values before the block
-  i64 count;       // elements of the block, 0 if there is none
+  i64 base;        // number of values before the block
+  i64 count;       // elements of the block; 0 if there is none
 };
 LT_FN i64 within(const FeedbackLane& at, int j) { return kSumLanes * j + at.lane; }
 LT_FN bool inside(const FeedbackLane& at, int j) { return within(at, j) < at.count; }
 
-// Adds over the lanes of a block in the order of sum_lanes.
+// Adds the lanes of a block in the order of sum_lanes.
 LT_FN float sum_of_block(const FeedbackLane& at, float sum) {
   for (int half = kSumLanes / 2; half > 0; half /= 2) sum = sum + from_lane_above(sum, static_cast<u32>(half));
   return from_lane(sum, at.half * kSumLanes);
@@ -29,7 +29,7 @@ LT_FN u32 max_of_block(u32 x) {
   return x;
 }
 
-// x of error feedback, with zeros after the last.
+// Loads the x of error feedback, with zeros after the last value.
 LT_FN void load_values(const DeviceFeedback& item, const FeedbackLane& at, float (&x)[kRounds]) {
 #pragma unroll 1
   for (int j = 0; j < kRounds; ++j)
@@ -43,7 +43,7 @@ LT_FN void load_mean(const DeviceFeedback& item, const u8* const* ballots, const
   for (int v = 0; v < item.voters; ++v) {
     if (weights[v] == 0 || at.count == 0) continue;
     const float weighted = feedback_weighted_scale(weights[v], scales[v][first / kFeedbackBlock]);
-    // Two rounds give a word of signs.
+    // Two rounds make a word of signs.
 #pragma unroll 1
     for (int j = 0; j < kRounds; j += 2) {
       const i64 left = at.count - kSumLanes * j;
@@ -95,7 +95,7 @@ LT_FN void keep_residual(const DeviceFeedback& item, const typename C::Tables* t
   }
 }
 
-// Calls work(codec) with the codec of this number; not for 4-bit codes, which residuals cannot have.
+// Calls work(codec) with the codec of this number, which must not have 4 bits, because residuals cannot.
 template <class Fn>
 LT_FN void with_codec(int number, Fn&& work) {
   switch (number) {

@@ -1,7 +1,7 @@
-// Fills memory with a pattern. Included in a target's namespace after its target-inl.h.
+// Fills memory with a pattern. Include in a target's namespace after its target-inl.h.
 
-// Sets `bytes` bytes from `to`. `word` contains a byte pattern four times; for other patterns `to` is aligned and words
-// are whole.
+// Sets `bytes` bytes from `to` on. `word` repeats a one-byte pattern four times; with other patterns `to` must be
+// aligned, and words are whole.
 LT_FN void fill_bytes(u8* to, u32 word, i64 bytes) {
   const i64 item = item_id(), items = item_count();
   const i64 to_aligned = static_cast<i64>(-reinterpret_cast<u64>(to) & 3u);

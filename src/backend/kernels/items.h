@@ -1,4 +1,4 @@
-// Plain data shared by host code and the kernels of devices (SYCL, CUDA), for all compilers.
+// Plain data that host code shares with device kernels (SYCL, CUDA), for all compilers.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct DeviceTensor {
   int32_t dtype;        // a DType
 };
 
-// Signs beside a parameter, from index `first`: the destination of a step that makes signs (bits and presence are
-// written), or the input of a step by signs (also zeros).
+// The signs of a parameter, from index `first` on. A step that makes signs writes bits and presence; a step by signs
+// reads them and zeros.
 struct DeviceSigns {
   unsigned char *bits, *presence;  // presence may be nullptr
   const unsigned char* zeros;      // or nullptr
@@ -25,23 +25,23 @@ struct DeviceSigns {
   uint32_t zero_is_plus;
 };
 
-// MasterWeights of an item whose weights have a master.
+// The MasterWeights of an item.
 struct DeviceMaster {
   void* residual;
   int32_t kind;  // 0: no master
   uint32_t key[2];
 };
 
-// A StepItem; or a CodecItem in the form of a float32 item (param: the values); or an ApplyItem, whose elements form
-// one row.
+// A StepItem; a CodecItem in the form of a float32 item (param: the values); or an ApplyItem, whose elements form one
+// row.
 struct DeviceItem {
   DeviceTensor param, grad;
   DeviceSigns signs;
   DeviceMaster master;
   int64_t row_length;
   int64_t first_block;  // codes, scales and the residual begin at it
-  int64_t blocks;       // blocks of the item
-  int64_t origin;       // elements before first_block
+  int64_t blocks;       // the item's number of blocks
+  int64_t origin;       // number of elements before first_block
   void* codes[kMaxStates];
   float* scales[kMaxStates];
   float grad_scale;
@@ -49,10 +49,9 @@ struct DeviceItem {
   uint32_t index;       // index among the caller's items
   uint32_t stochastic;  // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2];
-  int64_t first_index, row_stride;  // from ShardOrigin: index of the first row's first element; distance of rows
-  int64_t write_offset;   // offset in bytes from where codes, scales and the residual are read to where they are
-                          // written
-  const uint32_t* guard;  // if not nullptr, the item is only touched if *guard is kNoItem
+  int64_t first_index, row_stride;  // from ShardOrigin: index of the first row's first element; distance between rows
+  int64_t write_offset;   // offset in bytes from where codes, scales and residual are read to where they are written
+  const uint32_t* guard;  // if not nullptr, the item is touched only while *guard is kNoItem
   alignas(8) unsigned char args[kArgsBytes];  // the rule's Args
 };
 
@@ -64,7 +63,7 @@ struct ApplyArgs {
   float lr, decay;
 };
 
-// A VoteItem or a CountItem. Arrays beside it: the ballots, the weights, and the presences or the counters' planes.
+// A VoteItem or a CountItem. Separate arrays hold the ballots, the weights, and the presences or the counters' planes.
 struct DeviceVote {
   int64_t count;
   uint64_t first_index, seed, step;
@@ -72,11 +71,11 @@ struct DeviceVote {
   unsigned char *result, *zeros;
   unsigned char* result_presence;  // nullptr: all ballots are present
   uint32_t sum;                    // sum of the weights
-  int32_t planes, voters, ties;    // ties: a Tie; planes hold the sum, for a CountItem its own number
+  int32_t planes, voters, ties;    // ties: a Tie; planes: as many as hold the sum, or a CountItem's own number
   uint32_t big;
 };
 
-// The part of a SignItem that kernels of signs read.
+// The part of a SignItem that sign kernels read.
 struct DeviceSignItem {
   void* values;
   unsigned char *bits, *presence;
@@ -87,9 +86,9 @@ struct DeviceSignItem {
   uint32_t zero_is_plus, big;
 };
 
-// A FeedbackItem. Arrays beside it: the ballots, their scales, and the weights.
+// A FeedbackItem. Separate arrays hold the ballots, their scales, and the weights.
 struct DeviceFeedback {
-  DeviceTensor values;  // data nullptr: ballots instead
+  DeviceTensor values;  // data is nullptr if the input is ballots
   int64_t first, count;
   float value_scale;
   uint32_t sum;  // sum of the weights
@@ -100,10 +99,10 @@ struct DeviceFeedback {
   uint16_t* bit_scales;
 };
 
-// Work-items in a group: one per element of a block.
+// Work-items in a group, one for each element of a block.
 inline constexpr int kGroupSize = kBlockElements;
 
-// Words of 32 signs per presence bit; words that a sub-group packs at a time, per presence byte.
+// Words of 32 signs per presence bit, and words that a sub-group packs at a time, per presence byte.
 inline constexpr int kWordsOfBlock = 2, kSignWordsAtOnce = 8 * kWordsOfBlock;
 
 // Work-items per block of error feedback: the lanes of its sum.

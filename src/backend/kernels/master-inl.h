@@ -1,8 +1,8 @@
-// Parameters in a step: 16-bit weights joined with their residual, and rounded by their master (portable/master.h);
-// others unchanged. Kinds are selected at run time, like element types. Included in a target's namespace after
+// Parameters in a step: joins 16-bit weights with their residual, and rounds them by their master (portable/master.h);
+// leaves others as they are. Kinds are selected at run time, like element types. Include in a target's namespace after
 // device-inl.h.
 
-// Residuals as they are stored.
+// The stored form of residuals.
 template <int kBits>
 using ResidualCode = std::conditional_t<kBits == 8, u8, u16>;
 
@@ -36,7 +36,7 @@ LT_FN void split_weight(const DeviceItem& item, i64 element, u64 index, float x)
   static_cast<u16*>(item.param.data)[offset_of(item.param, element)] = static_cast<u16>(half);
 }
 
-// Called, not inlined: inlined in every kernel it would double the drivers' compile time. Only for items with a master.
+// Not inlined, which in every kernel would double the drivers' compile time. Only for items with a master.
 LT_CALLED float load_with_master(const DeviceItem* item, i64 element) {
   const bool is_bf16 = item->param.dtype == 1;
   switch (item->master.kind) {

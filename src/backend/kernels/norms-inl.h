@@ -1,11 +1,11 @@
-// The driver of norms: decode -> terms -> sums of squares. 32 members take a block of 256 elements at a time; they are
-// the lanes of its sums. Loops are not unrolled, which would triple the drivers' compile time. Included in a target's
-// namespace after step-inl.h and the target's members-inl.h.
+// The driver of norms: decode -> terms -> sums of squares. 32 members, the lanes of the sums, take a block of 256
+// elements at a time. Unrolled loops would triple the drivers' compile time. Include in a target's namespace after
+// step-inl.h and the target's members-inl.h.
 
 static_assert(kNormLanes == 32 && kBlock % kNormLanes == 0);
 inline constexpr int kNormRounds = kBlock / kNormLanes;
 
-// States that the terms of a rule look at.
+// The number of states that a rule's terms read.
 template <class R>
 inline constexpr int kNormStates = R::kNormsReadState ? R::kStates : 0;
 
@@ -16,13 +16,13 @@ LT_FN u32 max_of_members(u32 x) {
   }
   return x;
 }
-// Adds in the order of sum_lanes. Which of two lanes is added to the other does not matter.
+// Adds in the order of sum_lanes, in which the two lanes of an addition may be swapped.
 LT_FN float sum_of_members(float x) {
   for (u32 distance = kNormLanes / 2; distance > 0; distance /= 2) x = x + from_lane_xor(x, distance);
   return x;
 }
 
-// The norms of block number `block` of an item, counted from the item's first. For every member.
+// Returns the norms of an item's block, counted from the item's first. All members must call it.
 template <class R, class C>
 LT_FN BlockNorms norm_block(const DeviceItem& item, i64 block, const typename C::Tables* tables, u32 lane) {
   constexpr int K = kNormStates<R>;

@@ -40,7 +40,7 @@ void PointerCheck::operator()(const SignItem& item, size_t index) const {
   one(item.zeros, "the marks of zeros", index);
   one(item.presence, "the presence", index);
   one(item.scales, "the scales", index);
-  one(item.nonfinite, "the mark of what is not finite", index);
+  one(item.nonfinite, "the mark of non-finite values", index);
 }
 
 void PointerCheck::operator()(const VoteItem& item, size_t index) const {

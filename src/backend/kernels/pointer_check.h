@@ -1,5 +1,5 @@
 // A kernel that touches memory that its device cannot address kills the device's context, or the process. So a call
-// checks its pointers before anything is queued: this file lists the arrays of each item, the backend decides which
+// checks its pointers before it queues anything: this file lists the arrays of each item, and the backend decides which
 // memory is valid.
 #pragma once
 
@@ -15,7 +15,7 @@ class PointerCheck {
  public:
   virtual ~PointerCheck() = default;
 
-  // Each throws kInvalidArgument, naming the array and the item's index.
+  // Each throws kInvalidArgument, with the array and the item's index.
   void operator()(const StepItem& item, size_t index) const;
   void operator()(const CodecItem& item) const;
   void operator()(const SignItem& item, size_t index) const;
@@ -25,18 +25,18 @@ class PointerCheck {
   void operator()(const FeedbackItem& item, size_t index) const;
   void gradient(const StepItem& item, size_t index) const;
 
-  // One array, which may be nullptr.
+  // Checks one array, which may be nullptr.
   void one(const void* data, const char* what, size_t index) const {
     if (!any_ && data) check(data, what, index);
   }
 
  protected:
   virtual void check(const void* data, const char* what, size_t index) const = 0;
-  // any: no check is needed, because the device can address all memory of the process, or the caller vouches for it.
+  // any: no check is needed, because the device can address all memory of the process or the caller vouches for it.
   explicit PointerCheck(bool any) : any_(any) {}
 
  private:
-  // Checks the ballots of voters with a weight; the index is the voter's.
+  // Checks the ballots of voters with a nonzero weight; the index is the voter's.
   template <class T>
   void voters(std::span<const T* const> rows, std::span<const uint32_t> weights, const char* what) const;
 

@@ -1,11 +1,11 @@
-// Packs signs to bits and unpacks them, for one type T of elements. Included in a target's namespace after words-inl.h,
+// Packs signs to bits and unpacks them, for an element type T. Include in a target's namespace after words-inl.h,
 // members-inl.h and portable/feedback.h.
 
 // Words that are packed side by side.
 inline constexpr int kAtOnce = 8;
 
-// Packs kAtOnce words from w on, all of whose signs belong to the item. Its conditions are uniform over the members,
-// which a CPU needs for vectorization. kMarks: presence or the mark of non-finite values is wanted. Returns presence.
+// Packs kAtOnce words from w on, all of whose signs belong to the item. All members take the same branches, as a CPU
+// needs for vectorization. kMarks: presence or the mark of non-finite values is wanted. Returns presence.
 template <class T, bool kMarks>
 LT_FN u32 pack_whole(const DeviceSignItem& item, const typename SignBits<T>::Raw* values, const Member& me, i64 w) {
   using Raw = typename SignBits<T>::Raw;
@@ -37,7 +37,7 @@ LT_FN u32 pack_whole(const DeviceSignItem& item, const typename SignBits<T>::Raw
   return blocks;
 }
 
-// Packs the same words if some of their signs belong to others, or to nobody.
+// Packs kAtOnce words of which some signs belong to others, or to nobody.
 template <class T>
 LT_FN u32 pack_some(const DeviceSignItem& item, const typename SignBits<T>::Raw* values, const Member& me, i64 w) {
   const i64 end = item.first + item.count;
@@ -80,7 +80,7 @@ LT_FN void pack(const DeviceSignItem& item) {
   }
 }
 
-// A float as an element.
+// Returns a float as the bits of an element.
 template <class T>
 LT_FN typename SignBits<T>::Raw stored(float x) {
   if constexpr (std::is_same_v<T, float>) return bits(x);
@@ -88,7 +88,7 @@ LT_FN typename SignBits<T>::Raw stored(float x) {
   if constexpr (std::is_same_v<T, f16>) return static_cast<u16>(f16_encode(x));
 }
 
-// Everything looked up is the same for a word, and so for its members.
+// Lookups depend only on the word, so all its members make the same ones.
 template <class T>
 LT_FN void unpack(const DeviceSignItem& item) {
   using Raw = typename SignBits<T>::Raw;

@@ -1,4 +1,4 @@
-// The items of sign operations in the form that kernels read.
+// Sign items in the form that kernels read.
 #pragma once
 
 #include <cstddef>
@@ -11,26 +11,26 @@
 
 namespace lowtide::kernels {
 
-// Planes that sums of weights can reach. Higher planes are zeros, which no counting kernel reads.
+// The most planes that sums of weights reach. Higher planes are zeros, which no counting kernel reads.
 inline constexpr size_t kMostPlanes = 31;
 
-// Kernel arguments made from checked items.
+// Make kernel arguments from checked items.
 DeviceSignItem device_item(const SignItem& item);
 DeviceVote device_item(const VoteItem& item);
 DeviceVote device_item(const CountItem& item);
 DeviceFeedback device_item(const FeedbackItem& item);
 
-// The bytes in the form that kernels take.
+// Converts a pointer to the type that kernels take.
 template <class T = unsigned char>
 T* bytes(const std::byte* p) {
   return reinterpret_cast<T*>(const_cast<std::byte*>(p));
 }
 
 // The arguments that a kernel reads besides signs: an item, followed by arrays at aligned positions. They are copied to
-// the device as a whole.
+// the device together.
 class Arguments {
  public:
-  // Each returns the offset of the array, in bytes from the first.
+  // Each returns the array's offset in bytes.
   size_t add(const void* data, size_t size);
   template <class T>
   size_t add(std::span<const T> array) {

@@ -1,7 +1,7 @@
 // The driver of steps: decode -> rule -> absmax -> encode -> store, or signs instead of storing. A group of 256
-// work-items takes a block of 256 elements at a time. Included in a target's namespace after master-inl.h.
+// work-items takes a block of 256 elements at a time. Include in a target's namespace after master-inl.h.
 
-// The number of a state as a type, which every compiler treats as a constant.
+// A state's number as a type, which every compiler treats as a constant.
 template <int k>
 struct Index {
   LT_METHOD constexpr operator int() const { return k; }
@@ -14,7 +14,7 @@ LT_FN void each(Fn&& f) {
   (std::make_integer_sequence<int, K>{});
 }
 
-// A target of step_blocks that steps the parameter.
+// The Target of step_blocks that steps the parameter.
 struct Parameter {
   template <class StepFn>
   LT_FN void step(const BlockElement& at, StepFn&& next) {
@@ -22,7 +22,7 @@ struct Parameter {
   }
 };
 
-// Target: defines the treatment of a parameter; all work-items of a group call its step().
+// Target decides what happens to a parameter; all work-items of a group call its step().
 template <class R, class C, class Target>
 LT_FN void step_blocks(const DeviceItem* items, const i64* starts, i64 count, i64 tiles,
                        const typename C::Tables* tables) {

@@ -1,18 +1,18 @@
-// Exact sums of squares of gradients, and their largest magnitude. 32 members take 256 elements at a time; each adds
-// the squares of its own as 128-bit integers, whose bit 0 has a place on which all 32 agree. Magnitudes of 32 binades
-// fit above that place; if others come, the sum so far goes to memory and the place moves. Included in a target's
-// namespace after device-inl.h, the target's members-inl.h and atomic_add, which returns the previous value.
+// Exact sums of squares of gradients, and their largest magnitude. 32 members take 256 elements at a time. Each adds
+// its squares as 128-bit integers, and all 32 agree on the place of bit 0. Magnitudes of 32 binades fit above that
+// place; if others come, the sum so far goes to memory and the place moves. Include in a target's namespace after
+// device-inl.h, the target's members-inl.h and atomic_add, which returns the previous value.
 
 inline constexpr int kSumRounds = kBlock / 32;
 inline constexpr u32 kInfinityBits = 0x7f800000u;
-// Places kept free above the largest square seen so far, so that a slightly larger one moves nothing.
+// Places kept free above the largest square so far, so that a slightly larger one moves nothing.
 inline constexpr int kSpareBits = 6;
-// Rounds of additions before the sum goes to memory. Squares of 48 bits, up to 62 places above bit 0, are added
-// kSumRounds times a round by 32 members: at most 2^(48 + 62 + 3 + 5 + 8), which 128 bits hold.
+// Rounds of additions before the sum goes to memory. In a round, 32 members each add kSumRounds squares of 48 bits, up
+// to 62 places above bit 0: at most 2^(48 + 62 + 3 + 5 + 8) in all, which fits 128 bits.
 inline constexpr u32 kRoundsInWords = 256;
 static_assert(kSumRounds == 8);
 
-// For a non-negative float, the place of bit 0 of its mantissa's square: an even number from 0 to 506.
+// Returns the place of bit 0 of the squared mantissa of a non-negative float: an even number from 0 to 506.
 LT_FN int place_of(u32 magnitude) {
   const int field = static_cast<int>(magnitude >> 23);
   return 2 * ((field ? field : 1) - 1);
@@ -41,13 +41,13 @@ struct SquareSum {
   u32 rounds = 0;  // since the sum went to memory
   u32 largest = 0;
 
-  // Adds x[] of all members, magnitudes as float bits.
+  // Adds x[] of all members, which are magnitudes as float bits.
   LT_METHOD void take(u32 (&x)[kSumRounds]) {
     u32 most = 0;
 #pragma unroll
     for (int j = 0; j < kSumRounds; ++j) most = x[j] > most ? x[j] : most;
     largest = most > largest ? most : largest;
-    if (most >= kInfinityBits) {  // the sum is then meaningless; only avoid invalid accesses
+    if (most >= kInfinityBits) {  // the sum is then meaningless, but accesses must stay valid
       most = 0;
       for (int j = 0; j < kSumRounds; ++j) x[j] = 0;
     }
@@ -65,7 +65,7 @@ struct SquareSum {
   }
 
  private:
-  // Adds those at or above `base` and below `end`. Returns true if there are others below.
+  // Adds the squares at or above `base` and below `end`. Returns true if smaller ones are left.
   LT_METHOD bool add(const u32 (&x)[kSumRounds], int end) {
     bool others = false;
 #pragma unroll
@@ -83,7 +83,7 @@ struct SquareSum {
     return others;
   }
 
-  // Adds those below `base`, which are more than 29 binades below the recent largest: 32 binades at a time.
+  // Adds the squares below `base`, of elements more than 29 binades below the recent largest, 32 binades at a time.
   LT_METHOD void add_rest(const u32 (&x)[kSumRounds]) {
 #pragma unroll 1
     for (;;) {
@@ -98,7 +98,7 @@ struct SquareSum {
     }
   }
 
-  // Moves the 32 binades so that they end at `top`.
+  // Moves the range of 32 binades so that it ends at `top`.
   LT_METHOD void move(int top) {
     flush();
     base = top > 62 ? top - 62 : 0;
@@ -133,7 +133,7 @@ struct SquareSum {
   }
 };
 
-// The magnitudes of elements `first` to `end` as float bits.
+// Loads the magnitudes of elements `first` to `end` as float bits.
 LT_FN void load_magnitudes(const DeviceTensor& grad, i64 first, i64 end, u32 (&x)[kSumRounds]) {
   const auto of_each = [&](auto&& load) {
 #pragma unroll
@@ -173,7 +173,7 @@ LT_FN void sum_squares(const DeviceItem* items, const i64* starts, i64 count, i6
   sum.finish(&parts->least);
 }
 
-// Called by a single group.
+// A single group calls this.
 LT_FN void merge_sums(const SumParts* parts, Sums* sums) {
   const u32 i = id_in_group();
   if (i == 0) sums->largest = ~parts->least;

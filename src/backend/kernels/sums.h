@@ -1,11 +1,11 @@
-// Sums over gradients made by kernels: plain data, for all compilers.
+// Sums over gradients that kernels make: plain data, for all compilers.
 #pragma once
 
 #include <cstdint>
 
 namespace lowtide::kernels {
 
-// The 32-bit limbs of an exact sum of squares, the lowest first, like ExactSum's.
+// The 32-bit limbs of an exact sum of squares, lowest first, as in ExactSum.
 inline constexpr int kSumLimbs = 28;
 // The exponent of bit 0 of the lowest limb, and of bit 0 of the smallest float's squared mantissa.
 inline constexpr int kSumLowest = -405, kLeastSquare = -298;
@@ -20,20 +20,20 @@ struct SumParts {
 // The sum of all parts.
 struct Sums {
   int64_t limbs[kSumLimbs];  // with pending carries
-  uint32_t largest;          // largest magnitude as float bits; more than infinity's bits if there is a NaN
+  uint32_t largest;          // largest magnitude as float bits; above infinity's bits if there is a NaN
 };
 
-// The sums of squares of a parameter's terms (portable/norms.h): parts that are found in any order, or of the shards of
-// a parameter, are added number by number.
+// The sums of squares of a parameter's terms (portable/norms.h). They can be built in any order; the sums of a
+// parameter's shards are added limb by limb.
 struct NormSums {
   int64_t limbs[2][kSumLimbs];  // including pending carries
   int64_t others[2];            // blocks whose sum is not finite
 };
 
-// Beside a DeviceItem of a rule with norms, and what put_norms() finds there.
+// Accompanies a DeviceItem of a rule with norms; the input of put_norms().
 struct DeviceNorms {
   NormSums* sums;  // nullptr: the item's arguments are complete
-  int64_t adds;    // not 0: its own blocks are still to be added to the sums
+  int64_t adds;    // not 0: the item must first add its own blocks to the sums
   double lr, eps, weight_decay, trust_coefficient, max_unorm;
   double norm[2];
 };

@@ -1,10 +1,10 @@
-// Majorities of packed signs, and their counters. Included in a target's namespace after words-inl.h and
+// Majorities of packed signs, and their counters. Include in a target's namespace after words-inl.h and
 // portable/sign.h.
 
-using Rows = const u8* const*;  // one row per voter; the row of a voter of weight 0 is not read
+using Rows = const u8* const*;  // one row per voter; rows of voters with weight 0 are not read
 
-// Counts the votes on the signs of up to 4 bytes from byte `at`, `left` bytes before the end. kPlanes: 32, of which the
-// vote uses `planes`; or a small number, which is then kept in registers. Returns the number of planes.
+// Counts the votes on the signs of up to 4 bytes from byte `at`, `left` bytes before the end. kPlanes is 32, of which
+// the vote uses `planes`, or a small number of planes, which stay in registers. Returns the number of planes.
 template <int kPlanes>
 LT_FN int count(u32 (&plane)[kPlanes], const DeviceVote& vote, Rows ballots, const u32* weights, i64 at, i64 left) {
   const auto row = [&](int v) { return load_bytes(ballots[v] + at, left); };
@@ -29,7 +29,7 @@ LT_FN void vote_word(const DeviceVote& vote, Rows ballots, const u32* weights, R
   }
   u32 plane[kPlanes];
   const int planes = count(plane, vote, ballots, weights, at, left);
-  // Voters are counted in the order of their bits; ties and the end are those of the order "little".
+  // Counts keep the order of the ballots' bits; ties and the end are in the order "little".
   const auto in_order = [&vote](u32 word) { return vote.big ? mirrored(word) : word; };
   Majority<u32> of = majority(plane, planes, votes);
   of = {in_order(of.plus), in_order(of.tie)};
@@ -46,11 +46,11 @@ LT_FN void share(i64 count, Fn&& work) {
   for (i64 i = item_id(); i < count; i += item_count()) work(i);
 }
 
-// A work-item votes on a word of 32 signs at a time.
+// Each work-item votes on a word of 32 signs at a time.
 LT_FN void vote_words(const DeviceVote* vote, Rows ballots, const u32* weights, Rows presences) {
   const DeviceVote mine = *vote;
   const i64 bytes = (mine.count + 7) / 8;
-  // First whole words, if there are at most 15 votes; then the rest.
+  // Whole words first, if there are at most 15 votes; then the rest.
   const i64 few = mine.planes <= kFewPlanes ? bytes / 4 : 0;
   share(few, [&](i64 w) { vote_word<kFewPlanes>(mine, ballots, weights, presences, 4 * w, 4); });
   share((bytes + 3) / 4 - few, [&](i64 i) {
@@ -59,7 +59,7 @@ LT_FN void vote_words(const DeviceVote* vote, Rows ballots, const u32* weights, 
   });
 }
 
-// The presence of the result, a byte at a time, after the vote: it may overwrite a voter's.
+// Writes the result's presence, a byte at a time, after the vote, because it may overwrite a voter's.
 LT_FN void vote_presence_bytes(const DeviceVote* vote, const u32* weights, Rows presences) {
   const DeviceVote mine = *vote;
   const i64 blocks = (mine.count + 32 * kWordsOfBlock - 1) / (32 * kWordsOfBlock);

@@ -1,4 +1,4 @@
-// Signs in 32-bit words, at any byte alignment. Included in a target's namespace after the portable kernels.
+// Signs in 32-bit words, at any byte alignment. Include in a target's namespace after the portable kernels.
 
 // Loads up to 4 bytes; the rest of the word is 0.
 LT_FN u32 load_bytes(const u8* from, i64 bytes) {
@@ -27,7 +27,7 @@ LT_FN void store_part(u8* to, u32 word, i64 begin, i64 end) {
   }
 }
 
-// A mask of the first `signs` (at most all) of a word.
+// Returns a mask of the first `signs` (at most all) of a word.
 LT_FN u32 inside_of(i64 signs) { return signs < 32 ? (1u << signs) - 1u : ~0u; }
 
 LT_FN bool bit_at(const u8* bits, i64 i) { return (bits[i / 8] >> (i % 8) & 1) != 0; }
