@@ -1,10 +1,10 @@
-# CUDA's compiler, the runtime's headers and its static library; of a toolkit, or of NVIDIA's wheels (folders cuda_nvcc
-# and cuda_runtime side by side). Looked for as LOWTIDE_NVCC, else in PATH, CUDA_HOME and /usr/local/cuda. Sets
+# Finds CUDA's compiler, the runtime's headers and its static library, from a toolkit or from NVIDIA's wheels (folders
+# cuda_nvcc and cuda_runtime side by side): as LOWTIDE_NVCC, else in PATH, CUDA_HOME and /usr/local/cuda. Sets
 #   Nvcc_FOUND   Nvcc_EXECUTABLE   Nvcc_VERSION   Nvcc_VERSION_MAJOR   Nvcc_REASON (what is missing, in words)
 # and makes the target Nvcc::cudart_static, headers included.
 set(LOWTIDE_NVCC "" CACHE FILEPATH "CUDA's compiler; empty: the one in PATH, CUDA_HOME or /usr/local/cuda")
 
-# The first that knows compute capability 12.0.
+# The first version that knows compute capability 12.0.
 set(lt_nvcc_oldest 12.8)
 
 set(Nvcc_EXECUTABLE "${LOWTIDE_NVCC}")

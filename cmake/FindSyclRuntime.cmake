@@ -1,5 +1,5 @@
-# The SYCL runtime: headers and libsycl, for host code by any C++ compiler. Looked for in LOWTIDE_SYCL_ROOT (a prefix
-# with include/sycl and lib), else where a Python has the package intel-sycl-rt (this project's .venv, then the Python
+# Finds the SYCL runtime: headers and libsycl, for host code by any C++ compiler. Looks in LOWTIDE_SYCL_ROOT (a prefix
+# with include/sycl and lib), else for a Python with the package intel-sycl-rt (this project's .venv, then the Python
 # that runs the build), else in oneAPI (CMPLR_ROOT, /opt/intel/oneapi/compiler/latest). Sets
 #   SyclRuntime_FOUND   SyclRuntime_ROOT   SyclRuntime_MAJOR (the 9 of libsycl.so.9)
 #   SyclRuntime_COMPILER_ROOT  the prefix of the libsycl that compiles kernels
@@ -8,7 +8,7 @@
 set(LOWTIDE_SYCL_ROOT "" CACHE PATH "Prefix of the SYCL runtime (include/sycl, lib); empty: the Python package or oneAPI")
 set(LOWTIDE_SYCL_COMPILER_ROOT "" CACHE PATH "Prefix of the SYCL runtime that compiles kernels; empty: the plug-in's own")
 
-# Majors that the sources are known to build with.
+# Major versions with which the sources are known to build.
 set(lt_sycl_majors 8 9)
 list(JOIN lt_sycl_majors ", " lt_sycl_wanted)
 
@@ -42,7 +42,7 @@ endif()
 
 set(SyclRuntime_ROOT)
 set(SyclRuntime_MAJOR)
-# Not with semicolons, at which CMake would cut it.
+# Joined by commas, because CMake would split the text at semicolons.
 list(JOIN lt_sycl_roots ", " lt_sycl_places)
 set(SyclRuntime_REASON "no include/sycl/sycl.hpp with lib/libsycl.so in ${lt_sycl_places} (pip install intel-sycl-rt)")
 foreach(lt_sycl_root IN LISTS lt_sycl_roots)
@@ -59,7 +59,7 @@ foreach(lt_sycl_root IN LISTS lt_sycl_roots)
   endif()
 endforeach()
 
-# libsycl's compiler wants a device to compile for. That of libsycl 8 lacks files.
+# libsycl's compiler needs a device to compile for. The compiler of libsycl 8 lacks files.
 set(SyclRuntime_COMPILER_ROOT)
 if(SyclRuntime_ROOT)
   set(lt_sycl_root "${SyclRuntime_ROOT}")

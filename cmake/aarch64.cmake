@@ -1,5 +1,5 @@
-# Toolchain of `make arm`: Debian's cross compiler, and qemu-user for what it makes. Libraries and headers come from
-# CMAKE_FIND_ROOT_PATH, where tools/arm_packages.py unpacks those of ARM64; none of this machine's.
+# Toolchain of `make arm`: Debian's cross compiler, and qemu-user to run the result. Libraries and headers come only
+# from CMAKE_FIND_ROOT_PATH, where tools/arm_packages.py unpacks ARM64 packages, never from this machine.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

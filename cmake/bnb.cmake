@@ -1,5 +1,6 @@
-# liblowtide_bnb.so: bitsandbytes' C functions of its optimizers and of paged memory (include/lowtide/bnb.h), on what
-# liblowtide is made of, for it calls behind the public interface. It finds the SYCL and CUDA plug-ins beside itself.
+# liblowtide_bnb.so: bitsandbytes' C functions for its optimizers and paged memory (include/lowtide/bnb.h). Built from
+# liblowtide's objects, because it calls behind the public interface. It finds the SYCL and CUDA plug-ins next to
+# itself.
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(map "${PROJECT_SOURCE_DIR}/cmake/bnb.map")
 # The parts that tests call without the C functions.
@@ -15,7 +16,7 @@ target_include_directories(
   lowtide_bnb PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(lowtide_bnb PRIVATE lowtide_objects)
 target_link_options(lowtide_bnb PRIVATE "LINKER:--version-script=${map}" "LINKER:--gc-sections")
-if(NOT LOWTIDE_SANITIZE)  # a sanitizer's symbols may come from the program
+if(NOT LOWTIDE_SANITIZE)  # the program may provide a sanitizer's symbols
   target_link_options(lowtide_bnb PRIVATE "LINKER:--no-undefined")
 endif()
 set_target_properties(lowtide_bnb PROPERTIES EXPORT_NAME bnb LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}"

@@ -1,15 +1,15 @@
 # The library needs Highway (SIMD with run-time dispatch) and threads.
 find_package(Threads REQUIRED)
 
-# lt_highway: what links it; lt_highway_sources: its functions that become part of the library.
+# lt_highway: the target to link; lt_highway_sources: the Highway sources that become part of the library.
 set(LOWTIDE_HIGHWAY_SOURCE "" CACHE PATH "Highway's source folder, to be built into the library; empty: as installed")
 if(LOWTIDE_HIGHWAY_SOURCE)
   if(NOT EXISTS "${LOWTIDE_HIGHWAY_SOURCE}/hwy/highway.h" OR NOT EXISTS "${LOWTIDE_HIGHWAY_SOURCE}/hwy/targets.cc")
     message(FATAL_ERROR "LOWTIDE_HIGHWAY_SOURCE: got ${LOWTIDE_HIGHWAY_SOURCE}, wanted a copy of "
                         "github.com/google/highway, with hwy/highway.h and hwy/targets.cc")
   endif()
-  # The CPU's instruction sets, and the sizes of vectors, which those of ARM64 are told apart by; from 1.1 on, what
-  # reports errors is a file of its own.
+  # These list the CPU's instruction sets, and the vector sizes that tell ARM64's apart; from 1.1 on, a separate file
+  # reports errors.
   file(GLOB lt_highway_sources "${LOWTIDE_HIGHWAY_SOURCE}/hwy/targets.cc" "${LOWTIDE_HIGHWAY_SOURCE}/hwy/per_target.cc"
        "${LOWTIDE_HIGHWAY_SOURCE}/hwy/abort.cc")
   add_library(lowtide_highway INTERFACE)
@@ -28,7 +28,7 @@ else()
   set(lt_highway_sources)
 endif()
 
-# Headers alone: xxHash (checksums of chunks), nlohmann-json (the checkpoint's header).
+# Header-only libraries: xxHash (checksums of chunks), nlohmann-json (the checkpoint's header).
 foreach(lt_header IN ITEMS "xxhash.h;xxHash;libxxhash-dev" "nlohmann/json.hpp;nlohmann-json;nlohmann-json3-dev")
   list(GET lt_header 0 lt_file)
   list(GET lt_header 1 lt_name)

@@ -1,5 +1,5 @@
-# Compiler flags of all our code, as the target lowtide_flags; consumers of the library get none of them.
-# Results must not depend on the compiler's taste: contraction is off and no fast-math flag is ever set.
+# Compiler flags of all our code, as the target lowtide_flags; consumers of the library get none of them. Results must
+# not depend on the compiler, so contraction is off and no fast-math flag is ever set.
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, RelWithDebInfo or Debug" FORCE)
 endif()
@@ -15,12 +15,12 @@ target_compile_options(
             -Wpedantic)
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 17)
-  # std::stable_sort of libstdc++ 12 uses what C++17 deprecates.
+  # std::stable_sort of libstdc++ 12 uses a function that C++17 deprecates.
   target_compile_options(lowtide_flags INTERFACE -Wno-deprecated-declarations)
 endif()
 
 if(LOWTIDE_NATIVE)
-  # Without the two extensions that make of AVX-512 a newer instruction set to Highway: no kernel uses them.
+  # Leaves out two extensions that make Highway see a newer instruction set than AVX-512; no kernel uses them.
   include(CheckCXXCompilerFlag)
   set(lt_native -march=native)
   check_cxx_compiler_flag("-mno-avx512bf16 -mno-avx512fp16" lt_has_newer_avx512)

@@ -1,5 +1,5 @@
-# Install rules: libraries, headers, CMake package (lowtide::lowtide, lowtide::bnb), pkg-config files and license. All
-# relocatable.
+# Install rules, all relocatable: libraries, headers, CMake package (lowtide::lowtide, lowtide::bnb), pkg-config files
+# and license.
 include(CMakePackageConfigHelpers)
 
 set(lt_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/lowtide")
@@ -10,7 +10,7 @@ set(LOWTIDE_NEEDS_HIGHWAY OFF)
 if(lt_library_type STREQUAL "SHARED_LIBRARY")
   set(LOWTIDE_IS_SHARED ON)
 else()
-  # There is no other library of that name: not in Libs.private, which --static alone would show.
+  # No shared library has this name, so these go into Libs: only --static would show Libs.private.
   set(LOWTIDE_IS_SHARED OFF)
   set(lt_pc_libs " -lstdc++ -lm -pthread ${CMAKE_DL_LIBS}")
   string(REPLACE " dl" " -ldl" lt_pc_libs "${lt_pc_libs}")

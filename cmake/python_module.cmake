@@ -1,5 +1,5 @@
-# The Python module lowtide._core (nanobind), with the library's objects linked in. scikit-build-core names the component
-# of the stable ABI where a wheel for all later versions of Python is wanted (wheel.py-api).
+# The Python module lowtide._core (nanobind), which links the library's objects. For a wheel of the stable ABI
+# (wheel.py-api), scikit-build-core sets the component that finds it.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module ${SKBUILD_SABI_COMPONENT})
 if(NOT nanobind_DIR AND NOT LOWTIDE_FOR_WHEEL)
   execute_process(
@@ -32,7 +32,7 @@ nanobind_add_module(
   python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
 if(SKBUILD_SABI_COMPONENT)
-  # nanobind prints to stderr. Python's headers include stdio.h for it, but not those of the stable ABI.
+  # nanobind prints to stderr; Python's headers include stdio.h for it, but the stable ABI's headers do not.
   target_compile_options(_core PRIVATE -include stdio.h)
   target_compile_options(nanobind-static-abi3 PRIVATE -include stdio.h)
 endif()
@@ -45,7 +45,7 @@ endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/core.map.in" "${lt_core_map}" @ONLY)
 target_link_options(_core PRIVATE "LINKER:--version-script=${lt_core_map}")
 set_target_properties(_core PROPERTIES LINK_DEPENDS "${lt_core_map}")
-# The wheel's build makes _core only.
+# A wheel build makes only the target _core.
 if(LOWTIDE_BNB)
   add_dependencies(_core lowtide_bnb)
 endif()
@@ -53,8 +53,8 @@ foreach(plugin IN LISTS lt_plugins)
   add_dependencies(_core ${plugin})
 endforeach()
 
-# Its types, for type checkers and editors: _core.pyi, from the signatures and texts of the binding. The module of another
-# machine cannot be asked; its types are those of this one's.
+# _core.pyi, the types for type checkers and editors, from the binding's signatures and texts. A module for another
+# machine cannot be loaded, so it takes the types of this machine's.
 set(LOWTIDE_CORE_STUB "" CACHE FILEPATH "The _core.pyi of another build; empty: made by loading the module")
 set(lt_stub "${CMAKE_CURRENT_BINARY_DIR}/_core.pyi")
 if(LOWTIDE_CORE_STUB)
@@ -66,8 +66,8 @@ else()
     PATTERN_FILE "${CMAKE_CURRENT_SOURCE_DIR}/python/core_stub.pat" DEPENDS _core)
 endif()
 
-# A module for one machine says what it needs of a processor (python/lowtide/checks/processor.py), by the names that
-# /proc/cpuinfo has.
+# A module for one machine lists the processor features that it needs (python/lowtide/checks/processor.py), by their
+# names in /proc/cpuinfo.
 if(LOWTIDE_NATIVE AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -march=native -dM -E -x c++ /dev/null OUTPUT_VARIABLE lt_macros)
   set(lt_flags "")

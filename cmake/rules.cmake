@@ -1,5 +1,5 @@
-# Reads rules.def, whose lines are LT_RULE(number, name, Struct), or LT_NORM_RULE of rules with norms. Sets lt_rules and
-# lt_norm_rules (names, the former all) and lt_struct_of_<name>.
+# Reads rules.def, whose lines are LT_RULE(number, name, Struct), or LT_NORM_RULE for rules with norms. Sets lt_rules
+# (all names), lt_norm_rules and lt_struct_of_<name>.
 macro(lt_read_rules rules_def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${rules_def}")
   file(STRINGS "${rules_def}" lt_lines REGEX "^[ \t]*LT_(NORM_)?RULE[ \t]*\\(")
@@ -20,7 +20,7 @@ macro(lt_read_rules rules_def)
   endif()
 endmacro()
 
-# Refuses names in the list of the variable `option` that are not among the further arguments.
+# Refuses names in the list variable `option` that are not among the further arguments.
 function(lt_require_names option)
   foreach(name IN LISTS ${option})
     if(NOT name IN_LIST ARGN)
@@ -30,8 +30,8 @@ function(lt_require_names option)
   endforeach()
 endfunction()
 
-# Writes to `built_def` the lines of rules.def whose rules `wanted` names, those of their families included: what users
-# call adam runs as adam_amsgrad, too. Refuses names that no line has.
+# Writes to `built_def` the lines of rules.def whose families `wanted` names: adam also runs as adam_amsgrad, for
+# example. Refuses unknown names.
 function(lt_select_rules rules_def wanted built_def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${rules_def}")
   file(STRINGS "${rules_def}" lines REGEX "^LT_(NORM_)?RULE\\(")
@@ -53,9 +53,9 @@ ${built}#undef LT_NORM_RULE
 ")
 endfunction()
 
-# Translation units of optimizer rules, rules/step_<name><suffix>, generated from rules.def by a template of this folder:
-# they compile in parallel, and a new rule needs no edit here. One unit per rule; with FAMILIES one per family (adam with
-# adam_amsgrad), whose headers are then parsed once.
+# Generates translation units of optimizer rules, rules/step_<name><suffix>, from rules.def and a template of this
+# folder. They compile in parallel, and a new rule needs no edit here. There is one unit per rule or, with FAMILIES, one
+# per family (adam with adam_amsgrad), whose headers are then parsed once.
 function(lt_generate_rule_sources rules_def template suffix out_sources)
   cmake_parse_arguments(arg "FAMILIES" "" "" ${ARGN})
   lt_read_rules("${rules_def}")
