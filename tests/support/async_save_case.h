@@ -1,4 +1,4 @@
-// Shared by tests of saves beside steps: an Env with slow checkpoint files that measures memory.
+// For tests of saves beside steps: an Env with slow checkpoint files that measures memory.
 #pragma once
 
 #include "core/env.h"
@@ -8,7 +8,7 @@
 
 namespace lowtide::testing {
 
-// Writes to checkpoints take `microseconds` each, so that steps overtake them.
+// Delays each write to a checkpoint by `microseconds`, so that steps overtake it.
 class SlowEnv : public FaultyEnv {
  public:
   std::atomic<int> microseconds = 0;
@@ -40,7 +40,7 @@ class SlowEnv : public FaultyEnv {
     }
     return result;
   }
-  // The most that was mapped at a time since this was called last.
+  // Returns the most bytes mapped at once since the last call.
   int64_t take_most_mapped() { return most_.exchange(mapped_bytes()); }
 
  private:

@@ -1,4 +1,5 @@
-// Checkpoints of tests: random ones with their bytes, what a file holds, and files with any header and right checksums.
+// Checkpoints for tests: random ones with their bytes, the contents of files, and files with any header and correct
+// checksums.
 #pragma once
 
 #include <unistd.h>
@@ -16,7 +17,7 @@ inline std::string read_file(const std::string& path) {
 }
 
 inline void write_file(const std::string& path, const std::string& bytes) {
-  std::filesystem::remove(path);  // some file systems flush a file that was truncated and written anew
+  std::filesystem::remove(path);  // some file systems flush a file that was truncated and rewritten
   std::ofstream file(path, std::ios::binary);
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   if (!file.flush()) throw std::runtime_error("could not write " + path);
@@ -46,7 +47,7 @@ struct Content {
   }
 };
 
-// Everything that the file holds, each piece checked twice: by verify() and as it is loaded.
+// Loads everything that the file holds. Each piece is checked twice: by verify() and on loading.
 inline Content load(const std::string& path, Env& env = system_env()) {
   const CheckpointFile file(env, path);
   file.verify();
@@ -74,7 +75,7 @@ inline bool same(const Content& a, const Content& b) {
                     });
 }
 
-// One parameter whose sizes fit its state of `code_bytes` per element, with one float scale per block.
+// Returns a parameter whose sizes fit its state of `code_bytes` per element, with one float scale per block.
 inline CheckpointParam param_of(std::string name, std::vector<int64_t> sizes, int states, int64_t code_bytes,
                                 int block) {
   CheckpointParam param;
@@ -115,7 +116,7 @@ inline Content random_content(Rng& rng, int64_t most_params, int64_t most_size) 
   return content;
 }
 
-// Small, with three arrays of several pieces each.
+// Returns small contents: three arrays of several pieces each.
 inline Content small_content(uint64_t seed) {
   Rng rng(seed);
   Content content;
@@ -126,7 +127,7 @@ inline Content small_content(uint64_t seed) {
   return content;
 }
 
-// A file around any header text with correct checksums, so that the reader can refuse it for its header only.
+// Returns a file with any header text and correct checksums, which the reader can refuse only for its header.
 inline std::string forge(const std::string& header, const std::string& data, const std::vector<uint64_t>& table,
                          int64_t piece_bytes = kSmallPiece) {
   const checkpoint::Prefix prefix{piece_bytes, static_cast<int64_t>(header.size()), static_cast<int64_t>(data.size()),

@@ -1,4 +1,4 @@
-// Comparing bits: the first difference is printed as index, got, wanted and distance in ulp.
+// Compares bits, and prints the first difference as index, got, wanted and distance in ulp.
 #pragma once
 
 #include "lowtide/tensor.h"
@@ -7,7 +7,7 @@
 
 namespace lowtide::testing {
 
-// Floats in order as integers: neighbours differ by 1, and -0 equals +0.
+// Maps floats to integers in the same order: neighbours differ by 1, and -0 equals +0.
 inline int64_t ordered(float x) {
   const int32_t i = std::bit_cast<int32_t>(x);
   return i < 0 ? -static_cast<int64_t>(i & 0x7fffffff) : i;
@@ -17,7 +17,7 @@ inline int64_t ulp_distance(float a, float b) {
   return d < 0 ? -d : d;
 }
 
-// Bytes that differ between two arrays.
+// The number of bytes that differ between two arrays.
 inline int64_t differing_bytes(const void* a, const void* b, int64_t bytes) {
   if (bytes == 0 || std::memcmp(a, b, static_cast<size_t>(bytes)) == 0) return 0;
   const auto* x = static_cast<const unsigned char*>(a);
@@ -33,7 +33,7 @@ inline float element(const void* data, DType dtype, int64_t i) {
   return static_cast<float>(dtype == DType::kBF16 ? bf16_value(h) : f16_value(h));
 }
 
-// The two tensors hold the same bits; else names the first difference.
+// Succeeds if the two tensors hold the same bits; else names the first difference.
 inline ::testing::AssertionResult same_bits(const void* got, const void* wanted, DType dtype, int64_t n) {
   const int64_t size = dtype_bytes(dtype), differing = differing_bytes(got, wanted, n * size);
   if (differing == 0) return ::testing::AssertionSuccess();

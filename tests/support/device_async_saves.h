@@ -1,4 +1,4 @@
-// Saves beside steps on a device, compared with synchronous saves of the twin in host memory.
+// Compares saves beside steps on a device with synchronous saves of the twin in host memory.
 #pragma once
 
 #include "core/error.h"
@@ -8,7 +8,7 @@
 
 namespace lowtide::testing {
 
-// make: a backend, which the twins own; its memory budget comes with it. after: of each trial, before the twins go.
+// make: returns a backend, which the twins own, and sets its memory budget. after: runs at the end of each trial.
 struct DeviceAsyncSaves {
   std::function<std::unique_ptr<Backend>(Rng& rng, lowtide::Memory& memory)> make;
   std::function<void(Twins& twins)> after = [](Twins&) {};
@@ -59,7 +59,7 @@ struct DeviceAsyncSaves {
       after(twins);
     }
     EXPECT_EQ(differing, 0);
-    EXPECT_TRUE(copied > 0 || cases < 100);  // steps overtake a thread only as it happens
+    EXPECT_TRUE(copied > 0 || cases < 100);  // a step overtakes the thread only by chance
     std::string kinds;
     for (const auto& [name, count] : transfers) kinds += " " + name + " " + std::to_string(count);
     figure(

@@ -1,4 +1,4 @@
-// A step case's arrays in memory of a device.
+// The arrays of a step case in a device's memory.
 #pragma once
 
 #include "support/step_case.h"
@@ -7,7 +7,7 @@
 namespace lowtide::testing {
 
 // Bytes: owns a copy of host memory, Bytes(host, bytes, where...), with data(), put(host), get(host) and
-// guards_are_whole(). Gradients and args are taken from the case at every item().
+// guards_are_whole(). Each item() takes gradients and args from the case.
 template <class Bytes>
 class DeviceCaseOf {
  public:
@@ -33,7 +33,7 @@ class DeviceCaseOf {
     }
     return out;
   }
-  // Parameter and state, back into the case.
+  // Copies parameter and state back into the case.
   void fetch() {
     EXPECT_TRUE(grad_.guards_are_whole());
     param_.get(case_.param.data());

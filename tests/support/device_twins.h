@@ -1,4 +1,4 @@
-// Optimizers twice, in host memory and on a device, to be compared.
+// Pairs of optimizers, one in host memory and one on a device, for comparison.
 #pragma once
 
 #include "backend/backend.h"
@@ -21,7 +21,7 @@ class DeviceTensors {
     set(memory_.back().data(), tensor);
     return memory_.back().data();
   }
-  // Late: the contents are kept until then.
+  // Queues a late copy; the contents are kept until then.
   void set(void* to, const Tensor& tensor) {
     kept_.push_back(tensor.data);
     if (!tensor.data.empty()) device_.copy(queue_, to, kept_.back().data(), static_cast<int64_t>(tensor.data.size()));
@@ -39,7 +39,7 @@ class DeviceTensors {
   std::deque<std::vector<std::byte>> kept_;
 };
 
-// The same optimizer twice: in host memory, and on a device under `memory`.
+// Two equal optimizers: one in host memory, one on a device under `memory`.
 class Twins {
  public:
   Twins(Rng& rng, Config setup, const lowtide::Memory& memory, std::unique_ptr<Backend> backend,
@@ -59,10 +59,10 @@ class Twins {
   }
   ~Twins() {
     try {
-      device_.host_wait(device_.record(queue_));  // copies of what the tensors keep may still be queued
-    } catch (const Error&) {                      // a device that is lost makes none
+      device_.host_wait(device_.record(queue_));  // copies of the kept tensors may still be queued
+    } catch (const Error&) {                      // a lost device has no such copies
     }
-    tensors_.reset();  // before their device
+    tensors_.reset();  // before the device itself
   }
 
   void add(DType dtype, std::vector<int64_t> sizes) {
@@ -75,14 +75,14 @@ class Twins {
     on_device_->add_param(0, {device_params_.back(), dtype, param.sizes, {}});
   }
 
-  // share: of the parameters that get a gradient.
+  // share: of the parameters, which get a gradient.
   void step(double share = 1) {
     step_where([&](size_t) { return rng_.chance(share); });
   }
-  // A step of the parameters of these numbers.
+  // Steps the parameters whose numbers pass has_gradient.
   template <class Fn>
   void step_where(Fn&& has_gradient) {
-    // A call between steps would hear what is raised later.
+    // A call between steps would receive the error that a later step should raise.
     if (rule_info(find_rule(rule_)).make_average_args && steps_ > 0 && !raises_later && rng_.chance(0.3)) evaluate();
     std::vector<Gradient> here, there;
     for (size_t i = 0; i < params_.size(); ++i) {
@@ -94,9 +94,10 @@ class Twins {
       if (!same_gradients || steps_ == 0) grads_[i].randomize(rng_);
       if (spoil) spoil(grads_[i]);
       if (!same_gradients || steps_ == 0)
-        tensors_->set(device_grads_[i], grads_[i]);  // after the step before, which the caller has not waited for
+        tensors_->set(device_grads_[i], grads_[i]);  // ordered after the previous step, for which the caller has not
+                                                     // waited
       here.push_back(grads_[i].gradient());
-      if (grads_[i].numel == 0) here.back().data = this;  // any address: it counts as stepped, as on the device
+      if (grads_[i].numel == 0) here.back().data = this;  // with any address it counts as stepped, as on the device
       there.push_back({device_grads_[i], grads_[i].dtype, nullptr});
     }
     StepOptions at_host, options;
@@ -112,7 +113,7 @@ class Twins {
     if (before_device_step) before_device_step();
     try {
       on_device_->step(there, options);
-    } catch (const Error& error) {  // of the step before
+    } catch (const Error& error) {  // from the previous step
       if (!raises_later || error.kind() != ErrorKind::kInvalidArgument) throw;
       ++raised_there;
       on_device_->step(there, options);
@@ -120,7 +121,7 @@ class Twins {
     ++steps_;
     last_ = std::move(there);
   }
-  // The step that the replay of a recording with these gradients takes, of new values.
+  // Takes the step of a replay, with new values, of a recording with these gradients.
   void replay(const std::vector<Gradient>& recorded, const std::function<void()>& queue_replay) {
     std::vector<Gradient> here(params_.size());
     for (size_t i = 0; i < params_.size(); ++i) {
@@ -135,7 +136,7 @@ class Twins {
     queue_replay();
     ++steps_;
   }
-  // To the weights to evaluate, which are compared, and back.
+  // Moves to the evaluation weights, compares them, and moves back.
   void evaluate() {
     for (const bool evaluating : {true, false}) {
       on_host_.set_evaluating(evaluating);
@@ -146,27 +147,27 @@ class Twins {
     }
   }
   const std::vector<Gradient>& last_gradients() const { return last_; }
-  std::function<void(Tensor&)> spoil;  // gradients, before they are used
-  bool same_gradients = false;         // as in the first step: they take no time on the device's queue
-  double max_norm = 0;                 // above 0: steps clip to it
-  double norm_scale = 1;               // of the gradients that the norm is made of
-  double grad_scale = 1;               // of steps that clip, too
-  bool queues_clips = false;           // on the device without a wait
-  bool raises_later = false;           // on the device a step throws what the one before it should have
+  std::function<void(Tensor&)> spoil;  // changes gradients before their use
+  bool same_gradients = false;         // reuses the first step's gradients, which take no time on the device's queue
+  double max_norm = 0;                 // above 0: steps clip to this norm
+  double norm_scale = 1;               // scale of the gradients whose norm is measured
+  double grad_scale = 1;               // scale of steps, clipped ones included
+  bool queues_clips = false;           // the device's clips are queued without a wait
+  bool raises_later = false;           // on the device, a step throws the previous step's error
   int64_t raised_here = 0, raised_there = 0;
-  int64_t free_bytes = -1;                   // that steps are told
-  std::function<void()> before_device_step;  // all that a step needs is queued
+  int64_t free_bytes = -1;                   // passed to steps
+  std::function<void()> before_device_step;  // runs when all inputs of a step are queued
 
-  // The device's parameters and state as the host's, after a step that failed half way.
+  // Gives the device the host's parameters and state, after a step that failed half-way.
   void restore(const std::string& path) {
     for (size_t i = 0; i < params_.size(); ++i) tensors_->set(device_params_[i], params_[i]);
     on_host_.save(path);
     on_device_->load(path);
   }
 
-  // Bytes in which parameters, states or counts differ.
+  // The number of bytes in which parameters, states or counts differ.
   int64_t differing() {
-    on_device_->place_states();  // as on the host, where parameters get theirs when they are added
+    on_device_->place_states();  // the host's parameters got their state when they were added
     std::deque<Tensor> got = params_;
     std::vector<const Tensor*> mine, theirs;
     for (size_t i = 0; i < params_.size(); ++i) {
@@ -194,7 +195,7 @@ class Twins {
             StepOptions& on_device) {
     StepOptions measured, measured_there = on_device;
     measured.grad_scale = measured_there.grad_scale = norm_scale;
-    // The host's clip is one of plain options, of which the check is the step's own.
+    // The host clips by plain options, whose check is the step's own.
     const ClippedNorm wanted = on_host_.clip_grad_norm(here, max_norm, 2, measured);
     at_host.grad_scale = wanted.grad_scale * grad_scale;
     Tensor norm(DType::kF32, {1});
@@ -237,7 +238,7 @@ T pick(Rng& rng, const std::vector<T>& from) {
   return from[static_cast<size_t>(rng.below(static_cast<int64_t>(from.size())))];
 }
 
-// norms: rules that need them as well, whose steps wait for the device.
+// norms: also draws rules that need norms, whose steps wait for the device.
 inline Config random_setup(Rng& rng, bool norms = true) {
   const std::vector<std::string> masters = {"residual16", "residual8", "stochastic"};
   Config setup;

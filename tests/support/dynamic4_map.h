@@ -1,4 +1,4 @@
-// The format dynamic4 by its definition: listed entries, everything else in double.
+// The format dynamic4 by its definition: a list of entries, and double arithmetic.
 #pragma once
 
 #include "support/test.h"
@@ -17,7 +17,7 @@ struct Dynamic4Map {
       for (int k = 1; k <= 16; ++k) value.push_back(static_cast<float>(k * k) / 256.f);
   }
 
-  // The code of x in units of absmax; a tie keeps the lower entry.
+  // Returns the code of x in units of absmax; a tie keeps the lower entry.
   int nearest(float x) const {
     int code = 0;
     while (code < 15 && x > (value[size_t(code)] + value[size_t(code) + 1]) * 0.5f) ++code;

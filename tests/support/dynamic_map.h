@@ -1,5 +1,5 @@
-// The dynamic map and its quantizer by their definitions, apart from the library's tables. Values are those of
-// bitsandbytes' create_dynamic_map: for i in 0..6, K means of neighbours of linspace(0.1, 1, K + 1) times 10^(i - 6),
+// The dynamic map and its quantizer by their definitions, independent of the library's tables. The values are those of
+// bitsandbytes' create_dynamic_map: for i in 0..6, K means of neighbours in linspace(0.1, 1, K + 1) times 10^(i - 6),
 // with K = 2^i (signed, both signs) or 2^(i+1) (unsigned); plus 0 and 1.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace lowtide::testing {
 
-// Float32 arithmetic as the AVX2 and AVX-512 builds of PyTorch do it: with a fused multiply-add.
+// Uses float32 with a fused multiply-add, like PyTorch's AVX2 and AVX-512 builds.
 inline std::array<float, 256> make_dynamic_map(bool is_signed) {
   static constexpr float kPowers[] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.f};
   std::vector<float> values = {0.f, 1.f};
@@ -39,13 +39,13 @@ struct DynamicMap {
   std::array<float, 256> value;
   std::array<float, 255> midpoint;  // in float32; a value on it keeps the lower index
 
-  // Nearest entry to x (a value divided by its block's absmax) by walking up the midpoints.
+  // Returns the entry nearest to x (a value divided by its block's absmax), by walking up the midpoints.
   int nearest(float x) const {
     int code = 0;
     while (code < 255 && x > midpoint[static_cast<size_t>(code)]) ++code;
     return code;
   }
-  // The code of a value. A positive second moment is never 0.
+  // Returns the code of a value. A positive second moment never gets 0.
   int encode(float v, float inverse) const {
     const int code = nearest(v * inverse);
     return !is_signed && v > 0 && code == 0 ? 1 : code;

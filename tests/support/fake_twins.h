@@ -1,4 +1,4 @@
-// Optimizers in host memory and on the fake device, to be compared.
+// Pairs of optimizers, one in host memory and one on the fake device, for comparison.
 #pragma once
 
 #include "support/device_twins.h"
@@ -12,7 +12,7 @@ class FakeTwins : public Twins {
             Env& env = system_env())
       : FakeTwins(rng, setup, memory, new fake::FakeBackend(options), env) {}
 
-  fake::FakeBackend& fake;  // the optimizer's
+  fake::FakeBackend& fake;  // the device optimizer's backend
 
  private:
   FakeTwins(Rng& rng, const Config& setup, const lowtide::Memory& memory, fake::FakeBackend* made, Env& env)

@@ -1,4 +1,5 @@
-// Judging an optimizer after a fault: blocks of before or after, what goes on from there, and the figures.
+// Judges an optimizer after a fault: each block must be as before or as after the step, and the run must go on. Keeps
+// the figures.
 #pragma once
 
 #include "support/fault_trial.h"
@@ -6,7 +7,7 @@
 
 namespace lowtide::testing {
 
-// Thousands of scratch files: in memory where the system has such a place.
+// The folder for thousands of scratch files: in memory if the system has such a folder.
 inline const std::string kFast =
     std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path().string();
 
@@ -44,7 +45,7 @@ inline std::function<void(Trial&)> steps_before(int end) {
   };
 }
 
-// The steps from `number` on, with parameters that move in between.
+// Takes the steps from `number` on; parameters move in between.
 inline void finish(Trial& trial, int number, Tally& tally) {
   tally.unusable += throws([&] {
     for (; number < kTrialSteps; ++number) {
@@ -56,13 +57,14 @@ inline void finish(Trial& trial, int number, Tally& tally) {
   tally.unusable += trial.optimizer().report().kept_bytes != 0;
 }
 
-// Adds blocks whose bits are all 0.
+// Counts the blocks, and as wrong those that match no candidate (mask 0).
 inline void count(const std::vector<uint32_t>& masks, Tally& tally) {
   tally.blocks += static_cast<int64_t>(masks.size());
   for (const uint32_t mask : masks) tally.wrong += mask == 0;
 }
 
-// Step `number` failed, unless it is said to be complete; blocks have taken it or not, and go on accordingly.
+// Checks step `number`, which failed unless `complete`: each block has taken the step or has not, and goes on from
+// there.
 inline void check_step(Trial& trial, int number, bool complete, const std::vector<Image>& all,
                        const std::vector<Image>& missed, Tally& tally) {
   const auto now = static_cast<size_t>(number + 1);
@@ -79,7 +81,7 @@ inline void check_step(Trial& trial, int number, bool complete, const std::vecto
   count(end, tally);
 }
 
-// Until it is repeated, nothing goes on with state of which a part is of before.
+// Repeats a call for as long as the optimizer refuses state of which a part is old.
 inline void repeat_if_refused(Trial& trial, const std::function<void()>& repeat, Tally& tally) {
   bool refused = false;
   try {

@@ -1,5 +1,5 @@
-// A whole optimizer under faults: parameters under two budgets with a disk and one without, the same gradients for
-// everybody, and what every block of parameter and state is after each number of steps.
+// A whole optimizer under faults: parameters under two budgets with a disk and one without, the same gradients in each
+// trial, and the expected blocks of parameters and states after each number of steps.
 #pragma once
 
 #include "optim/optimizer_impl.h"
@@ -9,20 +9,20 @@
 namespace lowtide::testing {
 
 constexpr int kTrialSteps = 6;
-constexpr int kLateStep = 3;  // the first with gradients for the parameters that are added late
+constexpr int kLateStep = 3;  // the first step with gradients for the parameters that are added late
 
 struct TrialParam {
   std::vector<int64_t> sizes;
   int group;
   bool late;
 };
-// Several chunks of one parameter, several parameters in a chunk, rows that end within a block.
+// Covers a parameter of several chunks, a chunk of several parameters, and rows that end within a block.
 inline const std::vector<TrialParam> kTrialParams = {{{23000}, 0, false},   {{7, 1000}, 0, false}, {{}, 0, false},
                                                      {{40, 256}, 1, false}, {{5000}, 1, false},    {{1000}, 2, false},
                                                      {{9000}, 0, true},     {{3, 900}, 3, true}};
-constexpr int kTrialGroups = 3;  // and one that is added late
+constexpr int kTrialGroups = 3;  // and one more, added late
 
-// Parameters and state as bytes.
+// Parameters and states as bytes.
 struct Image {
   struct Param {
     std::vector<std::byte> data;
@@ -35,12 +35,12 @@ struct Image {
 
 class Trial {
  public:
-  // "": everything in RAM. Else RAM for the rings of the groups with a budget, and little more.
+  // disk "": everything in RAM; else RAM for the rings of the groups with a budget, and little more.
   explicit Trial(Env& env, const std::string& disk, const std::string& rule = "adamw") : disk_(disk) {
     OptimizerOptions options{.rule = rule, .threads = 1, .memory = budget(5)};
     optimizer_.emplace(OptimizerEnv::make(options, env));
     hyper_ = default_hyper(rule);
-    if (rule == "sgd") hyper_.momentum = 0.9, hyper_.dampening = 0.1;  // the first step is special
+    if (rule == "sgd") hyper_.momentum = 0.9, hyper_.dampening = 0.1;  // makes the first step special
     for (int group = 0; group < kTrialGroups; ++group) add_group(group);
     Rng rng(11);
     for (const TrialParam& param : kTrialParams) params_.emplace_back(DType::kF32, param.sizes).randomize(rng);
@@ -66,7 +66,7 @@ class Trial {
     optimizer_->step(gradients);
   }
 
-  // Elsewhere, with the same values.
+  // Moves parameters to new addresses, with the same values.
   void move_params() {
     for (size_t i = 0; i < static_cast<size_t>(optimizer_->param_count()); ++i) {
       Tensor moved = params_[i];
@@ -75,7 +75,7 @@ class Trial {
     }
   }
 
-  // Parameters without state yet have none in the image. Throws what read_state throws.
+  // Parameters without state have none in the image. Throws what read_state throws.
   Image image() const {
     Image out;
     for (size_t i = 0; i < static_cast<size_t>(optimizer_->param_count()); ++i) {
@@ -95,7 +95,7 @@ class Trial {
   }
 
  private:
-  // RAM for `chunks` chunks.
+  // Returns a budget with RAM for `chunks` chunks.
   Memory budget(int64_t chunks) const {
     constexpr int64_t kChunk = 8192;
     return disk_.empty() ? Memory{} : Memory{chunks * kChunk, disk_, -1, kChunk};
@@ -110,7 +110,7 @@ class Trial {
   }
   void add_param(size_t i) { optimizer_->add_param(kTrialParams[i].group, params_[i].view()); }
 
-  // Made once for all trials.
+  // All trials share these gradients.
   static const Tensor& gradient(size_t i, int number) {
     static const std::vector<std::vector<Tensor>> all = [] {
       std::vector<std::vector<Tensor>> made(kTrialSteps);
@@ -129,7 +129,7 @@ class Trial {
   std::optional<Optimizer> optimizer_;
 };
 
-// Images of a trial in RAM after 0, 1, ... kTrialSteps steps, of which step `missed` (-1: none) is not taken.
+// Returns images of a trial in RAM after 0, 1, ... kTrialSteps steps, without step `missed` (-1: with all).
 inline std::vector<Image> reference_images(int missed = -1, const std::string& rule = "adamw") {
   Trial trial(system_env(), "", rule);
   trial.add_late();
@@ -141,8 +141,8 @@ inline std::vector<Image> reference_images(int missed = -1, const std::string& r
   return images;
 }
 
-// Which of the candidates each block of parameter and states equals, as bits: 0 says that it is none of them.
-// parameters = false: of the states only.
+// Returns, for each block of parameters and states (or only of states), a mask of the candidates that it equals; 0
+// means none.
 inline std::vector<uint32_t> matches(const Image& got, const std::vector<const Image*>& candidates,
                                      bool parameters = true) {
   std::vector<uint32_t> out;
@@ -161,7 +161,7 @@ inline std::vector<uint32_t> matches(const Image& got, const std::vector<const I
             !parameters || std::memcmp(&mine.data[static_cast<size_t>(first * 4)],
                                        &wanted.data[static_cast<size_t>(first * 4)], static_cast<size_t>(n * 4)) == 0;
         for (size_t k = 0; k < 2; ++k) {
-          if (mine.codes[k].empty()) {  // no state yet: as good as zeros, which a step has not touched
+          if (mine.codes[k].empty()) {  // no state yet equals zeros that no step has touched
             same = same && (wanted.steps == 0 || wanted.codes[k].empty());
             continue;
           }

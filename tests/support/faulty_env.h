@@ -1,6 +1,6 @@
 // An Env that forwards to another and spoils chosen calls: the n-th call of a kind, once or from then on, fails with an
-// errno or transfers less than asked. So does memory: kMap, which kAny leaves out. It can also call back around the
-// n-th call, where a test ends the process.
+// errno or transfers too little. It can also make memory fail (kMap, which kAny leaves out), and call back around the
+// n-th call, where a test may end the process.
 #pragma once
 
 #include "core/env.h"
@@ -13,22 +13,22 @@ constexpr int kCallKinds = 11;
 
 struct Fault {
   Call call = Call::kAny;
-  int64_t nth = 0;          // the n-th call of this kind, from 1; 0 = none
-  bool persistent = false;  // and all later ones of this kind
-  // One of the two. EINTR is an errno like others.
-  int error = 0;            // the call is not carried out and returns -error
-  bool short_ = false;      // pread and pwrite transfer short_bytes; other kinds are carried out as usual
-  int64_t short_bytes = 0;  // 0: half of what is asked. Never more than asked
-  // Called at the n-th call, before it is carried out (or fails) and after: a crash point. May end the process.
+  int64_t nth = 0;          // the n-th call of this kind, from 1; 0: none
+  bool persistent = false;  // also spoils all later calls of this kind
+  // Either error or short_. EINTR is an errno like others.
+  int error = 0;            // the call does nothing and returns -error
+  bool short_ = false;      // pread and pwrite transfer short_bytes; other kinds work as usual
+  int64_t short_bytes = 0;  // 0: half of the request. Never more than the request
+  // Called at the n-th call, before it happens (or fails) and after: a crash point. May end the process.
   std::function<void()> before = nullptr, after = nullptr;
 };
 
-// Descriptors of this process that are open, as the system counts them.
+// The number of open descriptors of this process, as the system counts them.
 inline int64_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator()) - 1;
 }
 
-// Thread-safe; one fault at a time. Counts start again with each arm().
+// Thread-safe; one fault at a time. Each arm() restarts the counts.
 class FaultyEnv : public Env {
  public:
   explicit FaultyEnv(Env& under = system_env()) : under_(under) {}
@@ -40,17 +40,17 @@ class FaultyEnv : public Env {
     struck_ = 0;
   }
   void disarm() { arm({}); }
-  // Calls since arm(); close() is not counted.
+  // The number of calls since arm(), without close().
   int64_t calls(Call kind = Call::kAny) const {
     const std::lock_guard lock(mutex_);
     return counts_[static_cast<size_t>(kind)];
   }
-  // Calls spoilt since arm(): 0 says that a test proves nothing.
+  // The number of calls spoilt since arm(); with 0 a test proves nothing.
   int64_t struck() const {
     const std::lock_guard lock(mutex_);
     return struck_;
   }
-  // Descriptors opened through this Env and not closed through it.
+  // The number of descriptors opened through this Env and not closed through it.
   int64_t open_fds() const {
     const std::lock_guard lock(mutex_);
     return static_cast<int64_t>(fds_.size());
@@ -63,7 +63,7 @@ class FaultyEnv : public Env {
     return at(Call::kOpen, [&] { return opened(under_.openat(directory, name, flags, mode)); });
   }
   int close(int fd) override {
-    const std::lock_guard lock(mutex_);  // until it is closed: its number may be given out again at once
+    const std::lock_guard lock(mutex_);  // held until it is closed, because its number may be reused at once
     fds_.erase(fd);
     return under_.close(fd);
   }
@@ -113,7 +113,7 @@ class FaultyEnv : public Env {
     mapped_ -= static_cast<int64_t>(bytes);
     return under_.unmap(memory, bytes);
   }
-  // Bytes taken through this Env and not given back through it.
+  // The bytes taken through this Env and not given back through it.
   int64_t mapped_bytes() const { return mapped_; }
 
  private:
@@ -161,8 +161,9 @@ class FaultyEnv : public Env {
     return result;
   }
 
-  // Direct I/O refuses counts that are no multiple of a block, yet may transfer such a count. Then the whole blocks are
-  // transferred and the count is claimed: a caller that resumes from it unrounded reads or writes the wrong bytes.
+  // Direct I/O refuses counts that are not multiples of a block, yet may transfer such a count. This transfers the
+  // whole blocks and claims the shorter count: a caller that resumes from an unrounded count then reads or writes the
+  // wrong bytes.
   template <typename Do>
   static int64_t shortened(int64_t bytes, Do carry_out) {
     const int64_t result = carry_out(bytes);

@@ -18,11 +18,11 @@ inline float scale_value(uint16_t bits) {
 }
 
 struct FeedbackReference {
-  std::vector<float> residual;  // decoded before, exact afterwards
+  std::vector<float> residual;  // first the decoded residual, then the exact one
   Bits bits;
   std::vector<uint16_t> scales;
 
-  // The sum of 16 lanes that each add up every sixteenth magnitude, halved until one is left.
+  // Adds every sixteenth magnitude into each of 16 lanes, and halves the lanes until one is left.
   static float sum_of(const float* c, int64_t n) {
     std::vector<float> lane(16, 0.f);
     for (int64_t i = 0; i < n; ++i) lane[static_cast<size_t>(i % 16)] += std::fabs(c[i]);
@@ -34,7 +34,7 @@ struct FeedbackReference {
     return lane[0];
   }
 
-  // values: already times value_scale. bits and scales are set from sign 0 on.
+  // values: already multiplied by value_scale. Sets bits and scales from sign 0 on.
   void run(const std::vector<float>& values) {
     const auto count = static_cast<int64_t>(values.size());
     bits.assign(sign_bytes(count), 0);
@@ -56,7 +56,7 @@ struct FeedbackReference {
     }
   }
 
-  // The mean of the voters' signs and scales.
+  // The mean of the voters' signs times scales.
   static std::vector<float> mean(int64_t count, const std::vector<Bits>& ballots,
                                  const std::vector<std::vector<uint16_t>>& of_scales,
                                  const std::vector<uint32_t>& weights) {

@@ -1,4 +1,3 @@
-// A framework's cache of device memory, as a DeviceAllocator.
 #pragma once
 
 #include "support/fake/fake_backend.h"
@@ -6,21 +5,22 @@
 
 namespace lowtide::testing {
 
-// A framework's cache: what is freed is handed out again at once, while its queue may still be using it.
+// A framework's cache of device memory, as a DeviceAllocator. It hands out freed memory again at once, while its queue
+// may still be using it.
 struct Cache {
   struct Unused {
     void* memory;
     int64_t bytes;
-    std::vector<Device::Event> until = {};  // it may be handed out
+    std::vector<Device::Event> until = {};  // until these have happened, it must stay
   };
   fake::FakeBackend& fake;
   std::vector<Unused> unused = {};
   std::map<void*, int64_t> sizes = {};
-  std::map<void*, std::vector<void*>> queues = {};  // that still use what is given back next
-  void* fills_on = nullptr;  // queues a fill there of what it hands out, as torch does in its deterministic mode
-  bool refuses = false;      // notes of use
-  std::map<void*, Device::Event> unnoted = {};  // what it refused to note of memory
-  int64_t early = 0;                            // such memory that came back before that
+  std::map<void*, std::vector<void*>> queues = {};  // queues that still use the memory to be freed next
+  void* fills_on = nullptr;  // fills handed-out memory on this queue, as torch does in its deterministic mode
+  bool refuses = false;      // refuses notes of use
+  std::map<void*, Device::Event> unnoted = {};  // the uses that it refused to note
+  int64_t early = 0;                            // times that such memory came back before its use ended
   int64_t reused = 0, taken = 0, given_back = 0, refused = 0;
 
   static void* allocate(void* self, int64_t bytes) {
@@ -64,7 +64,7 @@ struct Cache {
     return std::all_of(of.until.begin(), of.until.end(),
                        [&](const Device::Event& event) { return fake.has_happened(event); });
   }
-  // An activation of the caller's on its queue.
+  // Allocates an activation of the caller on its queue.
   void* activation(void* queue, int64_t bytes) {
     void* const memory = fake.allocate_own(MemoryKind::kDevice, bytes);
     sizes[memory] = bytes;

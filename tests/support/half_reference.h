@@ -1,6 +1,5 @@
 // bf16 and fp16 by their definition, in double arithmetic: values are exact, and rounding is to the nearest unit of the
-// last place (ties to even). Tests make and compare tensors of them element by element, so no function of libm is
-// called.
+// last place, ties to even. Calls no libm function, because tests convert tensors element by element.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 namespace lowtide::testing {
 
 struct HalfFormat {
-  int mantissa_bits, bias, largest_exponent;  // largest_exponent: biased, of infinity and NaN
+  int mantissa_bits, bias, largest_exponent;  // largest_exponent: of infinity and NaN, biased
 };
 inline constexpr HalfFormat kBf16Format{7, 127, 255}, kF16Format{10, 15, 31};
 
@@ -28,7 +27,7 @@ inline double half_value(uint16_t h, const HalfFormat& f) {
   return sign * (mantissa + (1 << f.mantissa_bits)) * power_of_two(exponent - f.bias - f.mantissa_bits);
 }
 
-// Not for NaN. x: exactly what is to be rounded (a float, usually).
+// x: the exact value to round (usually a float), not a NaN.
 inline uint16_t half_nearest(double x, const HalfFormat& f) {
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   const double a = std::fabs(x);
@@ -37,7 +36,7 @@ inline uint16_t half_nearest(double x, const HalfFormat& f) {
   if (a == 0) return sign;
   const int exponent = std::max(static_cast<int>(std::bit_cast<uint64_t>(a) >> 52) - 1023, 1 - f.bias);
   // In units of the last place; 2^(mantissa_bits + 1) carries into the exponent by itself. Doubles from 2^52 on have no
-  // fraction: the sum is rounded.
+  // fraction, so the sum is rounded.
   const double units = a * power_of_two(f.mantissa_bits - exponent) + 0x1p52 - 0x1p52;
   const auto code = static_cast<int64_t>(units) + (static_cast<int64_t>(exponent + f.bias - 1) << f.mantissa_bits);
   return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::min<int64_t>(code, infinity)));

@@ -1,4 +1,4 @@
-// Traffic between device and host in steps of AdamW with float32 state that exceeds the device: in managed memory,
+// Measures traffic between device and host in steps of AdamW whose float32 state exceeds the device: in managed memory,
 // which a driver pages, and in chunks that Lowtide streams.
 #pragma once
 
@@ -11,23 +11,23 @@
 namespace lowtide::testing {
 
 struct TrafficCase {
-  int64_t page_bytes = fake::ManagedPages::kDefaultBytes;  // and of a chunk
-  int64_t elements = 0;                                    // of all parameters
+  int64_t page_bytes = fake::ManagedPages::kDefaultBytes;  // also the size of a chunk
+  int64_t elements = 0;                                    // in all parameters
   int params = 1;
-  int64_t device_bytes = 0;  // for state: of the driver's pages, or of the budget
+  int64_t device_bytes = 0;  // room for state: the driver's pages, or the budget
   int steps = 1;
 };
 
 struct Traffic {
-  int64_t state_bytes = 0;       // that the format needs
-  int64_t device_bytes = 0;      // held at most
-  std::vector<int64_t> in, out;  // bytes to the device and to the host, in each step
+  int64_t state_bytes = 0;       // bytes that the format needs
+  int64_t device_bytes = 0;      // the most that the device held
+  std::vector<int64_t> in, out;  // bytes to the device and to the host, for each step
 };
 
-// A step of all parameters on the fake device under `memory`; seen() is called after each, with nothing under way.
+// Steps all parameters on the fake device under `memory`, and calls seen() after each step, when nothing is under way.
 template <class Seen>
 Traffic run_traffic(const TrafficCase& c, const lowtide::Memory& memory, fake::FakeBackendOptions of, Seen&& seen) {
-  of.says_total = int64_t{1} << 40;  // not asked for: managed state beyond the device is refused otherwise
+  of.says_total = int64_t{1} << 40;  // large, because managed state beyond the device would be refused
   auto backend = std::make_unique<fake::FakeBackend>(of);
   fake::FakeBackend& device = *backend;
   OptimizerOptions options{.rule = "adamw", .nonfinite = NonFinite::kPropagate, .threads = 1, .memory = memory};
@@ -58,7 +58,7 @@ Traffic run_traffic(const TrafficCase& c, const lowtide::Memory& memory, fake::F
   return out;
 }
 
-// Managed memory: the driver has device_bytes for its pages.
+// Measures managed memory; the driver has device_bytes for its pages.
 inline Traffic managed_traffic(const TrafficCase& c, uint64_t seed) {
   fake::ManagedPages pages(c.page_bytes, c.device_bytes);
   lowtide::Memory memory{.chunk = c.page_bytes, .managed = true};
@@ -73,7 +73,7 @@ inline Traffic managed_traffic(const TrafficCase& c, uint64_t seed) {
   return out;
 }
 
-// Chunks: a budget of device_bytes, slots included.
+// Measures chunks under a budget of device_bytes, slots included.
 inline Traffic streamed_traffic(const TrafficCase& c, uint64_t seed) {
   lowtide::Memory memory{.chunk = c.page_bytes, .device = c.device_bytes, .transfer = "copy"};
   int64_t in = 0, outward = 0, most = 0;

@@ -1,5 +1,5 @@
-// The bytes that are mapped into this process, by the list of its mappings: an emulator shows the process's own there,
-// and its own in the sum that /proc/self/statm has.
+// Counts the bytes mapped into this process from its list of mappings. Under an emulator, the list shows the process's
+// own mappings, while /proc/self/statm counts the emulator's.
 #pragma once
 
 #include "support/test.h"

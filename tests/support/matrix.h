@@ -1,5 +1,5 @@
-// Every cell of rule (with its options) x state format x rounding x element types x master, in one optimizer: what each
-// place of state and computation makes of them, to be compared with another.
+// Runs every combination ("cell") of rule with options, state format, rounding, element types and master in one
+// optimizer, so that each place of state and computation can be compared with another.
 #pragma once
 
 #include "backend/backend.h"
@@ -12,8 +12,8 @@
 namespace lowtide::testing {
 
 struct MatrixCell {
-  GroupOptions group;   // of one parameter
-  std::string options;  // of the rule, those that are set
+  GroupOptions group;   // for one parameter
+  std::string options;  // the rule's options that are set
   DType param, grad;
 
   std::string name() const {
@@ -23,7 +23,7 @@ struct MatrixCell {
     return group.rule + "(" + options + ") " + group.state + " " + group.rounding + " " + type(param) + "/" +
            type(grad) + " '" + group.master + "'";
   }
-  // A refusal has to name something of the cell that its user can change.
+  // A refusal must name something of the cell that its user can change.
   bool is_named_in(const std::string& message) const {
     const auto has = [&](const std::string& word) { return !word.empty() && message.find(word) != std::string::npos; };
     return has(group.rule) || has("'" + group.state + "'") || has("'" + group.rounding + "'") ||
@@ -31,7 +31,7 @@ struct MatrixCell {
   }
 };
 
-// The cells of a rule that differ in what is computed, or are refused, for its options.
+// Returns one set of options for each different computation or refusal of a rule.
 inline std::vector<std::pair<Hyper, std::string>> rule_options(const std::string& rule) {
   struct Option {
     const char* name;
@@ -43,10 +43,10 @@ inline std::vector<std::pair<Hyper, std::string>> rule_options(const std::string
       {"max_unorm", [](Hyper& h) { h.max_unorm = 0.05; }},
   };
   std::vector<std::pair<Hyper, std::string>> out;
-  std::set<std::string> seen;  // what becomes of them: arguments of which rule, or a refusal
+  std::set<std::string> seen;  // the outcomes: the rule whose arguments it gets, or a refusal
   for (unsigned set = 0; set < 1u << std::size(kOptions); ++set) {
     Hyper hyper = default_hyper(rule);
-    hyper.lr = 0.01, hyper.momentum = 0, hyper.trust_coefficient = 0.1;  // moves 16-bit weights
+    hyper.lr = 0.01, hyper.momentum = 0, hyper.trust_coefficient = 0.1;  // large enough to move 16-bit weights
     std::string names, becomes;
     for (size_t i = 0; i < std::size(kOptions); ++i)
       if (set >> i & 1) kOptions[i].set(hyper), names += (names.empty() ? "" : " ") + std::string(kOptions[i].name);
@@ -66,7 +66,7 @@ inline std::vector<std::pair<Hyper, std::string>> rule_options(const std::string
   return out;
 }
 
-// All cells of the rules that are tested, or a share, spread over them.
+// Returns all cells of the tested rules, or an evenly spread share.
 inline std::vector<MatrixCell> matrix_cells() {
   std::vector<MatrixCell> cells;
   int64_t grid = 0;
@@ -78,7 +78,7 @@ inline std::vector<MatrixCell> matrix_cells() {
           for (const DType param : kDTypes)
             for (const DType grad : kDTypes)
               for (const MasterInfo& master : masters()) {
-                if (*master.name && param == DType::kF32) continue;  // nothing to make more precise
+                if (*master.name && param == DType::kF32) continue;  // has nothing to make more precise
                 if (!in_share(grid++)) continue;
                 MatrixCell& cell = cells.emplace_back();
                 cell.options = options, cell.param = param, cell.grad = grad;
@@ -90,14 +90,14 @@ inline std::vector<MatrixCell> matrix_cells() {
   return cells;
 }
 
-// Parameters of the cells, stepped by one optimizer; on a device if there is one. Cells have the same numbers in all.
+// Steps the parameters of the cells with one optimizer, on `device` if given. A cell has the same number in all runs.
 class MatrixRun {
  public:
   static constexpr int kSteps = 3;
   static constexpr int64_t kRows = 2, kColumns = 302,
-                           kCount = kRows * kColumns;  // a block of 256 and a part of one; even, for formats of 4 bits
+                           kCount = kRows * kColumns;  // a block of 256 and a partial one; even, for 4-bit formats
 
-  // only: takes the cells with that rounding.
+  // only: takes only the cells with this rounding.
   MatrixRun(const std::vector<MatrixCell>& cells, Optimizer optimizer, Device* device = nullptr,
             const std::string& only = "")
       : cells_(cells), optimizer_(std::move(optimizer)), device_(device) {
@@ -135,7 +135,7 @@ class MatrixRun {
         unnamed_ += !cells[i].is_named_in(error.what());
         refusals_.emplace_back(error.what());
       }
-      if (!runs(i)) optimizer_.add_param(none, {nullptr, DType::kF32, {0}, {}});  // keeps the numbers of those behind
+      if (!runs(i)) optimizer_.add_param(none, {nullptr, DType::kF32, {0}, {}});  // keeps the numbers of later cells
     }
   }
 
@@ -157,7 +157,7 @@ class MatrixRun {
   bool runs(size_t cell) const { return refusals_[cell].empty() && !left_out_[cell]; }
   bool left_out(size_t cell) const { return left_out_[cell]; }
   const std::string& refusal(size_t cell) const { return refusals_[cell]; }
-  // A cell's parameter, count of steps and stored state.
+  // Returns a cell's parameter, step count and stored state.
   std::vector<std::byte> bytes(size_t cell) const {
     std::vector<std::byte> out(static_cast<size_t>(kCount * dtype_bytes(cells_[cell].param)));
     std::memcpy(out.data(), &host_[cell * kStride], out.size());
@@ -177,7 +177,7 @@ class MatrixRun {
     }
     return out;
   }
-  // The parameter has moved, is finite, and its state is stored as was asked.
+  // Returns true if the parameter has moved and is finite, and its state has the requested format.
   bool is_sound(size_t cell) const {
     const MatrixCell& of = cells_[cell];
     const std::byte* const now = &host_[cell * kStride];
@@ -188,12 +188,12 @@ class MatrixRun {
     return differing_bytes(now, before.data.data(), static_cast<int64_t>(before.data.size())) > 0 &&
            optimizer_.state_codec(number) == of.group.state;
   }
-  // Refusals that name nothing of their cell.
+  // The number of refusals that name nothing of their cell.
   int64_t unnamed() const { return unnamed_; }
   const Optimizer& optimizer() const { return optimizer_; }
 
  private:
-  static constexpr size_t kStride = 2560;  // bytes of a tensor, and to the next one
+  static constexpr size_t kStride = 2560;  // bytes from one tensor to the next
 
   Tensor started(DType dtype) const {
     Tensor param(dtype, {kRows, kColumns});
@@ -210,7 +210,7 @@ class MatrixRun {
   Device* device_;
   void* queue_ = nullptr;
   std::vector<double> start_;
-  std::vector<Tensor> grads_;  // of each step and element type
+  std::vector<Tensor> grads_;  // for each step and element type
   std::vector<std::byte> host_;
   DeviceBytes memory_;
   std::vector<std::string> refusals_;
@@ -218,12 +218,12 @@ class MatrixRun {
   int64_t unnamed_ = 0;
 };
 
-// The outcomes of cells, tier by tier.
+// Counts the outcomes of cells, tier by tier.
 struct MatrixCounts {
   int64_t cells = 0, correct = 0, refused = 0, differing = 0, unsound = 0;
   std::map<std::string, int64_t> refusals;
 
-  // The bits of the cells of `got` against those of `wanted`.
+  // Compares the bits of the cells of `got` with `wanted`.
   void compare(const std::vector<MatrixCell>& all, const MatrixRun& got, const MatrixRun& wanted,
                const std::string& where) {
     EXPECT_EQ(got.unnamed(), 0) << where << ": refusals must say what of their cell cannot be";
@@ -241,7 +241,7 @@ struct MatrixCounts {
                       << (same ? " did not move, is not finite or has another format" : " differs");
     }
   }
-  // A tier that `make` refuses for all cells, by naming `word`.
+  // Counts a tier that `make` refuses for all cells, with a message that names `word`.
   template <class Make>
   void refuse(const std::vector<MatrixCell>& all, const std::string& word, Make&& make) {
     const std::string message = refusal(make);
@@ -249,7 +249,7 @@ struct MatrixCounts {
     const auto count = static_cast<int64_t>(all.size());
     cells += count, refused += count, refusals[message] += count;
   }
-  // Prints a backend's outcomes. places: tiers and instruction sets.
+  // Prints a backend's outcomes. places: the number of tiers and instruction sets.
   void print(const char* backend, const std::vector<MatrixCell>& all, int places) const {
     size_t variants = 0;
     for (const std::string& rule : rule_names()) variants += rule_options(rule).size();

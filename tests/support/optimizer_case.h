@@ -16,7 +16,7 @@ struct Config {
   int threads = 1;
   int64_t min_quantized_numel = 0;
   Memory memory = {};
-  std::string rounding = "auto";  // random bits go by the number of a parameter and its steps
+  std::string rounding = "auto";  // random bits depend on a parameter's number and steps
   std::string master = "";
 };
 
@@ -36,7 +36,7 @@ inline Optimizer make_optimizer(const Config& setup) {
   return optimizer;
 }
 
-// The formats that a rule can have with these hyper-parameters: all, or all but those of 4 bits.
+// Returns the formats that a rule can have with these hyper-parameters: all, or all without 4-bit formats.
 inline std::vector<std::string> codec_names_of(const std::string& rule, const Hyper& hyper) {
   std::vector<std::string> names;
   for (const std::string& name : codec_names()) try {
@@ -48,7 +48,7 @@ inline std::vector<std::string> codec_names_of(const std::string& rule, const Hy
   return names;
 }
 
-// A contiguous tensor with memory of its own.
+// A contiguous tensor that owns its memory.
 struct Tensor {
   DType dtype = DType::kF32;
   std::vector<int64_t> sizes;
@@ -76,21 +76,21 @@ struct Tensor {
   Gradient gradient() const { return {data.data(), dtype, nullptr}; }
 };
 
-// An optimizer of these parameters, which outlive it.
+// Returns an optimizer of these parameters, which must outlive it.
 inline Optimizer make_optimizer(const Config& setup, std::initializer_list<Tensor*> params) {
   Optimizer optimizer = make_optimizer(setup);
   for (Tensor* const param : params) optimizer.add_param(0, param->view());
   return optimizer;
 }
 
-// A step of an optimizer of one parameter.
+// Steps an optimizer of one parameter.
 inline StepResult take_step(Optimizer& optimizer, const Tensor& grad, const StepOptions& options = {}) {
   const Gradient gradient = grad.gradient();
   return optimizer.step({&gradient, 1}, options);
 }
 
-// Everything a step may change, as bytes: the parameters given, step counts, and the state of all parameters as it is
-// stored, wherever it is.
+// Returns everything that a step may change, as bytes: the given parameters, step counts, and the stored state of all
+// parameters, wherever it is.
 inline std::vector<std::byte> snapshot(const Optimizer& optimizer, const std::vector<const Tensor*>& params) {
   std::vector<std::byte> out;
   const auto append = [&](const void* data, int64_t bytes) {
@@ -113,7 +113,7 @@ inline std::vector<std::byte> snapshot(const Optimizer& optimizer, const std::ve
   return out;
 }
 
-// The rule's defaults, with a random one of its variants; SGD with momentum.
+// Returns the rule's defaults with one of its variants at random; SGD gets momentum.
 inline Hyper random_variant(const std::string& rule, Rng& rng) {
   Hyper hyper = default_hyper(rule);
   if (rule == "sgd" || rule == "lars") hyper.momentum = 0.9;

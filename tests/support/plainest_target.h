@@ -1,7 +1,7 @@
-// The instruction set whose bits all others have to give: scalar code, one float at a time, where the library has it,
-// else the plainest that it has. Highway compiles none below NEON for ARM64, whose processors all have that, and
-// LOWTIDE_NATIVE compiles one alone. There tests compare threads and memory, and results with the committed lists,
-// which scalar code made; they print which instruction sets they compared.
+// The instruction set whose bits all others must give: scalar code, one float at a time, or the plainest set in the
+// library. Highway compiles nothing below NEON for ARM64, because all its processors have NEON, and LOWTIDE_NATIVE
+// compiles only one set. There tests compare threads and memory, and compare results with the committed lists, which
+// scalar code made; they print which instruction sets they compared.
 #pragma once
 
 #include "lowtide/optimizer.h"

@@ -1,6 +1,6 @@
-// Files in memory whose power fails: what was not synced is kept, lost, kept in part, or torn. A sync of a file keeps
-// its bytes and size; names, new or renamed, are kept by a sync of the directory alone. After the failure every call is
-// refused; a surviving image is what the next process may find.
+// Files in memory whose power fails: unsynced data is kept, lost, kept in part, or torn. Syncing a file keeps its bytes
+// and size; only syncing the directory keeps new or renamed names. After the failure every call is refused; a surviving
+// image is what the next process may find.
 #pragma once
 
 #include <fcntl.h>
@@ -24,13 +24,13 @@ class PowerEnv : public Env {
     synced_names_ = names_;
   }
 
-  // Fails before the n-th call that writes, from 1; 0: never.
+  // Fails before the n-th writing call, from 1; 0: never.
   void cut_at(int64_t nth) { nth_ = nth, calls_ = 0, dead_ = false; }
-  // For controls: a sync that keeps nothing.
+  // For controls: makes syncs keep nothing.
   void ignore_syncs() { lying_ = true; }
 
-  // One of the images that may survive: `names` of the changes of names since the directory was synced, in order, and
-  // of the other bytes what `lost` leaves.
+  // Returns one of the images that may survive: it has the first `names` name changes since the directory was synced,
+  // and the unsynced bytes that `lost` leaves.
   Image survivor(Lost lost, size_t names, Rng& rng) const {
     auto found = synced_names_;
     for (size_t i = 0; i < std::min(names, changes_.size()); ++i) changes_[i](found);
@@ -105,7 +105,7 @@ class PowerEnv : public Env {
     change([name = std::string(path)](Names& all) { all.erase(name); });
     return 0;
   }
-  int lock(int, int*) override { return -ENOLCK; }  // its descriptors are none of the system
+  int lock(int, int*) override { return -ENOLCK; }  // the system does not know its descriptors
   int unlock(int) override { return 0; }
   bool allows_io_uring() const override { return false; }
 
@@ -118,7 +118,7 @@ class PowerEnv : public Env {
   static std::string contents(const File& file, Lost lost, Rng& rng) {
     if (lost == Lost::kNothing) return file.bytes;
     if (lost == Lost::kAll) return file.synced;
-    // The size may be the old one or the new one; bytes beyond what is there are zeros.
+    // The size may be the old or the new one; bytes past the data are zeros.
     std::string out = file.synced;
     if (rng.next() % 4) out.resize(file.bytes.size());
     for (size_t at = 0; at < std::min(out.size(), file.bytes.size()); at += kSector) {

@@ -1,4 +1,4 @@
-// Random numbers of tests: one small generator, the same on every machine. A test prints the seed it used.
+// Random numbers for tests: one small generator, the same on every machine. A test prints its seed.
 #pragma once
 
 #include <array>
@@ -15,15 +15,15 @@
 
 namespace lowtide::testing {
 
-// LOWTIDE_TEST_SEED, or a new one.
+// Returns LOWTIDE_TEST_SEED, or a new seed.
 inline uint32_t random_seed() {
   const char* const given = std::getenv("LOWTIDE_TEST_SEED");
   return given ? static_cast<uint32_t>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
 }
 
-// The layers under the density exp(-x^2 / 2), x >= 0, all of one area (Marsaglia and Tsang, "The Ziggurat Method",
-// 2000; the constants are theirs, for 128 layers): layer i reaches to edge[i], and its part up to edge[i + 1] is all
-// below.
+// The layers under the density exp(-x^2 / 2), x >= 0, all of equal area (Marsaglia and Tsang, "The Ziggurat Method",
+// 2000, with their constants for 128 layers). Layer i reaches to edge[i]; up to edge[i + 1] it lies entirely below the
+// density.
 struct NormalLayers {
   static constexpr size_t kCount = 128;
   static constexpr double kTail = 3.442619855899, kArea = 9.91256303526217e-3;
@@ -55,8 +55,8 @@ class Rng {
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool chance(double p) { return uniform() < p; }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  // [0, 1)
-  // Most of what tests draw is this: a product and a comparison for 99 of 100. Draws are statements of their own:
-  // compilers differ in which operand comes first.
+  // Tests draw mostly these, so 99 of 100 take only a product and a comparison. Each draw is a separate statement,
+  // because compilers differ in which operand comes first.
   double normal() {
     const std::array<double, NormalLayers::kCount + 1>& edge = NormalLayers::get().edge;
     for (;;) {
@@ -71,7 +71,7 @@ class Rng {
       if (above + uniform() * (below - above) < 1) return sign * x;
     }
   }
-  // Magnitude spread evenly over the binades [low, high), either sign.
+  // Returns a magnitude spread evenly over the binades [low, high), of either sign.
   double over_binades(int low, int high) {
     const auto binade = static_cast<int>(between(low, high - 1));
     const double x = (1 + uniform()) * power_of_two(binade);
@@ -85,7 +85,7 @@ class Rng {
   }
 
  private:
-  double tail() {  // of the density beyond its last layer
+  double tail() {  // of the density past its last layer
     for (;;) {
       const double x = -std::log(1 - uniform()) / NormalLayers::kTail, y = -std::log(1 - uniform());
       if (2 * y > x * x) return NormalLayers::kTail + x;
@@ -95,7 +95,7 @@ class Rng {
   uint64_t state_;
 };
 
-// A generator whose seed is printed with the claim it serves.
+// Returns a generator, and prints its seed with the claim that it serves.
 inline Rng seeded(const char* claim, uint64_t seed) {
   std::printf("%s: seed %llu\n", claim, static_cast<unsigned long long>(seed));
   return Rng(seed);

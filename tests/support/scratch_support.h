@@ -30,7 +30,7 @@ struct Memory {
   std::unique_ptr<std::byte, Free> data;
 };
 
-// The error that `act` throws, if it does.
+// Returns the error that `act` throws, if any.
 template <typename Act>
 std::optional<Error> error_of(Act act) {
   try {
@@ -41,7 +41,7 @@ std::optional<Error> error_of(Act act) {
   return std::nullopt;
 }
 
-// Exit status of a forked child that runs `act`, which returns it; -1 if it died of a signal.
+// Returns the exit status of a forked child, which is the result of `act`; -1 if a signal ended it.
 template <typename Act>
 int in_child(Act act) {
   const pid_t child = ::fork();

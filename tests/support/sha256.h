@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4) of a short array, for checking constants against a published digest.
+// SHA-256 (FIPS 180-4) of a short array, to check constants against a published digest.
 #pragma once
 
 #include "support/test.h"
@@ -6,7 +6,7 @@
 namespace lowtide::testing {
 
 inline std::string sha256(const void* data, size_t bytes) {
-  // The round constants are the fractional parts of cube roots of primes, the first state those of square roots.
+  // The round constants are the fractional parts of cube roots of primes; the first state is made of square roots.
   const auto root_bits = [](int prime, int root) {  // floor(2^32 * fraction), by bisection in 128-bit integers
     __extension__ typedef unsigned __int128 Wide;
     uint64_t low = 0, high = uint64_t{32} << 32;

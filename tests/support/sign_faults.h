@@ -1,4 +1,4 @@
-// Votes for tests of faults: what comes of one without some ballots, and messages damaged on their way.
+// For tests of faulty votes: the outcome of a vote without some ballots, and messages damaged in transit.
 #pragma once
 
 #include <tuple>
@@ -18,7 +18,7 @@ inline VoteCase vote_of(int ranks, int nodes, SignAlgorithm algorithm, int64_t c
   return of;
 }
 
-// The vote without the ballots that were left out, which all ranks report alike.
+// Returns the vote without the rejected ballots, which all ranks report alike.
 inline VoteResult vote_without(const VoteCase& of, const std::vector<RejectedBallot>& rejected) {
   const int nodes = std::max(of.nodes, 1), inside = of.ranks / nodes;
   const int64_t part = shard_signs(of.count, of.ranks);
@@ -35,7 +35,7 @@ enum class Damage { kHeaderBit, kPayloadBit, kManyBits, kCutOff, kZeros, kLate, 
 inline constexpr Damage kDamages[] = {Damage::kHeaderBit, Damage::kPayloadBit, Damage::kManyBits, Damage::kCutOff,
                                       Damage::kZeros,     Damage::kLate,       Damage::kOthers};
 
-// Damages what `sender` sends at its call number `call` of a group, to one rank, to all others, or to itself too.
+// Damages the messages of call number `call` of `sender` in a group: to one rank, to all others, or to itself, too.
 class Damager {
  public:
   enum Receivers { kOne, kOthers, kAll };
@@ -80,7 +80,7 @@ class Damager {
         for (int i = 0; i < 100; ++i) flip(m.data, 0, m.bytes);
         return;
       case Damage::kCutOff: {
-        // A part that is zero anyway loses nothing: cut the header instead.
+        // Cutting off zeros would lose nothing, so cut the header instead.
         const int64_t all = m.bytes;
         m.bytes = random_.below(all);
         if (std::all_of(m.data + m.bytes, m.data + all, [](std::byte b) { return b == std::byte{0}; }))
@@ -90,9 +90,10 @@ class Damager {
       case Damage::kZeros:
         std::memset(m.data, 0, static_cast<size_t>(m.bytes));
         return;
-      case Damage::kLate:  // what the same call of the vote before sent
+      case Damage::kLate:  // the message of the same call of the previous vote
         return put(m, {m.call - calls_before_, m.sender, m.receiver});
-      case Damage::kOthers:  // another sender's, or the same sender's in the vote before if there is none yet
+      case Damage::kOthers:  // another sender's message, or if there is none yet, the same sender's of the previous
+                             // vote
         return put(m, m.sender ? std::tuple{m.call, m.sender - 1, m.receiver}
                                : std::tuple{m.call - calls_before_, m.sender + 1, m.receiver});
     }

@@ -1,4 +1,4 @@
-// Votes in parts: a vote cut into cases of their own, and how a rank takes them.
+// Votes in parts: cuts a vote into cases, and takes them on a rank.
 #pragma once
 
 #include "support/sign_ranks.h"
@@ -6,7 +6,7 @@
 
 namespace lowtide::testing {
 
-// The signs [first, first + count) of a vote as one of their own; first: a multiple of 1024.
+// Returns signs [first, first + count) of a vote as a vote; first: a multiple of 1024.
 inline VoteCase part_of(const VoteCase& of, int64_t first, int64_t count) {
   VoteCase out = of;
   out.count = count, out.first_index = of.first_index + static_cast<uint64_t>(first);
@@ -21,7 +21,7 @@ inline VoteCase part_of(const VoteCase& of, int64_t first, int64_t count) {
   return out;
 }
 
-// Cut before these signs, ascending.
+// Cuts a vote before these signs, in ascending order.
 inline std::vector<VoteCase> parts_of(const VoteCase& of, const std::vector<int64_t>& cuts) {
   std::vector<VoteCase> out;
   int64_t first = 0;
@@ -51,8 +51,8 @@ inline VoteResult joined(const PartResults& parts) {
 // Changes the ballot of a part.
 using Change = std::function<void(size_t part, SignBallot& ballot)>;
 
-// Takes the parts in order, until one is not applied. outcomes: of each part that was taken; nullptr: nobody's
-// business.
+// Takes the parts in order, until one is not applied. outcomes: receives the outcome of each part taken; nullptr: not
+// wanted.
 inline SignOutcome vote_in_parts(SignCollective& collective, const std::vector<VoteCase>& parts, int rank,
                                  PartResults& results, std::vector<SignOutcome>* outcomes = nullptr,
                                  const Change& change = {}) {

@@ -1,4 +1,5 @@
-// Ranks of a sign collective as threads, and the votes they take: random ballots, and what comes of them sign by sign.
+// Ranks of a sign collective as threads, with the votes that they take: random ballots, and their outcomes sign by
+// sign.
 #pragma once
 
 #include <future>
@@ -8,7 +9,7 @@
 #include "support/sign_reference.h"
 #include "support/test.h"
 
-// The portable kernels alone define the bit that breaks a tie by hash.
+// Only the portable kernels define the bit that breaks a tie by hash.
 namespace lowtide::testing::portable {
 #ifndef LT_FN
 #define LT_FN inline
@@ -30,13 +31,13 @@ inline bool hashed_tie(uint64_t seed, uint64_t step, uint64_t index) {
 struct Ended {
   bool threw = false;
   std::string text;
-  int kind = 0;  // ErrorKind; 0: another exception
+  int kind = 0;  // an ErrorKind; 0: another exception
   bool transport = false;
   std::vector<int> ranks;
   SignOutcome outcome;
 };
 
-// fn(rank) on a thread for each rank. A rank that hangs ends the program: there is nothing else that tells it apart.
+// Runs fn(rank) on a thread for each rank. A rank that hangs ends the program, because nothing else would report it.
 inline std::vector<Ended> run_ranks(int ranks, const std::function<SignOutcome(int)>& fn) {
   std::vector<Ended> ended(static_cast<size_t>(ranks));
   std::vector<std::future<void>> done;
@@ -72,14 +73,14 @@ struct VoteCase {
   bool with_presence = false;
   SignCollectiveOptions options;
   uint64_t step = 0, first_index = 0;
-  bool late = false;  // ballots are there when all have announced, and not before
+  bool late = false;  // ballots appear only after all ranks have announced
   std::vector<uint32_t> weights;
   std::vector<Bits> ballots, presence;
   Bits previous;
 
-  // Whether announcements come with ballots after a vote like this one.
+  // Returns true if announcements travel with ballots after a vote like this one.
   bool early() const { return !nodes && !late && options.algorithm == SignAlgorithm::kTwoPhase; }
-  // Calls of each transport: of a vote of so many parts, the first or a later one.
+  // The number of calls of each transport for a vote of so many parts, the first vote or a later one.
   int64_t calls(bool first, int64_t parts = 1) const {
     const int64_t of_part = options.algorithm == SignAlgorithm::kOnePhase || (early() && !first) ? 2 : 3;
     return parts * of_part + 2;
@@ -109,10 +110,10 @@ struct VoteResult {
   bool operator==(const VoteResult&) const = default;
 };
 
-// The ranks whose ballots count for the sign: all that have weight, unless a test says otherwise.
+// Decides whether a rank's ballot counts for a sign. By default, every rank with weight counts.
 using Counts = std::function<bool(int rank, int64_t sign)>;
 
-// Sign by sign. What a vote does not write keeps `fill`.
+// Computes a vote sign by sign. Memory that a vote does not write keeps `fill`.
 inline VoteResult reference_vote(const VoteCase& of, const Counts& counts = {}, int64_t* ties = nullptr) {
   VoteResult out(of.count);
   const bool zero_rule = of.options.ties == "zero";
@@ -168,7 +169,7 @@ inline VoteCase random_vote(int ranks, int64_t count, Rng& rng) {
   return out;
 }
 
-// The transports of each rank: one, or of two levels.
+// The transports of each rank, on one level or two.
 struct Ranks {
   explicit Ranks(const VoteCase& of, std::chrono::milliseconds timeout = std::chrono::seconds(60)) : nodes(of.nodes) {
     const int inside_size = nodes ? of.ranks / nodes : of.ranks;
@@ -185,7 +186,7 @@ struct Ranks {
   std::vector<std::unique_ptr<ThreadGroup>> inside, between;
 };
 
-// All ranks take the vote over new transports; results[r] is what rank r has then.
+// Takes the vote on all ranks over new transports; results[r] gets the result of rank r.
 inline std::vector<Ended> take_vote(const VoteCase& of, Ranks& ranks, std::vector<VoteResult>* results) {
   results->assign(static_cast<size_t>(of.ranks), VoteResult(of.count));
   return run_ranks(of.ranks, [&](int r) {

@@ -1,5 +1,5 @@
-// Signs as their definition has them, one at a time, and nothing of the portable kernels: what all backends are
-// compared with. MPI's test has no gtest.
+// Signs by their definition, one at a time, without the portable kernels: the reference for all backends. Without
+// gtest, which MPI's test does not use.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline Bits random_bytes(size_t size, Rng& rng) {
   for (auto& byte : out) byte = static_cast<unsigned char>(rng.next());
   return out;
 }
-// Behind the last one, too, in its byte: nobody's business.
+// Bits after the last sign of the last byte are random, too.
 inline Bits random_bits(int64_t count, Rng& rng) { return random_bytes(sign_bytes(count), rng); }
 inline int64_t bits_apart(const Bits& a, const Bits& b) {
   int64_t apart = a.size() == b.size() ? 0 : 1;
@@ -36,7 +36,7 @@ inline int64_t bits_apart(const Bits& a, const Bits& b) {
 }
 inline bool sign_of(const Bits& bits, int64_t i) { return bits[static_cast<size_t>(i / 8)] >> (i % 8) & 1; }
 
-// The value of an element in double, NaN as NaN.
+// Returns an element's value in double; a NaN stays a NaN.
 inline double value_of(DType dtype, const unsigned char* element) {
   if (dtype == DType::kF32) {
     float x;
@@ -58,8 +58,8 @@ inline double value_of(DType dtype, const unsigned char* element) {
   return h >> 15 ? -x : x;
 }
 
-// Random elements: numbers of all sizes, and in a tenth of the places zeros of both signs, NaNs, infinities, and the
-// smallest denormals.
+// Returns random elements of all magnitudes; a tenth are zeros of both signs, NaNs, infinities, or the smallest
+// denormals.
 inline Bits random_elements(DType dtype, int64_t count, Rng& rng) {
   const auto width = static_cast<size_t>(dtype_bytes(dtype));
   Bits out(static_cast<size_t>(count) * width);
@@ -87,15 +87,15 @@ inline void reference_pack(DType dtype, const Bits& values, int64_t first, int64
   for (; count && i % 8; ++i) put(i, false);
 }
 
-// A vote, as its definition has it. The rule of ties is given by its name; a tie of "kHash" is broken by `hash`, for
-// it has no other definition than the portable.
+// A vote by its definition. The tie rule is given by name; `hash` breaks a "kHash" tie, which only the portable kernels
+// define.
 struct ReferenceVote {
   std::vector<Bits> ballots;
   std::vector<uint32_t> weights;
   std::string ties;
   Bits previous;
 
-  // The result's bits, those of ties, and how many there are.
+  // Computes the bits of the result and of ties, and returns the number of ties.
   template <class Hash>
   int64_t count(int64_t n, Bits* result, Bits* tied, Hash&& hash) const {
     int64_t ties_seen = 0;
@@ -116,7 +116,7 @@ struct ReferenceVote {
   }
 };
 
-// The rules, by their numbers.
+// The tie rules, in the order of their numbers.
 inline const std::vector<std::pair<TieRule, std::string>>& tie_rules() {
   static const std::vector<std::pair<TieRule, std::string>> all = {
 #define LT_TIE(number, name) {TieRule::name, #name},

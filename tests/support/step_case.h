@@ -1,5 +1,5 @@
-// A parameter with gradient and state in memory of its own, to be stepped by a backend directly: random values, any
-// rule, codec, pair of types and shape.
+// A parameter with its own gradient and state, for a backend to step directly: random values, any rule, codec, pair of
+// types and shape.
 #pragma once
 
 #include "backend/backend.h"
@@ -27,19 +27,19 @@ struct StepCase {
   std::vector<std::byte> param, grad;
   std::vector<std::byte> codes[kMaxStates];
   std::vector<float> scales[kMaxStates];
-  int master = 0;  // of masters.def
+  int master = 0;  // a number of masters.def
   std::vector<std::byte> residual;
   alignas(16) std::byte args[kArgsBytes] = {};
   double lr = 0.1, weight_decay = 1e-2;
-  uint32_t stochastic = 0;  // as StepItem
+  uint32_t stochastic = 0;  // as in StepItem
   uint64_t seed = 0;
   int64_t step = 0;
   ShardOrigin origin;
 
   StepCase(int of_rule, int of_codec, DType p, DType g, int64_t rows, int64_t row_length, Rng& rng)
       : rule(of_rule), codec(of_codec), param_dtype(p), grad_dtype(g) {
-    if (codec_info(codec).has_pairs()) row_length += row_length % 2;  // no odd rows have such codes
-    // Steps of m / eps, where the root below it is zero and m is not, still fit into fp16.
+    if (codec_info(codec).has_pairs()) row_length += row_length % 2;  // such codes need rows of even length
+    // If the root is zero and m is not, steps of m / eps must still fit fp16.
     for (const char* family : {"adam", "ademamix", "lamb", "rmsprop"})
       if (std::strncmp(rule_info(rule).name, family, std::strlen(family)) == 0) lr = 1e-6;
     const int64_t sizes[] = {rows, row_length};
@@ -55,7 +55,7 @@ struct StepCase {
       codes[k].resize(static_cast<size_t>(format.code_bytes(n)));
       scales[k].resize(static_cast<size_t>(format.scales * rows * blocks_per_row));
     }
-    // First moments over 60 binades from block to block, second moments over their squares, 5 % of the blocks zero.
+    // First moments span 60 binades from block to block, second moments their squares; 5 % of the blocks are zero.
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t b = 0; b < blocks_per_row; ++b) {
         const int binade = static_cast<int>(rng.between(-60, -1));
@@ -85,14 +85,14 @@ struct StepCase {
     set_step(2);
   }
 
-  // Residuals are any bits. Of float32 parameters nothing comes of it.
+  // Residuals are random bits. Float32 parameters ignore them.
   void set_master(int kind, Rng& rng) {
     master = kind;
     residual.resize(static_cast<size_t>(residual_bytes(kind, layout.numel)));
     for (std::byte& byte : residual) byte = static_cast<std::byte>(rng.next());
   }
 
-  // 5 % of them zero.
+  // 5 % of the gradients are zero.
   void new_gradients(Rng& rng) {
     grad.resize(static_cast<size_t>(layout.numel * dtype_bytes(grad_dtype)));
     for (int64_t i = 0; i < layout.numel; ++i)
@@ -143,7 +143,7 @@ struct StepCase {
   }
 };
 
-// Bytes of parameter, codes and scales that differ.
+// The number of bytes of parameter, codes and scales that differ.
 inline int64_t differing_bytes(const StepCase& a, const StepCase& b) {
   int64_t sum = differing_bytes(a.param.data(), b.param.data(), static_cast<int64_t>(a.param.size()));
   sum += differing_bytes(a.residual.data(), b.residual.data(), static_cast<int64_t>(a.residual.size()));

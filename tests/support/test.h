@@ -1,5 +1,5 @@
-// The prelude of tests, which is precompiled (tests/CMakeLists.txt): gtest, the part of the standard library that many
-// of them use, random numbers, the share of cases to take, directories, and what a refusal says.
+// The prelude of tests, which is precompiled (tests/CMakeLists.txt): gtest, the common part of the standard library,
+// random numbers, the share of cases to take, directories, and messages of refusals.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,8 +42,8 @@
 
 namespace lowtide::testing {
 
-// The share of random cases that a test takes: LOWTIDE_TEST_SHARE, 1 by default. ctest's entries of long tests set it,
-// and their `_soak` entries, which `make soak` runs, do not.
+// The share of random cases that a test takes: LOWTIDE_TEST_SHARE, by default 1. ctest sets it for long tests, but not
+// for their `_soak` entries, which `make soak` runs.
 inline double share() {
   static const double set = [] {
     const char* const text = std::getenv("LOWTIDE_TEST_SHARE");
@@ -52,28 +52,28 @@ inline double share() {
   return set;
 }
 
-// So many cases, and what is expected of so many.
+// Scales a number of cases, or the expectations of such a number, to the share.
 inline int share_of(int count) { return std::max(1, static_cast<int>(std::lround(share() * count))); }
 
-// Multiples of the golden ratio, less their whole parts: spread evenly over [0, 1) by any run of n.
+// Returns n times the golden ratio without the integer part: any run of n spreads evenly over [0, 1).
 inline double spread_at(int64_t n) {
   const double at = static_cast<double>(n) * 0.6180339887498949;
   return at - std::floor(at);
 }
 
-// Whether the share has case `n` of a grid. A short row may get none.
+// Returns true if the share includes case `n` of a grid. A short row may get no case.
 inline bool in_share(int64_t n) { return spread_at(n) < share(); }
 
-// The same of row x column, but every share has a case of each row, in columns that take turns.
+// Does the same for row x column, but gives every row at least one case, in alternating columns.
 inline bool in_share(int64_t row, int64_t column, int64_t columns) {
   return column == static_cast<int64_t>(spread_at(row) * static_cast<double>(columns)) ||
          in_share(row * columns + column);
 }
 
-// How far apart the cases are that the share takes of a long row of like ones, 1 for all.
+// The distance between the cases that the share takes from a long row of similar cases; 1 for all.
 inline int64_t spread() { return std::max<int64_t>(1, std::lround(1 / share())); }
 
-// A directory that is gone at the end of the test.
+// A directory that is deleted at the end of the test.
 class TemporaryDirectory {
  public:
   explicit TemporaryDirectory(const std::string& base = std::filesystem::temp_directory_path().string())
@@ -89,7 +89,7 @@ class TemporaryDirectory {
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
-  // Names in it, without the lock file of scratch files.
+  // Returns the names in it, without the lock file of scratch files.
   std::vector<std::string> names() const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(path_))
@@ -101,7 +101,7 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-// The message of the Error of this kind that `call` throws; fails the test if it throws none.
+// Returns the message of the Error of this kind that `call` throws; fails the test if it throws none.
 template <class Fn>
 std::string refusal(Fn&& call, ErrorKind kind = ErrorKind::kInvalidArgument) {
   try {
@@ -114,7 +114,7 @@ std::string refusal(Fn&& call, ErrorKind kind = ErrorKind::kInvalidArgument) {
   return "";
 }
 
-// Prints a figure that a test proves, as a line: each "{}" of the text is the next value.
+// Prints a figure that a test proves, on one line: each "{}" of the text is the next value.
 template <class... Values>
 void figure(std::string_view text, const Values&... values) {
   std::ostringstream line;
@@ -133,7 +133,7 @@ inline void expect_in(const std::string& part, const std::string& text) {
   EXPECT_NE(text.find(part), std::string::npos) << "wanted '" << part << "' in: " << text;
 }
 
-// The message of the refusal has `part` in it.
+// Expects a refusal whose message contains `part`.
 template <class Fn>
 void expect_refusal(Fn&& call, const std::string& part, ErrorKind kind = ErrorKind::kInvalidArgument) {
   expect_in(part, refusal(call, kind));

@@ -1,5 +1,5 @@
-// The rules whose kernels the backend under test has: all, or those that LOWTIDE_TEST_RULES names. A build of the CUDA
-// plug-in may leave rules out (LOWTIDE_CUDA_RULES); ctest's entries of its PTX set the variable.
+// The rules whose kernels the backend under test has: all, or those in LOWTIDE_TEST_RULES. A build of the CUDA plug-in
+// may leave rules out (LOWTIDE_CUDA_RULES); ctest sets the variable when it tests PTX.
 #pragma once
 
 #include "backend/catalog.h"
@@ -7,7 +7,7 @@
 
 namespace lowtide::testing {
 
-// Numbers of rules.def.
+// The numbers are those of rules.def.
 inline const std::vector<int>& tested_rules() {
   static const std::vector<int> found = [] {
     const char* const text = std::getenv("LOWTIDE_TEST_RULES");
@@ -16,7 +16,7 @@ inline const std::vector<int>& tested_rules() {
     for (int rule = 0; rule < std::ssize(rules()); ++rule)
       if (names.empty() || names.find("," + std::string(rule_info(rule).name) + ",") != std::string::npos)
         rules_of.push_back(rule);
-    // Loops over fewer rules than were asked for would prove less, and say nothing.
+    // A misspelled name would silently leave out a rule.
     const auto wanted = names.empty() ? std::ssize(rules()) : std::ranges::count(names, ',') - 1;
     if (std::ssize(rules_of) != wanted)
       throw std::invalid_argument("LOWTIDE_TEST_RULES: got " + names + ", wanted names of rules.def, each once");

@@ -14,8 +14,8 @@ constexpr int64_t kAlignment = 64;
 
 int64_t extent_bytes(const Layout& layout, DType dtype) { return layout.extent * dtype_bytes(dtype); }
 
-// Calls with(pointer, bytes) for the arrays of the part that is stepped: codes and scales of the states, if wanted, and
-// the residual.
+// Calls with(pointer, bytes) for the arrays of the stepped part: codes and scales of the states, if wanted, and the
+// residual.
 template <class Item, class Fn>
 void for_each_array(Item& item, bool states, Fn&& with) {
   const int64_t row = item.param_layout->row_length;
@@ -74,7 +74,7 @@ FakeBackend::Kernel FakeBackend::step_kernel(std::span<const StepItem> items) co
     }
     touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype), true, false);
     if (item.guard) touch(item.guard->word(), sizeof(uint32_t), true, false);
-    // State that is written elsewhere stays unchanged there if the guard says so.
+    // If the guard stops the step, state written elsewhere keeps its old values there.
     const bool elsewhere = item.write_offset != 0;
     for_each_array(item, true, [&](auto* at, int64_t bytes) {
       touch(at, bytes, true, !elsewhere);
@@ -99,7 +99,7 @@ void FakeBackend::run_step(Batch& batch, bool ordered) {
   cpu_->step(batch.items, 1, ordered, nullptr);
 }
 
-// A kernel like a step, but waited for.
+// Runs like the kernel of a step, but waits.
 void FakeBackend::norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) {
   Kernel kernel{"norms", {}, {}};
   const auto touch = [&](const void* memory, int64_t size) {
@@ -176,7 +176,7 @@ void FakeBackend::vote_signs(const VoteItem& item, int, void* stream) {
                   }});
 }
 
-// Operations without waiting callers run at once.
+// Operations whose callers wait run at once.
 void FakeBackend::count_signs(const CountItem& item, int threads, void* stream) {
   finish(stream);
   cpu_->count_signs(item, threads, nullptr);
@@ -342,7 +342,7 @@ const FakeBackend::Allocation& FakeBackend::allocation_of(const Span& span) cons
 
 std::function<void()> FakeBackend::with_pages(Kernel& kernel) const {
   if (!options_.managed) return std::move(kernel.run);
-  std::vector<std::pair<int64_t, int64_t>> touched;  // address and bytes
+  std::vector<std::pair<int64_t, int64_t>> touched;  // address and number of bytes
   for (const std::vector<Span>* spans : {&kernel.reads, &kernel.writes})
     for (const Span& span : *spans)
       if (const Allocation& at = allocation_of(span); at.kind == MemoryKind::kShared)

@@ -1,4 +1,5 @@
-// A backend on the fake device: the CPU backend's kernels, run late. For tests of all that queues work on a device.
+// A backend on the fake device: runs the CPU backend's kernels late. For tests of everything that queues work on a
+// device.
 #pragma once
 
 #include "backend/backend.h"
@@ -10,21 +11,23 @@ namespace lowtide::fake {
 
 struct FakeBackendOptions {
   uint64_t seed = 0;
-  int64_t drop_wait = -1;                                                  // the wait() call (from 0) that is ignored
-  int64_t device_bytes = int64_t{1} << 40, host_bytes = int64_t{1} << 40;  // capacities; shared memory is of the host's
-  int64_t says_total = -1;    // not -1: what limits() calls the device's bytes, saying nothing of what is free
-  bool steps_pinned = false;  // else a kernel that touches pinned memory is an error
-  bool guards = false;        // queue_guard() gives one
-  // Not nullptr: moves what kernels touch of shared memory. Without capturing, and outlives the backend.
+  int64_t drop_wait = -1;                                                  // the number of the wait() call to ignore,
+                                                                           // from 0
+  int64_t device_bytes = int64_t{1} << 40, host_bytes = int64_t{1} << 40;  // capacities; host memory includes shared
+                                                                           // memory
+  int64_t says_total = -1;    // if not -1, the total that limits() reports, without a free amount
+  bool steps_pinned = false;  // if false, a kernel that touches pinned memory is an error
+  bool guards = false;        // queue_guard() returns a guard
+  // If not nullptr, moves the shared memory that kernels touch. It must outlive the backend, and nothing may be
+  // captured.
   ManagedPages* managed = nullptr;
   std::string description = "";
-  // Bytes per second of the virtual clock; 0: no time. step: of state, by the first queue that is made; link: by the
-  // others.
+  // Bytes per second of the virtual clock; 0: no time. step: state on the first queue; link: the other queues.
   double step_rate = 0, link_rate = 0;
-  int64_t drop_host_wait = -1;  // the host_wait() call (from 0) that is ignored
+  int64_t drop_host_wait = -1;  // the number of the host_wait() call to ignore, from 0
 };
 
-// As a driver is, the device's calls are for any thread: a save beside steps reads chunks in one of its own.
+// Any thread may call it, as with a driver's device: a save beside steps reads chunks in a thread of its own.
 class FakeBackend final : public Backend, public Device {
  public:
   explicit FakeBackend(const FakeBackendOptions& options);
@@ -33,7 +36,7 @@ class FakeBackend final : public Backend, public Device {
   const char* target() const override { return cpu_->target(); }
   std::vector<std::string> targets() const override { return cpu_->targets(); }
   Device* device() override { return this; }
-  // Items' tensors and states are memory of this backend.
+  // Tensors and states of items must be memory of this backend.
   void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) override;
   void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) override;
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override;
@@ -67,41 +70,44 @@ class FakeBackend final : public Backend, public Device {
   std::string describe() const override { return options_.description; }
   void use_allocator(const Allocator& allocator) override { allocator_ = allocator; }
 
-  // Kernels that are queued here from now on are recorded, until end_capture() returns the recording's number.
+  // Records the kernels queued from now on, until end_capture() returns the recording's number.
   void begin_capture(void* queue);
   int end_capture(void* queue);
   void replay(int recording, void* queue);
-  // From now on every call throws kDeviceLost; some of what is queued happens.
+  // Makes every later call throw kDeviceLost; some of the queued work happens.
   void lose() const;
-  // The same in the n-th call from now on, from 1.
+  // Does the same in the n-th later call, from 1.
   void lose_at(int64_t call) { lose_at_ = call; }
-  // Like allocate(), whatever use_allocator() says.
+  // Like allocate(), but ignores use_allocator().
   void* allocate_own(MemoryKind kind, int64_t bytes);
   void free_own(void* memory) noexcept;
 
   FakeDevice& fake() { return device_; }
   int64_t device_peak() const { return device_.peak(near_); }
-  int64_t host_peak() const { return device_.peak(far_); }  // of pinned and shared memory
+  int64_t host_peak() const { return device_.peak(far_); }  // pinned and shared memory
   int64_t used() const { return device_.used(near_) + device_.used(far_); }
   int64_t queues() const { return static_cast<int64_t>(queues_.size()); }
   int64_t prefetches() const { return prefetches_; }
   int64_t waits() const { return waits_; }
   int64_t host_waits() const { return host_waits_; }
-  // The host, in a file's transfer say, reads or writes memory of the device, if it is that: checked for races. Any
-  // thread.
+  // Tells the race checker that the host (in a file transfer, say) reads or writes this memory, if it is the device's.
+  // Any thread.
   void host_touches(const void* memory, int64_t bytes, bool writes);
-  // Waits of this queue for another one on which a copy from device to pinned memory was queued: for write-back.
+  // The number of waits of this queue for another one with a queued copy from device to pinned memory: for write-back.
   int64_t waits_for_write_back(void* queue) const;
-  bool dropped_mattered() const { return dropped_mattered_; }  // it ordered something that was not ordered already
+  bool dropped_mattered() const {
+    return dropped_mattered_;
+  }  // the ignored wait ordered something that nothing else
+     // ordered
 
  private:
   struct Allocation {
     std::byte* data;
     int64_t bytes;
     int region;
-    int64_t begin;  // of data, within the region
+    int64_t begin;  // where its data begins in the region
     MemoryKind kind;
-    int64_t managed_at = 0;  // its address for `managed`
+    int64_t managed_at = 0;  // its address in `managed`
   };
   struct Batch;
   struct Kernel {
@@ -112,43 +118,43 @@ class FakeBackend final : public Backend, public Device {
   };
   class QueuedGuard;
   class Recorded;
-  // Returns what it runs, with its touches of shared memory before that.
+  // Returns the kernel's function, preceded by its touches of shared memory.
   std::function<void()> with_pages(Kernel& kernel) const;
-  // Late, or into the recording that is being made.
+  // Queues a kernel, or adds it to the recording in progress.
   void launch(void* queue, Kernel kernel);
-  // All but what it runs.
+  // Returns a kernel without its function.
   Kernel step_kernel(std::span<const StepItem> items) const;
   void run_step(Batch& batch, bool ordered);
   void require_alive() const;
   void require_not_capturing(void* queue);
-  // The device's bytes that a kernel touches; throws kInternal for other memory.
+  // Returns the device's bytes that a kernel touches; throws kInternal for other memory.
   Span touched(const void* memory, int64_t bytes) const;
   int stream_of(void* queue) const { return queue ? *static_cast<int*>(queue) : 0; }
   const Allocation& allocation_of(const Span& span) const;
   MemoryKind kind_of(const Span& span) const { return allocation_of(span).kind; }
-  // False for memory that is not this device's.
+  // Returns false for memory that is not this device's.
   bool find(const void* memory, int64_t bytes, Span* span) const;
   void finish(void* queue);
   void pack(const SignItem& item, void* stream);
   void unpack(const SignItem& item, void* stream);
 
-  std::recursive_mutex mutex_;  // of the device's calls, and of the work that they run
+  std::recursive_mutex mutex_;  // guards the device's calls, and the work that they run
   FakeBackendOptions options_;
-  mutable FakeDevice device_;  // asking may be the call in which it is lost
+  mutable FakeDevice device_;  // mutable, because the device may be lost in a query
   std::unique_ptr<Backend> cpu_;
   int near_, far_;
-  std::deque<int> queues_;  // numbers of streams, at stable addresses
+  std::deque<int> queues_;  // stream numbers, at stable addresses
   std::vector<Allocation> allocations_;
   int64_t prefetches_ = 0, waits_ = 0, host_waits_ = 0;
   std::set<int> writing_back_;                  // streams
-  std::map<int, int> recorded_on_;              // stream, by event
-  std::map<int, std::vector<int>> waited_for_;  // streams, by the one that waits
+  std::map<int, int> recorded_on_;              // stream of each event
+  std::map<int, std::vector<int>> waited_for_;  // the streams for which each stream has waited
   bool dropped_mattered_ = false;
   mutable std::atomic<bool> lost_ = false;
-  mutable std::atomic<int64_t> lose_at_ = 0;  // set while another thread, of a save, makes calls
+  mutable std::atomic<int64_t> lose_at_ = 0;  // set while the thread of a save makes calls
   Allocator allocator_;
   std::set<const void*> from_allocator_;
-  std::map<int, std::vector<Kernel>> capturing_;  // by stream
+  std::map<int, std::vector<Kernel>> capturing_;  // for each stream
   std::vector<std::vector<Kernel>> recordings_;
 };
 
@@ -156,7 +162,7 @@ class FakeBackend final : public Backend, public Device {
 
 namespace lowtide::testing {
 
-// Fails the test if work queued on the device could run in two orders with two results.
+// Fails the test if queued work could run in two orders with different results.
 inline void expect_no_race(fake::FakeBackend& backend) {
   for (const auto& race : backend.fake().race_checker().races()) ADD_FAILURE() << to_string(race);
 }

@@ -1,4 +1,4 @@
-// Fills and signs on the fake device: late, in the order of their queues, and watched.
+// Fills and signs on the fake device run late, in the order of their queues, under the race checker.
 #include "support/fake/fake_backend.h"
 
 #include "support/sign_reference.h"
@@ -9,7 +9,7 @@ namespace {
 
 using testing::Bits;
 
-// Packs two pieces on one queue and votes on another, after an event or without one.
+// Packs two pieces on one queue and votes on another, with or without an event in between.
 struct Outcome {
   int64_t differing = 0;
   size_t races = 0;
@@ -31,7 +31,7 @@ Outcome run(uint64_t seed, bool ordered) {
       fake.pack_signs({DType::kBF16, 0, kCount, values.data(), ballots.data() + v * kBytes}, packs);
     if (ordered) fake.wait(votes, fake.record(packs));
     {
-      // Two equal voters against one that is all +. The item's arrays are gone when the work is done.
+      // Two equal voters against one that is all +. The item's arrays are gone when the work runs.
       const std::vector<const std::byte*> rows = {ballots.data(), ballots.data() + kBytes, ballots.data() + 2 * kBytes};
       VoteItem item;
       item.count = kCount, item.ballots = rows, item.result = result.data();

@@ -1,4 +1,4 @@
-// A call's items, and what they borrow.
+// The items of a call, with copies of the data that they borrow.
 #pragma once
 
 #include <span>
@@ -19,7 +19,7 @@ struct FakeBackend::Batch {
       item.param_layout = &layouts.emplace_back(*item.param_layout);
       item.grad_layout = &layouts.emplace_back(*item.grad_layout);
       auto& copy = args.emplace_back();
-      std::memcpy(copy.data(), item.args, kArgsBytes);  // callers' arrays have that size
+      std::memcpy(copy.data(), item.args, kArgsBytes);  // callers' arrays have this size
       item.args = copy.data();
       if (item.ballot) item.ballot = &ballots.emplace_back(*item.ballot);
       items.push_back(item);

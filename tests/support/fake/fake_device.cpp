@@ -130,7 +130,9 @@ bool FakeDevice::wait_matters(int stream, int event) const {
   const RaceChecker::Clock& clock = tickets_[static_cast<size_t>(current)].clock;
   const RaceChecker::Clock &mine = checker_.clock(actor(stream)), &host = checker_.clock(kHost);
   for (size_t i = 0; i < clock.size(); ++i)
-    if (clock[i] > std::max(mine[i], host[i])) return true;  // what the host has seen precedes all it queues from now
+    if (clock[i] > std::max(mine[i], host[i]))
+      return true;  // everything that the host has seen precedes what it
+                    // queues from now on
   return false;
 }
 
@@ -214,9 +216,9 @@ void FakeDevice::enqueue(int stream, const std::string& name, const std::vector<
   settle();
 }
 
-// Takes off the queues what is no work, and poisons what the work at their heads will write. Poison at enqueue, as long
-// as operations are queued that rightly read the old bytes, would break correct code: it comes at the first moment at
-// which the operation may start, which is at enqueue if all before it has happened.
+// Removes waits and marks from the queues, and poisons the memory that the next operations will write. Poison must not
+// come while earlier operations that rightly read the old bytes are still queued, so it comes as soon as the operation
+// may start; that is at enqueue if all earlier operations have happened.
 void FakeDevice::settle() {
   for (bool changed = true; changed;) {
     changed = false;
@@ -242,18 +244,18 @@ bool FakeDevice::runnable(size_t stream) const {
   return !queue.empty() && queue.front().kind == Operation::kWork;
 }
 
-// The streams whose heads the ticket waits for, directly or not.
+// Returns the streams for whose heads the ticket waits, directly or not.
 std::vector<bool> FakeDevice::ancestors(size_t ticket) const {
   std::vector<bool> needed(streams_.size(), false);
   for (size_t s = tickets_[ticket].stream; !needed[s];) {
     needed[s] = true;
-    const Operation& head = streams_[s].queue.front();  // not empty: it holds the mark that has not happened
+    const Operation& head = streams_[s].queue.front();  // not empty, because the mark has not happened
     if (head.kind == Operation::kWait) s = tickets_[head.ticket].stream;
   }
   return needed;
 }
 
-// A random stream is favoured for a random time; the last in favour runs only when no other can.
+// Favours a random stream for a random time; the least favoured stream runs only when no other can.
 void FakeDevice::run_one(const std::vector<bool>& among) {
   if (below(6) == 0) std::shuffle(favour_.begin(), favour_.end(), random_);
   for (const size_t i : favour_) {

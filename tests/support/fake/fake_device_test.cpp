@@ -1,5 +1,5 @@
-// The fake device keeps every order it was given, breaks every other one under some seed, and its race checker says
-// exactly which programs lack an order.
+// The fake device keeps every order that it is given and breaks every other order under some seed; its race checker
+// names exactly the programs that lack an order.
 #include "support/fake/fake_device.h"
 
 #include "support/test.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kBytes = 48;
 
-// Two streams and two regions; source is written, target is not.
+// Two streams and two regions; `source` is written, `target` is not.
 struct Bench {
   explicit Bench(uint64_t seed) : device(seed) {
     a = device.add_stream("a", 10);
@@ -27,7 +27,7 @@ struct Bench {
   Span source, target;
 };
 
-// A reader on stream b sees a copy on stream a, over many seeds: the new bytes, or something else.
+// What a reader on stream b sees of a copy on stream a, over many seeds: all new bytes, some, or none.
 struct Seen {
   int whole = 0, partly = 0, nothing = 0, racy = 0;
 };
@@ -77,7 +77,7 @@ TEST(FakeDevice, AWaitMeansTheLastRecordBeforeIt) {
   constexpr int kSeeds = 500;
   const Seen early = watch_copy(kSeeds, [](Bench& t, auto&& reader) {
     const int event = t.device.new_event();
-    t.device.wait(t.b, event);  // never recorded: nothing to wait for
+    t.device.wait(t.b, event);  // never recorded, so there is nothing to wait for
     t.device.record(event, t.a);
     t.device.wait(t.b, event);
     t.device.copy(t.a, "copy", t.target, t.source);
@@ -124,7 +124,7 @@ TEST(FakeDevice, NothingRunsBeforeTheHostWaits) {
   EXPECT_LT(lazy, kSeeds);
 }
 
-// Poison must not reach an earlier reader that is in order.
+// Poison must not reach an earlier, properly ordered reader.
 TEST(FakeDevice, PoisonComesNoEarlierThanTheCopyMayStart) {
   constexpr int kSeeds = 500;
   int ordered = 0;
@@ -184,7 +184,7 @@ TEST(FakeDevice, TheVirtualClockOverlapsStreamsAndKeepsWaits) {
   testing::figure("5 s and 3 s: {} s side by side, {} s one after the other", seconds(false), seconds(true));
 }
 
-// A random program, given to the device and to a model of the definition: an operation comes after the set of those
+// Gives a random program to the device and to a model of the definition, in which an operation follows everything that
 // its stream has seen.
 struct Program {
   struct Done {

@@ -1,5 +1,5 @@
-// The pager's queues on the fake device: chunk records in far memory, slots and resident chunks in near memory, and a
-// step that mixes every byte with all before it, so that a chunk read, stepped or written too early or twice shows.
+// The pager's queues on the fake device: chunk records in far memory, slots and resident chunks in near memory. A step
+// mixes every byte with all earlier bytes, so a chunk that is read, stepped or written too early or twice shows.
 #pragma once
 
 #include "support/fake/fake_device.h"
@@ -11,29 +11,29 @@ namespace lowtide::fake {
 struct FakeQueuesOptions {
   uint64_t seed = 0;
   double read_rate = 0, step_rate = 0, write_rate = 0;  // bytes per second of the virtual clock; 0: no time
-  int64_t near_capacity = -1;                           // bytes; -1: what the plan says
-  // Queues driven by the calling thread: transfers go on by themselves, a step is over when step() returns, and a wait
-  // on any queue holds up the caller.
+  int64_t near_capacity = -1;                           // bytes; -1: as planned
+  // Makes the calling thread drive the queues: transfers run by themselves, step() returns when the step is over, and a
+  // wait on any queue blocks the caller.
   bool blocking = false;
-  int64_t drop_wait = -1;  // the wait() call (from 0) that is ignored
+  int64_t drop_wait = -1;  // the number of the wait() call to ignore, from 0
   TransferMode transfer = TransferMode::kCopy;
-  int more_slots = 0;  // than the plan's, for rings that grow
+  int more_slots = 0;  // in addition to the plan's, for rings that grow
 };
 
 class FakeQueues : public Queues {
  public:
   struct Counts {
-    std::vector<int> reads, steps, writes;  // of each chunk, since begin_step
+    std::vector<int> reads, steps, writes;  // for each chunk, since begin_step
     int64_t bytes_moved = 0;                // between far and near, since begin_step
   };
 
   // Throws kOutOfMemory if slots and resident chunks exceed the near memory.
   FakeQueues(const TierPlan& plan, std::vector<int64_t> chunk_bytes, const FakeQueuesOptions& options);
 
-  // To be called before each Pager::step. `number` goes into the bytes.
+  // Call this before each Pager::step. `number` goes into the bytes.
   void begin_step(int64_t number);
   void drain() { device_.synchronize(); }
-  std::vector<uint8_t> contents(int chunk);  // what the chunk is now; drain() first
+  std::vector<uint8_t> contents(int chunk);  // the chunk's current bytes; call drain() first
 
   static std::vector<uint8_t> initial(int chunk, int64_t bytes);
   static void mix(uint8_t* bytes, int64_t n, int chunk, int64_t number);
@@ -46,7 +46,7 @@ class FakeQueues : public Queues {
 
   FakeDevice& device() { return device_; }
   const Counts& counts() const { return counts_; }
-  // For each wait() call so far: whether it ordered anything that was not ordered already.
+  // Tells for each wait() call so far whether it ordered something that was not yet ordered.
   const std::vector<bool>& wait_mattered() const { return wait_mattered_; }
   int64_t near_peak() const { return device_.peak(near_); }
 
@@ -58,17 +58,17 @@ class FakeQueues : public Queues {
   FakeQueuesOptions options_;
   FakeDevice device_;
   int near_ = -1, far_ = -1, step_over_ = -1;
-  std::vector<Span> home_;  // of each chunk: its record, or where it is resident
+  std::vector<Span> home_;  // for each chunk: its record, or its resident place
   std::vector<int> slots_;  // regions
   int64_t number_ = 0;
   Counts counts_;
   std::vector<bool> wait_mattered_;
 
-  // An Event counts the records of all steps. Device events are recycled after the two steps they are valid for: a
-  // pager that kept one for longer would wait for something else.
-  std::vector<int> pools_[2];           // device events, of even and odd steps
-  int64_t step_index_ = 0;              // calls of begin_step
-  Event first_[2] = {0, 0}, next_ = 0;  // of the pools' steps; of the next record
+  // An Event counts the records of all steps. Device events are recycled after the two steps in which they are valid,
+  // so a pager that kept one longer would wait for something else.
+  std::vector<int> pools_[2];           // device events of even and odd steps
+  int64_t step_index_ = 0;              // number of begin_step calls
+  Event first_[2] = {0, 0}, next_ = 0;  // first events of the pools' steps; the next record's event
 };
 
 }  // namespace lowtide::fake

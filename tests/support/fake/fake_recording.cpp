@@ -1,4 +1,4 @@
-// Guards, recordings and the loss of the fake device.
+// The guards, recordings and loss of the fake device.
 #include "backend/cpu/cpu_backend.h"
 #include "support/fake/fake_batch.h"
 #include "backend/kernels/items.h"
@@ -8,7 +8,7 @@
 
 namespace lowtide::fake {
 
-// The word is memory of the device: dropping the guard while steps may still read it is a race.
+// The word is device memory: dropping the guard while steps may still read it is a race.
 class FakeBackend::QueuedGuard final : public Guard {
  public:
   QueuedGuard(FakeBackend& of, std::span<const StepItem> items, void* queue)

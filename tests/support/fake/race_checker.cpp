@@ -22,8 +22,8 @@ void RaceChecker::access(int actor, const std::string& operation, const Span& sp
     const int64_t begin = std::max(a.span.begin, span.begin), end = std::min(a.span.end(), span.end());
     races_.push_back({a.operation, operation, {span.region, begin, end - begin}});
   }
-  // Whatever conflicts with an access that is dropped here and is not ordered after it conflicts with the new one too,
-  // and is not ordered after that either: the verdict on later accesses does not change.
+  // Later verdicts do not change: any access that conflicts with a dropped access, and is not ordered after it, also
+  // conflicts with the new access and is not ordered after it either.
   std::erase_if(accesses, [&](const Access& a) {
     const bool covered = span.begin <= a.span.begin && a.span.end() <= span.end();
     return covered && ordered(a) && (write || !a.write);

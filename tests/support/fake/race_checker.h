@@ -1,5 +1,5 @@
-// Finds accesses to the same bytes that nothing orders. Works on what is queued, with vector clocks, and never looks at
-// the order in which things happened to run: the verdict is the same for every schedule.
+// Finds accesses to the same bytes that nothing orders. Uses vector clocks on the queued work and never looks at the
+// order in which things happened to run, so the verdict is the same for every schedule.
 #pragma once
 
 #include "support/test.h"
@@ -17,21 +17,22 @@ struct Span {
 
 class RaceChecker {
  public:
-  using Clock = std::vector<int64_t>;  // of each actor: how many of its operations have happened before
+  using Clock = std::vector<int64_t>;  // for each actor, how many of its operations have happened before
 
   struct Race {
-    std::string first, second;  // names of the operations, in the order they were queued
-    Span span;                  // the bytes both touch
+    std::string first, second;  // names of the operations, in queueing order
+    Span span;                  // the bytes that both touch
   };
 
-  int add_actor();  // the host, a stream
+  int add_actor();  // the host, or a stream
 
   void begin_operation(int actor) { ++clocks_[static_cast<size_t>(actor)][static_cast<size_t>(actor)]; }
-  // An access of the actor's current operation. Records a race with each conflicting access that is not ordered before.
+  // Records an access of the actor's current operation, and a race with each conflicting access that is not ordered
+  // before it.
   void access(int actor, const std::string& operation, const Span& span, bool write);
 
   const Clock& clock(int actor) const { return clocks_[static_cast<size_t>(actor)]; }
-  void join(int actor, const Clock& seen);  // all in `seen` happens before the actor's next operation
+  void join(int actor, const Clock& seen);  // everything in `seen` happens before the actor's next operation
 
   const std::vector<Race>& races() const { return races_; }
 
@@ -45,7 +46,7 @@ class RaceChecker {
   };
 
   std::vector<Clock> clocks_;
-  std::vector<std::vector<Access>> last_;  // of each region: accesses that no later one stands for
+  std::vector<std::vector<Access>> last_;  // for each region, the accesses that no later access replaces
   std::vector<Race> races_;
 };
 
