@@ -1,4 +1,4 @@
-// Claim: a save beside steps on a device writes the file that the host's twin writes at the same step.
+// Claim: a save beside steps on a device writes the same file as the host's twin at the same step.
 #include "device/delayed_device.h"
 #include "device/device_support.h"
 #include "support/device_async_saves.h"

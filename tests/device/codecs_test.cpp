@@ -1,11 +1,11 @@
-// Conversions between states and floats, and the search for gradients that are not finite, as on the CPU.
+// Compares codec conversions and the search for non-finite gradients on the device with the CPU.
 #include "device/device_support.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
 
-// A CodecItem's arrays.
+// The arrays of a CodecItem.
 struct Converted {
   std::vector<std::byte> codes;
   std::vector<float> scales, values;
@@ -43,7 +43,7 @@ int64_t differing(const Converted& a, const Converted& b) {
          differing_bytes(a.values.data(), b.values.data(), static_cast<int64_t>(a.values.size() * 4));
 }
 
-// Values over 60 binades, 5 % zero, then encoded and decoded by both; compares after each.
+// Encodes and decodes values over 60 binades, 5 % of them zero, on both, and compares after each.
 void compare_conversions(int codec, bool is_signed, int64_t rows, int64_t length, bool part, Rng& rng, int64_t& bytes,
                          int64_t& bad) {
   const StateFormat& format = codec_info(codec).format[is_signed];
@@ -106,7 +106,7 @@ TEST(DeviceNonfinite, IsFoundWhereTheCpuFindsIt) {
   const auto cpu = open_backend("cpu", "");
   const double bad_values[] = {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
                                std::nan(""), 0x1p63, -0x1p62};
-  const int64_t rounds = std::max<int64_t>(share_of(300), 90);  // of 90, five sixths are 3.5 deviations away or more
+  const int64_t rounds = std::max<int64_t>(share_of(300), 90);  // with 90, five sixths are at least 3.5 deviations away
   int64_t found = 0, wrong = 0;
   for (int64_t round = 0; round < rounds; ++round) {
     std::vector<StepCase> cases;

@@ -1,5 +1,5 @@
-// A backend whose queues are busy for random times before each copy and each step, so that work of different
-// queues meets in orders that an idle machine never shows. (Busy with fills: libsycl 9 deadlocks when tasks of the host
+// A backend whose queues are busy for random times before each copy and each step, so that work of different queues
+// meets in orders that an idle machine never shows. (Fills keep them busy, because libsycl 9 deadlocks when host tasks
 // wait for events of other queues.)
 #pragma once
 
@@ -88,7 +88,7 @@ class DelayedDevice final : public Backend, public Device {
  private:
   void* given(void* queue) { return queue ? queue : own_; }
   void delay(void* queue) {
-    const std::lock_guard lock(mutex_);  // a save beside steps copies in a thread of its own
+    const std::lock_guard lock(mutex_);  // a save beside steps copies in its own thread
     if (!rng_.chance(0.5)) return;
     ++delays_;
     queue = given(queue);
@@ -96,7 +96,7 @@ class DelayedDevice final : public Backend, public Device {
       busy_.push_back(queue);
       scratch_.emplace_back(device_, MemoryKind::kDevice, kMost);
     }
-    // A queue's own memory: two that fill the same would race.
+    // Each queue fills its own memory, because two fills of one memory would race.
     const auto number = static_cast<size_t>(std::find(busy_.begin(), busy_.end(), queue) - busy_.begin());
     device_.fill(queue, scratch_[number].data(), 0, 1, rng_.between(1, kMost));
   }
@@ -104,7 +104,7 @@ class DelayedDevice final : public Backend, public Device {
   static constexpr int64_t kMost = 2 << 20;
   std::unique_ptr<Backend> backend_;
   Device& device_;
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;  // guards everything below
   Rng rng_;
   void* own_;
   std::vector<DeviceBytes> scratch_;

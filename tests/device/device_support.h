@@ -1,5 +1,5 @@
-// Step cases in memory of a device, so that a backend that touched host memory by mistake would be seen. Which device:
-// the environment's LOWTIDE_TEST_DEVICE, BACKEND[=TARGET], as sycl=cpu or cuda.
+// Step cases in a device's memory, so that a backend that touches host memory by mistake is caught. LOWTIDE_TEST_DEVICE
+// names the device as BACKEND[=TARGET]: sycl=cpu or cuda, for example.
 #pragma once
 
 #include "backend/registry.h"
@@ -10,7 +10,7 @@
 
 namespace lowtide::testing {
 
-// The backend and a queue of its own; null with the reason if there is none.
+// The backend and its own queue, or null and the reason.
 struct TestDevice {
   std::string name, target, missing;
   std::unique_ptr<Backend> backend;
@@ -41,14 +41,14 @@ struct TestDevice {
   void wait() const { backend->device()->host_wait(backend->device()->record(queue)); }
 };
 
-// A device that must be there (LOWTIDE_TEST_DEVICE_NEEDED) is missed loudly.
+// Skips the test without a device, or fails it if LOWTIDE_TEST_DEVICE_NEEDED is set.
 #define LT_NEEDS_DEVICE()                                                                        \
   if (!TestDevice::get().backend) {                                                              \
     if (std::getenv("LOWTIDE_TEST_DEVICE_NEEDED")) FAIL() << testing::TestDevice::get().missing; \
     GTEST_SKIP() << testing::TestDevice::get().missing;                                          \
   }
 
-// A copy of host memory on the device, between guards: a kernel that writes beyond it is seen.
+// A copy of host memory on the device, between guards that catch a kernel that writes outside.
 class GuardedBytes {
  public:
   static constexpr size_t kGuard = 256;

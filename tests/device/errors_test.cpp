@@ -1,4 +1,4 @@
-// Bad input: named errors, nothing changed, and the backend works on.
+// Bad input raises named errors and changes nothing, and the backend works on.
 #include "device/device_support.h"
 #include "support/test.h"
 
@@ -21,9 +21,9 @@ TEST(DeviceErrors, MoreMemoryThanThereIs) {
   }
   const Device::Limits limits = device.limits();
   EXPECT_GT(limits.total, 0);
-  EXPECT_NE(limits.largest_allocation, 0);  // -1: not known
+  EXPECT_NE(limits.largest_allocation, 0);  // -1: unknown
   figure("refused 3/3; the device has {} bytes, {} at a time", limits.total, limits.largest_allocation);
-  // And it works on.
+  // The backend works on.
   auto rng = seeded("after errors", 43);
   StepCase c(1, 2, DType::kF32, DType::kF32, 3, 300, rng);
   const StepCase before = c;
@@ -34,7 +34,7 @@ TEST(DeviceErrors, MoreMemoryThanThereIs) {
   EXPECT_GT(differing_bytes(c, before), 0);
 }
 
-// Control of the guards of all tests here: one byte beyond is seen.
+// Control: the guards of all tests here catch one byte outside.
 TEST(DeviceErrors, GuardsSeeOneByte) {
   LT_NEEDS_DEVICE();
   TestDevice& device = TestDevice::get();

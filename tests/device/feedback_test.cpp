@@ -1,10 +1,10 @@
-// Error feedback on the device and on the CPU: the same bits.
+// Error feedback gives the same bits on the device and on the CPU.
 #include "device/sign_support.h"
 
 namespace lowtide::testing {
 namespace {
 
-constexpr int64_t kBlock = kSignAlignment;  // of signs that share a scale
+constexpr int64_t kBlock = kSignAlignment;  // number of signs that share a scale
 
 std::vector<uint16_t> random_scales(int64_t signs, Rng& rng) {
   std::vector<uint16_t> out(static_cast<size_t>((signs + kBlock - 1) / kBlock));
@@ -17,7 +17,7 @@ Bits as_bits(const void* data, size_t size) {
   return {from, from + size};
 }
 
-// A voter of the second form.
+// A voter of the second kind of input.
 struct Sent {
   Bits bits;
   std::vector<uint16_t> scales;
@@ -38,13 +38,13 @@ TEST(DeviceFeedback, GivesTheBitsOfTheCpu) {
                                             : rng.between(10000, 40000);
     const int64_t first = kBlock * rng.below(3);
     auto codec = static_cast<int>(rng.below(std::ssize(codecs())));
-    if (codec_info(codec).has_pairs()) codec = find_codec("dynamic8");  // residuals have no pairs
+    if (codec_info(codec).has_pairs()) codec = find_codec("dynamic8");  // residuals cannot have pairs
     const CodecInfo& info = codec_info(codec);
     const bool mean = rng.chance(0.4), kept = rng.chance(0.8);
     const auto dtype = static_cast<DType>(rng.below(3));
     const auto misaligned = static_cast<size_t>(rng.below(4));
 
-    // A residual that an encoding has left, or zeros.
+    // The residual of an earlier encoding, or zeros.
     std::vector<float> residual(static_cast<size_t>(count));
     for (float& r : residual) r = c % 3 ? static_cast<float>(rng.over_binades(-20, 0)) : 0.f;
     Bits codes(static_cast<size_t>(count * info.format[1].code_bits / 8));

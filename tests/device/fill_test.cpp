@@ -1,4 +1,4 @@
-// Memory set to a pattern on the device, whatever its length and alignment, and nothing beside it.
+// Fills on the device set memory of any length and alignment, and nothing next to it.
 #include "device/device_support.h"
 #include "support/test.h"
 

@@ -1,5 +1,5 @@
-// Everything an item can say at once, drawn at random: gradient scale, stochastic rounding and its keys, parts of
-// parameters, strided gradients, gradients that are not finite.
+// All options of an item together, at random: gradient scale, stochastic rounding and its keys, parts of parameters,
+// strided gradients, non-finite gradients.
 #include "device/device_support.h"
 #include "support/test.h"
 
@@ -42,7 +42,7 @@ Extras draw(StepCase& c, Rng& rng, Tally& tally) {
     x.blocks = rng.chance(0.3) ? -1 : rng.between(0, blocks - x.first_block);
     ++tally.parts;
   }
-  // The gradient as a transposed view, or with one gradient for all rows.
+  // The gradient is a transposed view, or one gradient for all rows.
   x.grad_layout = c.layout;
   if (c.layout.numel && rng.chance(0.5)) {
     const int64_t rows = c.layout.numel / c.layout.row_length;
@@ -54,11 +54,11 @@ Extras draw(StepCase& c, Rng& rng, Tally& tally) {
   return x;
 }
 
-// Without NaN where states have scales: the CPU's targets, too, disagree on the codes of a block that holds one.
+// Adds no NaN if states have scales: even the CPU's targets disagree on the codes of a block with a NaN.
 void spoil(StepCase& c, Rng& rng) {
   const bool scaled = codec_info(c.codec).scaled;
   const int kinds = scaled ? 3 : 4;
-  // RMSprop's momentum and Schedule-Free's z - y make one of infinity / infinity.
+  // RMSprop's momentum and Schedule-Free's z - y turn infinity / infinity into a NaN.
   const std::string rule = rule_info(c.rule).name;
   const bool divides =
       scaled && (rule == "schedulefree" || (rule.find("rmsprop") == 0 && rule.find("momentum") != std::string::npos));
@@ -69,7 +69,8 @@ void spoil(StepCase& c, Rng& rng) {
         divides ? (c.grad_dtype == DType::kF16 ? 6e4 : 0x1p100) : bad[rng.below(kinds)]);
 }
 
-// The bytes of a parameter that differ, where a NaN equals any other: payload and sign of a NaN are no result.
+// Returns the bytes of a parameter that differ. Any two NaNs count as equal, because their payload and sign are
+// undefined.
 int64_t differing_numbers(const StepCase& a, const StepCase& b, int64_t& nans) {
   int64_t bad = 0;
   const auto compare = [&](const void* x, const void* y, DType type, int64_t n) {
@@ -95,7 +96,7 @@ int64_t differing_numbers(const StepCase& a, const StepCase& b, int64_t& nans) {
   return bad;
 }
 
-// Shapes at the edges of blocks, and others.
+// Shapes at the edges of blocks, and random ones.
 std::pair<int64_t, int64_t> shape(Rng& rng) {
   constexpr int64_t kLengths[] = {1, 2, 255, 256, 257, 511, 512, 513, 1024};
   return {rng.between(1, 5), rng.chance(0.5) ? kLengths[rng.below(std::size(kLengths))] : rng.between(1, 1500)};

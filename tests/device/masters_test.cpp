@@ -1,5 +1,5 @@
-// Claims: weights of 16 bits with a master take the steps of the CPU on a device, bit for bit, with their residuals; so
-// do those of an optimizer whose state does not fit into its budget, and files of one are read by the other.
+// Claims: 16-bit weights with a master step on a device as on the CPU, bit for bit, with their residuals, also if state
+// does not fit the budget; each side reads the other's files.
 #include "device/device_support.h"
 #include "support/device_twins.h"
 #include "support/test.h"
@@ -11,7 +11,7 @@ constexpr int kSteps = 3;
 
 int master_count() { return static_cast<int>(masters().size()); }
 
-// Cases of all masters, types of 16 bits, and two types of gradients: short rows, odd ones, long ones.
+// Returns cases for all masters, 16-bit types and two gradient types, with short, odd and long rows.
 std::vector<StepCase> make_cases(int rule, int codec, Rng& rng) {
   std::vector<StepCase> cases;
   for (int master = 1; master < master_count(); ++master)
@@ -22,7 +22,8 @@ std::vector<StepCase> make_cases(int rule, int codec, Rng& rng) {
         for (const auto& [rows, length] : shapes) {
           StepCase& made = cases.emplace_back(rule, codec, dtype, grad, rows, length, rng);
           made.set_master(master, rng);
-          // A shard of columns: indices jump from row to row, and from one half of 64 bits to the other within rows.
+          // A shard of columns: indices jump between rows, and carry from the lower to the upper half of 64 bits within
+          // rows.
           if (rng.chance(0.3)) {
             made.origin.row_stride = (length + 4 * kBlockElements) / kBlockElements * kBlockElements;
             made.origin.first_column = (int64_t{1} << 32) - kBlockElements;
@@ -32,7 +33,7 @@ std::vector<StepCase> make_cases(int rule, int codec, Rng& rng) {
   return cases;
 }
 
-// differing_bytes, and whether anything that the step writes has changed at all.
+// Sums differing_bytes, and counts cases in which the step changed nothing.
 struct MasterTally {
   int64_t compared = 0, differing = 0, still = 0;
 
@@ -85,7 +86,7 @@ TEST(DeviceMasters, GiveTheBitsOfTheCpu) {
          tally.differing, tally.compared, GuardedBytes::guards_checked);
 }
 
-// Control: the comparison sees a residual of which one bit is off, and another key.
+// Control: the comparison catches one wrong bit of a residual, and another key.
 TEST(DeviceMasters, ComparisonSeesTheSmallestDifference) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("masters, control", 38);

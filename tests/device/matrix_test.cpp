@@ -1,5 +1,5 @@
-// Claim: on a device every cell of rule x state format x element types x master x tier (and, with all state on the
-// device, x rounding) gives the bits of scalar code with all state in host memory, or is refused by name.
+// Claim: on a device every combination of rule, state format, element types, master and tier (and, with all state on
+// the device, rounding) gives the bits of scalar code with all state in host memory, or is refused by name.
 
 #include "device/device_support.h"
 #include "optim/optimizer_impl.h"
@@ -23,7 +23,7 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
 
   const TemporaryDirectory directory;
   const int64_t state = wanted.optimizer().report().state_bytes, page = 4096;
-  // A share's state, too, is many chunks.
+  // The state of a small share must fill many chunks, too.
   const int64_t chunk = std::clamp<int64_t>(state / 40 / page, 1, 64) * page;
   lowtide::Memory half, least, managed, automatic, zero_copy, hybrid, disk;
   half.device = state / 2 / page * page, half.chunk = chunk;
@@ -35,7 +35,7 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
   struct Tier {
     const char* name;
     lowtide::Memory memory;
-    const char* refused;  // what of it the refusal names; nullptr: it is there
+    const char* refused;  // the part that the refusal names; nullptr: the tier exists
   };
   MatrixCounts counts;
   int places = 0;
@@ -53,7 +53,7 @@ TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
     auto backend = TestDevice::get().open();
     Device* const device = backend->device();
     OptimizerOptions options{.memory = memory};
-    // How states are rounded is the kernels' affair: all of it with all state on the device.
+    // Rounding concerns only the kernels: all modes run with all state on the device.
     MatrixRun got(cells, OptimizerEnv::make(options, system_env(), std::move(backend)), device,
                   places == 1 ? "" : "auto");
     got.run();

@@ -1,4 +1,4 @@
-// Norms on a device are the bits of the CPU's: of whole parameters, block by block or as exact sums, and of gradients.
+// Norms on a device have the bits of the CPU's: norms of whole parameters, by block or as exact sums, and of gradients.
 
 #include "backend/cpu/gradient_sums.h"
 #include "backend/gradient_reader.h"
@@ -19,11 +19,11 @@ std::vector<int> norm_rules() {
 
 int any_master(Rng& rng) { return static_cast<int>(rng.below(std::ssize(masters()))); }
 
-// The sums that a device has made of items.
+// Returns the sums that the device makes of items.
 std::vector<kernels::NormSums> sums_on_device(std::span<StepItem> items) {
   TestDevice& device = TestDevice::get();
   const Hyper hyper;
-  std::vector<kernels::NormSums> sums(items.size() + 1);  // the last is nobody's
+  std::vector<kernels::NormSums> sums(items.size() + 1);  // the last one must stay unused
   kernels::NormSums* const there = device.backend->norm_sums(std::ssize(sums));
   const auto bytes = static_cast<int64_t>(sums.size() * sizeof sums[0]);
   device.backend->device()->fill(device.queue, there, 0, 1, bytes);
@@ -35,7 +35,7 @@ std::vector<kernels::NormSums> sums_on_device(std::span<StepItem> items) {
   return sums;
 }
 
-// Whether these are the sums of the blocks.
+// Returns true if these are the sums of the blocks.
 bool are_sums(const kernels::NormSums& got, std::span<const BlockNorms> blocks) {
   for (int t = 0; t < 2; ++t) {
     ExactSum wanted, sum;
@@ -53,7 +53,7 @@ bool are_sums(const kernels::NormSums& got, std::span<const BlockNorms> blocks) 
   return true;
 }
 
-// Compares norms here and on the device, which must not change the cases.
+// Compares norms on the CPU and on the device, which must not change the cases.
 struct Compared {
   int64_t blocks = 0, differing = 0, changed = 0;
 
@@ -112,7 +112,7 @@ TEST(DeviceNorms, GiveTheBitsOfTheCpu) {
                              rng);
           cases.back().set_master(any_master(rng), rng);
         }
-        // Squares of some are no floats.
+        // Some of their squares do not fit float32.
         for (int64_t i = 0; pair == 0 && i < cases.back().layout.numel; ++i)
           put(cases.back().param, DType::kF32, i, rng.over_binades(-149, 127));
         of.run(cases);
@@ -124,7 +124,7 @@ TEST(DeviceNorms, GiveTheBitsOfTheCpu) {
          GuardedBytes::guards_checked);
 }
 
-// Items of all kinds in one call, in random order: each block's norms are at its item's place.
+// One call takes items of all kinds in random order, and each block's norms are at its item's place.
 TEST(DeviceNorms, OneCallTakesItemsOfAllKinds) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("mixed norms", 37);
@@ -143,7 +143,7 @@ TEST(DeviceNorms, OneCallTakesItemsOfAllKinds) {
   figure("{} items, {} blocks, {} bytes differ", cases.size(), compared.blocks, compared.differing);
 }
 
-// Gradients here and on the device, and their sums by both.
+// Gradients on the CPU and on the device, with the sums of both.
 struct Gradients {
   std::deque<std::vector<std::byte>> data;
   std::deque<Layout> layouts, of_params;
@@ -151,7 +151,7 @@ struct Gradients {
   std::vector<cpu::GradientView> views;
   std::vector<StepItem> items;
 
-  // transposed: its strides are those of a transposed matrix. Magnitudes are from 2^(top - spread) to 2^(top + 1).
+  // transposed: gives it the strides of a transposed matrix. Magnitudes range from 2^(top - spread) to 2^(top + 1).
   void add(DType dtype, int64_t rows, int64_t columns, bool transposed, int top, int spread, Rng& rng) {
     const int64_t sizes[] = {rows, columns}, strides[] = {1, rows};
     layouts.push_back(transposed ? Layout::make(sizes, strides) : Layout::make(sizes, {}));
@@ -175,7 +175,7 @@ struct Gradients {
     TestDevice& device = TestDevice::get();
     return device.backend->gradient_reader()->read_gradients(items, device.queue);
   }
-  // Whether both sums are the same.
+  // Returns true if both sums are equal.
   bool agree() {
     const kernels::Sums got = on_device();
     const cpu::GradientSums wanted = cpu::gradient_sums(views, 1, "");
@@ -187,7 +187,7 @@ struct Gradients {
   }
 };
 
-// Exponents that fit into a member's window, that need several, and all that there are.
+// Exponents that fit a member's window, that need several windows, and all exponents.
 TEST(DeviceNorms, SumsOverGradientsAreThoseOfTheCpu) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("sums on the device", 38);
@@ -211,7 +211,7 @@ TEST(DeviceNorms, SumsOverGradientsAreThoseOfTheCpu) {
   figure("{} calls, {} elements, 0 sums differ", calls, elements);
 }
 
-// So many of the largest and of the smallest that sums carry.
+// Enough of the largest and of the smallest values to make sums carry.
 TEST(DeviceNorms, SumsOverLargeGradientsCarry) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("large sums on the device", 39);

@@ -1,5 +1,5 @@
-// Claims: optimizers whose parameters are in device memory give the bits of those in host memory under every
-// budget of device memory.
+// Claim: optimizers with parameters in device memory give the bits of optimizers in host memory under every budget of
+// device memory.
 #include "device/delayed_device.h"
 #include "device/device_support.h"
 #include "support/device_twins.h"
@@ -45,7 +45,7 @@ TEST(DeviceOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
     steps += twins.steps();
   }
   EXPECT_EQ(above, 0);
-  EXPECT_GE(streamed, trials / 12);  // of half of the formats little streams
+  EXPECT_GE(streamed, trials / 12);  // half of the formats stream little
   EXPECT_GE(managed, trials / 15);
   EXPECT_GT(delays, 8 * trials);
   figure(
@@ -54,7 +54,7 @@ TEST(DeviceOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
       plans, streamed, managed, steps, delays, compared, above);
 }
 
-// State on the device, in host memory and on a disk.
+// State lives on the device, in host memory and on a disk.
 TEST(DeviceOptimizer, ThreeTiersGiveTheBitsOfTheHost) {
   LT_NEEDS_DEVICE();
   Rng rng = seeded("three tiers behind a device", 84);
@@ -76,7 +76,7 @@ TEST(DeviceOptimizer, ThreeTiersGiveTheBitsOfTheHost) {
       for (int step = 0; step < 5; ++step) {
         twins.step(rng.chance(0.3) ? 0.5 : 1);
         const MemoryReport report = twins.on_device().report();
-        // Pinned memory that is not aligned to pages takes one more.
+        // Pinned memory that is not aligned to pages takes one more page.
         above += report.device_bytes > memory.device || report.allocated_bytes > memory.host + 4 * 4096;
         if (rng.chance(0.2)) {
           EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
@@ -116,7 +116,7 @@ TEST(DeviceOptimizer, ClipsToTheBitsOfTheHost) {
     lowtide::Memory memory{.chunk = 4096};
     if (rng.chance(0.3)) memory.device = rng.between(5, 30) * 4096;
     Config setup = random_setup(rng);
-    // Whatever the share: a queued norm is infinite, for a rule with norms of its own and for one without.
+    // In any share, a queued norm is infinite for a rule with norms and for one without.
     const bool first = trial < 2;
     while (first && rule_info(find_rule(setup.rule)).norms != (trial == 0)) setup = random_setup(rng);
     setup.nonfinite = rng.chance(0.7) || first ? NonFinite::kSkip : NonFinite::kPropagate;
@@ -132,8 +132,8 @@ TEST(DeviceOptimizer, ClipsToTheBitsOfTheHost) {
     for (int step = 0; step < 4; ++step) {
       twins.max_norm = std::ldexp(1, static_cast<int>(rng.between(-20, 10)));
       twins.norm_scale = pick(rng, std::vector{1.0, 0x1p-30, -3.0});
-      // With the largest a step is skipped, whatever the norm and its scale: weights that overflow to infinity become
-      // NaN, of which devices have other bits.
+      // The largest scale skips the step, whatever the norm and its scale: weights that overflow to infinity become
+      // NaNs, whose bits differ between devices.
       twins.grad_scale = pick(rng, std::vector{1.0, 0.3, setup.nonfinite == NonFinite::kSkip ? 0x1p120 : 3.0});
       spoils = first && step == 1;
       twins.queues_clips = rng.chance(0.6) || spoils;
@@ -145,7 +145,7 @@ TEST(DeviceOptimizer, ClipsToTheBitsOfTheHost) {
   figure("{} trials, 0 of {} bytes differ", trials, compared);
 }
 
-// As without a clip, for all the device would see is weights that are no numbers.
+// Refused as without a clip, because the device would only produce weights that are NaN.
 TEST(DeviceOptimizer, RefusesScalesOfAClipThatAreNotFinite) {
   LT_NEEDS_DEVICE();
   Rng rng = seeded("scales of a clip", 83);

@@ -1,4 +1,4 @@
-// Steps by signs, and ballots in place of steps: on the device and on the CPU, the same bits.
+// Steps by signs, and ballots in place of steps, give the same bits on the device and on the CPU.
 #include "device/sign_support.h"
 
 namespace lowtide::testing {
@@ -69,7 +69,7 @@ TEST(DeviceSignSteps, GiveTheBitsOfTheCpu) {
   EXPECT_LT(still, items / 4) << "control: steps must move something";
 }
 
-// The part of `whole` from block `first` on.
+// Returns the part of `whole` from block `first` on.
 StepItem part_of(StepItem whole, const StepCase& of, int64_t first, int64_t blocks) {
   const int64_t begin = elements_before_block(of.layout.row_length, first, kBlockElements);
   whole.first_block = first, whole.blocks = blocks;
@@ -81,7 +81,7 @@ StepItem part_of(StepItem whole, const StepCase& of, int64_t first, int64_t bloc
   return whole;
 }
 
-// In parts, in any order, in one call or several.
+// Makes ballots in parts, in any order, in one call or several.
 TEST(DeviceSignSteps, BallotsAreThoseOfTheCpu) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("ballots on the device", 97);
@@ -90,7 +90,7 @@ TEST(DeviceSignSteps, BallotsAreThoseOfTheCpu) {
   int64_t grid = 0, cases = 0, parts = 0, signs = 0, plus = 0, absent = 0, differing = 0, states_differing = 0;
   for (const int rule : tested_rules())
     for (int codec = 0; codec < std::ssize(codecs()); ++codec) {
-      if (!in_share(grid++)) continue;  // some runtimes compile a kernel for seconds when it first runs
+      if (!in_share(grid++)) continue;  // some runtimes take seconds to compile a kernel on its first run
       for (int round = 0; round < 22; ++round)
         for (int grad = 0; grad < 3; ++grad, ++cases) {
           const auto p = static_cast<DType>(rng.below(3));
@@ -152,7 +152,7 @@ TEST(DeviceSignSteps, BallotsAreThoseOfTheCpu) {
   EXPECT_LT(plus, signs * 3 / 4);
 }
 
-// Items that step and items that vote, in one call.
+// One call holds items that step and items that make ballots.
 TEST(DeviceSignSteps, BallotsAndStepsShareACall) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("ballots among steps", 98);

@@ -1,5 +1,5 @@
-// For the tests of signs, which compare the device with the CPU: that is compared with definitions in the tests beside
-// src/backend/cpu. Random bits, counts around words, and arrays that go to the device and back.
+// For sign tests, which compare the device with the CPU; tests next to src/backend/cpu compare the CPU with the
+// definitions. Random bits, counts around words, and arrays that go to the device and back.
 #pragma once
 
 #include "support/sign_reference.h"
@@ -13,19 +13,19 @@ inline void put_sign(Bits& bits, int64_t i, bool bit) {
   byte = static_cast<unsigned char>((byte & ~(1 << (i % 8))) | bit << (i % 8));
 }
 
-// Lengths around words, groups and launches.
+// Returns a length around words, groups and launches.
 inline int64_t some_count(Rng& rng) {
   return rng.chance(0.01) ? rng.between(20000, 70000) : rng.chance(0.5) ? rng.below(70) : rng.below(1500);
 }
 
-// Presence of each block of signs, in which most are present.
+// Returns the presence of each block of signs; most blocks are present.
 inline Bits random_presence(int64_t count, Rng& rng) {
   Bits out(static_cast<size_t>(presence_bytes(count)));
   for (int64_t b = 0; b < (count + kSignBlock - 1) / kSignBlock; ++b) put_sign(out, b, rng.chance(0.7));
   return out;
 }
 
-// One array twice: the CPU backend's, and on the device.
+// One array twice: for the CPU backend, and on the device.
 struct Twin {
   Bits cpu;
   GuardedBytes device;

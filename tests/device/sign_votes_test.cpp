@@ -1,10 +1,10 @@
-// Votes on the device and on the CPU: the same bits; and the counters that votes are made of.
+// Votes, and the counters behind them, have the same bits on the device and on the CPU.
 #include "device/sign_support.h"
 
 namespace lowtide::testing {
 namespace {
 
-// Voters, whose ballots and presences lie in one piece of memory each, so that guards are looked at once.
+// Voters whose ballots, and whose presences, are one piece of memory each, so that guards are checked once.
 struct Voters {
   int64_t count;
   size_t voters, row, stride, presence_row;
@@ -19,7 +19,7 @@ struct Voters {
         stride(row + static_cast<size_t>(rng.below(5))),
         presence_row(static_cast<size_t>(presence_bytes(count))),
         with_weights(rng.chance(0.5)),
-        with_presence(presence && voters > 0),  // without voters there is none
+        with_presence(presence && voters > 0),  // no voters have no presence
         ballots(random_bytes(voters * stride + 1, rng)) {
     const int64_t most = rng.chance(0.2) ? (int64_t{1} << 31) / (static_cast<int64_t>(voters) + 1) - 1 : 5;
     for (size_t v = 0; v < voters; ++v)
@@ -142,7 +142,7 @@ TEST(DeviceVotes, CountersAreThoseOfTheCpu) {
       on.count_signs(item, 1, queue);
     };
     count(*device.backend, ballots_there.data(), out.device.data(), planes, device.queue);
-    const size_t most = std::min<size_t>(planes, 32);  // that a weight has bits, and the CPU counts
+    const size_t most = std::min<size_t>(planes, 32);  // planes that a weight's bits reach, which the CPU counts
     count(*cpu, reinterpret_cast<const std::byte*>(of.ballots.data()), bytes(out.cpu), most, nullptr);
     for (size_t j = most; j < planes; ++j)
       std::fill_n(out.cpu.begin() + static_cast<ptrdiff_t>(j * stride), of.row, static_cast<unsigned char>(0));

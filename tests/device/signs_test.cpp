@@ -1,4 +1,4 @@
-// Signs packed and unpacked on the device and on the CPU: the same bits.
+// Packing and unpacking signs gives the same bits on the device and on the CPU.
 #include "device/sign_support.h"
 #include "lowtide/lowtide_sign.h"
 #include "lowtide/sign.h"
@@ -20,7 +20,7 @@ TEST(DeviceSigns, PackingGivesTheBitsOfTheCpu) {
     const int64_t first = presence ? kSignAlignment * rng.below(3) : rng.chance(0.3) ? 0 : rng.below(300);
     const auto misaligned = static_cast<size_t>(rng.below(8)), width = static_cast<size_t>(dtype_bytes(dtype));
     Bits values = random_elements(dtype, count, rng);
-    const bool tame = rng.chance(0.5);  // no value that is not finite, and blocks of zeros
+    const bool tame = rng.chance(0.5);  // only finite values, with blocks of zeros
     for (int64_t i = 0; tame && i < count; ++i) {
       const auto at = values.data() + static_cast<size_t>(i) * width;
       const bool zero = (i / kSignBlock) % 3 == 1 || !std::isfinite(value_of(dtype, at));
@@ -44,7 +44,7 @@ TEST(DeviceSigns, PackingGivesTheBitsOfTheCpu) {
     differing += bits.differing() + present.differing() + mark.differing();
 
     elements += count, looked += looks, nonfinite += mark.cpu[0];
-    const int64_t flip = item.big ? 7 : 0;  // within a byte
+    const int64_t flip = item.big ? 7 : 0;  // reverses the order within a byte
     for (int64_t i = 0; i < count; ++i)
       plus += sign_of(bits.cpu, static_cast<int64_t>(8 * misaligned) + ((first + i) ^ flip));
     with_presence += presence;
@@ -110,7 +110,7 @@ TEST(DeviceSigns, UnpackingGivesTheBitsOfTheCpu) {
   EXPECT_GT(zeros, elements / 10);
 }
 
-// The public functions, of C++ and of C, on queues of their own: what they give in host memory.
+// The public C++ and C functions, on their own queues, give the results of host memory.
 TEST(DeviceSigns, PublicFunctionsTakeAQueueAndAnOrder) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("public functions on the device", 96);
@@ -182,7 +182,7 @@ TEST(DeviceSigns, PublicFunctionsTakeAQueueAndAnOrder) {
   expect_refusal([] { sign::Queue("cpu"); }, "got backend 'cpu', whose memory is the host's");
 }
 
-// The backend refuses what it cannot do before anything is queued, in the CPU backend's words.
+// The backend refuses impossible items before it queues anything, with the CPU backend's messages.
 TEST(DeviceSigns, RefusesWhatMakesNoSense) {
   LT_NEEDS_DEVICE();
   TestDevice& device = TestDevice::get();

@@ -13,7 +13,7 @@ int codec_count() { return static_cast<int>(codecs().size()); }
 
 int any_master(Rng& rng) { return static_cast<int>(rng.below(std::ssize(masters()))); }
 
-// (rows, row length): empty, one element, short tails, whole blocks, and random ones.
+// Returns cases of shapes (rows, row length): empty, one element, short tails, whole blocks, and random ones.
 std::vector<StepCase> make_cases(int rule, int codec, int pair, Rng& rng) {
   std::vector<std::pair<int64_t, int64_t>> shapes = {{0, 5}, {3, 0}, {1, 1}, {2, 256}, {3, 512}, {1, 256 * 20 + 77}};
   shapes.emplace_back(1, rng.between(1, 255));
@@ -89,7 +89,7 @@ TEST(DeviceSteps, GiveTheBitsOfTheCpu) {
       combinations, comparisons, kSteps, bytes, differing, GuardedBytes::guards_checked);
 }
 
-// Control: the comparison sees a learning rate that is one float off.
+// Control: the comparison catches a learning rate that is one float off.
 TEST(DeviceSteps, ComparisonSeesTheSmallestDifference) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("control", 31);
@@ -103,7 +103,7 @@ TEST(DeviceSteps, ComparisonSeesTheSmallestDifference) {
   figure("{} bytes differ", differing);
 }
 
-// For backends that queue no searches: a guard as one would leave it, a word on the device that says `found`.
+// Stands for a queued search on backends without one: a word on the device that says `found`.
 class FixedGuard final : public Guard {
  public:
   explicit FixedGuard(uint32_t found) : found_(found), word_(&found_, sizeof found_) {}
@@ -115,7 +115,7 @@ class FixedGuard final : public Guard {
   GuardedBytes word_;
 };
 
-// An array and room for it elsewhere, at a distance that all arrays have.
+// An array and room for it elsewhere, at the same distance for all arrays.
 class TwoPlaces {
  public:
   static constexpr size_t kDistance = size_t{1} << 16;
@@ -128,7 +128,7 @@ class TwoPlaces {
     memory_.put(start.data());
   }
   std::byte* data() const { return memory_.data(); }
-  // Bytes that are not those of before here, and of `after` (empty: untouched) elsewhere.
+  // Counts bytes that differ from the earlier contents here, and from `after` (empty: untouched) elsewhere.
   template <class T>
   int64_t differing(const std::vector<T>& after) {
     if (before_.empty()) return 0;
@@ -151,7 +151,7 @@ class TwoPlaces {
   GuardedBytes memory_;
 };
 
-// States that are written elsewhere are whole there, and as they were where they are read; a guard stops all of it.
+// States that are written elsewhere are complete there and unchanged where they are read; a guard stops all of it.
 TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("elsewhere", 33);
@@ -200,7 +200,7 @@ TEST(DeviceSteps, WriteElsewhereAndStopAtGuards) {
   figure("{} steps, half of them stopped, {} bytes differ", steps, differing);
 }
 
-// Items of all rules, codecs and types in one call, in random order, more than one upload can be in flight.
+// One call takes items of all rules, codecs and types in random order; more than one upload can be in flight.
 TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("mixed", 32);
@@ -212,7 +212,7 @@ TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
   }
   std::vector<StepCase> got = wanted;
   step_on_cpu(wanted, 7, 5);
-  // On the caller's queue without waiting between steps: the gradients stay.
+  // Runs on the caller's queue without waiting between steps, because the gradients stay.
   TestDevice& device = TestDevice::get();
   std::vector<DeviceCase> on_device;
   for (StepCase& c : got) on_device.emplace_back(c);
@@ -229,7 +229,7 @@ TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
   figure("{} items a call, 7 calls, {} bytes differ", got.size(), differing);
 }
 
-// Parts of a parameter, each with codes and scales of its own, give what the whole does.
+// Parts of a parameter, each with its own codes and scales, give the result of the whole.
 TEST(DeviceSteps, PartsGiveTheWhole) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("parts", 33);
@@ -269,10 +269,10 @@ TEST(DeviceSteps, PartsGiveTheWhole) {
   figure("{} parts, {} bytes differ", parts, differing);
 }
 
-// Parameter and gradient as views with strides of their own.
+// Parameter and gradient are views with separate strides.
 TEST(DeviceSteps, TakeStridedTensors) {
   LT_NEEDS_DEVICE();
-  // Either moves values of any type by its first step.
+  // Either rule moves values of any type by its first step.
   const int lion = find_rule("lion"), rule = is_tested(lion) ? lion : effective_rule(find_rule("sgd"), {});
   auto rng = seeded("strides", 34);
   TestDevice& device = TestDevice::get();
@@ -280,7 +280,7 @@ TEST(DeviceSteps, TakeStridedTensors) {
   for (int pair = 0; pair < kPairs; ++pair)
     for (int round = 0; round < 6; ++round, ++views) {
       const int64_t sizes[] = {rng.between(2, 5), rng.between(2, 20), rng.between(2, 30)};
-      const auto view = [&] {  // dims in random order, gaps between elements
+      const auto view = [&] {  // dims in random order, with gaps between elements
         std::vector<int64_t> strides(3);
         int64_t stride = rng.between(1, 3);
         for (const size_t d : rng.permutation(3)) strides[d] = stride, stride *= sizes[d] + rng.below(3);
@@ -314,7 +314,7 @@ TEST(DeviceSteps, TakeStridedTensors) {
   figure("{} views, {} bytes, {} differ", views, bytes, differing);
 }
 
-// Items that share a parameter, in the order given.
+// Items that share a parameter run in the given order.
 TEST(DeviceSteps, OrderedItemsRunOneAfterAnother) {
   LT_NEEDS_DEVICE();
   auto rng = seeded("ordered", 35);

@@ -1,5 +1,5 @@
-// Claims: device memory that prefetch() has borrowed for a step goes back whether the step is taken, skipped, refused,
-// or stopped by a device that cannot search gradients or clear directions; the optimizer works on.
+// Claim: device memory that prefetch() has borrowed for a step is given back whether the step is taken, skipped,
+// refused, or stopped by a device that cannot search gradients or clear directions; the optimizer works on.
 #include "support/fake/fake_backend.h"
 #include "support/device_twins.h"
 #include "support/test.h"
@@ -30,7 +30,7 @@ class Borrower {
     for (int param = 0; param < 2; ++param) optimizer_->add_param(0, view(param));
   }
 
-  // Returns whether the step was taken.
+  // Returns true if the step was taken.
   bool step(bool ends_so) {
     std::vector<Gradient> grads{{memory_[2].data()}, {memory_[3].data()}};
     std::vector<float*> directions;
@@ -56,7 +56,7 @@ class Borrower {
   int64_t borrow(int64_t bytes) { return optimizer_->prefetch(bytes, queue_); }
   int64_t device_bytes() {
     optimizer_->synchronize();
-    borrow(0);  // gives back what the device has done with
+    borrow(0);  // gives back everything that the device has finished with
     return optimizer_->report().device_bytes;
   }
 

@@ -1,5 +1,5 @@
-// Claims: where steps come in buckets of parameters, as gradient release makes them, streaming state is read as often
-// as it is written, whatever the size of the buckets; a bucket that comes out of turn costs a ring at most, and no bit.
+// Claim: if steps come in buckets of parameters, as with gradient release, streaming state is read as often as it is
+// written, whatever the bucket size. A bucket out of turn costs at most one ring, and changes no bit.
 #include "support/fake_twins.h"
 #include "support/test.h"
 
@@ -7,9 +7,10 @@ namespace lowtide::testing {
 namespace {
 
 constexpr int kParams = 18, kIterations = 6;
-constexpr int64_t kElements = 40000, kBudget = 1 << 20;  // 5.8 MB of state, in chunks of 64 KiB: the default here
+constexpr int64_t kElements = 40000, kBudget = 1 << 20;  // 5.8 MB of state, in chunks of 64 KiB, which is the default
+                                                         // here
 
-// The parameters of each bucket, in the order of a backward pass.
+// Returns the parameters of each bucket, in the order of a backward pass.
 std::vector<std::vector<size_t>> buckets_of(size_t size) {
   std::vector<std::vector<size_t>> buckets;
   for (size_t i = kParams; i-- > 0;) {
@@ -55,7 +56,7 @@ TEST(Buckets, OnADeviceStateIsReadAsOftenAsItIsWritten) {
       }
       const std::string what = "device, " + std::string(transfer) + ", " + std::to_string(size) + " a bucket";
       expect_even(moved(twins.on_device().report()), first, kBudget, what);
-      // One that is left out, and an iteration in another order.
+      // Leave out a bucket, and run an iteration in another order.
       auto buckets = buckets_of(size);
       if (buckets.size() > 2) buckets.erase(buckets.begin() + 1);
       std::reverse(buckets.begin(), buckets.end());

@@ -1,5 +1,5 @@
-// Claim: on a device that runs everything late, in any legal order, a save beside steps writes the file that the host's
-// twin writes at the same step, and what is queued has no race.
+// Claim: on a device that runs everything late, in any legal order, a save beside steps writes the same file as a save
+// of the host's twin at the same step, and the queued work has no race.
 #include "support/device_async_saves.h"
 #include "support/fake_twins.h"
 #include "support/test.h"
@@ -29,8 +29,8 @@ TEST(AsyncSaveOnAFakeDevice, FilesAreThoseOfTheHost) {
   saves.run(rng, share_of(300));
 }
 
-// The device is lost at a random call: the save has the file of its call all the same, or fails by name and leaves the
-// old one. Nobody waits for what does not come.
+// The device is lost at a random call. The save still has the file of its call, or fails by name and leaves the old
+// file. Nobody waits forever.
 TEST(AsyncSaveOnAFakeDevice, ALostDeviceLeavesTheOldOrTheNew) {
   Rng rng = seeded("devices lost beside saves", 244);
   int64_t lost = 0, failed = 0, written = 0, wrong = 0;
@@ -48,7 +48,7 @@ TEST(AsyncSaveOnAFakeDevice, ALostDeviceLeavesTheOldOrTheNew) {
       twins.step();
       twins.on_device().place_states();
     } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument) << error.what();  // a budget that holds no ring
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument) << error.what();  // the budget holds no ring
       continue;
     }
     twins.on_device().save(got);

@@ -1,7 +1,7 @@
-// Claims: behind a device that runs everything late, in any legal order, state in host memory and on a disk gives the
-// bits of an optimizer in host memory; no budget is exceeded; each link carries what the plan says, to the byte; the
-// host waits for what the device has not done, no less; a disk that refuses writes loses nothing; any call of the
-// device, of the disk and for memory may fail.
+// Claims about a device that runs everything late, in any legal order, with state in host memory and on a disk: results
+// have the bits of an optimizer in host memory; no budget is exceeded; each link carries exactly the planned bytes; the
+// host waits for all unfinished work of the device; a disk that refuses writes loses nothing; any call to the device,
+// to the disk and for memory may fail.
 
 #include "core/buffer.h"
 #include "core/error.h"
@@ -14,7 +14,7 @@ namespace {
 
 using fake::FakeBackend;
 
-// All transfers of files by pread and pwrite, checked for races with what the device was told.
+// Transfers all files by pread and pwrite, and checks them for races with the device's queued work.
 class WatchedEnv final : public FaultyEnv {
  public:
   FakeBackend* backend = nullptr;
@@ -76,7 +76,7 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
           replanned = true;
         }
         twins.step(some ? 0.5 : 1);
-        if (ahead) twins.on_device().synchronize();  // which gives back what was borrowed
+        if (ahead) twins.on_device().synchronize();  // gives back the borrowed memory
         const MemoryReport report = twins.on_device().report();
         above += report.device_bytes > memory.device && !replanned;
         above += report.allocated_bytes > memory.host && !replanned;
@@ -84,7 +84,7 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
           EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
         }
         if (rng.chance(0.1)) {
-          EXPECT_EQ(twins.differing(), 0) << "trial " << trial;  // all parameters have state from here on
+          EXPECT_EQ(twins.differing(), 0) << "trial " << trial;  // from here on all parameters have state
           twins.on_device().offload();
           EXPECT_EQ(twins.differing(), 0) << "trial " << trial << ": read where it is";
           EXPECT_EQ(twins.on_device().report().device_bytes, 0);
@@ -111,7 +111,7 @@ TEST(DeviceDisk, EveryBudgetGivesTheBitsOfTheHost) {
     steps += twins.steps();
   }
   EXPECT_EQ(above, 0);
-  const auto all = static_cast<double>(plans);  // three in ten of many plans have chunks there: less four deviations
+  const auto all = static_cast<double>(plans);  // three in ten of many plans have chunks on disk: less four deviations
   EXPECT_GT(static_cast<double>(on_disk), 0.3 * all - 4 * std::sqrt(0.3 * 0.7 * all));
   figure(
       "{} plans ({} with chunks on disk, {} more refused), {} steps, {} demotions, {} offloaded: differing bytes 0 of "
@@ -130,7 +130,7 @@ TEST(DeviceDisk, EachLinkCarriesWhatIsPlanned) {
     constexpr int kSteps = 3;
     for (int step = 0; step < kSteps; ++step) one.twins->step();
     const MemoryReport report = one.twins->on_device().report();
-    if (report.disk_moved_per_step == 0) continue;  // what streams is read ahead of the next step
+    if (report.disk_moved_per_step == 0) continue;  // without disk traffic, chunks are read ahead for the next step
     EXPECT_EQ(report.read_bytes + report.written_bytes, kSteps * report.moved_per_step);
     EXPECT_EQ(report.disk_read_bytes + report.disk_written_bytes, kSteps * report.disk_moved_per_step);
     link += report.moved_per_step, disk += report.disk_moved_per_step, ++cases;
@@ -139,7 +139,7 @@ TEST(DeviceDisk, EachLinkCarriesWhatIsPlanned) {
   figure("{} plans: over the link {} bytes a step, over the disk's {}: moved / planned = 1 on both", cases, link, disk);
 }
 
-// Without any one wait of the host, the transfers of the file race with the device's, or the wait had nothing to wait
+// Without any one of the host's waits, the file's transfers race with the device's, unless the wait had nothing to wait
 // for.
 TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
 #if defined(__SANITIZE_THREAD__)
@@ -162,7 +162,7 @@ TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
         for (int step = 0; step < 2; ++step) one.twins->step();
         after = one.twins->fake.host_waits();
         differing = one.twins->differing();
-      } catch (const Error& error) {  // a chunk was written, or its checksum made, too early
+      } catch (const Error& error) {  // a chunk was written or its checksum computed too early
         EXPECT_EQ(error.kind(), ErrorKind::kIo) << error.what();
         EXPECT_GE(drop, 0);
       }
@@ -172,7 +172,7 @@ TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
         waits = after;
         continue;
       }
-      if (drop < before) continue;  // not of a step
+      if (drop < before) continue;  // this wait is outside of steps
       ++dropped;
       raced += found;
     }
@@ -181,7 +181,7 @@ TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
   figure("{} waits of the host dropped in steps: {} raced, of the others 0 bytes differ", dropped, raced);
 }
 
-// Writes that fail, once or from then on: the step is complete, and says what is kept.
+// Writes fail, once or from then on: the step is complete, and its error says what stays in RAM.
 TEST(DeviceDisk, ADiskThatRefusesWritesLosesNothing) {
   Rng rng = seeded("refused writes behind a device", 374);
   int64_t refused = 0, kept = 0, compared = 0;
@@ -225,8 +225,8 @@ TEST(DeviceDisk, ADiskThatRefusesWritesLosesNothing) {
   figure("{} steps told of a write that failed; differing bytes 0 of {}", refused, compared);
 }
 
-// The n-th call, for every n: of the device, a read, a write, memory of the host. What was to be kept is kept, and the
-// optimizer works on; a step that was stopped is made good by loading.
+// Fails the n-th call, for every n: of the device, a read, a write, host memory. State that must survive does, the
+// optimizer works on, and loading repairs a stopped step.
 TEST(DeviceDisk, AnyCallMayFail) {
   const TemporaryDirectory files;
   int64_t compared = 0;
@@ -301,7 +301,7 @@ TEST(DeviceDisk, AnyCallMayFail) {
   figure("differing bytes 0 of {}", compared);
 }
 
-// A write and a call of the device fail in one step: the next one is like any other, and raises nothing of it.
+// A write and a device call fail in one step: the next step is an ordinary one and does not raise the error again.
 TEST(DeviceDisk, AFailureIsToldOfOnce) {
   const TemporaryDirectory files;
   int64_t failed = 0, compared = 0;
@@ -335,7 +335,7 @@ TEST(DeviceDisk, AFailureIsToldOfOnce) {
   figure("{} of 30 steps failed twice over; the next ones did not, differing bytes 0 of {}", failed, compared);
 }
 
-// A step that a read stops half way goes on where it was stopped, as in host memory: pieces that fell behind catch up.
+// A step that a failed read stops half-way continues there, as in host memory: pieces that fell behind catch up.
 TEST(DeviceDisk, AReadThatFailsStopsTheStepHalfWay) {
   Rng rng = seeded("failed reads behind a device", 375);
   int64_t stopped = 0;
@@ -352,7 +352,7 @@ TEST(DeviceDisk, AReadThatFailsStopsTheStepHalfWay) {
       ++stopped;
     }
     one.env.disarm();
-    twins.step();  // works, and is a step of every chunk
+    twins.step();  // works, and steps every chunk
     EXPECT_EQ(twins.on_device().report().kept_bytes, 0);
     expect_no_race(twins.fake);
   }

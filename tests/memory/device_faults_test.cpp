@@ -1,7 +1,6 @@
-// Claims: whichever call of the device fails, in a step with any transfer mode, while parameters are added, in reading
-// ahead, and in moving state to the host and back, nothing that is queued touches memory that has been freed or is used
-// again; what was to be kept is kept, to the bit; and the optimizer works on. A step that failed is made good by
-// loading.
+// Claims: whichever device call fails (in a step with any transfer mode, while parameters are added, in reading ahead,
+// or in moving state to the host and back), no queued work touches memory that has been freed or reused; state that
+// must survive keeps every bit; the optimizer works on. Loading repairs a failed step.
 #include "support/fake_twins.h"
 #include "support/test.h"
 
@@ -16,13 +15,13 @@ struct Outcome {
   int64_t compared = 0;
 };
 
-// Fails the n-th call of the operation; n above their number: none. step_first: another step before a failed one is
-// made good.
+// Fails the n-th call of the operation, or none if n exceeds their number. step_first: takes another step before
+// repairing a failed one.
 Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::string& on_transfer,
             const std::string& path) {
   Rng rng(9000 + static_cast<uint64_t>(n));
   Config setup{.rule = "adamw", .state = "bf16", .hyper = default_hyper("adamw")};
-  setup.nonfinite = NonFinite::kPropagate;  // no look at the gradients, which waits
+  setup.nonfinite = NonFinite::kPropagate;  // does not check gradients, which would wait
   lowtide::Memory memory{.chunk = 4096, .device = device_bytes, .transfer = on_transfer};
   fake::FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true};
   FakeTwins twins(rng, setup, memory, options);
@@ -69,12 +68,12 @@ Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::
   twins.before_device_step = nullptr;
   twins.fake.fake().fail_at(0);
   if (outcome.failed && at == At::kStep) {
-    // All chunks were stepped: a step like any other, but for the error.
+    // All chunks were stepped: an ordinary step, apart from the error.
     outcome.whole = !step_first && optimizer.report().steps == 3;
     if (outcome.whole) {
       EXPECT_EQ(twins.differing(), 0);
     }
-    if (step_first) twins.step();  // the one that failed may have left its slots in use
+    if (step_first) twins.step();  // the failed step may have left its slots in use
     twins.restore(path);
   }
   twins.step();
@@ -94,7 +93,7 @@ TEST(DeviceFaults, AnyCallMayFail) {
   for (const At at : {At::kStep, At::kAdd, At::kOffload, At::kOnload, At::kRead, At::kPrefetch, At::kDemote}) {
     int64_t faults = 0, wholes = 0, runs = 0;
     const auto search = [&](int64_t budget, const char* on_transfer) {
-      // Faults that nobody hears of (in reading ahead) are among them: twelve calls in a row end the search.
+      // Some faults are silent (in reading ahead), so only twelve silent calls in a row end the search.
       for (int64_t n = 1, silent = 0; silent < 12; ++n) {
         SCOPED_TRACE(std::string(kNames[static_cast<int>(at)]) + ", call " + std::to_string(n) + ", budget " +
                      std::to_string(budget) + ", " + on_transfer);

@@ -1,6 +1,6 @@
-// Claims: on a device that runs everything late, in any legal order, an optimizer gives the bits of one in host memory,
-// whatever the budget of device memory, which it never exceeds; what it queues has no race; what the caller queues
-// next, on the same queue, sees the step done.
+// Claims: on a device that runs everything late, in any legal order, an optimizer gives the bits of one in host memory
+// under any budget of device memory, and never exceeds the budget; its queued work has no race; what the caller queues
+// next on the same queue sees the finished step.
 #include "support/fake_twins.h"
 #include "lowtide/planning.h"
 #include "memory/residency.h"
@@ -36,7 +36,7 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
         borrowed += more > 0;
         if (rng.chance(0.1)) demoted += twins.on_device().demote(rng.between(0, 10) * 4096) > 0;
         twins.step(some ? 0.5 : 1);
-        if (more > 0) twins.on_device().synchronize();  // which gives back what was borrowed
+        if (more > 0) twins.on_device().synchronize();  // gives back the borrowed memory
         const MemoryReport report = twins.on_device().report();
         above += memory.device >= 0 && report.device_bytes > memory.device;
         if (rng.chance(0.2)) {
@@ -78,7 +78,7 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
       compared, above);
 }
 
-// On the virtual clock, of steps that come one after the other: what forecast() predicts.
+// On the virtual clock, consecutive steps take as long as forecast() predicts.
 TEST(Device, StepsTakeAsLongAsPredicted) {
   Rng rng = seeded("seconds on the fake device", 78);
   double least = 1e9, most = 0;
@@ -124,13 +124,13 @@ TEST(Device, StepsTakeAsLongAsPredicted) {
          least, most);
 }
 
-// Every wait is needed or a no-op: without it there is a race.
+// Every wait is either needed (without it there is a race) or a no-op.
 TEST(Device, EveryDroppedWaitIsCaught) {
   Rng rng = seeded("dropped waits", 72);
   int64_t dropped = 0, needed = 0, caught = 0, false_alarms = 0;
   for (int trial = 0; trial < 36; ++trial) {
     Config setup = random_setup(rng);
-    // Half the steps search for what is not finite by themselves, half do not: the host waits for neither.
+    // Half the steps search for non-finite gradients by themselves, half do not; the host waits for neither.
     setup.nonfinite = trial % 2 ? NonFinite::kPropagate : NonFinite::kSkip;
     const uint64_t seed = rng.next();
     lowtide::Memory memory{
@@ -168,8 +168,8 @@ TEST(Device, EveryDroppedWaitIsCaught) {
   figure("{} waits dropped, {} needed, caught {}, false alarms {}", dropped, needed, caught, false_alarms);
 }
 
-// Budgets of device memory that cannot hold a ring, of host memory that cannot hold the rest, and managed memory beyond
-// the device, are refused with what is needed; nothing has changed.
+// Budgets of device memory that cannot hold a ring, budgets of host memory that cannot hold the rest, and managed
+// memory beyond the device are refused with the amount needed; nothing changes.
 TEST(Device, BudgetsThatCannotBeAreRefused) {
   Rng rng = seeded("budgets", 73);
   struct Case {
@@ -194,8 +194,8 @@ TEST(Device, BudgetsThatCannotBeAreRefused) {
   }
 }
 
-// Without a budget, state is on the device while there is room and in host memory beyond; without room there either, an
-// error that changes nothing.
+// Without a budget, state is on the device while there is room, and then in host memory; without room there either, an
+// error changes nothing.
 TEST(Device, WithoutABudgetWhatFitsStays) {
   Rng rng = seeded("no budget", 74);
   Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
@@ -231,7 +231,7 @@ TEST(Device, WithoutABudgetWhatFitsStays) {
   figure("streaming 1 of 2, differing bytes 0 of {}; refused for want of host memory 1/1", bytes);
 }
 
-// Their steps would race: chunks are not stepped parameter by parameter.
+// Their steps would race, because chunks are not stepped parameter by parameter.
 TEST(Device, ParametersThatOverlapAreRefused) {
   auto backend = std::make_unique<FakeBackend>(fake::FakeBackendOptions{76});
   FakeBackend& fake = *backend;
@@ -243,13 +243,13 @@ TEST(Device, ParametersThatOverlapAreRefused) {
   optimizer.add_param(0, {memory.data() + 1024, DType::kF32, {512}, {}});
   const Gradient grad{memory.data() + 4096, DType::kF32, nullptr};
   expect_refusal([&] { optimizer.step(std::vector{grad, grad}); }, "make them one parameter");
-  optimizer.step(std::vector{grad, Gradient{}});  // alone, it may
+  optimizer.step(std::vector{grad, Gradient{}});  // either may step alone
   EXPECT_EQ(optimizer.steps(0), 1);
   optimizer.synchronize();
 }
 
-// Managed memory is never more than is free, less a margin, in one go or bit by bit, whether or not what there is has
-// been moved to the device.
+// Managed memory never exceeds the free memory less a margin, in one piece or many, whether or not earlier memory has
+// moved to the device.
 TEST(Device, ManagedMemoryIsNeverMoreThanIsFree) {
   Rng rng = seeded("managed and free", 77);
   Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
@@ -274,7 +274,7 @@ TEST(Device, ManagedMemoryIsNeverMoreThanIsFree) {
   }
 }
 
-// Where the driver does not say what is free, 7/8 of all is the budget, however often parameters are added.
+// If the driver does not report free memory, the budget is 7/8 of all memory, however often parameters are added.
 TEST(Device, WithoutABudgetOrAWordOfWhatIsFree) {
   Rng rng = seeded("free unknown", 75);
   Config setup{.state = "fp32", .hyper = default_hyper("adamw")};

@@ -1,6 +1,6 @@
-// Claim: nothing is lost. Every class of system call that an optimizer makes, failing at its n-th call, once and from
-// then on, in every operation: afterwards each block of a parameter and its state are both of before or both of after,
-// training goes on, and ends bit for bit where it ends undisturbed with the same steps for each block.
+// Claim: nothing is lost. Every class of system call that an optimizer makes fails at its n-th call, once and from then
+// on, in every operation. Afterwards each block of a parameter and its state are both old or both new, and training
+// goes on and ends with the bits of an undisturbed run that took the same steps for each block.
 #include "support/fault_tally.h"
 #include "support/faulty_env.h"
 #include "support/test.h"
@@ -26,7 +26,7 @@ std::vector<Fault> faults_of(Call call) {
   return faults;
 }
 
-// One trial: `prepare` unharmed, `act` under the fault, `check` after it with the Error (or none).
+// One trial: `prepare` without a fault, `act` under the fault, then `check` with the Error, if any.
 struct Operation {
   std::function<void(Trial&)> prepare, act;
   std::function<void(Trial&, const std::optional<Error>&)> check;
@@ -35,9 +35,10 @@ struct Operation {
 void try_everything(const TemporaryDirectory& directory, const Operation& operation, Tally& tally) {
   for (const Call call : kCalls)
     for (const Fault& kind : faults_of(call)) {
-      // Retries of what never ends take their time, and are ScratchFile's to prove at every call.
+      // Endless retries take time; ScratchFile's tests cover them at every call.
       const bool endless = kind.persistent && (kind.error == EINTR || kind.short_);
-      // Once: every call. From there on: every call of the first, then every third. Of all but the first the share.
+      // One-time faults strike every call, persistent ones the first calls and then every third. A share reduces all
+      // but the first calls.
       for (int64_t n = 1; n <= (endless ? 1 : 1 << 20); n += n > 8 ? (kind.persistent ? 3 : 1) * spread() : 1) {
         const int64_t descriptors = open_descriptors();
         FaultyEnv env;
@@ -77,7 +78,7 @@ void try_everything(const TemporaryDirectory& directory, const Operation& operat
     }
 }
 
-// Without an error, or with one that says so.
+// Returns true without an error, or with one that says so.
 bool is_complete(const std::optional<Error>& error) {
   return !error || std::string(error->what()).find("The step is complete") != std::string::npos;
 }
@@ -117,7 +118,8 @@ TEST(Faults, WhereAGroupIsAdded) {
   tally.print("adding a group, and a step");
 }
 
-// A checkpoint has one count of steps for each parameter: what is loaded from it and what goes on here stay the same.
+// A checkpoint has one count of steps for each parameter: a run loaded from it and the run that goes on here stay
+// equal.
 TEST(Faults, AStepStoppedHalfWayCanBeSaved) {
   const TemporaryDirectory directory(kFast), files(kFast);
   int saved = 0, halfway = 0;
@@ -128,7 +130,8 @@ TEST(Faults, AStepStoppedHalfWayCanBeSaved) {
         FaultyEnv env;
         Trial trial(env, directory.path(), rule), other(system_env(), "", rule);
         steps_before(number)(trial);
-        env.arm({.call = Call::kPread, .nth = nth, .persistent = true, .error = EIO});  // once: read again
+        env.arm({.call = Call::kPread, .nth = nth, .persistent = true, .error = EIO});  // a single failure would be
+                                                                                        // read again
         try {
           trial.step(number);
         } catch (const Error&) {
@@ -208,7 +211,7 @@ TEST(Faults, InLoad) {
   for (int number = 0; number < 4; ++number) saved.step(number);
   saved.optimizer().save(path);
   saved.step(4);
-  const std::vector<Image> other = reference_images(0);  // what the optimizer was before: it has missed step 0
+  const std::vector<Image> other = reference_images(0);  // the optimizer before the load, which has missed step 0
   Tally tally;
   int64_t olds = 0, news = 0;
   const auto load = [&](Trial& trial) { trial.optimizer().load(path); };
@@ -225,7 +228,7 @@ TEST(Faults, InLoad) {
                               count(masks, tally);
                               uint32_t common = ~uint32_t{0};
                               for (const uint32_t mask : masks) common &= mask;
-                              tally.wrong += common == 0;  // all loaded or all of before
+                              tally.wrong += common == 0;  // all loaded, or all old
                               tally.wrong += !half && !(common & 1);
                               (common & 1 ? news : olds)++;
                               if (!(common & 1)) load(trial);
@@ -242,7 +245,7 @@ TEST(Faults, InLoad) {
   figure("before {}, loaded {}", olds, news);
 }
 
-// Both states of the largest parameter are replaced by others.
+// Replaces both states of the largest parameter.
 TEST(Faults, InWriteState) {
   const TemporaryDirectory directory(kFast);
   const std::vector<Image> all = reference_images();
@@ -251,7 +254,7 @@ TEST(Faults, InWriteState) {
       trial.optimizer().write_state(0, static_cast<int>(k), by.params[0].codes[k].data(),
                                     by.params[0].scales[k].data());
   };
-  Image mixed = all[4];  // the first state written, the second not yet
+  Image mixed = all[4];  // the first state is written, the second not yet
   mixed.params[0].codes[0] = all[2].params[0].codes[0];
   mixed.params[0].scales[0] = all[2].params[0].scales[0];
   Image written = mixed;

@@ -1,6 +1,6 @@
-// Claims: steps that search their gradients on the device, and are known to be taken or skipped only later, end in the
-// bits, counts and errors of an optimizer in host memory, wherever state is and whichever gradients are not finite;
-// ballots likewise; and what a guard found is waited for by those calls alone that have to know.
+// Claims: steps that search their gradients on the device, and so are known to be taken or skipped only later, end in
+// the bits, counts and errors of an optimizer in host memory, wherever state is and whichever gradients are not finite.
+// So do ballots. Only calls that depend on a guard's result wait for it.
 #include "support/fake_twins.h"
 #include "support/test.h"
 
@@ -24,12 +24,14 @@ TEST(Guards, SkippedStepsAreUncounted) {
   for (int trial = 0; trial < 150; ++trial) {
     Config setup = random_setup(rng, false);
     setup.nonfinite = static_cast<NonFinite>(trial % 3);
-    if (setup.rule == "sgd") setup.hyper.dampening = 0.25;  // not in a first step: one that is skipped is none
+    if (setup.rule == "sgd")
+      setup.hyper.dampening = 0.25;  // does not apply to a first step, and a skipped step does
+                                     // not count
     const fake::FakeBackendOptions options = guarding(rng);
     FakeTwins twins(rng, setup, random_memory(rng), options);
     for (int64_t n = rng.between(1, 5); n > 0; --n)
       twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
-    twins.on_device().place_states();  // on the host they come with the parameters
+    twins.on_device().place_states();  // on the host they are allocated with the parameters
     bool spoils = false;
     twins.spoil = [&](Tensor& grad) {
       if (!spoils || grad.numel == 0 || !rng.chance(0.4)) return;
@@ -62,7 +64,7 @@ TEST(Guards, SkippedStepsAreUncounted) {
       } catch (const Error&) {
         ++twins.raised_there;
       }
-      twins.on_device().synchronize();  // once
+      twins.on_device().synchronize();  // raises it once
       EXPECT_EQ(twins.raised_there, twins.raised_here);
       raised += twins.raised_there;
     } else {
@@ -77,7 +79,7 @@ TEST(Guards, SkippedStepsAreUncounted) {
          spoiled, skipped, raised, compared);
 }
 
-// Calls that have nothing to know of it do not wait; the step that comes after waits for the search alone.
+// Calls that do not depend on the result do not wait; the next step waits only for the search.
 TEST(Guards, AStepIsPendingAndNothingIsWaitedFor) {
   Rng rng = seeded("pending", 92);
   Config setup{.hyper = default_hyper("adamw")};

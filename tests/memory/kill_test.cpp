@@ -1,5 +1,5 @@
-// Claim: a process that is killed, anywhere in its steps and saves, leaves the checkpoint of some save that completed,
-// whole; no scratch file; and a directory that the next process can use at once. The next save removes what it left.
+// Claim: a process that is killed anywhere in its steps and saves leaves an intact checkpoint of a completed save, no
+// scratch file, and a directory that the next process can use at once. The next save removes leftovers.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,8 +11,8 @@
 namespace lowtide::testing {
 namespace {
 
-// Judges the file at the path: the number of steps of the saved optimizer; 0 if there is no file, -1 if it is not that
-// optimizer bit for bit.
+// Judges the file at the path: returns the number of steps of the saved optimizer, 0 if there is no file, or -1 if the
+// file is not that optimizer bit for bit.
 class Judge {
  public:
   Judge() { late_.add_late(); }
@@ -33,12 +33,12 @@ class Judge {
     }
   }
 
-  // Saves once more what held() has found.
+  // Saves the optimizer that held() found, again.
   void save(const std::string& path, int steps) {
     (steps > kLateStep ? late_ : early_).optimizer().save(path, std::to_string(steps));
   }
 
-  // Whether another process can use the directory, and gets the bits that it should.
+  // Returns true if another process can use the directory, and gets the right bits.
   bool usable(const std::string& disk) const {
     try {
       Trial trial(system_env(), disk);
@@ -57,7 +57,7 @@ class Judge {
   Trial early_{system_env(), ""}, late_{system_env(), ""};
 };
 
-// Steps and saves up to `end` steps, each save named by the steps before it.
+// Steps and saves up to `end` steps; each save is named by its number of steps.
 void train(Env& env, const std::string& disk, const std::string& path, int end) {
   Trial trial(env, disk);
   for (int number = 0; number < end; ++number) {
@@ -99,7 +99,7 @@ TEST(Killed, AtEveryCallThatWrites) {
   for (const Call call : kCalls)
     for (int64_t n = 1; n <= counting.calls(call); ++n)
       for (const bool before : {true, false}) {
-        // The first call and the last of each kind are in every share.
+        // Every share includes the first and last call of each kind.
         if (n > 1 && n < counting.calls(call) && !in_share(grid++)) continue;
         std::filesystem::remove_all(files.path());
         std::filesystem::create_directory(files.path());
@@ -137,13 +137,13 @@ TEST(Killed, AtEveryCallThatWrites) {
       killed, points, none, held[1], held[2], wrong, left, unusable, leftovers, kept, others);
 }
 
-// With the engine that the system gives, and no matter what the process is doing.
+// Uses the system's default engine, and kills the process whatever it is doing.
 TEST(Killed, AtAnyTime) {
   const TemporaryDirectory disk, files;
   const std::string path = files.file("c");
   Judge judge;
   Rng rng = seeded("kill -9", 61);
-  // Whether a kill hits a save is chance; fewer than 20 might all miss.
+  // A kill hits a save only by chance; fewer than 20 might all miss.
   const int kills = std::max(20, share_of(60));
   int killed = 0, wrong = 0, left = 0, unusable = 0, others = 0, saves = 0, kept = 0;
   int held[kTrialSteps + 1] = {};
@@ -155,7 +155,7 @@ TEST(Killed, AtAnyTime) {
     if (child == 0) {
       for (;;) train(system_env(), disk.path(), path, kTrialSteps);
     }
-    if (i == 0) {  // runs until there is a checkpoint; later ones have the time for several, on a slow machine as well
+    if (i == 0) {  // runs until there is a checkpoint; later runs have time for several, on slow machines, too
       while (!std::filesystem::exists(path)) ::usleep(1000);
       const std::chrono::duration<double, std::micro> first = std::chrono::steady_clock::now() - start;
       latest_us = std::max(latest_us, static_cast<int64_t>(4 * first.count()));

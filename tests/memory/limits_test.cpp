@@ -1,5 +1,5 @@
-// Claims: whatever is added when, a budget's file never grows above its limit; offload() moves all state or none where
-// a budget cannot take it; counts of steps that could not be counted on are refused.
+// Claims: whatever is added and when, a budget's file never exceeds its limit; offload() moves all state, or none if a
+// budget cannot take it; impossible step counts are refused.
 #include "lowtide/optimizer.h"
 #include "memory/state_store.h"
 #include "support/checkpoint_case.h"
@@ -20,7 +20,7 @@ TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
         system_env(),
         {{.host = rng.between(4, 20) * kPageBytes, .disk = disk.path(), .disk_limit = limit, .chunk = kPageBytes}});
     for (int64_t param = 0; param < 8; ++param) {
-      // Chunks of one block each where the block is large: of several sizes, so that the best set to keep changes.
+      // If the block is large, each chunk is one block. Their sizes differ, so that the best set to keep changes.
       const ShapedParam added{
           param, {rng.between(1, 8), rng.between(100, 300), 2, {{8 << rng.between(0, 4)}, {8 << rng.between(0, 4)}}}};
       const MemoryReport before = store.report();
@@ -46,8 +46,8 @@ TEST(Limits, TheFileNeverGrowsAboveItsLimit) {
          above, refused_by_plan, refused_by_file, changed);
 }
 
-// State that fitted stays directly addressable; parameters that are added have what it has left. A refusal names the
-// budget that was given, and what it asks for suffices for both.
+// State that fitted stays directly addressable; parameters added later get the rest. A refusal names the given budget,
+// and the size that it asks for suffices for both.
 TEST(Limits, ARefusalBesideOtherStateNamesTheBudgetThatWasGiven) {
   const TemporaryDirectory disk;
   Rng rng(1);
@@ -66,8 +66,7 @@ TEST(Limits, ARefusalBesideOtherStateNamesTheBudgetThatWasGiven) {
     }
     return optimizer.report();
   };
-  // 8 bytes of state an element, and 4160 behind each of two arrays: 12 KiB of 1 MiB are left, and no chunk is as
-  // small.
+  // 8 bytes of state per element, and 4160 after each of two arrays: 12 KiB of 1 MiB remain, less than any chunk.
   const int64_t budget = 1 << 20, first = 128000;
   for (const std::string& directory : {disk.path(), std::string()}) {
     const auto refusal = error_of([&] { step_of(budget, first, 100000, directory); });

@@ -1,5 +1,5 @@
-// Claims: streaming state is read as often as it is written, but for what is read ahead; the queue of the caller never
-// waits for state on its way back to the host, also behind steps that had state read ahead into borrowed memory.
+// Claims: streaming state is read as often as it is written, apart from reads ahead; the caller's queue never waits for
+// state on its way back to the host, not even after steps with state read ahead into borrowed memory.
 #include "support/device_twins.h"
 #include "support/fake/fake_backend.h"
 #include "support/framework_cache.h"
@@ -31,7 +31,7 @@ TEST(LinkTraffic, TheCallersQueueNeverWaitsForWriteBack) {
         Twins twins(rng, setup, memory, std::move(backend), allocator);
         for (int i = 0; i < 3; ++i) twins.add(DType::kBF16, {10000});  // 240 KB of state
         for (int i = 0; i < 8; ++i, ++steps) {
-          // The last step's slots may be on their way to the host still; what the caller queues next is a forward pass.
+          // The last step's slots may still be on their way to the host; the caller's next work is a forward pass.
           if (i > 0) borrowed += twins.on_device().prefetch(kBorrowed, twins.queue());
           twins.step();
         }

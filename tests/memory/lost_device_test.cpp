@@ -1,5 +1,5 @@
-// Claims: when the device is lost, in whichever call, state in host memory that no step was changing is read and saved
-// to the bit, the rest is refused by name, every call that needs the device says so, and destructors come to an end.
+// Claims: if the device is lost in any call, state in host memory that no step was changing can be read and saved bit
+// for bit, other state is refused by name, every call that needs the device says so, and destructors return.
 #include "support/fake_twins.h"
 #include "support/test.h"
 
@@ -10,7 +10,7 @@ struct Tally {
   int64_t read = 0, refused = 0, bytes = 0, differing = 0, saved = 0, unsaved = 0;
 };
 
-// Every state of every parameter: as on the host, or refused.
+// Reads every state of every parameter, which must equal the host's or be refused.
 void read_all(Twins& twins, Tally& tally) {
   for (int64_t param = 0; param < twins.on_device().param_count(); ++param) {
     int k = 0;
@@ -56,7 +56,7 @@ TEST(LostDevice, HostMemoryStaysReadable) {
     FakeTwins twins(rng, setup, memory, options);
     for (int64_t n = rng.between(1, 3); n > 0; --n) twins.add(DType::kF32, {rng.between(1, 4), rng.between(1, 1500)});
     twins.on_device().place_states();
-    twins.free_bytes = 0;  // under `automatic`, all stays on the host
+    twins.free_bytes = 0;  // under `automatic`, this keeps all state on the host
     for (int64_t n = rng.between(1, 4); n > 0; --n) twins.step();
     const bool offloaded = !memory.automatic && rng.chance(0.3);
     const bool settled = rng.chance(0.6) || offloaded;

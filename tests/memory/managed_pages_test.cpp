@@ -1,6 +1,6 @@
-// Claims: where managed state exceeds the device by one page, a driver that gives up the page touched longest ago moves
-// all of it in every step, both ways; chunks move only what does not fit, and need two slots of the device, not all of
-// it. Counted on the fake device, against figures that are derived here.
+// Claims: if managed state exceeds the device by one page, a driver that evicts the least recently touched page moves
+// all pages in every step, both ways; chunks move only what does not fit, and need only two slots on the device.
+// Counted on the fake device, against figures derived here.
 #include "support/managed_traffic.h"
 #include "support/test.h"
 
@@ -15,21 +15,22 @@ TEST(ManagedPages, ThePageTouchedLongestAgoMakesRoom) {
   EXPECT_EQ(pages.add(15), 0);
   EXPECT_EQ(pages.add(15), 15);  // 30 bytes: pages 0, 1, 2
   EXPECT_EQ(pages.pages(), 3);
-  pages.touch(0, 10);   // 0
-  pages.touch(5, 10);   // 0 stays, 1 comes
-  pages.touch(3, 1);    // 0 again: 1 is now the older
-  pages.touch(20, 10);  // 2 comes, 1 goes
+  pages.touch(0, 10);   // page 0 comes
+  pages.touch(5, 10);   // page 0 stays, page 1 comes
+  pages.touch(3, 1);    // page 0 again, so page 1 is now the older
+  pages.touch(20, 10);  // page 2 comes, page 1 goes
   EXPECT_EQ(pages.in(), 3);
   EXPECT_EQ(pages.out(), 1);
   pages.touch(0, 10);  // still there
   EXPECT_EQ(pages.in(), 3);
-  pages.touch(10, 20);  // 1 comes, 2 goes; 2 comes, 0 goes
+  pages.touch(10, 20);  // page 1 comes, page 2 goes; page 2 comes, page 0 goes
   EXPECT_EQ(pages.in(), 5);
   EXPECT_EQ(pages.out(), 3);
 }
 
-// N pages in one order, room for C: if C >= N, N come once. Else the page wanted next is the one that has gone, so that
-// N come in every step; C of the first step's stay until the second, so that N - C go in it, and N in each later one.
+// N pages are touched in one order, with room for C. If C >= N, N come once. Otherwise the next page needed is the one
+// evicted, so N come in every step; C pages of the first step stay until the second, so N - C go in the first step, and
+// N in each later one.
 TEST(ManagedPages, StateBeyondTheDeviceMovesWholeInEveryStep) {
   Rng rng = seeded("managed pages", 104);
   TrafficCase c;
@@ -50,8 +51,8 @@ TEST(ManagedPages, StateBeyondTheDeviceMovesWholeInEveryStep) {
   }
 }
 
-// 40 chunks of a page. A ring of S slots comes first (two where there is no room for three, else three or four), R - S
-// chunks stay, and 40 - (R - S) go in and out in each step. Once, up to S more are read, for the next step.
+// There are 40 chunks of a page. A ring of S slots comes first (two if there is no room for three, else three or four),
+// R - S chunks stay, and 40 - (R - S) go in and out in each step. Once, up to S more are read for the next step.
 TEST(ManagedPages, ChunksMoveWhatDoesNotFit) {
   Rng rng = seeded("streamed chunks", 105);
   TrafficCase c;

@@ -1,5 +1,5 @@
-// Claims: offload() gives the RAM of state back to the system, and whatever needs the state finds the same bits; a disk
-// that fails leaves it where it was, and damage is seen.
+// Claims: offload() returns the RAM of state to the system, and every call that needs the state finds the same bits; a
+// disk that fails leaves the state where it was, and damage is detected.
 #include <unistd.h>
 
 #include "core/buffer.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kRows = 2048, kColumns = 1024;
 
-// Bytes of this process that are in RAM and belong to no file.
+// Returns the bytes of this process that are in RAM and belong to no file.
 int64_t anonymous_bytes() {
   std::ifstream statm("/proc/self/statm");
   int64_t size = 0, resident = 0, shared = 0;
@@ -56,9 +56,9 @@ TEST(Offload, GivesTheRamBack) {
     const int64_t freed = used - anonymous_bytes();
     const MemoryReport away = other.optimizer.report();
     EXPECT_EQ(away.allocated_bytes, 0);
-    // Other memory of the process may come and go by a few pages.
+    // The process's other memory may change by a few pages.
     EXPECT_GE(freed, before.allocated_bytes - (1 << 20));
-    other.optimizer.offload();  // again: nothing to do
+    other.optimizer.offload();  // again, with nothing to do
     figure("budget {}: {} bytes of RAM, {} given back, {} put on disk", budget, before.allocated_bytes, freed,
            away.offloaded_bytes);
   }
@@ -157,7 +157,7 @@ TEST(Offload, AFailingDiskLosesNothing) {
       ++points, refused += threw;
       wrong += !holds(a, 3) || !holds(b, 5);
       EXPECT_EQ(env.open_fds(), 0);
-      if (n == 3 && call != Call::kOpen) n = 34;  // the requests between are alike
+      if (n == 3 && call != Call::kOpen) n = 34;  // the requests in between are alike
     }
   EXPECT_GT(refused, 10);
   EXPECT_EQ(wrong, 0);

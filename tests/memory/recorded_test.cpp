@@ -1,6 +1,6 @@
-// Claims: replays of a recorded step take the steps that plain calls would have taken, with the hyper-parameters and
-// step numbers of their time; a replay that was not prepared changes nothing and is reported; what cannot be recorded
-// is refused by name.
+// Claims: replays of a recorded step take the same steps as plain calls, with the current hyper-parameters and step
+// numbers; a replay that was not prepared changes nothing and is reported; steps that cannot be recorded are refused by
+// name.
 #include "support/fake/fake_backend.h"
 #include "support/device_twins.h"
 #include "support/test.h"
@@ -32,7 +32,7 @@ struct Recorder {
     }
     return fake->end_capture(twins->queue());
   }
-  // One that the recording steps.
+  // Returns true if the recording steps a parameter with state.
   bool has_state() {
     for (size_t i = 0; i < recorded.size(); ++i)
       for (const StateView& state : twins->on_device().state(static_cast<int64_t>(i)))
@@ -63,7 +63,7 @@ TEST(RecordedSteps, FiftyReplaysAreFiftySteps) {
     for (int64_t n = rng.between(1, 5); n > 0; --n)
       twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16}), random_sizes(rng));
     twins.on_device().place_states();
-    twins.step(trial % 4 < 2 ? 1 : 0.7);  // the parameters that have a gradient in the recording
+    twins.step(trial % 4 < 2 ? 1 : 0.7);  // steps the parameters with a gradient in the recording
     int recording = recorder.record();
     EXPECT_EQ(twins.on_device().report().steps, 1) << "recording takes no step";
     twins.spoil = [&](Tensor& grad) {
@@ -86,9 +86,9 @@ TEST(RecordedSteps, FiftyReplaysAreFiftySteps) {
         expect_refusal([&] { twins.on_device().prepare_replay(recorder.options()); }, "without prepare_replay");
         ++stale;
       }
-      if (rng.chance(0.05)) twins.step();  // a plain one between
+      if (rng.chance(0.05)) twins.step();  // a plain step in between
       if (rng.chance(0.05) && recorder.has_state()) {
-        twins.on_device().offload();  // its state comes back elsewhere
+        twins.on_device().offload();  // its state comes back at another place
         twins.on_device().onload();
         expect_refusal([&] { twins.on_device().prepare_replay(recorder.options()); }, "has moved since");
         recording = recorder.record();
@@ -106,7 +106,7 @@ TEST(RecordedSteps, FiftyReplaysAreFiftySteps) {
          stale, compared);
 }
 
-// A step that is counted and not taken would shift the numbers of all that follow.
+// A step that is counted but not taken would shift all later step numbers.
 TEST(RecordedSteps, WhatIsPreparedIsReplayedBeforeAnythingElse) {
   Rng rng = seeded("prepared twice", 103);
   int refused = 0;
@@ -127,7 +127,7 @@ TEST(RecordedSteps, WhatIsPreparedIsReplayedBeforeAnythingElse) {
       ++refused;
     };
     for (int i = 0; i < 6; ++i) {
-      spoils = policy == NonFinite::kSkip && i % 2 == 0;  // the answer that is left behind is of this one
+      spoils = policy == NonFinite::kSkip && i % 2 == 0;  // the abandoned outcome is this replay's
       twins.replay(recorder.recorded, [&] {
         twins.on_device().prepare_replay(recorder.options());
         refuses([&] { twins.on_device().prepare_replay(recorder.options()); });
@@ -138,7 +138,7 @@ TEST(RecordedSteps, WhatIsPreparedIsReplayedBeforeAnythingElse) {
     EXPECT_EQ(twins.differing(), 0);
     EXPECT_EQ(twins.on_device().report().steps, twins.on_host().report().steps);
     EXPECT_EQ(twins.on_device().report().skipped_steps, twins.on_host().report().skipped_steps);
-    // A recording that is given up for another.
+    // Gives up a recording for another.
     twins.on_device().prepare_replay(recorder.options());
     recorder.record();
     twins.on_device().prepare_replay(recorder.options());

@@ -1,6 +1,6 @@
-// Claims: under automatic residency, with budgets, demotions and promotions at random between steps, an optimizer on a
-// device gives the bits of one in host memory; state comes to the device after two steps and leaves it when memory is
-// short; memory that a framework's allocator hands out while its queue still uses it is touched only after that.
+// Claims: under automatic residency, with random budgets, demotions and promotions between steps, an optimizer on a
+// device gives the bits of one in host memory; state moves to the device after two steps and leaves it when memory gets
+// short; memory that a framework's allocator hands out while its queue still uses it is touched only after that use.
 #include "memory/residency.h"
 #include "support/fake_twins.h"
 #include "support/framework_cache.h"
@@ -17,7 +17,7 @@ const std::vector<std::string> kTransferModes = {"copy", "hybrid", "zero_copy"};
 TEST(AutomaticResidency, RandomPressureChangesNoBit) {
   Rng rng = seeded("automatic residency", 81);
   int64_t compared = 0, promotions = 0, demotions = 0, borrowed = 0, asked = 0, steps = 0;
-  // In fewer, single trials decide how often state moves.
+  // With fewer trials, single ones would decide how often state moves.
   const int trials = std::max(8, share_of(24));
   for (int trial = 0; trial < trials; ++trial) {
     FakeBackendOptions options{.seed = rng.next(), .steps_pinned = true, .guards = trial % 2 == 1};
@@ -30,7 +30,7 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
     for (int i = 0; i < 5; ++i) twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16}), random_sizes(rng));
     const int64_t margin = Residency::margin(twins.fake.limits().total);
     for (int step = 0; step < 200; ++step, ++steps) {
-      // Free memory: plenty, some, or too little, for a while each.
+      // Free memory is plenty, some, or too little, for a while each.
       if (step % 25 == 0) twins.free_bytes = margin + rng.between(-1, 3) * margin / 2 + rng.between(0, 40) * 4096;
       if (rng.chance(0.05)) asked += twins.on_device().demote(rng.between(0, 60) * 4096) > 0;
       if (rng.chance(0.2)) borrowed += twins.on_device().prefetch(rng.between(0, 12) * 4096, twins.queue()) > 0;
@@ -54,8 +54,8 @@ TEST(AutomaticResidency, RandomPressureChangesNoBit) {
          steps, promotions, demotions, asked, borrowed, compared);
 }
 
-// State that was there before any step is on the host until two steps have been taken, then on the device, as far as
-// there is room; back under pressure.
+// State from before the first step is on the host until two steps have been taken, then on the device as far as there
+// is room; under pressure it goes back.
 TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
   Rng rng = seeded("automatic residency, phases", 82);
   int64_t compared = 0;
@@ -74,10 +74,10 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
     EXPECT_LE(on_device(), slots);
     EXPECT_EQ(twins.on_device().report().transfer, transfer);
     twins.step();
-    EXPECT_GE(on_device(), all);  // as much is free: 3/4 of the margin
+    EXPECT_GE(on_device(), all);  // this much is free: 3/4 of the margin
     EXPECT_EQ(twins.on_device().report().promotions, 1);
     EXPECT_EQ(twins.on_device().report().moved_per_step, 0);
-    twins.free_bytes = margin - (1 << 20);  // 1 MiB and a quarter of the margin leave
+    twins.free_bytes = margin - (1 << 20);  // 1 MiB and a quarter of the margin must leave
     twins.step();
     const int64_t left = on_device();
     EXPECT_LT(left, all);
@@ -89,7 +89,7 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
     }
     twins.step();
     EXPECT_GE(on_device(), all);
-    // A demotion that is asked for frees what it says.
+    // A requested demotion frees what it reports.
     twins.on_device().synchronize();
     const int64_t before = on_device(), freed = twins.on_device().demote(1 << 20);
     EXPECT_GE(freed, 1 << 20);
@@ -107,7 +107,7 @@ TEST(AutomaticResidency, StateComesAfterTwoStepsAndGoesUnderPressure) {
       Residency::kQuietSteps, compared);
 }
 
-// State that a step brings takes the room that there is, and host memory for nothing else: pinned memory is scarce.
+// State that a step creates takes the free room, and host memory only for the rest, because pinned memory is scarce.
 TEST(AutomaticResidency, NewStatePinsWhatDoesNotFit) {
   Rng rng = seeded("pinned memory", 88);
   const int64_t total = 64 << 20, margin = Residency::margin(total), chunk = 64 << 10, slots = 4 * chunk;
@@ -136,7 +136,7 @@ TEST(AutomaticResidency, NewStatePinsWhatDoesNotFit) {
     }
 }
 
-// Memory that is called free is not always to be had: the rest begins on the host.
+// Memory that is reported free cannot always be had; the rest starts on the host.
 TEST(AutomaticResidency, NewStateGoesToTheHostWhereTheDeviceIsFullAfterAll) {
   Rng rng = seeded("full after all", 89);
   FakeBackendOptions options{.seed = rng.next(), .device_bytes = 6 << 20};
@@ -153,7 +153,7 @@ TEST(AutomaticResidency, NewStateGoesToTheHostWhereTheDeviceIsFullAfterAll) {
   expect_no_race(twins.fake);
 }
 
-// If slots cannot be allocated in a step, resident state is evicted, or fewer slots do.
+// If a step cannot allocate its slots, it evicts resident state or uses fewer slots.
 TEST(AutomaticResidency, AStepMakesRoomForItsSlots) {
   Rng rng = seeded("room for slots", 83);
   int64_t compared = 0, demotions = 0;
@@ -197,15 +197,15 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
     if (trial % 3) allocator.note_use = Cache::note_use;
     Config setup = random_setup(rng);
     cache.refuses = trial % 4 == 2;
-    // The control: state that streams, so that slots are borrowed and given back, whatever the seed.
+    // The control: streaming state, so that slots are borrowed and returned under any seed.
     if (trial == 2) setup.rule = "adamw", setup.state = "fp32", setup.hyper = default_hyper("adamw");
     Twins twins(rng, setup, memory, std::move(backend), allocator);
     twins.add(DType::kF32, {5, 1000});
     twins.add(DType::kBF16, {3000});
     if (trial % 5 == 1) cache.fills_on = twins.queue();
     for (int step = 0; step < 6; ++step) {
-      // Memory that the optimizer gave back becomes the caller's next activations' at once, behind its queue; and what
-      // is freed has a copy into it queued.
+      // The caller's next activations take over memory that the optimizer freed, at once, on the caller's queue; a copy
+      // into freed memory is queued.
       for (const Cache::Unused& given : cache.unused)
         if (cache.may_use(given)) cache.use(twins.queue(), given.memory);
       for (const int64_t bytes : {4096, 4096, 8192, 16384})
@@ -232,7 +232,7 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
       taken, reused, given_back, borrowed, compared);
 }
 
-// The queue that counts is that of the step that brings state back, not that of the step before.
+// The relevant queue is that of the step that brings state back, not of the previous step.
 TEST(FrameworkAllocator, StateComesBackBehindTheQueueOfItsStep) {
   Rng rng = seeded("state that comes back", 85);
   int64_t reused = 0, steps = 0;
@@ -265,7 +265,7 @@ TEST(FrameworkAllocator, StateComesBackBehindTheQueueOfItsStep) {
   figure("{} steps, {} blocks in use by the step's queue", steps, reused);
 }
 
-// Before the first step it is the queue that the optimizer was opened with.
+// Before the first step, the relevant queue is the one with which the optimizer was opened.
 TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
   Rng rng = seeded("state before the first step", 87);
   int64_t reused = 0;
@@ -293,7 +293,8 @@ TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
   figure("{} blocks in use by the queue", reused);
 }
 
-// The forward pass stands between two steps of a bucket: only then it is seen what state leaves to it.
+// The forward pass comes between two steps of a bucket: only then does the optimizer see how much memory it leaves for
+// state.
 TEST(AutomaticResidency, BucketsOfOneIterationAreOneStep) {
   constexpr size_t kBuckets = 30;
   Rng rng = seeded("residency and buckets", 90);
@@ -323,7 +324,7 @@ TEST(AutomaticResidency, BucketsOfOneIterationAreOneStep) {
   EXPECT_EQ(twins.differing(), 0);
 }
 
-// Memory that was free while state was on the host is not free any more once the state is back.
+// Memory that was free while state was on the host is no longer free when the state is back.
 TEST(AutomaticResidency, StateThatComesBackIsNotCountedAsFreeToo) {
   Rng rng = seeded("free bytes and state that comes back", 86);
   FakeBackendOptions options{.seed = rng.next(), .device_bytes = int64_t{1} << 20};

@@ -1,5 +1,5 @@
-// Claim: where state lives changes no bit. Random parameters, rules, codecs, types and budgets; hundreds of steps with
-// all state in RAM and with what does not fit on disk end in the same bytes, and what moves is what was planned.
+// Claim: the place of state changes no bit. With random parameters, rules, codecs, types and budgets, hundreds of steps
+// with all state in RAM, and with the rest on disk, end in the same bytes, and the moved bytes are the planned ones.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -10,7 +10,7 @@ constexpr int kSteps = 200;
 
 struct Model {
   std::vector<Tensor> params, grads;
-  std::vector<bool> without;  // no gradient in some steps
+  std::vector<bool> without;  // has no gradient in some steps
 
   Model(Rng& rng, DType param, DType grad) {
     const int64_t count = rng.between(1, 12);
@@ -55,7 +55,7 @@ void run(Optimizer& optimizer, Model& model, uint64_t seed, int first, int count
       const bool none = model.without[i] && (rng.next() & 1);
       gradients.push_back(none ? Gradient{} : model.grads[i].gradient());
     }
-    if (step % 4 == 3)  // nothing happens with most rules
+    if (step % 4 == 3)  // does nothing with most rules
       for (const bool evaluating : {true, false}) optimizer.set_evaluating(evaluating);
     optimizer.step(gradients);
   }
@@ -88,7 +88,7 @@ TEST(Tiers, DiskAndRamGiveTheSameBits) {
       Rng one(seed), two(seed);
       Model in_ram(one, p, g), on_disk(two, p, g);
       Optimizer a = build(config, {}, in_ram);
-      // From what the ring alone needs to everything.
+      // From just enough for the ring to everything.
       const int64_t chunk = 4096 * rng.between(1, 4);
       const auto share = static_cast<int64_t>(rng.uniform() * double(a.report().state_bytes));
       const Memory memory{3 * chunk + share / 4096 * 4096, directory.path(), -1, chunk};
@@ -142,7 +142,7 @@ TEST(Tiers, OnlyWhatDoesNotFitMoves) {
     EXPECT_EQ(moved, report.moved_per_step);
     EXPECT_EQ(moved * 3, report.read_bytes + report.written_bytes);
     EXPECT_LE(report.allocated_bytes, options.memory.host);
-    // The least: twice what the budget does not keep beside the ring (a chunk more where sizes do not divide).
+    // The least: twice the state that the budget does not keep beside the ring (a chunk more if sizes do not divide).
     const int64_t ring = moved ? 3 * chunk : 0;
     const int64_t least = 2 * std::max<int64_t>(0, total - (options.memory.host - ring));
     if (least > 0) worst = std::max(worst, double(moved) / double(least + 2 * chunk));

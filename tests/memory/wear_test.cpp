@@ -1,5 +1,5 @@
-// A disk wears by what is written to it. report().written_bytes counts all of it: what reaches the file, call by call,
-// is that, and in a step no more than the state that streams, once.
+// A disk wears by the bytes written to it. report().written_bytes counts exactly the bytes that reach the file, call by
+// call, and a step writes at most its streaming state, once.
 #include "optim/optimizer_impl.h"
 #include "support/optimizer_case.h"
 #include "support/test.h"
@@ -7,7 +7,7 @@
 namespace lowtide::testing {
 namespace {
 
-// Counts the bytes that files take.
+// Counts the bytes written to files.
 class CountingEnv final : public Env {
  public:
   int64_t pwrite(int fd, const void* from, int64_t bytes, int64_t offset) override {
@@ -42,7 +42,7 @@ TEST(Wear, WrittenBytesAreWhatTheFileTakes) {
       g.randomize(rng);
       optimizer.add_param(0, p.view());
       const Gradient gradient = g.gradient();
-      optimizer.step({&gradient, 1});  // makes the state
+      optimizer.step({&gradient, 1});  // creates the state
       const int64_t before = optimizer.report().written_bytes, before_taken = env.written();
       for (int step = 0; step < steps; ++step) optimizer.step({&gradient, 1});
       const auto report = optimizer.report();

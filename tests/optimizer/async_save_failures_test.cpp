@@ -1,5 +1,5 @@
-// Claims about saves beside steps that fail or are cut off: the old file or the new one is there, whole; the failure
-// comes out once it is asked for, or with the next save; steps go on to the same bits; nothing is left behind.
+// Claims about saves beside steps that fail or are cut off: the old or the new file is there, intact; wait() or the
+// next save reports the failure; steps go on with the same bits; nothing is left behind.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 namespace lowtide::testing {
 namespace {
 
-// The files of saves after so many steps, and the image after the last.
+// The expected files after each number of steps, and the images.
 struct Wanted {
   std::vector<std::string> files;
   std::vector<Image> images = reference_images();
@@ -30,7 +30,7 @@ struct Wanted {
     static const Wanted wanted;
     return wanted;
   }
-  // The steps of the file's optimizer; -1: it is none of them.
+  // Returns the number of steps of the file's optimizer, or -1 if it matches none.
   int held(const std::string& path) const {
     const std::string found = read_file(path);
     for (size_t i = 0; i < files.size(); ++i)
@@ -39,7 +39,7 @@ struct Wanted {
   }
 };
 
-// Saved after one step, and beside steps after two; then a step.
+// Saves after one step, and beside steps after two; then steps once more.
 void train(Trial& trial, const std::string& path, SaveHandle* save = nullptr) {
   trial.step(0);
   trial.optimizer().save(path, "1");
@@ -77,7 +77,7 @@ TEST(AsyncSaveFailures, AnyFailedCallLeavesTheOldOrTheNew) {
           const SaveHandle save = trial.optimizer().save_async(path, "2", 8192);
           bool step_failed = false;
           try {
-            trial.step(2);  // its own transfers may be what fails: faults_test.cpp is about them
+            trial.step(2);  // its own transfers may fail, too; faults_test.cpp covers them
           } catch (const Error&) {
             step_failed = true;
           } catch (const std::bad_alloc&) {
@@ -102,7 +102,7 @@ TEST(AsyncSaveFailures, AnyFailedCallLeavesTheOldOrTheNew) {
           by_wait += waits && !failure.empty();
           const int held = wanted.held(path);
           wrong_file += held != 1 && held != 2;
-          lost += failure.empty() && held != 2;  // written without an error that anybody heard of
+          lost += failure.empty() && held != 2;  // neither written nor reported
           left += env.open_fds() != open && !on_disk;
           for (const std::string& name : files.names()) left += name != "c" && name != "next";
           if (!step_failed) {
@@ -186,7 +186,7 @@ TEST(AsyncSaveFailures, ExitAndForkAndDestruction) {
   const std::string path = files.file("c");
   SlowEnv env;
   env.microseconds = 20'000;
-  // exit() with the optimizer alive: the file is finished.
+  // exit() with the optimizer alive finishes the file.
   pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -200,7 +200,7 @@ TEST(AsyncSaveFailures, ExitAndForkAndDestruction) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   EXPECT_EQ(wanted.held(path), 2);
 
-  // Destroyed while it runs: the file is finished, and the handle says so.
+  // Destroying the optimizer finishes a running save, and the handle says so.
   std::filesystem::remove(path);
   SaveHandle save(nullptr);
   {
@@ -257,7 +257,7 @@ TEST(AsyncSaveFailures, CallsMeanwhile) {
   ASSERT_FALSE(save.done());
   EXPECT_FALSE(save.wait(0.001));
   expect_refusal([&] { trial.optimizer().load(files.file("c")); }, "wait()");
-  // One waits for the other, in the order of the calls.
+  // Saves wait for each other, in the order of the calls.
   trial.optimizer().save(files.file("d"), "3");
   EXPECT_TRUE(save.done());
   trial.optimizer().save_async(files.file("e"), "3");
@@ -269,7 +269,7 @@ TEST(AsyncSaveFailures, CallsMeanwhile) {
   EXPECT_EQ(wanted.held(files.file("f")), 3);
   refusal([&] { trial.optimizer().save_async("", "3"); });
   refusal([&] { trial.optimizer().save_async(files.file("g"), "3", -2); });
-  // A failure is thrown by the next save, once, or by wait() as often as it is asked.
+  // The next save throws a failure once, and wait() throws it every time.
   const SaveHandle nowhere = trial.optimizer().save_async(files.file("no/where"), "3");
   refusal([&] { trial.optimizer().save(files.file("c"), "3"); }, ErrorKind::kIo);
   EXPECT_EQ(wanted.held(files.file("c")), 2);
@@ -281,7 +281,7 @@ TEST(AsyncSaveFailures, CallsMeanwhile) {
   EXPECT_EQ(wanted.held(files.file("c")), 3);
 }
 
-// Under the thread sanitizer nothing races: one thread steps, the writers write, others ask and wait.
+// One thread steps, writers write, and other threads poll and wait: the thread sanitizer must find no race.
 TEST(AsyncSaveFailures, ThreadsThatWait) {
   const TemporaryDirectory files, disk;
   for (const bool on_disk : {false, true}) {

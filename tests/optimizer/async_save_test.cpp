@@ -1,6 +1,6 @@
-// Claims about saves beside steps: the file is that of a synchronous save at the same step, bit for bit, whatever comes
-// after the call; steps are as without the save; copies stay within their limit; a failure leaves the old file, comes
-// out once it is asked for, and keeps no step from being taken.
+// Claims about saves beside steps: the file equals that of a synchronous save at the same step, bit for bit, whatever
+// follows the call; steps are the same as without the save; copies stay within their limit; a failure leaves the old
+// file, is reported when asked for, and stops no step.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,10 +13,10 @@ namespace lowtide::testing {
 namespace {
 
 constexpr int64_t kPage = 4096, kPiece = int64_t{4} << 20;
-// Buffer maps so much more for a moment, to align large memory for huge pages, and touches none of it. Two threads do.
+// Buffer briefly maps this much more, to align large memory for huge pages, and touches none of it. Two threads do.
 constexpr int64_t kAlignment = 2 * (int64_t{2} << 20);
 
-// An optimizer and its twin that saves nothing, with equal parameters and gradients.
+// An optimizer and a twin that never saves, with equal parameters and gradients.
 class Pair {
  public:
   Pair(Env& env, Rng& rng, const Config& setup) : rng_(rng) {
@@ -93,7 +93,7 @@ TEST(AsyncSave, FilesAreThoseOfASynchronousSave) {
       pair.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
     try {
       for (int64_t n = rng.between(0, 3); n > 0; --n) pair.step(0.8);
-    } catch (const Error& error) {  // a budget that holds no ring
+    } catch (const Error& error) {  // the budget holds no ring
       ASSERT_EQ(error.kind(), ErrorKind::kInvalidArgument) << error.what();
       ++refused;
       continue;
@@ -151,7 +151,7 @@ TEST(AsyncSave, FilesAreThoseOfASynchronousSave) {
       saves, by_tier[0], by_tier[1], by_tier[2], destroyed, differing, bytes, steps, while_saving, copied, refused);
 }
 
-// Arrays of several pieces of the file, that chunks cut anywhere; what is mapped is measured at the Env.
+// Arrays take several pieces of the file, and chunks cut them anywhere; the Env measures mapped memory.
 TEST(AsyncSave, CopiesStayWithinTheirLimit) {
   Rng rng = seeded("memory of saves", 242);
   int64_t above = 0, saves = 0, differing = 0;
@@ -170,7 +170,7 @@ TEST(AsyncSave, CopiesStayWithinTheirLimit) {
       pair.step();
       pair.twin().save(files.file("sync"));
       const int64_t state = pair.optimizer().report().state_bytes;
-      // Beside what a step leaves: the ring of slots is there from now on.
+      // Counted without the ring of slots, which this step leaves behind.
       pair.step();
       pair.twin().save(files.file("sync"));
       const int64_t before = env.mapped_bytes();

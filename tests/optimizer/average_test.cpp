@@ -1,4 +1,4 @@
-// States follow their averages, which figures of a format alone do not show and loss curves hide.
+// States follow their true averages, which errors of a format alone do not show and loss curves hide.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -24,12 +24,12 @@ std::vector<float> state_of(const Optimizer& optimizer, int k, int64_t numel) {
 }
 std::vector<float> second_moments(const Optimizer& optimizer, int64_t numel) { return state_of(optimizer, 1, numel); }
 
-// 5000 steps without gradients at beta2 = 0.999 leave 0.67 % of a second moment. In every block one coordinate goes on
-// and keeps the scale. Rounded to nearest they would all stay where they are: 149 times too large.
+// 5000 steps without gradients at beta2 = 0.999 leave 0.67 % of a second moment. One coordinate of every block keeps
+// its gradient and so the scale. Rounded to nearest, all others would stay where they are: 149 times too large.
 //
-// A coordinate's ratio to the exact value scatters (sd about 1, measured); over 64 blocks the mean does by 1 %.
-// float8's smallest second moment is 2e-6 of the largest, so that those that should be below are counted at that: its
-// figure is the ratio of the sums.
+// A coordinate's ratio to the exact value scatters (sd about 1, measured); the mean over 64 blocks scatters by 1 %.
+// float8's smallest second moment is 2e-6 of the largest, and smaller ones count as that; so its figure is the ratio of
+// the sums.
 TEST(Average, SecondMomentsDecayAsTheyShould) {
   constexpr int64_t kBlocks = 64, kNumel = kBlocks * 256;
   constexpr int kSteps = 5000;
@@ -54,7 +54,7 @@ TEST(Average, SecondMomentsDecayAsTheyShould) {
     optimizer.add_param(0, p.view());
     optimizer.allocate_state(0);
     optimizer.import_state(0, 1, v.data());
-    optimizer.set_steps(0, 10000);  // long past the correction of the start
+    optimizer.set_steps(0, 10000);  // long after the initial correction
     const std::vector<float> begin = second_moments(optimizer, kNumel);
     for (int step = 0; step < kSteps; ++step) take_step(optimizer, g);
     const std::vector<float> end = second_moments(optimizer, kNumel);
@@ -74,13 +74,14 @@ TEST(Average, SecondMomentsDecayAsTheyShould) {
   }
 }
 
-// Normal numbers as Box and Muller make them. The bounds and figures below were measured with these very ones.
+// Returns normal numbers by the Box-Muller method, with which the bounds and figures below were measured.
 double noise(Rng& rng) {
   const double radius = std::sqrt(-2 * std::log(1 - rng.uniform()));
   return radius * std::cos(6.283185307179586 * rng.uniform());
 }
 
-// The gradients of all steps: of sizes four decades apart, or with a spike in every block every 50 steps.
+// Returns the gradients of all steps: with magnitudes four decades apart, or with a spike in every block every 50
+// steps.
 std::vector<float> noisy_gradients(bool spikes, int steps, int64_t numel) {
   auto rng = Rng(81);
   std::vector<double> size(static_cast<size_t>(numel), 1);
@@ -97,9 +98,9 @@ std::vector<float> noisy_gradients(bool spikes, int steps, int64_t numel) {
 }
 
 // The largest |update| / lr from step 20 on, of exact Adam and of quantized states on the same gradients. First:
-// neighbours of a block whose gradients are of sizes four decades apart. Second: every 50 steps one coordinate of a
-// block has a gradient of 10^4, and hides the others. 8 bits keep within 3 times Adam's; 4 do not (4.5 at most,
-// measured), for one step of their m is as large as most of its values.
+// neighbours in a block have gradients four decades apart. Second: every 50 steps one coordinate of a block has a
+// gradient of 10^4, which hides the others. 8-bit states stay within 3 times Adam's update; 4-bit states do not (4.5 at
+// most, measured), because one step of their m is as large as most of its values.
 TEST(Average, NoUpdateIsMuchLargerThanAdams) {
   constexpr int64_t kNumel = 16 * 256;
   constexpr int kSteps = 1000;
@@ -130,9 +131,9 @@ TEST(Average, NoUpdateIsMuchLargerThanAdams) {
   }
 }
 
-// AMSGrad's maximum is that of the second moments that were stored, in thousands of steps of noise: an upward rounding
-// stays, but the next begins above it, so that all of them together add a whole code at most (twice the error of half
-// a code). Second moments scatter by their own rounding, and so their maximum is above the exact one; that is printed.
+// AMSGrad's maximum follows the stored second moments over thousands of noisy steps: an upward rounding stays, but the
+// next rounding starts above it, so together they add at most a whole code (twice the error of half a code). Stored
+// second moments scatter by their own rounding, so their maximum exceeds the exact one; the test prints that.
 TEST(Average, RunningMaximaAreThoseOfTheirMoments) {
   constexpr int64_t kNumel = 4 * 256;
   for (const char* state : {"fp32", "bf16", "dynamic8", "float8", "dynamic4"}) {
@@ -162,7 +163,7 @@ TEST(Average, RunningMaximaAreThoseOfTheirMoments) {
   }
 }
 
-// Parameters whose gradients differ in sign alone move alike, in formats of our own. (dynamic8's map is bitsandbytes'.)
+// In our own formats, parameters whose gradients differ only in sign move alike. (dynamic8's map is bitsandbytes'.)
 TEST(Average, SignsAreAlike) {
   constexpr int64_t kNumel = 16 * 256;
   constexpr int kSteps = 100;
@@ -186,7 +187,8 @@ TEST(Average, SignsAreAlike) {
   }
 }
 
-// A stored second moment is 0 if and only if every gradient so far was: with values ten decades apart in a block.
+// A stored second moment is 0 if and only if every gradient so far was 0, even with values ten decades apart in a
+// block.
 TEST(Average, SecondMomentsAreZeroOnlyWhereGradientsWere) {
   constexpr int64_t kNumel = 16 * 256;
   int64_t checked = 0, zeros = 0;

@@ -1,4 +1,4 @@
-// Every wrong value is refused with a message that says what was got and wanted, and changes nothing.
+// Every wrong value is refused with a message that says what the call got and wanted, and changes nothing.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
 
-// Calls that must be refused, each with words of its message.
+// Calls that must be refused, with words of the expected messages.
 struct BadCall {
   const char* name;
   std::function<void(Optimizer&)> call;
@@ -114,7 +114,7 @@ std::vector<BadCall> param_calls() {
   };
 }
 
-// The first gradient is always good: what precedes the bad one must not have been stepped.
+// The first gradient is always good, so a step before the bad one would show.
 std::vector<BadCall> step_calls() {
   const auto step = [](Gradient second, StepOptions options = {}) {
     return [=](Optimizer& o) {
@@ -164,7 +164,7 @@ TEST(BadInput, IsRefusedWithReasonAndChangesNothing) {
       EXPECT_EQ(optimizer.hyper(0).lr, Hyper{}.lr);
       ++refused;
     }
-  // Control: a good step does change the snapshot.
+  // Control: a good step changes the snapshot.
   optimizer.step(grads);
   EXPECT_FALSE(snapshot(optimizer, {&p, &q}) == before);
   figure("{} bad calls refused, 0 changed anything", refused);

@@ -73,11 +73,11 @@ TEST(Concurrency, AForkedChildCanStep) {
   GTEST_SKIP() << "the thread sanitizer does not follow a fork of a process with threads";
 #endif
   Session run(103, 2);
-  run.step();  // the pool's threads exist now, and are not in the child
+  run.step();  // starts the pool's threads, which the child will not have
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(60);  // a child that waits for threads it does not have would hang
+    alarm(60);  // ends a child that waits for threads that it does not have
     Session wanted(103, 1);
     for (int i = 0; i < 3; ++i) wanted.step();
     run.step(), run.step();
@@ -87,7 +87,7 @@ TEST(Concurrency, AForkedChildCanStep) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
   EXPECT_EQ(WEXITSTATUS(status), 0) << "the child's bits are not those of one process";
-  run.step();  // and the parent goes on
+  run.step();  // the parent goes on
   EXPECT_EQ(run.optimizer.steps(0), 2);
 }
 

@@ -1,5 +1,5 @@
-// State over the life of an optimizer: its bytes, its creation and destruction, momentum that comes and goes, and state
-// taken out and put back.
+// State over the life of an optimizer: its bytes, its creation and destruction, momentum that is switched on and off,
+// and state that is exported and imported.
 #include <malloc.h>
 
 #include "support/mapped_bytes.h"
@@ -37,8 +37,8 @@ TEST(Lifecycle, MemoryIsWhatTheReportSays) {
     EXPECT_EQ(report.params, 1);
     EXPECT_EQ(report.elements, kNumel);
     EXPECT_GE(report.allocated_bytes, report.state_bytes);
-    // At most the rest of one huge page, and a page and two lines between the four arrays that a step walks side by
-    // side.
+    // At most the rest of one huge page, and a page and two lines between each of the four arrays that a step walks
+    // side by side.
     EXPECT_LT(report.allocated_bytes - report.state_bytes, (2 << 20) + 4 * (4096 + 2 * 64));
     EXPECT_EQ(grown, report.allocated_bytes) << "the report agrees with the system";
   }
@@ -65,10 +65,10 @@ TEST(Lifecycle, AHundredOptimizersLeaveNoMemoryBehind) {
     take_step(optimizer, g);
     return optimizer.report().allocated_bytes;
   };
-  // Tensors are mapped and unmapped, each by itself: what a heap keeps of them depends on where it can grow.
+  // Each tensor gets its own mapping, because a heap's leftovers depend on where it can grow.
   ::mallopt(M_MMAP_THRESHOLD, 128 << 10);
   int64_t state = 0;
-  for (int i = 0; i < 5; ++i) state = cycle();  // threads, tables and the allocator's own pools come into being
+  for (int i = 0; i < 5; ++i) state = cycle();  // creates threads, tables and the allocator's pools
   const int64_t before = mapped_bytes();
   for (int i = 0; i < 100; ++i) cycle();
   const int64_t drift = mapped_bytes() - before;
@@ -76,7 +76,7 @@ TEST(Lifecycle, AHundredOptimizersLeaveNoMemoryBehind) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's quarantine keeps freed memory; the leak checker takes this test's place";
 #endif
-  // One leaked state is 2 MiB; 256 KiB is what malloc takes at a time, twice.
+  // One leaked state is 2 MiB; malloc takes 128 KiB at a time, so the bound is two such pieces.
   EXPECT_LE(drift, 256 << 10);
   EXPECT_GT(state, 4 * (256 << 10)) << "control: one leak in a hundred would show";
 }
@@ -84,7 +84,8 @@ TEST(Lifecycle, AHundredOptimizersLeaveNoMemoryBehind) {
 TEST(Lifecycle, MomentumSwitchedOnMidRunStartsAsAFreshOne) {
   auto rng = seeded("momentum", 90);
   for (const std::string& state : codec_names()) {
-    // Random bits go by the parameter's steps, of which the other has taken fewer. These two do not round to nearest.
+    // Random bits depend on the parameter's steps, and the other has taken fewer. These two formats do not round to
+    // nearest.
     if (state == "float8" || state == "dynamic4") continue;
     Config config;
     config.rule = "sgd", config.state = state, config.rounding = "nearest", config.hyper.lr = 0.1;
@@ -104,7 +105,7 @@ TEST(Lifecycle, MomentumSwitchedOnMidRunStartsAsAFreshOne) {
       ASSERT_TRUE(same_bits(p.data.data(), q.data.data(), DType::kF32, p.numel)) << state << " step " << i;
     }
     ASSERT_EQ(optimizer.state(0).size(), 1u);
-    // Off and on again: the buffer is still there and nothing new is allocated.
+    // Off and on again: the buffer is still there, and nothing is allocated.
     const int64_t allocated = optimizer.report().allocated_bytes;
     Hyper off = config.hyper;
     off.momentum = off.dampening = 0;
@@ -116,8 +117,7 @@ TEST(Lifecycle, MomentumSwitchedOnMidRunStartsAsAFreshOne) {
   }
 }
 
-// Restoring the number of steps before or after the state makes no difference: SGD's buffer is not taken for an empty
-// one.
+// The step count may be restored before or after the state: SGD's buffer is not taken for an empty one.
 TEST(Lifecycle, RestoredMomentumIsUsedInAnyOrder) {
   for (const bool steps_first : {false, true}) {
     Config config;
@@ -136,7 +136,7 @@ TEST(Lifecycle, RestoredMomentumIsUsedInAnyOrder) {
   }
 }
 
-// Two codes make a byte, and no row ends in half of one.
+// A byte holds two codes, and no row ends in half a byte.
 TEST(Lifecycle, OddRowsHaveDynamic8InPlaceOf4Bits) {
   const auto codec_of = [](const char* state, std::vector<int64_t> sizes) {
     Config config{.rule = "adam", .state = state};
@@ -156,15 +156,15 @@ TEST(Lifecycle, OddRowsHaveDynamic8InPlaceOf4Bits) {
   EXPECT_EQ(codec_of("dynamic4", {4, 513}), (Wanted{"dynamic8", 2 * (4 * 513 + 4 * 3 * 4)}));
 }
 
-// Codes and scales copied byte by byte are the state; so are decoded values, with one exception: the signed dynamic map
-// has no entry at -1, so a block whose largest magnitude is negative decodes to less than its scale (0.993 of it), and
-// encoding that again takes a smaller scale.
+// Codes and scales copied byte by byte preserve the state; so do decoded values, with one exception: the signed dynamic
+// map has no entry at -1, so a block whose largest magnitude is negative decodes to less than its scale (0.993 of it),
+// and encoding it again gives a smaller scale.
 TEST(Lifecycle, StateSurvivesExportAndImport) {
   auto rng = seeded("export", 91);
   int64_t blocks = 0, shrunk = 0;
   for (const std::string& rule : rule_names())
     for (const std::string& state : codec_names_of(rule, {.momentum = 0.9})) {
-      if (state == "float8") continue;  // its values have several codes, of several scales
+      if (state == "float8") continue;  // its values have several codes, with different scales
       Config config;
       config.rule = rule, config.state = state, config.hyper.momentum = 0.9;
       Tensor p(DType::kBF16, {5, 333}), g(DType::kBF16, {5, 333});
@@ -185,7 +185,7 @@ TEST(Lifecycle, StateSurvivesExportAndImport) {
         for (int64_t b = 0; b < from[k].rows * from[k].scales_per_row; ++b, ++blocks) {
           const float was = from[k].scales[b], is = to[k].scales[b];
           shrunk += is != was;
-          // -0.992968738, the lowest entry; a rounding more for the product with the scale.
+          // -0.992968738 is the lowest entry; the product with the scale is rounded once more.
           EXPECT_TRUE(is == was || std::fabs(is / was - 0.992968738f) < 1e-6f)
               << rule << " state " << k << " block " << b;
         }

@@ -1,6 +1,6 @@
-// Weights of 16 bits with a master: with 16 bits of residual they are the float32 weights of the same run, whatever the
-// rule, the state's format, the threads, the instruction set and the memory budget; with 8 they are near; rounded
-// stochastically they are right on average. Steps of length 0 change no bit of either.
+// 16-bit weights with a master: with 16 bits of residual they equal the float32 weights of the same run for every rule,
+// state format, thread count, instruction set and memory budget; with 8 bits they are close; rounded stochastically
+// they are right on average. Steps of length 0 change no bit of weights and residuals.
 
 #include "lowtide/optimizer.h"
 #include "support/optimizer_case.h"
@@ -19,10 +19,10 @@ struct Options {
   int threads = 1;
   std::string target = "";
   Memory memory = {};
-  double momentum = 0.9;  // of SGD
+  double momentum = 0.9;  // for SGD
 };
 
-// An optimizer of one parameter, whose memory it owns.
+// An optimizer of one parameter, which owns the parameter's memory.
 struct Trial {
   std::vector<std::byte> weights;
   Optimizer optimizer;
@@ -50,7 +50,7 @@ struct Trial {
     optimizer.step({&g, 1});
   }
 
-  // The residual, as it is stored.
+  // Returns the stored residual.
   std::vector<std::byte> residual() {
     const std::vector<StateView> views = optimizer.state(0);
     if (views.empty() || views.back().name != std::string("residual")) return {};
@@ -69,7 +69,7 @@ struct Trial {
   }
 };
 
-// Magnitudes that fp16 holds with all of its bits: exact there, too.
+// Returns magnitudes that fp16 holds with all its bits, so that it is exact, too.
 std::vector<float> start_values(Rng& rng) {
   std::vector<float> out(kCount);
   for (float& x : out) {
@@ -103,7 +103,7 @@ TEST(Master, ResidualsOf16BitsAreFloat32) {
         const std::vector<float> a = wanted.values(""), b = got.values("residual16");
         for (int64_t i = 0; i < kCount; ++i) {
           const auto at = static_cast<size_t>(i);
-          // fp16 is exact to 2^-41 below 2^-14, and what comes from there carries that.
+          // Below 2^-14, fp16 is exact to 2^-41, and values that come from there carry that error.
           const bool exact = dtype == DType::kBF16 || std::fabs(a[at]) > 0x1p-10f;
           small += !exact;
           const bool same = exact ? differing_bytes(&a[at], &b[at], 4) == 0 : std::fabs(a[at] - b[at]) < 0x1p-36f;
@@ -120,7 +120,7 @@ TEST(Master, ResultsDependOnNothingElse) {
   const std::filesystem::path scratch = std::filesystem::temp_directory_path();
   int64_t comparisons = 0, differing = 0;
   for (const std::string master : {"residual16", "residual8", "stochastic"})
-    for (const std::string rule : {"adamw", "lars"}) {  // whose norms need no state, but residuals
+    for (const std::string rule : {"adamw", "lars"}) {  // LARS's norms need no state, but do need residuals
       const DType dtype = rng.chance(0.5) ? DType::kBF16 : DType::kF16;
       const std::vector<float> start = start_values(rng);
       std::vector<Options> ways = {{.threads = 2}, {.memory = {.host = 16384, .disk = scratch, .chunk = 4096}}};
@@ -147,7 +147,7 @@ TEST(Master, ResultsDependOnNothingElse) {
   figure("{} comparisons, {} bytes differ", comparisons, differing);
 }
 
-// Norms of a parameter are those of its float32 weights, in however many calls they are taken.
+// Norms of a parameter equal those of its float32 weights, however many calls compute them.
 TEST(Master, NormsOfManyBlocksAreThoseOfFloat32) {
   constexpr int64_t kManyRows = (int64_t{1} << 16) + 3000, kMany = 2 * kManyRows;
   Rng rng = seeded("many blocks", 37);
@@ -174,7 +174,7 @@ TEST(Master, NormsOfManyBlocksAreThoseOfFloat32) {
   figure("{} blocks: {} bytes differ from float32", kManyRows, bad);
 }
 
-// After 8 bits of residual a bfloat16 weight is off by 2^-16 of itself at most, in every step again.
+// With 8 bits of residual each step moves a bfloat16 weight off by at most 2^-16 of itself.
 TEST(Master, ResidualsOf8BitsAreNear) {
   constexpr int kSteps = 50;
   Rng rng = seeded("residual8", 33);
@@ -188,7 +188,7 @@ TEST(Master, ResidualsOf8BitsAreNear) {
   double worst = 0, without = 0;
   const std::vector<float> a = wanted.values(""), b = got.values("residual8"), c = plain.values("");
   for (size_t i = 0; i < a.size(); ++i) {
-    // AdamW's steps depend on the weight through its decay of 1e-5 alone: errors add up.
+    // AdamW's steps depend on the weight only through its decay of 1e-5, so errors add up.
     const double unit = std::fmax(std::fabs(a[i]), std::fabs(start[i])) * 0x1p-16;
     worst = std::fmax(worst, std::fabs(double(a[i]) - b[i]) / unit);
     without = std::fmax(without, std::fabs(double(a[i]) - c[i]) / unit);
@@ -198,8 +198,8 @@ TEST(Master, ResidualsOf8BitsAreNear) {
   figure("{} steps: off by {} of 2^-16 at most, bound {}; without residual {}", kSteps, worst, kSteps, without);
 }
 
-// Steps of 1/16 of a unit in the last place: to nearest nothing ever moves; stochastically the mean of n weights is off
-// by what n * kSteps roundings of one unit scatter.
+// Steps of 1/16 of a unit in the last place: rounded to nearest, nothing ever moves; rounded stochastically, the mean
+// of n weights is off by the scatter of n * kSteps roundings of one unit.
 TEST(Master, StochasticWeightsAreRightOnAverage) {
   constexpr int kSteps = 64;
   for (const DType dtype : {DType::kBF16, DType::kF16}) {

@@ -1,5 +1,5 @@
-// Claim: every cell of rule x state format x rounding x element types x master x tier x instruction set gives the bits
-// of the plainest instruction set with all state in memory, or is refused by name.
+// Claim: every combination of rule, state format, rounding, element types, master, tier and instruction set gives the
+// bits of the plainest instruction set with all state in memory, or is refused by name.
 
 #include "support/matrix.h"
 #include "support/plainest_target.h"
@@ -20,7 +20,7 @@ TEST(Matrix, EveryCellIsCorrectOrRefusedByName) {
   const int64_t state = wanted.optimizer().report().state_bytes, page = 4096;
 
   const TemporaryDirectory directory;
-  // A share's state, too, is many chunks.
+  // The state of a small share must fill many chunks, too.
   const int64_t chunk = std::clamp<int64_t>(state / 40 / page, 1, 16) * page;
   Memory half{state / 2 / page * page, directory.path(), -1, chunk}, least{4 * chunk, directory.path(), -1, chunk};
   MatrixCounts counts;

@@ -1,5 +1,5 @@
-// A gradient with a NaN, an infinity or a magnitude of 2^62 and above, wherever it stands: the step is not taken and
-// nothing changes.
+// A gradient with a NaN, an infinity or a magnitude of at least 2^62 at any place prevents the step, and nothing
+// changes.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -17,7 +17,7 @@ void put_value(Tensor& tensor, int64_t i, double value) {
   }
 }
 
-// Three parameters: one of whole blocks, one of short rows, one small.
+// Three parameters: one with whole blocks, one with short rows, one small.
 struct Model {
   std::vector<Tensor> params, grads;
   Optimizer optimizer;
@@ -44,7 +44,7 @@ TEST(NonFinite, OneBadGradientAnywhereSkipsTheStep) {
   for (const std::string& target : cpu_targets())
     for (const DType g_dtype : kDTypes)
       for (const double bad : {kNan, kInf, -kInf, 0x1p62, -0x1p62}) {
-        if (g_dtype == DType::kF16 && std::fabs(bad) == 0x1p62) continue;  // fp16 has no such number
+        if (g_dtype == DType::kF16 && std::fabs(bad) == 0x1p62) continue;  // fp16 cannot hold this number
         Config config{.target = target, .threads = 2};
         Model model(config, g_dtype, rng);
         ASSERT_TRUE(model.step().applied);
@@ -52,7 +52,7 @@ TEST(NonFinite, OneBadGradientAnywhereSkipsTheStep) {
         int64_t skipped = 0;
         for (int64_t param = 0; param < 3; ++param) {
           Tensor& g = model.grads[static_cast<size_t>(param)];
-          // Every place of a block and of its row's short last one.
+          // Every place in a block, and in the short last block of its row.
           for (int64_t i = 0; i < std::min<int64_t>(g.numel, 600); ++i) {
             const float good = g.get(i);
             put_value(g, i, bad);

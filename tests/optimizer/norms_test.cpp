@@ -1,5 +1,5 @@
 // Rules with norms of whole parameters, through the optimizer: steps that move nothing, refusals, overlap and overflow.
-// Neither threads, instruction sets, budgets nor a failing disk make a difference.
+// Threads, instruction sets, budgets and a failing disk make no difference.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -95,7 +95,7 @@ TEST(NormRules, DependOnNeitherThreadsNorTargetsNorBudgets) {
   figure("{} runs of 4 steps ({} with state on disk), {} bytes, {} differ", runs, on_disk, bytes, differing);
 }
 
-// A parameter of more blocks than norms are asked for at a time, a row each, of which only the last is not zero.
+// A parameter with more blocks than one request for norms covers, one per row; only the last is not zero.
 TEST(NormRules, TakeParametersOfAnySize) {
   constexpr int64_t kRows = (1 << 16) + 3;
   for (const int threads : {1, 2}) {
@@ -112,7 +112,7 @@ TEST(NormRules, TakeParametersOfAnySize) {
   figure("{} blocks, the last found by 1 thread and by 2", kRows);
 }
 
-// Several threads add the blocks of a large parameter, and each block counts: the norms are those of a sum in double,
+// Several threads add the blocks of a large parameter, and each block counts: the norms equal those of a sum in double,
 // and no bit depends on threads.
 TEST(NormRules, CountEachBlockOfALargeParameter) {
   constexpr int64_t kRows = 3 << 14;
@@ -140,7 +140,7 @@ TEST(NormRules, CountEachBlockOfALargeParameter) {
         of_one = param.data;
         for (int64_t i = 0; i < param.numel; ++i) {
           const double change = kLr * ratio * grad.get(i);
-          // Three roundings of the change, and one of the sum.
+          // The change is rounded three times, and the sum once.
           const double bound = (4 * std::fabs(change) + std::fabs(first.get(i)) + std::fabs(change)) * 0x1p-24;
           ASSERT_NEAR(param.get(i), first.get(i) - change, bound) << i;
         }
@@ -165,7 +165,7 @@ TEST(NormRules, ZerosMoveNothing) {
       for (int step = 0; step < 3; ++step) optimizer.step(gradients);
       for (size_t i = 0; i < model.params.size(); ++i, ++checked)
         EXPECT_EQ(model.params[i].data, before.params[i].data) << variant.rule << " " << codec;
-      // Nor does a learning rate of 0.
+      // A learning rate of 0 moves nothing either.
       Hyper still = setup.hyper;
       still.lr = 0;
       optimizer.set_hyper(0, still);
@@ -176,7 +176,7 @@ TEST(NormRules, ZerosMoveNothing) {
   figure("{} parameters keep all bits", checked);
 }
 
-// A parameter of zeros has no norm, and moves as without one: LAMB's is a step of AdamW.
+// A parameter of zeros has no norm and moves like a rule without norms: LAMB takes a step of AdamW.
 TEST(NormRules, ParametersOfZerosMove) {
   for (const double max_unorm : {0.0, 0.1}) {
     Tensor a(DType::kF32, {1000}), b(DType::kF32, {1000}), grad(DType::kF32, {1000});
@@ -196,7 +196,7 @@ TEST(NormRules, ParametersOfZerosMove) {
   figure("2 steps from zeros, as long as AdamW's");
 }
 
-// Squares of these are no floats; nor is the ratio of the largest parameters to the smallest gradients.
+// Their squares do not fit float32; nor does the ratio of the largest parameters to the smallest gradients.
 TEST(NormRules, HugeAndTinyValuesStayFinite) {
   int64_t finite = 0, moved = 0;
   for (const Variant& variant : kVariants)
@@ -215,11 +215,11 @@ TEST(NormRules, HugeAndTinyValuesStayFinite) {
       }
   const auto all = static_cast<int64_t>(std::size(kVariants)) * 5 * 4;
   EXPECT_EQ(finite, all * 600);
-  EXPECT_GT(moved, all / 2);  // some gradients are too small for their parameters
+  EXPECT_GT(moved, all / 2);  // some gradients are too small to move their parameters
   figure("{} of {} parameters moved, {} elements finite", moved, all, finite);
 }
 
-// A non-finite value stays in its block: norms that are not numbers count as none.
+// A non-finite value stays in its block, because a non-finite norm counts as none.
 TEST(NormRules, NanPropagatesThroughItsBlockOnly) {
   for (const Variant& variant : kVariants) {
     Config setup = setup_of(variant.rule, variant.max_unorm);
@@ -243,7 +243,7 @@ TEST(NormRules, NanPropagatesThroughItsBlockOnly) {
   figure("4 steps with a NaN, 7 of 8 blocks finite; 4 steps skipped");
 }
 
-// One after another: the second parameter's norm is of what the first has left.
+// Parameters are stepped in order: the second parameter's norm depends on the first one's result.
 TEST(NormRules, ParametersThatOverlapAreSteppedInOrder) {
   for (const Variant& variant : kVariants) {
     Config setup = setup_of(variant.rule, variant.max_unorm);
@@ -265,7 +265,7 @@ TEST(NormRules, ParametersThatOverlapAreSteppedInOrder) {
   figure("2 steps of 4 rules, 0 bytes differ");
 }
 
-// Norms that need state read it once more; LARS without max_unorm has no need to.
+// Norms that need state read it once more; LARS without max_unorm does not.
 TEST(NormRules, MoveWhatTheReportSays) {
   const TemporaryDirectory directory;
   for (const Variant& variant : kVariants) {
@@ -321,7 +321,7 @@ TEST(NormRules, WhatCannotBeIsRefusedByName) {
   figure("{} refused", refused);
 }
 
-// LARS's momentum and max_unorm may change between steps: the buffer comes with the first, and stays.
+// LARS's momentum and max_unorm may change between steps: the buffer comes with the first momentum, and stays.
 TEST(NormRules, LarsMayChangeItsOptions) {
   Tensor param(DType::kF32, {40, 300}), grad(DType::kF32, {40, 300});
   Rng rng(15);

@@ -1,4 +1,4 @@
-// Nothing moves that must not: zero gradients, a learning rate of 0, coordinates whose gradient has stopped.
+// What must not move stays: zero gradients, a learning rate of 0, coordinates whose gradient has stopped.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -26,7 +26,7 @@ TEST(Rest, ZeroGradientsNeverMoveAParameter) {
         for (int64_t i = 0; i < 300; i += 7) g.set(i, -0.0);
         const Tensor before = p;
         Optimizer optimizer = make_optimizer(config, {&p});
-        // All steps for one type; a tenth for the others.
+        // All steps for one type, a tenth of them for the others.
         for (int step = 0; step < (dtype == DType::kF32 ? kManySteps : kManySteps / 10); ++step)
           take_step(optimizer, g);
         EXPECT_TRUE(same_bits(p.data.data(), before.data.data(), dtype, 300)) << rule << " " << state;
@@ -35,7 +35,7 @@ TEST(Rest, ZeroGradientsNeverMoveAParameter) {
   figure("{} combinations, {} steps, {} bytes drifted", combinations, kManySteps, drifted);
 }
 
-// In one block with neighbours that move.
+// A coordinate without a gradient stays, although its neighbours in the block move.
 TEST(Rest, ACoordinateWithoutGradientStaysBesideOthers) {
   auto rng = seeded("beside others", 61);
   for (const std::string& rule : rule_names())
@@ -59,11 +59,11 @@ TEST(Rest, ACoordinateWithoutGradientStaysBesideOthers) {
     }
 }
 
-// 200 Gaussian steps, then only one coordinate in 32 goes on and holds its block's largest value. The others must come
-// to rest: float32 state drifts less than 0.01 lr from step 100 on; dynamic8's first moments reach 0, stochastically,
-// and their smallest code is 5.5e-7 of the largest where v keeps at least 3e-7 (square root 5.7e-4): a step of at most
-// 1e-3 lr, and less as long as v stays above its smallest code. Wanted: below 2 lr in 2900 steps, where a format whose
-// smallest steps do not match would move by hundreds. One step of float8's and of 4 bits' is up to lr: below 10.
+// After 200 Gaussian steps, only one coordinate in 32 goes on and holds its block's largest value. The others must come
+// to rest: float32 state drifts less than 0.01 lr from step 100 on. dynamic8's first moments reach 0 stochastically,
+// and their smallest code is 5.5e-7 of the largest while v keeps at least 3e-7 (square root 5.7e-4): a step of at most
+// 1e-3 lr, and less as long as v stays above its smallest code. Wanted: below 2 lr in 2900 steps, while a format with
+// unmatched smallest steps would move by hundreds. A step of float8 and of 4 bits is up to lr: below 10.
 TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {
   auto rng = seeded("rest", 62);
   for (const std::string& state : codec_names())
@@ -91,9 +91,10 @@ TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {
     }
 }
 
-// The same where the live coordinate's gradient stands still, which keeps its block's largest first moment up, and the
-// others' gradients were up to two decades smaller. To nearest they would drift by hundreds of lr, for first moments
-// stall at some thousandths of the largest (control); by default they come to rest as above: within 1 lr.
+// The same, but the live coordinate's gradient is constant, which keeps its block's largest first moment up, and the
+// others' gradients were up to two decades smaller. Rounded to nearest, the others would drift by hundreds of lr,
+// because first moments stall at some thousandths of the largest (control); by default they come to rest as above,
+// within 1 lr.
 TEST(Rest, CoordinatesComeToRestBesideAConstantGradient) {
   for (const auto& [state, rounding] : {std::pair{"dynamic8", "auto"}, {"dynamic4", "auto"}, {"dynamic8", "nearest"}})
     for (const double beta2 : {0.999, 0.95}) {
@@ -148,7 +149,7 @@ TEST(Rest, LearningRateZeroChangesNoBit) {
             ASSERT_TRUE(same_bits(p.data.data(), before.data.data(), p_dtype, 777))
                 << target << " " << rule << " " << state;
             compared += 777;
-            // Control: the smallest other learning rate that shows does change them.
+            // Control: the smallest learning rate that shows does change them.
             Hyper moving = config.hyper;
             moving.lr = 0.1;
             optimizer.set_hyper(0, moving);

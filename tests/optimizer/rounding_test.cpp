@@ -1,4 +1,4 @@
-// Stochastic rounding as users see it: the states that it applies to, and the inputs that its random bits depend on.
+// Stochastic rounding as users see it: the states that it affects, and the inputs of its random bits.
 #include "backend/cpu/cpu_backend.h"
 #include "backend/random_keys.h"
 #include "support/optimizer_case.h"
@@ -8,7 +8,7 @@
 namespace lowtide::testing {
 namespace {
 
-// "auto" takes averages and sums; in bf16, whose codes are finer, sums and averages with a beta of 0.995 and more.
+// "auto" selects averages and sums; in bf16, whose codes are finer, sums and averages with a beta of at least 0.995.
 TEST(Rounding, AutoTakesAverages) {
   struct Case {
     const char* rule;
@@ -19,7 +19,7 @@ TEST(Rounding, AutoTakesAverages) {
       {"adamw", 0.9, 0.999, 0, 0b11, 0b10},
       {"adamw", 0.9, 0.995, 0, 0b11, 0b10},
       {"adamw", 0.9, 0.99, 0, 0b11, 0b00},
-      {"adamw", 0, 0.99, 0, 0b10, 0b00},  // no average is left
+      {"adamw", 0, 0.99, 0, 0b10, 0b00},  // its first moment is no average
       {"adam", 0.999, 0.95, 0, 0b11, 0b01},
       {"lion", 0.9, 0.99, 0, 0b1, 0b0},
       {"lion", 0.9, 0.999, 0, 0b1, 0b1},
@@ -50,7 +50,7 @@ TEST(Rounding, AutoTakesAverages) {
     EXPECT_EQ(stochastic_states(rule, fp32, RoundingMode::kStochastic, h), 0u);
     ++right;
   }
-  // AdEMAMix's slow average is as long as its schedule has made it.
+  // AdEMAMix's slow average has the length that its schedule has reached.
   RuleInput h;
   h.beta1 = 0.9, h.beta2 = 0.95, h.beta3 = 0.9999, h.t_beta3 = 1000;
   h.t = 1;
@@ -83,7 +83,7 @@ struct Way {
   Memory memory = {};
 };
 
-// 12 AdamW steps of two parameters; of them `before` in one optimizer and the others in one that loads its file.
+// Takes 12 AdamW steps of two parameters: `before` of them in one optimizer, the others in one that loads its file.
 std::vector<std::byte> after_steps(const Way& run, int before = 0, const std::string& file = "") {
   auto rng = Rng(70);
   Tensor a(DType::kF32, {70, 301}), b(DType::kBF16, {300, 256});
@@ -135,8 +135,8 @@ TEST(Rounding, GivesTheSameBitsWhereverStateIsAndWhoeverSteps) {
       for (const int64_t chunk : {4096, 16384})
         same({state, rounding, "", 0, 2,
               Memory{.host = 96 << 10, .disk = folder.path(), .disk_limit = -1, .chunk = chunk}});
-      same({state, rounding}, 5);  // saved and loaded on the way
-      // Controls: another seed, and nearest rounding, are other bits.
+      same({state, rounding}, 5);  // saved and loaded in between
+      // Controls: another seed and rounding to nearest give other bits.
       EXPECT_GT(differing(after_steps({state, rounding, "", 1}), wanted), 100) << state;
       if (std::string(state) != "float8") {
         EXPECT_GT(differing(after_steps({state, "nearest"}), wanted), 100) << state;
@@ -145,19 +145,19 @@ TEST(Rounding, GivesTheSameBitsWhereverStateIsAndWhoeverSteps) {
   figure("{} runs of other targets, threads, tiers, chunks, and over files: {} bytes, 0 differ", runs, bytes);
 }
 
-// An item's elements may have indices at and beyond 2^32: each has the bits of its own index, by the definition.
+// An item's elements may have indices up to and beyond 2^32: each gets the bits of its own index, by definition.
 TEST(Rounding, IndicesGoOnBeyond32Bits) {
   auto rng = seeded("beyond 2^32", 71);
   constexpr int64_t kCarry = int64_t{1} << 32;
   int64_t compared = 0;
   for (const char* codec : {"bf16", "dynamic8", "float8"})
     for (const int64_t first : {kCarry - 512, kCarry - 100, 3 * kCarry - 256, kCarry + 7}) {
-      if (first % 256 && std::string(codec) != "bf16") continue;  // blocks begin at blocks
+      if (first % 256 && std::string(codec) != "bf16") continue;  // parts begin at blocks
       StepCase whole(find_rule("adamw"), find_codec(codec), DType::kF32, DType::kF32, 1, 1024, rng);
       whole.stochastic = 0b11;
       whole.origin = {0, first, 5 * kCarry};
       for (const std::string& target : cpu_targets()) {
-        // The same elements in parts of their own, of which none reaches over the carry.
+        // Step the same elements in separate parts, none of which crosses the carry.
         StepCase got = whole, parts = whole;
         const auto backend = cpu::make_backend(target);
         const StepItem item = got.item();
@@ -181,7 +181,7 @@ TEST(Rounding, IndicesGoOnBeyond32Bits) {
         EXPECT_EQ(testing::differing_bytes(got, parts), 0) << codec << " " << target << " from " << first;
         compared += got.bytes();
         if (first < kCarry) continue;
-        // Control: without the bits above 32 it would be another result.
+        // Control: without the bits above 32 the result differs.
         StepCase low = whole;
         low.origin.first_column = first % kCarry;
         const StepItem wrong = low.item();

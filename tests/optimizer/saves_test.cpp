@@ -1,6 +1,6 @@
-// A thread steps and another saves, at once. A call that meets the other is refused and tried again; whatever order
-// comes of it, each checkpoint holds one whole step: the parameters that the saver took with it, and their state, are
-// those of that number of steps, bit for bit. Under the thread sanitizer (make tsan) nothing races.
+// One thread steps while another saves. A call that meets the other thread's is refused and tried again. In any order,
+// each checkpoint holds one whole step: the parameters that the saver copied with it, and their state, belong to that
+// number of steps, bit for bit. The thread sanitizer (make tsan) finds no race.
 #include "support/checkpoint_case.h"
 #include "support/optimizer_case.h"
 #include "support/test.h"
@@ -15,7 +15,7 @@ constexpr int kSteps = 200;
 #endif
 constexpr int64_t kNumel = 60'000;
 
-// One optimizer with part of its state on disk, where there is a directory, and gradients that depend on the step.
+// An optimizer with part of its state on disk, if a directory is given, and gradients that depend on the step.
 struct Run {
   Tensor p{DType::kF32, {kNumel}}, g{DType::kF32, {kNumel}};
   Optimizer optimizer;
@@ -38,7 +38,7 @@ struct Run {
   }
 };
 
-// Calls until the optimizer is not in use by the other thread.
+// Repeats a call until the other thread does not use the optimizer.
 template <class Call>
 int64_t insist(Call&& call) {
   for (int64_t refused = 0;; ++refused) try {
@@ -50,10 +50,10 @@ int64_t insist(Call&& call) {
     }
 }
 
-// Leaves the other thread room, of another length each time: one that calls without end would keep the other out.
+// Leaves room for the other thread, for a random time; a thread that calls without end would shut the other out.
 void pause(Rng& rng) { std::this_thread::sleep_for(std::chrono::microseconds(rng.next() % 1000)); }
 
-// The state and step counts of the steps so far, without the parameters, which the saver does not write.
+// Returns the states and step counts so far, without the parameters, which the saver does not write.
 std::vector<std::byte> state_of(const Run& run) { return snapshot(run.optimizer, {}); }
 
 void save_while_stepping(const std::string& disk, const char* where) {
@@ -98,8 +98,8 @@ TEST(Saves, BesideStepsHoldOneWholeStep) {
   save_while_stepping(disk.file(""), "disk");
 }
 
-// A file whose checksums are right and whose floats are not: as another writer, or memory that failed before the save,
-// would make it.
+// A file with correct checksums and wrong floats, such as from another writer, or from memory that failed before the
+// save.
 TEST(Saves, FloatsThatWouldSpreadAreRefused) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("c");
@@ -120,7 +120,7 @@ TEST(Saves, FloatsThatWouldSpreadAreRefused) {
       const size_t size = key[2] || codec == "fp32" ? 4 : codec == "bf16" ? 2 : 0;
       for (const uint32_t bits : {nan, infinity, negative}) {
         Content bad = good;
-        if (size)  // the last float of the array, the upper half of bf16's
+        if (size)  // the last float of the array; for bf16, its upper half
           std::memcpy(bad.arrays[key].data() + bytes.size() - size, reinterpret_cast<const char*>(&bits) + 4 - size,
                       size);
         bad.save(path);

@@ -1,6 +1,5 @@
-// Gradients and eps times a power of two give the same weights and the same codes, bit for bit: products by a power of
-// two are exact, and so must be every scale of a block. State in float16, or a scale with a floor of its own, would
-// fail.
+// Multiplying gradients and eps by a power of two changes no bit of weights and codes: such products are exact, and so
+// must be every block's scale. State in float16, or scales with a floor of their own, would fail.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -10,7 +9,7 @@ namespace {
 constexpr int kSteps = 12, kLeast = -100, kMost = 60;
 constexpr int64_t kNumel = 600;
 
-// Magnitudes from 2^-8 to 2: times 2^60 below the limit of 2^62.
+// Returns magnitudes from 2^-8 to 2, which stay below the limit of 2^62 even times 2^60.
 std::vector<Tensor> gradients() {
   Rng rng(81);
   std::vector<Tensor> out;
@@ -22,7 +21,7 @@ std::vector<Tensor> gradients() {
   return out;
 }
 
-// Weights and codes after the steps, of gradients and eps times 2^k. SGD has no eps: its lr is divided.
+// Returns weights and codes after steps with gradients and eps times 2^k. SGD has no eps, so its lr is divided.
 std::vector<std::byte> after(Config config, const std::vector<Tensor>& gradients, int k, bool with_eps = true) {
   config.hyper.eps = with_eps ? std::ldexp(1.0, k - 20) : std::ldexp(1.0, -20);
   if (config.rule == "sgd") config.hyper.lr = std::ldexp(config.hyper.lr, -k);
@@ -40,14 +39,14 @@ std::vector<std::byte> after(Config config, const std::vector<Tensor>& gradients
     std::vector<std::byte> codes(static_cast<size_t>(state.numel * state.code_bits / 8));
     std::vector<float> scales(static_cast<size_t>(state.rows * state.scales_per_row));
     optimizer.read_state(0, number++, codes.data(), scales.data());
-    if (state.scales_per_row) out.insert(out.end(), codes.begin(), codes.end());  // others are values
+    if (state.scales_per_row) out.insert(out.end(), codes.begin(), codes.end());  // other formats store values
   }
   return out;
 }
 
 // The smallest numbers must be normal in float32, 2^-126 or more. Second moments are squares: the least is 0.001 *
-// 2^-16 * 2^2k, times the smallest entry of a format, 2^-22. First moments alone: 0.01 * 2^-8 * 2^k, times the 2^-16 of
-// a step that stochastic rounding tells apart.
+// 2^-16 * 2^2k times the smallest entry of a format, 2^-22. Rules with only first moments: 0.01 * 2^-8 * 2^k times
+// 2^-16, the fraction of a step that stochastic rounding resolves.
 int least_of(const std::string& rule) { return rule == "lion" || rule == "sgd" || rule == "lars" ? -90 : -39; }
 
 TEST(Scale, PowersOfTwoChangeNoBit) {

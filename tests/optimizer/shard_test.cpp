@@ -1,4 +1,4 @@
-// Shards: cut between rows, however many, they take the formats, bits and step counts of the whole parameter.
+// Shards cut between rows, however many, have the formats, bits and step counts of the whole parameter.
 #include <random>
 
 #include "lowtide/optimizer.h"
@@ -21,7 +21,7 @@ TensorView rows_of(std::vector<float>& whole, const std::vector<int64_t>& sizes,
   return {rows ? whole.data() + first * row : nullptr, DType::kF32, part, {}};
 }
 
-// With second moments of beta2 = 0.999: they are rounded stochastically.
+// beta2 = 0.999, so second moments are rounded stochastically.
 TEST(Shard, RowsSideBySideAreTheWhole) {
   static constexpr const char* kStates[] = {"dynamic8", "float8", "bf16"};
   const uint32_t seed = random_seed();
@@ -30,7 +30,7 @@ TEST(Shard, RowsSideBySideAreTheWhole) {
   const TemporaryDirectory folder;
   int64_t cases = 0, shards = 0, empty = 0, bytes = 0, quantized_cases = 0, paged = 0;
   for (; cases < 40; ++cases) {
-    // Some of few rows; the first have state that does not fit, ranks without rows, too few elements.
+    // Some have few rows; the first ones have state that does not fit, ranks without rows, or too few elements.
     std::vector<int64_t> sizes{1 + below(below(2) ? 6 : 40), 1 + below(below(2) ? 3000 : 300)};
     if (below(2)) sizes.push_back(1 + below(4));
     int64_t ranks = 1 + below(6);
@@ -110,10 +110,10 @@ TEST(Shard, FormatsDependOnTheWholeAndTheKindOfCut) {
   };
   const Case cases[] = {
       {{2, 300}, {40, 300}, false, "dynamic8"},   // the shard alone would be below the threshold
-      {{0, 300}, {40, 300}, false, "dynamic8"},   // and this one would save nothing
+      {{0, 300}, {40, 300}, false, "dynamic8"},   // this shard alone would save nothing
       {{40, 300}, {40, 300}, false, "dynamic8"},  // the only shard
-      {{40, 256}, {40, 512}, true, "fp32"},       // blocks would be whole, but not on three ranks
-      {{40, 512}, {40, 512}, true, "fp32"},       // nor does the only shard decide otherwise
+      {{40, 256}, {40, 512}, true, "fp32"},       // these blocks would be whole, but not those of three ranks
+      {{40, 512}, {40, 512}, true, "fp32"},       // the only shard makes no exception
       {{2500}, {5000}, true, "fp32"},
       {{5, 300}, {10, 300}, false, "fp32"},  // the whole is below the threshold
       {{2500, 1}, {5000, 1}, false, "fp32"},
@@ -140,7 +140,7 @@ TEST(Shard, FormatsDependOnTheWholeAndTheKindOfCut) {
   figure("{} formats as they should be, {} impossible shards refused", right, std::size(refused));
 }
 
-// FSDP1's: vectors cut at any place. Blocks begin with the piece, so pieces that begin with blocks are the whole.
+// FSDP1 cuts vectors at any place. Blocks begin with the piece, so pieces that begin at blocks equal the whole.
 TEST(Shard, PiecesOfAVectorAtBlocksAreTheWhole) {
   int64_t bytes = 0, quantized_pieces = 0;
   for (const char* const state : {"dynamic8", "float8", "bf16", "dynamic4"}) {
@@ -156,7 +156,7 @@ TEST(Shard, PiecesOfAVectorAtBlocksAreTheWhole) {
         Optimizer& piece = two.emplace_back(OptimizerOptions{.rule = "adamw"});
         const TensorView view{pieces.data() + first, DType::kF32, {count}, {}};
         piece.add_param(piece.add_group(group), view, true, WholeParam{{numel}, false, {first}});
-        const bool odd = std::string(state) == "dynamic4" && count % 2 != 0;  // no whole bytes
+        const bool odd = std::string(state) == "dynamic4" && count % 2 != 0;  // does not fill whole bytes
         EXPECT_STREQ(piece.state_codec(0), odd ? "dynamic8" : state) << "as the whole, though below the threshold";
         quantized_pieces += count < 4096;
       }

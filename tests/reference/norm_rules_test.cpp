@@ -1,14 +1,13 @@
-// LAMB and LARS step by step against the papers' formulas in double: what each step makes of the parameter and state
-// that it finds (decoded), for every state format, pair of element types, and option.
+// LAMB and LARS step by step against the papers' formulas in double: each step's results from the (decoded) parameter
+// and state before it, for every state format, pair of element types, and option.
 //
 // Bounds, with e = 2^-24. A float operation is off by e of its result. LAMB's m: 4 e of the terms' magnitudes |b1 m| +
-// |(1 - b1) g|, v: 5 e; root, products, sum and quotient: r is off by 16 e of M = terms / denominator, and by 2 e of
-// |r|
-// + |weight_decay p|. Norms of float sums of 256 are off by 15/2 e, and that of r by 16 e times |M| / |r| more (the
-// triangle inequality); their quotient times lr is rounded once: the ratio by (16 + 18 |M| / |r|) e. LARS: norms as
-// above, of exact terms, and the denominator of positive terms: 16 e; a dozen operations on terms whose magnitudes add
-// up to D: 16 e D. With max_unorm the norm of the direction is off by 16 e |D| / |direction| as well. The parameter's
-// own rounding: half an ulp in float, half an ulp in its type.
+// |(1 - b1) g|, v: 5 e; with root, products, sum and quotient, r is off by 16 e of M = terms / denominator, and by 2 e
+// of |r| + |weight_decay p|. Norms of float sums of 256 are off by 15/2 e, and that of r by 16 e times |M| / |r| more
+// (the triangle inequality); their quotient times lr is rounded once: the ratio is off by (16 + 18 |M| / |r|) e. LARS:
+// norms as above, of exact terms, and a denominator of positive terms: 16 e; a dozen operations on terms whose
+// magnitudes add up to D: 16 e D. With max_unorm the norm of the direction is also off by 16 e |D| / |direction|.
+// Rounding the parameter adds half an ulp in float, and half an ulp in its type.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -18,7 +17,7 @@ namespace {
 constexpr int kSteps = 4;
 constexpr double kE = 0x1p-24;
 
-// A parameter's next values, and how far off they may be, from its values, gradients and states.
+// A parameter's next values, with bounds of their errors, from its values, gradients and states.
 struct Reference {
   std::vector<double> p, error;
 };
@@ -37,7 +36,8 @@ Reference lamb(const Hyper& h, const std::vector<float>& p, const std::vector<fl
   for (size_t i = 0; i < n; ++i) {
     const double next_m = h.beta1 * m[i] + (1 - h.beta1) * g[i], next_v = h.beta2 * v[i] + (1 - h.beta2) * g[i] * g[i];
     const double bias = 1 - std::pow(h.beta1, t), root = std::sqrt(next_v / (1 - std::pow(h.beta2, t))) + h.eps;
-    const double decay = clips != mistake ? 0 : h.weight_decay * p[i];  // mistake: on the other side of the norm
+    const double decay = clips != mistake ? 0 : h.weight_decay * p[i];  // mistake: adds decay on the wrong side of the
+                                                                        // norm
     r[i] = next_m / bias / root + decay;
     size[i] = (std::fabs(h.beta1 * m[i]) + std::fabs((1 - h.beta1) * g[i])) / bias / root + std::fabs(decay);
   }
@@ -92,7 +92,7 @@ struct Claim {
   const char* name;
   const char* rule;
   Hyper hyper;
-  double gradients = 1;  // their size
+  double gradients = 1;  // their scale
 };
 
 std::vector<Claim> claims() {
@@ -117,7 +117,7 @@ std::vector<Claim> claims() {
 }
 
 struct Figures {
-  int64_t elements = 0, wrong = 0, seen = 0;  // seen: elements that a mistake would move further than the bound
+  int64_t elements = 0, wrong = 0, seen = 0;  // seen: elements that a mistake would move beyond the bound
   double worst = 0;
 };
 
@@ -135,7 +135,7 @@ void run(const Claim& claim, const std::string& codec, DType p_dtype, DType g_dt
     std::vector<Gradient> gradients;
     std::vector<Reference> wanted, mistaken;
     for (size_t i = 0; i < params.size(); ++i) {
-      // Now and then one that moves nothing but by momentum, and a parameter of zeros.
+      // Some gradients are zero, so that only momentum moves the parameter, and some parameters start as zeros.
       grads[i].randomize(rng, rng.chance(0.1) ? 0 : claim.gradients);
       if (t == 1 && rng.chance(0.15)) params[i].randomize(rng, 0);
       gradients.push_back(grads[i].gradient());

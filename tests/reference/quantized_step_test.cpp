@@ -1,10 +1,10 @@
-// One step from given quantized state: p as the formula in double from the decoded state, and the stored state the
-// encoding of the formula's new state.
+// One step from a given quantized state: p must be the formula in double on the decoded state, and the stored state
+// must encode the formula's new state.
 //
-// Bounds. float32 arithmetic on m or v: decoding, two products and a sum, 4 roundings of terms whose magnitudes add up
-// to `terms`: 4 * 2^-24 * terms. The update: 12 more roundings. p: half an ulp of the subtraction, and one more half
-// ulp of its type when stored. The stored code: nearest to some value in the band new * (1 +- 2^-21), so between the
-// codes of the band's ends; they differ only where a midpoint lies in the band.
+// Bounds. float32 arithmetic on m or v: decoding, two products and a sum are 4 roundings of terms whose magnitudes add
+// up to `terms`: 4 * 2^-24 * terms. The update: 12 more roundings. p: half an ulp of the subtraction, and half an ulp
+// of its type when stored. The stored code is nearest to some value in the band new * (1 +- 2^-21), so it lies between
+// the codes of the band's ends, which differ only if a midpoint lies in the band.
 #include "backend/cpu/cpu_backend.h"
 #include "support/dynamic_map.h"
 #include "support/step_case.h"
@@ -35,7 +35,7 @@ Expected formula(const char* rule, double p, double g, const double (&s)[2], dou
     out.p = p - lr * (((c > 0) - (c < 0)) + wd * p);
     if (std::fabs(c) < 8 * 0x1p-24 * (std::fabs(s[0]) + std::fabs(g))) out.p_error = 2 * lr;
   } else {  // sgd with momentum 0.9, dampening 0.1
-    out.terms[0] = std::fabs(0.9 * s[0]) + 0.9 * (std::fabs(g) + std::fabs(wd * p));  // which may cancel
+    out.terms[0] = std::fabs(0.9 * s[0]) + 0.9 * (std::fabs(g) + std::fabs(wd * p));  // terms that may cancel
     g += wd * p;
     out.state[0] = 0.9 * s[0] + 0.9 * g;
     out.p = p - lr * out.state[0];
@@ -105,7 +105,7 @@ void check(const char* rule, const char* codec, DType p_dtype, Rng& rng, Figures
           int got, low, high;
           if (scaled) {
             const DynamicMap& map = maps[is_signed];
-            // Codes of the band's ends, with absmax's own error in the quotient.
+            // The codes of the band's ends, with absmax's own error in the quotient.
             const auto code = [&](double value) {
               const int nearest = map.nearest(static_cast<float>(value / absmax));
               return !is_signed && e.state[k] > 0 ? std::max(nearest, 1) : nearest;
@@ -140,7 +140,7 @@ TEST(QuantizedStep, StoresTheEncodingOfTheFormulasState) {
     figure("{} {} codes, {} wrong, {} where rounding decides between neighbours; p at most {} of its bound", codec,
            f.codes, f.wrong, f.ambiguous, f.worst_p);
     EXPECT_EQ(f.wrong, 0);
-    // Else the bands would be so wide that the test could not fail.
+    // Otherwise the bands would be too wide for the test to fail.
     EXPECT_LT(f.ambiguous, f.codes / 100);
   }
 }

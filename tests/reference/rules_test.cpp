@@ -1,10 +1,10 @@
 // Trajectories of 100 steps with float32 state against the papers' formulas in double.
 //
-// Bound, with u = ulp of the largest |p|. p itself is rounded once a step, by the subtraction: half a u. Rounding of
-// what is subtracted: its relative error is at most (steps + 12) * 2^-24 (the float32 betas enter every one of `steps`
-// products; a dozen operations after that), of at most `largest` lr for these gradients: 8, but RMSprop's first steps
-// are of 1 / sqrt(1 - alpha) = 10 lr, and its momentum adds up to ten of them. Adam's and SGD's L2 term feeds p's
-// error back through the gradient, a factor below 1 + largest lr * weight_decay a step: 1.1 in all. So after T steps
+// Bound, with u = ulp of the largest |p|. The subtraction rounds p once a step: half a u. The subtracted value has a
+// relative error of at most (steps + 12) * 2^-24 (the float32 betas enter every one of `steps` products; a dozen
+// operations follow), of at most `largest` lr for these gradients. That is 8, but RMSprop's first steps are 1 / sqrt(1
+// - alpha) = 10 lr, and its momentum adds up to ten of them. Adam's and SGD's L2 term feeds p's error back through the
+// gradient, a factor below 1 + largest lr * weight_decay a step: 1.1 in all. So after T steps
 //   |error| <= 1.1 T (u / 2 + largest lr (T + 12) 2^-24).
 #include "lowtide/optimizer.h"
 #include "support/compare.h"
@@ -16,9 +16,9 @@ namespace {
 constexpr int kSteps = 100;
 constexpr int64_t kElements = 5000;
 
-// One element in double. `mistake` turns one detail of the formula into a frequent error.
+// One element in double. `mistake` turns one detail of the formula into a common error.
 struct Element {
-  double p = 0, a = 0, b = 0, c = 0, product = 1;  // a, b, c: states; product: of mu, or the sum of weights
+  double p = 0, a = 0, b = 0, c = 0, product = 1;  // a, b, c: states; product: the product of mu, or the sum of weights
   bool near_sign_change = false;
 
   void step(const std::string& rule, const Hyper& h, double g, int t, bool mistake) {
@@ -85,7 +85,7 @@ struct Element {
       p = (1 - h.beta1) * a + h.beta1 * c;
     } else if (rule == "lion") {
       const double left = h.beta1 * a, right = (1 - h.beta1) * g, c = left + right;
-      // In float32 the sign may be another where the two terms cancel to within their rounding.
+      // The float32 sign may differ if the two terms cancel to within their rounding.
       if (std::fabs(c) < (kSteps + 4) * 0x1p-24 * (std::fabs(left) + std::fabs(right))) near_sign_change = true;
       p -= h.lr * (((c > 0) - (c < 0)) + h.weight_decay * p);
       a = (mistake ? h.beta1 : h.beta2) * a + (1 - (mistake ? h.beta1 : h.beta2)) * g;
@@ -105,7 +105,7 @@ struct Claim {
   const char* name;
   const char* rule;
   Hyper hyper;
-  double largest = 8;  // update, in units of lr
+  double largest = 8;  // the largest update, in units of lr
 };
 
 std::vector<Claim> claims() {
@@ -189,7 +189,7 @@ TEST(Reference, HundredStepsStayWithinRounding) {
     figure("{} max error {} ulp of the largest p, bound {} ulp, {} skipped; with a mistake {} ulp", claim.name,
            right.worst / right.unit, right.bound / right.unit, right.skipped, wrong.worst / wrong.unit);
     EXPECT_LE(right.worst, right.bound) << claim.name;
-    // Skipped: Lion's sign of a sum within its rounding of 0, about kSteps * 1e-5 of the elements.
+    // Skipped elements: the sum whose sign Lion takes is within its rounding of 0; about kSteps * 1e-5 of the elements.
     EXPECT_LE(right.skipped, kElements / 100) << claim.name;
     EXPECT_GT(wrong.worst, 2 * wrong.bound) << claim.name << ": control";
   }

@@ -81,7 +81,7 @@ inline void check_step(Trial& trial, int number, bool complete, const std::vecto
   count(end, tally);
 }
 
-// Repeats a call for as long as the optimizer refuses state of which a part is old.
+// If the optimizer refuses state of which a part is old, steps and saves are refused, too, until the call is repeated.
 inline void repeat_if_refused(Trial& trial, const std::function<void()>& repeat, Tally& tally) {
   bool refused = false;
   try {

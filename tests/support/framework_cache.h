@@ -1,3 +1,5 @@
+// A framework's cache of device memory, as a DeviceAllocator. It hands out freed memory again at once, while its queue
+// may still be using it.
 #pragma once
 
 #include "support/fake/fake_backend.h"
@@ -5,8 +7,6 @@
 
 namespace lowtide::testing {
 
-// A framework's cache of device memory, as a DeviceAllocator. It hands out freed memory again at once, while its queue
-// may still be using it.
 struct Cache {
   struct Unused {
     void* memory;
