@@ -8,8 +8,7 @@ if(LOWTIDE_HIGHWAY_SOURCE)
     message(FATAL_ERROR "LOWTIDE_HIGHWAY_SOURCE: got ${LOWTIDE_HIGHWAY_SOURCE}, wanted a copy of "
                         "github.com/google/highway, with hwy/highway.h and hwy/targets.cc")
   endif()
-  # These list the CPU's instruction sets, and the vector sizes that tell ARM64's apart; from 1.1 on, a separate file
-  # reports errors.
+  # They list the CPU's instruction sets, and the vector sizes that tell ARM64's apart; from 1.1 on, one reports errors.
   file(GLOB lt_highway_sources "${LOWTIDE_HIGHWAY_SOURCE}/hwy/targets.cc" "${LOWTIDE_HIGHWAY_SOURCE}/hwy/per_target.cc"
        "${LOWTIDE_HIGHWAY_SOURCE}/hwy/abort.cc")
   add_library(lowtide_highway INTERFACE)

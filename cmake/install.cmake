@@ -1,5 +1,5 @@
-# Install rules, all relocatable: libraries, headers, CMake package (lowtide::lowtide, lowtide::bnb), pkg-config files
-# and license.
+# Install rules, all relocatable: libraries, headers, CMake package (lowtide::lowtide, lowtide::bnb), pkg-config,
+# license.
 include(CMakePackageConfigHelpers)
 
 set(lt_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/lowtide")

@@ -63,8 +63,8 @@ function(lt_install_plugin target)
   set(lt_plugins ${lt_plugins} ${target} PARENT_SCOPE)
 endfunction()
 
-# Builds the plug-in of each line of backends.def with the plugin.cmake of its folder. A backend without one is part of
-# the library.
+# Builds the plug-in of each line of backends.def with its folder's plugin.cmake. The library contains the other
+# backends.
 macro(lt_include_plugins)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${lt_src}/backend/backends.def")
   file(STRINGS "${lt_src}/backend/backends.def" lt_lines REGEX "^LT_BACKEND")

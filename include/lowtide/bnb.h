@@ -71,8 +71,7 @@ LT_BNB_EACH_8BIT(LT_BNB_DECLARE)
  * legacy default stream. Returns 0; on failure returns -1 and changes nothing. */
 LT_API int lt_bnb_use_backend(const char* backend, const char* target, void* queue);
 
-/* Sets the number of threads for steps on the host; 0: one per core of the process (the initial setting). Returns 0, or
- * -1. */
+/* Sets the number of threads for steps on the host; 0: one per core of the process (initially). Returns 0, or -1. */
 LT_API int lt_bnb_set_threads(int threads);
 
 /* Memory of paged optimizers: shared between host and device through the CUDA backend (managed memory) or the SYCL
@@ -98,8 +97,8 @@ LT_API void cfill_fp32(float* A, float* B, float value, long n);
 LT_API void cfill_uint8(unsigned char* A, unsigned char* B, unsigned char value, long n);
 
 /* Says where memory comes from: "cuda: exact" (followed by ", in pinned host memory: " and the reason, if it is not
- * managed), "sycl: gpu", "sycl: cpu", or "host: " and why there is neither a CUDA nor a SYCL device. The text lives as
- * long as the process. */
+ * managed), "sycl: gpu", "sycl: cpu", or "host: " and why there is neither a CUDA nor a SYCL device. The text stays
+ * valid. */
 LT_API const char* lt_bnb_place(void);
 
 /* Says why this thread's last failing call failed; "" if none has failed since lt_bnb_clear_error(). The text is valid

@@ -1,5 +1,5 @@
-// The hyper-parameters of all rules in one struct: a rule reads the ones that its paper names (docs/rules.md) and
-// ignores the rest.
+// The hyper-parameters of all rules in one struct. A rule reads the ones in its paper (docs/rules.md) and ignores the
+// rest.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ struct Hyper {
 #undef LT_HYPER
 };
 
-// The rule's usual defaults (torch.optim's; for Lion, AdEMAMix, LAMB and LARS the paper's). Throws kInvalidArgument for
+// The rule's usual defaults (torch.optim's, or the paper's for Lion, AdEMAMix, LAMB, LARS). Throws kInvalidArgument for
 // an unknown rule.
 LT_API Hyper default_hyper(const std::string& rule);
 

@@ -50,8 +50,7 @@ typedef enum lt_status {
 /* Element types of parameters and gradients. Values never change. */
 typedef enum lt_dtype { LT_F32 = 0, LT_BF16 = 1, LT_F16 = 2 } lt_dtype;
 
-/* How to treat a non-finite gradient: one that holds a NaN, an infinity or, after grad_scale, a magnitude of 2^62
- * or more. */
+/* How to treat a non-finite gradient: one with a NaN, an infinity or, after grad_scale, a magnitude of 2^62 or more. */
 typedef enum lt_nonfinite {
   LT_NONFINITE_SKIP = 0,     /* change nothing, count a skipped step */
   LT_NONFINITE_RAISE = 1,    /* change nothing, return LT_INVALID_ARGUMENT naming the parameter */
@@ -75,8 +74,7 @@ typedef struct lt_tensor {
   const int64_t* strides; /* [ndim], none negative; NULL: contiguous, row-major */
 } lt_tensor;
 
-/* A parameter's gradient in one step, with the parameter's sizes. data NULL: no gradient; the parameter and its state
- * stay unchanged. */
+/* A parameter's gradient in one step, with the parameter's sizes. data NULL: no gradient; parameter and state stay. */
 typedef struct lt_gradient {
   const void* data;
   int32_t dtype;          /* an lt_dtype */
@@ -243,8 +241,7 @@ LT_API const char* lt_version(void);
 LT_API const char* lt_status_name(lt_status status);
 /* The text of this thread's last failure, "" if there was none. Valid until the thread's next failing call. */
 LT_API const char* lt_last_error(void);
-/* The system's error number (errno) of this thread's last failure if it was LT_IO_ERROR and the system gave one, else
- * 0. */
+/* errno of this thread's last failure if it was LT_IO_ERROR and the system gave a number, else 0. */
 LT_API int32_t lt_last_os_error(void);
 
 /* *names gets the update rules, the state formats, or the hyper-parameters: an array that ends with NULL, constant and
@@ -267,7 +264,7 @@ LT_API lt_status lt_optimizer_create(const lt_optimizer_options* options, lt_opt
 /* Waits for the optimizer's queued work on a device, frees the state and deletes scratch files. */
 LT_API void lt_optimizer_destroy(lt_optimizer* optimizer);
 
-/* Adds a group with the rule's default hyper-parameters. *group (may be NULL) gets its number, from 0. options NULL:
+/* Adds a group with its rule's default hyper-parameters. *group (may be NULL) gets its number, from 0. options NULL:
  * the defaults. */
 LT_API lt_status lt_optimizer_add_group(lt_optimizer* optimizer, const lt_group_options* options, int32_t* group);
 /* Sets or reads a hyper-parameter by its name, one of lt_hyper_names(); flags are 0 or 1. A value takes effect with the
@@ -281,8 +278,8 @@ LT_API lt_status lt_optimizer_get(const lt_optimizer* optimizer, int32_t group, 
  * size or layout that cannot be stepped, such as two elements at one address. */
 LT_API lt_status lt_optimizer_add_param(lt_optimizer* optimizer, int32_t group, const lt_tensor* tensor,
                                         int64_t* param);
-/* Tells the optimizer that the parameter's memory moved. Its sizes must be the same; type and strides may differ. State
- * is kept. */
+/* Tells the optimizer that the parameter's memory moved. Sizes must be the same; type and strides may differ. Keeps
+ * state. */
 LT_API lt_status lt_optimizer_rebind(lt_optimizer* optimizer, int64_t param, const lt_tensor* tensor);
 
 /* ---- Stepping -------------------------------------------------------------------------------------------------- */
@@ -303,8 +300,7 @@ LT_API lt_status lt_optimizer_step(lt_optimizer* optimizer, const lt_gradient* g
 
 /* Computes the norm of these gradients, passed as for lt_optimizer_step, and whether all are finite. Reads them once;
  * writes and keeps nothing. norm_type: 2, or INFINITY for the largest magnitude. Sums are exact: the norm does not
- * depend on threads, instruction set, device or how tensors are cut. On a device, waits for all work queued on the
- * stream. */
+ * depend on threads, instruction set, device or how tensors are cut. On a device, waits for the stream. */
 LT_API lt_status lt_optimizer_clip_grad_norm(lt_optimizer* optimizer, const lt_gradient* gradients, int64_t count,
                                              double max_norm, double norm_type, const lt_step_options* options,
                                              lt_clip_report* report);
@@ -334,8 +330,8 @@ LT_API lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_s
  * failure the optimizer knows which parameters have moved, and the next call moves the others. */
 LT_API lt_status lt_optimizer_set_evaluating(lt_optimizer* optimizer, int32_t evaluating, void* stream);
 LT_API lt_status lt_optimizer_get_evaluating(const lt_optimizer* optimizer, int64_t param, int32_t* evaluating);
-/* Declares which weights the parameter has now, without moving it. Call it after loading weights, because files hold
- * only state. */
+/* Declares which weights the parameter has now, without moving it. Call it after loading weights: files hold only
+ * state. */
 LT_API lt_status lt_optimizer_mark_evaluating(lt_optimizer* optimizer, int64_t param, int32_t evaluating);
 
 /* Takes up to `bytes` more of device memory and queues copies of the next step's streamed state into it, behind the
@@ -353,8 +349,7 @@ LT_API lt_status lt_optimizer_report(const lt_optimizer* optimizer, lt_memory_re
 
 /* ---- State: calls wait for what is queued, and copy to and from host memory of the caller ---------------------- */
 
-/* Shows state k of a parameter, counted from 0 in the rule's order. LT_INVALID_ARGUMENT if it has no such state (yet).
- */
+/* Shows state k of a parameter, from 0 in the rule's order. LT_INVALID_ARGUMENT if it has no such state (yet). */
 LT_API lt_status lt_optimizer_state(const lt_optimizer* optimizer, int64_t param, int32_t k, lt_state_view* out);
 /* Decodes state k to row-major float [numel], and encodes it from there as a step would. A round trip may change
  * dynamic8 codes; to copy state exactly, read and write it. */

@@ -59,8 +59,8 @@ LT_API lt_status lt_device_alloc(lt_device* device, int32_t kind, int64_t bytes,
 /* Frees memory from lt_device_alloc; NULL is accepted. No queued work may still use it. */
 LT_API lt_status lt_device_free(lt_device* device, void* memory);
 
-/* Queues a copy between memory of any kind, ordinary host memory included. Both sides must stay until it is done. queue
- * NULL: the device's own. */
+/* Queues a copy between memory of any kind, ordinary host memory included; both must stay until it is done. queue NULL:
+ * the device's own. */
 LT_API lt_status lt_device_copy(lt_device* device, void* queue, void* to, const void* from, int64_t bytes);
 /* Waits for all work now on `queue`; NULL: on the device's own queue. */
 LT_API lt_status lt_device_synchronize(lt_device* device, void* queue);

@@ -47,8 +47,8 @@ typedef struct lt_sign_collective_options {
   const char* ties;  /* "hash", "plus", "minus", "zero", "previous"; NULL: "hash" */
   uint64_t seed;     /* for "hash" */
   int32_t algorithm; /* an lt_sign_algorithm */
-  int32_t commit;    /* 1; 0 leaves out the last round, which saves a latency, but one damaged message can then make
-                        ranks disagree */
+  int32_t commit;    /* 1; 0 saves the latency of the last round, but one damaged message can then make ranks
+                        disagree */
   double latency_s, bytes_per_s; /* the transport's, for LT_SIGN_AUTO; 0: the first vote measures them */
   int64_t weight;                /* votes of this rank, unless a ballot says otherwise */
   int32_t threads;               /* the caller included; 0: one per core */
@@ -97,8 +97,8 @@ typedef struct lt_sign_rejected {
   const char* reason;
 } lt_sign_rejected;
 
-/* The outcome of a call. Set struct_size with the macro before the call. The collective owns the arrays; they are valid
- * until its next call. */
+/* The outcome of a call. Set struct_size with the macro first. The collective owns the arrays, valid until its next
+ * call. */
 typedef struct lt_sign_outcome {
   int64_t struct_size;
   int32_t applied;          /* 0: the ranks in nonfinite or failed kept it from being applied */

@@ -33,8 +33,8 @@
 
 namespace lowtide {
 
-// How to treat a gradient that holds a NaN, an infinity or, after grad_scale, a magnitude of 2^62 or more (whose
-// square could overflow).
+// How to treat a gradient with a NaN, an infinity or, after grad_scale, a magnitude of 2^62 or more (its square could
+// overflow).
 enum class NonFinite : int32_t {
   kSkip = 0,   // no parameter or state changes, and the step is not counted; StepResult says so
   kRaise = 1,  // like kSkip, but throws Error(kInvalidArgument) that names the parameter
@@ -91,8 +91,7 @@ struct GroupOptions {
   std::string rule = "";  // the rule of this group; "": the optimizer's
 };
 
-// The parameter that a tensor is a shard of. The whole determines the state format, so the format does not depend on
-// the number of shards.
+// The parameter of which a tensor is a shard. It determines the state format, whatever the number of shards.
 struct WholeParam {
   std::vector<int64_t> sizes;  // of the whole parameter
   // The cut is not along dim 0, or there is only one row, so shards may begin inside a block. State with a block codec
@@ -138,8 +137,8 @@ struct StepOptions {
   // momentum.) For rules that build on this one. The memory is borrowed like parameters and must be addressable by
   // their device. Not for ballots(), and not on a queue that is being recorded.
   std::span<float* const> directions = {};
-  // Computes the directions, and leaves all else as it is: states, step counts and parameters without an address. Needs
-  // assume_finite.
+  // Computes the directions and leaves everything else unchanged: states, step counts and parameters without an
+  // address. Needs assume_finite.
   bool preview = false;
   // One per parameter, or empty. The states of a parameter with an update and a gradient take their step; the parameter
   // itself becomes p - lr (scale u + weight_decay p), rounded as a step rounds it, with its master. State and parameter
@@ -229,8 +228,7 @@ class LT_API SaveHandle {
   std::shared_ptr<AsyncSave> save_;
 };
 
-// Waits for all saves of this process that run beside steps. exit() also waits, unless called from inside one of those
-// optimizers.
+// Waits for all saves of this process that run beside steps. exit() also waits, unless called inside their optimizers.
 LT_API void finish_saves();
 
 class LT_API Optimizer {

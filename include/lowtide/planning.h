@@ -49,7 +49,7 @@ struct Forecast {
   int64_t streamed_bytes = 0;  // the other chunks
   int64_t slot_bytes = 0;      // the slots through which these stream, where they are stepped
   int64_t chunks = 0;
-  // Bytes read and written: where state is stepped, and on disk. An upper bound if rules with norms share a budget with
+  // Bytes read and written: where state is stepped, and on disk. Upper bounds if rules with norms share a budget with
   // others.
   int64_t moved_per_step = 0, disk_moved_per_step = 0;
   // Seconds per step: for stepping, for the link, for the disk, and for all three together, a lower bound that assumes

@@ -124,15 +124,13 @@ class LT_API ThreadGroup {
   ThreadGroup(const ThreadGroup&) = delete;
   ThreadGroup& operator=(const ThreadGroup&) = delete;
 
-  // The transport of one rank, for one thread. It shares ownership of what it needs with the group, which it may
-  // outlive.
+  // The transport of one rank, for one thread. It shares the group's data and may outlive the group.
   std::shared_ptr<Transport> transport(int rank);
 
   // For tests: a dead rank never answers again. Its own calls throw at once; the others' calls time out. It dies in its
   // call number `call` (from 0), before it sends anything or, with `after_sending`, instead of receiving.
   void kill(int rank, int64_t call, bool after_sending = false);
-  // For tests: `hook` sees every message in transit and may change it. It is called in the receiver's thread, for one
-  // message at a time.
+  // For tests: `hook` sees every message in transit, one at a time in the receiver's thread, and may change it.
   struct Message {
     int sender, receiver;
     int64_t call;  // number of the call on both ranks, from 0
@@ -170,8 +168,7 @@ struct SignCollectiveOptions {
   int threads = 0;              // for the vote, the caller included; 0: one per core that this process may run on
   std::string cpu_target = "";  // "": best for this CPU
   // Safety depends on this:
-  bool commit = true;  // false saves a latency, but one damaged message of the confirm round can then make ranks
-                       // disagree
+  bool commit = true;  // false saves a latency, but one damaged confirm message can then make ranks disagree
 };
 
 // Bytes of the bits of n signs, bytes of their presence, and number of their scales (bfloat16, one per 1024 signs).
@@ -205,8 +202,7 @@ struct SignBallot {
   bool more = false;
 };
 
-// Memory for the result. The caller owns it; it is written only if the result is applied (for a part: when the call
-// returns).
+// Memory for the result. The caller owns it; written only if the result is applied (for a part: when the call returns).
 struct SignResult {
   std::byte* bits = nullptr;      // [sign_bits_bytes(count)]; bits after the last sign become 0
   std::byte* presence = nullptr;  // if ballots have presence: [sign_presence_bytes(count)], 1 for blocks in which any
@@ -224,8 +220,7 @@ struct RejectedBallot {
 // The outcome of a call; the same on all ranks, except bytes and seconds.
 struct SignOutcome {
   bool applied = false;                  // for a part before the last: nothing has stopped the vote so far
-  std::vector<int> nonfinite, failed;    // the ranks that reported this, ascending; if there are any, nothing was
-                                         // applied
+  std::vector<int> nonfinite, failed;    // the ranks that reported this, ascending; if any, nothing was applied
   std::vector<RejectedBallot> rejected;  // ballots without which the vote was applied
   SignAlgorithm algorithm = SignAlgorithm::kTwoPhase;
   // Bytes handed to the transport for other ranks, and received from them: messages of the payload rounds with their

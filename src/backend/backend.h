@@ -17,10 +17,10 @@
 
 namespace lowtide {
 
-// The destination of the signs that a step makes instead of changing the parameter: the signs of the parameter that the
-// update would make from zeros. `first` is the index of the parameter's first sign, a multiple of kSignAlignment.
-// `bits` and `presence` (backend/signs.h) are laid out as by packing and must be zero before the step, because a step
-// of a part of the parameter sets only that part's bits.
+// The destination of a step that makes signs instead of changing the parameter: the signs of what the update would make
+// of zeros. `first` is the index of the parameter's first sign, a multiple of kSignAlignment. `bits` and `presence`
+// (backend/signs.h) are laid out as by packing and must be zero before the step, because a step of a part of the
+// parameter sets only that part's bits.
 struct BallotTarget {
   std::byte* bits = nullptr;
   std::byte* presence = nullptr;
@@ -34,7 +34,7 @@ namespace kernels {
 struct NormSums;  // backend/kernels/sums.h
 }
 
-// A queued check for non-finite gradients for which nobody waits. Steps that depend on it do nothing if it finds one.
+// A queued check for non-finite gradients. Nobody waits for it: steps that depend on it do nothing if it finds one.
 class Guard {
  public:
   virtual ~Guard() = default;
@@ -50,7 +50,7 @@ class RecordedStep {
   virtual ~RecordedStep() = default;
   // Queues on `stream` the input of the next replay on that stream: the same items, with the args, scales and keys of
   // the step that the replay will take. A replay without this input changes nothing. Throws the refusals of replays.h
-  // as far as they are known without waiting.
+  // that are known without waiting.
   virtual void prepare(std::span<const StepItem> items, void* stream) = 0;
   // Returns true if every replay since the last call was prepared. Waits for the replays queued on the stream of the
   // last prepare().
@@ -77,7 +77,7 @@ struct ShardOrigin {
   }
 };
 
-// One parameter in one step. The item owns nothing; all pointers are borrowed for the call.
+// One parameter in one step. Owns nothing; all pointers are borrowed for the call.
 struct StepItem {
   void* param = nullptr;
   const void* grad = nullptr;
@@ -100,8 +100,8 @@ struct StepItem {
   uint32_t key[kMaxStates][2] = {};
   ShardOrigin origin;
   MasterWeights master;  // its residual is read and written like codes
-  // If not nullptr, the step makes signs and neither reads nor writes the parameter (`param` may be nullptr). With args
-  // of lr = -1 and no decay, these are the signs of the rule's direction.
+  // If not nullptr, the step makes signs and neither reads nor writes the parameter (`param` may be nullptr). With lr =
+  // -1 and no decay in args, these are the signs of the rule's direction.
   const BallotTarget* ballot = nullptr;
   // If not nullptr, Backend::norm_sums() of the whole parameter, from which the device computes norms and puts them
   // into the arguments, with these hyper-parameters. With `adds_norms`, the step first adds the item's blocks to the
@@ -142,12 +142,12 @@ class Backend {
   // Returns the reader for norms of gradients in device memory, or nullptr if unsupported.
   virtual GradientReader* gradient_reader() { return nullptr; }
 
-  // Steps all items, ordered on `stream`. Items of one call must not share memory unless `ordered` is true; then they
-  // run one after another in the given order on one thread.
+  // Steps all items, ordered on `stream`. Items of one call must not share memory unless `ordered` is true, which runs
+  // them in the given order on one thread.
   virtual void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) = 0;
   // Computes the sums from which norms of whole parameters are made, for items whose rules need norms
-  // (RuleInfo::norms): one for each block, item after item. Does not change the items, and reads states only if the
-  // rule needs them (RuleInfo::norms_read_state). Synchronous. For backends without norm_sums().
+  // (RuleInfo::norms): one for each block, item after item. Changes nothing, and reads states only if the rule needs
+  // them (RuleInfo::norms_read_state). Synchronous. For backends without norm_sums().
   virtual void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream);
   // Returns device memory for the sums of norms of `count` parameters. The memory lives as long as the backend and may
   // be copied like any other; zeros begin a sum. Returns nullptr if unsupported; then call norms().
@@ -163,13 +163,13 @@ class Backend {
   virtual std::shared_ptr<Guard> queue_guard(std::span<const StepItem> /*items*/, void* /*stream*/) { return nullptr; }
   // Records a step of these items on a capturing queue. Throws kUnsupported if queues cannot capture.
   virtual std::shared_ptr<RecordedStep> record_step(std::span<const StepItem> items, bool ordered, void* stream);
-  // Decode codes to values and encode values to codes, in blocks within rows as in a step. Synchronous.
+  // Decode codes to values, and encode values to codes, in the blocks of a step. Synchronous.
   virtual void decode(const CodecItem& item, void* stream) = 0;
   virtual void encode(const CodecItem& item, void* stream) = 0;
 
-  // These functions pack signs to bits, unpack bits to +1, -1 and 0, compute majorities and counts of votes, step by
-  // signs, and do error feedback (backend/signs.h). Items of one call must not share bytes that one of them writes.
-  // Ordered on `stream`. They throw kInvalidArgument for inconsistent items.
+  // Pack signs to bits, unpack bits to +1, -1 and 0, compute majorities and counts of votes, step by signs, and do
+  // error feedback (backend/signs.h). Items of one call must not share bytes that one of them writes. Ordered on
+  // `stream`. Throw kInvalidArgument for inconsistent items.
   virtual void pack_signs(std::span<const SignItem> items, int threads, void* stream) = 0;
   virtual void unpack_signs(std::span<const SignItem> items, int threads, void* stream) = 0;
   virtual void vote_signs(const VoteItem& item, int threads, void* stream) = 0;

@@ -3,8 +3,8 @@
 //
 // Items cross unchanged, without a copy, because all compilers of a platform lay out structs alike. From the standard
 // library they contain std::span and, in Layout, std::vector. Their members have the same layout in libstdc++ and
-// libc++ (a pointer and a count; three pointers), but nobody guarantees this. Therefore both sides compute digest() of
-// an object that one side made, and a plug-in with a different result is refused.
+// libc++ (a pointer and a count; three pointers), but nothing guarantees this. So both sides compute digest() of an
+// object that one side made, and a plug-in with a different result is refused.
 #pragma once
 
 #include <cstddef>
@@ -46,8 +46,8 @@ struct Items {
 template <class Result, class T, class... Arguments>
 using Call = Result (*)(Outcome*, Handle<T>*, Arguments...) noexcept;
 
-// Each entry has the effect and the arguments of its namesake in backend.h, gradient_reader.h or device.h. After a
-// failure the result is meaningless. Returned texts live as long as the backend.
+// Each entry has the effect and arguments of its namesake in backend.h, gradient_reader.h or device.h. After a failure
+// the result is meaningless. Returned texts live as long as the backend.
 struct Table {
   using Event = std::shared_ptr<void>;  // like Device::Event; nullptr crosses as nullptr
   using SharedGuard = std::shared_ptr<Guard>;

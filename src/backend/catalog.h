@@ -15,9 +15,8 @@ namespace lowtide {
 // How one state of a parameter is stored: as codes, and as scales that blocks of codes share.
 struct StateFormat {
   int code_bits = 32;  // 32, 16, 8 or 4; 4-bit codes have the first of two in the low half of a byte
-  int scales = 0;      // float32 per block of kBlockElements; the last block of a row may be short, and has equally
-                       // many
-  uint8_t zero = 0;    // the byte that the codes of an untouched state consist of
+  int scales = 0;      // float32 per block of kBlockElements, also in the short last block of a row
+  uint8_t zero = 0;    // the byte that fills the codes of an untouched state
 
   // Returns the size of the codes of elements that fill whole bytes: if a byte holds two codes, rows have even length.
   int64_t code_bytes(int64_t elements) const { return elements * code_bits / 8; }
@@ -27,11 +26,11 @@ struct StateFormat {
 };
 
 // Numbers that are carried from step to step in addition to states. The rule's own numbers (portable/rules/hyper.h)
-// come first. For rules that evaluate other weights than they train, the number of switches since the last step
-// follows. While the numbers are unknown, the first is kCarriedUnknown.
+// come first. Rules that evaluate other weights than they train add the number of switches since the last step. While
+// the numbers are unknown, the first is kCarriedUnknown.
 inline constexpr int kMaxCarriedByRule = 2, kMaxCarried = kMaxCarriedByRule + 1;
 inline constexpr double kCarriedUnknown = -1;
-inline constexpr double kMostSwitches = 0x1p52;  // half of the range in which a double can count
+inline constexpr double kMostSwitches = 0x1p52;  // half of the range in which a double counts
 
 // The input of RuleInfo::make_args; see portable/rules/hyper.h.
 struct RuleInput {

@@ -25,7 +25,7 @@ TEST(Catalog, EveryVariantIsTheRuleThatItsOptionsSay) {
         ++refused;
         continue;
       }
-      std::string wanted = family;  // spelled out: the family's options, in the order of the names
+      std::string wanted = family;  // spells out the family's options, in the order of the names
       if (adam) wanted += variant.amsgrad ? "_amsgrad" : variant.nesterov ? "_nesterov" : "";
       if (family == "sgd" && variant.momentum == 0) wanted += "_plain";
       if (family == "lars") wanted += variant.momentum == 0 ? "_plain" : variant.max_unorm > 0 ? "_clipped" : "";
@@ -40,7 +40,7 @@ TEST(Catalog, EveryVariantIsTheRuleThatItsOptionsSay) {
 
 // The names of states are part of checkpoints and state dicts; tests/golden/list.txt and docs/rules.md list them.
 TEST(Catalog, VariantsHaveTheStatesOfTheirFamilyFirst) {
-  std::map<std::string, bool> is_signed;  // by the name of a state in any rule
+  std::map<std::string, bool> is_signed;  // by state name, in any rule
   int states = 0;
   for (const RuleInfo& rule : rules()) {
     const RuleInfo& family = rules()[static_cast<size_t>(rule.family)];
@@ -69,8 +69,7 @@ TEST(Catalog, VariantsAreCalledByTheirFamily) {
 
 TEST(Catalog, VariantsAreNotNames) {
   for (const char* name : {"sgd_plain", "adam_amsgrad", "rmsprop_centered", "nadam", "ADAM", ""}) {
-    expect_refusal([&] { find_rule(name); },
-                            "got rule '" + std::string(name) + "', wanted one of: adam, adamw, lion");
+    expect_refusal([&] { find_rule(name); }, "got rule '" + std::string(name) + "', wanted one of: adam, adamw, lion");
   }
 }
 

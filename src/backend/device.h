@@ -15,7 +15,7 @@ enum class MemoryKind {
 };
 
 // Queues are of the backend's type (a sycl::queue*, a cudaStream_t). Work runs asynchronously; each queue is in order,
-// and different queues are unordered. nullptr is the backend's own queue. Used by one thread at a time. Any later call
+// and different queues are unordered. nullptr is the backend's own queue. One thread at a time uses it. Any later call
 // may report errors of queued work.
 class Device {
  public:
@@ -39,7 +39,7 @@ class Device {
   // Sets `count` elements of 1 or 4 bytes each to the low bytes of `pattern`, in memory of any kind. `to` is aligned to
   // pattern_bytes.
   virtual void fill(void* queue, void* to, uint32_t pattern, int pattern_bytes, int64_t count) = 0;
-  // Requests that shared memory be moved to the device.
+  // Asks for shared memory to be moved to the device.
   virtual void prefetch(void* queue, const void* shared, int64_t bytes) = 0;
 
   // Returns an event that follows all work queued so far.
@@ -63,7 +63,7 @@ class Device {
   virtual bool is_lost() const { return false; }
 
   // From now on, takes device memory (kDevice) from another source, such as a framework's cache, which then counts,
-  // limits and shares the memory. `allocate` returns nullptr if it is out of memory. Throws kUnsupported.
+  // limits and shares it. `allocate` returns nullptr if it is out of memory. Throws kUnsupported.
   struct Allocator {
     void* context = nullptr;
     void* (*allocate)(void* context, int64_t bytes) = nullptr;

@@ -1,4 +1,4 @@
-// Computes the norm of gradients in device memory, which a device's backend offers beside the operations of Backend.
+// Computes the norm of gradients in device memory. Device backends offer this beside the operations of Backend.
 #pragma once
 
 #include <memory>

@@ -43,7 +43,7 @@ Result call(Result (*function)(Outcome*, Parameters...) noexcept, Arguments&&...
   }
 }
 
-// Calls a function and ignores failures, which are not known to happen and which the caller could not report.
+// Calls a function and ignores failures, which the caller could not report. None is known to happen.
 template <class... Parameters, class... Arguments>
 void call_quietly(void (*function)(Outcome*, Parameters...) noexcept, Arguments... arguments) noexcept {
   Outcome outcome{.message = {nullptr, [](void*, const char*) noexcept {}}};

@@ -1,5 +1,5 @@
-// Operations on signs, which take one bit each. Sign i is bit i % 8 of byte i / 8 (numpy's bitorder "little") or, with
-// `big`, bit 7 - i % 8. The bit is 1 for +, which means x >= 0: both zeros are +, and a NaN is not.
+// Operations on signs, one bit each. Sign i is bit i % 8 of byte i / 8 (numpy's bitorder "little") or, with `big`, bit
+// 7 - i % 8. The bit is 1 for +, which means x >= 0: both zeros are +, and a NaN is not.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ inline constexpr int64_t kSignBlock = 64;
 // or presence, or a scale of error feedback.
 inline constexpr int64_t kSignAlignment = 1024;
 
-// The most signs of one call, so that everything computed from their number fits into 64 bits.
+// The most signs of one call, so that everything computed from their number fits 64 bits.
 inline constexpr int64_t kMostSigns = int64_t{1} << 60;
 
 // The number of signs that share a scale of error feedback (portable/feedback.h).
@@ -72,8 +72,8 @@ struct VoteItem {
   std::byte* result = nullptr;                   // laid out like a ballot, and may be one; unused bits are 0
   std::byte* zeros = nullptr;                    // for kZero: laid out like a ballot; 1 for equal votes
   // [voters] or empty; presence_bytes(count) each, or nullptr if the ballot is nullptr. The votes of a block are the
-  // weights of the voters with presence there; other voters' ballots must be 0 there. A sign without votes is 0 and not
-  // a tie. (The planes of an earlier count_signs are ballots of weights 1, 2, 4 ..., and planes counted from presences
+  // weights of the voters with presence there; other voters' ballots must be 0 there. A sign without votes is 0, not a
+  // tie. (The planes of an earlier count_signs are ballots of weights 1, 2, 4 ..., and planes counted from presences
   // are their presences.)
   std::span<const std::byte* const> presence;
   std::byte* result_presence = nullptr;  // with presence: presence_bytes(count), 1 if the block has votes
@@ -85,8 +85,8 @@ struct CountItem {
   int64_t count = 0;
   std::span<const std::byte* const> ballots;  // as in VoteItem
   std::span<const uint32_t> weights;
-  std::span<std::byte* const> planes;  // [bit_width(sum of weights)] or more, laid out like ballots; must not be
-                                       // ballots
+  std::span<std::byte* const> planes;  // [bit_width(sum of weights)] or more, laid out like ballots but separate from
+                                       // them
 };
 
 // A parameter that is updated by signs: p = p - (p decay + lr sign), where sign is +1, -1 or, if `zeros` has a 1, 0.

@@ -69,8 +69,7 @@ void spoil(StepCase& c, Rng& rng) {
         divides ? (c.grad_dtype == DType::kF16 ? 6e4 : 0x1p100) : bad[rng.below(kinds)]);
 }
 
-// Returns the bytes of a parameter that differ. Any two NaNs count as equal, because their payload and sign are
-// undefined.
+// Returns the bytes of a parameter that differ. Any two NaNs are equal: their payload and sign are undefined.
 int64_t differing_numbers(const StepCase& a, const StepCase& b, int64_t& nans) {
   int64_t bad = 0;
   const auto compare = [&](const void* x, const void* y, DType type, int64_t n) {

@@ -22,8 +22,7 @@ std::vector<StepCase> make_cases(int rule, int codec, Rng& rng) {
         for (const auto& [rows, length] : shapes) {
           StepCase& made = cases.emplace_back(rule, codec, dtype, grad, rows, length, rng);
           made.set_master(master, rng);
-          // A shard of columns: indices jump between rows, and carry from the lower to the upper half of 64 bits within
-          // rows.
+          // A shard of columns: indices jump between rows, and within rows carry into the upper half of 64 bits.
           if (rng.chance(0.3)) {
             made.origin.row_stride = (length + 4 * kBlockElements) / kBlockElements * kBlockElements;
             made.origin.first_column = (int64_t{1} << 32) - kBlockElements;

@@ -1,5 +1,4 @@
-// Claim: optimizers with parameters in device memory give the bits of optimizers in host memory under every budget of
-// device memory.
+// Claim: optimizers with parameters in device memory give the bits of the host under every budget of device memory.
 #include "device/delayed_device.h"
 #include "device/device_support.h"
 #include "support/device_twins.h"

@@ -7,8 +7,7 @@ namespace lowtide::testing {
 namespace {
 
 constexpr int kParams = 18, kIterations = 6;
-constexpr int64_t kElements = 40000, kBudget = 1 << 20;  // 5.8 MB of state, in chunks of 64 KiB, which is the default
-                                                         // here
+constexpr int64_t kElements = 40000, kBudget = 1 << 20;  // 5.8 MB of state, in chunks of 64 KiB, the default
 
 // Returns the parameters of each bucket, in the order of a backward pass.
 std::vector<std::vector<size_t>> buckets_of(size_t size) {

@@ -139,7 +139,7 @@ TEST(DeviceDisk, EachLinkCarriesWhatIsPlanned) {
   figure("{} plans: over the link {} bytes a step, over the disk's {}: moved / planned = 1 on both", cases, link, disk);
 }
 
-// Without any one of the host's waits, the file's transfers race with the device's, unless the wait had nothing to wait
+// Without any one of the host's waits, the file's transfers race with the device's, unless nothing was left to wait
 // for.
 TEST(DeviceDisk, TheHostWaitsForWhatItMust) {
 #if defined(__SANITIZE_THREAD__)

@@ -15,8 +15,7 @@ struct Outcome {
   int64_t compared = 0;
 };
 
-// Fails the n-th call of the operation, or none if n exceeds their number. step_first: takes another step before
-// repairing a failed one.
+// Fails the n-th call of the operation, if it has one. step_first: takes another step before repairing a failed one.
 Outcome run(At at, int64_t n, bool step_first, int64_t device_bytes, const std::string& on_transfer,
             const std::string& path) {
   Rng rng(9000 + static_cast<uint64_t>(n));

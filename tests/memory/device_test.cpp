@@ -194,8 +194,7 @@ TEST(Device, BudgetsThatCannotBeAreRefused) {
   }
 }
 
-// Without a budget, state is on the device while there is room, and then in host memory; without room there either, an
-// error changes nothing.
+// Without a budget, state is on the device while there is room, then in host memory, else an error changes nothing.
 TEST(Device, WithoutABudgetWhatFitsStays) {
   Rng rng = seeded("no budget", 74);
   Config setup{.state = "fp32", .hyper = default_hyper("adamw")};
@@ -248,8 +247,7 @@ TEST(Device, ParametersThatOverlapAreRefused) {
   optimizer.synchronize();
 }
 
-// Managed memory never exceeds the free memory less a margin, in one piece or many, whether or not earlier memory has
-// moved to the device.
+// Managed memory never exceeds the free memory less a margin, in one piece or many, moved to the device or not.
 TEST(Device, ManagedMemoryIsNeverMoreThanIsFree) {
   Rng rng = seeded("managed and free", 77);
   Config setup{.state = "fp32", .hyper = default_hyper("adamw")};

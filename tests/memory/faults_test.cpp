@@ -37,8 +37,8 @@ void try_everything(const TemporaryDirectory& directory, const Operation& operat
     for (const Fault& kind : faults_of(call)) {
       // Endless retries take time; ScratchFile's tests cover them at every call.
       const bool endless = kind.persistent && (kind.error == EINTR || kind.short_);
-      // One-time faults strike every call, persistent ones the first calls and then every third. A share reduces all
-      // but the first calls.
+      // Single faults strike every call, persistent ones the first calls, then every third. Shares leave out later
+      // calls.
       for (int64_t n = 1; n <= (endless ? 1 : 1 << 20); n += n > 8 ? (kind.persistent ? 3 : 1) * spread() : 1) {
         const int64_t descriptors = open_descriptors();
         FaultyEnv env;
@@ -118,8 +118,7 @@ TEST(Faults, WhereAGroupIsAdded) {
   tally.print("adding a group, and a step");
 }
 
-// A checkpoint has one count of steps for each parameter: a run loaded from it and the run that goes on here stay
-// equal.
+// A checkpoint has one count of steps for each parameter: a run that loads it and the run here stay equal.
 TEST(Faults, AStepStoppedHalfWayCanBeSaved) {
   const TemporaryDirectory directory(kFast), files(kFast);
   int saved = 0, halfway = 0;
@@ -130,8 +129,7 @@ TEST(Faults, AStepStoppedHalfWayCanBeSaved) {
         FaultyEnv env;
         Trial trial(env, directory.path(), rule), other(system_env(), "", rule);
         steps_before(number)(trial);
-        env.arm({.call = Call::kPread, .nth = nth, .persistent = true, .error = EIO});  // a single failure would be
-                                                                                        // read again
+        env.arm({.call = Call::kPread, .nth = nth, .persistent = true, .error = EIO});  // a single one is retried
         try {
           trial.step(number);
         } catch (const Error&) {

@@ -24,9 +24,7 @@ TEST(Guards, SkippedStepsAreUncounted) {
   for (int trial = 0; trial < 150; ++trial) {
     Config setup = random_setup(rng, false);
     setup.nonfinite = static_cast<NonFinite>(trial % 3);
-    if (setup.rule == "sgd")
-      setup.hyper.dampening = 0.25;  // does not apply to a first step, and a skipped step does
-                                     // not count
+    if (setup.rule == "sgd") setup.hyper.dampening = 0.25;  // applies from the second step taken
     const fake::FakeBackendOptions options = guarding(rng);
     FakeTwins twins(rng, setup, random_memory(rng), options);
     for (int64_t n = rng.between(1, 5); n > 0; --n)

@@ -29,8 +29,7 @@ TEST(ManagedPages, ThePageTouchedLongestAgoMakesRoom) {
 }
 
 // N pages are touched in one order, with room for C. If C >= N, N come once. Otherwise the next page needed is the one
-// evicted, so N come in every step; C pages of the first step stay until the second, so N - C go in the first step, and
-// N in each later one.
+// evicted, so N come in each step; C of the first step stay until the second, so N - C go in the first, N later.
 TEST(ManagedPages, StateBeyondTheDeviceMovesWholeInEveryStep) {
   Rng rng = seeded("managed pages", 104);
   TrafficCase c;

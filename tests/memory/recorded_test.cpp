@@ -1,6 +1,5 @@
 // Claims: replays of a recorded step take the same steps as plain calls, with the current hyper-parameters and step
-// numbers; a replay that was not prepared changes nothing and is reported; steps that cannot be recorded are refused by
-// name.
+// numbers; a replay that was not prepared changes nothing and is reported; other steps are refused by name.
 #include "support/fake/fake_backend.h"
 #include "support/device_twins.h"
 #include "support/test.h"

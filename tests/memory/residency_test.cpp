@@ -293,8 +293,7 @@ TEST(FrameworkAllocator, StateIsPlacedBehindTheQueueThatItWasOpenedWith) {
   figure("{} blocks in use by the queue", reused);
 }
 
-// The forward pass comes between two steps of a bucket: only then does the optimizer see how much memory it leaves for
-// state.
+// The forward pass comes between two steps of a bucket: only then does the optimizer see the memory left for state.
 TEST(AutomaticResidency, BucketsOfOneIterationAreOneStep) {
   constexpr size_t kBuckets = 30;
   Rng rng = seeded("residency and buckets", 90);

@@ -80,8 +80,7 @@ double noise(Rng& rng) {
   return radius * std::cos(6.283185307179586 * rng.uniform());
 }
 
-// Returns the gradients of all steps: with magnitudes four decades apart, or with a spike in every block every 50
-// steps.
+// Returns the gradients of all steps: magnitudes four decades apart, or a spike in every block every 50 steps.
 std::vector<float> noisy_gradients(bool spikes, int steps, int64_t numel) {
   auto rng = Rng(81);
   std::vector<double> size(static_cast<size_t>(numel), 1);
@@ -187,8 +186,7 @@ TEST(Average, SignsAreAlike) {
   }
 }
 
-// A stored second moment is 0 if and only if every gradient so far was 0, even with values ten decades apart in a
-// block.
+// A stored second moment is 0 if and only if all its gradients were 0, even with values ten decades apart in a block.
 TEST(Average, SecondMomentsAreZeroOnlyWhereGradientsWere) {
   constexpr int64_t kNumel = 16 * 256;
   int64_t checked = 0, zeros = 0;

@@ -37,8 +37,8 @@ TEST(Lifecycle, MemoryIsWhatTheReportSays) {
     EXPECT_EQ(report.params, 1);
     EXPECT_EQ(report.elements, kNumel);
     EXPECT_GE(report.allocated_bytes, report.state_bytes);
-    // At most the rest of one huge page, and a page and two lines between each of the four arrays that a step walks
-    // side by side.
+    // At most the rest of one huge page, and a page and two lines between arrays, of which a step walks four side by
+    // side.
     EXPECT_LT(report.allocated_bytes - report.state_bytes, (2 << 20) + 4 * (4096 + 2 * 64));
     EXPECT_EQ(grown, report.allocated_bytes) << "the report agrees with the system";
   }
@@ -84,8 +84,7 @@ TEST(Lifecycle, AHundredOptimizersLeaveNoMemoryBehind) {
 TEST(Lifecycle, MomentumSwitchedOnMidRunStartsAsAFreshOne) {
   auto rng = seeded("momentum", 90);
   for (const std::string& state : codec_names()) {
-    // Random bits depend on the parameter's steps, and the other has taken fewer. These two formats do not round to
-    // nearest.
+    // Random bits depend on the parameter's steps, of which the other has fewer. These formats do not round to nearest.
     if (state == "float8" || state == "dynamic4") continue;
     Config config;
     config.rule = "sgd", config.state = state, config.rounding = "nearest", config.hyper.lr = 0.1;

@@ -1,5 +1,4 @@
-// A gradient with a NaN, an infinity or a magnitude of at least 2^62 at any place prevents the step, and nothing
-// changes.
+// A gradient with a NaN, an infinity or a magnitude of at least 2^62 anywhere prevents the step, and nothing changes.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 

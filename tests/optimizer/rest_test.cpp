@@ -92,9 +92,8 @@ TEST(Rest, CoordinatesWhoseGradientStopsComeToRest) {
 }
 
 // The same, but the live coordinate's gradient is constant, which keeps its block's largest first moment up, and the
-// others' gradients were up to two decades smaller. Rounded to nearest, the others would drift by hundreds of lr,
-// because first moments stall at some thousandths of the largest (control); by default they come to rest as above,
-// within 1 lr.
+// others' gradients were up to two decades smaller. Rounded to nearest, those would drift by hundreds of lr, because
+// first moments stall at some thousandths of the largest (control); by default they come to rest within 1 lr.
 TEST(Rest, CoordinatesComeToRestBesideAConstantGradient) {
   for (const auto& [state, rounding] : {std::pair{"dynamic8", "auto"}, {"dynamic4", "auto"}, {"dynamic8", "nearest"}})
     for (const double beta2 : {0.999, 0.95}) {

@@ -98,8 +98,7 @@ TEST(Saves, BesideStepsHoldOneWholeStep) {
   save_while_stepping(disk.file(""), "disk");
 }
 
-// A file with correct checksums and wrong floats, such as from another writer, or from memory that failed before the
-// save.
+// A file with correct checksums and wrong floats: from another writer, or from memory that failed before the save.
 TEST(Saves, FloatsThatWouldSpreadAreRefused) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("c");

@@ -1,4 +1,4 @@
-// Checkpoints for tests: random ones with their bytes, the contents of files, and files with any header and correct
+// Checkpoints for tests: random ones with their bytes, contents of files, and files with any header and right
 // checksums.
 #pragma once
 

@@ -94,8 +94,7 @@ class Twins {
       if (!same_gradients || steps_ == 0) grads_[i].randomize(rng_);
       if (spoil) spoil(grads_[i]);
       if (!same_gradients || steps_ == 0)
-        tensors_->set(device_grads_[i], grads_[i]);  // ordered after the previous step, for which the caller has not
-                                                     // waited
+        tensors_->set(device_grads_[i], grads_[i]);  // ordered after the previous step, which may still run
       here.push_back(grads_[i].gradient());
       if (grads_[i].numel == 0) here.back().data = this;  // with any address it counts as stepped, as on the device
       there.push_back({device_grads_[i], grads_[i].dtype, nullptr});

@@ -1,5 +1,4 @@
-// Judges an optimizer after a fault: each block must be as before or as after the step, and the run must go on. Keeps
-// the figures.
+// Judges an optimizer after a fault: each block must be as before or as after the step, and the run must go on.
 #pragma once
 
 #include "support/fault_trial.h"
@@ -63,8 +62,7 @@ inline void count(const std::vector<uint32_t>& masks, Tally& tally) {
   for (const uint32_t mask : masks) tally.wrong += mask == 0;
 }
 
-// Checks step `number`, which failed unless `complete`: each block has taken the step or has not, and goes on from
-// there.
+// Checks step `number`, which failed unless `complete`: each block took the step or did not, and goes on from there.
 inline void check_step(Trial& trial, int number, bool complete, const std::vector<Image>& all,
                        const std::vector<Image>& missed, Tally& tally) {
   const auto now = static_cast<size_t>(number + 1);

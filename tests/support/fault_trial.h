@@ -141,8 +141,7 @@ inline std::vector<Image> reference_images(int missed = -1, const std::string& r
   return images;
 }
 
-// Returns, for each block of parameters and states (or only of states), a mask of the candidates that it equals; 0
-// means none.
+// Returns a mask for each block of parameters and states (or only of states): the candidates that it equals.
 inline std::vector<uint32_t> matches(const Image& got, const std::vector<const Image*>& candidates,
                                      bool parameters = true) {
   std::vector<uint32_t> out;

@@ -1,5 +1,4 @@
-// A framework's cache of device memory, as a DeviceAllocator. It hands out freed memory again at once, while its queue
-// may still be using it.
+// A framework's cache of device memory, a DeviceAllocator that reuses freed memory while its queue may still use it.
 #pragma once
 
 #include "support/fake/fake_backend.h"

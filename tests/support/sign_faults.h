@@ -92,8 +92,7 @@ class Damager {
         return;
       case Damage::kLate:  // the message of the same call of the previous vote
         return put(m, {m.call - calls_before_, m.sender, m.receiver});
-      case Damage::kOthers:  // another sender's message, or if there is none yet, the same sender's of the previous
-                             // vote
+      case Damage::kOthers:  // another sender's; without one yet, the same sender's of the previous vote
         return put(m, m.sender ? std::tuple{m.call, m.sender - 1, m.receiver}
                                : std::tuple{m.call - calls_before_, m.sender + 1, m.receiver});
     }

@@ -51,8 +51,7 @@ inline VoteResult joined(const PartResults& parts) {
 // Changes the ballot of a part.
 using Change = std::function<void(size_t part, SignBallot& ballot)>;
 
-// Takes the parts in order, until one is not applied. outcomes: receives the outcome of each part taken; nullptr: not
-// wanted.
+// Takes the parts in order, until one is not applied. outcomes: receives the outcome of each part taken, or nullptr.
 inline SignOutcome vote_in_parts(SignCollective& collective, const std::vector<VoteCase>& parts, int rank,
                                  PartResults& results, std::vector<SignOutcome>* outcomes = nullptr,
                                  const Change& change = {}) {

@@ -1,5 +1,4 @@
-// Ranks of a sign collective as threads, with the votes that they take: random ballots, and their outcomes sign by
-// sign.
+// Ranks of a sign collective as threads, with their votes: random ballots, and outcomes computed sign by sign.
 #pragma once
 
 #include <future>

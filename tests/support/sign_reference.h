@@ -58,8 +58,7 @@ inline double value_of(DType dtype, const unsigned char* element) {
   return h >> 15 ? -x : x;
 }
 
-// Returns random elements of all magnitudes; a tenth are zeros of both signs, NaNs, infinities, or the smallest
-// denormals.
+// Returns elements of all magnitudes; a tenth are zeros of both signs, NaNs, infinities, or the smallest denormals.
 inline Bits random_elements(DType dtype, int64_t count, Rng& rng) {
   const auto width = static_cast<size_t>(dtype_bytes(dtype));
   Bits out(static_cast<size_t>(count) * width);
@@ -87,7 +86,7 @@ inline void reference_pack(DType dtype, const Bits& values, int64_t first, int64
   for (; count && i % 8; ++i) put(i, false);
 }
 
-// A vote by its definition. The tie rule is given by name; `hash` breaks a "kHash" tie, which only the portable kernels
+// A vote by its definition, with the tie rule's name; `hash` breaks "kHash" ties, which only the portable kernels
 // define.
 struct ReferenceVote {
   std::vector<Bits> ballots;

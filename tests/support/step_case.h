@@ -1,5 +1,4 @@
-// A parameter with its own gradient and state, for a backend to step directly: random values, any rule, codec, pair of
-// types and shape.
+// A parameter with its own gradient and state, for a backend to step: random values, any rule, codec, types and shape.
 #pragma once
 
 #include "backend/backend.h"

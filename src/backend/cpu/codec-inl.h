@@ -31,8 +31,7 @@ struct TileRounding : Rounding {
         mix(_mm512_set1_epi32(static_cast<int>(of.k1 ^ (of.k1 >> kRandomShift1)))),
         factor0(_mm512_set1_epi32(kRandomFactor0)),
         factor1(_mm512_set1_epi32(kRandomFactor1)) {
-    // Kept in memory, where they cost nothing; otherwise compilers rebuild each constant from a general register at
-    // each use.
+    // Kept in memory at no cost; otherwise compilers rebuild each constant from a general register at each use.
     asm("" : "+m"(factor0), "+m"(factor1));
   }
 };

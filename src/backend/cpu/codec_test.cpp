@@ -110,8 +110,7 @@ TEST(Dynamic8Sweep, IsNearestForEveryFloatOnEveryTarget) {
   for (const std::string& target : cpu_targets()) {
     const auto start = std::chrono::steady_clock::now();
     const auto backend = cpu::make_backend(target);
-    // Scalar code needs only a coarse sweep, because the portable test also sweeps it. An odd spread passes through all
-    // low bits.
+    // Scalar code needs only a coarse sweep: the portable test sweeps it, too. Odd, to pass through all low bits.
     const auto spread = static_cast<uint32_t>(testing::spread()) | 1u;
     const uint32_t stride = kStride * (target == "scalar" ? std::max(spread, 3u) : spread);
     for (const bool is_signed : {false, true}) {

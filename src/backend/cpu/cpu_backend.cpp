@@ -231,8 +231,8 @@ class CpuBackend final : public Backend {
         kernel_on(at(item.param, first, p_bytes), at(item.grad, first, g_bytes), first, n, block);
         return;
       }
-      // Strided tensors, and pairs of element types without a kernel, are staged in the cache, with the same
-      // arithmetic.
+      // Strided tensors, and pairs of element types without a kernel, are staged in the cache; the arithmetic is the
+      // same.
       Staged grad(aux_, item.grad_dtype, !own);
       Staged param = staged_param(item, origin, !own);
       for (int64_t done = 0; done < n; done += kStaged) {
@@ -276,9 +276,9 @@ class CpuBackend final : public Backend {
     return has_master(item) ? Staged(aux_, item, origin) : Staged(aux_, item.param_dtype, as_floats);
   }
 
-  // Sets the source of random bits of `run` for element `first` of the parameter. Returns how many of the n elements
-  // from there share a run, which ends at a carry out of the index's low half and, if rows of the whole are longer, at
-  // the row's end.
+  // Sets the source of random bits of `run` for element `first` of the parameter. Returns how many of the next n
+  // elements share a run: up to a carry out of the index's low half and, if rows of the whole are longer, the row's
+  // end.
   static int64_t begin_random(const StepItem& item, int64_t first, int64_t n, StepRun& run) {
     if (!item.stochastic) return n;
     const RandomRun random = random_run_at(item, first, n);

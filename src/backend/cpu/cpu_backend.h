@@ -8,8 +8,7 @@
 
 namespace lowtide::cpu {
 
-// target: a name from targets(), or "" for the best that this CPU can run. Throws kInvalidArgument with the valid
-// names.
+// target: a name from targets(), or "" for the best one here. Throws kInvalidArgument with the valid names.
 std::unique_ptr<Backend> make_backend(const std::string& target);
 
 // Packs the sign bits themselves: 1 for a clear sign bit, whatever the value, including -0 and NaNs. Throws

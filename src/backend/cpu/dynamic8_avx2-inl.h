@@ -7,8 +7,7 @@
 // rounding reaches 0.9 of that.
 #if HWY_TARGET == HWY_AVX2
 
-// Lines of stochastic rounding: one for each decade (7: the line up to the entry 1), and one for each joint between a
-// decade and the next.
+// Lines of stochastic rounding for each decade (7: the line up to the entry 1), and for each joint to the next decade.
 struct Dynamic8Pieces {
   alignas(32) float end[8];  // values above it belong to the next decade
   alignas(32) float slope[8], intercept[8], joint_slope[8], joint_intercept[8];
@@ -86,7 +85,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     __m256i word[8], sign[8];
     for (int i = 0; i < 8; ++i) {
       __m256 value = _mm256_loadu_ps(values + 8 * i), a;
-      // If one operand is a NaN, the result is the second operand. Magnitudes above 1 get the code of 1, because ranks
+      // If one operand is a NaN, the result is the second. Magnitudes above 1 get the code of 1, because ranks
       // saturate.
       if constexpr (kSigned) {
         value = _mm256_min_ps(_mm256_mul_ps(value, _mm256_set1_ps(inverse)), _mm256_set1_ps(1.f));
@@ -139,8 +138,8 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   // Decade i starts between 1.18 and 1.9 times 10^(i-6), so a step is never late, nor early by a decade.
   static constexpr int kKeyOfDecade0 = 0x34cb, kDecadesPerKey = 154;
 
-  // Returns |x|, at least the lowest magnitude. A midpoint belongs to the lower index, so a negative value counts as
-  // the next larger float.
+  // Returns |x|, at least the lowest. A midpoint belongs to the lower index, so negative values count as the next
+  // larger float.
   HWY_INLINE static __m256 magnitude(__m256 x) {
     if constexpr (kSigned) {
       const __m256i u = _mm256_castps_si256(x);

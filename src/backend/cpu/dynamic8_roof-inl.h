@@ -20,8 +20,8 @@ template <bool kSigned>
 struct Dynamic8Roof {
   // Added to signed magnitudes, so that all exponents fit into the 32 rows. Second moments are clamped instead.
   static constexpr float kShift = kSigned ? 0x1p-30f : 0.f;
-  // Adding 2^23 gives floats whose lower bits are the rank: in units of 2^-16, or 2^-15 for second moments, whose ranks
-  // need one more bit.
+  // Sums with 2^23 are floats with the rank in their lower bits: in units of 2^-16, or 2^-15 for the larger ranks of
+  // second moments.
   static constexpr float kMagic = 0x1p23f, kUnits = kSigned ? 0x1p16f : 0x1p15f;
   static constexpr int kLift = 5, kUnsure = 14;
 

@@ -20,8 +20,8 @@ struct Dynamic8Planes {
   }
 
   HWY_INLINE void decode(const u8* codes, float scale, vf (&out)[kTileVectors]) const {
-    // The interleaves below work within 128-bit lanes; transposing the 4x4 double words of codes first puts the result
-    // in order.
+    // The interleaves below work within 128-bit lanes; transposing the 4x4 double words of codes first restores the
+    // order.
     const __m512i transpose = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i c = _mm512_permutexvar_epi32(transpose, _mm512_loadu_si512(codes));
     __m512i index = c;

@@ -1,5 +1,4 @@
-// dynamic8 with AVX-512 but without VBMI: the counterpart of dynamic8_vbmi-inl.h, which looks up 16-bit words in two
-// planes.
+// dynamic8 with AVX-512 without VBMI: unlike dynamic8_vbmi-inl.h, looks up 16-bit words in two planes.
 #if HWY_TARGET == HWY_AVX3
 
 template <bool kSigned>

@@ -13,8 +13,7 @@ LT_FN __m512 other_half(__m512i words, const bf16*) {
 LT_FN __m512 first_half(__m512i words, const f16*) { return _mm512_cvtph_ps(_mm512_castsi512_si256(words)); }
 LT_FN __m512 other_half(__m512i words, const f16*) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1)); }
 
-// The largest and smallest magnitudes of elements, which sort like their bits. smallest: minus 1, so that zeros do not
-// count.
+// The largest and smallest magnitudes, which sort like their bits. smallest: minus 1, so that zeros do not count.
 struct WordExtremes {
   __m512i largest, smallest;
 

@@ -122,8 +122,7 @@ class BallotTile {
   int lead_ = 0, count_ = 0, words_ = 0;
 };
 
-// Multi-threaded: these cut the items into pieces for the kernels of one instruction set. They throw kInvalidArgument
-// for inconsistent items.
+// These cut the items into pieces for threads and their kernels. They throw kInvalidArgument for inconsistent items.
 void pack_signs(const SignKernels& kernels, std::span<const SignItem> items, bool sign_bit, int threads);
 void unpack_signs(const SignKernels& kernels, std::span<const SignItem> items, int threads);
 void vote_signs(const SignKernels& kernels, const VoteItem& item, int threads);

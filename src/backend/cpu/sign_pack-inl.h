@@ -51,8 +51,7 @@ HWY_INLINE void mirror(const std::byte* from, std::byte* to, u64 bytes) {
     std::memcpy(to + i, &word, sizeof word);
   }
 }
-// Stores n signs, followed by zeros in `word`. Keeps earlier signs in the first byte, and clears later signs in the
-// last.
+// Stores n signs; the rest of `word` is zeros. Keeps earlier signs in the first byte, clears later ones in the last.
 LT_FN void store_signs(u64 word, std::byte* bits, u64 at, u64 n) {
   const u64 shift = at % 8, before = std::to_integer<u64>(bits[at / 8]) & ((u64{1} << shift) - 1);
   word = word << shift | before;

@@ -1,5 +1,4 @@
-// Compares packing and unpacking with the definition, for every option, on every target that runs here and several
-// threads.
+// Compares packing and unpacking with the definition, for all options, on every target here and several threads.
 #include "backend/cpu/targets.h"
 //
 #include <hwy/highway.h>
@@ -208,8 +207,7 @@ TEST(CpuSignKernels, UnpackingWithEveryOption) {
   EXPECT_EQ(seen, turned);
 }
 
-// One call with many small items around a large one gives each item the result of a call of its own, and one flag for
-// all.
+// One call with many small items around a large one gives each item's own result, and one flag for all.
 TEST(CpuSignKernels, ManyItemsInOneCall) {
   auto rng = seeded("items of one call", 93);
   int64_t apart = 0, items_seen = 0, elements = 0;

@@ -93,8 +93,7 @@ LT_FN int next_group(const Voters& voters, int j, size_t* v, int64_t byte, const
   return held;
 }
 
-// Adds up to eight rows, loaded by row(i). More than two rows are added as eight, because zeros cost less than ripple
-// carries.
+// Adds up to eight rows, loaded by row(i). More than two count as eight: zeros cost less than ripple carries.
 template <class Row>
 LT_FN void count_some(vw* plane, int planes, int j, int n, Row&& row) {
   if (n > 2 && j + 3 <= planes) {
@@ -170,16 +169,14 @@ LT_FN void for_each_counted(const Voters& voters, int64_t begin, int64_t end, Ti
 
 // The numbers of votes on the blocks of a tile, in planes with one word per kVoteCut signs.
 struct BlockVotes {
-  static constexpr int kWords = kTileBytes / 4 / static_cast<int>(kCutBytes);  // words that the four planes of a tile
-                                                                               // take
+  static constexpr int kWords = kTileBytes / 4 / static_cast<int>(kCutBytes);  // words of a tile's four planes
   u64 plane[kWords][kMostPlanes];
   u64 some[kWords];
 };
 inline void count_blocks(const VoteRun& run, int64_t byte, int64_t end, BlockVotes* votes) {
   const int64_t all = presence_bytes(run.item.count);
   for (int w = 0; byte + w * kCutBytes < end; ++w) {
-    const int64_t at = (byte + w * kCutBytes) / kSignBlock;  // a byte of ballots is an eighth of a block, which has one
-                                                             // presence bit
+    const int64_t at = (byte + w * kCutBytes) / kSignBlock;  // 8 bytes of ballots per presence bit
     const auto here = static_cast<size_t>(std::min<int64_t>(8, all - at));
     count_votes(votes->plane[w], run.voters.planes, run.voters, static_cast<int>(run.voters.ballots.size()),
                 [&](int v) {

@@ -25,8 +25,8 @@ class Staged {
     origin_ = origin;
   }
 
-  // Returns elements [first, first + count), contiguous: in `tensor` itself if possible, else in a copy that lives
-  // until the next call.
+  // Returns elements [first, first + count), contiguous: in `tensor` if possible, else a copy that lives until the next
+  // call.
   const void* read(const Layout& layout, const void* tensor, int64_t first, int64_t count) {
     const void* here = static_cast<const std::byte*>(tensor) + first * dtype_bytes(dtype_);
     if (!layout.contiguous) {

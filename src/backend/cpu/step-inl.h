@@ -93,8 +93,8 @@ struct StepDriver {
             store(state[k], stage.values[k] + e);
           }
         }
-        // Rounding to 16 bits waits for the divisions, so it comes last (Zen 4: 4 % faster with bf16; stores of floats
-        // would be 1 % slower).
+        // Rounding to 16 bits waits for the divisions, so it comes last (Zen 4: 4 % with bf16; stores of floats would
+        // lose 1 %).
         if constexpr (sizeof(P) != 2) store_tile(next, p + at);
         if constexpr (!C::kScaled) encode_tile(stage, t, 0);
         if constexpr (kLast) encode_tile(*last, t, part);

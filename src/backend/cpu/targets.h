@@ -1,7 +1,6 @@
 // The instruction sets for which kernels are compiled: AVX-512 with VBMI (AVX3_DL), AVX-512, AVX2, NEON on ARM64, and
-// scalar code. Include this before Highway. SSSE3 and SSE4 are left out, because they would gain little over scalar
-// code and cost compile time; SVE, because its vectors have no compile-time size and the kernels keep vectors in
-// structs.
+// scalar code. Include this before Highway. SSSE3 and SSE4 would gain little over scalar code and cost compile time;
+// SVE's vectors have no compile-time size, and the kernels keep vectors in structs.
 #pragma once
 
 #define HWY_WANT_AVX3_DL 1

@@ -187,8 +187,7 @@ const DeviceNorms* Batch::norms(const std::byte* device, const Launch& launch) c
 }
 
 int64_t* Batch::taken(std::byte* device, const Launch& launch) const {
-  const ptrdiff_t left = launches_.data() + launches_.size() - &launch;  // the counters end the batch, in the order of
-                                                                         // launches
+  const ptrdiff_t left = launches_.data() + launches_.size() - &launch;  // the counters end the batch, in order
   return reinterpret_cast<int64_t*>(device + bytes()) - left;
 }
 

@@ -1,7 +1,6 @@
-// The items of a call in the form that kernels read: DeviceItems, the units of work before each, and the dims of
-// strided tensors, in one array of bytes to copy to the device, which ends with a counter for each launch, 0 at first.
-// The items of a launch are adjacent. A unit of work is a block, or a tile of several blocks of one item. Also has the
-// codecs' tables as bytes.
+// The items of a call in the form that kernels read, as one array of bytes for the device: DeviceItems, the units of
+// work before each, the dims of strided tensors, and a counter for each launch, 0 at first. A launch's items are
+// adjacent. A unit of work is a block, or a tile of several blocks of one item. Also the codecs' tables as bytes.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +21,7 @@ class Batch {
     bool ballot;
     int64_t first, count;  // items
     int64_t units;
-    int64_t norms;                // for a rule with norms, the position of its first item among the batch's items with
-                                  // norms; else -1
+    int64_t norms;                // its first item's place among items with norms; -1 for rules without
     bool puts_norms, adds_norms;  // whether norms go into arguments; whether any item first adds to sums
 
     bool operator==(const Launch&) const = default;
@@ -43,8 +41,8 @@ class Batch {
   void add(const CodecItem& item);
   void add(const ApplyItem& item);
 
-  // For steps in units of blocks: moves the kernels' results for each block from the order of launches to the order of
-  // the caller's items.
+  // For steps in units of blocks: moves results for each block from the order of launches to that of the caller's
+  // items.
   void take_norms(const BlockNorms* from, std::span<BlockNorms> out) const;
 
   const std::vector<Launch>& launches() const { return launches_; }

@@ -11,8 +11,8 @@ struct BlockElement {
   bool inside;  // false past the end of a short block
 };
 
-// Returns the last item that starts at or before tile `at`, which must not be empty. starts[i] is the number of tiles
-// before item i.
+// Returns the last item that starts at or before tile `at` and is not empty; starts[i]: the number of tiles before item
+// i.
 LT_FN i64 find_item(const i64* starts, i64 count, i64 at) {
   i64 low = 0, high = count;
   while (high - low > 1) {
@@ -154,7 +154,7 @@ LT_FN float absmax_of_group(float value, u32 lane) {
   return as_float(is_first ? first : second);
 }
 
-// Stores a block's values as codes, and its scales. All work-items of the group must call it, with value 0 outside the
+// Stores a block's values as codes, and its scales. All work-items of the group call it, with value 0 outside the
 // block.
 template <class C, bool kSigned>
 LT_FN void encode_block(const typename C::Tables* tables, const BlockElement& at, int k, float value) {

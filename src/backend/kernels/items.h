@@ -16,8 +16,8 @@ struct DeviceTensor {
   int32_t dtype;        // a DType
 };
 
-// The signs of a parameter, from index `first` on. A step that makes signs writes bits and presence; a step by signs
-// reads them and zeros.
+// The signs of a parameter, from index `first` on. Steps that make signs write bits and presence; steps by signs read
+// all.
 struct DeviceSigns {
   unsigned char *bits, *presence;  // presence may be nullptr
   const unsigned char* zeros;      // or nullptr
@@ -32,8 +32,7 @@ struct DeviceMaster {
   uint32_t key[2];
 };
 
-// A StepItem; a CodecItem in the form of a float32 item (param: the values); or an ApplyItem, whose elements form one
-// row.
+// A StepItem; a CodecItem as a float32 item (param: the values); or an ApplyItem, whose elements form one row.
 struct DeviceItem {
   DeviceTensor param, grad;
   DeviceSigns signs;

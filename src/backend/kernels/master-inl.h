@@ -1,6 +1,5 @@
 // Parameters in a step: joins 16-bit weights with their residual, and rounds them by their master (portable/master.h);
-// leaves others as they are. Kinds are selected at run time, like element types. Include in a target's namespace after
-// device-inl.h.
+// keeps others. Kinds are selected at run time, like element types. Include in a target's namespace after device-inl.h.
 
 // The stored form of residuals.
 template <int kBits>

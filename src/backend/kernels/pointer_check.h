@@ -1,6 +1,6 @@
 // A kernel that touches memory that its device cannot address kills the device's context, or the process. So a call
-// checks its pointers before it queues anything: this file lists the arrays of each item, and the backend decides which
-// memory is valid.
+// checks its pointers before it queues anything: this file lists each item's arrays, and the backend knows the valid
+// memory.
 #pragma once
 
 #include <cstddef>

@@ -26,8 +26,7 @@ T* bytes(const std::byte* p) {
   return reinterpret_cast<T*>(const_cast<std::byte*>(p));
 }
 
-// The arguments that a kernel reads besides signs: an item, followed by arrays at aligned positions. They are copied to
-// the device together.
+// The arguments that a kernel reads besides signs: an item and then arrays at aligned positions, copied together.
 class Arguments {
  public:
   // Each returns the array's offset in bytes.

@@ -1,5 +1,4 @@
-// Majorities of packed signs, and their counters. Include in a target's namespace after words-inl.h and
-// portable/sign.h.
+// Majorities of packed signs, and their counters. Include in a namespace after words-inl.h and portable/sign.h.
 
 using Rows = const u8* const*;  // one row per voter; rows of voters with weight 0 are not read
 

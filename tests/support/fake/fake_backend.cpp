@@ -14,8 +14,7 @@ constexpr int64_t kAlignment = 64;
 
 int64_t extent_bytes(const Layout& layout, DType dtype) { return layout.extent * dtype_bytes(dtype); }
 
-// Calls with(pointer, bytes) for the arrays of the stepped part: codes and scales of the states, if wanted, and the
-// residual.
+// Calls with(pointer, bytes) for the stepped part's arrays: codes and scales of states, if wanted, and the residual.
 template <class Item, class Fn>
 void for_each_array(Item& item, bool states, Fn&& with) {
   const int64_t row = item.param_layout->row_length;

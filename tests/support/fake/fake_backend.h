@@ -1,5 +1,4 @@
-// A backend on the fake device: runs the CPU backend's kernels late. For tests of everything that queues work on a
-// device.
+// A backend on the fake device: the CPU backend's kernels, run late. For tests of everything that queues device work.
 #pragma once
 
 #include "backend/backend.h"
@@ -11,15 +10,12 @@ namespace lowtide::fake {
 
 struct FakeBackendOptions {
   uint64_t seed = 0;
-  int64_t drop_wait = -1;                                                  // the number of the wait() call to ignore,
-                                                                           // from 0
-  int64_t device_bytes = int64_t{1} << 40, host_bytes = int64_t{1} << 40;  // capacities; host memory includes shared
-                                                                           // memory
+  int64_t drop_wait = -1;                                                  // the wait() to ignore, from 0
+  int64_t device_bytes = int64_t{1} << 40, host_bytes = int64_t{1} << 40;  // capacities; host: with shared
   int64_t says_total = -1;    // if not -1, the total that limits() reports, without a free amount
   bool steps_pinned = false;  // if false, a kernel that touches pinned memory is an error
   bool guards = false;        // queue_guard() returns a guard
-  // If not nullptr, moves the shared memory that kernels touch. It must outlive the backend, and nothing may be
-  // captured.
+  // If not nullptr, moves the shared memory that kernels touch. Must outlive the backend; nothing may be captured.
   ManagedPages* managed = nullptr;
   std::string description = "";
   // Bytes per second of the virtual clock; 0: no time. step: state on the first queue; link: the other queues.
@@ -90,15 +86,12 @@ class FakeBackend final : public Backend, public Device {
   int64_t prefetches() const { return prefetches_; }
   int64_t waits() const { return waits_; }
   int64_t host_waits() const { return host_waits_; }
-  // Tells the race checker that the host (in a file transfer, say) reads or writes this memory, if it is the device's.
+  // Tells the race checker that the host reads or writes this memory (in a file transfer, say), if the device owns it.
   // Any thread.
   void host_touches(const void* memory, int64_t bytes, bool writes);
   // The number of waits of this queue for another one with a queued copy from device to pinned memory: for write-back.
   int64_t waits_for_write_back(void* queue) const;
-  bool dropped_mattered() const {
-    return dropped_mattered_;
-  }  // the ignored wait ordered something that nothing else
-     // ordered
+  bool dropped_mattered() const { return dropped_mattered_; }  // it ordered something that was unordered
 
  private:
   struct Allocation {

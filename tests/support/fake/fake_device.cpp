@@ -130,9 +130,7 @@ bool FakeDevice::wait_matters(int stream, int event) const {
   const RaceChecker::Clock& clock = tickets_[static_cast<size_t>(current)].clock;
   const RaceChecker::Clock &mine = checker_.clock(actor(stream)), &host = checker_.clock(kHost);
   for (size_t i = 0; i < clock.size(); ++i)
-    if (clock[i] > std::max(mine[i], host[i]))
-      return true;  // everything that the host has seen precedes what it
-                    // queues from now on
+    if (clock[i] > std::max(mine[i], host[i])) return true;  // what the host has seen precedes what it queues
   return false;
 }
 

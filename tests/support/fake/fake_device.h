@@ -69,8 +69,7 @@ class FakeDevice {
   // Runs some of the queued work, perhaps part of a copy, and never the rest.
   void lose();
 
-  // Makes the n-th later allocation, copy, launch, record or wait (from 1) throw kIo without effect; the others work.
-  // 0: none.
+  // Makes the n-th later allocation, copy, launch, record or wait (from 1) throw kIo without effect. 0: none.
   void fail_at(int64_t n) { fail_at_ = n == 0 ? 0 : operations_ + n; }
   int64_t operations() const { return operations_; }
 

@@ -184,8 +184,8 @@ TEST(FakeDevice, TheVirtualClockOverlapsStreamsAndKeepsWaits) {
   testing::figure("5 s and 3 s: {} s side by side, {} s one after the other", seconds(false), seconds(true));
 }
 
-// Gives a random program to the device and to a model of the definition, in which an operation follows everything that
-// its stream has seen.
+// Gives a random program to the device and to a model in which an operation follows everything that its stream has
+// seen.
 struct Program {
   struct Done {
     Span span;

@@ -28,7 +28,7 @@ class RaceChecker {
 
   void begin_operation(int actor) { ++clocks_[static_cast<size_t>(actor)][static_cast<size_t>(actor)]; }
   // Records an access of the actor's current operation, and a race with each conflicting access that is not ordered
-  // before it.
+  // before.
   void access(int actor, const std::string& operation, const Span& span, bool write);
 
   const Clock& clock(int actor) const { return clocks_[static_cast<size_t>(actor)]; }
