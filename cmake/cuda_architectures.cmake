@@ -1,5 +1,5 @@
 # Checks LOWTIDE_CUDA_ARCHITECTURES. 90a is refused: code_for() (src/backend/cuda/host/code.h) cannot tell what runs it.
-set(lt_wanted "wanted numbers, the smallest first, as 80;90")
+set(lt_wanted "wanted ascending numbers, such as 80;90")
 if(NOT LOWTIDE_CUDA_ARCHITECTURES)
   message(FATAL_ERROR "got LOWTIDE_CUDA_ARCHITECTURES=, ${lt_wanted}; -DLOWTIDE_CUDA=OFF leaves CUDA out")
 endif()

@@ -96,7 +96,8 @@ RuleInfo make_rule(const char* name) {
     };
   }
   if constexpr (requires(const lowtide::RuleInput& h) { R::average_args(h, true); }) {
-    static_assert(std::size(R::kCarriedNames) == kMaxCarriedByRule, "switches stand behind the numbers of the rule");
+    static_assert(std::size(R::kCarriedNames) == kMaxCarriedByRule,
+                  "the number of switches follows the rule's own numbers");
     info.switches = kMaxCarriedByRule;
     info.carried_names.push_back("switches");
     info.make_average_args = [](const lowtide::RuleInput& h, bool evaluating, void* out) {

@@ -53,7 +53,7 @@ Plugin load_plugin(const std::string& path, const char* backend, const char* hin
   auto* const find = reinterpret_cast<Find*>(dlsym(library, format("lt_%s_plugin", backend).c_str()));
   const border::Exports* const exports = find ? find() : nullptr;
   if (!exports || std::strcmp(exports->version, LOWTIDE_VERSION) != 0)
-    plugin.missing = format("%s is of version %s, wanted %s: install both of one version", path.c_str(),
+    plugin.missing = format("%s has version %s, wanted %s: install both in one version", path.c_str(),
                             exports ? exports->version : "unknown", LOWTIDE_VERSION);
   else if (!reads_as_written(*exports))
     plugin.missing = format(

@@ -1,4 +1,4 @@
-// What must not move stays: zero gradients, a learning rate of 0, coordinates whose gradient has stopped.
+// Claim: zero gradients, a learning rate of 0, and coordinates whose gradient has stopped move nothing.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 

@@ -68,7 +68,7 @@ struct RandomShorts {
     return all;
   }
 
-  // Returns which of 64 values carry out of their lower 16 bits when these random numbers are added.
+  // Returns a mask of the 64 values that carry out of their lower 16 bits when these random numbers are added.
   HWY_INLINE __mmask64 carries(const __m512i (&value)[4]) const {
     __mmask32 carry[2];
     for (int i = 0; i < 2; ++i) {

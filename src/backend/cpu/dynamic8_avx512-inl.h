@@ -51,7 +51,7 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
       else
         x[i] = _mm512_max_ps(_mm512_mul_ps(x[i], factor), _mm512_load_ps(roof.lowest));  // a NaN also gives the lowest
     }
-    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(_mm512_castps_si512(x[i]), 23);  // for pick: 5 bits
+    for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(_mm512_castps_si512(x[i]), 23);  // pick uses 5 bits
     for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(_mm512_castps_si512(x[i]), pick(roof.carry, row[i]));
     for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(row[i], 23);
     for (int i = 0; i < n; ++i) y[i] = _mm512_fmadd_ps(x[i], pick(roof.slope, row[i]), pick(roof.intercept, row[i]));

@@ -11,7 +11,8 @@ LT_FN __m512i add_square_high(__m512i sum, __m512i x) {
   return sum;
 }
 
-// Adds sums in units of 2^exponent, eight per vector. (In registers; without read-ahead it takes as long as a chunk.)
+// Adds sums in units of 2^exponent, eight per vector. (In registers, because it takes as long as a chunk without
+// read-ahead.)
 template <class... Lanes>
 HWY_INLINE void add_lanes(int exponent, ExactSum& total, Lanes... sums) {
   const __m512i lower = _mm512_set1_epi64(0xffffffff);

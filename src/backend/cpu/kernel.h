@@ -19,7 +19,7 @@ struct StepRun {
   float grad_scale;           // multiplies every gradient
   uint32_t stochastic;        // bit k: state k is rounded stochastically with key[k]
   uint32_t key[kMaxStates][2];
-  uint32_t index;  // low 32 bits of the first element's index (ShardOrigin); no later one carries
+  uint32_t index;  // low 32 bits of the first element's index (ShardOrigin); later ones never carry
 };
 
 using StepKernel = void (*)(const StepRun&);

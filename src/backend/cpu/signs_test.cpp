@@ -17,7 +17,7 @@ TEST(CpuSigns, PlusIsNotBelowZero) {
     constexpr int64_t kCount = 65536;
     Bits values(kCount * width), bits(kCount / 8), wanted(kCount / 8);
     for (uint32_t i = 0; i < kCount; ++i) {
-      // float32: the upper half counts up, and the lower half takes the ends and the start of its range.
+      // float32: the upper half counts up; the lower half is 0, 1 or its largest value.
       const uint32_t x = dtype == DType::kF32 ? i << 16 | (i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : 0xffff) : i;
       std::memcpy(values.data() + i * width, &x, width);
       const double value = value_of(dtype, values.data() + i * width);

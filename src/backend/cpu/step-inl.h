@@ -123,7 +123,7 @@ struct StepDriver {
   }
 
   // Begins all states before it ends the first (codec-inl.h). Elements left to encode_exactly come last, because a call
-  // in between, however rare, would force registers into memory. begun: of the first states.
+  // in between, however rare, would force registers into memory. begun: the results of the first states.
   template <class... Begun>
   HWY_INLINE void encode_tile(const Stage& stage, int t, int part, const Begun&... begun) const {
     if constexpr (constexpr int k = sizeof...(Begun); k < K) {

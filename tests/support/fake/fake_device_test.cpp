@@ -27,7 +27,7 @@ struct Bench {
   Span source, target;
 };
 
-// What a reader on stream b sees of a copy on stream a, over many seeds: all new bytes, some, or none.
+// The result of a copy on stream a, seen from stream b over many seeds: all new bytes, some, or none.
 struct Seen {
   int whole = 0, partly = 0, nothing = 0, racy = 0;
 };
