@@ -15,7 +15,7 @@ namespace lowtide {
 // How one state of a parameter is stored: as codes, and as scales that blocks of codes share.
 struct StateFormat {
   int code_bits = 32;  // 32, 16, 8 or 4; 4-bit codes have the first of two in the low half of a byte
-  int scales = 0;      // float32 per block of kBlockElements, also in the short last block of a row
+  int scales = 0;      // number of float32 per block of kBlockElements; a short last block has as many
   uint8_t zero = 0;    // the byte that fills the codes of an untouched state
 
   // Returns the size of the codes of elements that fill whole bytes: if a byte holds two codes, rows have even length.
@@ -58,7 +58,8 @@ struct RuleInfo {
   void (*make_args)(const RuleInput&, void* args);  // writes args_bytes
   size_t args_bytes;                                // at most kArgsBytes
   double (*decay)(const RuleInput&, int k);         // the beta of state k's average (portable/rules/hyper.h)
-  // norms: the arguments depend on norms of the whole parameter (Backend::norms). norms_read_state: from the states.
+  // norms: the arguments depend on norms of the whole parameter (Backend::norms). norms_read_state: the norms need
+  // states.
   bool norms = false, norms_read_state = false;
   int family = 0;  // the rule that users name
   bool (*runs_for)(const Hyper&) = nullptr;
@@ -133,7 +134,8 @@ enum class RoundingMode { kAuto, kNearest, kStochastic };
 // Throws kInvalidArgument for an unknown name; the message lists the valid names.
 RoundingMode find_rounding(const std::string& name);
 // Returns a mask: bit k is set if state k of a step is rounded stochastically. kAuto selects long averages and sums in
-// any format, and all averages and sums in a format with scales. A format that needs it is rounded so in every mode.
+// any format, and all averages and sums in a format with scales. A format that needs it is rounded stochastically in
+// every mode.
 uint32_t stochastic_states(int rule, int codec, RoundingMode mode, const RuleInput& hyper);
 
 // Returns the rule that runs for a user-visible rule: for example, SGD without momentum has no state, and Adam with

@@ -19,7 +19,7 @@ enum class MemoryKind {
 // may report errors of queued work.
 class Device {
  public:
-  using Event = std::shared_ptr<void>;  // nullptr is an event that is over
+  using Event = std::shared_ptr<void>;  // nullptr: an event that has happened
   struct Limits {
     int64_t total = -1, free = -1, largest_allocation = -1;  // bytes of device memory; -1 if unknown
   };
@@ -47,7 +47,7 @@ class Device {
   // Makes work queued from now on run after the event, which may belong to another queue.
   virtual void wait(void* queue, const Event& event) = 0;
   virtual void host_wait(const Event& event) = 0;
-  // Returns true if the event is over, and false if it is not or if only waiting could tell.
+  // Returns true if the event has happened, and false if it has not or if only waiting could tell.
   virtual bool has_happened(const Event& event) { return !event; }
 
   // Returns true if the codes and scales of steps may be in pinned memory, which kernels access over the link.

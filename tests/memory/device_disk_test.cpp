@@ -225,8 +225,8 @@ TEST(DeviceDisk, ADiskThatRefusesWritesLosesNothing) {
   figure("{} steps told of a write that failed; differing bytes 0 of {}", refused, compared);
 }
 
-// Fails the n-th call, for every n: of the device, a read, a write, host memory. State that must survive does, the
-// optimizer works on, and loading repairs a stopped step.
+// Fails the n-th device call, read, write and host allocation, for every n. State that must survive does, the optimizer
+// works on, and loading repairs a stopped step.
 TEST(DeviceDisk, AnyCallMayFail) {
   const TemporaryDirectory files;
   int64_t compared = 0;

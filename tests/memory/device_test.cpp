@@ -194,7 +194,7 @@ TEST(Device, BudgetsThatCannotBeAreRefused) {
   }
 }
 
-// Without a budget, state is on the device while there is room, then in host memory, else an error changes nothing.
+// Without a budget, state fills the device, then host memory; if both are full, an error changes nothing.
 TEST(Device, WithoutABudgetWhatFitsStays) {
   Rng rng = seeded("no budget", 74);
   Config setup{.state = "fp32", .hyper = default_hyper("adamw")};

@@ -64,7 +64,7 @@ inline double spread_at(int64_t n) {
 // Returns true if the share includes case `n` of a grid. A short row may get no case.
 inline bool in_share(int64_t n) { return spread_at(n) < share(); }
 
-// Does the same for row x column, but gives every row at least one case, in alternating columns.
+// Does the same for row x column, but gives every row at least one case, in columns that take turns.
 inline bool in_share(int64_t row, int64_t column, int64_t columns) {
   return column == static_cast<int64_t>(spread_at(row) * static_cast<double>(columns)) ||
          in_share(row * columns + column);
