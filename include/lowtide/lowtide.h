@@ -196,7 +196,8 @@ typedef struct lt_step_report {
 typedef struct lt_clip_report {
   int64_t struct_size;
   double norm;       /* before clipping, after the given grad_scale; NaN or infinite if a gradient is */
-  double grad_scale; /* the given one times min(1, max_norm / (norm + 1e-6)); the given one if the norm is not finite */
+  double grad_scale; /* the given scale times min(1, max_norm / (norm + 1e-6)); the given scale if the norm is not
+                        finite */
   int64_t finite;    /* 0: some gradients may be bad; the step's own check finds them */
 } lt_clip_report;
 #define LT_CLIP_REPORT_INIT \

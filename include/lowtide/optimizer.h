@@ -169,8 +169,8 @@ struct StepResult {
 // grad_scale and with assume_finite = finite.
 struct ClippedNorm {
   double norm = 0;          // before clipping, after the given grad_scale; NaN or infinite if a gradient is
-  double grad_scale = 1.0;  // the given one times min(1, max_norm / (norm + 1e-6)); the given one if the norm is not
-                            // finite
+  double grad_scale = 1.0;  // the given scale times min(1, max_norm / (norm + 1e-6)); the given scale if the norm is
+                            // not finite
   bool finite = true;       // false: some gradients may be bad; the step's own check finds them
 };
 

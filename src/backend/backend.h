@@ -103,9 +103,9 @@ struct StepItem {
   // If not nullptr, the step makes signs and neither reads nor writes the parameter (`param` may be nullptr). With lr =
   // -1 and no decay in args, these are the signs of the rule's direction.
   const BallotTarget* ballot = nullptr;
-  // If not nullptr, Backend::norm_sums() of the whole parameter, from which the device computes norms and puts them
-  // into the arguments, with these hyper-parameters. With `adds_norms`, the step first adds the item's blocks to the
-  // sums.
+  // The sums of the whole parameter, from Backend::norm_sums(), or nullptr. The device computes norms from them and
+  // puts the norms into the arguments, with these hyper-parameters. With `adds_norms`, the step first adds the item's
+  // blocks to the sums.
   kernels::NormSums* norms = nullptr;
   const Hyper* hyper = nullptr;
   bool adds_norms = false;

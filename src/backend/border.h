@@ -116,7 +116,7 @@ struct Table {
   Call<void, Device> device_trust_memory;
 };
 
-// One object of each type with members from the standard library.
+// One object of each type that has members from the standard library.
 struct Sample {
   const Layout& layout;
   const VoteItem& vote;

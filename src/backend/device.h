@@ -57,7 +57,7 @@ class Device {
   virtual bool pages_shared() const { return true; }
   // Returns true if work on the queue is recorded for later replays (a CUDA graph) instead of executed.
   virtual bool is_capturing(void* /*queue*/) { return false; }
-  // Returns the device's name and its driver's version, which are the key of remembered measurements, or "" if unknown.
+  // Returns the device's name and its driver's version, under which measurements are remembered, or "" if unknown.
   virtual std::string describe() const { return ""; }
   // Returns true if the device is unusable in this process. Then every call throws kDeviceLost, and frees do nothing.
   virtual bool is_lost() const { return false; }

@@ -13,7 +13,7 @@ inline void put_sign(Bits& bits, int64_t i, bool bit) {
   byte = static_cast<unsigned char>((byte & ~(1 << (i % 8))) | bit << (i % 8));
 }
 
-// Returns a length around words, groups and launches.
+// Returns a length near the sizes of words, groups and launches.
 inline int64_t some_count(Rng& rng) {
   return rng.chance(0.01) ? rng.between(20000, 70000) : rng.chance(0.5) ? rng.below(70) : rng.below(1500);
 }

@@ -62,7 +62,7 @@ TEST(RecordedSteps, FiftyReplaysAreFiftySteps) {
     for (int64_t n = rng.between(1, 5); n > 0; --n)
       twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16}), random_sizes(rng));
     twins.on_device().place_states();
-    twins.step(trial % 4 < 2 ? 1 : 0.7);  // steps the parameters with a gradient in the recording
+    twins.step(trial % 4 < 2 ? 1 : 0.7);  // for the parameters that have a gradient in the recording
     int recording = recorder.record();
     EXPECT_EQ(twins.on_device().report().steps, 1) << "recording takes no step";
     twins.spoil = [&](Tensor& grad) {

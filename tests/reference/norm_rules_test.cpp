@@ -36,7 +36,7 @@ Reference lamb(const Hyper& h, const std::vector<float>& p, const std::vector<fl
   for (size_t i = 0; i < n; ++i) {
     const double next_m = h.beta1 * m[i] + (1 - h.beta1) * g[i], next_v = h.beta2 * v[i] + (1 - h.beta2) * g[i] * g[i];
     const double bias = 1 - std::pow(h.beta1, t), root = std::sqrt(next_v / (1 - std::pow(h.beta2, t))) + h.eps;
-    const double decay = clips != mistake ? 0 : h.weight_decay * p[i];  // mistake: decay outside the norm
+    const double decay = clips != mistake ? 0 : h.weight_decay * p[i];  // mistake: decay at the wrong place
     r[i] = next_m / bias / root + decay;
     size[i] = (std::fabs(h.beta1 * m[i]) + std::fabs((1 - h.beta1) * g[i])) / bias / root + std::fabs(decay);
   }

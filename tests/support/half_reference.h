@@ -1,5 +1,5 @@
 // bf16 and fp16 by their definition, in double arithmetic: values are exact, and rounding is to the nearest unit of the
-// last place, ties to even. Calls no libm function, because tests convert tensors element by element.
+// last place, ties to even. For speed it calls no libm function: tests convert tensors element by element.
 #pragma once
 
 #include <algorithm>

@@ -55,8 +55,8 @@ class Rng {
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool chance(double p) { return uniform() < p; }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  // [0, 1)
-  // Tests draw mostly these, so 99 of 100 take only a product and a comparison. Each draw is a separate statement,
-  // because compilers differ in which operand comes first.
+  // This is the most common draw of tests, so 99 of 100 calls take only a product and a comparison. Each draw is a
+  // separate statement, because compilers differ in which operand comes first.
   double normal() {
     const std::array<double, NormalLayers::kCount + 1>& edge = NormalLayers::get().edge;
     for (;;) {
@@ -85,7 +85,7 @@ class Rng {
   }
 
  private:
-  double tail() {  // of the density past its last layer
+  double tail() {  // draws from the density past its last layer
     for (;;) {
       const double x = -std::log(1 - uniform()) / NormalLayers::kTail, y = -std::log(1 - uniform());
       if (2 * y > x * x) return NormalLayers::kTail + x;

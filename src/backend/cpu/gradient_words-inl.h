@@ -123,7 +123,7 @@ class ShortSums {
           other_odd_ = first_even_;
 };
 
-// (Not inlined, because it is rare and has its own registers.)
+// Not inlined, because it is rare and has its own registers.
 template <class G>
 HWY_NOINLINE WordExtremes add_whole(const G* g, int64_t n, WholeSums<G>& first, WholeSums<G>& other) {
   WholeSums<G> sums = first, others = other;

@@ -175,7 +175,7 @@ void FakeBackend::vote_signs(const VoteItem& item, int, void* stream) {
                   }});
 }
 
-// Operations whose callers wait run at once.
+// These operations run at once, because nobody queues them without waiting.
 void FakeBackend::count_signs(const CountItem& item, int threads, void* stream) {
   finish(stream);
   cpu_->count_signs(item, threads, nullptr);
