@@ -386,7 +386,7 @@ LT_API lt_status lt_optimizer_save(const lt_optimizer* optimizer, const char* pa
 LT_API lt_status lt_optimizer_save_async(const lt_optimizer* optimizer, const char* path, const char* metadata,
                                          int64_t copy_bytes, lt_save** save);
 /* Waits until the file is written, for at most `seconds`; a negative number sets no limit. *done (may be NULL): 0 on
- * timeout, else 1. Returns the failure of the save. Any thread; the optimizer may be gone. */
+ * timeout, else 1. Returns the save's failure, if any. Any thread; the optimizer may be gone. */
 LT_API lt_status lt_save_wait(const lt_save* save, double seconds, int32_t* done);
 /* Neither waits for the save nor ends it. NULL: does nothing. */
 LT_API void lt_save_destroy(lt_save* save);

@@ -28,14 +28,14 @@ typedef enum lt_ties {
   LT_TIES_HASH = 0, /* a fair bit hashed from seed, step and the sign's index in the whole */
   LT_TIES_PLUS = 1,
   LT_TIES_MINUS = 2,
-  LT_TIES_ZERO = 3,    /* -, and marked in zeros */
+  LT_TIES_ZERO = 3,    /* the sign -, marked in zeros */
   LT_TIES_PREVIOUS = 4 /* the sign in an earlier result */
 } lt_ties;
 
 typedef struct lt_sign_options {
   int64_t struct_size;
   int32_t bit_order; /* an lt_bit_order */
-  int32_t threads;   /* the caller included; 0: one per core. Not for devices */
+  int32_t threads;   /* the caller included; 0: one per core; ignored on devices */
   lt_device* device; /* where values and bits are; NULL: host memory */
   void* queue;       /* a queue of the device (sycl::queue*, cudaStream_t); NULL: its own, lt_device_queue() */
 } lt_sign_options;

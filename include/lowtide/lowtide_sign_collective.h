@@ -124,7 +124,7 @@ typedef struct lt_sign_residual lt_sign_residual;
  * `transport` then connects the ranks of a node. options NULL: the defaults. */
 LT_API lt_status lt_sign_collective_create(const lt_sign_transport* transport, const lt_sign_transport* between,
                                            const lt_sign_collective_options* options, lt_sign_collective** out);
-/* Communicates nothing; the transports' contexts may go afterwards. */
+/* Communicates nothing; the transports' contexts may be freed afterwards. */
 LT_API void lt_sign_collective_destroy(lt_sign_collective* collective);
 
 /* Votes: the majority of all ballots goes to result. outcome may be NULL. A rank with wrong arguments takes part as
@@ -133,7 +133,7 @@ LT_API void lt_sign_collective_destroy(lt_sign_collective* collective);
 LT_API lt_status lt_sign_vote(lt_sign_collective* collective, const lt_sign_ballot* ballot,
                               const lt_sign_result* result, lt_sign_outcome* outcome);
 /* Like a vote, but computes the weighted mean of sign times scale, plus the remainder of earlier means, as signs and
- * scales again. The residual is borrowed; it changes only if the mean is applied. Not for nodes. */
+ * scales again. The residual is borrowed; it changes only if the mean is applied. Not with `between`. */
 LT_API lt_status lt_sign_mean(lt_sign_collective* collective, const lt_sign_ballot* ballot,
                               const lt_sign_result* result, lt_sign_residual* residual, lt_sign_outcome* outcome);
 /* The ranks that the error of the collective's last call named as its cause; valid until the next call. */

@@ -1,7 +1,7 @@
 // The optimizer: parameters in groups, the quantized state that it owns, and one call per step.
 //
 // Ownership: the optimizer owns the state and borrows the parameters, which must outlive it or be rebound. Gradients
-// and options are borrowed for the call; on a device, gradients until the step is done there.
+// and options are borrowed for the call; gradients on a device, until the step is done there.
 //
 // Threads: one thread at a time uses an Optimizer. A call that changes it while another call is under way is refused
 // with an Error; reading it (state, report, ...) during another thread's call is a data race. Different Optimizers are
@@ -68,7 +68,7 @@ struct OptimizerOptions {
   std::string backend = "cpu";  // one of report_backends() (lowtide/backends.h)
   std::string device = "";      // a device in the backend's terms (cuda: "exact:0", "fast:1"); "": the backend's best
   void* stream = nullptr;       // sycl::queue* or cudaStream_t whose device all steps use; nullptr: the backend's own
-  DeviceAllocator allocator = {};  // for cuda and sycl; without functions: the driver
+  DeviceAllocator allocator = {};  // for cuda and sycl; empty: the driver
   // true: the caller guarantees that all memory it passes belongs to that device, as a framework can for its tensors; a
   // kernel that touches other memory loses the device. false: every call asks CUDA, at 0.4 us per question on an H100,
   // and refuses other memory by name.
@@ -87,7 +87,7 @@ struct GroupOptions {
 #undef LT_GROUP_TEXT
 #undef LT_GROUP_COUNT
 #undef LT_GROUP_BUDGET
-  int budget_of = -1;     // share the budget of this group, whose number must be lower; -1: the optimizer's
+  int budget_of = -1;     // an earlier group whose budget this one shares; -1: the optimizer's budget
   std::string rule = "";  // the rule of this group; "": the optimizer's
 };
 
@@ -127,15 +127,15 @@ struct StepOptions {
   // nullptr: the backend's own (CUDA: the legacy default stream). Must be nullptr for CPU parameters.
   void* stream = nullptr;
   double grad_scale = 1.0;     // every gradient is multiplied by this (as float32) before use, e.g. 1 / loss scale
-  bool assume_finite = false;  // the caller has checked the gradients: omit the check
+  bool assume_finite = false;  // the caller has checked the gradients, so the step does not
   // For Memory::automatic: bytes of device memory that nothing else needs, even when activations are back, including
   // memory that the allocator caches unused; -1: what the driver reports free now.
   int64_t free_bytes = -1;
-  // One per parameter, or empty. A parameter with an address here and a gradient is neither read nor moved; instead,
-  // the direction that the rule would subtract from it is written to the address, without learning rate, weight decay
-  // and the parameter itself, as contiguous float32 [numel]; zeros if the step is skipped. (SGD: the direction with
-  // momentum.) For rules that build on this one. The memory is borrowed like parameters and must be addressable by
-  // their device. Not for ballots(), and not on a queue that is being recorded.
+  // One per parameter, or empty. A parameter with an address here and a gradient is neither read nor moved. Instead,
+  // the step writes the direction that the rule would subtract from it to the address: contiguous float32 [numel],
+  // without learning rate, weight decay and the parameter itself (SGD: with momentum), or zeros if the step is skipped.
+  // For rules that build on this one. The memory is borrowed like parameters and must be addressable by their device.
+  // Not for ballots(), and not on a queue that is being recorded.
   std::span<float* const> directions = {};
   // Computes the directions and leaves everything else unchanged: states, step counts and parameters without an
   // address. Needs assume_finite.
@@ -146,9 +146,9 @@ struct StepOptions {
   // borrowed and must be addressable by the parameter's device. Not with directions or ballots(), not on a queue that
   // is being recorded, and only for the rules that `directions` takes.
   std::span<const Update> updates = {};
-  // The result of queue_clip_grad_norm() for these gradients, which are also multiplied by its factor. It must be made
-  // for this step, from gradients that have not changed since. On a queue that is being recorded, queue it there: each
-  // replay then clips by its own norm, and its prepare_replay() takes the same grad_scale.
+  // The result of queue_clip_grad_norm() for these gradients, unchanged since; the step also multiplies them by its
+  // factor. Serves one step. On a queue that is being recorded, queue it there: each replay then clips by its own norm,
+  // and its prepare_replay() takes the same grad_scale.
   std::shared_ptr<QueuedClip> clip = nullptr;
   // Only for a step that is being recorded, on CUDA. A replay that finds an infinity counts as skipped under every
   // NonFinite policy; no replay checks the gradients. queue_clip_grad_norm() with a scale measures divided gradients;
@@ -258,9 +258,9 @@ class LT_API Optimizer {
   void set_threads(int threads);
   void set_nonfinite(NonFinite policy);
 
-  // Registers a parameter and returns its number, counted from 0 over all groups. Its state is allocated as zeros: now;
-  // under a budget, in its first step; with with_state = false, when it first has a gradient. whole: the parameter that
-  // `param` is a shard of, at least as large in each dimension. Throws kInvalidArgument for element types, sizes and
+  // Registers a parameter and returns its number, counted from 0 over all groups. Its state is allocated as zeros: now
+  // or, under a budget, in its first step; without with_state, with its first gradient. whole: the parameter of which
+  // `param` is a shard, at least as large in each dimension. Throws kInvalidArgument for element types, sizes and
   // layouts that cannot be stepped (two elements at one address), and kOutOfMemory.
   int64_t add_param(int group, const TensorView& param, bool with_state = true,
                     const std::optional<WholeParam>& whole = {});
@@ -273,8 +273,8 @@ class LT_API Optimizer {
 
   // -- Stepping
 
-  // Decides about these gradients as the next step would (applied or not, or the Error), without stepping: for
-  // optimizers in several processes that must agree. Counts nothing, but may allocate states.
+  // Returns or throws what the next step would decide about these gradients, without stepping: for optimizers in
+  // several processes that must agree. Counts nothing, but may allocate states.
   StepResult check(std::span<const Gradient> grads, const StepOptions& options = {});
 
   // Computes the norm of these gradients and whether all are finite. Reads them once; writes and keeps nothing.
@@ -364,9 +364,9 @@ class LT_API Optimizer {
   // Waits until all queued work of steps on a device is done, including state that streams back to the host.
   void synchronize();
 
-  // Counts and bytes; waits for a pending step.
+  // Returns counts and bytes. Waits for a pending step.
   MemoryReport report() const;
-  // Steps known to have been skipped for non-finite gradients; waits for no device.
+  // Returns the number of steps known to be skipped for non-finite gradients. Waits for no device.
   int64_t skipped_steps() const;
 
   // -- State. These calls wait for queued work on a device; arrays are the caller's host memory.
@@ -382,7 +382,7 @@ class LT_API Optimizer {
   // The codec that this parameter's state has or will have (small parameters: "fp32"); a constant.
   const char* state_codec(int64_t param) const;
   // The number of steps that this parameter has taken. Set it last when restoring state: 0 means that the state is
-  // empty. The address stays the same as long as the optimizer lives, for views.
+  // empty. The address, for views, is valid as long as the optimizer lives.
   int64_t steps(int64_t param) const;
   void set_steps(int64_t param, int64_t steps);
   const int64_t* steps_address(int64_t param) const;
@@ -436,8 +436,8 @@ class LT_API Optimizer {
 // Returns the metadata of a checkpoint file. Throws like Optimizer::load.
 LT_API std::string checkpoint_metadata(const std::string& path);
 
-// The update rules; the state formats; the states that a rule keeps ("exp_avg", "exp_avg_sq") without options that add
-// states. state_names throws kInvalidArgument for an unknown rule.
+// Return the names of the update rules, of the state formats, and of the states that a rule keeps ("exp_avg",
+// "exp_avg_sq") without options that add states. state_names throws kInvalidArgument for an unknown rule.
 LT_API std::vector<std::string> rule_names();
 LT_API std::vector<std::string> codec_names();
 LT_API std::vector<std::string> state_names(const std::string& rule);

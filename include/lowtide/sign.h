@@ -35,8 +35,8 @@ enum class BitOrder : int32_t {
 // waiting. Opening one takes long: keep it. Copies refer to the same queue.
 class LT_API Queue {
  public:
-  // backend: "sycl" or "cuda". native: a sycl::queue* or cudaStream_t, which must outlive this; nullptr: one is made,
-  // in the context of all optimizers and devices that were given no queue. device: as in OptimizerOptions; only read
+  // backend: "sycl" or "cuda". native: a sycl::queue* or cudaStream_t, which must outlive this; nullptr: makes one, in
+  // the context of all optimizers and devices that were given no queue. device: as in OptimizerOptions; only read
   // without `native`. Throws Error: kUnsupported if there is no such device here.
   explicit Queue(const std::string& backend, void* native = nullptr, const std::string& device = {});
   // The sycl::queue* or cudaStream_t. A queue made here lives as long as the last copy of this Queue.
@@ -55,7 +55,7 @@ enum class Ties : int32_t {
   kHash = 0,  // a fair bit hashed from seed, step and the sign's index in the whole; the same on every machine
   kPlus = 1,
   kMinus = 2,
-  kZero = 3,      // -, and marked in `zeros`
+  kZero = 3,      // the sign -, marked in `zeros`
   kPrevious = 4,  // the sign in an earlier result
 };
 
@@ -67,7 +67,7 @@ inline constexpr int64_t kMostBallots = 65535;
 
 struct Options {
   BitOrder order = BitOrder::kLittle;
-  int threads = 0;  // the caller included; 0: one per core that this process may run on. Not for devices
+  int threads = 0;  // the caller included; 0: one per core that this process may run on; ignored on devices
   // nullptr: arrays of values and bits are in host memory. Else they are in memory that its device can address.
   const Queue* queue = nullptr;
 };
@@ -95,7 +95,7 @@ struct Vote {
   uint64_t seed = 0, step = 0;          // for kHash
   uint64_t offset = 0;                  // for kHash: index of sign 0 in the whole, of which this may be a part
   const std::byte* previous = nullptr;  // for kPrevious: laid out as a ballot; may be the result
-  Options options = {};                 // order: of ballots, result and zeros alike
+  Options options = {};                 // its order applies to ballots, result and zeros
 };
 
 // Finds the weighted majority. result: [packed_bytes(count)]; may be one of the ballots, but otherwise shares no byte

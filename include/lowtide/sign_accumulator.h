@@ -5,8 +5,8 @@
 // normal noise much larger than the gradient its efficiency is 2 / pi, so the same certainty takes 1.57 times as many
 // micro-batches.
 //
-// Threads: one accumulator is used by one thread at a time; it uses the process's thread pool. Values and results are
-// in host memory and borrowed for the call. Errors: Error (kInvalidArgument), std::bad_alloc.
+// Threads: one thread at a time uses an accumulator, on the process's thread pool. Values and results are in host
+// memory and borrowed for the call. Errors: Error (kInvalidArgument), std::bad_alloc.
 #pragma once
 
 #include <cstddef>

@@ -3,7 +3,7 @@
 //
 //   lowtide::SignCollective votes(std::make_shared<lowtide::MpiTransport>(MPI_COMM_WORLD, std::chrono::seconds(60)));
 //
-// Threads: MPI is called in the collective's thread and must have been initialised accordingly (MPI_THREAD_SERIALIZED
+// Threads: MPI is called in the collective's thread and must have been initialized accordingly (MPI_THREAD_SERIALIZED
 // unless it is the main thread). Errors: TransportError, with MPI's text.
 #pragma once
 
