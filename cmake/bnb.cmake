@@ -1,5 +1,5 @@
 # liblowtide_bnb.so: bitsandbytes' C functions for its optimizers and paged memory (include/lowtide/bnb.h). Built from
-# liblowtide's objects, because it calls behind the public interface. It finds plug-ins next to itself.
+# liblowtide's objects, because it needs more than the public interface. It finds plug-ins next to itself.
 set(lt_src "${PROJECT_SOURCE_DIR}/src")
 set(map "${PROJECT_SOURCE_DIR}/cmake/bnb.map")
 # The parts that tests call without the C functions.

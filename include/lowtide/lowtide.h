@@ -74,7 +74,7 @@ typedef struct lt_tensor {
   const int64_t* strides; /* [ndim], none negative; NULL: contiguous, row-major */
 } lt_tensor;
 
-/* A parameter's gradient in one step, with the parameter's sizes. data NULL: no gradient; parameter and state stay. */
+/* A parameter's gradient in one step, with its sizes. data NULL: no gradient; parameter and state stay unchanged. */
 typedef struct lt_gradient {
   const void* data;
   int32_t dtype;          /* an lt_dtype */
@@ -170,7 +170,7 @@ typedef struct lt_step_options {
   /* Loss scaling by float32 words in memory of the parameters' device, for a step on a CUDA stream that is being
    * captured: each replay reads them, divides gradients by *loss_scale (NULL: they are divided already) and, if
    * *found_inf is above 0, changes nothing and counts as skipped. NULL: no loss scaling.
-   * lt_optimizer_queue_clip_grad_norm measures gradients divided by *loss_scale; pass found_inf alone to its step. */
+   * lt_optimizer_queue_clip_grad_norm measures gradients divided by *loss_scale; pass only found_inf to its step. */
   const float* loss_scale;
   const float* found_inf;
 } lt_step_options;
@@ -325,18 +325,18 @@ LT_API void lt_queued_clip_destroy(lt_queued_clip* clip);
  * taken. */
 LT_API lt_status lt_optimizer_prepare_replay(lt_optimizer* optimizer, const lt_step_options* options);
 
-/* For rules that evaluate weights other than those they train (schedulefree): moves all parameters to the evaluation
- * weights (1), or back to the training weights (0). Parameters that are already there stay, as do parameters of other
- * rules. Steps of a parameter with evaluation weights are refused. Waits for `stream` (as in lt_step_options). After a
- * failure the optimizer knows which parameters have moved, and the next call moves the others. */
+/* For rules that evaluate other weights than they train (schedulefree): moves all parameters to the evaluation weights
+ * (1), or back to the training weights (0). Parameters that are already there stay, as do parameters of other rules.
+ * Steps of a parameter with evaluation weights are refused. Waits for `stream` (as in lt_step_options). After a failure
+ * the optimizer knows which parameters have moved, and the next call moves the others. */
 LT_API lt_status lt_optimizer_set_evaluating(lt_optimizer* optimizer, int32_t evaluating, void* stream);
 LT_API lt_status lt_optimizer_get_evaluating(const lt_optimizer* optimizer, int64_t param, int32_t* evaluating);
 /* Declares which weights the parameter has now, without moving it. Call it after loading weights: files hold only
  * state. */
 LT_API lt_status lt_optimizer_mark_evaluating(lt_optimizer* optimizer, int64_t param, int32_t evaluating);
 
-/* Takes up to `bytes` more of device memory and queues copies of the next step's streamed state into it, behind the
- * work now queued on `stream`; the step gives the memory back. Does not wait. *taken (may be NULL) gets the bytes; 0 if
+/* Takes up to `bytes` more of device memory and queues copies of the next step's streamed state into it, after the work
+ * now queued on `stream`; the step gives the memory back. Does not wait. *taken (may be NULL) gets the bytes; 0 if
  * memory is short or no state streams to a device, which is not a failure. */
 LT_API lt_status lt_optimizer_prefetch(lt_optimizer* optimizer, int64_t bytes, void* stream, int64_t* taken);
 /* Moves state to the host until at least `bytes` of device memory are free (or all state is out), and waits for that.

@@ -51,7 +51,7 @@ typedef struct lt_majority_options {
   uint64_t offset;         /* for LT_TIES_HASH: index of sign 0 in the whole, of which this may be a part */
   const uint32_t* weights; /* [voters] votes of each, less than 2^31 in total; NULL: one each. 0: absent; the ballot is
                               not read */
-  const void* previous;    /* for LT_TIES_PREVIOUS: laid out as a ballot; may be the result */
+  const void* previous;    /* for LT_TIES_PREVIOUS: laid out like a ballot; may be the result */
   lt_device* device;       /* where ballots, result, zeros and previous are; NULL: host memory */
   void* queue;             /* a queue of the device; NULL: its own */
 } lt_majority_options;

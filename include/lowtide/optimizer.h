@@ -152,7 +152,7 @@ struct StepOptions {
   std::shared_ptr<QueuedClip> clip = nullptr;
   // Only for a step that is being recorded, on CUDA. A replay that finds an infinity counts as skipped under every
   // NonFinite policy; no replay checks the gradients. queue_clip_grad_norm() with a scale measures divided gradients;
-  // pass found_inf alone to its step.
+  // pass only found_inf to its step.
   LossScaling scaling = {};
 };
 
@@ -346,7 +346,7 @@ class LT_API Optimizer {
 
   // -- Memory. Nothing here changes a bit of any result.
 
-  // Takes up to `bytes` more of device memory and queues copies of the next step's streamed state into it, behind the
+  // Takes up to `bytes` more of device memory and queues copies of the next step's streamed state into it, after the
   // work now queued on `stream` (which may just have freed the memory). Called during backward, as activations are
   // freed, it hides reads behind computation; the step gives the memory back. Does not wait. Returns the bytes taken: 0
   // if no state streams to a device, or if memory is short.

@@ -78,7 +78,7 @@ LT_API void pack(DType dtype, const void* values, int64_t count, std::span<std::
                  const Options& options = {});
 
 // Unpacks to +1 and -1, and to 0 where `zeros` has a 1. bits: [packed_bytes(count)]. values: [count], contiguous and
-// aligned to an element, sharing no byte with the others. zeros: empty, or laid out as bits.
+// aligned to an element, sharing no byte with the others. zeros: empty, or laid out like bits.
 LT_API void unpack(std::span<const std::byte> bits, DType dtype, void* values, int64_t count,
                    std::span<const std::byte> zeros = {}, const Options& options = {});
 
@@ -94,7 +94,7 @@ struct Vote {
   Ties ties = Ties::kHash;
   uint64_t seed = 0, step = 0;          // for kHash
   uint64_t offset = 0;                  // for kHash: index of sign 0 in the whole, of which this may be a part
-  const std::byte* previous = nullptr;  // for kPrevious: laid out as a ballot; may be the result
+  const std::byte* previous = nullptr;  // for kPrevious: laid out like a ballot; may be the result
   Options options = {};                 // its order applies to ballots, result and zeros
 };
 

@@ -204,7 +204,7 @@ TEST(FrameworkAllocator, MemoryThatTheQueueStillUsesIsTouchedAfterThat) {
     twins.add(DType::kBF16, {3000});
     if (trial % 5 == 1) cache.fills_on = twins.queue();
     for (int step = 0; step < 6; ++step) {
-      // The caller's next activations take over memory that the optimizer freed, at once, on the caller's queue; a copy
+      // At once, the caller's next activations reuse memory that the optimizer freed, on the caller's queue; a copy
       // into freed memory is queued.
       for (const Cache::Unused& given : cache.unused)
         if (cache.may_use(given)) cache.use(twins.queue(), given.memory);

@@ -37,8 +37,7 @@ TEST(Lifecycle, MemoryIsWhatTheReportSays) {
     EXPECT_EQ(report.params, 1);
     EXPECT_EQ(report.elements, kNumel);
     EXPECT_GE(report.allocated_bytes, report.state_bytes);
-    // At most the rest of one huge page, and a page and two lines between arrays, of which a step walks four side by
-    // side.
+    // At most the rest of a huge page, and a page and two lines for each of four arrays that a step walks side by side.
     EXPECT_LT(report.allocated_bytes - report.state_bytes, (2 << 20) + 4 * (4096 + 2 * 64));
     EXPECT_EQ(grown, report.allocated_bytes) << "the report agrees with the system";
   }

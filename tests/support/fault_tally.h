@@ -79,7 +79,7 @@ inline void check_step(Trial& trial, int number, bool complete, const std::vecto
   count(end, tally);
 }
 
-// If the optimizer refuses state of which a part is old, steps and saves are refused, too, until the call is repeated.
+// If the optimizer refuses partly old state, it must also refuse steps and saves until the call is repeated.
 inline void repeat_if_refused(Trial& trial, const std::function<void()>& repeat, Tally& tally) {
   bool refused = false;
   try {

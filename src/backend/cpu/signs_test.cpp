@@ -40,8 +40,8 @@ TEST(CpuSigns, PlusIsNotBelowZero) {
   EXPECT_GE(minus_zeros, 2);
 }
 
-// Votes on ties alone: the bits are fair, independent between elements and between steps, and depend on the element's
-// index in the whole, however the whole is cut.
+// Votes on nothing but ties: the bits are fair, independent between elements and between steps, and depend on the
+// element's index in the whole, however the whole is cut.
 TEST(CpuSigns, HashedTiesAreFairAndOfTheElement) {
   constexpr int64_t kCount = 200000;
   const auto cpu = cpu::make_backend("");

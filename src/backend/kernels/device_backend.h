@@ -147,7 +147,7 @@ class DeviceBackend : public Backend, public GradientReader {
     for (size_t i = 0; i < items.size(); ++i) call.pointers(items[i], i);
   }
 
-  // Checks and lays out items of which kernels read only the gradients.
+  // Checks and lays out items for kernels that read only their gradients.
   template <class Call>
   static void check_gradients(Call& call, std::span<const StepItem> items) {
     LT_REQUIRE(items.size() < kNoItem, "got %zu parameters, wanted fewer than 2^32 - 1", items.size());

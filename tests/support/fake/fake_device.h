@@ -123,7 +123,7 @@ class FakeDevice {
   std::mt19937_64 random_;
   RaceChecker checker_;
   std::vector<Stream> streams_;
-  std::vector<size_t> favour_;  // streams; the first one runs while it can
+  std::vector<size_t> favour_;  // streams by favour: the first that can run does
   std::vector<Memory> memories_;
   std::deque<Region> regions_;
   std::vector<int64_t> events_;  // the ticket of the last record, -1 for none
