@@ -44,7 +44,7 @@ typedef struct lt_sign_options {
 
 typedef struct lt_majority_options {
   int64_t struct_size;
-  int32_t bit_order;       /* an lt_bit_order, of all bits */
+  int32_t bit_order;       /* an lt_bit_order, for ballots and results */
   int32_t threads;         /* the caller included; 0: one per core */
   int64_t ties;            /* an lt_ties */
   uint64_t seed, step;     /* for LT_TIES_HASH */

@@ -126,7 +126,7 @@ TEST(RecordedSteps, WhatIsPreparedIsReplayedBeforeAnythingElse) {
       ++refused;
     };
     for (int i = 0; i < 6; ++i) {
-      spoils = policy == NonFinite::kSkip && i % 2 == 0;  // the abandoned outcome is this replay's
+      spoils = policy == NonFinite::kSkip && i % 2 == 0;  // an outcome left behind would be this replay's
       twins.replay(recorder.recorded, [&] {
         twins.on_device().prepare_replay(recorder.options());
         refuses([&] { twins.on_device().prepare_replay(recorder.options()); });

@@ -34,8 +34,8 @@ class UploadBuffers {
   // Returns a buffer of at least `bytes` that nothing reads. The caller sets its event to the last reader.
   Buffer& acquire(size_t bytes) {
     const size_t room = std::bit_ceil(std::max(bytes, kSmallest));
-    // Prefers a buffer that is large enough to one that must grow, which waits for the device. Later buffers were used
-    // later, so they are not done before the first.
+    // Prefers a buffer that is large enough to one that must grow, which waits for the device. The first was used
+    // first, so the others are not done before it.
     const auto large =
         std::find_if(buffers_.begin(), buffers_.end(), [&](const Buffer& buffer) { return buffer.bytes >= bytes; });
     if (large != buffers_.end() && memory_.is_done(*large)) buffers_.splice(buffers_.begin(), buffers_, large);
