@@ -96,18 +96,19 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
     return found[name] = compare.of({}, group_of(rule, format, master), name);
   };
   std::ostringstream page;
-  page << "\nThe test `GoldenBytes` writes these tables and checks them: the bytes are those that `forecast` predicts "
-          "and that the optimizer reports\nafter a step of a bfloat16 parameter of "
+  page << "\nThe test `GoldenBytes` writes these tables and checks them: `forecast` predicts these bytes, "
+          "and the optimizer reports them\nafter a step of a bfloat16 parameter of "
        << kRows << " x " << kColumns
-       << " elements. \"-\": refused. Options follow the name of their rule.\n\n"
+       << " elements. \"-\" means refused. Options follow the name of their rule.\n\n"
           "### State\n\nThese bytes are the same in RAM, on disk and on a device.\n\n";
   page << table([&](const GoldenRule& rule, const std::string& format) {
     const std::optional<Bytes> bytes = in_ram(rule, format, "");
     return bytes ? per_parameter(bytes->state) : "-";
   });
 
-  page << "\n### Master weights\n\nBytes that each kind adds to the state of a 16-bit parameter, whatever the "
-          "optimizer and the state format.\n\n| master | adds |\n|---|---|\n";
+  page
+      << "\n### Master weights\n\nEach kind adds these bytes per element to the state of a 16-bit parameter, for every "
+         "optimizer and state format.\n\n| master | adds |\n|---|---|\n";
   for (const char* master : {"residual16", "residual8", "stochastic"}) {
     int64_t adds = -1;
     for (const GoldenRule& rule : golden_rules())
@@ -121,7 +122,7 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
     page << "| " << master << " | " << per_parameter(adds) << " |\n";
   }
 
-  page << "\n### Under a budget\n\nA step moves all state that is on the disk there and back. LAMB, and LARS with "
+  page << "\n### Under a budget\n\nA step reads and writes all state on the disk once. LAMB, and LARS with "
           "`max_unorm`, read it once more.\n";
   OptimizerOptions options;
   options.memory.host = kCount / 2, options.memory.disk = directory.path();
