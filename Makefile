@@ -8,7 +8,7 @@ FUZZERS := cmake --preset fuzz && cmake --build --preset fuzz
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
 
-train: ## train a small LLaMA twice, with torch's AdamW and with Lowtide's (ARGS="..." goes to the script)
+train: ## train a small LLaMA with torch's AdamW and with Lowtide's (ARGS="..." goes to the script)
 	@tools/bootstrap.sh --native --extras examples
 	@$(PYTHON) examples/train_llama.py $(ARGS)
 

@@ -266,7 +266,7 @@ def show(runs: dict[str, dict[str, Any]]) -> None:
 
 
 def conclusion(theirs: dict[str, Any], ours: dict[str, Any], again: dict[str, Any] | None) -> str:
-    """What the table says, in words."""
+    """The table in words."""
     apart = ours["validation_loss"] - theirs["validation_loss"]
     loss = f"Lowtide's validation loss is {abs(apart):.4f} {'above' if apart > 0 else 'below'} that of torch's fused AdamW"
     if again:

@@ -18,7 +18,7 @@ class Config:
     """Everything a training depends on. The defaults take about a minute and a half on two CPU cores."""
 
     out: str = "out/train"
-    optimizers: str = "torch,lowtide"
+    optimizers: str = "torch,again,lowtide"
     state: str = "dynamic8"
     host: str | None = None  # bytes of RAM for Lowtide's state, such as 4MiB
     disk: str | None = None
@@ -35,15 +35,15 @@ class Config:
     beta1: float = 0.9
     beta2: float = 0.95
     clip: float = 1.0
-    batch: int = 4
-    context: int = 64
+    batch: int = 8
+    context: int = 128
 
     # Large enough for the state of torch's AdamW to show in the memory of the process.
-    width: int = 512
+    width: int = 256
     layers: int = 4
-    heads: int = 8
+    heads: int = 4
     ffn: int = 0  # 0: 8/3 of the width, rounded up to a multiple of 32
-    vocab: int = 8192
+    vocab: int = 4096
     dtype: str = "fp32"
 
     threads: int = 0  # 0: as many as torch chooses
