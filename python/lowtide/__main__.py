@@ -2,5 +2,5 @@
 
 from lowtide.cli.main import program
 
-if __name__ == "__main__":  # else it would end a process that only imports all modules
+if __name__ == "__main__":  # importing this module must not end the process
     program()

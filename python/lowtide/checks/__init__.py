@@ -1,1 +1,1 @@
-"""Checks of values, and errors that are raised at the end of a call."""
+"""Checks of values, and errors that are held back until the end of a call."""

@@ -8,7 +8,8 @@ _OF_BITS = {"4": "dynamic4", "8": "dynamic8", "16": "bf16", "32": "fp32"}
 
 
 def hint(name: object, known: Sequence[str], likeness: float = 0.6, meant: str | None = None) -> str:
-    """Words for an error about an unknown name: `meant`, or the most similar known name, if any. likeness: 1 means equal."""
+    """A suggestion for an error about an unknown name: `meant`, else the most similar known name, else "". An exact match has
+    likeness 1."""
     if meant:
         return f" (did you mean {meant!r}?)"
     same = [one for one in known if one.lower() == str(name).lower()]
@@ -17,7 +18,7 @@ def hint(name: object, known: Sequence[str], likeness: float = 0.6, meant: str |
 
 
 def format_hint(name: object, known: Sequence[str]) -> str:
-    """The same for a state format, also by the number of bits in its name ("int8", 8); "" where that has none."""
+    """A suggestion for an unknown state format, also by the number of bits in its name ("int8", 8); "" if there is none."""
     bits = re.search(r"32|16|8|4", str(name))
     if bits is None or name in known:
         return ""
@@ -25,6 +26,6 @@ def format_hint(name: object, known: Sequence[str]) -> str:
 
 
 def check_name(name: str, text: str, known: Sequence[str]) -> None:
-    """Raises ValueError, naming `name`, unless `text` is one of the `known`."""
+    """Raises ValueError about `name` unless `text` is one of the `known` values."""
     if text not in known:
         raise ValueError(f"{name}: got {text!r}{hint(text, known)}, wanted one of {', '.join(known)}")

@@ -1,6 +1,7 @@
-"""Packages that load their names from a module when one is first used. A package that imports its own modules holds its import
-lock while it waits for theirs; a thread that imports such a module holds the module's lock while Python waits for the
-package's. Two threads that do both at once get a deadlock error."""
+"""Packages that import their names on first use.
+
+A package that imports its own modules holds its import lock while it waits for their locks. A thread that imports such a module
+holds the module's lock while Python waits for the package's. Two threads that do both at once get a deadlock error."""
 
 from __future__ import annotations
 
@@ -14,22 +15,22 @@ _SPECIAL = ("__all__", "__version__")
 
 
 def _instead(package: str, name: str, known: Sequence[str]) -> str:
-    """Words for an error about an unknown name: where bitsandbytes' and torch's names are, or the most similar name."""
+    """A suggestion for an error about an unknown name: where bitsandbytes' and torch's names are, or the most similar name."""
     if name.endswith(("8bit", "32bit")):
         return ": lowtide.compat.bitsandbytes.optim has bitsandbytes' names; the classes here take state="
     if name == "optim" and package == "lowtide":
         return ": the classes are in lowtide itself, such as lowtide.AdamW"
     if name.startswith("_"):
         return ""
-    from lowtide.checks.hints import hint  # `import lowtide` needs it for no name that is there
+    from lowtide.checks.hints import hint
 
     return hint(name, known)
 
 
 def names_of(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package: the names of its module `interface`, and its modules, which `dir` leaves out.
-    Importing the package imports nothing until a name is used. From then on all names are there, and replacements made by others
-    (a test's double) stay."""
+    """Returns `__getattr__` and `__dir__` for a package: the names of its module `interface`, and its modules, which `dir`
+    omits. Importing the package imports nothing else. The first use of a name binds all of them; names that others have
+    replaced, as tests do with doubles, stay replaced."""
     own = vars(sys.modules[package])
 
     def find(name: str) -> Any:
@@ -43,7 +44,7 @@ def names_of(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]
         if name.isidentifier() and not name.startswith("__") and (sys.modules.get(module) or find_spec(module)):
             return import_module(module)
         error = AttributeError(f"module {package!r} has no attribute {name!r}{_instead(package, name, own.get('__all__', ()))}")
-        error.name, error.obj = name, None  # else Python adds a suggestion of its own
+        error.name, error.obj = name, None  # otherwise Python adds its own suggestion
         raise error
 
     return find, lambda: sorted(find("__all__"))

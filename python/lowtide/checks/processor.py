@@ -1,15 +1,14 @@
-"""Checks that this processor has the instructions for which the compiled module was built: without the check, the first missing
-instruction would kill the process."""
+"""Checks that this processor has the instructions that the compiled module uses. A missing one would kill the process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-BUILT_FOR = Path(__file__).parents[1] / "processor.txt"  # written by builds for one machine: flags as in /proc/cpuinfo
+BUILT_FOR = Path(__file__).parents[1] / "processor.txt"  # written by builds for one machine; flags as in /proc/cpuinfo
 
 
 def check(built_for: Path = BUILT_FOR, cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
-    """Raises ImportError if an instruction set is missing. Accepts builds for all processors, and systems without cpuinfo."""
+    """Raises ImportError if an instruction set is missing. Accepts portable builds, and systems without cpuinfo."""
     try:
         wanted = set(built_for.read_text(encoding="ascii").split())
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:

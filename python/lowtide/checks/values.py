@@ -1,4 +1,4 @@
-"""Checks of single values; their errors give the value and what was wanted."""
+"""Checks of single values. Errors give the value and what was wanted."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -9,17 +9,17 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGEST_STEP = 2**53
-_TO_INFINITY = float.fromhex("0x1.ffffffp127")  # values from here on round to infinity in float32
+_TO_INFINITY = float.fromhex("0x1.ffffffp127")  # float32 rounds this and larger values to infinity
 
 
 def with_context(where: str, error: Exception) -> Exception:
-    """The same kind of error, with `where` before its message."""
+    """Returns an error of the same kind, with `where` before its message."""
     kinds = (TypeError, NotImplementedError, ValueError)
     return next(kind for kind in kinds if isinstance(error, kind))(f"{where}: {error}")
 
 
 def number(name: str, value: object) -> float:
-    """`value` as a float: a real number or a tensor of one element. Raises TypeError or, for other tensors, ValueError."""
+    """Converts a real number or a one-element tensor to a float. Raises TypeError, or ValueError for other tensors."""
     if type(value) is float:
         return value
     if isinstance(value, torch.Tensor):
@@ -54,7 +54,7 @@ def check_tensor(value: object, where: str) -> None:
 
 
 def check_floats(value: Any, where: str, shape: Sequence[int] | None = None) -> None:
-    """Raises ValueError unless `value` is a dense floating-point tensor of at least 16 bits, of this shape if given."""
+    """Raises ValueError unless `value` is a dense floating-point tensor of at least 16 bits, with the given shape, if any."""
     check_tensor(value, where)
     expect(value.is_floating_point() and value.itemsize > 1, where, value.dtype, "a floating-point tensor of 16 bits or more")
     if shape is not None:
@@ -62,7 +62,7 @@ def check_floats(value: Any, where: str, shape: Sequence[int] | None = None) -> 
 
 
 def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: bool) -> None:
-    """Raises ValueError for a garbled moment, which would silently spread through its block."""
+    """Raises ValueError for a corrupt moment, which would silently spread through its block."""
     if nonfinite == "propagate" or not tensor.is_floating_point() or tensor.numel() == 0:
         return
     low, high = map(float, torch.aminmax(tensor.detach()))
@@ -71,7 +71,7 @@ def check_moment(tensor: torch.Tensor, where: str, nonfinite: str, positive: boo
 
 
 def read_step(entry: Mapping[str, Any], where: str) -> int:
-    """The number of steps in a saved entry: a Python number or a tensor of one element."""
+    """Returns the number of steps in a saved entry, where it is a Python number or a one-element tensor."""
     step = entry.get("step")
     if isinstance(step, torch.Tensor):
         check_tensor(step, f"{where}, step")

@@ -1,8 +1,8 @@
-"""Bounds of a CPU step: each core's arithmetic, and the memory that all cores share.
+"""Bounds of a CPU step: the arithmetic of each core, and the memory that all cores share.
 
-The time per element of a core whose data are in its cache is the time of the arithmetic alone. The bytes that a step moves per
-element, divided by that time, give the memory rate that one core could consume. Memory offers one rate to a single core and
-another to all together; once the cores consume the latter, more cores do not make a step faster.
+With its data in cache, a core's time per element is the time of the arithmetic. The bytes that a step moves per element,
+divided by that time, are the memory rate that one core could use. Memory gives one rate to a single core and another to all
+cores together; once the cores use all of the latter, more cores do not make a step faster.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any
 import torch
 
 
-_CACHE_BYTES = 512 << 10  # less than a core's second-level cache, except on old cores
+_CACHE_BYTES = 512 << 10  # fits the second-level cache of all but old cores
 _ROUNDS = 40
 
 
 @dataclass(frozen=True)
 class Model:
     cache_seconds: float  # per element on one core, with data in its cache
-    clock: float  # cycles per second as the system reports them; 0: unknown
+    clock: float  # cycles per second, as the system reports; 0: unknown
     bytes: float  # bytes that a step moves per element
     core_rate: float  # bytes per second that one core's arithmetic could consume
     one_rate: float  # memory's rate for one thread
     all_rate: float  # memory's rate for all threads
     threads: int
-    saturating: int  # cores that consume all that memory gives
-    element_seconds: float  # per element on all threads, at best
+    saturating: int  # cores that use up the memory rate
+    element_seconds: float  # per element on all threads: a lower bound
 
 
 def seconds_of(step: Callable[[], object]) -> float:
@@ -44,7 +44,7 @@ def seconds_of(step: Callable[[], object]) -> float:
 
 
 def adder(elements: int) -> tuple[Callable[[], object], int]:
-    """a += b over float32, whose speed is the memory's, and the bytes that it moves."""
+    """Returns a += b over float32, which runs as fast as the memory allows, and the bytes that it moves."""
     a, b = torch.zeros(elements), torch.zeros(elements)
     return lambda: a.add_(b), 12 * elements
 
@@ -52,11 +52,11 @@ def adder(elements: int) -> tuple[Callable[[], object], int]:
 def measure(
     parameter: Callable[[int], torch.nn.Parameter], make: Callable[..., Any], row: int, moved: float, elements: int, all_rate: float
 ) -> Model:
-    """parameter: makes a parameter of the given number of rows of `row` float32 elements, with a gradient. make: builds an
-    optimizer of parameters. moved: bytes that a step moves per element. all_rate: memory's rate with all threads, for that many
+    """parameter: makes a parameter with a gradient, of the given number of rows of `row` float32 elements. make: builds an
+    optimizer of parameters. moved: bytes that a step moves per element. all_rate: the memory rate of all threads for `elements`
     elements."""
     threads = torch.get_num_threads()
-    held = 8 + (moved - 12) / 2  # bytes per element: parameter, gradient, and state, which is both read and written
+    held = 8 + (moved - 12) / 2  # bytes per element: parameter, gradient, and state, which moves twice
     large = max(4, int(_CACHE_BYTES / held / row))
     small = max(1, large // 4)
     try:

@@ -1,4 +1,4 @@
-"""The abilities of this machine and installation."""
+"""What this machine and installation can do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowtide.devices.places import ram, ram_free
 from lowtide.memory.forecast import disk_info
 from lowtide.planning.rates import measure_rates
 
-_MUCH = 0.1  # chosen: from this share on, other programs change a rate by more than its runs differ
+_MUCH = 0.1  # chosen: a larger share changes a rate by more than its runs differ
 
 
 def describe(disk: str | None, wait: Waiting) -> dict[str, Any]:
@@ -45,28 +45,28 @@ def describe(disk: str | None, wait: Waiting) -> dict[str, Any]:
 
 
 def others_share(before: tuple[float, float, float]) -> float:
-    """The share of this machine's processors that other programs have taken since `before`; 0 where the system does not tell."""
+    """The share of processor time that other programs have used since `before`; 0 if the system does not report it."""
     own, busy, every = (now - then for now, then in zip(processor_seconds(), before, strict=True))
     return max(0.0, busy - own) / every if every > 0 else 0.0
 
 
 def doubts_since(before: tuple[float, float, float]) -> tuple[str, ...]:
-    """A phrase, as those of `quick_bench.doubts_of`, if other programs took much."""
+    """A phrase for `quick_bench.doubts_of`, if other programs used much processor time."""
     share = others_share(before)
     return (f"other programs took {share:.0%} of the processors",) if share > _MUCH else ()
 
 
 def processor_seconds() -> tuple[float, float, float]:
-    """Processor seconds so far: of this process, of all, and those with idle ones."""
+    """Processor seconds so far: used by this process, used by all, and available to all."""
     try:
         fields = [int(field) for field in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
     except (OSError, ValueError):
         return 0.0, 0.0, 0.0
-    tick, idle = os.sysconf("SC_CLK_TCK"), sum(fields[3:5])  # with waiting for a disk
+    tick, idle = os.sysconf("SC_CLK_TCK"), sum(fields[3:5])  # idle includes waiting for a disk
     return time.process_time(), (sum(fields) - idle) / tick, sum(fields) / tick
 
 
 def _memory_rate() -> float:
-    """Bytes per second that `a += b` reads and writes over tensors of 128 MiB: the best of ten runs."""
+    """Bytes per second that `a += b` reads and writes, over tensors of 128 MiB: the best of ten runs."""
     add, moved = adder(32 << 20)
     return moved / min(seconds_of(add) for _ in range(10))

@@ -1,7 +1,7 @@
-"""The command line: the abilities of this machine, the memory that a run will take, and the speed of a step.
+"""The command line: what this machine can do, how much memory a run takes, and how fast a step is.
 
-Exit status: 0; 1 if a plan does not fit; 2 for bad arguments or system errors, which are one line on stderr; 130 after Ctrl-C, 141 if
-nobody reads the output, as for a program that these signals end.
+Exit status: 0; 1 if a plan does not fit; 2 for bad arguments and system errors, with one line on stderr; 130 after Ctrl-C; 141
+if nobody reads the output. The last two are what a shell reports for these signals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lowtide.cli.waiting import Waiting
 from lowtide.options import MASTERS
 from lowtide.planning.models import state_of
 
-# A command imports its implementation, and torch if it needs it, only after its arguments are checked.
+# A command checks its arguments before it imports its implementation and, if needed, torch.
 FAILED, BAD, STOPPED, UNREAD = 1, 2, 130, 141
 _RULES, _STATES = _core.rule_names(), _core.codec_names()
 _PLANNED_RULES = [*_RULES, "muon"]
@@ -31,7 +31,7 @@ _DEFAULT = "The default is the rule's own."
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises ValueError for what it cannot read, and OSError if nothing takes the help, where argparse keeps silent."""
+    """Raises ValueError for bad arguments, and OSError if the help cannot be written, where argparse keeps silent."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
@@ -107,7 +107,7 @@ def _plan(args: argparse.Namespace) -> int:
     check_name("--master", args.master, _MASTERS)
     given["master"] = None if args.master == "none" else args.master
 
-    from lowtide.planning.plan import plan as planned  # imports no torch, except for Muon
+    from lowtide.planning.plan import plan as planned  # imports torch only for Muon
 
     with Waiting("lowtide") as wait:
         if args.rule == "muon":
@@ -191,7 +191,7 @@ def _add_rule(option: Callable[..., Any], rules: Sequence[str]) -> None:
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """The options of a command."""
+    """The parser of a command."""
     command = COMMANDS[name]
     made = _Parser(f"lowtide {name}", description=command.what, allow_abbrev=False, add_help=False)
     command.add_options(made)
@@ -231,7 +231,7 @@ def _run(given: Sequence[str]) -> int:
         parser.error(f"got {unknown[0]!r}{hint(unknown[0], options)}, which is no option of this command")
     try:
         return COMMANDS[first].run(args)
-    except (ValueError, TypeError) as error:  # of the library, which names its arguments
+    except (ValueError, TypeError) as error:  # the library names arguments, not options
         name, colon, more = str(error).partition(":")
         option = f"--{name.replace('_', '-')}"
         raise ValueError(f"{option if colon and option in options else name}{colon}{more}") from error
@@ -246,11 +246,11 @@ def _status(given: Sequence[str]) -> int:
         return status
     except KeyboardInterrupt:
         return STOPPED
-    except BrokenPipeError:  # as in `lowtide plan ... | head -1`: who reads no further wants no error
+    except BrokenPipeError:  # as in `lowtide plan ... | head -1`: the reader wants no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except OSError as error:
-        return _complain(str(error).removeprefix(f"[Errno {error.errno}] "))  # the text repeats it in words
+        return _complain(str(error).removeprefix(f"[Errno {error.errno}] "))  # the text says it in words
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -267,7 +267,7 @@ def _complain(message: str) -> int:
 
 
 def _show(name: str, found: Any, as_json: bool, values: Callable[[], dict[str, Any]] | None = None) -> None:
-    """The table of this name in `render`, or JSON of the values, by default those of the dict `found`."""
+    """Prints the table that `render` makes under this name, or JSON of `values()`, which defaults to the dict `found`."""
     from lowtide.cli import render
 
     print(text.json_text(values() if values else found) if as_json else getattr(render, name)(found), flush=True)
@@ -279,5 +279,5 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def program() -> NoReturn:
-    """The entry point of a process. Ends it at once: Python would take seconds to take torch apart, after the result is there."""
+    """The entry point of a process. Ends it at once: Python would take seconds to unload torch."""
     os._exit(_status(sys.argv[1:]))

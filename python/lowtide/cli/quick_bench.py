@@ -1,8 +1,8 @@
-"""A quick measurement of a step beside torch's fused step, bitsandbytes' step and the memory's rate, in the same run.
+"""Times a step beside torch's fused step, bitsandbytes' step and the memory rate, in the same run.
 
-Every contender runs once in each round, so that a slow moment affects all. bitsandbytes runs only in the first rounds, because it is
-slow on a CPU. All times are medians, and only ratios are meaningful: conditions differ between runs. `doubts` names the signs of a
-busy machine.
+Every contender runs once in each round, so that a slow moment affects all. bitsandbytes runs only in the first rounds, because
+it is slow on a CPU. All times are medians. Only ratios are meaningful, because conditions differ between runs. `doubts` lists
+signs of a busy machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lowtide.planning.forecasts import forecast
 from lowtide.planning.rates import Rates
 
 _ROW = 4096
-_LARGE_SPREAD = 0.2  # chosen: above this, the rounds of two contenders that differ by less overlap
+_LARGE_SPREAD = 0.2  # chosen: with a larger spread, rounds of contenders that differ by less overlap
 _FUSED = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
@@ -47,12 +47,12 @@ _FEW_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Line:
-    """One contender. `moved`: bytes that it must at least read and write."""
+    """One contender. `moved`: the fewest bytes that it can read and write."""
 
     name: str
     seconds: float  # median
     fastest: float
-    spread: float  # the interquartile range of the rounds over the median
+    spread: float  # interquartile range of the rounds / median
     moved: int
 
     @property
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A step with all state on disk, and the file's own time for the same bytes."""
+    """A step with all state on disk, and the time that the file alone takes for the same bytes."""
 
     directory: str
     engine: str
@@ -72,7 +72,7 @@ class OnDisk:
     moved: int  # bytes read from and written to the disk
     read_rate: float
     write_rate: float
-    raw_seconds: float  # the file alone: reads moved / 2 and writes as much
+    raw_seconds: float  # the file alone: moved / 2 read, moved / 2 written
     predicted_seconds: float
 
 
@@ -84,7 +84,7 @@ class Bench:
     threads: int
     rounds: int
     lines: tuple[Line, ...]  # memory alone, torch and bitsandbytes if they have the rule, then Lowtide unchecked and checked
-    model: core_model.Model | None  # for unchecked steps; measured for the details
+    model: core_model.Model | None  # for unchecked steps; only with details
     disk: OnDisk | None
     doubts: tuple[str, ...]  # signs that the machine is not idle
 
@@ -121,14 +121,14 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
     theirs = _bitsandbytes(rule, hyper, wait) if state in ("dynamic8", "float8") else None
     if theirs:
         steps[f"bitsandbytes {theirs.__name__}"] = (theirs([parameter()], lr=1e-3, **hyper).step, 0)
-    for nonfinite in ("propagate", "skip"):  # "propagate" as torch does, and the default, which checks the gradients
+    for nonfinite in ("propagate", "skip"):  # as torch does; and the default, which checks gradients
         ours = ours_of([parameter()], lr=1e-3, state=state, nonfinite=nonfinite, **hyper)
         what = ", unchecked" if nonfinite == "propagate" else ", checked" if details else ""
         steps[f"lowtide {type(ours).__name__}, {state}{what}"] = (ours.step, 0)
     wait("allocating state")
     for step, _ in steps.values():
         for _ in range(2):
-            step()  # allocates state, starts threads
+            step()  # allocates state and starts threads
     before = processor_seconds()
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds):
@@ -160,7 +160,7 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
 
 
 def _bitsandbytes(rule: str, hyper: dict[str, float], wait: Waiting) -> Any:
-    """The class of bitsandbytes with state of 8 bits, if it is installed and can be used here."""
+    """bitsandbytes' class with 8-bit state, if it is installed and works here."""
     name = _BITSANDBYTES.get(rule)
     if name is None or importlib.util.find_spec("bitsandbytes") is None:
         return None
@@ -170,7 +170,7 @@ def _bitsandbytes(rule: str, hyper: dict[str, float], wait: Waiting) -> Any:
         one = torch.nn.Parameter(torch.zeros(_ROW))
         one.grad = torch.ones(_ROW)
         found([one], lr=1e-3, **hyper).step()
-    except Exception:  # of another package, in any of its versions: there is nothing to compare with
+    except Exception:  # some versions fail; then there is nothing to compare with
         return None
     return found
 
@@ -182,7 +182,7 @@ def spread_of(times: Sequence[float]) -> float:
 
 
 def doubts_of(lines: Sequence[Line], disk: OnDisk | None = None) -> tuple[str, ...]:
-    """A phrase for each observation that an idle machine would not show. lines: as in Bench."""
+    """A phrase for each sign that the machine was not idle. lines: as in Bench."""
     found = []
     spreads = [line.spread for line in lines] + ([disk.spread] if disk else [])
     if max(spreads) > _LARGE_SPREAD:
@@ -196,7 +196,7 @@ def doubts_of(lines: Sequence[Line], disk: OnDisk | None = None) -> tuple[str, .
 
 
 def _moved(rows: int, rule: str, state: str, momentum: float) -> int:
-    """Bytes moved by a step with float32 parameters: reads the gradient, reads and writes parameter and state."""
+    """Bytes that a step with float32 parameters moves: it reads the gradient, and reads and writes parameter and state."""
     of_state = forecast([(rows, _ROW)], rule, state, min_quantized_numel=0, momentum=momentum).state_bytes
     return 12 * rows * _ROW + 2 * of_state
 

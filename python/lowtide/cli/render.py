@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lowtide.planning.result import Plan
 
 _size = _core.format_bytes
-_MOST_GROUPS, _MOST_TEXT = 50, 1000  # groups in a table and characters of a text: tables are for reading
+_MOST_GROUPS, _MOST_TEXT = 50, 1000  # groups per table, characters per text: people read tables
 
 
 def _rate(bytes_per_second: float) -> str:

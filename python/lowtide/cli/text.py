@@ -1,4 +1,4 @@
-"""Texts that go in and out of the command line: numbers and names that it reads, and text that is safe to show."""
+"""Text of the command line: reads numbers and names, and makes output safe to show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUSPECT = re.compile(r"[^ -~\n]")  # possibly unprintable
 
 
 def count(name: str, text: str) -> int:
-    """ "7e9", "7B", "16Mi" as a number. Raises ValueError that names `name`."""
+    """ "7e9", "7B", "16Mi" as a number. Raises ValueError about `name`."""
     found = count_of(text)
     if found is None:
         raise ValueError(f"{name}: got {text!r}, wanted a number such as 7e9, 350M, 7B or 16Mi")
@@ -23,7 +23,7 @@ def count(name: str, text: str) -> int:
 
 
 def numbers_of(name: str, text: str) -> tuple[float, ...]:
-    """ "0.9,0.95" as numbers. Raises ValueError that names `name`."""
+    """ "0.9,0.95" as numbers. Raises ValueError about `name`."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -31,19 +31,19 @@ def numbers_of(name: str, text: str) -> tuple[float, ...]:
 
 
 def width() -> int:
-    """Columns of the terminal, or of COLUMNS; 80 where there is none."""
+    """The number of columns of the terminal, or COLUMNS; 80 without either."""
     return max(40, shutil.get_terminal_size().columns)
 
 
 def wrapped(line: str, indent: str = "") -> list[str]:
-    """The line, wrapped at words; indent: of all lines but the first."""
+    """The line, wrapped between words. indent: begins every line but the first."""
     if len(line) <= width():
         return [line.rstrip()]
     return textwrap.wrap(line, width(), subsequent_indent=indent, break_on_hyphens=False)
 
 
 def pairs(rows: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
-    """The lines of names and texts, the latter below each other."""
+    """Lines of names and texts, with the texts aligned in a column."""
     rows = [*rows]
     longest = max((len(name) for name, _ in rows), default=0)
     found = []
@@ -54,13 +54,13 @@ def pairs(rows: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may show it, whoever wrote it: escapes control characters, and characters that reverse the
-    direction of writing, as "\\x1b" or "\\u202e". Line ends stay."""
+    """Text that is safe to show, whoever wrote it. Escapes control characters, and characters that reverse the writing
+    direction, as "\\x1b" or "\\u202e". Keeps line ends."""
     return _SUSPECT.sub(lambda found: _shown(found[0], found[0].encode("unicode_escape").decode()), text)
 
 
 def json_text(value: Any) -> str:
-    """JSON that a terminal may show: unprintable characters are escaped."""
+    """JSON that is safe to show: unprintable characters are escaped."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return _SUSPECT.sub(lambda found: _shown(found[0], json.dumps(found[0])[1:-1]), text)
 

@@ -1,4 +1,4 @@
-"""Words on stderr while something takes long; stdout is for results."""
+"""Progress on stderr while something takes long; stdout is for results."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 import threading
 from types import TracebackType
 
-_EVERY = 0.5  # seconds between looks; a sign of life comes at every second one
+_EVERY = 0.5  # seconds between ticks; every second tick shows progress
 
 
 class Waiting:
-    """Says at once what a wait is for, and each second that it goes on: seconds on a terminal, in a line that goes when the wait
-    ends, and dots elsewhere.
+    """Says at once what a wait is for, then shows each second that it lasts: on a terminal, in a line that disappears at the
+    end; elsewhere, as dots.
 
         with Waiting("lowtide") as wait:
             wait("measuring memory")
 
-    A thread writes, so work that holds Python's lock delays it. Without stderr there is no thread, and nothing is said.
+    A thread writes, so work that holds Python's lock delays the output. Without stderr, nothing is said and no thread runs.
     """
 
     def __init__(self, program: str) -> None:
@@ -28,7 +28,7 @@ class Waiting:
         self._thread = threading.Thread(target=self._tick, name="lowtide-waiting", daemon=True)
 
     def __call__(self, words: str, *, perhaps: bool = False) -> None:
-        """Something else takes long from now on. perhaps: or it does not, and then nothing is said."""
+        """Starts another wait. perhaps: it may be short; then nothing is said."""
         with self._lock:
             self._end_line()
             self._words, self._ticks = words, 0
@@ -36,13 +36,13 @@ class Waiting:
                 self._begin_line()
 
     def for_torch(self) -> None:
-        """The import of torch is what takes long, unless it has been imported."""
+        """Starts a wait for the import of torch, unless torch is imported already."""
         if "torch" not in sys.modules:
             self("importing torch")
             import torch  # noqa: F401
 
     def say(self, line: str) -> None:
-        """Prints a line of the result, on stdout, while the wait goes on."""
+        """Prints a line of the result on stdout without ending the wait."""
         with self._lock:
             words = self._words
             self._end_line()

@@ -1,5 +1,5 @@
-"""FlashOptim's state dicts. `load_state_dict` of the optimizer with the same rule loads their moments; `master_weights` reads
-the low bits of bfloat16 and float16 parameters, which the dicts hold as well."""
+"""FlashOptim's state dicts. `load_state_dict` of the optimizer with the same rule loads their moments. `master_weights` reads
+the low bits of bfloat16 and float16 parameters, which the dicts hold, too."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from lowtide.state.foreign import flashoptim
 
 
 def master_weights(params: Iterable[torch.Tensor], state_dict: dict[str, Any]) -> list[torch.Tensor]:
-    """The float32 value of each parameter, with the "error_bits" of a FlashOptim state_dict: new tensors, in order.
-
-    params: the parameters with which the dict was saved, with the same types and values.
+    """Returns new tensors with the float32 value of each parameter, in order, from "error_bits" of a FlashOptim state_dict.
+    params: the parameters that were saved with the dict, with the same types and values.
 
     Raises ValueError for a different number of parameters, and for error bits that do not fit.
     """

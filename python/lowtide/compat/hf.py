@@ -1,9 +1,9 @@
-"""Lowtide's optimizers in Hugging Face's Trainer, by the names that `TrainingArguments(optim=)` has for others.
+"""Lowtide's optimizers in Hugging Face's Trainer, under the names that `TrainingArguments(optim=)` has for others.
 
     args = TrainingArguments(output_dir, learning_rate=2e-4, weight_decay=0.01)
     Trainer(model, args, ..., optimizer_cls_and_kwargs=lowtide.hf.optimizer("paged_adamw_8bit", args))
 
-Needs no package of Hugging Face.
+No package of Hugging Face is needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Recipe(NamedTuple):
     paged: bool = False
 
 
-# "32bit" is float32 state, "8bit" the dynamic map, "4bit" dynamic4, whichever library the name belongs to.
+# "32bit" means float32 state, "8bit" the dynamic map, "4bit" dynamic4, whichever library the name belongs to.
 RECIPES: Mapping[str, Recipe] = {
     "adamw_torch": Recipe(AdamW),
     "adamw_torch_fused": Recipe(AdamW),
@@ -68,15 +68,15 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 class Arguments(Protocol):
-    """The fields of `transformers.TrainingArguments` that are read, with its defaults except for the last three: without
-    arguments, nothing is known about the training."""
+    """The fields of `transformers.TrainingArguments` that are read. The defaults are the same, except those of the last three,
+    which assume nothing about the training."""
 
     learning_rate: float = 5e-5
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
-    warmup_steps: float = 0  # below 1: a share of max_steps
+    warmup_steps: float = 0  # values below 1: a share of max_steps
     max_steps: int = -1  # -1: determined by the epochs
     optim_args: str | None = None
     max_grad_norm: float = 0.0
@@ -85,7 +85,7 @@ class Arguments(Protocol):
 
 
 class _Defaults(Arguments):
-    """Stands in for arguments that are not given."""
+    """Stands in for missing arguments."""
 
 
 def optimizer(
@@ -98,28 +98,27 @@ def optimizer(
     embeddings_fp32: bool = False,
     **options: Any,
 ) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The value for `Trainer(optimizer_cls_and_kwargs=)`: a class, and the arguments that the Trainer would choose for
+    """Returns the value of `Trainer(optimizer_cls_and_kwargs=)`: a class, and the arguments that the Trainer would choose for
     `optim=name`. The Trainer itself separates groups with and without weight decay. Elsewhere: `cls(params, **kwargs)`.
 
     Args:
         name: one of `RECIPES`, such as "adamw_8bit" or `args.optim`.
-        args: the TrainingArguments, which give learning rate, betas, epsilon, weight decay, for "schedule_free_adamw"
-            the warm-up (in steps, or below 1 as a share of max_steps), and `optim_args` unless given here. None: their
-            defaults.
-        optim_args: "key=value,key=value"; keys are the hyper-parameters of the class (of betas: beta1, beta2, beta3),
-            options of `lowtide.Options`, and the fields of `Memory`: "beta2=0.95,host=8GiB,disk=/scratch".
-        memory: where state may live, for any name. None: for names with "paged", Memory(device="auto"): state is on the
-            device as far as it fits, the rest in host memory. If the state of CPU parameters does not fit into RAM,
-            give Memory(host=BYTES, disk=DIRECTORY). No bit of a result depends on it.
+        args: the TrainingArguments. They give learning rate, betas, epsilon, weight decay, `optim_args` unless given here and,
+        for "schedule_free_adamw", the warm-up (in steps, or below 1 as a share of max_steps). None: their defaults.
+        optim_args: "key=value,key=value". Keys are the hyper-parameters of the class (for betas: beta1, beta2, beta3), options
+        of `lowtide.Options`, and fields of `Memory`: "beta2=0.95,host=8GiB,disk=/scratch".
+        memory: where state may live, for any name. None: for names with "paged", Memory(device="auto"), which keeps state on
+        the device as far as it fits and the rest in host memory. If the state of CPU parameters does not fit into RAM, give
+        Memory(host=BYTES, disk=DIRECTORY). It changes no bit of a result.
         model: for `embeddings_fp32`.
-        embeddings_fp32: gives the parameters of the model's torch.nn.Embedding modules fp32 state (`lowtide.override`),
-            as the Trainer does for 8-bit optimizers of bitsandbytes. Off by default: there it prevents second moments
-            of rare rows from rounding to zero; here a positive moment never rounds to zero, and fp32 state of
-            embeddings changed the loss of a small model by less than its noise (one seed).
+        embeddings_fp32: gives the parameters of the model's torch.nn.Embedding modules fp32 state (`lowtide.override`), as the
+        Trainer does for 8-bit optimizers of bitsandbytes. There it keeps second moments of rare rows from rounding to zero.
+        Here a positive moment never rounds to zero, and fp32 state of embeddings changed the loss of a small model by less than
+        its noise (one seed), so it is off by default.
         options: hyper-parameters and options of the class, by keyword; they override all others.
 
-    Raises ValueError for an unknown name, keys and values of `optim_args` that cannot be used, and arguments that would have no
-    effect in the Trainer.
+    Raises ValueError for an unknown name, unusable keys and values of `optim_args`, and arguments that would have no effect in
+    the Trainer.
     """
     recipe = RECIPES.get(name)
     if recipe is None:
@@ -128,7 +127,7 @@ def optimizer(
     given: Arguments = _Defaults() if args is None else args
     kwargs: dict[str, Any] = {"lr": given.learning_rate, "weight_decay": given.weight_decay}
     defaults = hyper_of(cls)
-    if "betas" in defaults:  # the Trainer passes no betas to the others and keeps their default eps
+    if "betas" in defaults:  # to other classes the Trainer passes neither betas nor eps
         kwargs["betas"] = (given.adam_beta1, given.adam_beta2, *defaults["betas"][2:])
         if "eps" in defaults:
             kwargs["eps"] = given.adam_epsilon
@@ -184,7 +183,7 @@ def _apply_text(text: str, cls: type[Optimizer], kwargs: dict[str, Any]) -> None
 
 
 def _value(key: str, text: str, kinds: tuple[type, ...]) -> bool | float | str | None:
-    """`text` as one of `kinds`; "none" is None."""
+    """Reads `text` as one of `kinds`; "none" is None."""
     if NoneType in kinds and text.lower() == "none":
         return None
     words = {"true": True, "yes": True, "false": False, "no": False}
@@ -203,7 +202,7 @@ def _value(key: str, text: str, kinds: tuple[type, ...]) -> bool | float | str |
 
 
 def _warmup_steps(args: Arguments) -> int:
-    """The number of warm-up steps. Raises ValueError for a share of all steps if their number is unknown."""
+    """The number of warm-up steps. Raises ValueError for a share of an unknown number of steps."""
     if not 0 < args.warmup_steps < 1:
         return int(args.warmup_steps)
     got = f"{args.warmup_steps}, a share of all steps, without max_steps in the TrainingArguments"
@@ -212,8 +211,8 @@ def _warmup_steps(args: Arguments) -> int:
 
 
 def _check_effects(cls: type[Optimizer], kwargs: Mapping[str, Any], args: Arguments) -> None:
-    """Raises ValueError for arguments that the Trainer would overrule, gradients that are freed before the Trainer reads them,
-    or a learning-rate schedule for a rule that must have none."""
+    """Raises ValueError for arguments that the Trainer would overrule, for gradients that are freed before the Trainer reads
+    them, and for a learning-rate schedule of a rule that must have none."""
     wanted = f"the {args.weight_decay} of the TrainingArguments: the Trainer gives it to every group that decays"
     expect(kwargs["weight_decay"] == args.weight_decay, "weight_decay", kwargs["weight_decay"], wanted)
     if kwargs.get("step_in_backward"):
@@ -231,15 +230,15 @@ def _check_effects(cls: type[Optimizer], kwargs: Mapping[str, Any], args: Argume
 
 
 def clip_in_step(trainer: Any) -> None:
-    """Makes a `transformers.Trainer`, or an `accelerate.Accelerator`, clip with `Optimizer.clip_grad_norm_` for its lifetime.
-    Call it once, before training; `max_grad_norm`, the norms in logs and code that calls `accelerator.clip_grad_norm_` stay as
-    they are:
+    """Makes a `transformers.Trainer` or an `accelerate.Accelerator` clip with `Optimizer.clip_grad_norm_` for its lifetime.
+    Call it once, before training. `max_grad_norm`, the norms in logs and code that calls `accelerator.clip_grad_norm_` need no
+    change:
 
         trainer = Trainer(model, args, optimizer_cls_and_kwargs=lowtide.hf.optimizer("adamw_8bit", args), ...)
         lowtide.hf.clip_in_step(trainer)
 
-    Gradients are read once for the norm, and the step multiplies them: `.grad` is not clipped. Calls for parameters other than
-    exactly those with gradients in one Lowtide optimizer work as before, as do calls under DeepSpeed and FSDP1, which clip
+    Gradients are read once for the norm, and the step scales them; `.grad` is not clipped. A call works as before if its
+    parameters are not exactly the ones with gradients in one Lowtide optimizer, or under DeepSpeed and FSDP1, which clip
     themselves. Raises ValueError for anything but a Trainer or an Accelerator."""
     accelerator = getattr(trainer, "accelerator", trainer)
     known = hasattr(accelerator, "clip_grad_norm_") and hasattr(accelerator, "unscale_gradients")
@@ -261,7 +260,7 @@ def clip_in_step(trainer: Any) -> None:
 
 
 def _optimizer_of(accelerator: Any, params: list[torch.Tensor]) -> Optimizer | None:
-    """The prepared optimizer that steps exactly the parameters with gradients."""
+    """The prepared optimizer whose parameters with gradients are exactly these."""
     wanted = {id(param) for param in params if param.grad is not None}
     for prepared in accelerator._optimizers:
         optimizer = prepared

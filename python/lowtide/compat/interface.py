@@ -1,4 +1,4 @@
-"""All names of `lowtide.compat`."""
+"""The names of `lowtide.compat`."""
 
 from lowtide.compat import bitsandbytes, deepspeed, flashoptim
 

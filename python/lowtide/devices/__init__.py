@@ -1,1 +1,1 @@
-"""Devices: kinds of devices, arrays, and shards of DTensors."""
+"""Kinds of devices, arrays, and shards of DTensors."""

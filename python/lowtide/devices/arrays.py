@@ -1,6 +1,5 @@
-"""Memory of the arrays that a call works on: torch tensors, numpy arrays (without importing numpy), and DLPack arrays.
-
-Only addresses go to the core: the holder of an `Array` keeps the memory alive.
+"""Memory of the arrays that a call works on: torch tensors, numpy arrays (without importing numpy) and DLPack arrays. The core
+gets only addresses: whoever holds an `Array` keeps its memory alive.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from lowtide.devices.places import HOST, Place
 
 
 class Array(NamedTuple):
-    """One array: `value` is the user's object, or a copy of it."""
+    """One array. `value` is the user's object or a copy of it."""
 
     value: Any  # torch.Tensor or numpy.ndarray
     address: int
@@ -34,7 +33,7 @@ class Array(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements if they are contiguous."""
+        """Bytes that the elements take when contiguous."""
         return self.numel * self.itemsize
 
     @property
@@ -56,10 +55,10 @@ class Array(NamedTuple):
 
 
 def read(value: object, where: str) -> Array:
-    """Describes the array `value` without copying.
+    """Describes the array `value` without copying it.
 
-    Raises TypeError if it is not an array; ValueError if it has no memory, or unusual memory; NotImplementedError for a device
-    that this installation cannot compute on.
+    Raises TypeError if it is not an array; ValueError if it has no memory, or memory of an unusual kind; NotImplementedError
+    for a device on which this installation cannot compute.
     """
     if isinstance(value, torch.Tensor):
         return _read_tensor(value, where)
@@ -73,7 +72,7 @@ def read(value: object, where: str) -> Array:
 
 
 def contiguous(array: Array) -> Array:
-    """The same elements in row-major order, contiguous and aligned: `array` itself if it already is."""
+    """The elements in row-major order, contiguous and aligned: `array` itself if they already are."""
     aligned = array.address % array.itemsize == 0
     if array.is_contiguous and aligned:
         return array
@@ -85,7 +84,7 @@ def contiguous(array: Array) -> Array:
 
 
 def written(value: Any, where: str, like: Array) -> Array:
-    """The caller's array for results, on the device of `like`.
+    """Describes the caller's array for results, on the device of `like`.
 
     Raises ValueError if it is not contiguous, is read-only, or requires grad.
     """

@@ -1,8 +1,8 @@
-"""Work on whole matrices that are sharded: each matrix has one owner among the ranks that hold parts of it. Pieces travel to
-the owner, and pieces of its result travel back.
+"""Work on whole matrices that are sharded. One of the ranks that hold parts of a matrix owns it: pieces travel to the owner,
+and pieces of its result travel back.
 
 Messages travel along one dimension of the mesh at a time, in the mesh's groups: one `all_to_all_single` for all matrices of a
-batch. Every rank computes the same plan and derives from it the contents of each message: only elements are sent, and no rank
+batch. Every rank computes the same plan and derives the contents of each message from it, so only elements are sent. No rank
 sends to itself.
 """
 
@@ -20,10 +20,10 @@ from lowtide.devices.pieces import Coordinates, Piece, Route, pieces_of
 
 
 class Part(NamedTuple):
-    """Matrices of one parameter that one rank works on."""
+    """Matrices of one parameter that one rank processes."""
 
     number: int  # the parameter's number
-    first: int  # index of the first of them in this rank's stack
+    first: int  # index of the first matrix in this rank's stack
     matrices: int
     shape: torch.Size  # the whole parameter's shape
 
@@ -36,21 +36,22 @@ class _Take(NamedTuple):
     part: int
     start: int
     stop: int
-    arrived: bool = False  # taken from received elements; else from this rank's own
+    arrived: bool = False  # taken from received elements, not from this rank's own
 
 
 @dataclass
 class Stage:
-    """Messages along one dimension of the mesh. Before and after it, a rank has a flat tensor, or none, for each part."""
+    """Messages along one dimension of the mesh. Before and after it, a rank has at most one flat tensor for each part."""
 
-    group: Any = None  # ProcessGroup; None: no rank in it sends anything
+    group: Any = None  # ProcessGroup; None: nobody sends anything
     sent: list[int] = field(default_factory=list)  # elements, by rank of the group
     came: list[int] = field(default_factory=list)
-    takes: list[_Take] = field(default_factory=list)  # what is sent, in order
-    made: dict[int, list[_Take]] = field(default_factory=dict)  # what this rank holds afterwards
+    takes: list[_Take] = field(default_factory=list)  # the ranges to send, in order
+    made: dict[int, list[_Take]] = field(default_factory=dict)  # what this rank holds afterwards, by part
 
     def run(self, flats: dict[int, torch.Tensor], like: torch.Tensor) -> Generator[None]:
-        """Replaces the contents of `flats`. Yields once, while messages are in transit. like: gives dtype and device."""
+        """Replaces the contents of `flats`. Yields once, while messages are in transit. like: a tensor of their dtype and
+        device."""
         if self.group is None:
             flats.clear()
             yield
@@ -72,7 +73,7 @@ class Exchange:
     """The messages of one batch: parts of parameters with the same layout."""
 
     def __init__(self, route: Route, parts: Sequence[Part], owners: Sequence[Coordinates]) -> None:
-        """owners: for each part, the owner's coordinates along the dimensions of the route."""
+        """owners: the coordinates of each part's owner along the dimensions of the route."""
         self.parts, self.route, self.owners = list(parts), route, list(owners)
         self._here, self._cuts = route.here, len(route.cut)
         self._pieces = [pieces_of(route, part.shape) for part in parts]
@@ -90,7 +91,7 @@ class Exchange:
         return [*self.gather, *self.scatter]
 
     def join(self, n: int, flat: torch.Tensor) -> torch.Tensor:
-        """Part `n` as whole matrices: [matrices, rows, columns]."""
+        """Joins part `n` to whole matrices [matrices, rows, columns]."""
         part = self.parts[n]
         whole = flat.new_empty(part.matrices, *part.matrix)
         start = 0
@@ -101,7 +102,7 @@ class Exchange:
         return whole
 
     def cut(self, n: int, whole: torch.Tensor) -> torch.Tensor:
-        """The reverse of `join`."""
+        """Reverses `join`."""
         return torch.cat([piece.read(whole) for piece in self._pieces[n].values()])
 
     def piece(self, n: int) -> Piece:
@@ -109,12 +110,12 @@ class Exchange:
         return self._pieces[n][self._here[: self._cuts]]
 
     def _stage(self, place: int, back: bool) -> Stage:
-        """The stage along dimension `place` of the route. back: messages travel from the owners."""
+        """The stage along dimension `place` of the route. back: messages travel from the owners, not to them."""
         here, mine = self._here, self._here[place]
         line = range(self.route.sizes[place])
         outgoing: dict[int, list[_Take]] = {j: [] for j in line}  # by coordinate
-        incoming: dict[int, list[tuple[int, int]]] = {j: [] for j in line}  # parts, and their elements
-        made: dict[int, list[_Take | int]] = {}  # an int: everything that comes from that coordinate
+        incoming: dict[int, list[tuple[int, int]]] = {j: [] for j in line}  # parts and numbers of elements
+        made: dict[int, list[_Take | int]] = {}  # an int stands for all that comes from that coordinate
         for n, owner in enumerate(self.owners):
             # Messages along later dimensions reach their owner's coordinate before these, and leave it after them.
             if here[place + 1 :] != owner[place + 1 :]:
@@ -137,7 +138,7 @@ class Exchange:
             else:
                 outgoing[at].append(_Take(n, 0, size))
         if not any((*outgoing.values(), *incoming.values())):
-            return Stage()  # no rank in the group has an element, or this rank would
+            return Stage()  # if any rank of the group had elements, this one would
         return self._addressed(place, outgoing, incoming, made)
 
     def _addressed(
@@ -147,7 +148,7 @@ class Exchange:
         incoming: dict[int, list[tuple[int, int]]],
         made: dict[int, list[_Take | int]],
     ) -> Stage:
-        """The stage with messages in the order of the group's ranks."""
+        """Puts the messages of the stage in the order of the group's ranks."""
         group, ranks = self.route.peers(place)
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         arrivals: dict[tuple[int, int], _Take] = {}
@@ -165,8 +166,8 @@ class Exchange:
         )
 
     def _ranges(self, n: int, place: int) -> list[tuple[int, int]]:
-        """For each coordinate along that dimension, the range of its ranks' shares in part `n`, in the flat tensor of a rank
-        that has all shares."""
+        """For each coordinate along that dimension, the range of its ranks' shares of part `n` in a flat tensor of all
+        shares."""
         count, pieces = self.parts[n].matrices, self._pieces[n]
         ranks = self.route.sizes[place]
         if place >= self._cuts:
@@ -180,8 +181,8 @@ class Exchange:
 
 
 def balanced(works: Sequence[int], ranks: int, loads: list[int]) -> list[int]:
-    """Owner numbers of parts with the given amounts of work: the largest part first, to the least loaded rank. loads: of all
-    batches so far, by rank; updated."""
+    """Assigns parts with the given amounts of work to owners: the largest part first, to the rank with the least work. loads:
+    the work of all batches so far, by rank; is updated."""
     owners, now = [0] * len(works), [0] * ranks
     for n in sorted(range(len(works)), key=lambda n: -works[n]):
         owner = min(range(ranks), key=lambda rank: (now[rank], loads[rank], rank))

@@ -1,4 +1,4 @@
-"""Parameters that FSDP1 (torch.distributed.fsdp.FullyShardedDataParallel) has flattened: plain vectors, each a part of a
+"""Parameters that FSDP1 (torch.distributed.fsdp.FullyShardedDataParallel) has flattened: vectors, each a part of a
 FlatParameter or, with `use_orig_params`, of an original parameter. Only the FlatParameter knows which part."""
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ _MARK = "_fsdp_flattened"
 
 
 def first_flattened(params: Sequence[torch.Tensor]) -> int | None:
-    """The index of the first flattened parameter. Avoids a Python call per parameter, because every norm asks for it."""
+    """The index of the first flattened parameter. Makes no Python call per parameter, because every norm needs it."""
     return next(compress(count(), map(getattr, params, repeat(_MARK), repeat(False))), None)
 
 
 def shard_of(param: torch.Tensor, of: Sharding | None) -> Shard | None:
-    """The whole of which a parameter is this rank's part, in the core's form; None for a whole parameter. of: its layout on a
-    mesh, if it is a DTensor.
-
-    A part of a FlatParameter is a part of the vector that all ranks hold together; blocks begin with the part."""
+    """Describes, in the core's form, the whole that this rank holds a part of; None for a whole parameter. of: the layout of a
+    DTensor on a mesh. A part of a FlatParameter belongs to the vector that all ranks hold together; blocks begin with the
+    part."""
     if of:
         return of.shard
     if not getattr(param, _MARK, False):
@@ -41,16 +40,16 @@ def shard_of(param: torch.Tensor, of: Sharding | None) -> Shard | None:
 
 
 def _look() -> None:
-    """Finds all existing FlatParameters: original parameters do not know theirs."""
+    """Finds all existing FlatParameters, because original parameters do not know theirs."""
     for each in gc.get_objects():
         if issubclass(type(each), torch.Tensor) and getattr(each, "_is_flat_param", False):
             _note(each)
 
 
 def _note(flat: Any) -> None:
-    begin = 0  # where an original parameter begins among all elements
-    first = 0  # where this rank begins among them
-    of_torch = vars(flat)  # torch's private attributes
+    begin = 0  # offset of an original parameter among all elements
+    first = 0  # offset of this rank's elements
+    of_torch = vars(flat)  # private attributes of torch
     if "_shard_param_infos" not in of_torch:  # it is under construction
         return
     infos, padding = iter(of_torch["_shard_param_infos"]), of_torch["_is_padding_mask"]

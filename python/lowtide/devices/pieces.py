@@ -1,7 +1,7 @@
-"""Sharded matrices: which rows and columns each rank of a mesh holds.
+"""The rows and columns that each rank of a mesh holds of sharded matrices.
 
-A parameter of two dimensions is a matrix, one of three a stack of matrices. Mesh dimensions that cut a stack between its
-matrices separate ranks that need no communication; those that cut matrices, or copy them, form a `Route`.
+A parameter of two dimensions is a matrix; one of three dimensions is a stack of matrices. Mesh dimensions that cut a stack
+between matrices separate ranks that need not communicate. Dimensions that cut matrices, or copy them, form a `Route`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Coordinates = tuple[int, ...]  # along the dimensions of a route, or a prefix of
 
 
 class Route(NamedTuple):
-    """Mesh dimensions of more than one rank that share the same matrices."""
+    """Mesh dimensions with more than one rank whose ranks share the same matrices."""
 
     mesh: Any  # DeviceMesh
     placements: tuple[Any, ...]
     cut: tuple[int, ...]  # dimensions that cut matrices, in the order of the cuts
-    copied: tuple[int, ...]  # dimensions along which all ranks hold the same
+    copied: tuple[int, ...]  # dimensions along which ranks hold copies
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ class Route(NamedTuple):
         return tuple(own[dim] for dim in (*self.cut, *self.copied))
 
     def peers(self, place: int) -> tuple[dist.ProcessGroup, list[int]]:
-        """The group along the dimension with index `place`, and its ranks by coordinate."""
+        """The group along dimension number `place` of the route, and its ranks by coordinate."""
         dim = (*self.cut, *self.copied)[place]
         own = self.mesh.get_coordinate()
         line = self.mesh.mesh[tuple(slice(None) if k == dim else own[k] for k in range(self.mesh.ndim))]
@@ -46,7 +46,7 @@ class Route(NamedTuple):
 
 
 def route_of(of: Sharding | None) -> Route | None:
-    """The route; None if every matrix is whole on exactly one rank."""
+    """The route, or None if every matrix is whole on exactly one rank."""
     if of is None:
         return None
     spec = of.spec
@@ -61,15 +61,15 @@ def route_of(of: Sharding | None) -> Route | None:
 
 
 class Piece(NamedTuple):
-    """The elements that a rank holds of each matrix of a stack."""
+    """The elements of each matrix of a stack that one rank holds."""
 
     rows: int
     columns: int
-    where: tuple[Any, ...]  # their position, as an index into stacks
+    where: tuple[Any, ...]  # their index in a stack
 
     @classmethod
     def of(cls, rows: torch.Tensor, columns: torch.Tensor) -> Piece:
-        """rows, columns: their numbers, ascending."""
+        """rows, columns: their numbers in ascending order."""
         runs = [_run(numbers) for numbers in (rows, columns)]
         where = (rows[:, None], columns) if None in runs else tuple(runs)
         return cls(len(rows), len(columns), (slice(None), *where))
@@ -79,7 +79,7 @@ class Piece(NamedTuple):
         return self.rows * self.columns
 
     def read(self, whole: torch.Tensor) -> torch.Tensor:
-        """A flat copy from matrices [number, rows, columns]."""
+        """Returns a flat copy of its elements of matrices [number, rows, columns]."""
         return whole[self.where].reshape(-1)
 
     def write(self, flat: torch.Tensor, whole: torch.Tensor) -> None:
@@ -87,13 +87,13 @@ class Piece(NamedTuple):
 
 
 def _run(numbers: torch.Tensor) -> slice | None:
-    """The same numbers as a slice, if they are consecutive."""
+    """The numbers as a slice, if they are consecutive."""
     first, count = int(numbers[0]) if len(numbers) else 0, len(numbers)
     return slice(first, first + count) if count == 0 or int(numbers[-1]) - first + 1 == count else None
 
 
 def pieces_of(route: Route, shape: torch.Size) -> dict[Coordinates, Piece]:
-    """The pieces of each matrix of a parameter with that (whole) shape, by coordinates along `route.cut`, in their order."""
+    """The pieces of each matrix of a parameter with this whole shape, by coordinates along `route.cut`, in their order."""
     cuts = tuple((route.placements[dim], route.mesh.size(dim)) for dim in route.cut)
     return _pieces(cuts, tuple(shape))
 
@@ -112,7 +112,7 @@ def _pieces(cuts: tuple[tuple[Any, int], ...], shape: tuple[int, ...]) -> dict[C
 
 
 def _split(placement: Any, numbers: torch.Tensor, ranks: int, ndim: int) -> list[torch.Tensor]:
-    """Cuts as torch does, including FSDP's strided shards over tensor parallelism."""
+    """Cuts as torch does, including FSDP's strided shards on top of tensor parallelism."""
     line = numbers.view([-1 if dim == placement.dim else 1 for dim in range(ndim)])
     parts, _ = placement._split_tensor(line, ranks, with_padding=False, contiguous=False)
     return [part.reshape(-1) for part in parts]

@@ -1,7 +1,7 @@
-"""Parameters that are DTensors: every rank steps its own rows, and all ranks make the same decisions.
+"""DTensor parameters: every rank steps its own rows, and all ranks make the same decisions.
 
-The core sees only local tensors. Users see DTensors of the parameter's mesh and placements (`state`, state_dicts): codes with
-its shape or, two per byte, with shape (rows, bytes), scales with shape (rows, blocks).
+The core sees only local tensors. Users see DTensors with the parameter's mesh and placements (`state`, state_dicts): codes in
+the parameter's shape or, two per byte, in shape (rows, bytes); scales in shape (rows, blocks).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-STREAMED = "streamed"  # the dimension of a mesh of one device, to which `lowtide.stream` has torch bring the weights
-OK, NONFINITE, FAILED = 0, 1, 2  # a rank's finding before a step; all ranks act on the largest
+STREAMED = "streamed"  # the name of the one-device mesh dimension of `lowtide.stream`
+OK, NONFINITE, FAILED = 0, 1, 2  # a rank's verdict before a step; all ranks act on the largest
 
 
 def rows_of(shape: Sequence[int]) -> tuple[int, int]:
-    """Number and length of the rows, which blocks never cross."""
+    """The number and the length of rows. Blocks never cross rows."""
     rows = shape[0] if len(shape) > 1 else 1
     return rows, math.prod(shape) // max(rows, 1)
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
-    """True for a DTensor. Imports nothing: if the module is not loaded, no DTensor exists."""
+    """True for a DTensor. Imports nothing: while the module is not loaded, no DTensor exists."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def local_of(value: Any) -> torch.Tensor:
-    """The local tensor of a DTensor, without a copy; other values unchanged."""
+    """The local tensor of a DTensor, not copied; any other value unchanged."""
     local: Any = value
     if is_dtensor(value):
         local = value._local_tensor
@@ -55,13 +55,13 @@ class Sharding(NamedTuple):
 
     @property
     def is_streamed(self) -> bool:
-        """True if the local part is a whole parameter, which streams: its state and files are those of a plain one."""
+        """True if the local part is a whole streamed parameter, whose state and files look like those of a plain one."""
         return bool(self.spec.mesh.mesh_dim_names == (STREAMED,))
 
     @property
     def shard(self) -> tuple[list[int], bool, list[int]]:
-        """The whole parameter, which determines the state format in the core, and the offset of this rank's part, so that it is
-        rounded like the whole."""
+        """The shape of the whole parameter, which determines the state format in the core, whether rows are cut, and the offset
+        of this rank's part, so that the part is rounded like the whole."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         spec = self.spec
@@ -73,7 +73,7 @@ class Sharding(NamedTuple):
         return {name: value if name == "step" else self.whole_of(name, value) for name, value in entry.items()}
 
     def whole_of(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """The DTensor of which `local`, the core's tensor called `name`, is this rank's part."""
+        """The DTensor whose part on this rank is `local`, the core's tensor `name`."""
         from torch.distributed.tensor import DTensor
         from torch.distributed.tensor._dtensor_spec import TensorMeta
 
@@ -84,8 +84,9 @@ class Sharding(NamedTuple):
         return DTensor(local, spec, requires_grad=False)
 
     def unwrap(self, name: str, value: Any, local: torch.Tensor, where: str) -> Any:
-        """This rank's part of a saved tensor: a DTensor laid out like the parameter, or a plain tensor of the whole shape.
-        `local`: the live tensor. Raises ValueError for any other DTensor; returns a value that is not a tensor unchanged."""
+        """Takes this rank's part of a saved tensor: a DTensor laid out like the parameter, or a plain tensor of the whole
+        shape. local: the live tensor. Raises ValueError for any other DTensor; returns a value that is not a tensor
+        unchanged."""
         if name == "step" or not isinstance(value, torch.Tensor):
             return value
         where, shape = f"{where}, {name}", self.shape_of(name, local)
@@ -100,21 +101,21 @@ class Sharding(NamedTuple):
         expect(value.shape == shape, where, tuple(value.shape), f"{tuple(shape)}, the whole of it")
         from torch.distributed.tensor import distribute_tensor
 
-        # Every rank has the whole and takes its part without communication.
+        # Every rank has the whole tensor and cuts its part without communication.
         whole = value.detach().to(self.spec.mesh.device_type)
         return local_of(distribute_tensor(whole, self.spec.mesh, self.spec.placements, src_data_rank=None))
 
     def shape_of(self, name: str, local: torch.Tensor) -> torch.Size:
-        """The whole shape of the core's tensor called `name`."""
+        """The whole shape of the core's tensor `name`."""
         rows, length = rows_of(self.spec.shape)  # rows may be cut; a single row is not
         if name.endswith("_scale"):
             return torch.Size((rows, local.shape[1]))
-        # With two codes per byte: (rows, bytes of a row). All others have the sizes of the parameter's part.
+        # Two codes per byte: (rows, bytes of a row). Other tensors have the shape of the parameter.
         packed = local.dtype == torch.uint8 and local.ndim == 2 and length > 0 and local.shape[1] * 2 == length
         return torch.Size((rows, length // 2)) if packed else torch.Size(self.spec.shape)
 
     def describe(self) -> dict[str, Any]:
-        """The parameter's description in this rank's file, as JSON."""
+        """Describes the parameter as JSON, for this rank's file."""
         mesh = self.spec.mesh
         return {
             "shape": list(self.spec.shape),
@@ -125,7 +126,7 @@ class Sharding(NamedTuple):
 
 
 def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:
-    """The sharding of a DTensor; None for a plain tensor. Raises ValueError for a DTensor that a rank cannot step by itself."""
+    """The sharding of a DTensor; None for a plain tensor. Raises ValueError for a DTensor that one rank cannot step alone."""
     if not is_dtensor(param):
         return None
     spec: Any = param._spec
@@ -133,7 +134,7 @@ def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:
     expect(here, where, f"a DTensor on {spec.mesh}", "one on a mesh that this rank is part of")
     cut_dims = []
     for placement in spec.placements:
-        if hasattr(placement, "dim"):  # Shard, and FSDP's strided shard over tensor parallelism
+        if hasattr(placement, "dim"):  # Shard, and FSDP's strided shard on top of tensor parallelism
             cut_dims.append(placement.dim)
         else:
             expect(placement.is_replicate(), where, f"placements {spec.placements}", "only Shard and Replicate")
@@ -142,16 +143,16 @@ def sharding_of(param: torch.Tensor, where: str) -> Sharding | None:
 
 
 class Recut(NamedTuple):
-    """Converts the core's tensors of a parameter from one sharding (None: whole) to another. Each rank cuts its part out of a
-    whole; parts of another sharding are gathered, so all ranks of the mesh must take part."""
+    """Converts the core's tensors of a parameter from one sharding to another; None means whole. Each rank cuts its part out of
+    a whole. Parts of another sharding are gathered first, so all ranks of the mesh must take part."""
 
     had: Sharding | None
     has: Sharding | None
     where: str
 
     def __call__(self, name: str, tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
-        """tensor: the tensor called `name`, on the CPU. like: the tensor that it becomes, if its sizes differ from the
-        parameter's. Raises ValueError if it cannot be converted."""
+        """tensor: the tensor `name`, on the CPU. like: the live tensor, needed if its sizes differ from the parameter's. Raises
+        ValueError if the tensor cannot be converted."""
         had, has = self.had, self.has
         if had is has or (had and has and had.spec.mesh == has.spec.mesh and had.spec.placements == has.spec.placements):
             return tensor
@@ -164,7 +165,7 @@ class Recut(NamedTuple):
 
 
 def meshes_of(shardings: Sequence[Sharding | None]) -> list[DeviceMesh]:
-    """The distinct meshes, smaller ones first: a finding on a small mesh then reaches all ranks of the largest."""
+    """The distinct meshes, smaller ones first, so that a verdict on a small mesh reaches all ranks of the largest."""
     meshes: list[DeviceMesh] = []
     for sharding in shardings:
         if sharding and sharding.spec.mesh not in meshes:
@@ -175,7 +176,7 @@ def meshes_of(shardings: Sequence[Sharding | None]) -> list[DeviceMesh]:
 def agree(
     meshes: Sequence[DeviceMesh], shardings: Sequence[Sharding | None], params: Sequence[torch.Tensor], verdict: int
 ) -> int:
-    """The largest verdict of all ranks: one small collective per mesh dimension. Raises ValueError, on all ranks, if a
+    """The largest verdict of all ranks, by one small collective per mesh dimension. Raises ValueError on all ranks if a
     parameter has a gradient on some ranks and none on others."""
     differ = False
     for mesh in meshes:

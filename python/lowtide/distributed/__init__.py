@@ -1,4 +1,4 @@
-"""Data-parallel training on slow links: workers exchange one bit per value and move by the exact majority.
+"""Data-parallel training on slow links: workers exchange one bit per value and follow the exact majority.
 
 `DistributedLion`, `Signum`: optimizers that vote. `SignVote`, `ErrorFeedbackSign`: communication hooks for
 DistributedDataParallel. `ShardVote`: a vote on one tensor, for FSDP2 between nodes. `SignAccumulator`: micro-batches.

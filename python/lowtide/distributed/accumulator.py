@@ -1,4 +1,4 @@
-"""Micro-batches as counts of signs, for use if there is no room for a sum of gradients."""
+"""Counts the signs of micro-batches, for use where a sum of gradients does not fit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lowtide.distributed.layout import address, check_gradients_of
 
 
 class SignAccumulator:
-    """Counts the signs of gradients over several backward passes: ceil(log2(k + 1)) bits per element for `most` = k passes,
-    while a float32 sum takes 32.
+    """Counts the signs of gradients over several backward passes. Takes ceil(log2(k + 1)) bits per element for `most` = k
+    passes; a float32 sum takes 32.
 
         counts = SignAccumulator(model.parameters(), most=15)
         for batch in batches:
@@ -25,10 +25,10 @@ class SignAccumulator:
         counts.finish()           # p.grad: (number of + minus number of -) / k
         optimizer.step()
 
-    It keeps no magnitudes: for noise much larger than the gradient, the majority of k signs has 2/π of the efficiency of the
-    sign of the mean (the same certainty takes 1.57 times as many micro-batches). `Signum.fold` keeps magnitudes and needs no
-    buffer. Takes dense gradients on the CPU or on devices, where they are counted on torch's current stream. An exact zero
-    counts alternately as + and as -, from one pass to the next."""
+    Counts keep no magnitudes. For noise much larger than the gradient, the majority of k signs has 2/π of the efficiency of the
+    sign of the mean: the same certainty takes 1.57 times as many micro-batches. `Signum.fold` keeps magnitudes and needs no
+    buffer. Takes dense gradients on the CPU or on devices, which count them on torch's current stream. Exact zeros count as +
+    and - in alternate passes."""
 
     def __init__(self, params: Iterable[torch.Tensor], most: int = 15) -> None:
         self._params = [param for param in params if param.requires_grad]
@@ -52,8 +52,8 @@ class SignAccumulator:
         return sum(counts.bytes() for counts in self._counts)
 
     def add(self) -> None:
-        """Counts every existing `.grad` and sets it to None. Raises ValueError after `most` calls, or for a gradient that
-        cannot be counted; then nothing has changed."""
+        """Counts every existing `.grad` and sets it to None. Raises ValueError after `most` calls or for a gradient that cannot
+        be counted, and then changes nothing."""
         found = []
         for number, (param, place, counts) in enumerate(zip(self._params, self._places, self._counts, strict=True)):
             if param.grad is None:
@@ -71,8 +71,8 @@ class SignAccumulator:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Sets `.grad` of every parameter that had a gradient to the mean of its signs, and starts over. The mean is NaN
-        everywhere if a gradient was not finite, so that a check skips the step. Waits for devices."""
+        """Sets `.grad` of every parameter that had a gradient to the mean of its signs, and starts over. If any gradient was
+        not finite, every mean is NaN, so that a check skips the step. Waits for devices."""
         bad = [room.take_nonfinite(place.queue()) for place, room in self._rooms.items()]
         for param, place, counts in zip(self._params, self._places, self._counts, strict=True):
             if not counts.added():
@@ -88,7 +88,7 @@ def _mean(param: torch.Tensor, place: Place, counts: _core.SignCounts) -> torch.
     """The mean of the counted signs, as float32 on the parameter's device."""
     found: torch.Tensor = arrays.read(param.detach(), "parameter").empty((param.numel(),), "float32")
     counts.read(address(found), torch.get_num_threads(), place.queue())
-    # A table holds quotients computed on the host: not every device divides as exactly.
+    # Look quotients up in a table computed on the host, because not every device divides exactly.
     means = torch.tensor(_core.means_of(counts.added()), dtype=torch.float32)
     places.look_up(means, found, out=found)
     return found

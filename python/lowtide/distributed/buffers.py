@@ -1,4 +1,4 @@
-"""Memory for the signs of a vote: on the gradients' device, for the kernels, and on the host, for the collective."""
+"""Memory for the signs of a vote: on the gradients' device for kernels, and on the host for the collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowtide.devices.places import EXACT, HOST, Place
 
 BLOCK: int = _core.SIGN_BLOCK  # signs per presence bit
 FEEDBACK_BLOCK: int = _core.FEEDBACK_BLOCK  # signs per scale
-_MARK = 64  # bytes before the bits: a word that records whether a value was not finite
+_MARK = 64  # bytes before the bits, for the word that marks non-finite values
 _DTYPES = {"bits": torch.uint8, "presence": torch.uint8, "scales": torch.int16, "zeros": torch.uint8}
 
 # For each gradient: address, elements, index of its first sign.
@@ -24,7 +24,7 @@ Items = Sequence[tuple[int, int, int]]
 
 
 class Parts(NamedTuple):
-    """Addresses of the buffers of `SignBuffers`, as kernels use them; 0 for a missing buffer."""
+    """Addresses of the buffers of `SignBuffers` for kernels; 0: no buffer."""
 
     bits: int
     presence: int
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
 
 
 def signer_at(place: Place) -> _core.Signer:
-    """A separate signer, for one thread at a time."""
+    """A new signer, for use by one thread at a time."""
     return _core.Signer(place.kind.backend, place.queue(), place.target(EXACT))
 
 
@@ -52,13 +52,12 @@ class SignPart:
 
 
 class SignBuffers:
-    """Room for `count` signs, a multiple of `ALIGNMENT`: uint8 CPU tensors `bits`, and `presence` or, for error feedback,
+    """Room for `count` signs, a multiple of `ALIGNMENT`: uint8 CPU tensors `bits` and `presence` or, for error feedback,
     `scales` (bfloat16 as int16). `zeros` and `previous` (the previous result) exist if the tie rule needs them.
 
-    Kernels use copies in memory of `place`, at the addresses `there`; on the CPU these are the tensors themselves. `fetch` and
-    `send` move everything between the two in one copy; fetching a part takes one copy per tensor. queue: the place's queue on
-    which the work is ordered. stay: the tensors are on the device, whose group moves them: only the mark is fetched, and
-    nothing is sent.
+    Kernels use copies in memory of `place`, at the addresses `there`; on the CPU, the tensors themselves. `fetch` and `send`
+    move everything in one copy; fetching a part takes one copy per tensor. queue: the queue of the place that orders the work.
+    stay: the tensors stay on the device, and its group moves them: only the mark is fetched, and nothing is sent.
     """
 
     first = 0  # index of the first sign
@@ -74,7 +73,7 @@ class SignBuffers:
         }
         self.signer = signer_at(place)
         self._ballot, self._all = sum(sizes.values()) - sizes["zeros"], sum(sizes.values())
-        room = _MARK + -(-self._all // 4) * 4  # a device's steps set bits in whole 4-byte words
+        room = _MARK + -(-self._all // 4) * 4  # devices set bits in whole 4-byte words
         if stay:
             whole = places.new_bytes(place, room)
             self._memory = _core.SignMemory(self.signer, room, whole.data_ptr())
@@ -99,7 +98,7 @@ class SignBuffers:
             self.previous = places.new_bytes(place if stay else HOST, count // 8)
 
     def pack(self, items: Items, dtype: str, zero_is_plus: bool, threads: int, queue: int) -> None:
-        """Packs the signs of gradients, presence if it exists, and the mark if a value is not finite."""
+        """Packs the signs of gradients and, if it exists, presence. Sets the mark if a value is not finite."""
         with self.using(queue), using(self._marked, queue):
             there, mark = self.there, self._marked.there()
             _core.pack_gradients(
@@ -107,7 +106,7 @@ class SignBuffers:
             )  # fmt: skip
 
     def unpack(self, items: Items, dtype: str, threads: int, queue: int) -> None:
-        """Replaces gradients by the result: +1, -1 and 0, times the scales if they exist."""
+        """Replaces gradients by the result: +1, -1 or 0, times the scales if they exist."""
         there = self.there
         with self.using(queue):
             _core.unpack_gradients(
@@ -119,7 +118,7 @@ class SignBuffers:
         self._marked.clear(0, _MARK, queue)
 
     def fetch(self, queue: int, part: SignPart | None = None) -> bool:
-        """Copies the ballot, or a part of it, to the host and waits for it. Returns true if a value was not finite."""
+        """Copies the ballot, or a part of it, to the host and waits. Returns True if a value was not finite."""
         if self.stay:
             self._marked.fetch(0, _MARK, queue)
         elif part is None:
@@ -132,12 +131,12 @@ class SignBuffers:
         return bool(self._mark.value)
 
     def send(self, queue: int) -> None:
-        """Copies the result, or the host's change of the ballot, to the gradients' device."""
+        """Copies the result, or a ballot that the host changed, to the gradients' device."""
         if not self.stay:
             self._memory.send(_MARK, self._all, queue)
 
     def part(self, first: int, count: int) -> SignPart:
-        """The `count` signs from `first` on, both multiples of `ALIGNMENT`; not for error feedback."""
+        """The `count` signs from `first` on. Both are multiples of `ALIGNMENT`. Not for error feedback."""
 
         def cut(tensor: torch.Tensor | None, signs: int) -> torch.Tensor | None:
             return None if tensor is None else tensor[first // signs : (first + count) // signs]
@@ -154,7 +153,7 @@ class SignBuffers:
 
 @contextmanager
 def using(memory: _core.SignMemory, queue: int) -> Iterator[None]:
-    """Orders work on `queue` behind earlier uses of the memory on other queues."""
+    """Orders work on `queue` behind earlier uses of the memory by other queues."""
     memory.follow(queue)
     try:
         yield
@@ -163,7 +162,7 @@ def using(memory: _core.SignMemory, queue: int) -> Iterator[None]:
 
 
 def tensor_at(address: int, size: int) -> torch.Tensor:
-    """Bytes of host memory as a tensor, which does not keep them alive."""
+    """Wraps bytes of host memory in a tensor, which does not keep them alive."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
@@ -172,8 +171,8 @@ def tensor_at(address: int, size: int) -> torch.Tensor:
 def read_bytes(
     tensor: torch.Tensor, place: Place, signers: dict[Place, _core.Signer]
 ) -> ctypes.Array[ctypes.c_char]:
-    """The bytes of a contiguous tensor, which must stay. Copies them from a device, and waits for the copy. signers: the open
-    ones, by place; gets a signer for `place`."""
+    """The bytes of a contiguous tensor, which must outlive them. Copies them from a device and waits. signers: open signers by
+    place; gets one for `place`."""
     if place.on_host:
         return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     copy = (ctypes.c_char * tensor.nbytes)()

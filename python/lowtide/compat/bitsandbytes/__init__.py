@@ -2,7 +2,7 @@
 
     import bitsandbytes as bnb      →      from lowtide.compat import bitsandbytes as bnb
 
-docs/migrate.md lists the differences, and which of bitsandbytes' backends is followed if they disagree.
+docs/migrate.md lists the differences, and which backend this package follows where bitsandbytes' own disagree.
 """
 
 from typing import TYPE_CHECKING

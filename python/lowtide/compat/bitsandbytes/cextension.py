@@ -23,8 +23,8 @@ _ERRORS = ("lt_bnb_last_error", "lt_bnb_clear_error")
 
 
 class NativeLibrary:
-    """The C functions by name, also by `[name]`. A function that fails raises RuntimeError with the library's message, which a
-    C caller has to ask for. The library is loaded when a function is first used; raises OSError if it is missing."""
+    """The C functions as attributes or items. A function that fails raises RuntimeError with the message of the library, for
+    which a C caller has to ask. The first use loads the library; raises OSError if it is missing."""
 
     compiled_with_cuda = False
 

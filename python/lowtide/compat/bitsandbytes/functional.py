@@ -1,8 +1,8 @@
-"""`bitsandbytes.functional`, as far as it quantizes by blocks, with any code book of 256 values and any block size, and pages
-memory (lowtide/compat/bitsandbytes/paged.py).
+"""`bitsandbytes.functional`, as far as it quantizes by blocks, with any code book of 256 values and any block size, and as far
+as it pages memory (lowtide/compat/bitsandbytes/paged.py).
 
-Codes always belong to the nearest entry (lowtide/state/blockwise.py defines ties), on every kind of device, as with
-bitsandbytes on a GPU; on a CPU bitsandbytes picks the entry nearest to one of 65,536 points.
+Each code belongs to the nearest entry (lowtide/state/blockwise.py defines ties) on every kind of device, as in bitsandbytes on
+a GPU. On a CPU, bitsandbytes picks the entry nearest to one of 65,536 points.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ create_dynamic_map = blockwise.dynamic_map
 
 @dataclass(eq=False)
 class QuantState:
-    """Undoes a quantization: `absmax` of each block, the code book `code`, `blocksize`, and the original `dtype`. With
-    `nested`, absmax is itself quantized, by `state2`, after subtracting `offset`."""
+    """What undoes a quantization: `absmax` of each block, the code book `code`, `blocksize`, and the original `dtype`. If
+    `nested`, absmax is itself quantized, by `state2`, after `offset` was subtracted."""
 
     absmax: torch.Tensor
     shape: torch.Size | None = None
@@ -72,7 +72,7 @@ def quantize_blockwise(
     blocksize: int = 4096,
     nested: bool = False,
 ) -> tuple[torch.Tensor, QuantState]:
-    """Codes (uint8) in the shape of a float32, float16 or bfloat16 tensor, and the state that undoes them.
+    """Returns uint8 codes in the shape of a float32, float16 or bfloat16 tensor, and the state that decodes them.
 
     Args:
         code: 256 values in ascending order; by default the signed dynamic map.
@@ -80,7 +80,7 @@ def quantize_blockwise(
         blocksize: elements that share a scale; blocks run flat over the tensor.
         nested: whether to quantize the scales as well, after subtracting their mean.
 
-    Raises ValueError for other types, a block size below 1 or a code book that is not in order.
+    Raises ValueError for other types, a block size below 1, or a code book that is not in ascending order.
     """
     expect(isinstance(A, torch.Tensor) and A.dtype in _DTYPES, "A", _kind(A), "a float32, float16 or bfloat16 tensor")
     _check_blocksize(blocksize)
@@ -104,7 +104,7 @@ def dequantize_blockwise(
     blocksize: int = 4096,
     nested: bool = False,
 ) -> torch.Tensor:
-    """The values of codes, in their shape: of `quant_state.dtype`, or float32 without a `quant_state`.
+    """Decodes values, in the shape of the codes. Their type is `quant_state.dtype`, or float32 without a `quant_state`.
 
     Args:
         quant_state: the result of `quantize_blockwise`; or give absmax, code and blocksize instead. An absmax of two

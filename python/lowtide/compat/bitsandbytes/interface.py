@@ -1,4 +1,4 @@
-"""All names of `lowtide.compat.bitsandbytes`."""
+"""The names of `lowtide.compat.bitsandbytes`."""
 
 from lowtide.compat.bitsandbytes import cextension, functional, nn, optim
 

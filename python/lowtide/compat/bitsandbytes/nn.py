@@ -13,7 +13,7 @@ from lowtide.options.overrides import override
 
 
 class Embedding(torch.nn.Embedding):
-    """`torch.nn.Embedding` whose weight starts Xavier-uniform, with a padding row of zeros, and whose state stays float32
+    """`torch.nn.Embedding` whose weight starts Xavier-uniform, with zeros in the padding row, and whose state stays float32
     (`lowtide.override(self, "weight", state="fp32")`), like bitsandbytes.nn.Embedding. A later override wins.
 
     Args: as `torch.nn.Embedding`.
@@ -40,7 +40,7 @@ class Embedding(torch.nn.Embedding):
         self._add_layers(device)
 
     def _add_layers(self, device: Any) -> None:
-        """Adds the parts of a subclass beside the weight."""
+        """A hook for subclasses: adds layers beside the weight."""
 
     @classmethod
     def from_pretrained(
@@ -53,7 +53,7 @@ class Embedding(torch.nn.Embedding):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
     ) -> Self:
-        """Wraps a two-dimensional weight without copying it. freeze: the weight gets no gradient."""
+        """Wraps a two-dimensional weight without copying it. freeze: gives the weight no gradient."""
         expect(embeddings.ndim == 2, "embeddings", f"{embeddings.ndim} dimensions", "2")
         rows, columns = embeddings.shape
         made = cls(rows, columns, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, embeddings)
@@ -61,22 +61,22 @@ class Embedding(torch.nn.Embedding):
         return made
 
     def reset_parameters(self) -> None:
-        """Initializes the weights again."""
+        """Initializes the weight as the constructor does."""
         torch.nn.init.xavier_uniform_(self.weight)
         self._fill_padding_idx_with_zero()
 
 
 class StableEmbedding(Embedding):
     """The embedding for 8-bit optimizers (Dettmers et al., arXiv 2110.02861, section 2.3), like
-    bitsandbytes.nn.StableEmbedding: `Embedding`, followed by a layer norm in torch's default type, before positions are added;
-    the norm's state stays float32 too. The result has the weight's type.
+    bitsandbytes.nn.StableEmbedding: `Embedding` and then a layer norm in torch's default type, before positions are added. The
+    state of the norm stays float32, too. The result has the type of the weight.
 
     Args: as `torch.nn.Embedding`. Attributes: norm, a `torch.nn.LayerNorm` over embedding_dim.
     """
 
     def _add_layers(self, device: Any) -> None:
         self.norm = torch.nn.LayerNorm(self.embedding_dim, device=device)
-        for name in ("weight", "bias"):  # with 4096 elements or more their state would have 8 bits
+        for name in ("weight", "bias"):  # otherwise 4096 elements or more get 8-bit state
             override(self.norm, name, state="fp32")
 
     def forward(self, input: Tensor) -> Tensor:

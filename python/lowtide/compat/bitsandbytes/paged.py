@@ -1,7 +1,7 @@
-"""bitsandbytes' paged memory: CPU tensors in memory that both device and host can address, through `cextension.lib`.
+"""bitsandbytes' paged memory: CPU tensors in memory that both the device and the host can address, through `cextension.lib`.
 
-No optimizer here needs it: the classes in `optim` page their state themselves (`memory=`). It is for code that pages its own
-tensors.
+No optimizer here needs it, because the classes in `optim` page their state themselves (`memory=`). It serves code that pages
+its own tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lowtide.compat.bitsandbytes.cextension import lib
 
 FIRST_CUDA_DEVICE = torch.device("cuda", index=0)
 
-# Names in the library, and the kind of number that each takes.
+# For each type: the suffix of the function in the library, and the type of its value.
 _FILLS: dict[torch.dtype, tuple[str, Callable[[float], Any]]] = {
     torch.float32: ("fp32", ct.c_float),
     torch.uint8: ("uint8", lambda value: ct.c_uint8(int(value))),
@@ -28,8 +28,8 @@ _FUNCTIONS: dict[str, Collection[torch.dtype]] = {"fill": _FILLS, "arange": [tor
 
 
 class GlobalPageManager:
-    """The list of paged tensors that code wants to prefetch together; `get_instance()` is the process's only list. State of
-    Lowtide's optimizers is not in it: `opt.page_mng` prefetches that."""
+    """A list of paged tensors to prefetch together. `get_instance()` returns the one list of the process. It holds no state of
+    Lowtide's optimizers: `opt.page_mng` prefetches that."""
 
     paged_tensors: list[torch.Tensor]
     _instance: ClassVar[GlobalPageManager | None] = None
@@ -57,8 +57,8 @@ class GlobalPageManager:
 def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device = FIRST_CUDA_DEVICE) -> torch.Tensor:
     """A CPU tensor of zeros in managed memory, with `is_paged` and `page_deviceid`, like bitsandbytes' paged state.
 
-    The memory is where `lib.lt_bnb_place()` says; without a device, host memory. It is freed with the last tensor that uses it
-    (bitsandbytes never frees it).
+    `lib.lt_bnb_place()` says where the memory is; without a device, it is host memory. It is freed with the last tensor that
+    uses it (bitsandbytes never frees it).
 
     Args:
         shape: sizes.
@@ -83,7 +83,7 @@ def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.dev
 
 
 def prefetch_tensor(A: torch.Tensor, to_cpu: bool = False) -> None:
-    """Hints that a paged tensor is needed on its device, or (to_cpu) on the host. The hint never changes values.
+    """Hints that a paged tensor will be used on its device or, with to_cpu, on the host. Never changes values.
 
     Raises ValueError for a tensor that is not paged, RuntimeError for a device that does not exist."""
     expect(_is_paged(A), "A", "a tensor that is not paged", "one of get_paged()")
@@ -92,7 +92,7 @@ def prefetch_tensor(A: torch.Tensor, to_cpu: bool = False) -> None:
 
 
 def elementwise_func(func_name: str, A: torch.Tensor, B: torch.Tensor | None, value: float, prefetch: bool = True) -> None:
-    """Sets each element of A in place, before it returns.
+    """Sets each element of A in place, and returns when that is done.
 
     Args:
         func_name: "fill": to `value`; "arange": to its index; "_mul": to its product with B's element.
@@ -100,8 +100,8 @@ def elementwise_func(func_name: str, A: torch.Tensor, B: torch.Tensor | None, va
         B: like A, for "_mul"; else None.
         prefetch: whether to first prefetch tensors whose `is_managed` is true.
 
-    Raises NotImplementedError for other functions or types, ValueError for tensors that do not fit, RuntimeError for a value
-    that the type cannot hold.
+    Raises NotImplementedError for other functions or types, ValueError for tensors that do not fit together, RuntimeError for a
+    value that the type cannot hold.
     """
     check_tensor(A, "A")
     if A.dtype not in _FUNCTIONS.get(func_name, ()):
@@ -124,7 +124,7 @@ def elementwise_func(func_name: str, A: torch.Tensor, B: torch.Tensor | None, va
         elif func_name == "arange":
             torch.arange(A.numel(), out=A.view(-1))
         elif _is_paged(A) and A.numel():
-            torch.empty((), dtype=A.dtype).fill_(value)  # raises as a plain tensor does for a value that does not fit
+            torch.empty((), dtype=A.dtype).fill_(value)  # raises, as for a plain tensor, if the value does not fit
             suffix, of_type = _FILLS[A.dtype]
             lib[f"cfill_{suffix}"](A.data_ptr(), None, of_type(value), A.numel())
         else:
@@ -138,7 +138,7 @@ def fill(A: torch.Tensor, value: float, device: Any = None, prefetch: bool = Tru
 
 
 def arange(A: torch.Tensor, device: Any = None) -> None:
-    """Sets each element to its index; device has no effect. See `elementwise_func`. (bitsandbytes had it until 0.45.)"""
+    """Sets each element to its index; device has no effect. See `elementwise_func`. (bitsandbytes had `arange` until 0.45.)"""
     del device
     elementwise_func("arange", A, None, 0)
 

@@ -1,4 +1,4 @@
-"""Signs packed as DeepSpeed packs them, and majorities of such bytes.
+"""Packs signs as DeepSpeed does, and computes majorities of the packed bytes.
 
     packer = PackbitsBuilder().load()            →  packer = lowtide.compat.deepspeed.PackbitsBuilder().load()
     import deepspeed.ops.xpu_packbits as packer  →  import lowtide.compat.deepspeed.xpu_packbits as packer

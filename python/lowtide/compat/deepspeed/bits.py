@@ -1,7 +1,7 @@
-"""`packbits` and `unpackbits` like DeepSpeed's PackbitsBuilder: the same bytes for the same call.
+"""`packbits` and `unpackbits` like DeepSpeed's PackbitsBuilder: the same call gives the same bytes.
 
-Bytes use bit order "big": element i is bit 7 - i % 8 of byte i // 8. A bit is 1 if the float's sign bit is clear, which is not
-the test "x >= 0" of `lowtide.sign`:
+Bit order is "big": element i is bit 7 - i % 8 of byte i // 8. A bit is 1 if the sign bit of the float is clear, which differs
+from the test "x >= 0" of `lowtide.sign`:
 
     ============== ======== ============
     element        here     lowtide.sign
@@ -12,8 +12,7 @@ the test "x >= 0" of `lowtide.sign`:
     ============== ======== ============
 
 Differences from DeepSpeed: a tensor of the wrong type, size or strides raises ValueError or TypeError instead of being read out
-of bounds; sizes that are not multiples of 8 are allowed and padded with 0 bits; on the CPU, results are ready when the call
-returns.
+of bounds; sizes need not be multiples of 8, and are padded with 0 bits; on the CPU, results are ready when the call returns.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from lowtide.devices import arrays
 from lowtide.devices.arrays import Array
 from lowtide.sign import pack, packed_bytes, unpack
 
-# Elements of a device that are packed at a time; packing makes a copy of half their size.
+# Elements on a device to pack at a time. Packing copies half of their bytes.
 _PIECE = 1 << 24
 
 
 class PackbitsBuilder:
-    """Stands in for the PackbitsBuilder of DeepSpeed's accelerators; there is nothing to build."""
+    """Stands in for the PackbitsBuilder of DeepSpeed's accelerators. There is nothing to build."""
 
     NAME = "pack_bits"
 
     def load(self, verbose: bool = True) -> ModuleType:
-        """A module with `packbits` and `unpackbits`. verbose: has no effect."""
+        """Returns a module with `packbits` and `unpackbits`. verbose has no effect."""
         return sys.modules[__name__]
 
     def is_compatible(self, verbose: bool = False) -> bool:
@@ -49,13 +48,13 @@ class PackbitsBuilder:
 
 
 def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
-    """Sign bits of `tensor`, as uint8 [ceil(input_size / 8)].
+    """Packs the sign bits of `tensor` into uint8 [ceil(input_size / 8)].
 
     Args:
         tensor: float32, contiguous, of any shape, on the CPU or a device that `lowtide.backends()` can compute on.
         input_size: the number of its elements.
-        rank: index of the device, of the tensor's kind, on which to pack; a tensor on another device is copied there.
-            For the CPU the index does not matter.
+        rank: index of the device, of the same kind as the tensor's, that packs; a tensor on another device is copied there. It
+        has no effect for CPU tensors.
     """
     values = _checked(tensor, torch.float32, rank)
     n = values.numel
@@ -64,7 +63,8 @@ def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
     if values.place.on_host:
         _core.pack_sign_bits(values.address, values.dtype, n, out.data_ptr(), out.numel(), "big", torch.get_num_threads())
         return out
-    # The upper halves, whose highest bit is the sign: shifted, they are 0 or a NaN, and so + or - for any predicate.
+    # The highest bit of the upper half is the sign. Shifted right, the half is 0 or a NaN, which every predicate takes for + or
+    # -.
     upper = values.value.detach().as_strided((n,), (1,)).view(torch.int16)[1::2]
     for first in range(0, n, _PIECE):
         piece = upper[first : first + _PIECE]
@@ -78,16 +78,16 @@ def unpackbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor
     """+1 and -1 for each bit, as float32 [n]. Padding bits give -1.
 
     Args:
-        tensor: uint8, contiguous, on any device that `packbits` accepts: its result.
-        input_size: either the number of bytes, and n is 8 times that; or the number n of elements, which take ceil(n /
-            8) bytes. One byte with input_size 1 is ambiguous: as in DeepSpeed, it then counts bytes.
+        tensor: the result of `packbits`: uint8, contiguous, on any device that `packbits` accepts.
+        input_size: the number of bytes, for n = 8 times as many; or the number n of elements, which take ceil(n / 8) bytes. For
+        one byte, input_size 1 is ambiguous: as in DeepSpeed, it counts bytes.
         rank: as in `packbits`.
     """
     return unpacked(tensor, input_size, rank, prefer_elements=False)
 
 
 def unpacked(tensor: torch.Tensor, input_size: int, rank: int, prefer_elements: bool) -> torch.Tensor:
-    """`unpackbits`, with prefer_elements deciding the meaning of 1 for one byte."""
+    """Like `unpackbits`. prefer_elements: input_size 1 of one byte counts elements."""
     packed = _checked(tensor, torch.uint8, rank)
     size, count = _integer("input_size", input_size), packed.numel
     are_elements, are_bytes = size >= 0 and packed_bytes(size) == count, size == count
@@ -100,7 +100,7 @@ def unpacked(tensor: torch.Tensor, input_size: int, rank: int, prefer_elements: 
 
 
 def _checked(tensor: torch.Tensor, dtype: torch.dtype, rank: int) -> Array:
-    """The tensor on the device that computes."""
+    """The tensor, checked and on the device that computes."""
     number = _integer("rank", rank)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"tensor: got {type(tensor).__name__}, wanted a torch.Tensor")

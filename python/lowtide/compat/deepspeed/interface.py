@@ -1,4 +1,4 @@
-"""All names of `lowtide.compat.deepspeed`."""
+"""The names of `lowtide.compat.deepspeed`."""
 
 from lowtide.compat.deepspeed import xpu_packbits
 from lowtide.compat.deepspeed.bits import PackbitsBuilder, packbits, unpackbits

@@ -1,4 +1,4 @@
-"""Combines ballots of `packbits`, in bit order "big", into one: by majority, or by sums and parities that are not votes."""
+"""Combines ballots of `packbits`, in bit order "big", into one: by majority, or by sums and parities, which are not votes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch.distributed as dist
 from lowtide import sign
 from lowtide.checks.values import check_tensor, expect
 
-_Ties = Literal["hash", "plus", "minus"]  # rules whose result is bits alone
+_Ties = Literal["hash", "plus", "minus"]  # rules whose result is only bits
 
 
 def majority(
     ballots: torch.Tensor | Sequence[torch.Tensor], input_size: int, *, ties: _Ties = "hash", seed: int = 0, step: int = 0
 ) -> torch.Tensor:
-    """The majority signs of `input_size` elements, packed like the ballots: uint8 [ceil(input_size / 8)].
+    """Computes the majority signs of `input_size` elements, packed like the ballots: uint8 [ceil(input_size / 8)].
 
     Args:
-        ballots: from 1 to 65,535 voters: uint8 [voters, ceil(input_size / 8)], or a sequence of rows.
+        ballots: 1 to 65,535 voters, as uint8 [voters, ceil(input_size / 8)] or a sequence of rows.
         input_size: number of elements.
         ties, seed, step: as in `lowtide.sign.majority`, except "zero" and "previous", which need more than bits.
     """
@@ -35,14 +35,15 @@ def all_reduce_majority(
     packed: torch.Tensor, input_size: int, group: dist.ProcessGroup | None = None, *,
     ties: _Ties = "hash", seed: int = 0, step: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """Makes `packed` the majority of all ranks, the same on each, and returns it; `dist.all_reduce(packed)` does not.
+    """Sets `packed` to the majority of all ranks, equal on each, and returns it. `dist.all_reduce(packed)` computes no
+    majority.
 
     Each rank receives the others' ballots, ceil(input_size / 8) bytes each. `lowtide.distributed` votes on shards, which takes
     less traffic with three or more ranks.
 
     Args:
-        packed: uint8 [ceil(input_size / 8)], contiguous, of `packbits`.
-        group: a torch.distributed group whose backend moves tensors of that device; default: all ranks.
+        packed: the result of `packbits`: uint8 [ceil(input_size / 8)], contiguous.
+        group: a torch.distributed group whose backend moves tensors on that device; default: all ranks.
         input_size, ties, seed, step: as in `majority`, equal on all ranks.
     """
     _check(packed, "packed")
@@ -52,13 +53,13 @@ def all_reduce_majority(
 
 
 def byte_sum(ballots: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Sums bytes modulo 256, as `dist.all_reduce(packed, op=SUM)` does. Carries run from one sign into the next, so it warns
-    that this is not a vote. Use `majority`."""
+    """Sums bytes modulo 256, as `dist.all_reduce(packed, op=SUM)` does. Carries run from one sign into the next, so a warning
+    says that this is not a vote. Use `majority`."""
     return _joined(ballots, torch.add, "byte_sum adds bytes, and carries from one sign into the next")
 
 
 def parity(ballots: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tells whether an odd number of ballots has a 1, as `accumulated ^= packed` does; warns that this is neither a sum nor a
+    """Tells whether an odd number of ballots has a 1, as `accumulated ^= packed` does. Warns that this is neither a sum nor a
     vote. Use `majority`, or `lowtide.distributed.SignAccumulator` for gradients of several passes."""
     return _joined(ballots, torch.bitwise_xor, "parity tells whether an odd number of ballots has a 1")
 

@@ -1,10 +1,8 @@
-"""`packbits` and `unpackbits` under the name `xpu_packbits`, for code that counts elements in both.
+"""`packbits` and `unpackbits` under the name `xpu_packbits`, for code that passes numbers of elements to both.
 
-The functions of `lowtide.compat.deepspeed`, which behave like DeepSpeed's, with two differences:
-
-* `unpackbits(packed, 1, rank)` of one byte is one element here; there it is one byte.
-* `unpackbits` gives a tensor that `packbits` returned the shape that was packed, if it is the same tensor object; there it is
-  flat.
+The functions are those of `lowtide.compat.deepspeed`, with two differences:
+* `unpackbits(packed, 1, rank)` of one byte returns one element, not eight.
+* `unpackbits` restores the shape that was packed, if it gets the very tensor object that `packbits` returned.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import lowtide.compat.deepspeed.bits as bits
 
 __all__ = ["packbits", "unpackbits"]
 
-_shapes = WeakTensorKeyDictionary()  # shapes of packed tensors, by their bits
+_shapes = WeakTensorKeyDictionary()  # original shapes, by packed tensor
 
 
 def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:

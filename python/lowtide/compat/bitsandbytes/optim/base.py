@@ -1,4 +1,4 @@
-"""The common part of bitsandbytes' optimizer classes: it turns their arguments into Lowtide's options."""
+"""The base of bitsandbytes' optimizer classes. It turns their arguments into Lowtide's options."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lowtide.memory.budgets import Memory
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.options.options import Options, with_options
 
-# Lowtide's options as bitsandbytes has them: it rounds 8-bit state to nearest.
+# Lowtide's options, set as bitsandbytes behaves: it rounds 8-bit state to nearest.
 DEFAULTS = {"rounding": "nearest"}
-# Options that an argument of bitsandbytes sets.
+# Options that arguments of bitsandbytes set.
 _INSTEAD = {"state": "optim_bits", "min_quantized_numel": "min_8bit_size"}
-# A paged optimizer's state takes the device memory that nothing else needs, and host memory for the rest. For parameters on the
-# CPU this sets no limit.
+# State of a paged optimizer takes the device memory that nothing else needs, and host memory for the rest. For parameters on
+# the CPU this sets no limit.
 PAGED = Memory(device="auto")
-# Overrides PAGED, so that a script with no argument for it, such as one of bitsandbytes', can keep state off the device.
+# Overrides PAGED, for scripts without an argument for it, such as those written for bitsandbytes.
 PAGED_VARIABLE = "LOWTIDE_PAGED_MEMORY"
 STATES = {32: "fp32", 8: "dynamic8"}
-# max_unorm=0 clips nothing there but selects the trust ratio here: a limit that no update reaches clips nothing either.
+# max_unorm=0 clips nothing there but would select the trust ratio here; a limit that no update reaches clips nothing either.
 NO_LIMIT = torch.finfo(torch.float32).max
-_NAMES = {"adamw": "adam", "sgd": "momentum"}  # rules that have another name in bitsandbytes
+_NAMES = {"adamw": "adam", "sgd": "momentum"}  # rules that bitsandbytes names differently
 
 
 class Args(NamedTuple):
@@ -41,28 +41,29 @@ class Args(NamedTuple):
 
 
 class Pages:
-    """Stands for bitsandbytes' page manager. `paged_tensors` is empty: state moves in chunks, which are not tensors."""
+    """Stands in for bitsandbytes' page manager. `paged_tensors` is empty, because state moves in chunks, which are not
+    tensors."""
 
     def __init__(self, opt: Optimizer) -> None:
         self._opt = opt
         self.paged_tensors: list[torch.Tensor] = []
 
     def prefetch_all(self, to_cpu: bool = False) -> None:
-        """Reads state ahead, as far as there is room (`Optimizer.prefetch`); to_cpu: moves it to the host
+        """Reads state ahead, as far as there is room (`Optimizer.prefetch`). to_cpu: moves it to the host
         (`Optimizer.demote`)."""
         self._opt.demote() if to_cpu else self._opt.prefetch(self._opt.report()["state_bytes"])
 
 
 class BitsandbytesOptimizer(Optimizer):
     """Base class. Besides bitsandbytes' arguments, all classes take the options of `lowtide.Options` by name, except state and
-    min_quantized_numel, which optim_bits and min_8bit_size set; and `synchronous` (False): whether `step` waits for its queued
-    work on a device. `state_dict` is Lowtide's, which resumes bit for bit; `bitsandbytes_state_dict` is bitsandbytes', and
+    min_quantized_numel, which optim_bits and min_8bit_size set. With `synchronous` (default False), `step` waits for its queued
+    work on a device. `state_dict` is Lowtide's, which resumes bit for bit; `bitsandbytes_state_dict` is bitsandbytes';
     `load_state_dict` takes both."""
 
     ENTRY = Entry
     MASTER = None  # bitsandbytes has no masters
     _rule: ClassVar[str]
-    _bits: ClassVar[int | None] = None  # for a class that always has 8 or 32
+    _bits: ClassVar[int | None] = None  # set in classes that always have 8 or 32
     _paged: ClassVar[bool] = False
     _signature: ClassVar[inspect.Signature]
     _all: ClassVar[inspect.Signature]  # the family's, including arguments that this class lacks
@@ -72,7 +73,7 @@ class BitsandbytesOptimizer(Optimizer):
         name = type(self).__name__
         given = self._bound(args, kwargs)
         params, options = given.pop("params"), given.pop("options")
-        # Arguments of versions before 0.50, which some callers always pass.
+        # Some callers always pass these arguments of versions before 0.50.
         percentile = options.pop("percentile_clipping", 100)
         unclipped = "100, which clips nothing: clip by opt.clip_grad_norm_ or max_grad_norm="
         expect(percentile == 100, f"{name}: percentile_clipping", percentile, unclipped)
@@ -93,7 +94,7 @@ class BitsandbytesOptimizer(Optimizer):
         super().__init__(params, self._rule, given, cast("Options", options))
 
     def _bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The value of every argument of the family. Raises TypeError like Python, naming the class."""
+        """The value of every argument of the family. Raises TypeError as Python does, naming the class."""
         name = type(self).__name__
         try:
             bound = self._signature.bind(*args, **kwargs)
@@ -107,10 +108,10 @@ class BitsandbytesOptimizer(Optimizer):
         return {**defaults, **bound.arguments, "options": dict(bound.arguments["options"])}
 
     def _options(self, given: dict[str, Any], name: str) -> dict[str, Any]:
-        """The state format, from the arguments that select it, which are removed from `given`."""
+        """Removes the arguments that select the state format from `given`, and returns the format."""
         bits, args, least = (given.pop(key, none) for key, none in (("optim_bits", 32), ("args", None), ("min_8bit_size", 0)))
         default = self._signature.parameters.get("optim_bits")
-        if default is not None:  # most 8-bit classes have a default of 32, which has no effect
+        if default is not None:  # in most 8-bit classes, the default of 32 has no effect
             allowed = {self._bits, default.default} if self._bits else {*STATES}
             expect(bits in allowed, f"{name}: optim_bits", repr(bits), f"one of {sorted(allowed)}")
         bits, max_unorm = self._bits or bits, given.get("max_unorm", 0.0)
@@ -143,19 +144,19 @@ class BitsandbytesOptimizer(Optimizer):
 
     @property
     def args(self) -> Args:
-        """The arguments that determine state, as bitsandbytes keeps them. Read-only: state already exists."""
+        """The arguments that determine the state, under bitsandbytes' names. Read-only, because the state exists already."""
         bits = next(bits for bits, state in STATES.items() if state == self.defaults["state"])
         limit = self.defaults.get("max_unorm", 0.0)
         return Args(bits, self.defaults["min_quantized_numel"], 0.0 if limit == NO_LIMIT else limit, False)
 
     @property
     def is_paged(self) -> bool:
-        """True if state may be apart from its parameter: in a Paged class, or with `memory`."""
+        """True for a Paged class or with `memory`: state may be apart from its parameter."""
         return self._paged or self.engine.settings.memory is not None
 
     @property
     def page_mng(self) -> Pages:
-        """The page manager of this optimizer alone."""
+        """The page manager, for this optimizer alone."""
         return Pages(self)
 
     @property
@@ -169,8 +170,8 @@ class BitsandbytesOptimizer(Optimizer):
         return {**saved, "state": {key: dict(entry) for key, entry in saved["state"].items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
-        """Like `Optimizer.load_state_dict`. move_to_device has no effect: state goes where `memory` says, so paged state stays
-        paged."""
+        """Like `Optimizer.load_state_dict`. move_to_device has no effect: `memory` decides where state goes, so paged state
+        stays paged."""
         del move_to_device
         super().load_state_dict(state_dict)
 
@@ -181,8 +182,8 @@ Class = type[BitsandbytesOptimizer]
 def family(
     name: str, rule: str, arguments: Callable[..., None], text: str, required: dict[str, tuple[object, str]] | None = None
 ) -> Class:
-    """The class `name`, whose `optim_bits` selects the bits of state. arguments: a lambda whose parameters are the arguments,
-    with their defaults. text: the docstring."""
+    """Makes the class `name`, whose `optim_bits` selects the bits of state. arguments: a lambda whose parameters are the
+    arguments with their defaults. text: the docstring."""
     signature = inspect.signature(arguments)
     return _class(name, BitsandbytesOptimizer, text, signature, _rule=rule, _all=signature, _required=required or {})
 
@@ -190,8 +191,8 @@ def family(
 def variant(
     base: Class, name: str, bits: int | None = None, paged: bool = False, without: Sequence[str] = (), **defaults: Any
 ) -> Class:
-    """The class `name`: `base` with a fixed number of bits, or paged, without the arguments `without` and with other
-    `defaults`."""
+    """Makes the class `name` from `base`, with a fixed number of bits, or paged; without the arguments `without`, and with
+    other `defaults`."""
     signature = base._all.replace(
         parameters=[
             one.replace(default=defaults.get(key, base._signature.parameters.get(key, one).default))
@@ -218,7 +219,7 @@ def _paged_memory() -> Memory | None:
 
 
 def _betas(betas: str, where: str) -> tuple[float, ...]:
-    """A text such as "(0.9, 0.95)" as numbers."""
+    """Converts a text such as "(0.9, 0.95)" to numbers."""
     try:
         return tuple(float(part) for part in betas.replace("(", "").replace(")", "").split(","))
     except ValueError:

@@ -1,6 +1,6 @@
-"""bitsandbytes' optimizer classes. Each family is one rule here; 8bit, 32bit and Paged are its options."""
+"""bitsandbytes' optimizer classes. Each family is one rule here; 8bit, 32bit and Paged select its options."""
 
-# The lambdas represent argument lists: names, order and defaults are bitsandbytes'.
+# The lambdas stand for argument lists, with bitsandbytes' names, order and defaults.
 from lowtide.compat.bitsandbytes.optim.base import Class, family, variant
 
 _BITS = ["optim_bits"]
@@ -8,8 +8,8 @@ _PAGED = ["is_paged"]
 
 
 def _with_paged(base: Class, fixed: list[str]) -> list[Class]:
-    """NAME8bit, NAME32bit, PagedNAME, PagedNAME8bit and PagedNAME32bit. fixed: arguments that classes with fixed bits lack and,
-    with `is_paged`, the paged ones too."""
+    """NAME8bit, NAME32bit, PagedNAME, PagedNAME8bit and PagedNAME32bit. fixed: arguments that classes with fixed bits lack;
+    paged classes lack `is_paged`, too."""
     name = base.__name__
     return [
         *(variant(base, f"{name}{bits}bit", bits=bits, without=fixed) for bits in (8, 32)),
@@ -23,7 +23,7 @@ def _both(base: Class, without: list[str] = _BITS) -> list[Class]:
     return [variant(base, f"{base.__name__}{bits}bit", bits=bits, without=without) for bits in (8, 32)]
 
 
-# In bitsandbytes Adam and AdamW are one rule with decoupled weight decay, and differ in its default.
+# In bitsandbytes, Adam and AdamW are one rule with decoupled weight decay and differ only in its default.
 Adam = family(
     "Adam", "adamw",
     lambda params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, amsgrad=False, optim_bits=32, args=None,
@@ -56,8 +56,8 @@ Lion = family(
 )  # fmt: skip
 Lion8bit, Lion32bit, PagedLion, PagedLion8bit, PagedLion32bit = _with_paged(Lion, _BITS)
 
-# Their update is at most max_unorm times as long as the parameter: shortened but never lengthened, unlike by the papers' trust
-# ratio, which does both.
+# max_unorm limits the length of an update to max_unorm times that of the parameter. It only shortens updates, whereas the
+# papers' trust ratio also lengthens them.
 LAMB = family(
     "LAMB", "lamb",
     lambda params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, amsgrad=False,

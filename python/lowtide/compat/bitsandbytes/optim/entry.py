@@ -1,4 +1,4 @@
-"""`Optimizer.state[p]` of bitsandbytes' classes: Lowtide's names, plus bitsandbytes' for code that reads those."""
+"""`Optimizer.state[p]` of bitsandbytes' classes: Lowtide's names, and bitsandbytes' for code that reads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NORM = "unorm_vec"
 
 
 class ReadCopy(ReadOnly):
-    """A copy of state. Writing to it, which could not change the state, raises RuntimeError."""
+    """A copy of state. Writing to it would not change the state, so it raises RuntimeError."""
 
     WANTED = (
         "a copy of optimizer state, which would not change the state; wanted load_state_dict() with a changed "
@@ -24,12 +24,12 @@ class ReadCopy(ReadOnly):
 
 
 class Entry(Shown):
-    """The state of one parameter: a dict with Lowtide's names, as in `lowtide.Optimizer`, which also answers to "state1",
+    """The state of one parameter: a dict with Lowtide's names, as in `lowtide.Optimizer`, that also answers to "state1",
     "state2", "qmap1", "qmap2", "absmax1" and "absmax2", in bitsandbytes' shapes and types.
 
-    These are views of the live state if its memory has the same layout: rows of a multiple of 256 elements (or a single row),
-    one state in each, resident in RAM. Otherwise they are read-only copies; so are maps. Iteration gives only Lowtide's names,
-    so that sizes are not counted twice.
+    The latter are views of the live state if its memory has the same layout: it is resident in RAM, each tensor holds one
+    state, and rows have a multiple of 256 elements (or there is one row). Otherwise, and for maps, they are read-only copies.
+    Iteration gives only Lowtide's names, so that sizes are not counted twice.
     """
 
     def __init__(self, engine: Engine, number: int, views: dict[str, Tensor]) -> None:
@@ -37,7 +37,7 @@ class Entry(Shown):
         self._engine = engine
 
     def _names(self) -> list[str]:
-        """bitsandbytes' names for this state; none for a DTensor, whose state has Lowtide's names alone."""
+        """bitsandbytes' names for this state; none for a DTensor, whose state has only Lowtide's names."""
         engine, number = self._engine, self._number
         if engine.params[number].sharding or not engine.core_of(number).has_state(number):
             return []
@@ -69,7 +69,7 @@ class Entry(Shown):
         return self[key] if key in self else default
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Copies `value` into a view. Raises KeyError for a name without a view, so that nothing is lost silently."""
+        """Copies `value` into a view. Raises KeyError for a name without a view, where a value would be lost."""
         if super().__contains__(key) or key not in self._names():
             super().__setitem__(key, value)
             return

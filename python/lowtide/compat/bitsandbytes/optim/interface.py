@@ -1,4 +1,4 @@
-"""All names of `lowtide.compat.bitsandbytes.optim`."""
+"""The names of `lowtide.compat.bitsandbytes.optim`."""
 
 from lowtide.compat.bitsandbytes.optim import classes
 from lowtide.compat.bitsandbytes.optim.base import BitsandbytesOptimizer

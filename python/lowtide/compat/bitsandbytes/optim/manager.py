@@ -15,14 +15,14 @@ _SAME = ("lr", "betas", "eps", "weight_decay", "alpha", "t_alpha", "t_beta3", "m
 
 
 class GlobalOptimManager:
-    """`lowtide.override` for code written for bitsandbytes: `get_instance()` is the one instance of the process.
+    """`lowtide.override` for code written for bitsandbytes. `get_instance()` returns the one instance of the process.
 
-    Overrides belong to parameters, not to positions in an optimizer, so the order of registration does not matter; overrides of
-    state are read when an optimizer is built.
+    Overrides belong to parameters, not to positions in an optimizer, so the order of registration does not matter. Overrides of
+    state take effect when an optimizer is built.
     """
 
     _instance: ClassVar[GlobalOptimManager | None] = None
-    _made: list[Override]  # made by this manager and not withdrawn
+    _made: list[Override]  # by this manager, and not withdrawn
 
     def __init__(self) -> None:
         raise RuntimeError("GlobalOptimManager: got a call of the class, wanted GlobalOptimManager.get_instance()")
@@ -35,12 +35,12 @@ class GlobalOptimManager:
         return cls._instance
 
     def initialize(self) -> None:
-        """Withdraws every override made through this manager. Existing optimizers follow at their next step."""
+        """Withdraws every override made through this manager. Existing optimizers notice at their next step."""
         while self._made:
             self._made.pop().remove()
 
     def register_parameters(self, params: Iterable[Any]) -> None:
-        """Has no effect: an override finds its parameters by itself."""
+        """Has no effect: overrides find their parameters without it."""
 
     def override_config(
         self,
@@ -49,10 +49,9 @@ class GlobalOptimManager:
         value: Any = None,
         key_value_dict: dict[str, Any] | None = None,
     ) -> None:
-        """Sets options of parameters, whatever their group says: `key` to `value`, or all of `key_value_dict`. Keys:
-        optim_bits, min_8bit_size, lr, betas, eps, weight_decay, alpha, t_alpha, t_beta3, max_unorm.
-
-        Raises ValueError for other keys."""
+        """Overrides options of parameters, whatever their group says: `key` with `value`, or all of `key_value_dict`. Keys:
+        optim_bits, min_8bit_size, lr, betas, eps, weight_decay, alpha, t_alpha, t_beta3, max_unorm. Raises ValueError for other
+        keys."""
         given = {key: value} if key is not None and value is not None else {}
         expect(not (given and key_value_dict), "override_config", "key and key_value_dict", "one of them")
         options = _translated(given or key_value_dict or {})
@@ -61,7 +60,7 @@ class GlobalOptimManager:
             self._made.append(override(tensors, **options))
 
     def register_module_override(self, module: torch.nn.Module, param_name: str, config: dict[str, Any]) -> None:
-        """Like `override_config`, for the parameter that `module` has by that name when an optimizer looks for it."""
+        """Like `override_config`, for the parameter that has this name in `module` when an optimizer looks for it."""
         self._made.append(override(module, param_name, **_translated(config)))
 
 
