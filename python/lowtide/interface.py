@@ -1,4 +1,4 @@
-"""All names of `lowtide`. `lowtide/__init__.py` imports this module, and torch with it, when a name is first used."""
+"""The names of `lowtide`. The first use of one makes `lowtide/__init__.py` import this module, and torch with it."""
 
 from typing_extensions import TypedDict
 
@@ -38,13 +38,13 @@ __all__ += [cls.__name__ for cls in CLASSES.values() if cls.__name__ not in __al
 
 
 class Backend(TypedDict):
-    """States whether a kind of device can compute here; names its devices, or what is missing and how to get it."""
+    """Whether a kind of device can compute here, and its devices, or what is missing and how to get it."""
 
     available: bool
     detail: str
 
 
 def backends() -> dict[str, Backend]:
-    """The backends of this installation: backend name → {"available": bool, "detail": str}. Loads the installed plug-ins and
-    asks their drivers for devices. "cpu" steps parameters on the CPU, "cuda" those on `cuda`, "sycl" those on `xpu`."""
+    """The backends of this installation: backend name → {"available": bool, "detail": str}. Loads installed plug-ins and asks
+    their drivers for devices. "cpu" steps parameters on the CPU, "cuda" on `cuda`, "sycl" on `xpu`."""
     return _core.backends()

@@ -1,4 +1,4 @@
-"""One vote among all workers: the core's collective over a process group."""
+"""A vote among all workers: the core's collective over a process group."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 class VoteOptions(TypedDict, total=False):
-    """Keyword options of every class that votes."""
+    """Keyword options of all classes that vote."""
 
     group: dist.ProcessGroup | None  # the workers; None: all
-    # "hash" (a fair bit of seed, step and element), "plus", "minus", "zero" (the element stays), or "previous" (the last
-    # result; initially, after a resume or for new parameters, minus)
+    # How ties are decided: "hash" (a fair bit from seed, step and element), "plus", "minus", "zero" (the element stays), or
+    # "previous" (the last result; minus at first, after a resume and for new parameters)
     ties: str
     seed: int  # for "hash"; the same on all workers
-    weight: int  # votes of this worker (the size of its batch, for example); 0: it does not vote
-    algorithm: str  # "auto" (by size), "two_phase", "one_phase": how bits travel, without effect on the result
+    weight: int  # votes of this worker (for example, its batch size); 0: it does not vote
+    algorithm: str  # how bits travel: "auto" (by size), "two_phase", "one_phase"; does not change results
     timeout: float | None  # seconds; None: the group's
     commit: bool  # False saves the last round of a vote: docs/distributed.md
-    # Optimizers and hooks: workers compare the values of all parameters in every vote whose number is a multiple of this, which
-    # reads them once; 0 (default): optimizers only in the first vote, hooks never
+    # Workers compare the values of all parameters, which reads them once, in votes whose number is a multiple of this. With 0
+    # (default), optimizers compare only in the first vote, and hooks never.
     check_every: int
 
 
-COMPARED = 24  # values compared at a time
+COMPARED = 24  # the most values in one comparison
 
 
 TIES: tuple[str, ...] = get_args(Ties)
@@ -49,18 +49,18 @@ ALGORITHMS = ("auto", "one_phase", "two_phase")
 
 
 class Outcome(NamedTuple):
-    """The outcome of a vote; the same on every worker, except the times."""
+    """The outcome of a vote. Only the times differ between workers."""
 
     applied: bool  # False: a worker had a non-finite value, and nothing may be applied
     nonfinite_ranks: list[int]
     failed_ranks: list[int]
     rejected: dict[int, str]  # workers whose ballots did not count, and the reasons
     algorithm: str  # "one_phase", "two_phase", or "none" for a single worker
-    sent_bytes: int  # by this worker, without the transport's own messages
+    sent_bytes: int  # by this worker, except messages of the transport itself
     seconds: dict[str, float]  # for each phase, on this worker
 
     def joined(self, other: Outcome) -> Outcome:
-        """The outcome of two parts of a vote."""
+        """Joins the outcomes of two parts of a vote."""
         seconds = {phase: taken + other.seconds[phase] for phase, taken in self.seconds.items()}
         return Outcome(
             self.applied and other.applied, sorted({*self.nonfinite_ranks, *other.nonfinite_ranks}),
@@ -70,12 +70,12 @@ class Outcome(NamedTuple):
 
 
 class Collective:
-    """Votes over `group`, one after another; every worker of the group makes the same calls in the same order.
+    """Votes over `group`, one after another. Every worker of the group must make the same calls in the same order.
 
-    Arguments as in `VoteOptions`. own_group: create a new group of the same workers, so that a thread may vote while others use
-    `group`; a timeout does so too. beside_computing: for large votes while the worker computes. There "auto" would measure the
-    computation instead of the link; it becomes two_phase, which sends fewer bytes, for more than two workers, else one_phase.
-    Cannot be copied or pickled."""
+    Arguments as in `VoteOptions`. own_group: creates a new group of the same workers, so that one thread can vote while others
+    use `group`; a timeout also does. beside_computing: for large votes while the worker computes, when "auto" would measure the
+    computation instead of the link. Then "auto" means two_phase, which sends fewer bytes, for more than two workers, and
+    one_phase otherwise. Cannot be copied or pickled."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class Collective:
         if algorithm == "auto" and beside_computing:
             algorithm = "two_phase" if self.transport.size > 2 else "one_phase"
         if self.transport.moves_some:
-            algorithm = "two_phase"  # for votes on a device; a worker that fails before it has one must still take part
+            algorithm = "two_phase"  # devices vote so; a worker that fails before it has a device must join in
         self._core = _core.SignCollective(
             self.transport.rank, self.transport.size, self.transport.all_to_all, self.transport.all_gather,
             ties=ties, seed=seed, weight=weight, algorithm=algorithm, threads=torch.get_num_threads(), commit=commit,
         )  # fmt: skip
 
     def buffers(self, count: int, place: Place, scales: bool = False) -> SignBuffers:
-        """Buffers for the signs of its votes; scales: for error feedback."""
+        """Makes buffers for the signs of votes. scales: for error feedback."""
         return SignBuffers(count, None if scales else self.ties, place, self.transport.moves(place))
 
     def vote(
@@ -130,28 +130,26 @@ class Collective:
         nonfinite: bool = False,
         failure: BaseException | None = None,
     ) -> Outcome:
-        """Workers announce what they are about to do; if all can, `fill` writes this worker's ballot into `buffers` (or a part
-        of them, in a vote in parts: see `complete`), and the majority replaces it there. Given the `residual` of this worker's
-        shard, and buffers with scales, the mean of sign times scale replaces it instead.
+        """Workers first announce what they are about to do. If all can, `fill` writes this worker's ballot into `buffers` (or a
+        part of them, in a vote in parts: see `complete`), and the majority replaces it there. With `residual`, this worker's
+        shard of residuals, and with scales in the buffers, the mean of sign times scale replaces it instead.
 
-        part, more: for a vote in parts, which takes its last rounds once: the number of parts before this one (0: it
-        begins), and whether others follow, without `fill`. The parts' results are void unless the last part is applied: a part
-        that is not applied, or an error in any part, ends the vote on all workers.
-
-        alike: values that must agree on all workers, by name; errors give the values of floats. failure: this worker's
-        error; the others are told, and it is raised here.
+        part, more: for a vote in parts, which takes its last rounds once, and without `fill`: the number of parts before this
+        one (0 begins the vote), and whether others follow. Results of parts are void until the last part is applied: a part
+        that is not applied, or an error in any part, ends the vote on all workers. alike: values, by name, that must agree on
+        all workers; errors show floats. failure: an error of this worker; the others are told, and it is raised here.
 
         Raises ValueError if workers differ in step, size, rules or `alike` (named), RuntimeError if another worker failed,
         ConnectionError if a worker cannot be reached or the result did not arrive whole everywhere.
         """
 
         def ballot() -> bool:
-            """Holds back an error until the others know."""
+            """Holds an error back until the others know of it."""
             nonlocal failure
             try:
                 if fill:
                     fill()
-            except BaseException as error:  # including KeyboardInterrupt: the others are in the middle of a call
+            except BaseException as error:  # even KeyboardInterrupt: the others are in the middle of a call
                 failure = error
             return failure is None
 
@@ -163,7 +161,7 @@ class Collective:
             assert not isinstance(residual, ShardResidual)
             try:
                 there = DeviceVote(self.transport, buffers, (self.ties, self.seed, step), residual)
-            except Exception as error:  # any exception: the others are waiting
+            except Exception as error:  # whatever it is, the others are waiting
                 failure = error
         arguments = (
             buffers.count, step, digest(alike) if alike else 0, nonfinite, failure is not None, ballot if fill else None,
@@ -182,7 +180,7 @@ class Collective:
                 raise failure from None
             cause = getattr(error, "cause", None)
             if alike and cause == "digest":
-                self.require_same(alike)  # every worker has the same outcome and reaches this call
+                self.require_same(alike)  # every worker gets this error and makes this call
             if cause == "rank failed":
                 raise RuntimeError(f"vote {step}: {error}") from None
             if isinstance(error, (ValueError, ConnectionError, MemoryError)):
@@ -200,13 +198,14 @@ class Collective:
         return outcome
 
     def complete(self, step: int, buffers: SignBuffers) -> None:
-        """Marks a vote as applied, with all its parts."""
+        """Marks a vote, with all its parts, as applied."""
         self.completed = step
         if buffers.previous is not None:
             buffers.previous.copy_(buffers.bits)
 
     def lost(self, what: str, error: Exception) -> ConnectionError:
-        """The error to raise if a collective did not complete: all of its own words, and where this worker stands."""
+        """Makes the error for a collective that did not complete. It repeats all of `error` and says where this worker
+        stands."""
         self._lost_in = what
         first, end, rest = str(error).strip().partition("\n")
         return ConnectionError(
@@ -215,7 +214,7 @@ class Collective:
         )
 
     def _standing(self) -> str:
-        """The end of an error that breaks a group: this worker's position, and how to continue."""
+        """The end of an error that breaks a group: where this worker stands, and how to continue."""
         last = "no vote is" if self.completed is None else f"vote {self.completed} is the last one that is"
         return (
             f"{last} complete on rank {self.transport.rank}, and others may have one more. In a new process group "
@@ -227,10 +226,10 @@ class Collective:
         return self.check_every > 0 and step % self.check_every == 0
 
     def require_same(self, values: Mapping[str, int | float]) -> None:
-        """Raises ValueError on every worker, naming each value that differs. Values are 63-bit integers or floats."""
+        """Raises ValueError on every worker, with the name of each value that differs. Values are 63-bit integers or floats."""
         if len(values) > COMPARED:
             raise ValueError(f"got {len(values)} values to compare, wanted at most {COMPARED}")
-        # The size is fixed whatever the values: workers that run different code must find that out as well.
+        # The size never depends on the values, because workers that run different code must find that out, too.
         mine = torch.zeros(COMPARED, 2, dtype=torch.int64)
         for place, (what, value) in enumerate(values.items()):
             mine[place] = torch.tensor([1 + digest(what), _integer_of(value)])
@@ -262,7 +261,7 @@ class Collective:
 
 
 def check_vote_options(vote: object, where: str) -> None:
-    """Raises TypeError unless given a `VoteOptions`."""
+    """Raises TypeError unless `vote` is a `VoteOptions`."""
     if not isinstance(vote, Mapping):
         raise TypeError(f"{where}: got {vote!r} ({type(vote).__name__}), wanted a dict such as {{'ties': 'hash'}}")
     known = list(VoteOptions.__annotations__)

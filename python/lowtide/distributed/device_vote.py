@@ -1,5 +1,5 @@
-"""The payload of a vote in device memory, for process groups that move it there (NCCL, XCCL): the device's version of the
-core's two phases in host memory. Only small records of the other rounds pass through the host."""
+"""Votes in device memory, for process groups that move it (NCCL, XCCL). Does on the device what the core's two phases do in
+host memory. Only small records of the other rounds pass through the host."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from lowtide.distributed.groups import Transport
 from lowtide.distributed.layout import address
 from lowtide.distributed.residuals import DeviceShardResidual
 
-_INFINITY = 0x7F80  # bfloat16 as int16; negative numbers are below 0
-_ROW = 1024  # words that get the same weight in a checksum
+_INFINITY = 0x7F80  # bfloat16 as int16; bits of negative numbers are below 0
+_ROW = 1024  # words of equal weight in a checksum
 
 
 class DeviceVote:
-    """One vote on `part`, whose tensors are on the device: its result stays in separate memory until `deliver`. A message holds
-    the bits of a shard and their presence or scales; a result also the marks of ties. Everything is ordered on torch's current
-    stream. The constructor allocates; after it nothing here can fail on a single worker, except by losing the device."""
+    """One vote on `part`, whose tensors are on the device. The result stays in separate memory until `deliver`. A message holds
+    the bits of a shard and their presence or scales; a result also holds the marks of ties. Work is ordered on torch's current
+    stream. Only the constructor allocates, so nothing after it can fail on a single worker, except by losing the device."""
 
     def __init__(
         self, transport: Transport, part: SignBuffers | SignPart, rules: tuple[str, int, int], residual: DeviceShardResidual | None
     ) -> None:
-        """rules: the rule of ties, the seed and the number of the vote."""
+        """rules: the tie rule, the seed and the number of the vote."""
         self._transport, self._part, self._rules, self._residual = transport, part, rules, residual
         size = transport.size
         self._each, self._first, self._count = _core.vote_shard(part.count, transport.rank, size)
-        self._bits, self._extra = self._each // 8, self._each // (8 * BLOCK)  # bytes; scales take as much as presence
+        self._bits, self._extra = self._each // 8, self._each // (8 * BLOCK)  # bytes; scales take as many as presence
         message = self._bits + self._extra
         result = message + self._bits * (part.zeros is not None)
         place = part.of.place
@@ -40,7 +40,8 @@ class DeviceVote:
         self.sent_bytes = (size - 1) * (message + result)
 
     def run(self, votes: Sequence[int]) -> tuple[int, bool]:
-        """votes: of every worker, 0 for those left out. Returns a checksum of the result, and whether its scales are valid."""
+        """votes: the votes of every worker, 0 if it is left out. Returns a checksum of the result, and whether its scales are
+        valid."""
         part, queue = self._part, self._part.of.place.queue()
         if not self._each:
             return 0, True
@@ -84,7 +85,7 @@ class DeviceVote:
         part = self._part
         _to_rows(_bytes(self._extra_of(part)), self._extras(self._send))
         bits = part.bits
-        if part.presence is not None:  # clear the bits of blocks without presence
+        if part.presence is not None:  # clears the bits of blocks without presence
             shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
             there = ((part.presence.view(-1, 1) >> shifts) & 1).view(-1, 1)
             bits = (bits.view(-1, BLOCK // 8) * there).view(-1)
@@ -114,7 +115,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _to_rows(flat: torch.Tensor, rows: torch.Tensor) -> None:
-    """Copies consecutive bytes into the rows, which have room for more."""
+    """Copies consecutive bytes into the rows. Leaves the rest of the rows unchanged."""
     full, rest = divmod(flat.numel(), rows.shape[1])
     rows[:full].copy_(flat[: flat.numel() - rest].view(full, -1))
     if rest:
@@ -129,7 +130,7 @@ def _from_rows(rows: torch.Tensor, flat: torch.Tensor) -> None:
 
 
 def _checksum(rows: torch.Tensor) -> torch.Tensor:
-    """An int64 that differs if workers hold different results: sums of 32-bit words, weighted by position."""
+    """An int64 that tells results of workers apart: the sum of 32-bit words, weighted by position."""
     words = rows.view(-1)[: rows.numel() // 4 * 4].view(torch.int32)
     whole = words.numel() // _ROW * _ROW
     sums = words[:whole].view(-1, _ROW).sum(1, dtype=torch.int64)

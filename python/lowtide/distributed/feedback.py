@@ -1,4 +1,4 @@
-"""The communication hook that sends signs with scales."""
+"""A communication hook that sends signs with scales."""
 
 # No `from __future__ import annotations`: torch reads a hook's annotations and expects types.
 import math
@@ -17,14 +17,13 @@ from lowtide.distributed.residuals import DeviceShardResidual, Residuals, ShardR
 
 
 class ErrorFeedbackSign(SignHook):
-    """Averages gradients through one bit per element, in both directions, and keeps the remainder, which it adds to the next
-    gradient (error feedback: EF-signSGD, Karimireddy et al., arXiv 1901.09847, with one scale for 1024 elements and a second
-    residual on the worker that averages a shard, Zheng et al., arXiv 1905.10936). For any optimizer that takes gradients.
-
-    residual: format of the remainder: "fp32" (4 bytes per element), "bf16" (2), "dynamic8" (1.02), plus 2 / workers times as
-    much. loss_scale: of the gradients, such as `scaler.get_scale`: residuals are stored unscaled. A pass with a non-finite
-    gradient changes no residual. If the exchange itself fails, the contents of this pass are lost. `vote`: see `VoteOptions`;
-    "ties" and "algorithm" have no effect."""
+    """Averages gradients through one bit per element in both directions, and adds the remainder to the next gradient. (Error
+    feedback: EF-signSGD, Karimireddy et al., arXiv 1901.09847, with one scale per 1024 elements, and a second residual on the
+    worker that averages a shard, Zheng et al., arXiv 1905.10936.) Works with any optimizer that takes gradients. residual: the
+    format of the remainder: "fp32" (4 bytes per element), "bf16" (2) or "dynamic8" (1.02); the second residual adds 2 / workers
+    times as much. loss_scale: returns the scale of the gradients, like `scaler.get_scale`; residuals are stored unscaled. A
+    pass with a non-finite gradient changes no residual. If the exchange itself fails, the gradients of this pass are lost.
+    `vote`: see `VoteOptions`; "ties" and "algorithm" have no effect."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class ErrorFeedbackSign(SignHook):
         self._codec, self._loss_scale = residual, loss_scale
         self._buffers = self._collective.buffers(self._layout.count, self._place, scales=True)
         transport = self._collective.transport
-        # This refuses formats whose codes are not whole bytes, which a Residual would accept.
+        # Refuses formats whose codes are not whole bytes, which a Residual would accept.
         shard = ShardResidual(self._layout.count, transport.rank, transport.size, residual)
         self._shard: ShardResidual | DeviceShardResidual = shard
         if self._buffers.stay:
@@ -57,10 +56,10 @@ class ErrorFeedbackSign(SignHook):
             with arrived[-1].same_stream():
                 values = self._values()
             buffers.clear_mark(queue)
-            for bucket in arrived:  # only checks: `fill` writes the bits again
+            for bucket in arrived:  # only a check: `fill` writes the bits again
                 buffers.pack(bucket.items, bucket.dtype, True, threads, bucket.queue)
             nonfinite = buffers.fetch(queue)
-        except BaseException as error:  # any exception: the others are waiting
+        except BaseException as error:  # whatever it is, the others are waiting
             failure = error
 
         def fill() -> None:
@@ -87,7 +86,7 @@ class ErrorFeedbackSign(SignHook):
                 alike={"loss_scale": digest(scale), **values},
             )  # fmt: skip
             if outcome.applied:
-                # The power of two goes into the scales, exactly: float16 may not be able to hold unscaled values.
+                # Scales take the power of two, exactly: float16 gradients may be unable to hold unscaled values.
                 assert buffers.scales is not None
                 buffers.scales.view(torch.bfloat16).mul_(2.0 ** (exponent - 1))
         if outcome.applied:
@@ -105,14 +104,14 @@ class ErrorFeedbackSign(SignHook):
         return scale
 
     def residual_bytes(self) -> int:
-        """Bytes that this worker keeps."""
+        """Bytes of the residuals that this worker keeps."""
         return self._residuals.nbytes + self._shard.nbytes
 
     @torch.no_grad()
     def average_state(self) -> None:
-        """Gives every worker the same residual, with the same (weighted) mean as now, and clears the second residuals (4 bytes
-        per element travel). Every worker must call it. Use it before a checkpoint from which a different number of workers will
-        continue."""
+        """Gives every worker the same residual, whose weighted mean stays as it is, and clears the second residuals (4 bytes
+        per element travel). Every worker must call it. Use it before a checkpoint from which a different number of workers
+        continues."""
         transport, weight = self._collective.transport, self._collective.weight
         share = weight / int(transport.gather(torch.tensor([weight])).sum())
         first, values = self._shard.first, self._shard.values()
@@ -126,8 +125,8 @@ class ErrorFeedbackSign(SignHook):
         self._shard.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of votes, and copies of this worker's residuals by parameter name, with the second one as "shard". For the
-        same rank among as many workers; after `average_state()`, for any (every rank then loads the same dict)."""
+        """The number of votes, and copies of this worker's residuals by parameter name; "shard" is the second one. It fits the
+        same rank among as many workers or, after `average_state()`, any (then every rank loads the same dict)."""
         with self._residuals.on_host() as parts:
             residuals = {
                 name: {key: part.clone() for key, part in residual.tensors().items()}
@@ -143,8 +142,8 @@ class ErrorFeedbackSign(SignHook):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises ValueError, and changes nothing, if the dict has other parameters, another residual format, or another rank or
-        number of workers and was saved without `average_state()`."""
+        """Raises ValueError and changes nothing if the dict has other parameters or another residual format, or if it has
+        another rank or number of workers and was saved without `average_state()`."""
         missing = {"votes", "codec", "workers", "residual", "shard", "shard_empty"} - set(state_dict)
         expect(not missing, "state_dict", f"no {', '.join(sorted(missing))}", "what state_dict() returns")
         votes = votes_of(state_dict)
@@ -169,7 +168,7 @@ class ErrorFeedbackSign(SignHook):
                     expect(got == wanted, f"{name}, {key}", got, wanted)
                     pairs.append((mine, given))
             if here == there:
-                self._shard.replace(state_dict["shard"])  # or refuses it
+                self._shard.replace(state_dict["shard"])  # raises if it does not fit
             else:
                 self._shard.clear()
             for mine, given in pairs:

@@ -1,5 +1,5 @@
-"""The process group under a vote: two collectives on bytes, a way to give all workers the same initial parameters, and errors
-that say what failed to arrive."""
+"""The process group under a vote: two collectives on bytes, equal initial parameters for all workers, and errors that say what
+did not arrive."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lowtide.devices.places import Place
 from lowtide.devices.sharding import is_dtensor
 from lowtide.distributed.buffers import tensor_at
 
-# Results of up to this many bytes (of all ranks) are gathered by direct messages. gloo gathers around a ring, in as many hops
-# as there are other ranks; direct messages take one hop for the same bytes. With 4 workers they are 1.2 to 2 times as fast.
+# Direct messages gather results of up to this many bytes (of all ranks). gloo gathers around a ring, in as many hops as there
+# are other ranks; direct messages move the same bytes in one hop. With 4 workers they are 1.2 to 2 times as fast.
 STRAIGHT = 4 << 20
-# These move device memory through host memory, or may do so: Lowtide then votes on the host.
+# These backends move device memory through the host, or may do so. Lowtide then votes on the host.
 _BY_HOST = {"gloo", "mpi", "ucc"}
 
 
 class Transport:
-    """`all_to_all` and `all_gather` of host bytes over a `torch.distributed` process group, given by addresses.
+    """`all_to_all` and `all_gather` of host bytes over a `torch.distributed` process group. They take addresses.
 
-    Any backend with these two collectives on uint8 tensors works (gloo, MPI, NCCL, XCCL). A backend that moves only device
-    memory gets copies of small messages on the group's device; ballots and results of votes there travel directly between
+    Any backend that has these two collectives for uint8 tensors works (gloo, MPI, NCCL, XCCL). A backend that moves only device
+    memory gets copies of small messages on the group's device. Ballots and results of votes on devices travel directly between
     device tensors (`moves`, `exchange`, `collect`).
     """
 
@@ -38,7 +38,7 @@ class Transport:
         self.device = _memory_of(self.group)
         self._movers = {kind for kind, backend in backends_of(self.group).items() if backend not in _BY_HOST}
         self._ring = dist.get_backend(self.group) == "gloo"
-        # torch renames it; both versions take the same arguments.
+        # A newer torch names it all_gather_single; both take the same arguments.
         self._gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
     def moves(self, place: Place) -> bool:
@@ -47,12 +47,12 @@ class Transport:
 
     @property
     def moves_some(self) -> bool:
-        """True if it does so for any device."""
+        """True if the group moves memory of any device without the host."""
         return bool(self._movers - {"cpu"})
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor) -> None:
-        """Row r of `send` goes to rank r; row s of `receive` comes from rank s. Both are contiguous uint8 [ranks, bytes] on a
-        device, ordered on torch's current stream."""
+        """Sends row r of `send` to rank r, and receives row s of `receive` from rank s. Both are contiguous uint8 [ranks,
+        bytes] on a device, ordered on torch's current stream."""
         dist.all_to_all_single(receive, send, group=self.group)
 
     def collect(self, mine: torch.Tensor, every: torch.Tensor) -> None:
@@ -60,11 +60,11 @@ class Transport:
         self._gather(every.view(-1), mine, group=self.group)
 
     def all_to_all(self, send: int, receive: int, each: int) -> None:
-        """Block r of `send`, `each` bytes, goes to rank r; block s of `receive` comes from rank s."""
+        """Sends block r of `send`, of `each` bytes, to rank r, and receives block s of `receive` from rank s."""
         self._run(dist.all_to_all_single, send, each * self.size, receive, each * self.size)
 
     def all_gather(self, send: int, receive: int, each: int) -> None:
-        """Gathers `each` bytes of every rank, by rank."""
+        """Gathers `each` bytes from every rank, in order of rank."""
         if self._ring and each * self.size <= STRAIGHT:
             copies = tensor_at(send, each).repeat(self.size)
             self.all_to_all(copies.data_ptr(), receive, each)
@@ -79,7 +79,7 @@ class Transport:
         return every
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' `values`, on the CPU."""
+        """The sum of `values` over all ranks, on the CPU."""
         total = values.to(self.device, copy=True)
         dist.all_reduce(total, group=self.group)
         return total.cpu()
@@ -95,13 +95,13 @@ class Transport:
 
 
 def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
-    """The name of the backend for each kind of device."""
+    """The backend's name for each kind of device."""
     pairs = (one.partition(":") for one in str(dist.get_backend_config(group)).split(",") if ":" in one)
     return {kind: backend for kind, _, backend in pairs}
 
 
 def _memory_of(group: dist.ProcessGroup) -> torch.device:
-    """The device of the tensors that the group's collectives take; the CPU if they take CPU tensors."""
+    """The device whose tensors the group's collectives take; the CPU if they take CPU tensors."""
     kinds = [device.type for device in group._device_types]
     if "cpu" in kinds or not kinds:
         return torch.device("cpu")
@@ -109,18 +109,18 @@ def _memory_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def new_group(group: dist.ProcessGroup | None, timeout: float | None) -> dist.ProcessGroup:
-    """A new group of the same ranks, for one thread's own use. Every rank of `group` must call this."""
+    """Makes a group of the same ranks for one thread. Every rank of `group` must call this."""
     check_member(group)
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     limit = None if timeout is None else timedelta(seconds=timeout)
-    alone = dist.get_backend(group) != "mpi"  # MPI creates groups only with all processes together
+    alone = dist.get_backend(group) != "mpi"  # in MPI, all processes create a group together
     made = dist.new_group(ranks, timeout=limit, use_local_synchronization=alone)
     assert isinstance(made, dist.ProcessGroup)  # this rank is in it
     return made
 
 
 def check_member(group: dist.ProcessGroup | None) -> None:
-    """Raises if this process cannot take part in calls of the group."""
+    """Raises ValueError or TypeError if this process cannot take part in calls of the group."""
     require_initialized()
     check_group(group)
     expect(group is None or dist.get_rank(group) >= 0, "group", "a group that this process is not in", "one with it")
@@ -144,7 +144,7 @@ def require_initialized() -> None:
 def broadcast_parameters(
     of: torch.nn.Module | Iterable[torch.Tensor], group: dist.ProcessGroup | None = None, source: int = 0
 ) -> None:
-    """Copies the parameters and buffers of a module (or the tensors) from rank `source` to all workers of `group`. Every worker
+    """Copies tensors, or the parameters and buffers of a module, from rank `source` to all workers of `group`. Every worker
     must call it. DistributedDataParallel does this itself."""
     require_initialized()
     check_group(group)
@@ -160,6 +160,6 @@ def broadcast_parameters(
     for tensor in tensors:
         if tensor.numel():
             whole = tensor.detach().contiguous()
-            dist.broadcast(whole.reshape(-1).view(torch.uint8), root, group=group)  # as bytes, so that any dtype works
+            dist.broadcast(whole.reshape(-1).view(torch.uint8), root, group=group)  # as bytes, for any dtype
             if not tensor.is_contiguous():
                 tensor.detach().copy_(whole)

@@ -1,4 +1,4 @@
-"""All names of `lowtide.distributed`."""
+"""The names of `lowtide.distributed`."""
 
 from lowtide.distributed.accumulator import SignAccumulator
 from lowtide.distributed.collective import Collective, Outcome, VoteOptions

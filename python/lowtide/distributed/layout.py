@@ -1,8 +1,7 @@
-"""The position of each parameter's signs among all signs.
+"""Where each parameter's signs are among all signs.
 
-Signs follow the order of the parameters, so nothing here changes when DistributedDataParallel rebuilds its buckets. Every
-parameter begins at an index that is a multiple of `ALIGNMENT`: no two parameters share a byte of bits, a byte of presence or a
-scale of error feedback.
+Signs follow the order of the parameters, so rebuilt buckets of DistributedDataParallel change nothing here. Every parameter
+begins at a multiple of `ALIGNMENT`, so no two share a byte of bits, a byte of presence, or a scale of error feedback.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def aligned(count: int) -> int:
 
 
 class Layout:
-    """names: of the parameters, unique; offsets: index of each one's first sign; count: total number of signs."""
+    """names: unique names of the parameters; offsets: index of each parameter's first sign; count: total number of signs."""
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         named = list(named)
@@ -38,7 +37,7 @@ class Layout:
         self.digest = digest(*((name, tuple(param.shape), str(param.dtype)) for name, param in named))
 
     def runs(self, numbers: Iterable[int]) -> list[tuple[int, int]]:
-        """The first sign and the number of signs of each run of consecutive parameters."""
+        """Start and length, in signs, of each run of consecutive parameters."""
         found: list[tuple[int, int]] = []
         for number in sorted(numbers):
             first, count = self.offsets[number], aligned(self.numels[number])
@@ -50,7 +49,7 @@ class Layout:
 
 
 def digest(*values: object) -> int:
-    """A 32-bit hash of plain values, the same in every process."""
+    """A 32-bit hash of plain values, equal in every process."""
     return zlib.crc32(repr(values).encode())
 
 
@@ -66,7 +65,7 @@ def checksum_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def check_gradients_of(tensor: torch.Tensor, where: str) -> Place:
-    """Raises for a tensor whose gradients (or itself) have no signs that can be packed; returns its place."""
+    """Returns the place of a tensor. Raises if its signs, and the signs of its gradients, cannot be packed."""
     expect(tensor.dtype in PARAMETER_DTYPES, where, tensor.dtype, f"one of {', '.join(map(str, PARAMETER_DTYPES))}")
     expect(tensor.layout == torch.strided, where, f"layout {tensor.layout}", "torch.strided")
     if places.device_of(tensor).type not in places.KINDS:
@@ -78,5 +77,5 @@ def check_gradients_of(tensor: torch.Tensor, where: str) -> Place:
 
 
 def address(tensor: torch.Tensor | None) -> int:
-    """The address for the core; 0 for None."""
+    """The address of a tensor for the core; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""Optimizers whose workers exchange one bit per parameter: each worker keeps its own momentum and votes with its sign."""
+"""Optimizers whose workers exchange one bit per parameter. Each worker keeps its own momentum and votes with its sign."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NO_NORM = "workers keep gradients of their own and vote with signs, which no pos
 
 
 class VotingFamily(Family):
-    """Plain parameters on the CPU or one device. If a gradient is not finite, all workers learn of it before one raises."""
+    """Plain parameters on the CPU or one device. All workers learn of a non-finite gradient before one raises."""
 
-    MAY_WAIT = False  # every parameter has its position in ballots from the start
+    MAY_WAIT = False  # every parameter needs a position in ballots from the start
     SEVERAL = False
 
     def core_nonfinite(self, nonfinite: str) -> str:
@@ -47,19 +47,19 @@ class VotingFamily(Family):
 class SignOptimizer(Optimizer):
     """Base class; use `DistributedLion` or `Signum`.
 
-    One step: every worker updates its own state with its own gradient, sends the sign of its update, and all workers move by
-    the majority, p = p - lr (sign + weight_decay p). Give it gradients that are *not* averaged: a plain model, or
-    `DistributedDataParallel` under `no_sync()`. Parameters must start alike on all workers (`broadcast_parameters`): the first
-    step checks this, and every step checks that workers have the same options. Every worker must call `step()`; a GradScaler
-    decides by its own worker's gradients, so use amp_scaling=True. Parameters are plain tensors, all on the CPU or on one
-    device: there, ballots and steps run on torch's current stream, and only bits travel to the host.
+    In a step, every worker updates its own state with its own gradient and sends the sign of its update; then all move by the
+    majority, p = p - lr (sign + weight_decay p). Give it gradients that are *not* averaged: from a plain model, or from
+    `DistributedDataParallel` under `no_sync()`. Parameters must start equal on all workers (`broadcast_parameters`): the first
+    step checks this, and every step checks that options agree. Every worker must call `step()`; a GradScaler decides by the
+    gradients of its own worker, so use amp_scaling=True. Parameters are plain tensors, all on the CPU or on one device, where
+    ballots and steps run on torch's current stream and only bits travel to the host.
 
-    A block of 64 elements (of a parameter, in row-major order) that is zero on every worker neither moves nor decays; elements
-    of other blocks whose update is exactly zero on all workers oscillate by lr, + in one step and - in the next.
+    A block of 64 elements (of a parameter, in row-major order) that is zero on every worker neither moves nor decays. Elements
+    of other blocks whose update is exactly zero on all workers oscillate by lr: + in one step and - in the next.
 
-    State differs between workers, and so do its checkpoints: each worker saves its own, for the same number of workers, and
-    every worker must call `load`. `average_state()` first makes it the same on all, so that any number of workers can continue
-    from one file. It cannot be copied or pickled."""
+    State and checkpoints differ between workers: each worker saves its own, for the same number of workers, and every worker
+    must call `load`. `average_state()` makes state equal on all, so that any number of workers can continue from one file. The
+    optimizer cannot be copied or pickled."""
 
     FAMILY = VotingFamily
     REFUSES = {
@@ -86,19 +86,19 @@ class SignOptimizer(Optimizer):
         self._vote: VoteOptions = {**vote}
         self._collective = Collective(**vote)
         self._buffers: SignBuffers | None = None
-        self._agreed = False  # workers have the same parameters
-        self._shapes = 0  # their digest
+        self._agreed = False  # workers are known to have the same parameters
+        self._shapes = 0  # digest of shapes and types
         self.last_outcome: Outcome | None = None
-        super().__init__(params, rule, {**hyper, "votes": 0}, options)  # votes: their number, in every group
+        super().__init__(params, rule, {**hyper, "votes": 0}, options)  # every group has the number of votes
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of all workers together; returns the closure's loss, if there is a closure.
+        """Steps all workers together. Returns the loss of the closure, if given.
 
-        Raises, on every reachable worker: ValueError if workers differ in parameters, options or steps, and, with
-        nonfinite="raise", if a gradient on any of them is not finite; an error of `Optimizer.step` on one worker, and
-        RuntimeError on the others; ConnectionError if a worker is lost or its message is damaged beyond what a vote tolerates.
-        Parameters are then as before the step. If the vote itself failed, state includes the gradient."""
+        Raises, on every reachable worker: ValueError if workers differ in parameters, options or steps, or, with
+        nonfinite="raise", if a gradient on any of them is not finite; an error of `Optimizer.step` on its worker, and
+        RuntimeError on the others; ConnectionError if a worker is lost, or if its message is damaged beyond what a vote
+        tolerates. Parameters are then unchanged. If the vote itself failed, state includes the gradient."""
         loss: float | None = None
         if not self.state and self._gives_state():
             return loss
@@ -110,7 +110,7 @@ class SignOptimizer(Optimizer):
                     loss = closure()
             bad, fill = self._prepare()
             alike, buffers = self._alike(), self._room()
-        except Exception as error:  # any exception: the others are waiting
+        except Exception as error:  # whatever it is, the others are waiting
             failure = error
         outcome = self._collective.vote(buffers, fill, step=votes, alike=alike, nonfinite=bad, failure=failure)
         self.last_outcome = outcome
@@ -135,16 +135,16 @@ class SignOptimizer(Optimizer):
         return loss
 
     def clip_grad_norm_(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Raises ValueError: workers share no gradient."""
+        """Raises ValueError, because workers share no gradient."""
         raise ValueError(f"{type(self).__name__}: got clip_grad_norm_, wanted no clipping: {NO_NORM}")
 
     def _voted(self) -> None:
-        """Marks the end of a vote: all workers agreed."""
+        """Called at the end of a vote, when all workers have agreed."""
         self._agreed = True
 
     def _prepare(self) -> tuple[bool, Callable[[], object]]:
-        """Returns true for a non-finite gradient, and the function that makes this worker's ballot. Raises if it cannot
-        vote."""
+        """Returns whether a gradient is not finite, and the function that makes this worker's ballot. Raises if this worker
+        cannot vote."""
         self._push_options()
         scale, bad = self._check_gradients()
 
@@ -155,14 +155,14 @@ class SignOptimizer(Optimizer):
         return bad, fill
 
     def _check_gradients(self) -> tuple[float, bool]:
-        """The factor of the gradients, and whether any of them is not finite."""
+        """The factor of the gradients, and whether any gradient is not finite."""
         scale, bad, _ = loss_scaling(self.engine, self, capturing=False)
         if bad is None:
             bad = self.engine.settings.nonfinite != "propagate" and self._core.check(scale, self.engine.queue()) >= 0
         return scale, bad
 
     def _ballots(self, scale: float) -> None:
-        """Steps the state, and fills the buffers on the parameters' device."""
+        """Steps the state and fills the buffers on the parameters' device."""
         buffers, queue = self._room(), self.engine.queue()
         with buffers.using(queue):
             self._core.ballots(buffers.there.bits, buffers.there.presence, self._votes % 2 == 0, scale, True, queue)
@@ -178,7 +178,7 @@ class SignOptimizer(Optimizer):
         return self._buffers
 
     def _alike(self) -> dict[str, int | float]:
-        """The values that must agree on all workers, by name."""
+        """Values, by name, that must agree on all workers."""
         found: dict[str, int | float] = {"the optimizer's class": digest(type(self).__name__)}
         found["the parameters' shapes and types"] = self._shapes
         for key in self.engine.family.keys:
@@ -193,7 +193,7 @@ class SignOptimizer(Optimizer):
         return found
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Like `lowtide.Optimizer.add_param_group`; call it on every worker."""
+        """Like `lowtide.Optimizer.add_param_group`. Call it on every worker."""
         super().add_param_group(param_group)
         self.param_groups[-1]["votes"] = self._votes
         self._look_at_params()
@@ -207,10 +207,10 @@ class SignOptimizer(Optimizer):
         self._agreed = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Like `lowtide.Optimizer.load_state_dict`; call it on every worker."""
+        """Like `lowtide.Optimizer.load_state_dict`. Call it on every worker."""
         if isinstance(state_dict, dict) and isinstance(groups := state_dict.get("param_groups"), list):
             for number, group in enumerate(groups):
-                votes = group.get("votes", 0) if isinstance(group, dict) else 0  # other optimizers have none
+                votes = group.get("votes", 0) if isinstance(group, dict) else 0  # state of other optimizers has none
                 expect(isinstance(votes, int) and votes >= 0, f"param_groups[{number}]['votes']", votes, "0 or more")
         super().load_state_dict(state_dict)
 
@@ -231,7 +231,7 @@ class SignOptimizer(Optimizer):
     @torch.no_grad()
     def average_state(self) -> None:
         """Gives every worker the mean of all workers' state, one parameter at a time (4 bytes per element travel). Every worker
-        must call it. Use it before a checkpoint from which a different number of workers will continue."""
+        must call it. Use it before a checkpoint from which a different number of workers continues."""
         self._follow()
         self.engine.copies.read(self.engine)
         transport = self._collective.transport
@@ -251,14 +251,13 @@ class SignOptimizer(Optimizer):
 
     @torch.no_grad()
     def resync(self, **vote: Unpack[VoteOptions]) -> int:
-        """Continues in another process group, after the previous one was lost, or with other workers: all take the parameters,
-        including the master's residuals, and the number of votes of the worker that is furthest. Each keeps its own momentum; a
-        new worker's is empty. Every worker of the group must call it.
+        """Continues in another process group, after one was lost or with other workers. All take the parameters, including
+        residuals of the master, and the number of votes from the worker that is furthest. Each keeps its own momentum; a new
+        worker starts without. Every worker of the group must call it.
 
-        vote: `VoteOptions` that change, such as `group` (None, the default: all workers).
-
-        Returns the number of votes. Raises ValueError if workers differ in class or shapes, ConnectionError if one is lost
-        again: call it once more then, in yet another group."""
+        vote: `VoteOptions` that change, such as `group` (None, the default: all workers). Returns the number of votes. Raises
+        ValueError if workers differ in class or shapes, and ConnectionError if one is lost again; call it again in another
+        group then."""
         self._follow()
         self.engine.copies.read(self.engine)
         options: VoteOptions = {**self._vote, "group": None, **vote}
@@ -287,7 +286,7 @@ class SignOptimizer(Optimizer):
         return int(max(votes))
 
     def _has_buffers(self, number: int) -> bool:
-        """True if a parameter has state that steps have filled."""
+        """True if steps have filled the state of a parameter."""
         if not self._core.has_state(number) or not int(self._core.step_count(number)):
             return False
         return self._core.is_paged(number) or len(self._core.state(number)) > 1
@@ -298,7 +297,7 @@ class DistributedLion(SignOptimizer):
 
         c = β1 m + (1 − β1) g        m = β2 m + (1 − β2) g        p = p − lr (majority of sign(c) + λ p)
 
-    m and g are separate on each worker. State and arguments as for `lowtide.Lion`, on every worker; `vote`: see `VoteOptions`.
+    Each worker has its own m and g. State and arguments are as for `lowtide.Lion`, on every worker; `vote`: see `VoteOptions`.
     `SignOptimizer` describes a step.
     """
 

@@ -1,4 +1,4 @@
-"""Residuals of error feedback: the remainder that signs with scales leave out, encoded like optimizer state."""
+"""Residuals of error feedback: the remainders of signs with scales, encoded like optimizer state."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from lowtide.distributed.layout import address
 
 
 class Residual:
-    """`numel` values in a state format, in host memory: `codes`, and `scales` (float32, one per block) if the format has
-    them."""
+    """`numel` values in a state format, in host memory: `codes` and, if the format has them, `scales` (float32, one per
+    block)."""
 
     def __init__(self, numel: int, codec: str, codes: torch.Tensor, scales: torch.Tensor | None) -> None:
         self.codec, self.numel, self.codes, self.scales = codec, numel, codes, scales
 
     def put(self, values: torch.Tensor) -> None:
-        """Encodes float32 [numel], contiguous."""
+        """Encodes float32 [numel], which must be contiguous."""
         _core.encode(self.codec, True, address(values), 1, self.numel, address(self.codes), address(self.scales))
 
     def values(self) -> torch.Tensor:
-        """Decoded to float32 [numel]."""
+        """Decodes the values to float32 [numel]."""
         out = torch.empty(self.numel)
         _core.decode(self.codec, True, address(self.codes), address(self.scales), 1, self.numel, address(out))
         return out
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The stored tensors by name, live."""
+        """The live stored tensors by name."""
         return {"codes": self.codes} | ({} if self.scales is None else {"scales": self.scales})
 
 
 class Residuals:
-    """One residual per parameter, zero at first, on the gradients' device. `addresses`: of codes and scales there."""
+    """One residual per parameter, initially zero, on the gradients' device. `addresses`: of codes and scales on that device."""
 
     def __init__(
         self, numels: Sequence[int], codec: str, place: Place, signer: _core.Signer | None = None
@@ -59,14 +59,14 @@ class Residuals:
             (there + codes, there + scales if sizes[2] else 0)
             for (codes, scales), sizes in zip(self._firsts, self._sizes, strict=True)
         ]
-        self.parts: list[Residual] = []  # on the host; on the CPU always there
+        self.parts: list[Residual] = []  # on the host; for CPU gradients, always current
         with self.on_host(changed=True) as parts:
             for part in parts:
                 part.put(torch.zeros(part.numel))
 
     @contextmanager
     def on_host(self, changed: bool = False) -> Iterator[list[Residual]]:
-        """All residuals, in host memory during the context. changed: copies them back. Waits for the device."""
+        """All residuals, in host memory for the duration of the context. changed: copies them back. Waits for the device."""
         queue = self._place.queue()
         self._memory.fetch(0, self._room, queue)
         host = self._memory.host()
@@ -96,7 +96,7 @@ class Residuals:
         return using(self._memory, queue)
 
     def copy(self, other: Residuals, queue: int) -> None:
-        """Copies the values of other residuals with the same sizes, on the same device."""
+        """Copies the values of other residuals, which must have the same sizes and device."""
         self._memory.copy(other._memory, queue)
 
 
@@ -105,14 +105,14 @@ def _aligned(size: int) -> int:
 
 
 class ShardResidual:
-    """The residual of the shard that this worker averages; see `lowtide::SignResidual`."""
+    """The residual of the shard that this worker averages. See `lowtide::SignResidual`."""
 
     def __init__(self, count: int, rank: int, size: int, codec: str) -> None:
         self.core = _core.SignResidual(count, rank, size, codec)
         self.first = self.core.first()  # index of the shard's first sign
 
     def values(self) -> torch.Tensor:
-        """The values as float32, one for each sign of the shard."""
+        """The values as float32, one per sign of the shard."""
         out = torch.zeros(self.core.count())
         self.core.read_values(address(out))
         return out
@@ -124,17 +124,17 @@ class ShardResidual:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it holds."""
+        """Bytes of its memory."""
         return int(self.core.allocated_bytes())
 
     def read(self) -> torch.Tensor:
-        """A copy of the stored form: uint8."""
+        """Copies the stored form, as uint8."""
         out = torch.empty(self.core.bytes(), dtype=torch.uint8)
         self.core.read(address(out))
         return out
 
     def replace(self, stored: torch.Tensor) -> None:
-        """Restores the result of `read`. Raises ValueError for another size or type."""
+        """Restores what `read` returned. Raises ValueError for another size or type."""
         wanted = (self.core.bytes(),)
         fits = stored.dtype == torch.uint8 and tuple(stored.shape) == wanted
         expect(fits, "shard", f"{stored.dtype} {tuple(stored.shape)}", f"torch.uint8 {wanted}")
@@ -142,30 +142,31 @@ class ShardResidual:
 
 
 class DeviceShardResidual:
-    """A `ShardResidual` in device memory. A mean changes a copy (`begin_next`), which replaces it if the mean is applied."""
+    """A `ShardResidual` in device memory. A mean changes a copy (`begin_next`), which replaces the original if the mean is
+    applied."""
 
     def __init__(self, first: int, count: int, codec: str, place: Place) -> None:
-        """first, count: the range of the shard's signs."""
+        """first, count: the range of signs in the shard."""
         self.first, self.codec, self._place = first, codec, place
         signer = signer_at(place)
         self._now, self._next = (Residuals([count], codec, place, signer) for _ in range(2))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it holds."""
+        """Bytes of its memory."""
         return self._now.nbytes + self._next.nbytes
 
     def begin_next(self, queue: int) -> tuple[int, int]:
-        """Addresses of codes and scales that the running mean may change; they start as copies of the current ones."""
+        """Addresses of copies of the current codes and scales, which the mean may change."""
         self._next.copy(self._now, queue)
         return self._next.addresses[0]
 
     def take_next(self) -> None:
-        """Adopts the changed copies: the mean was applied."""
+        """Adopts the changed copies once the mean is applied."""
         self._now, self._next = self._next, self._now
 
     def values(self) -> torch.Tensor:
-        """The values as float32, one for each sign of the shard; on the host."""
+        """The values as float32 on the host, one per sign of the shard."""
         with self._now.on_host() as (part,):
             return part.values()
 
@@ -175,12 +176,12 @@ class DeviceShardResidual:
             part.put(torch.zeros(part.numel))
 
     def read(self) -> torch.Tensor:
-        """A copy of the stored form: uint8, codes and then scales."""
+        """Copies the stored form, as uint8: first codes, then scales."""
         with self._now.on_host() as (part,):
             return torch.cat([one.reshape(-1).view(torch.uint8) for one in part.tensors().values()])
 
     def replace(self, stored: torch.Tensor) -> None:
-        """Restores the result of `read`. Raises ValueError for another size or type."""
+        """Restores what `read` returned. Raises ValueError for another size or type."""
         with self._now.on_host(changed=True) as (part,):
             parts = [one.view(torch.uint8) for one in part.tensors().values()]
             wanted = (sum(one.numel() for one in parts),)

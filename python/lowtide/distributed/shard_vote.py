@@ -1,4 +1,4 @@
-"""A vote on one tensor."""
+"""Votes on single tensors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lowtide.distributed.layout import aligned, check_gradients_of, checksum_of
 
 
 class ShardVote:
-    """A vote on one tensor, in place, and the hook of FSDP2 between nodes:
+    """Votes on a tensor in place, and serves as the hook of FSDP2 between nodes:
 
         for layer in model.layers:
             fully_shard(layer, mesh=inside)
         fully_shard(model, mesh=inside)
         ShardVote(group=workers_with_the_same_shard).register(model)
 
-    FSDP averages inside the mesh; then every shard becomes the majority sign of `group`. Use one instance per model: its votes
-    are numbered, and every worker of the group must make the same calls. ties="previous" is refused: torch does not say which
-    tensor is which. vote: `VoteOptions`; `group` has no default."""
+    FSDP averages inside the mesh; then every shard becomes the majority sign of `group`. Use one instance per model, because
+    its votes are numbered; every worker of the group must make the same calls. ties="previous" is refused, because torch does
+    not say which tensor is which. vote: `VoteOptions`; `group` has no default."""
 
     def __init__(self, **vote: Unpack[VoteOptions]) -> None:
         check_vote_options(vote, "ShardVote")
@@ -38,7 +38,7 @@ class ShardVote:
             raise ValueError("ties: got 'previous', wanted another rule: tensors of one size cannot be told apart")
         self._collective = Collective(**vote)
         self._buffers: dict[tuple[int, Place], SignBuffers] = {}
-        self._nothing = SignBuffers(0, self._collective.ties)  # for a vote in which this worker cannot take part
+        self._nothing = SignBuffers(0, self._collective.ties)  # for votes that this worker cannot take part in
         self.votes = 0
         self.last_outcome: Outcome | None = None
 
@@ -48,8 +48,8 @@ class ShardVote:
         return self._buffers[count, place]
 
     def register(self, model: torch.nn.Module) -> None:
-        """Makes this the hook of every FSDP2 module within `model`; call it on every worker of the group. Raises ValueError if
-        there is none or, on all workers, if their shards do not start alike."""
+        """Makes this the hook of every FSDP2 module within `model`. Call it on every worker of the group. Raises ValueError if
+        there is no such module or, on all workers, if their shards do not start equal."""
         sharded = [module for module in model.modules() if hasattr(module, "set_all_reduce_hook")]
         values = checksum_of(local_of(param.detach()) for param in model.parameters())
         self._collective.require_same(
@@ -61,10 +61,10 @@ class ShardVote:
 
     @torch.no_grad()
     def __call__(self, tensor: torch.Tensor) -> None:
-        """Votes on a contiguous tensor of float32, bfloat16 or float16, on the CPU or a device (on torch's current stream): it
-        becomes +1 and -1, and 0 for blocks of 64 elements that are zero on every worker (or for ties); it becomes NaN on all
-        workers if any has a non-finite value. Any other exact zero counts as + or -, by a fair bit of the vote's number. Raises
-        like `Collective.vote`."""
+        """Votes on a contiguous tensor of float32, bfloat16 or float16, on the CPU or a device (on torch's current stream).
+        Elements become +1 or -1; blocks of 64 elements that are zero on every worker, and ties, may become 0. If any worker has
+        a non-finite value, the tensor becomes NaN on all. Any other exact zero counts as + or -, by a fair bit of the vote's
+        number. Raises like `Collective.vote`."""
         failure, place = _refusal(tensor)
         numel = 0 if failure else tensor.numel()
         queue, threads, dtype = place.queue(), torch.get_num_threads(), str(tensor.dtype)
@@ -76,7 +76,7 @@ class ShardVote:
                 buffers.clear_mark(queue)
                 buffers.pack(items, dtype, _fair_bit(self.votes), threads, queue)
                 nonfinite = buffers.fetch(queue)
-        except Exception as error:  # any exception: the others are waiting
+        except Exception as error:  # whatever it is, the others are waiting
             failure = error
         outcome = self._collective.vote(
             buffers, None, step=self.votes, alike={"numel": numel}, nonfinite=nonfinite, failure=failure
@@ -91,7 +91,7 @@ class ShardVote:
 
 
 def _refusal(tensor: torch.Tensor) -> tuple[Exception | None, Place]:
-    """The reason why a tensor has no signs to vote on, if any; and its place."""
+    """The reason why a tensor has no signs to vote on, if any, and the place of the tensor."""
     try:
         place = check_gradients_of(tensor, "tensor")
         expect(tensor.is_contiguous(), "tensor", f"strides {tensor.stride()}", "a contiguous one")
@@ -101,5 +101,5 @@ def _refusal(tensor: torch.Tensor) -> tuple[Exception | None, Place]:
 
 
 def _fair_bit(number: int) -> bool:
-    """Not number % 2: a model with an even number of tensors would always give each tensor the same bit."""
+    """A fair bit. With number % 2, each tensor of a model with an even number of tensors would always get the same bit."""
     return bool(hashlib.sha256(number.to_bytes(8, "little")).digest()[0] & 1)

@@ -1,4 +1,4 @@
-"""Signum: votes with the sign of momentum, into which micro-batches can be folded one at a time."""
+"""Signum: votes with the sign of momentum. Micro-batches can be folded into the momentum one at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SignumFamily(VotingFamily):
     def momentum_began(self, core_of: Callable[[int], Any], params: Sequence[int]) -> None:
         for number in params:
             core = core_of(number)
-            if steps := int(core.step_count(number)):  # its momentum is 0 now
+            if steps := int(core.step_count(number)):  # its momentum starts at 0
                 core.allocate_state(number)
                 core.set_step_count(number, steps)
 
@@ -39,7 +39,7 @@ class Signum(SignOptimizer):
 
         m = β m + (1 − β) g        p = p − lr (majority of sign(m) + λ p)
 
-    m and g are separate on each worker; m starts at 0. State as for `lowtide.SGD`, on every worker. momentum: β in [0, 1); 0
+    Each worker has its own m and g; m starts at 0. State is as for `lowtide.SGD`, on every worker. momentum: β in [0, 1); 0
     votes with the signs of gradients (signSGD) and has no state. `vote`: see `VoteOptions`. `SignOptimizer` describes a step.
     """
 
@@ -55,16 +55,16 @@ class Signum(SignOptimizer):
         vote: VoteOptions | None = None,
         **options: Unpack[Options],
     ) -> None:
-        self._micro_batches = 0  # for the next vote
-        self._folded = 0  # already in the momentum
-        self._touched: set[int] = set()  # parameters that had a gradient in any of them
+        self._micro_batches = 0  # of the next vote
+        self._folded = 0  # micro-batches already in the momentum
+        self._touched: set[int] = set()  # parameters that had a gradient in any of these
         self._fold_bad = False
-        # The factor 1 - β does not affect the sign, but it keeps bfloat16 and 8-bit state in range for longer.
+        # The factor 1 - β changes no sign but keeps bfloat16 and 8-bit state in range for longer.
         hyper = {"lr": lr, "momentum": momentum, "dampening": momentum, "weight_decay": weight_decay, "nesterov": False}
         super().__init__(params, "sgd", hyper, vote or {}, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Like `lowtide.Optimizer.add_param_group`; call it on every worker."""
+        """Like `lowtide.Optimizer.add_param_group`. Call it on every worker."""
         if self._folded:
             raise ValueError("got a parameter group between fold() and step(), wanted step() first")
         if isinstance(param_group, dict):
@@ -81,14 +81,13 @@ class Signum(SignOptimizer):
 
     @torch.no_grad()
     def fold(self, micro_batches: int) -> None:
-        """Adds the gradients of one of `micro_batches` to the momentum, and frees them. If it is called after every backward
-        pass, `step()` votes on m = β m + (1 − β) times the mean of their gradients, and no sum of gradients is kept. Equals
-        summing them, except for rounding. (Lion has no such form: its sign needs the gradient beside the momentum.) If there
-        are fewer calls than `micro_batches`, the missing ones count as gradients of zero.
+        """Adds the gradients of one of `micro_batches` to the momentum, and frees them. Called after every backward pass, it
+        makes `step()` vote on m = β m + (1 − β) times the mean of their gradients without keeping a sum. The result equals that
+        of summing, except for rounding. (Lion has no such form: its sign needs the gradient beside the momentum.) Missing calls
+        count as gradients of zero.
 
-        Raises ValueError without momentum, after `micro_batches` calls, or for a number other than in the previous call;
-        then nothing has changed. A micro-batch with a non-finite gradient is left out, and the vote then treats all workers as
-        having a non-finite gradient.
+        Raises ValueError, and changes nothing, without momentum, after `micro_batches` calls, or for another number than in the
+        previous call. A micro-batch with a non-finite gradient is left out, and the vote then treats all workers as having one.
         """
         counted = isinstance(micro_batches, int) and micro_batches >= 1
         expect(counted, "micro_batches", repr(micro_batches), "an integer of 1 or more")
@@ -113,7 +112,7 @@ class Signum(SignOptimizer):
         begun = bool(self._touched)
         if begun and (late := now - self._touched):
             self._decay(late)
-        # _ballots() overwrites the whole buffer, so keep the earlier ballots of parameters without a gradient now.
+        # _ballots() overwrites the whole buffer, so keep the ballots of parameters that have no gradient this time.
         buffers, queue, over = self._room(), self.engine.queue(), self._touched - now
         if over:
             buffers.fetch(queue)
@@ -140,7 +139,7 @@ class Signum(SignOptimizer):
                 param.grad = grad
 
     def _parts(self, numbers: set[int]) -> Iterator[Tensor]:
-        """The momentum buffer of each of these parameters."""
+        """The tensors of the ballot of each of these parameters."""
         buffers, first = self._room(), 0
         for number, param in enumerate(self.engine.stand_ins()):
             count = aligned(param.numel())
@@ -159,7 +158,7 @@ class Signum(SignOptimizer):
                 self._core.set_step_count(number, self._core.step_count(number) - 1)
 
     def _begin_states(self) -> list[int]:
-        """Counts a step for parameters that get their first gradient, and returns them: in a first step the core copies the
+        """Counts a step for parameters that get their first gradient, and returns them. In a first step the core would copy the
         gradient instead of applying momentum."""
         begun: list[int] = []
         for core_group, momentum in zip(self.engine.groups, self._momenta(), strict=True):
@@ -176,7 +175,7 @@ class Signum(SignOptimizer):
 
     @contextmanager
     def _core_momentum(self, of: Callable[[float], tuple[float, float]]) -> Iterator[None]:
-        """Makes the core's steps compute m = keep m + take g, with (keep, take) = of(β)."""
+        """Makes the core compute m = keep m + take g, with (keep, take) = of(β)."""
         hypers = [core_group.pushed for core_group in self.engine.groups]
         try:
             for group, hyper in enumerate(hypers):
@@ -193,7 +192,7 @@ class Signum(SignOptimizer):
         self._push_options()
         if any(param.grad is not None for param in self.engine.tensors):
             raise ValueError("got gradients beside the folded ones, wanted fold() for them, too, or no gradients")
-        return self._fold_bad, lambda: self._room().fetch(self.engine.queue())  # the last fold has made the ballot
+        return self._fold_bad, lambda: self._room().fetch(self.engine.queue())  # the last fold made the ballot
 
     def _voted(self) -> None:
         super()._voted()

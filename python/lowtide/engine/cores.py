@@ -1,7 +1,7 @@
 """Parameters on several devices: one core per device, joined into one.
 
-Every core has all groups and all parameter numbers; it holds other devices' parameters as tensors without elements, which are
-never stepped. A parameter's number, and thus its random bits, do not depend on where the others are.
+Every core has all groups and all parameter numbers. It holds parameters of other devices as tensors without elements, which are
+never stepped. So a parameter's number, and with it its random bits, does not depend on where the others are.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from lowtide.devices.sharding import Recut
 from lowtide.engine.params import Param
 from lowtide.report.fields import CoreReport
 
-RESIDUAL = "residual"  # of weights, stored beside the moments in a parameter's state
+RESIDUAL = "residual"  # of weights; stored beside the moments in the state
 _Result = TypeVar("_Result")
 
 
 class KeptErrors:
-    """Runs a block of calls to its end even if one meets a disk error: the core keeps the unwritten state in RAM and reports the
-    error after the call. Raises the first one at the end."""
+    """Runs a block of calls to its end despite disk errors: the core keeps unwritten state in RAM and reports the error after
+    the call. Raises the first such error at the end."""
 
     _first: OSError | None = None
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Raises whatever `function` raises, except an OSError of a call that is complete."""
+        """Raises whatever `function` raises, except an OSError of a call that completed."""
         try:
             function(*args)
         except OSError as error:
@@ -46,8 +46,8 @@ class KeptErrors:
 
 
 class Cores:
-    """Several cores with the methods of one, except those for signs. Queues and free memory passed to a method are ignored:
-    each device has its own."""
+    """Several cores with the methods of one, except those for signs. Methods ignore the queue and free memory that they are
+    given, because each device has its own."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Cores:
         told: Mapping[Place, str],
         steps_beside: int = 0,
     ) -> None:
-        """hyper: the hyper-parameters that each group was given last. automatic: whether a budget depends on free memory. told:
-        see `Shares`. steps_beside: steps so far in which the first core took no part."""
+        """hyper: the hyper-parameters that each group received last. automatic: whether a budget depends on free memory. told:
+        see `Shares`. steps_beside: how many steps the first core took no part in."""
         self._cores, self._list = dict(cores), list(cores.values())
         at = {place: owner for owner, place in enumerate(cores)}
         self._owners = [at[param.place] if param.place else 0 for param in params]
@@ -72,14 +72,14 @@ class Cores:
         return place.room() if self._automatic else -1
 
     def _asked(self, only: Sequence[int] | None) -> list[tuple[Place, _core.Optimizer]]:
-        """The cores that have any of these parameters. A hook of one device must not touch the others: they have their own
-        threads in backward, and this thread does not know their queues."""
+        """The cores that have any of these parameters. A hook of one device must not touch the other cores: other threads of
+        backward use them, and this thread does not know their queues."""
         every = list(self._cores.items())
         return every if only is None else [every[owner] for owner in sorted({self._owners[number] for number in only})]
 
     def _told_of(self, place: Place, call: Callable[..., _Result], *arguments: Any, unplaced: bool = False) -> _Result:
-        """The result of the call. The core at `place` knows only its share of a budget, so its errors get the amount that was
-        given. unplaced: a budget refuses the call only while state has no place yet."""
+        """Makes a call and returns its result. The core at `place` knows only its share of a budget, so errors get the whole
+        amount added. unplaced: a budget can refuse the call only while state has no place yet."""
         try:
             return call(*arguments)
         except ValueError as error:
@@ -88,13 +88,13 @@ class Cores:
             raise ValueError(f"{error} ({self._told[place]})") from None
 
     def _waits(self, place: Place) -> bool:
-        """True if a parameter there is trained and has no state yet."""
+        """True if a parameter that is trained there has no state yet."""
         core, params = self._cores[place], enumerate(self._params)
         return any(param.place == place and param.tensor.requires_grad and not core.has_state(i) for i, param in params)
 
     def check(self, grad_scale: float = 1.0, stream: int = 0, assume_finite: bool = False, free_bytes: int = -1,
               only: Sequence[int] | None = None) -> int:
-        """Like `_core.Optimizer.check`. Asks every core that would step, so that none steps if another would refuse."""
+        """Like `_core.Optimizer.check`. Asks every core that would step, so that all step or none does."""
         found = [
             self._told_of(place, core.check, grad_scale, place.queue(), assume_finite, self._room(place), only, unplaced=True)
             for place, core in self._asked(only)
@@ -106,15 +106,15 @@ class Cores:
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None,
         updates: Sequence[tuple[int, int, float]] | None = None,
     ) -> int:  # fmt: skip
-        """Like `_core.Optimizer.step`. Steps on all devices, or on none if a gradient on one of them is not finite or one
-        refuses; it waits for that answer. If a device or disk fails later, the devices after it are not stepped."""
+        """Like `_core.Optimizer.step`. Waits for all devices to agree: if one refuses or has a non-finite gradient, none steps.
+        If a device or disk fails later, the devices after it are not stepped."""
         bad = self.check(grad_scale, 0, assume_finite, -1, only)
-        if bad >= 0:  # the step finds it again, and counts
+        if bad >= 0:  # the step finds it again and counts it
             ((place, core),) = self._asked([bad])
             core.step(grad_scale, False, place.queue(), self._room(place), only)
             return bad
         asked = self._asked(only)
-        # A device works on while the host steps, so device steps are queued first.
+        # Device steps are queued first, so that devices work while the host steps.
         with KeptErrors() as kept:
             for place, core in sorted(asked, key=lambda each: each[0].on_host):
                 kept.call(partial(core.step, updates=updates), grad_scale, True, place.queue(), self._room(place), only, directions)
@@ -155,7 +155,7 @@ class Cores:
         self._each(_core.Optimizer.onload)
 
     def offload(self, devices: bool = False) -> None:
-        """Like `_core.Optimizer.offload`: all state moves, or none. devices: only state on devices."""
+        """Like `_core.Optimizer.offload`: moves all state or none. devices: only state on devices."""
         moved: list[_core.Optimizer] = []
         try:
             for place, core in self._cores.items():
@@ -174,10 +174,10 @@ class Cores:
         self._each(lambda core: core.set_seed(seed))
 
     def set_rounding(self, group: int, rounding: str) -> None:
-        self._each(lambda core: core.set_rounding(group, rounding))  # rounding is set per group, so all cores accept it
+        self._each(lambda core: core.set_rounding(group, rounding))  # all cores have all groups, so all accept it
 
     def set_hyper(self, group: int, hyper: dict[str, float | bool]) -> None:
-        """Like `_core.Optimizer.set_hyper`. A core refuses values that do not fit its parameters' formats."""
+        """Like `_core.Optimizer.set_hyper`. A core refuses values that do not suit the formats of its parameters."""
         told: list[_core.Optimizer] = []
         try:
             for core in self._list:
@@ -199,8 +199,8 @@ class Cores:
         return self._list[0].cpu_target()
 
     def report(self) -> CoreReport:
-        """Sums over the cores, except steps: the first core counts those in which it takes part. transfer: the first one that
-        is set."""
+        """Sums over the cores. Steps are those of the first core and those without it; transfer is the first one that is
+        set."""
         reports: list[CoreReport] = [core.report() for core in self._list]
         found = reports[0].copy()
         for name, first in found.items():
@@ -229,22 +229,22 @@ Core = _core.Optimizer | Cores
 
 
 def carry(old: _core.Optimizer, source: int, new: _core.Optimizer, number: int, recut: Recut, kept: KeptErrors) -> None:
-    """Copies the state of parameter `source` of `old` to parameter `number` of `new`, decoding and encoding if the format
-    differs. Raises ValueError if the states there differ."""
+    """Copies the state of parameter `source` of `old` to parameter `number` of `new`. Decodes and encodes it if the formats
+    differ. Raises ValueError if the two have different states."""
     steps = old.step_count(source)
     if old.has_state(source) and steps > 0:
         had, wanted = ([name for name, _ in core.states_of(n)] for core, n in ((old, source), (new, number)))
         expect(had == wanted, f"override of parameter {number}, which has {', '.join(had)}", "an option that makes it "
                f"{', '.join(wanted)}", "amsgrad, centered and momentum as they were at the first step")  # fmt: skip
         tensors = old.read_state(source)
-        if len(tensors) > 1:  # with buffers
+        if len(tensors) > 1:  # more than "step"
             new.allocate_state(number)
             live = new.read_state(number)
             taken = [name for name in tensors if name != "step"]
             if old.state_codec(source) != new.state_codec(number):
                 taken = [name for name in taken if name == RESIDUAL]
                 for k, name in enumerate(had):
-                    if name not in tensors or name not in live:  # beside a residual, SGD's buffer needs momentum
+                    if name not in tensors or name not in live:  # SGD without momentum may have only a residual
                         continue
                     kept.call(new.import_state, number, k, recut(name, old.export_state(source, k)))
                 live = new.read_state(number)

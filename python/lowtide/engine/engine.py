@@ -1,4 +1,4 @@
-"""The cores of one optimizer, and everything that Python knows about its parameters."""
+"""The cores of one optimizer, and all that Python knows about its parameters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NOTHING_KEPT = {None, "stochastic"}  # masters without a residual
 
 
 class Members(NamedTuple):
-    """A parameter group as of the registration of its parameters."""
+    """A parameter group as it was when its parameters were registered."""
 
     tensors: list[torch.Tensor]
     memory: Memory | None  # its own budget
@@ -50,52 +50,50 @@ class Members(NamedTuple):
 
 
 class Engine:
-    """Holds no parameter group of the optimizer, which may replace them: methods that need their options take them as `groups`.
-
-    Other files read the fields without an underscore but never assign them. If a method that replaces cores or parameters
-    raises, nothing has changed."""
+    """Holds no parameter group, because the optimizer may replace them: methods that need options take them as `groups`. Other
+    files read fields without an underscore but never assign them. If a method that replaces cores or parameters raises, nothing
+    has changed."""
 
     def __init__(self, family: Family, settings: Settings, entry: Callable[..., Any] | None = None) -> None:
-        """entry: makes the entries of Optimizer.state; None: plain dicts."""
+        """entry: makes the entries of Optimizer.state; None: makes plain dicts."""
         self.family, self.settings = family, settings
-        self.lock = RLock()  # calls of an optimizer hold it, so that other threads' calls wait
+        self.lock = RLock()  # held by every call, so that calls of other threads wait
         self.params: list[Param] = []  # by number
         self.tensors: list[torch.Tensor] = []  # their tensors
-        self.foreign: dict[int, torch.Tensor] = {}  # by number: parameters that cannot be stepped (frozen, or on meta)
+        self.foreign: dict[int, torch.Tensor] = {}  # by number; cannot be stepped: frozen, or on meta
         self.groups: list[CoreGroup] = []  # by number in the core
         self.members: list[Members] = []  # by number of the parameter group
         self.meshes: list[DeviceMesh] = []  # meshes of the DTensors
-        self.core: Core  # made with the first group, once the place of parameters is known
-        self.cores: dict[Place, _core.Optimizer] = {}  # the cores behind it, one per device
-        self.place: Place | None = None  # the core's place; None: several places, or none yet
-        self.on_host = True  # all places are
-        self.captured = False  # a step was captured in a graph
-        self.awaited: list[int] = []  # parameters whose entry in Optimizer.state is missing or incomplete
-        self.assigned: set[int] = set()  # parameters whose entries had values replaced since they were shown
-        self.away: set[int] = set()  # parameters whose state `Optimizer.state` shows on the host: users moved it there
-        self.aside: set[int] = set()  # parameters whose entries have shown zeros since `put_aside`, and may have been copied
-        self.copies = Copies(self.lock)  # of state, to be read before the state changes
+        self.core: Core  # made with the first group, which tells the place
+        self.cores: dict[Place, _core.Optimizer] = {}  # the cores behind `core`, one per device
+        self.place: Place | None = None  # the one place of parameters; None: several, or none yet
+        self.on_host = True  # whether all places are
+        self.captured = False  # whether a graph has captured a step
+        self.awaited: list[int] = []  # parameters with missing or incomplete entries in Optimizer.state
+        self.assigned: set[int] = set()  # parameters with values replaced in their entries
+        self.away: set[int] = set()  # parameters whose shown state users moved to the host
+        self.aside: set[int] = set()  # parameters with entries that show zeros since `put_aside`
+        self.copies = Copies(self.lock)  # copies of state that must be read before it changes
         self.entry = entry
         self._threads = torch.get_num_threads()
-        self.shows_sizes = True  # Optimizer.state also shows state that no view can show; its codes are read-only
-        self.shows_unstepped = False  # parameters have entries before their first step
-        self.in_ram = True  # all state is in RAM, without a limit
-        self.may_capture = False  # some are on a device whose queue may be recorded
-        self.renewed = False  # cores are new, and `Optimizer.state` has views of the old ones
-        self._told: dict[int, list[Any]] = {}  # for each parameter group, the options that the core has
-        self._overrides = overrides.changes  # the count at the last look
-        self._fresh = False  # some have a residual, which their dtype decides, and no step was seen after which it must stay
-        self._movable = 0  # number of parameters that are in `away` when all state was moved
-        self._with_state = 0  # number of stepped parameters, as last counted by the core; -1: count again
+        self.shows_sizes = True  # whether state is shown that views cannot show; its codes are read-only
+        self.shows_unstepped = False  # whether parameters have entries before their first step
+        self.in_ram = True  # whether all state is in RAM, without a limit
+        self.may_capture = False  # whether a parameter's device has a queue that may be recorded
+        self.renewed = False  # whether `Optimizer.state` has views of replaced cores
+        self._told: dict[int, list[Any]] = {}  # the options that the core has, by parameter group
+        self._overrides = overrides.changes  # the count when last read
+        self._fresh = False  # no step is known, so dtypes may still decide on residuals
+        self._movable = 0  # the size of `away` once users have moved all state
+        self._with_state = 0  # stepped parameters, as the core last counted; -1: count again
         self._shares = Shares({}, {}, {}, False)  # each core's share of the budgets
-        self._steps, self._skipped = 0, 0  # counted outside of the current core
+        self._steps, self._skipped = 0, 0  # outside of the current core
 
-    # Cores and parameters.
 
     def add_group(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
-        """Adds the last parameter group, whose own budget is `memory`. Builds new cores if it changes the devices' shares of
-        the optimizer's budget. Raises ValueError, TypeError or NotImplementedError for a parameter or an option that cannot be
-        used; MemoryError; OSError."""
+        """Adds the last parameter group, whose own budget is `memory`. Builds new cores if that changes the devices' shares of
+        the optimizer's budget. Raises ValueError, TypeError or NotImplementedError for an unusable parameter or option;
+        MemoryError; OSError."""
         number, first, group = len(groups) - 1, len(self.params), groups[-1]
         tensors = list(group["params"])
         added, plain = [], True
@@ -129,13 +127,13 @@ class Engine:
                     register(core, self.family, place, self.groups, 0, params[:first], 0, part)
                 register(core, self.family, place, made, len(self.groups), params[first:], first, part)
         except BaseException:
-            if self.groups:  # a core cannot remove a group
+            if self.groups:  # the old cores cannot remove the group
                 self._rebuild(groups[:-1], self.params, self.members)
             raise
         self._adopt(cores, params, [*self.groups, *made], shares, members)
 
     def append(self, number: int, tensor: torch.Tensor) -> None:
-        """Adds one parameter to parameter group `number`, without overrides; later groups must be empty."""
+        """Adds one parameter to parameter group `number`, without overrides. Later groups must be empty."""
         param = Param(tensor, number, len(self.members[number].tensors), memory=self.members[number].memory, dtype=tensor.dtype)
         later = sum(len(each.tensors) for each in self.members[number + 1 :])
         expect(not later, param.where, f"it after {later} parameters of later groups", "parameters in the order of the groups")
@@ -143,7 +141,7 @@ class Engine:
         here = here.by_host() if here.by_host() in self.cores else here
         wanted = f"{', '.join(str(place.device) for place in self.cores)} as the parameters before it, and one device"
         expect([here] == [*self.cores], param.where, f"a tensor on {here.device}", wanted)
-        group = next(n for n, each in enumerate(self.groups) if each.of == number)  # the first core group has no overrides
+        group = next(n for n, each in enumerate(self.groups) if each.of == number)  # the first core group: no overrides
         try:
             added = self.cores[here].add_param(group, tensor, tensor.requires_grad, shard_of(tensor, of))
         except (TypeError, ValueError, NotImplementedError) as error:
@@ -158,14 +156,14 @@ class Engine:
     def replace(
         self, groups: Sequence[dict[str, Any]], kept: Sequence[int], sources: Sequence[int] | None, sizes: bool = True
     ) -> None:
-        """Adopts the tensors that are now in the groups. kept: each group's number when it was added. sources: the parameter
-        whose state, steps and overrides each tensor takes over; None: all start afresh; overrides stay in groups with the same
-        number of tensors. sizes: False: state that no view can show is not shown from now on. Ranks that have parts of a
-        parameter must all make the call. Raises ValueError, TypeError, NotImplementedError, MemoryError or OSError."""
+        """Adopts the tensors that the groups have now. kept: the number that each group had when it was added. sources: the
+        parameter whose state, steps and overrides each tensor takes over. None: all start afresh; overrides stay in groups with
+        as many tensors as before. sizes: False stops showing state that views cannot show. All ranks that hold parts of a
+        parameter must make the call. Raises ValueError, TypeError, NotImplementedError, MemoryError or OSError."""
         made: list[Param] = []
         members: list[Members] = []
         where: list[str] = []
-        present = overrides.look(self.tensors)  # including overrides made since the last step
+        present = overrides.look(self.tensors)  # with overrides made since the last step
         for number, (group, old) in enumerate(zip(groups, kept, strict=True)):
             before = self.members[old]
             first, tensors = sum(len(each.tensors) for each in self.members[:old]), list(group["params"])
@@ -192,9 +190,9 @@ class Engine:
 
     def follow(self, groups: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
         """Tells the core about changes since the last step: overrides, moves, first gradients of foreign parameters, the number
-        of threads, and the options named in `keys`. Raises ValueError, TypeError, NotImplementedError, MemoryError or OSError
-        for changes that cannot be followed."""
-        if self._fresh:  # a dtype determines the residual; for parameters without a gradient, a later step is too late
+        of threads, and the options in `keys`. Raises ValueError, TypeError, NotImplementedError, MemoryError or OSError for
+        changes that it cannot follow."""
+        if self._fresh:  # dtypes decide on residuals, which no later step can change
             self._fresh = not self.has_stepped()
             if self._fresh and any(param.tensor.dtype != param.dtype for param in self.params):
                 with suppress(TypeError, ValueError, NotImplementedError):
@@ -219,7 +217,7 @@ class Engine:
             self._threads = threads
 
     def _check_fixed(self, of: int, group: Mapping[str, Any]) -> None:
-        """Raises ValueError if an option of parameter group `of` changed although it is fixed when the group is added."""
+        """Raises ValueError if an option of parameter group `of` changed that is fixed when the group is added."""
         missing = sorted(GROUP_OPTIONS.keys() - group.keys())
         expect(not missing, f"param_groups[{of}]", f"no {missing}", "the keys as they were")
         was, now = self.members[of].fixed, fixed_options(self.family, group)
@@ -258,8 +256,8 @@ class Engine:
                     family.momentum_began(self.core_of, core_group.params)
 
     def follow_between_steps(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Follows overrides and, before the first step, moves. The step refuses parameters that cannot be stepped: placeholders have
-        memory by then."""
+        """Follows overrides and, before the first step, moves. Parameters that cannot be stepped may get memory later; the step
+        refuses those that have none."""
         if self._overrides != overrides.changes:
             self._follow_overrides(groups)
         if not self.captured and not self.has_stepped():
@@ -284,8 +282,8 @@ class Engine:
         self._overrides = changes
 
     def _take_in(self, groups: Sequence[dict[str, Any]], numbers: Sequence[int]) -> None:
-        """Makes new cores that step foreign parameters with a gradient, now that they can be stepped. Raises ValueError,
-        TypeError or NotImplementedError, naming the parameter, if they cannot."""
+        """Builds new cores that step these foreign parameters, which have a gradient now. Raises ValueError, TypeError or
+        NotImplementedError, with the name of the parameter, if one cannot be stepped."""
         now = list(self.params)
         for number in numbers:
             where = f"{parameter(groups, number)}, which has a gradient"
@@ -294,7 +292,7 @@ class Engine:
         self._rebuild(groups, now, self.members)
 
     def follow_moves(self, groups: Sequence[dict[str, Any]]) -> bool:
-        """Builds new cores for parameters that moved to another device or dtype since registration; returns whether there were
+        """Builds new cores for parameters whose device or dtype has changed since registration, and returns whether there were
         any. Only before the first step, as in torch.optim: state does not move by itself, and a dtype determines what `master`
         keeps. Raises ValueError, TypeError or NotImplementedError for a parameter that cannot be stepped there."""
         if self.captured or self.has_stepped():
@@ -313,7 +311,7 @@ class Engine:
         return True
 
     def moving(self, groups: Sequence[dict[str, Any]], call: Callable[..., Found], *arguments: Any) -> Found:
-        """Calls the core; if it finds parameters on other devices than before, follows them and calls again."""
+        """Calls the core. If it finds parameters on other devices than before, follows them and calls again."""
         try:
             return call(*arguments)
         except ValueError:
@@ -323,7 +321,7 @@ class Engine:
 
     def follow_states(self, groups: Sequence[dict[str, Any]], carry: bool) -> Callable[[], None]:
         """Builds new cores for options of these groups that determine which states exist (amsgrad, centered, nesterov, a
-        momentum). carry: keeps the existing state; else starts without any. Returns a function that restores the old cores."""
+        momentum). carry: keeps existing state; otherwise starts without. Returns a function that restores the old cores."""
         got = "amsgrad, centered, nesterov or momentum changed after a step was captured in a graph"
         expect(not self.captured, "param_groups", got, "them as they were: replays find state where it was")
         before = {**vars(self)}
@@ -331,7 +329,7 @@ class Engine:
         return lambda: vars(self).update(before)
 
     def has_stepped(self) -> bool:
-        """True if any parameter has stepped. Waits for a step that a device has not decided yet."""
+        """True if any parameter has stepped. Waits until devices have decided on their last step."""
         for core in self.cores.values():
             if any(map(core.step_count, range(len(self.params)))):
                 return True
@@ -340,8 +338,8 @@ class Engine:
     def _settle(
         self, groups: Sequence[dict[str, Any]], of: Sequence[CoreGroup], params: Sequence[Param], kept: int = 0
     ) -> tuple[list[Param], Shares]:
-        """Assigns places to these parameters, and budgets. of: their core groups; kept: the number of parameters already
-        assigned. Raises NotImplementedError for places that the class does not support."""
+        """Assigns places and budgets to these parameters. of: their core groups. kept: how many parameters have places already.
+        Raises NotImplementedError for places that the class does not support."""
         now, wanted, shares = params, wanted_places(params, self.cores), UNLIMITED
         plain = wanted == [HOST] and not self.settings.memory and not any(map(_MEMORY, of))
         if not plain:
@@ -360,7 +358,7 @@ class Engine:
         return [*now], shares
 
     def _new_core(self, place: Place, shares: Shares) -> _core.Optimizer:
-        """A core without groups, under the budget of the optimizer at its place."""
+        """Makes a core without groups, under the optimizer's budget at its place."""
         settings = self.settings
         backend, queue, reads, target, allocator = place.core_arguments(settings.arithmetic)
         make = partial(MirrorCore, place) if place.mirrored else _core.Optimizer
@@ -385,9 +383,9 @@ class Engine:
         members: list[Members],
         sources: Sequence[int] | None = None,
     ) -> None:
-        """Replaces the cores by new ones for these parameters: if overrides change, parameters become steppable, wrappers swap
-        tensors, or an option changes which states exist. sources: the previous numbers, in order, whose state and steps carry
-        over; None: the same numbers. -1 starts afresh."""
+        """Replaces the cores by new ones for these parameters when overrides change, parameters become steppable, wrappers swap
+        tensors, or an option changes which states exist. sources: for each parameter, the old number whose state and steps it
+        takes over, -1 for none; None: the same numbers."""
         made = all_core_groups(self.family, groups, [each.memory for each in members], params)
         now, shares = self._settle(groups, made, params)
         wanted = wanted_places(now, self.cores)
@@ -438,11 +436,11 @@ class Engine:
             self.core = Cores(cores, params, hyper, shares.automatic, shares.told, steps_beside)
 
     def core_of(self, number: int) -> _core.Optimizer:
-        """The core that answers for a parameter: it has the parameters of other cores as tensors without elements."""
+        """The core that answers for a parameter. Other cores have it as a tensor without elements."""
         return self.cores[self.params[number].place or next(iter(self.cores))]
 
     def are_registered(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """True if these groups have the registered parameters. Compares addresses, with no other work per parameter."""
+        """True if these groups have the registered parameters. Only compares addresses, to be fast."""
         if len(groups) != len(self.members):
             return False
         for group, of in zip(groups, self.members):
@@ -452,21 +450,21 @@ class Engine:
         return True
 
     def _foreign_gradients(self) -> list[int]:
-        """Numbers of foreign parameters that have a gradient now."""
+        """The foreign parameters that have a gradient now, by number."""
         with torch._C.DisableTorchFunctionSubclass():  # attribute reads are slow in subclasses of Tensor
             if not [param for param in self.foreign.values() if param.grad is not None]:
                 return []
             return [i for i, param in self.foreign.items() if param.grad is not None]
 
     def options_of(self, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
-        """The options of each parameter, by number, from these parameter groups and its overrides."""
+        """The options of each parameter, by number: its overrides and those of these groups."""
         found: dict[int, Mapping[str, Any]] = {}
         for each in self.groups:
             found.update(dict.fromkeys(each.params, each.options_of(groups)))
         return found
 
     def stand_ins(self) -> list[torch.Tensor]:
-        """The parameters as the core of the first place has them, with empty tensors for foreign ones."""
+        """The parameters as the core of the first place has them: empty tensors stand for foreign ones."""
         home = next(iter(self.cores))
         return [param.tensor if param.place else places.stand_in(home) for param in self.params]
 
@@ -475,11 +473,11 @@ class Engine:
         self.core.set_seed(seed)
 
     def note_capture(self) -> None:
-        """Notes that a step is captured in a graph."""
+        """Notes that a graph captures a step."""
         self.captured = True
 
     def count(self, steps: int = 0, skipped: int = 0) -> None:
-        """Adds steps, or skipped steps, that the core does not count."""
+        """Adds steps, or skipped steps, that the core has not counted."""
         self._steps += steps
         self._skipped += skipped
 
@@ -488,22 +486,22 @@ class Engine:
         return dict(self.core_of(number).states_of(number))
 
     def queue(self) -> int:
-        """The queue on which torch works now, on the parameters' device. 0 with several devices: the joined core asks for
+        """The queue on which torch works now on the parameters' device. 0 with several devices, where the joined core asks
         each."""
         return self.place.queue() if self.place else 0
 
     def room(self) -> int:
-        """Bytes that state may take, for the core's decisions about residency; -1: not needed, or unknown. As `queue` with
-        several devices."""
+        """Bytes that state may take, from which the core decides on residency; -1: not needed or unknown, and with several
+        devices."""
         return self.place.room() if self._shares.automatic and self.place else -1
 
     @property
     def capturing(self) -> bool:
-        """True if a step would be recorded in a graph."""
+        """True if a graph would record a step."""
         return any(place.capturing() for place in self.cores)
 
     def demote(self, size: int | None = None) -> int:
-        """Moves state to the host until `size` bytes of device memory (None: as much as possible) are free again."""
+        """Moves state to the host until `size` bytes of device memory are free again; None: as many as possible."""
         with self.lock:
             freed = self.core.demote(_ALL if size is None else size)
         if freed:
@@ -511,16 +509,16 @@ class Engine:
         return freed
 
     def prefetch(self, size: int, place: Place | None = None) -> int:
-        """Reads up to `size` bytes of streaming state ahead; returns the device memory taken for it. place: only on that
-        device, behind torch's work there on this thread."""
+        """Reads up to `size` bytes of streaming state ahead and returns the device memory taken for it. place: only on that
+        device, behind torch's work of this thread there."""
         core, queue = (self.cores[place], place.queue()) if place else (self.core, self.queue())
-        with self.lock:  # a thread of backward calls this
+        with self.lock:  # threads of backward call this
             taken = core.prefetch(size, queue)
         logger.debug("%d bytes of state are read ahead", taken)
         return taken
 
     def take_gradient(self, number: int) -> bool:
-        """Like `MirrorCore.take`; False for a parameter that the CPU does not step."""
+        """Like `MirrorCore.take`. False if the CPU does not step the parameter."""
         place = self.params[number].place
         core = self.cores[place] if place else None
         with self.lock:
@@ -533,13 +531,14 @@ class Engine:
                 core.drop()
 
     def holders(self) -> list[torch.Tensor]:
-        """Tensors whose `.grad` are the gradients, by number: the parameters, or host tensors if gradients were taken."""
+        """The tensors that hold the gradients as `.grad`, by number: the parameters, or host tensors if gradients were
+        taken."""
         cores = [core for core in self.cores.values() if isinstance(core, MirrorCore)]
         taken = {number: holder for core in cores for number, holder in core.holders().items()}
         return [taken.get(number, param) for number, param in enumerate(self.tensors)] if taken else self.tensors
 
     def report(self) -> CoreReport:
-        """The core's report, including steps of earlier cores."""
+        """The core's report, with steps of earlier cores added."""
         with self.lock:
             found: CoreReport = self.core.report()
         found["steps"] += self._steps
@@ -547,48 +546,49 @@ class Engine:
         return found
 
     def skipped_steps(self) -> int:
-        """Steps known to have been skipped; does not wait for a device."""
+        """The number of steps known to be skipped. Does not wait for a device."""
         with self.lock:
             return self._skipped + self.core.skipped_steps()
 
     def new_states(self) -> list[int]:
-        """Parameters that got the state they awaited, until they are `adopted`."""
+        """Parameters that have received the state they awaited but are not yet `adopted`."""
         if self.core.stepped_count() == self._with_state:
             return []
         return [i for i in self.awaited if self.core_of(i).step_count(i) > 0]
 
     def adopted(self, numbers: Sequence[int]) -> None:
-        """Marks these parameters' entries in `Optimizer.state` as complete."""
+        """Marks the entries of these parameters in `Optimizer.state` as complete."""
         self._with_state = self.core.stepped_count()
         came = set(numbers)
         self.awaited = [i for i in self.awaited if i not in came]
 
     def await_states(self, numbers: Iterable[int]) -> None:
-        """Expects the next step to give state to these parameters only."""
+        """Expects the next step to give state to these parameters and no others."""
         self.awaited = sorted(numbers)
         self._with_state = -1
 
     def bring_to_ram(self) -> None:
-        """Brings back state that `offload` moved out of RAM, for those who read its memory."""
+        """Brings back state that `offload` moved out of RAM, for readers of its memory."""
         for place, core in self.cores.items():
             if place.on_host:
                 core.onload()
         self.aside = set()
 
     def put_aside(self) -> None:
-        """Moves all state out of the way. Raises like `Cores.offload`."""
+        """Moves all state out of RAM and device memory. Raises like `Cores.offload`."""
         shown = {i for i in range(len(self.params)) if self.core_of(i).has_state(i) and not self.core_of(i).is_paged(i)}
         self.core.offload()
         self.aside = shown
 
     def has_entry(self, number: int) -> bool:
-        """True if `Optimizer.state` and state dicts have an entry for a parameter: from its first step on, as in torch.optim."""
+        """True if `Optimizer.state` and state dicts have an entry for a parameter: from its first step on, as in
+        torch.optim."""
         asked = self.shows_unstepped and self.tensors[number].requires_grad and number not in self.foreign
         return asked or self.core_of(number).step_count(number) > 0
 
     def move_shown(self, number: int, away: bool) -> None:
-        """Follows users who moved the state of a parameter in `Optimizer.state`, to the host (away) or back: once they have moved
-        all of it, so does the core. Raises like `Optimizer.offload` or `onload`; then nothing has moved."""
+        """Follows users who moved a parameter's state in `Optimizer.state` to the host (away) or back. Once they have moved all
+        of it, the core moves its own. Raises like `Optimizer.offload` or `onload`, and then nothing has moved."""
         with self.lock:
             if away and not self.away:
                 places = ((i, param.place) for i, param in enumerate(self.params))
@@ -605,7 +605,7 @@ class Engine:
     def __del__(self) -> None:
         try:
             self.copies.read(self)
-        except Exception:  # a copy that cannot be read says so when it is used
+        except Exception:  # a copy that cannot be read raises when it is used
             pass
 
     def showed(self) -> None:

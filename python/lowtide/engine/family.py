@@ -1,4 +1,4 @@
-"""How a class of optimizers uses the rules of the core."""
+"""How a class of optimizers uses the core's rules."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from lowtide.options.options import AUTO, GROUP_OPTIONS, IGNORED, WHOLE_OPTIMIZE
 
 _GROUP_VALUES = itemgetter(*GROUP_OPTIONS)
 
-# By being 0 or not these determine which states exist, or what they mean; SGD's and LARS's states depend on their momentum.
+# Whether these are 0 determines which states exist, or what they mean. States of SGD and LARS depend on their momentum.
 _OF_STATES = ("amsgrad", "centered", "nesterov", "momentum")
 
 
 class Family:
-    """The rule of a class, and the translation of its parameter groups' options to the core's hyper-parameters. Subclasses
-    serve classes that use more than one rule, or fewer options."""
+    """The rule of a class, and the translation of its group options to the core's hyper-parameters. Subclasses are for classes
+    that use several rules, or fewer options."""
 
-    CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, if it differs
-    MAY_WAIT: ClassVar[bool] = True  # trained parameters may be on meta until a step
-    SEVERAL: ClassVar[bool] = True  # they may be on several devices
-    FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, in addition to every class's
+    CORE_RULE: ClassVar[str] = ""  # the core's name for the rule, if it differs
+    MAY_WAIT: ClassVar[bool] = True  # whether trained parameters may be on meta until a step
+    SEVERAL: ClassVar[bool] = True  # whether they may be on several devices
+    FIXED: ClassVar[tuple[str, ...]] = ()  # options fixed when a group is added, besides those of every class
 
     def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:
-        """name: of the class, for errors. given: the options of a group, including hyper-parameters."""
+        """name: the name of the class, for errors. given: the options of a group, including hyper-parameters."""
         self.name, self.rule = name, rule
         self.core_rule = self.CORE_RULE or rule
         self.given = [key for key in given if key not in Options.__annotations__ and not key.startswith("lowtide_")]
         self.keys = hyper_keys(self.core_rule, [*self.given, "maximize"])
 
     def rule_for(self, param: torch.Tensor, options: Mapping[str, Any]) -> str:
-        """The core's rule for a parameter with these options; "": `core_rule`."""
+        """The core's rule for a parameter with these options; "" means `core_rule`."""
         return ""
 
     def core_options(self, rule: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options that the core takes for parameters of that rule, beside hyper-parameters and budgets."""
+        """The options, except hyper-parameters and budgets, that the core takes for parameters of that rule."""
         taken = dict(zip(GROUP_OPTIONS, _GROUP_VALUES(options), strict=True))
-        if taken["master"] == AUTO:  # learns as float32 weights do, for no bytes (docs/evidence.md)
+        if taken["master"] == AUTO:  # learns like float32 weights and takes no bytes (docs/evidence.md)
             taken["master"] = "stochastic"
         return taken
 
     def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
-        """The core's hyper-parameters for parameters of that rule with these options. ValueError or TypeError."""
+        """The core's hyper-parameters for parameters of that rule with these options. Raises ValueError or TypeError."""
         return dict(zip(self.keys, hyper_values(self.keys, options), strict=True))
 
     def changed_states(self, before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-        """The options that determine which states exist and differ between `before` and `now`."""
+        """The options that determine which states exist and that differ between `before` and `now`."""
         return [key for key in _OF_STATES if key in before and bool(before[key]) != bool(now.get(key))]
 
     def overridable(self) -> list[str]:
@@ -67,14 +67,14 @@ class Family:
         """Raises NotImplementedError for parameters that this class cannot step."""
 
     def momentum_began(self, core_of: Callable[[int], Any], params: Sequence[int]) -> None:
-        """Called after the core gets a momentum for these parameters, which had none."""
+        """Called after these parameters, which had no momentum, get one in the core."""
 
     def core_nonfinite(self, nonfinite: str) -> str:
-        """The core's treatment of non-finite gradients if users chose `nonfinite`."""
+        """The core's treatment of non-finite gradients if users choose `nonfinite`."""
         return nonfinite
 
     def check_override(self, override: Mapping[str, Any]) -> None:
-        """Raises TypeError or ValueError for an override of an option that groups of this class do not have."""
+        """Raises TypeError or ValueError if an override sets an option that groups of this class lack."""
         of_whole = (*WHOLE_OPTIMIZER, *IGNORED)
         for name in of_whole:
             if name in override:
@@ -82,7 +82,7 @@ class Family:
         check_options(override, self.name, self.overridable(), of_whole)
 
     def error(self, where: str, rule: str, error: Exception) -> Exception:
-        """The same kind of error, beginning with `where`; the name of the class replaces `rule`, a name that users did not
-        choose ("": none)."""
+        """The same kind of error, beginning with `where`. The name of the class replaces `rule` (""; none), a name that users
+        did not choose."""
         named = type(error)(str(error).replace(f" for {rule} ", f" for {self.name} ")) if rule else error
         return with_context(where, named)

@@ -1,5 +1,5 @@
-"""Groups of the core: one per parameter group, plus one for each set of overrides, or each other rule, among its parameters.
-Users and schedulers only see the parameter groups."""
+"""Groups of the core. A parameter group has one for each combination of overrides and rule among its parameters. Users and
+schedulers see only the parameter groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fixed_options(family: Family, group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_defaults(hyper: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """The options of a group that sets none: hyper-parameters and the per-group part of `Options`."""
+    """The options of a group that sets none: hyper-parameters, and the per-group part of `Options`."""
     given: Mapping[str, Any] = options
     made = {**hyper, "maximize": DEFAULTS["maximize"], **GROUP_OPTIONS}
     for name in made.keys() & given.keys():
@@ -40,13 +40,12 @@ _PLAIN = frozenset((float, int, bool, str, NoneType))
 
 
 def are_fixed(options: Iterable[Any]) -> bool:
-    """True if none of these values can change in place, as a tensor or a list can: then the same object means the same
-    value."""
+    """True if no value can change in place, as tensors and lists can. Then the same object means the same value."""
     return all(are_fixed(each) if type(each) is tuple else type(each) in _PLAIN for each in options)
 
 
 def are_same(options: Iterable[Any], fixed: Iterable[Any]) -> bool:
-    """True if these are the same values. (A number and a tensor equal to it are not.)"""
+    """True if the values are the same. A number and an equal tensor are not."""
     return all(a is b or (type(a) is type(b) and type(a) in _PLAIN and a == b) for a, b in zip(options, fixed, strict=True))
 
 
@@ -59,7 +58,7 @@ class CoreGroup:
     rule: str  # "": the optimizer's
     pushed: dict[str, float]  # the hyper-parameters that the core has
     options: dict[str, Any]  # `Family.core_options` that the core has
-    memory: Memory | None  # its own budget
+    memory: Memory | None  # the group's own budget
     budget_of: int  # number of the group whose budget it shares; -1: none
     params: list[int] = field(default_factory=list)  # numbers, ascending
 
@@ -68,14 +67,13 @@ class CoreGroup:
         return at < len(self.params) and self.params[at] == number
 
     def push(self, core: Core, number: int, hyper: dict[str, float], rounding: str) -> dict[str, float] | None:
-        """Tells `core` about changes; returns the previous hyper-parameters, or None if they are unchanged.
-
-        While the core is being told, its values are unknown: after an interrupt (Ctrl-C) the next push tells it again."""
+        """Tells `core` about changes. Returns the previous hyper-parameters, or None if they are unchanged. Meanwhile the
+        core's values count as unknown, so that after an interrupt (Ctrl-C) the next push tells it again."""
         if rounding != self.options["rounding"]:
             self.options["rounding"], before_rounding = "", self.options["rounding"]
             try:
                 core.set_rounding(number, rounding)
-            except ValueError:  # refused: the core is unchanged
+            except ValueError:  # the core refused and is unchanged
                 self.options["rounding"] = before_rounding
                 raise
             self.options["rounding"] = rounding
@@ -91,7 +89,7 @@ class CoreGroup:
         return before
 
     def options_of(self, groups: Sequence[dict[str, Any]] | Mapping[int, dict[str, Any]]) -> Mapping[str, Any]:
-        """The options that apply to its parameters now, in the user's form."""
+        """The options that apply to the group's parameters now, in the user's form."""
         group = groups[self.of]
         return {**group, **self.overrides} if self.overrides else group
 
@@ -99,8 +97,8 @@ class CoreGroup:
 def core_groups(
     family: Family, number: int, group: Mapping[str, Any], memory: Memory | None, params: Sequence[Param], first: int, at: int
 ) -> list[CoreGroup]:
-    """The core's groups for parameter group `number`, whose budget is `memory`. params: its parameters, numbered from `first`
-    on; at: the number of the first of these groups. Raises ValueError or TypeError for options that cannot be used."""
+    """The core's groups for parameter group `number`, whose budget is `memory`. params: the parameters of the group, numbered
+    from `first`. at: the number of the first core group. Raises ValueError or TypeError for unusable options."""
     made: list[CoreGroup] = []
 
     def find(override: Mapping[str, Any], rule: str, own: Memory | None) -> CoreGroup:
@@ -132,7 +130,7 @@ def core_groups(
 def all_core_groups(
     family: Family, groups: Sequence[Mapping[str, Any]], memories: Sequence[Memory | None], params: Sequence[Param]
 ) -> list[CoreGroup]:
-    """`core_groups` of all parameter groups. memories: their budgets."""
+    """The `core_groups` of all parameter groups. memories: budgets of the parameter groups."""
     members: list[list[Param]] = [[] for _ in groups]
     for param in params:
         members[param.group].append(param)
@@ -154,9 +152,9 @@ def register(
     first: int,
     part: Callable[[CoreGroup, Place], Memory | None] | None,
 ) -> None:
-    """Adds these groups, numbered from `at` on, and their parameters, numbered from `first` on, to the core of a place;
-    parameters of other places become tensors without elements. part: the place's part of a group's own budget; None: all of it.
-    Raises ValueError, TypeError or NotImplementedError; the core then has some of them."""
+    """Adds these groups, numbered from `at`, and their parameters, numbered from `first`, to the core of a place. Parameters of
+    other places become tensors without elements. part: returns the place's part of a group's own budget; None: all of it.
+    Raises ValueError, TypeError or NotImplementedError; some are added by then."""
     numbers: dict[int, int] = {}
     for number, group in enumerate(groups, at):
         numbers.update(zip(group.params, repeat(number)))
@@ -180,13 +178,13 @@ def register(
 
 
 def refused(family: Family, number: int, param: Param | None, rule: str, error: Exception) -> Exception:
-    """The error about a parameter with that rule (None: about parameter group `number`), with its subject named."""
+    """The error about a parameter with that rule or, for None, about parameter group `number`. It names its subject."""
     where = f"{param.where}{': override' if param.override else ''}" if param else f"parameter group {number}"
     return family.error(where, rule, error)
 
 
 class GroupSizes(NamedTuple):
-    """A group as `_core.forecast` takes it."""
+    """A group in the form that `_core.forecast` takes."""
 
     params: list[tuple[list[int], Any, str]]  # sizes, whole, type
     options: dict[str, Any]  # `Family.core_options`
@@ -198,7 +196,7 @@ class GroupSizes(NamedTuple):
 
 
 def sizes_of(groups: Sequence[CoreGroup], params: Sequence[Param], some: Container[int] | None = None) -> list[GroupSizes]:
-    """The groups with the trained parameters among these numbers (None: all), without budgets of their own."""
+    """The groups, without their own budgets, with the trained parameters among these numbers; None: with all parameters."""
     found = []
     for group in groups:
         here = [params[i] for i in group.params if some is None or (i in some and params[i].tensor.requires_grad)]

@@ -1,13 +1,14 @@
-"""Which parameters on a device the CPU steps (`Memory(step=)`).
+"""Decides which parameters on a device the CPU steps (`Memory(step=)`).
 
-Under a budget with step="auto", state that does not fit on the device is either streamed through it in every step, or stepped
-where it is. Parameters are assigned to the CPU from the last one on, whose gradients come first in backward, as long as that
-shortens the longer of the two times:
+Under a budget with step="auto", state that does not fit on the device either streams through the device in every step or is
+stepped where it is. Parameters go to the CPU from the last one on, because its gradients come first in backward, as long as
+that shortens the longer of two times:
 
     device: (streamed state + the gradients and weights copied for the CPU) / rate of the link
     CPU:    (these copies + the weights copied back) / rate of the link + the longer of its steps and its disk
 
-and, regardless of times, until streamed state takes no more than half of the host memory, if there is a disk for the rest.
+Regardless of times, they go to the CPU until streamed state takes at most half of the host memory, if there is a disk for the
+rest.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _LINK_BYTES = 64 << 20
 class Speeds(NamedTuple):
     """Bytes per second."""
 
-    link: float  # between the device and pinned host memory, in each direction, used at the same time
+    link: float  # between the device and pinned host memory, per direction, both in use
     step: float  # of state that the CPU steps
     disk: float = math.inf  # the slower of reading and writing; math.inf: no disk
 
 
 class Load(NamedTuple):
-    """The bytes of a parameter."""
+    """Bytes of a parameter's state and weights."""
 
     number: int
     state: int
@@ -51,9 +52,9 @@ class Load(NamedTuple):
 
 
 def ends(streams: float, copied: float, steps: float, link: float) -> tuple[float, float]:
-    """Seconds until the device and the host have done their parts of a step, if all that can overlap does. streams: bytes of state
-    that pass through the device; copied: bytes of the weights that the CPU steps, with gradients of the same type; steps: seconds of
-    the CPU's steps and its disk; link: bytes per second."""
+    """Seconds until the device and the host have done their parts of a step, if everything overlaps that can. streams: bytes of
+    state that pass through the device. copied: bytes of the weights that the CPU steps; their gradients take as many. steps:
+    seconds of the CPU's steps and disk. link: bytes per second."""
     come = 2 * copied / link
     return streams / link + come, come + copied / link + steps
 
@@ -67,8 +68,8 @@ def settle(
     kept: int,
     speeds: Callable[..., Speeds] | None = None,
 ) -> list[Param]:
-    """The same parameters with the places where they are stepped; the first `kept` already have one. memory: the optimizer's
-    budget. options: of the parameter groups. speeds: returns the measurements of `speeds_of`."""
+    """The parameters, with the places where they are stepped. The first `kept` have one already. memory: the optimizer's
+    budget. options: the options of the parameter groups. speeds: measures like `speeds_of`."""
     places = [param.place for param in params]
     undecided: dict[tuple[int, Memory, Place], list[int]] = {}
     for i, param in enumerate(params):
@@ -99,8 +100,8 @@ def settle(
 def share_of_host(
     loads: Sequence[Load], device: int, host: int, speeds: Speeds, fixed: int = 0, before: frozenset[int] = frozenset()
 ) -> set[int]:
-    """The numbers of the parameters that the CPU steps. device, host: bytes for state; fixed: number of parameters, from the
-    first, already assigned, `before` of them to the CPU."""
+    """The numbers of the parameters that the CPU steps. device, host: bytes for state. fixed: how many parameters, counted from
+    the first, are already assigned; `before` are those on the CPU."""
     here = {load.number for load in loads if load.number in before}
     streams = sum(load.state for load in loads if load.number not in here) - device
     stepped = sum(load.state for load in loads if load.number in here)
@@ -138,7 +139,7 @@ def _chosen(
     budget = memory.part(place, memory.host).budget(place)
     host = budget.host if budget.host >= 0 else 2**62
     room = budget.device
-    if room < 0:  # device memory beside weights and gradients; state may have to move to the host, all of it
+    if room < 0:  # room beside weights and gradients; all state may have to move to the host
         free = place.room()
         gradients = sum(load.weights for load in loads)
         room = max((free if free >= 0 else place.memory()) * 7 // 8 - gradients, 0)
@@ -148,7 +149,7 @@ def _chosen(
     state = state_on_device(family, sizes, budget._replace(device=room))
     if not state.problem and not state.streamed_bytes:
         return before
-    if not state.problem:  # chunks are larger than the state in them, and streamed state takes some of the room
+    if not state.problem:  # chunks are larger than their state, and streaming takes room, too
         room = state.resident_bytes
         larger = (room + state.streamed_bytes) / sum(load.state for load in loads)
         loads = [load._replace(state=math.ceil(load.state * larger)) for load in loads]
@@ -159,7 +160,7 @@ def _chosen(
 
 
 def _loads(family: Family, groups: Sequence[CoreGroup], params: Sequence[Param], numbers: Sequence[int]) -> list[Load]:
-    """The loads in the order of numbers. Parameters of the same group, shape and type are planned once."""
+    """The loads in order of number. Parameters of equal group, shape and type are planned once."""
     bytes_of: dict[Any, int] = {}
     group_of = {i: number for number, group in enumerate(groups) for i in group.params}
     loads = []
@@ -174,8 +175,8 @@ def _loads(family: Family, groups: Sequence[CoreGroup], params: Sequence[Param],
 
 
 def speeds_of(device: torch.device, rule: str, hyper: Mapping[str, float], formats: Sequence[str], disk: str) -> Speeds:
-    """Measured once per process: a fraction of a second for the link, half a second for each format, a second for the disk.
-    disk: a directory, or ""."""
+    """Measures speeds once per process. Takes a fraction of a second for the link, half a second per format, and a second for
+    the disk. disk: a directory, or ""."""
     given = tuple(sorted(hyper.items()))
     rates = [rate for state in formats if (rate := _step_rate(rule, state, given, torch.get_num_threads())) > 0]
     return Speeds(link_rate(device), min(rates, default=math.inf), _disk_rate(disk) if disk else math.inf)
@@ -194,14 +195,14 @@ def _disk_rate(directory: str) -> float:
 
 @cache
 def link_rate(device: torch.device) -> float:
-    """Bytes per second of torch's copies between the device and pinned host memory: the slower direction, the best of three."""
+    """Bytes per second that torch copies between the device and pinned host memory: the slower direction, the best of three."""
     module = torch.get_device_module(device)
     there = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device=device)
     here = torch.zeros(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
     seconds = []
     for to, source in ((there, here), (here, there)):
         best = math.inf
-        for _ in range(4):  # the first one is slow and only counts if it is the best
+        for _ in range(4):  # the first copy is slow
             module.synchronize(device)
             start = time.perf_counter()
             to.copy_(source, non_blocking=True)

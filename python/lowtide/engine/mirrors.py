@@ -1,8 +1,8 @@
-"""Parameters on a device that the CPU steps: on accelerators for which Lowtide has no kernels, and parameters that a budget
-assigns to the CPU (`engine.host_steps`).
+"""Parameters on a device that the CPU steps: on accelerators without Lowtide kernels, or assigned to the CPU by a budget
+(`engine.host_steps`).
 
-A step copies weights and gradients to host memory, steps there, and copies the weights back, using torch's copies. State,
-masters and everything else in an optimizer are the same, bit for bit, as for parameters on the CPU.
+A step uses torch to copy weights and gradients to host memory, steps there, and copies the weights back. State, masters and all
+else are the same, bit for bit, as for parameters on the CPU.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from lowtide.memory.forecast import Budget
 
 
 class _Mirror:
-    """A parameter's copy in host memory, and the copy of its gradient."""
+    """Host copies of a parameter and its gradient."""
 
     def __init__(self, param: torch.Tensor, number: int, device: torch.device) -> None:
         local = local_of(param)
         self.param, self.number, self._device = param, number, device
-        # Nothing is copied before a step: the memory of a frozen parameter is never touched.
+        # Nothing is copied before a step, and the memory of a frozen parameter is never touched.
         weights = _host_memory(local, device if param.requires_grad else None)
         self.host = torch.nn.Parameter(weights, requires_grad=param.requires_grad)
-        self._came = -1  # version of the weights that a check has copied for the step after it
-        self.returns = False  # the host has weights that the device lacks
-        self._buffer: torch.Tensor | None = None  # of gradients
+        self._came = -1  # version of the weights that a check copied for its step
+        self.returns = False  # whether the host has weights that the device lacks
+        self._buffer: torch.Tensor | None = None  # holds gradients
         self._fetched: ref[torch.Tensor] | None = None  # the gradient whose copy is in the buffer
-        self._at = -1  # its version
+        self._at = -1  # version of that gradient
         self.taken = 0  # gradients since the last step that only the host has, summed in the buffer
-        self._staged: torch.Tensor | None = None  # the last of them, until it is added
-        self._staging: torch.Tensor | None = None  # its memory
-        self._mark: Any = None  # of its copy
+        self._staged: torch.Tensor | None = None  # the last taken gradient, until it is added
+        self._staging: torch.Tensor | None = None  # memory for it
+        self._mark: Any = None  # marks the end of its copy
 
     def take(self) -> None:
-        """Queues the copy of the gradient, which is added to earlier ones. The device's gradient may be freed."""
+        """Queues a copy of the gradient, to be added to earlier ones. The device's gradient may then be freed."""
         grad = self.param.grad
         assert grad is not None
         self._check(grad)
@@ -57,11 +57,11 @@ class _Mirror:
         _copy(target, local)
         self._mark, self._staged = _mark_of(self._device), target if self.taken else None
         if not self.taken:
-            self.host.grad = self._buffer.view_as(self._buffer)  # a different object from that of the previous step
+            self.host.grad = self._buffer.view_as(self._buffer)  # not the object of the previous step
         self.taken += 1
 
     def gather(self) -> None:
-        """Waits for the copy of the last gradient, and adds it to the earlier ones, as autograd does on the device."""
+        """Waits for the copy of the last gradient and adds it to earlier ones, as autograd does on the device."""
         if self._mark is not None:
             self._mark.synchronize()
             self._mark = None
@@ -76,10 +76,10 @@ class _Mirror:
             self.taken, self.host.grad = 0, None
 
     def fetch(self) -> bool:
-        """Queues the copy of the gradient, unless it is already there. Returns true if it queued one."""
+        """Queues a copy of the gradient unless the host has it. Returns whether it did."""
         grad = self.param.grad
         if self.taken:
-            if grad is not None:  # it bypassed the hook
+            if grad is not None:  # set without the hook
                 self.take()
                 self.param.grad = None
             self.gather()
@@ -100,13 +100,13 @@ class _Mirror:
         return True
 
     def fetch_weights(self) -> None:
-        """Queues the copy of the weights, which users may have changed since the last step."""
+        """Queues a copy of the weights, which users may have changed since the last step."""
         _copy(self.host.detach(), local_of(self.param).detach())
         self._came = self.param._version
 
     @property
     def came(self) -> bool:
-        """True if the copy has the weights for the current step."""
+        """True if the host has the weights for the current step."""
         return self._came == self.param._version
 
     def push(self) -> None:
@@ -115,7 +115,7 @@ class _Mirror:
         self.returns = False
 
     def leave_weights(self) -> None:
-        """The weights are copied at the next request, because version counters miss writes through `.data`."""
+        """Makes the next request copy the weights, because version counters miss writes through `.data`."""
         self._came = -1
 
     def forget(self) -> None:
@@ -134,19 +134,19 @@ class _Mirror:
 
 
 class MirrorCore(_core.Optimizer):
-    """A CPU core for parameters elsewhere. Replaces `_core.Optimizer` in every call.
+    """A CPU core for parameters on another device. Replaces `_core.Optimizer` in every call.
 
-    Threads and streams: copies are queued on torch's current stream of the device, and the CPU waits for them before it
-    steps. The copies back are queued there when a step returns."""
+    Copies are queued on torch's current stream of the device, and the CPU waits for them before it steps. When a step returns,
+    the copies back are queued there."""
 
     def __init__(
         self, place: Place, rule: str, nonfinite: str, threads: int, cpu_target: str, budget: Budget | None, *more: Any
     ) -> None:
-        """place: of the parameters. The other arguments are `_core.Optimizer`'s."""
+        """place: where the parameters are. The other arguments are those of `_core.Optimizer`."""
         super().__init__(rule, nonfinite, threads, cpu_target, budget, *more)
         self._device, self._has_disk = place.device, bool(budget and budget.disk)
         self._mirrors: list[_Mirror | None] = []  # by number; None: a stand-in
-        self._marks: list[Any] = []  # of copies that may be running
+        self._marks: list[Any] = []  # marks of copies that may be running
 
     def add_param(self, group: int, param: torch.Tensor, with_state: bool = True, whole: Any = None) -> int:
         local = local_of(param)
@@ -175,9 +175,9 @@ class MirrorCore(_core.Optimizer):
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None, clip: Any = None,
         loss_scale: int = 0, found_inf: int = 0, updates: Sequence[tuple[int, int, float]] | None = None,
     ) -> int:  # fmt: skip
-        """Like `_core.Optimizer.step`; if a disk fails, changes made before the failure are copied back too. Raises
-        RuntimeError if the device fails: before the step nothing has changed; after it, weights that could not be copied back
-        stay in host memory for `synchronize` or the next step."""
+        """Like `_core.Optimizer.step`. If a disk fails, changes made before are copied back, too. Raises RuntimeError if the
+        device fails: before the step, nothing has changed; after it, weights that could not be copied back stay in host memory
+        for `synchronize` or the next step."""
         if directions is not None:  # moves nothing
             self._fetch(only)
             return super().step(grad_scale, assume_finite, stream, free_bytes, only, directions)
@@ -194,10 +194,10 @@ class MirrorCore(_core.Optimizer):
         return bad
 
     def set_evaluating(self, evaluating: bool, stream: int = 0) -> None:
-        """Like `_core.Optimizer.set_evaluating`; moved weights are on the device when it returns or raises."""
+        """Like `_core.Optimizer.set_evaluating`. Changed weights are on the device when it returns or raises."""
         before = [self.evaluating(i) for i in range(len(self._mirrors))]
         moved = {i: mirror for i, mirror in enumerate(self._mirrors) if mirror and self.has_state(i) and before[i] != evaluating}
-        if not moved:  # frameworks ask before every batch: do not wait
+        if not moved:  # frameworks call this before every batch: do not wait
             super().set_evaluating(evaluating, stream)
             return
         self._return()
@@ -222,13 +222,13 @@ class MirrorCore(_core.Optimizer):
         self._wait()
 
     def offload(self) -> None:
-        """Like `_core.Optimizer.offload`. Without a disk, all state is already off the device."""
+        """Like `_core.Optimizer.offload`. Without a disk it does nothing, because no state is on the device."""
         if self._has_disk:
             super().offload()
 
     def take(self, number: int) -> bool:
-        """Queues the copy of a parameter's gradient, to be added to those taken since the last step; the device's gradient may
-        then be freed. Returns true if the parameter is on the device. Raises RuntimeError if the device fails: the gradient
+        """Queues a copy of a parameter's gradient, to be added to those taken since the last step; the device's gradient may
+        then be freed. Returns whether the parameter is on the device. Raises RuntimeError if the device fails, and the gradient
         stays where it was."""
         if (mirror := self._mirrors[number]) is None:
             return False
@@ -237,8 +237,7 @@ class MirrorCore(_core.Optimizer):
         return True
 
     def holders(self) -> dict[int, torch.Tensor]:
-        """For parameters whose gradients were taken, by number, the tensors that hold them as `.grad`. Waits for their
-        copies."""
+        """The tensors that hold taken gradients as `.grad`, by number of the parameter. Waits for their copies."""
         taken = {i: mirror for i, mirror in enumerate(self._mirrors) if mirror is not None and mirror.taken}
         with self._told("copying gradients to the host: nothing was changed"):
             for mirror in taken.values():
@@ -255,12 +254,12 @@ class MirrorCore(_core.Optimizer):
         return [mirror for number in numbers if (mirror := self._mirrors[number]) is not None]
 
     def _fetch(self, only: Sequence[int] | None, weights: bool = False, wait_for_weights: bool = True) -> list[_Mirror]:
-        """Copies gradients to the host and, if requested, the weights of parameters with one. Returns the parameters with
+        """Copies gradients to the host and, if requested, the weights of their parameters. Returns the parameters with
         gradients."""
         with self._told("copying gradients and weights to the host: nothing was changed"):
             mirrors = self._of(only)
             if not weights or not all(mirror.came for mirror in mirrors if mirror.host.grad is not None):
-                self._wait()  # the host memory may still be in use
+                self._wait()  # copies may still use the host memory
             queued = [mirror.fetch() for mirror in mirrors]
             if any(queued) and not wait_for_weights:
                 self._mark()
@@ -275,7 +274,7 @@ class MirrorCore(_core.Optimizer):
         return taken
 
     def _return(self) -> None:
-        """Copies back the weights that the device does not have yet."""
+        """Copies back weights that the device lacks."""
         left = [mirror for mirror in self._of(None) if mirror.returns]
         if not left:
             return
@@ -289,7 +288,7 @@ class MirrorCore(_core.Optimizer):
             self._marks.append(mark)
 
     def _wait(self, first: int | None = None) -> None:
-        """Waits for the first `first` marks; None: for all."""
+        """Waits for the first `first` marks, or for all."""
         while self._marks[:first]:
             self._marks.pop(0).synchronize()
             first = None if first is None else first - 1
@@ -303,7 +302,7 @@ class MirrorCore(_core.Optimizer):
 
 
 def _host_memory(like: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    """Uninitialized host memory for a copy; page-locked, so that copies are queued, if `device` supports it."""
+    """Uninitialized host memory for a copy. It is page-locked, so that copies can be queued, if `device` supports that."""
     if device is not None and hasattr(torch.get_device_module(device), "current_stream"):
         try:
             return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
@@ -318,8 +317,8 @@ def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _mark_of(device: torch.device) -> Any:
-    """An object whose `synchronize()` waits for the work now on torch's current stream; None without streams, where copies wait
-    by themselves."""
+    """An object whose `synchronize()` waits for the work now on torch's current stream; None without streams, where copies
+    themselves wait."""
     module = torch.get_device_module(device)
     if not hasattr(module, "current_stream"):
         return None

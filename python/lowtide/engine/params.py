@@ -1,4 +1,4 @@
-"""One record per parameter of an optimizer: whether it can be stepped, its place, its sharding, and its own options."""
+"""Records of an optimizer's parameters: whether each can be stepped, its place, its sharding and its own options."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _NUMBERED = re.compile(r"(parameter group (\d+), )?\bparameter (\d+)\b(?! \()")
 
 
 def parameter(groups: Sequence[Mapping[str, Any]], number: int) -> str:
-    """A parameter in messages: its number, and its name if it was given one."""
+    """Names a parameter in messages, by number and, if it has one, by name."""
     names = [name for group in groups for name in group.get("param_names", [""] * len(group["params"]))]
-    name = "".join(names[number : number + 1])  # wrappers may have left only some groups
+    name = "".join(names[number : number + 1])  # wrappers may have kept only some groups
     return f"parameter {number} ({name})" if name else f"parameter {number}"
 
 
 def name_in(error: ValueError, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Adds the names of parameters, if they have any, to their numbers in a message."""
+    """Adds names, if parameters have any, to the parameter numbers in a message."""
 
     def named(found: re.Match[str]) -> str:
         if not found[1]:
             return parameter(groups, int(found[3]))
-        of = groups[int(found[2]) :][:1]  # it is numbered in its group, which may be a new one
+        of = groups[int(found[2]) :][:1]  # the number counts within its group, which may be new
         return found[1] + parameter(of, int(found[3]))
 
     if any("param_names" in group for group in groups):
@@ -43,18 +43,17 @@ def name_in(error: ValueError, groups: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass(slots=True)
 class Param:
-    """A parameter in an optimizer or in a plan. Records are replaced, never changed: a plan that is refused leaves nothing
-    behind."""
+    """A parameter in an optimizer or a plan. Records are replaced, never changed, so a refused plan leaves nothing behind."""
 
     tensor: Any  # torch.Tensor; in plans also a substitute
     group: int  # number of its parameter group
     index: int  # index in that group
-    place: Place | None = None  # where it is stepped; None: it is foreign and cannot be stepped
-    sharding: Sharding | None = None  # a DTensor's
+    place: Place | None = None  # where it is stepped; None: foreign, cannot be stepped
+    sharding: Sharding | None = None  # of a DTensor
     overridden: Overridden | None = None  # the overrides that apply to it, if any
     override: Mapping[str, Any] | None = None  # the options that they set
     memory: Memory | None = None  # its own budget, from an override or its group; None: the optimizer's
-    dtype: torch.dtype | None = None  # when a core registered it
+    dtype: torch.dtype | None = None  # at registration in a core
 
     @property
     def where(self) -> str:
@@ -69,13 +68,13 @@ class Param:
         return replace(self, dtype=self.tensor.dtype)
 
     def with_overrides(self, overridden: Overridden | None, of_group: Memory | None) -> Param:
-        """The record under these overrides. of_group: the budget of its group."""
+        """The record with these overrides. of_group: the budget of its group."""
         override = overridden.options() if overridden else {}
         return replace(self, overridden=overridden, override=override, memory=override.get("memory", of_group))
 
 
 def examine(param: torch.Tensor, where: str) -> tuple[Place, Sharding | None]:
-    """The place of a parameter, and its sharding. Raises ValueError, TypeError or NotImplementedError for one that cannot be
+    """The place and the sharding of a parameter. Raises ValueError, TypeError or NotImplementedError if it cannot be
     stepped."""
     local = local_of(param)
     places.check_parameter(local, where)
@@ -87,13 +86,13 @@ def examine(param: torch.Tensor, where: str) -> tuple[Place, Sharding | None]:
 
 
 def examine_all(params: Sequence[Param], where: Sequence[str] | None, of_others: Collection[Place], may_wait: bool) -> list[Param]:
-    """The records with their current places and shardings. where: names for errors, if they differ from the parameters' own;
-    of_others: places of the other parameters; may_wait: trained parameters may be on meta until a step. Raises ValueError,
-    TypeError or NotImplementedError for a parameter that cannot be stepped, unless it may stand aside."""
+    """The records with their current places and shardings. where: names for errors, unless the parameters' own. of_others:
+    places of the other parameters. may_wait: trained parameters may be on meta until a step. Raises ValueError, TypeError or
+    NotImplementedError for a parameter that cannot be stepped, unless it may stand aside."""
     now = list(params)
     known = {*of_others}
     aside = [places.may_stand_aside(param.tensor) and (may_wait or not param.tensor.requires_grad) for param in params]
-    # Trained parameters determine the places with a core. A frozen one needs none.
+    # Trained parameters determine which places have a core. A frozen one needs none.
     for i in sorted(range(len(params)), key=aside.__getitem__):
         try:
             here, of = examine(params[i].tensor, where[i] if where else params[i].where)
@@ -108,6 +107,6 @@ def examine_all(params: Sequence[Param], where: Sequence[str] | None, of_others:
 
 
 def wanted_places(params: Sequence[Param], before: Iterable[Place] = ()) -> list[Place]:
-    """The places at which parameters are stepped, in the order of the parameters. If no parameter can be stepped, the first place of
-    `before`, else the host: every optimizer has a core."""
+    """The places at which parameters are stepped, in the order of the parameters. If there is none, the first place of
+    `before`, or else the host, because every optimizer has a core."""
     return [*dict.fromkeys(filter(None, map(_PLACE, params)))] or [*before][:1] or [HOST]

@@ -1,9 +1,9 @@
-"""Each device's part of a budget for parameters on several devices.
+"""Divides a budget between devices, for parameters on several of them.
 
-`host` is one amount for all of them. Each device first gets the forecast bytes of state that exceed `device` (the CPU: of all
-its state); the remainder is divided among the devices in proportion to the bytes of their state. If `host` is too small for
-all, the CPU comes last, because only its state can go to `disk`; without a disk all shares are reduced alike, and the first
-step refuses. In every case the shares add up to at most `host`.
+`host` is one amount for all. Each device first gets the forecast bytes of its state that exceed `device`; the CPU gets those of
+all its state. The remainder is divided in proportion to the bytes of state. If `host` is too small, the CPU comes last, because
+only its state can go to `disk`; without a disk, all shares shrink alike, and the first step refuses. The shares never add up to
+more than `host`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from lowtide.engine.params import Param
 from lowtide.memory.budgets import Memory, budget_at, size_of
 from lowtide.memory.forecast import Budget, Forecast, forecast
 
-_ENOUGH = 2**62  # bytes: no limit, but state is laid out as under a limit
-Owner = tuple[int, Memory | None]  # the parameter group that sets a budget, and the budget; or `_OPTIMIZER`
+_ENOUGH = 2**62  # bytes; no limit, but state is laid out as under a limit
+Owner = tuple[int, Memory | None]  # the group that sets a budget, and the budget; or `_OPTIMIZER`
 _OPTIMIZER: Owner = (-1, None)
 
 
 class Shares(NamedTuple):
     """The budgets of an optimizer at each place."""
 
-    of_all: Mapping[Place, Memory | None]  # of groups that have none
+    of_all: Mapping[Place, Memory | None]  # for groups without their own
     of_groups: Mapping[Owner, Mapping[Place, Memory]]
-    told: Mapping[Place, str]  # the amount that was given, for errors at a place with a part of `host`
-    automatic: bool  # whether any of them depends on free memory
+    told: Mapping[Place, str]  # the whole amount, for errors at a place that has a part of `host`
+    automatic: bool  # whether any depends on free memory
 
     def own(self, group: CoreGroup, place: Place) -> Memory | None:
         """The part of a group's own budget for its parameters at `place`; None: no parameters there."""
@@ -51,8 +51,8 @@ class _Takes(NamedTuple):
 def shares_of(
     family: Family, memory: Memory | None, groups: Sequence[CoreGroup], params: Sequence[Param], at: Sequence[Place]
 ) -> Shares:
-    """The budgets of an optimizer with these parameters, whose own budget is `memory`, and with a core at each of these places.
-    A single place gets everything. Raises ValueError or TypeError for an invalid size, and like `Memory.check_disk`."""
+    """Divides the budgets of an optimizer with these parameters, whose own budget is `memory`, between the cores at these
+    places. A single place gets everything. Raises ValueError or TypeError for an invalid size, and like `Memory.check_disk`."""
     found: dict[Owner, dict[Place, set[int]]] = {_OPTIMIZER: {place: set() for place in at}}
     for i, param in enumerate(params):
         owner = (param.group, param.memory) if param.memory else _OPTIMIZER
@@ -91,7 +91,7 @@ def shares_of(
 
 
 def _shares(host: int, takes: Mapping[Place, _Takes], on_disk: bool) -> dict[Place, int]:
-    """on_disk: the CPU's state may go to a disk."""
+    """Divides `host` bytes between places. on_disk: the CPU's state may go to a disk."""
     needed = sum(each.beyond for each in takes.values())
     if needed <= host:
         total = max(sum(each.all for each in takes.values()), 1)
@@ -111,7 +111,7 @@ def _takes(family: Family, memory: Memory, sizes: Sequence[GroupSizes], place: P
 
 
 def state_on_device(family: Family, sizes: Sequence[GroupSizes], budget: Budget, host: int = -1) -> Forecast:
-    """Forecasts these parameters under the budget of their device; if they do not fit, assumes that all state streams. host:
+    """Forecasts these parameters under the budget of their device. If they do not fit, assumes that all state streams. host:
     bytes of host memory; -1: enough."""
 
     def found(there: int) -> Forecast:
@@ -135,8 +135,9 @@ def outgrown(
     cores: Mapping[Place, _core.Optimizer], first: int, family: Family, groups: Sequence[CoreGroup], params: Sequence[Param],
     shares: Shares,
 ) -> bool:  # fmt: skip
-    """True if state that fitted whole has a fixed place in RAM, where it leaves the optimizer's budget no room to stream the state of
-    these parameters beside it: only a new core divides the budget among all. first: the number of the first parameter that the cores do not have yet."""
+    """True if only new cores can make room: state that fitted whole has a fixed place in RAM, which leaves the optimizer's
+    budget too little to stream the state of these parameters beside it. first: the first parameter that the cores do not have
+    yet."""
     for place, core in cores.items():
         budget = budget_at(shares.of_all.get(place), place)
         of = {i for i, param in enumerate(params) if param.place == place and not param.memory}

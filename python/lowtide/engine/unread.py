@@ -10,11 +10,10 @@ import torch
 
 
 class Unread:
-    """The values of a copy of state on a device. They are read when they are first used, or by `Copies.read` before the state
-    changes."""
+    """The values of a copy of state on a device. They are read on first use, or by `Copies.read` before the state changes."""
 
     def __init__(self, source: Callable[[Any], torch.Tensor], device: torch.device, lock: Any) -> None:
-        """source: returns the current values in host memory, given the engine or None. lock: held while they are read."""
+        """source: takes the engine or None and returns the current values in host memory. lock: held while it runs."""
         self._source, self._device, self._lock = source, device, lock
         self._values: torch.Tensor | None = None
 
@@ -23,7 +22,7 @@ class Unread:
         return self._values is not None
 
     def read(self, engine: Any = None) -> torch.Tensor:
-        """The values; the same tensor for every call. From any thread. engine: while it is being deleted, itself."""
+        """The values: the same tensor in every call, from any thread. engine: given only while the engine is being deleted."""
         with self._lock:
             if self._values is None:
                 self._values = self._source(engine).to(self._device)
@@ -37,7 +36,7 @@ class Copies:
         """lock: the engine's."""
         self._unread: WeakSet[Unread] = WeakSet()
         self._lock = lock
-        self.waits = False  # some were made since the last read()
+        self.waits = False  # whether some were made since the last read()
 
     def add(self, source: Callable[[Any], torch.Tensor], device: torch.device) -> Unread:
         with self._lock:
@@ -47,7 +46,7 @@ class Copies:
         return copy
 
     def read(self, engine: Any) -> None:
-        """Reads them all. Call this before the state changes. Raises what reading state raises."""
+        """Reads all copies. Call it before the state changes. Raises like reading state."""
         with self._lock:
             for copy in [*self._unread]:
                 copy.read(engine)

@@ -1,1 +1,1 @@
-"""Budgets: where state may live."""
+"""Budgets that say where state may live."""
