@@ -104,17 +104,17 @@ def optimizer(
     Args:
         name: one of `RECIPES`, such as "adamw_8bit" or `args.optim`.
         args: the TrainingArguments. They give learning rate, betas, epsilon, weight decay, `optim_args` unless given here and,
-        for "schedule_free_adamw", the warm-up (in steps, or below 1 as a share of max_steps). None: their defaults.
+            for "schedule_free_adamw", the warm-up (in steps, or below 1 as a share of max_steps). None: their defaults.
         optim_args: "key=value,key=value". Keys are the hyper-parameters of the class (for betas: beta1, beta2, beta3), options
-        of `lowtide.Options`, and fields of `Memory`: "beta2=0.95,host=8GiB,disk=/scratch".
+            of `lowtide.Options`, and fields of `Memory`: "beta2=0.95,host=8GiB,disk=/scratch".
         memory: where state may live, for any name. None: for names with "paged", Memory(device="auto"), which keeps state on
-        the device as far as it fits and the rest in host memory. If the state of CPU parameters does not fit into RAM, give
-        Memory(host=BYTES, disk=DIRECTORY). It changes no bit of a result.
+            the device as far as it fits and the rest in host memory. If the state of CPU parameters does not fit into RAM, give
+            Memory(host=BYTES, disk=DIRECTORY). It changes no bit of a result.
         model: for `embeddings_fp32`.
         embeddings_fp32: gives the parameters of the model's torch.nn.Embedding modules fp32 state (`lowtide.override`), as the
-        Trainer does for 8-bit optimizers of bitsandbytes. There it keeps second moments of rare rows from rounding to zero.
-        Here a positive moment never rounds to zero, and fp32 state of embeddings changed the loss of a small model by less than
-        its noise (one seed), so it is off by default.
+            Trainer does for 8-bit optimizers of bitsandbytes. There it keeps second moments of rare rows from rounding to zero.
+            Here a positive moment never rounds to zero, and fp32 state of embeddings changed the loss of a small model by less
+            than its noise (one seed), so it is off by default.
         options: hyper-parameters and options of the class, by keyword; they override all others.
 
     Raises ValueError for an unknown name, unusable keys and values of `optim_args`, and arguments that would have no effect in

@@ -1,4 +1,4 @@
-"""Budgets in bytes, which say where state may live."""
+"""Budgets in bytes that say where state may live."""
 
 from __future__ import annotations
 
@@ -18,43 +18,42 @@ from lowtide.memory.forecast import Budget, path_of
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Memory:
-    """Budgets for optimizer state. State that does not fit in one tier lives in the next and streams through every step; only
-    state that does not fit moves, and no bit of any result depends on it.
+    """Budgets for optimizer state. State that does not fit in one tier lives in the next and streams through every step. Only
+    state that does not fit moves, and no bit of a result depends on it.
 
-    Sizes are ints (bytes), strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024), or a
-    share such as "25%" of the RAM that this process may use (a container may have less than the machine) or, for `device`, of the
+    Sizes are ints (bytes); strings such as "512MiB" or "2 GB" (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024); or shares
+    such as "25%": of the RAM that this process may use (less in a container than on the machine) or, for `device`, of the
     memory of the parameters' device.
 
-    For parameters on several devices, `host` is one amount for all of them, and each device gets a share of it
-    (docs/offload.md); `device`, `managed` and `transfer` do not apply to parameters on the CPU; all other fields apply to each
-    device separately.
+    For parameters on several devices, `host` is one amount for all, and each device gets a share (docs/offload.md). `device`,
+    `managed` and `transfer` do not apply to parameters on the CPU. All other fields apply to each device separately.
 
     Attributes:
-        device: bytes of memory of the parameters' device, streaming buffers included. "auto": state starts on the
-            device as far as it fits beside torch's peak, the rest in host memory, and it moves as memory gets short or
-            free; no effect on CPU parameters. Default: "auto" on CUDA; on other devices 7/8 of the memory that is free
-            at the first step (of all memory if the driver does not report free memory).
-        host: bytes of host memory, streaming buffers included. Default: no limit.
-        disk: a directory ("~" is the home), best on a local SSD, for an unnamed scratch file: nothing is left behind,
-            whatever happens to the process. One process at a time. None: no disk; state that does not fit is refused. `step`
-            says who steps the parameters whose state is there.
-        disk_limit: bytes on disk at most.
-        chunk: the unit of transfer; by default chosen from the budget.
-        managed: keeps all state in memory that the driver migrates between a device and the host on use, instead of
-            streaming chunks. State must fit into the device's memory. For parameters on a device only.
-        transfer: how state that does not fit on a device reaches it: "copy" (through buffers there), "zero_copy"
-            (kernels read and write host memory), "hybrid" (copied in, written by kernels). None: the fastest mode of
-            the device, measured once and remembered. For parameters on a device only.
+        device: bytes of memory on the parameters' device, including streaming buffers. "auto": state starts on the device as
+            far as it fits beside torch's peak, the rest in host memory, and it moves as memory gets short or free; no effect on
+            CPU parameters. Default: "auto" on CUDA; on other devices, 7/8 of the memory free at the first step (of all memory
+            if the driver does not report free memory).
+        host: bytes of host memory, including streaming buffers. Default: no limit.
+        disk: a directory ("~" is the home), best on a local SSD, for an unnamed scratch file, which leaves nothing behind,
+            whatever happens to the process. One process at a time. None: no disk, and state that does not fit is refused.
+            `step` says who steps parameters with state there.
+        disk_limit: the most bytes on disk.
+        chunk: the unit of transfer; the default depends on the budget.
+        managed: keeps all state in memory that the driver migrates between a device and the host on use, instead of streaming
+            chunks. State must fit into device memory. Only for parameters on a device.
+        transfer: how state that does not fit on a device reaches it: "copy" (through buffers there), "zero_copy" (kernels read
+            and write host memory), "hybrid" (copied in, written by kernels). None: the fastest mode of the device, measured
+            once and remembered. Only for parameters on a device.
         step: who steps parameters on a device. "device": that device. "host": the CPU, to which gradients and weights are
             copied; all state and masters are in host memory and on disk. "auto": if a parameter's state does not fit on the
             device, either the device or the CPU steps it, so that both finish at the same time, by rates measured once per
             process (`lowtide.engine.host_steps`). None: "auto" with a disk, "host" with device=0, else "device". With "device"
             and a disk, state that does not fit in `host` comes from the disk through pinned memory in every step, which returns
-            when the state has been written back. No bit of a result depends on it.
+            when the state is written back. No bit of a result depends on it.
 
-    Raises TypeError or ValueError for fields that no optimizer could use. The optimizer checks what depends on the machine and on the
-    parameters' device, also with ValueError; PermissionError says that this process may not write in `disk`. A forecast needs no
-    such directory.
+    Raises TypeError or ValueError for fields that no optimizer could use. The optimizer checks what depends on the machine and
+    the parameters' device, also with ValueError; PermissionError means that this process may not write in `disk`. Forecasts do
+    not need that directory.
     """
 
     device: int | str | None = None
@@ -67,7 +66,7 @@ class Memory:
     step: str | None = None
 
     def __new__(cls, *unnamed: Any, **named: Any) -> Memory:
-        """Only checks names, so that errors say which are meant."""
+        """Only checks names, so that errors say which names are valid."""
         if unnamed:
             raise TypeError(f"memory: got {unnamed[0]!r} without a name, wanted host={unnamed[0]!r}, or another field by name")
         for name in named:
@@ -98,14 +97,14 @@ class Memory:
         object.__setattr__(self, "disk", path)
 
     def __repr__(self) -> str:
-        """Only the fields that are set."""
+        """Shows only the fields that are set."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return f"Memory({', '.join(f'{name}={value!r}' for name, value in given.items() if value is not None and value is not False)})"
 
     @classmethod
     def of(cls, given: Memory | Mapping[str, Any] | str | None) -> Memory | None:
-        """A budget as configuration files and command lines write it: a mapping of fields, or text such as
-        "host=8GiB,disk=/scratch" (a path with a comma needs a mapping). TypeError or ValueError for other words."""
+        """Reads a budget of configuration files and command lines: a mapping of fields, or text such as
+        "host=8GiB,disk=/scratch" (a path with a comma needs a mapping). Raises TypeError or ValueError for anything else."""
         if given is None or isinstance(given, Memory):
             return given
         if not isinstance(given, (str, Mapping)):
@@ -137,7 +136,8 @@ class Memory:
             raise PermissionError(f"memory: got {self.disk} for scratch files, wanted a directory in which this process may write")
 
     def steps_at(self, place: Place) -> str:
-        """Who steps parameters on a device: "device", "host" or "auto". Raises ValueError for a combination that is invalid there."""
+        """Who steps parameters on a device: "device", "host" or "auto". Raises ValueError for fields that contradict each other
+        there."""
         if place.device.type == "cpu":
             return "device"
         given = self.device if self.device != "auto" else None
@@ -168,7 +168,7 @@ class Memory:
         return "host" if nothing else way
 
     def budget(self, place: Place = HOST) -> Budget:
-        """The budget in bytes for parameters at `place`. Raises ValueError for a combination that is invalid there."""
+        """The budget in bytes for parameters at `place`. Raises ValueError for fields that contradict each other there."""
         elsewhere = "it for those on a device only"
         of_host = place.on_host and not place.mirrored
         wanted = "host=BYTES: they have no other memory"
@@ -187,12 +187,12 @@ class Memory:
         chunk = 0 if self.chunk is None else size_of("chunk", self.chunk)
         disk = "" if self.disk is None else str(self.disk)
         limit = -1 if self.disk_limit is None else size_of("disk_limit", self.disk_limit)
-        if not on_disk:  # the CPU steps parameters whose state is on disk (`engine.host_steps`)
+        if not on_disk:  # parameters with state on disk are the CPU's (`engine.host_steps`)
             disk, limit = "", -1
         return Budget(host, disk, limit, chunk, device, self.managed, self.transfer or "", automatic)
 
     def part(self, place: Place, host: int | str | None) -> Memory:
-        """The budget of the parameters at `place`, if others are elsewhere. host: their share of it in bytes."""
+        """The budget of the parameters at `place`, if others are elsewhere. host: their share in bytes."""
         if place.mirrored:
             return self.replaced(device=None, host=host, managed=False, transfer=None, step="host")
         if place.on_host:
@@ -202,13 +202,13 @@ class Memory:
         return self.replaced(host=host, disk=None, disk_limit=None, step="device")
 
     def replaced(self, **changes: Any) -> Memory:
-        """A copy with other fields, unchecked: a share may be smaller than what users give."""
+        """A copy with other fields. Unchecked, because a share may be smaller than users may give."""
         made = copy(self)
         vars(made).update(changes)
         return made
 
 
-# `__new__` would hide the fields.
+# Without this, `__new__` would hide the fields.
 _init = inspect.signature(Memory.__init__)
 Memory.__signature__ = _init.replace(parameters=[*_init.parameters.values()][1:])  # type: ignore[attr-defined]
 _ELSEWHERE = {"ram": "host", "cpu": "host", "gpu": "device", "vram": "device", "path": "disk", "dir": "disk"}  # likely names
@@ -222,7 +222,7 @@ def _unknown(name: str) -> str:
 
 
 def _field(name: str) -> str:
-    """The field that a word of a configuration names, "disk-limit" of the command line included."""
+    """The field that a word in a configuration names; also accepts "disk-limit", as on the command line."""
     field = name.replace("-", "_")
     if field not in Memory.__dataclass_fields__:
         raise ValueError(_unknown(name))
@@ -230,7 +230,7 @@ def _field(name: str) -> str:
 
 
 def _check_size(name: str, given: int | str) -> None:
-    """Raises ValueError or TypeError for a size that cannot be meant."""
+    """Raises ValueError or TypeError for a size that nobody can mean."""
     size = size_of(name, given)
     if name == "chunk":
         expect(size >= 4096 and size % 4096 == 0, "memory: chunk", repr(given), "a multiple of 4096 bytes")
@@ -239,7 +239,7 @@ def _check_size(name: str, given: int | str) -> None:
 
 
 def of_group(group: Mapping[str, Any], where: str) -> Memory | None:
-    """The own budget of a parameter group. Raises like `Memory.of`, beginning with `where`."""
+    """A parameter group's own budget. Raises like `Memory.of`, beginning with `where`."""
     try:
         return Memory.of(group.get("memory"))
     except (TypeError, ValueError) as error:
@@ -247,14 +247,14 @@ def of_group(group: Mapping[str, Any], where: str) -> Memory | None:
 
 
 def budget_at(memory: Memory | None, place: Place) -> Budget | None:
-    """The budget for the core of an optimizer with this `memory`; None: no limit."""
+    """The budget for the core of an optimizer with this `memory`. None: no limit."""
     if memory is None and (place is HOST or not place.kind.automatic):
         return None
     return (memory or Memory()).budget(place)
 
 
 def size_of(name: str, value: int | str, place: Place = HOST) -> int:
-    """A size in bytes; shares are of the memory at `place`. Raises ValueError or TypeError, naming `name`, for other values."""
+    """A size in bytes. Shares refer to the memory at `place`. Raises ValueError or TypeError about `name` for other values."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(f"memory: {name}: got {value!r} ({type(value).__name__}), wanted bytes as an int or '2GiB'")
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Forecasts of the memory that state under a budget will take, from the core's own decisions. Imports no torch."""
+"""Forecasts how much memory state takes under a budget, by the core's own decisions. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from lowtide import _core
 
 
-GRADIENT_BUCKET = 64 << 20  # bytes of gradients that step_in_backward=True steps together: a call costs more than a small step
+GRADIENT_BUCKET = 64 << 20  # bytes of gradients that step_in_backward=True steps together
 STREAMED_STATE = 64 << 20  # bytes of memory that `lowtide.stream` leaves for state and its buffers
 
 
 class Budget(NamedTuple):
-    """A `Memory` in the core's form: bytes; -1: no limit."""
+    """A `Memory` in the core's form, in bytes. -1: no limit."""
 
     host: int
     disk: str = ""  # a directory
@@ -28,7 +28,8 @@ class Budget(NamedTuple):
 
 
 def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """A path in the core's form. Raises TypeError for other values, ValueError for a name that is not UTF-8 or has a NUL."""
+    """A path in the core's form. Raises TypeError for other values, and ValueError for a name that is not UTF-8 or has a
+    NUL."""
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"{name}: got {path!r} ({type(path).__name__}), wanted a path")
     text = os.fsdecode(path)
@@ -42,7 +43,7 @@ def path_of(name: str, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 def disk_info(name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """`_core.disk_info` of a directory. Raises ValueError, naming `name`, for one that cannot be used, or OSError."""
+    """Returns `_core.disk_info` of a directory. Raises ValueError about `name` if it cannot be used; OSError."""
     try:
         return dict(_core.disk_info(path_of(name, path)))
     except ValueError as error:
@@ -51,35 +52,35 @@ def disk_info(name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """One budget, or all. Bytes equal `Optimizer.report()` after a first step in which every parameter had a gradient; if the
-    state does not fit, the fields below `problem` are 0."""
+    """The forecast of one budget or of all. Bytes equal `Optimizer.report()` after a first step in which every parameter had a
+    gradient. If the state does not fit, the fields below `problem` are 0."""
 
     params: int  # with state
     elements: int
     state_bytes: int  # codes + scales
     fits: bool
-    problem: str  # if it does not fit: what was given and how much is needed
-    device_bytes: int  # of device memory, buffers included; 0 for parameters on the CPU
-    host_bytes: int  # of host memory, buffers included
+    problem: str  # if it does not fit: what was given and what is needed
+    device_bytes: int  # of device memory, with buffers; 0 for parameters on the CPU
+    host_bytes: int  # of host memory, with buffers
     disk_bytes: int  # of the scratch file
     direct_bytes: int  # directly addressable; part of host_bytes
     resident_bytes: int  # chunks that stay where they are stepped
     streamed_bytes: int  # the other chunks
-    slot_bytes: int  # buffers through which these stream there
+    slot_bytes: int  # buffers through which they stream
     chunks: int
-    moved_per_step: int  # read and written at the place of stepping
-    disk_moved_per_step: int  # read and written on disk
-    step_seconds: float  # of stepping; 0, here and below: a rate is unknown
+    moved_per_step: int  # bytes read and written where state is stepped
+    disk_moved_per_step: int  # bytes read and written on disk
+    step_seconds: float  # of stepping; here and below, 0 means that a rate is unknown
     link_seconds: float  # of a device's link
     disk_seconds: float
-    seconds: float  # of a step: a lower bound if state streams, with full overlap
+    seconds: float  # of a step; if state streams, a lower bound, with full overlap
 
 
 def forecast(
     rule: str, budget: Budget | None, groups: Sequence[Any], read: float = 0.0, write: float = 0.0
 ) -> tuple[Forecast, tuple[Forecast, ...]]:
-    """The total, and each budget: the optimizer's (None: no limit), then each group's own. groups: as `_core.forecast` takes
-    them; read, write: bytes per second of the disk. Raises ValueError for input that an optimizer would refuse under any
+    """Forecasts the total and each budget: the optimizer's (None: no limit), then each group's own. groups: as `_core.forecast`
+    takes them. read, write: bytes per second of the disk. Raises ValueError for input that an optimizer would refuse under any
     budget."""
     total, budgets = _core.forecast(rule, budget, groups, read, write)
     return Forecast(**total), tuple(Forecast(**each) for each in budgets)

@@ -1,4 +1,4 @@
-"""Adam and its descendants. Each class defines a rule's hyper-parameters and defaults; the mathematics is in the core."""
+"""Adam and its descendants. Each class sets hyper-parameters and defaults of a rule; the mathematics is in the core."""
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -16,24 +16,24 @@ class AdamW(Optimizer):
         m = β1 m + (1 − β1) g        v = β2 v + (1 − β2) g²
         p = (1 − lr λ) p − lr / (1 − β1ᵗ) · m / (√v / √(1 − β2ᵗ) + eps)
 
-    State per parameter: "exp_avg" (m) and "exp_avg_sq" (v), with the parameter's shape. Bytes per parameter, for rows of a
+    State per parameter: "exp_avg" (m) and "exp_avg_sq" (v), in the parameter's shape. Bytes per parameter, for rows of a
     multiple of 256 elements: 2.03 with state="dynamic8" (2.03125), 4 with "bf16", 8 with "fp32"; 1.5 times as many with
     amsgrad.
 
     Args:
-        params: tensors, (name, tensor) pairs, or dicts of "params" and the options of that group.
-        lr: learning rate, finite and ≥ 0; a number or a tensor of one element, read at every step.
+        params: tensors, (name, tensor) pairs, or dicts of "params" and options of the group.
+        lr: learning rate, finite and ≥ 0; a number or a one-element tensor, read at every step.
         betas: decay rates β1, β2 of the two moments, each in [0, 1).
         eps: added to the root of the second moment, > 0.
         weight_decay: λ, finite and ≥ 0.
-        amsgrad: divides by the root of the largest v so far, "max_exp_avg_sq" (Reddi et al., arXiv 1904.09237,
-            algorithm 2). Fixed at the first step.
-        nesterov: looks ahead like `NAdam`. Not with amsgrad; fixed at the first step.
-        momentum_decay: for nesterov: see `NAdam`.
+        amsgrad: divides by the root of the largest v so far, "max_exp_avg_sq" (Reddi et al., arXiv 1904.09237, algorithm 2).
+            Fixed at the first step.
+        nesterov: looks ahead like `NAdam`. Not together with amsgrad; fixed at the first step.
+        momentum_decay: used with nesterov; see `NAdam`.
         options: see `lowtide.Options`.
 
     Raises:
-        ValueError, TypeError: an argument or a parameter that cannot be used; the message says what is wanted.
+        ValueError, TypeError: an argument or a parameter is unusable; the message says what is wanted.
         MemoryError: the state does not fit in memory.
     """
 
@@ -59,7 +59,7 @@ class Adam(Optimizer):
         g = g + λ p                  m = β1 m + (1 − β1) g        v = β2 v + (1 − β2) g²
         p = p − lr / (1 − β1ᵗ) · m / (√v / √(1 − β2ᵗ) + eps)
 
-    State, bytes per parameter, arguments and errors are the same as for `AdamW`; weight_decay is 0 by default.
+    State, bytes per parameter, arguments and errors are as for `AdamW`, but weight_decay defaults to 0.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class NAdam(Optimizer):
         μₜ = β1 (1 − 0.96^(t ψ) / 2), Mₜ = μ₁ … μₜ        m, v: as in `Adam`
         p = p − lr (μₜ₊₁ m / (1 − Mₜ₊₁) + (1 − μₜ) g / (1 − Mₜ)) / (√v / √(1 − β2ᵗ) + eps)
 
-    M multiplies the μ of each step that a parameter has taken, even if β1 or ψ have changed since. State, bytes per parameter
-    and other arguments are the same as for `AdamW`.
+    M multiplies the μ of each step that a parameter has taken, even if β1 or ψ has changed since. State, bytes per parameter
+    and other arguments are as for `AdamW`.
 
     Args:
         momentum_decay: ψ, finite and ≥ 0.
-        decoupled_weight_decay: weights decay as in `AdamW`; else as in `Adam`. Applies to the whole optimizer.
+        decoupled_weight_decay: whether weights decay as in `AdamW` or as in `Adam`. Applies to the whole optimizer.
 
     Raises: like `AdamW`.
     """
 
-    def __init__(  # type: ignore[misc]  # an argument here is an option that others refuse
+    def __init__(  # type: ignore[misc]  # other classes refuse one of these arguments
         self,
         params: ParamsT,
         lr: float | Tensor = 2e-3,
@@ -117,16 +117,16 @@ class AdEMAMix(Optimizer):
         m1 = β1 m1 + (1 − β1) g      m2 = β3(t) m2 + (1 − β3(t)) g      v = β2 v + (1 − β2) g²
         p = (1 − lr λ) p − lr (m1 / (1 − β1ᵗ) + α(t) m2) / (√v / √(1 − β2ᵗ) + eps)
 
-    State per parameter: "exp_avg" (m1), "exp_avg_sq" (v) and "exp_avg_slow" (m2), with the parameter's shape; 1.5 times the
+    State per parameter: "exp_avg" (m1), "exp_avg_sq" (v) and "exp_avg_slow" (m2), in the parameter's shape, with 1.5 times the
     bytes of `AdamW`'s state.
 
     Args:
         params, lr, eps, weight_decay, options: as in `AdamW`.
         betas: β1, β2 and β3, each in [0, 1).
-        alpha: α, weight of the slow average, finite and ≥ 0.
-        t_alpha: number of steps over which α(t) grows linearly from 0 to α; None: it is α from the start.
-        t_beta3: number of steps over which β3(t) goes from β1 to β3, linearly in its half-life; None: it is β3 from the
-            start. The paper uses the total number of steps for both.
+        alpha: α, the weight of the slow average, finite and ≥ 0.
+        t_alpha: number of steps in which α(t) grows linearly from 0 to α; None: it is always α.
+        t_beta3: number of steps in which β3(t) goes from β1 to β3, linearly in its half-life; None: it is always β3. The paper
+            uses the total number of steps for both.
 
     Raises: like `AdamW`.
     """

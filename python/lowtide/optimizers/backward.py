@@ -1,8 +1,8 @@
-"""The optimizer's work inside `backward()`: hooks on its parameters that read state ahead, or step parameters and free their
+"""The optimizer's work inside `backward()`: hooks on its parameters read state ahead, or step parameters and free their
 gradients.
 
 A parameter's hook runs when its gradient is complete, on the thread and the stream that computed it. In backward each device
-has its own thread, so gradients are collected per device, and only the device's thread uses its core.
+has its own thread, so gradients are collected per device, and only that thread uses the device's core.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ from lowtide.report.log import is_called_by, warn
 
 OPTIONS = ("prefetch_in_backward", "step_in_backward", "offload_in_backward")
 _ASK_AFTER = 16 << 20  # bytes of gradients between two queries of free memory
-_WITNESS_MOST = 1 << 20  # bytes of a gradient that stays for a step
-_WITNESS_DTENSOR = 1024.0  # its value: more than any norm to clip to
-_KEEP_FREE = 32  # 1 / this share of device memory stays free: activations and gradients come in uneven sizes
+_WITNESS_MOST = 1 << 20  # the most bytes of a gradient that stays until a step
+_WITNESS_DTENSOR = 1024.0  # its value, above any norm to clip to
+_KEEP_FREE = 32  # keeps 1 / this of device memory free for activations and gradients of uneven sizes
 
 
 class InBackward(ABC):
     """Base class of work in backward. Keeps neither the optimizer nor its parameters alive."""
 
     option: ClassVar[str]  # the option that enables it
-    under_way = False  # backward has changed parameters since the last step
-    steps: int | None = None  # the user's steps, if the core counts others as well
+    under_way = False  # whether backward has changed parameters since the last step
+    steps: int | None = None  # the user's steps, if the core also counts others
 
     def __init__(self, engine: Engine) -> None:
         self._of = weakref.ref(engine)
         self._handles: list[Any] = []
-        self._unhooked: list[tuple[int, weakref.ref[torch.Tensor]]] = []  # frozen: their hooks have to wait
+        self._unhooked: list[tuple[int, weakref.ref[torch.Tensor]]] = []  # frozen: their hooks must wait
         weakref.finalize(engine, _remove, self._handles).atexit = False
 
     def check(self, params: Sequence[torch.Tensor], where: str) -> None:
-        """Raises ValueError for parameters that it does not support."""
+        """Raises ValueError for parameters that this work does not support."""
 
     def watch(self, params: Sequence[torch.Tensor], first: int) -> None:
-        """Adds parameters, numbered from `first` on."""
+        """Adds parameters, numbered from `first`."""
         self._unhooked += [(first + i, weakref.ref(param)) for i, param in enumerate(params)]
         self._hook()
 
     def watch_anew(self, params: Sequence[torch.Tensor]) -> None:
-        """Replaces all parameters by other tensors."""
+        """Replaces all parameters with other tensors."""
         _remove(self._handles)
         self._handles.clear()
         self._unhooked.clear()
         self.watch(params, 0)
 
     def before_step(self, closure: Callable[[], float] | None) -> None:
-        """Raises ValueError for a step that cannot be taken."""
+        """Raises ValueError if the step cannot be taken."""
 
     @abstractmethod
     def after_step(self, taken: bool) -> None:
-        """Called when a step has been taken, or has failed."""
+        """Called when a step has been taken or has failed."""
         self._hook()
 
     @abstractmethod
@@ -101,11 +101,11 @@ def _remove(handles: list[Any]) -> None:
 class _Passes:
     """The backward passes of one device."""
 
-    seen: set[int] = field(default_factory=set)  # parameters in this pass
+    seen: set[int] = field(default_factory=set)  # parameters in the current pass
     passes: int = 0  # since the last step
-    usual: int = 0  # before the last step
+    usual: int = 0  # passes before the last step
     taken: int = 0  # bytes, since the last step
-    since: int = 0  # bytes of gradients since the last query
+    since: int = 0  # bytes of gradients since memory was last queried
     to_come: int = 0  # bytes of gradients still to come
 
     def end(self) -> None:
@@ -115,16 +115,16 @@ class _Passes:
 
 
 class PrefetchInBackward(InBackward):
-    """Takes device memory that backward frees, to read the next step's state into it.
+    """Takes device memory that backward frees and reads the next step's state into it.
 
-    If a step has several backward passes (gradient accumulation), only the last one does this; the number of passes is
-    learned from the previous step, so the first step reads nothing ahead.
+    If a step has several backward passes (gradient accumulation), only the last one does this. The previous step tells the
+    number of passes, so the first step reads nothing ahead.
     """
 
     option = OPTIONS[0]
 
     def __init__(self, engine: Engine, limit: int | None) -> None:
-        """limit: bytes; None: all that is free."""
+        """limit: bytes; None: all free memory."""
         super().__init__(engine)
         self._limit = limit
         self._passes: dict[Place, _Passes] = {}
@@ -135,7 +135,7 @@ class PrefetchInBackward(InBackward):
             each.end()
 
     def arrived(self, engine: Engine, number: int, param: torch.Tensor) -> None:
-        if (place := engine.params[number].place) is None:  # it is foreign until a step
+        if (place := engine.params[number].place) is None:  # foreign until a step
             return
         of = self._passes.setdefault(place, _Passes())
         if not of.passes or number in of.seen:
@@ -161,7 +161,7 @@ class PrefetchInBackward(InBackward):
 
 @dataclass
 class _Bucket:
-    """Parameters of one device whose gradients are waiting."""
+    """Parameters of one device whose gradients wait for a step."""
 
     numbers: list[int] = field(default_factory=list)
     size: int = 0  # bytes
@@ -172,18 +172,18 @@ class _Bucket:
 
 
 class StepInBackward(InBackward):
-    """Steps gradients in buckets, one for each device, once a bucket holds enough bytes, and the rest when backward ends. One
+    """Steps gradients in one bucket per device once the bucket holds enough bytes, and steps the rest when backward ends. One
     bucket is stepped at a time, because all devices are told the options.
 
-    DTensors go into buckets by the bytes of whole parameters, in the order in which `fully_shard` reduces gradients: all ranks
-    then step the same buckets, and agree on each (unless nonfinite is "propagate").
+    DTensors fill buckets by the bytes of whole parameters, in the order in which `fully_shard` reduces gradients, so that all
+    ranks step the same buckets and agree on each (unless nonfinite is "propagate").
 
-    Stepped parameters count as changed in place: if autograd still needs the earlier values, it raises instead of computing
-    with the new ones.
+    Stepped parameters count as changed in place: if autograd still needs earlier values, it raises instead of using the new
+    ones.
 
-    Clipping after backward finds nothing to clip, and says nothing. To notice it, the first backward leaves one gradient, the
-    smallest, as zeros until `step()`: its version tells whether someone has written gradients. A DTensor's does not, if a foreach
-    function wrote it, so a DTensor has a value that clipping changes.
+    Clipping after backward would find nothing to clip and say nothing. To notice it, the first backward leaves the smallest
+    gradient, as zeros, until `step()`; its version tells whether someone has written gradients. A DTensor's version does not
+    change if a foreach function writes it, so a DTensor is filled with a value that clipping changes.
     """
 
     option = OPTIONS[1]
@@ -195,11 +195,11 @@ class StepInBackward(InBackward):
         self._step = weakref.WeakMethod(step)
         self._bucket_bytes = GRADIENT_BUCKET if bucket is None else bucket
         self._stepped: set[int] = set()  # parameters whose gradients have arrived since the last step()
-        self._buckets: dict[Place | None, _Bucket] = {}  # None: foreign parameters, which a step may take in
+        self._buckets: dict[Place | None, _Bucket] = {}  # None: foreign parameters, which a step may adopt
         self._stepping = threading.Lock()
         self._smallest = -1  # the parameter whose gradient stays
         self._witness: tuple[torch.Tensor, int] | None = None  # that gradient and its version
-        self._watches = True  # no gradient has stayed until a step
+        self._watches = True  # until a gradient has stayed until a step
         self.steps = 0
 
     @classmethod
@@ -284,7 +284,7 @@ class StepInBackward(InBackward):
             self._flush(bucket)
 
     def flush(self) -> None:
-        """Steps all gradients that wait. Called in backward, on its thread."""
+        """Steps all waiting gradients. Called in backward, on its thread."""
         for bucket in self._buckets.values():
             self._flush(bucket)
 
@@ -304,8 +304,8 @@ class StepInBackward(InBackward):
 
 
 class OffloadInBackward(InBackward):
-    """Moves gradients of the parameters that the CPU steps to the host as soon as they are complete, sums them there over
-    several passes, and frees them on the device. They are dropped after a step that was taken."""
+    """Moves gradients of parameters that the CPU steps to the host as soon as they are complete, sums them there over several
+    passes, and frees them on the device. They are dropped after a successful step."""
 
     option = OPTIONS[2]
 
@@ -339,7 +339,7 @@ class OffloadInBackward(InBackward):
 
 
 def _expect_alone(engine: Engine, option: str, done: str) -> None:
-    """Raises ValueError if other processes may still add to gradients. DTensors whose mesh has all processes are complete."""
+    """Raises ValueError if other processes may still add to gradients. DTensors on a mesh of all processes are complete."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         size = torch.distributed.get_world_size()
         if size > 1 and not all(param.sharding and param.sharding.spec.mesh.size() == size for param in engine.params):
@@ -362,7 +362,7 @@ def options_of(options: Options) -> dict[str, Any]:
 def in_backward(
     engine: Engine, options: dict[str, Any], step: Callable[[list[int]], None]
 ) -> InBackward | None:
-    """The hooks that the options ask for; `step`: see `StepInBackward`. Raises ValueError or TypeError for unsupported
+    """The hooks that the options request, if any. step: see `StepInBackward`. Raises ValueError or TypeError for unsupported
     options."""
     prefetch, at_once, away = (options.get(name, False) for name in OPTIONS)
     asked = [name for name in OPTIONS if options.get(name, False) is not False]

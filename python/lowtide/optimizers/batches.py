@@ -1,4 +1,4 @@
-"""A step of Muon in batches: which parameters are stepped together, and which rank orthogonalizes which matrix."""
+"""Divides a step of Muon into batches: which parameters are stepped together, and which rank orthogonalizes which matrix."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lowtide.devices.pieces import Coordinates, Route, route_of
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.optimizers.orthogonal import cost
 
-IN_FLIGHT = 3  # batches: pieces of one are going to owners, pieces of one are coming back, and one is being computed
-_BYTES = 12  # at most, per element that travels: on its rank and on its owner
+IN_FLIGHT = 3  # batches: one on its way to owners, one being computed, one on its way back
+_BYTES = 12  # the most per element that travels, on its rank and on its owner
 _OF_DIRECTION = 4
 
 
 class Batch(NamedTuple):
     params: list[int]  # numbers
-    exchange: Exchange | None  # moves its matrices; None: they are whole on this rank, or have no other owner
+    exchange: Exchange | None  # moves its matrices; None: they are whole on this rank
 
 
 class Matrix(NamedTuple):
-    """A parameter that Muon steps: a matrix, or a stack of matrices."""
+    """A parameter that Muon steps: a matrix or a stack of matrices."""
 
     number: int
     shape: torch.Size  # the whole shape
@@ -38,12 +38,12 @@ class Matrix(NamedTuple):
 
     @property
     def stack(self) -> int:
-        """Matrices of which this rank has at least a part."""
+        """How many matrices this rank holds at least a part of."""
         return self.local[0] if len(self.shape) == 3 else 1
 
 
 def batches_of(others: Sequence[int], matrices: Sequence[Matrix], room: int) -> list[Batch]:
-    """others: numbers of parameters that are not moved by directions; they go first. room: elements of directions at a time.
+    """others: numbers of parameters that do not move by directions; they go first. room: elements of directions at a time.
     Matrices that travel take as many bytes on a rank, for all batches in flight, unless one matrix per rank takes more."""
     whole = [matrix for matrix in matrices if matrix.route is None]
     batches = [Batch(list(others), None)]
@@ -67,7 +67,7 @@ def batches_of(others: Sequence[int], matrices: Sequence[Matrix], room: int) -> 
 def _exchanged(
     route: Route, matrices: Sequence[Matrix], room: int, loads: dict[tuple[object, tuple[int, ...]], list[int]]
 ) -> list[Batch]:
-    """loads: multiplications of each rank so far, by mesh and dimensions."""
+    """loads: each rank's multiplications so far, by mesh and dimensions."""
     ranks = math.prod(route.sizes)
     dims = tuple(sorted((*route.cut, *route.copied)))
     load = loads.setdefault((route.mesh, dims), [0] * ranks)

@@ -1,5 +1,5 @@
-"""Clipping as part of the step: one read of the gradients gives their norm, and the next step multiplies them by the clipping
-factor, or is skipped if the norm is a spike.
+"""Clipping as part of the step. One read of the gradients gives their norm; the next step scales them by the clipping factor,
+or is skipped if the norm is a spike.
 
 Sums of squares are exact, so the norm has the same bits however tensors are cut into pieces and shards.
 """
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000  # as bits of a float
-_FEWEST_NORMS = 16  # that tell a spike
+_FEWEST_NORMS = 16  # needed to tell a spike
 
 
 class Clip(NamedTuple):
     """The factor that clips gradients to a norm."""
 
     norm: float
-    factor: float  # a step multiplies gradients by it
+    factor: float  # a step multiplies gradients by this
     clipped: float  # the norm after clipping
 
     @property
@@ -49,7 +49,7 @@ class Queued(NamedTuple):
     """A clip that a device is still computing."""
 
     clip: _core.QueuedClip
-    scale: float = 1.0  # a step also multiplies gradients by it
+    scale: float = 1.0  # a step also multiplies gradients by this
 
     def times(self, scale: float) -> Queued:
         """Like `Clip.times`."""
@@ -61,7 +61,7 @@ class Queued(NamedTuple):
 
 
 class LossScaling(NamedTuple):
-    """Device addresses of GradScaler's two float32 tensors, for a step in a graph; 0 where there is none."""
+    """Device addresses of GradScaler's two float32 tensors, for a step in a graph. 0: no such tensor."""
 
     scale: int
     found_inf: int
@@ -71,9 +71,9 @@ LOSS_SCALING = {"found_inf", "grad_scale"}  # attributes of an optimizer
 
 
 def loss_scaling(engine: Engine, optimizer: torch.optim.Optimizer, capturing: bool) -> tuple[float, bool | None, LossScaling | None]:
-    """Reads what torch's GradScaler leaves in the optimizer with amp_scaling, or others at any time, as for torch.optim's fused
-    optimizers: the factor of the gradients, and whether one is known not to be finite (None: unknown). capturing: instead, as
-    device memory that each replay reads; ValueError for tensors elsewhere."""
+    """Reads what GradScaler (with amp_scaling), or anyone else, leaves in the optimizer, as torch.optim's fused optimizers do:
+    the factor of the gradients, and whether one is known to be non-finite (None: unknown). capturing: returns addresses
+    instead, for each replay to read. Raises ValueError for tensors that are not on the device then."""
     found, loss_scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
     if found is None and loss_scale is None:
         return 1.0, None, None
@@ -90,9 +90,9 @@ def loss_scaling(engine: Engine, optimizer: torch.optim.Optimizer, capturing: bo
 
 
 class Sums(NamedTuple):
-    """Exact sums over gradients or parts of them."""
+    """Exact sums over gradients or parts of gradients."""
 
-    squares: list[int]  # 32-bit numbers: see `_core.Optimizer.gradient_sums`
+    squares: list[int]  # as 32-bit numbers: see `_core.Optimizer.gradient_sums`
     largest: int  # magnitude as bits of a float
 
     def __add__(self, other: tuple[Any, ...]) -> Sums:
@@ -101,23 +101,23 @@ class Sums(NamedTuple):
 
 
 class Clipper:
-    """The clipping of one optimizer: what `clip_grad_norm_` requests of the next step, and `max_grad_norm`."""
+    """The clipping of one optimizer: `max_grad_norm`, and what `clip_grad_norm_` requests of the next step."""
 
     def __init__(self, engine: Engine, waits: bool) -> None:
         """waits: steps cannot take a clip that is still being computed."""
         self._engine, self._waits = engine, waits
         self.norm: torch.Tensor | None = None  # the last norm found
         self.clip: Clip | Queued | None = None  # for the next step
-        self._measured: _core.MeasuredGradients | None = None  # the gradients for which it was made; keeps none of them alive
+        self._measured: _core.MeasuredGradients | None = None  # the gradients of this clip; keeps none alive
 
     def require(self, where: str, partitioned: bool) -> None:
-        """Raises ValueError, naming `where`, if gradients are not whole."""
+        """Raises ValueError about `where` if gradients are partitioned."""
         got, wanted = "partitions of DeepSpeed's ZeRO", "gradient_clipping in DeepSpeed's configuration"
         expect(not partitioned, where, got, wanted)
 
     @staticmethod
     def checked(max_norm: float, norm_type: float | str) -> tuple[float, float]:
-        """The arguments of `clip_grad_norm_` as floats. Raises ValueError."""
+        """The arguments of `clip_grad_norm_` as floats. Raises TypeError or ValueError."""
         expect(not isinstance(max_norm, bool), "clip_grad_norm_: max_norm", max_norm, "a number")
         limit = number("clip_grad_norm_: max_norm", max_norm)
         kind = math.inf if norm_type == "inf" else number("clip_grad_norm_: norm_type", norm_type)
@@ -131,7 +131,7 @@ class Clipper:
     ) -> torch.Tensor:
         """See `Optimizer.clip_grad_norm_`. finite: raises RuntimeError for a non-finite norm."""
         with torch._C.DisableTorchFunctionSubclass():  # attribute reads are slow in subclasses of Tensor
-            measured = _core.MeasuredGradients(self._engine.holders())  # before the read, so that changes during it are noticed
+            measured = _core.MeasuredGradients(self._engine.holders())  # before the read, to notice changes during it
         clip = self._measure(groups, limit, kind, 1.0, process_group)
         if finite:
             known = clip.wait() if isinstance(clip, Queued) else clip
@@ -160,8 +160,8 @@ class Clipper:
         self, groups: Sequence[dict[str, Any]], scale: float, bad: bool | None, only: list[int] | None, partitioned: bool,
         words: LossScaling | None = None,
     ) -> tuple[float, bool | None, _core.QueuedClip | None, LossScaling | None, float | None]:  # fmt: skip
-        """The factor of the gradients including clipping, and whether one is known not to be finite (None: unknown); a clip
-        still on a device; the loss scaling that is left to the step; and, with max_grad_spike, the norm if it is finite."""
+        """The factor of the gradients, with clipping, and whether one is known to be non-finite (None: unknown); a clip still
+        on a device; loss scaling that is left to the step; and, with max_grad_spike, the norm if it is finite."""
         limit, times = self._engine.settings.max_grad_norm, self._engine.settings.max_grad_spike
         apart = "groups that are stepped one after another"
         if times is not None:
@@ -185,7 +185,7 @@ class Clipper:
         return clip.factor, False if clip.finite else bad, None, words, norm
 
     def spike(self, groups: Sequence[dict[str, Any]], norm: float) -> str:
-        """Words for the norm of a step that is a spike; "" if it is none."""
+        """Describes a step's norm that is a spike; "" for any other."""
         times, norms = self._engine.settings.max_grad_spike, groups[0].get(NORMS) or ()
         if times is None or len(norms) < _FEWEST_NORMS:
             return ""
@@ -195,14 +195,14 @@ class Clipper:
         return f"the gradient norm is {norm:g}, above {limit:g}: {times:g} times the median of the last {len(norms)}"
 
     def keep(self, groups: Sequence[dict[str, Any]], norm: float) -> None:
-        """Keeps the norm of a step that was taken, in the first group, where every kind of checkpoint finds it. Norms of 0 say
-        nothing about others, and with larger ones a device may not have decided about the step."""
+        """Keeps the norm of a step that was taken, in the first group, where every kind of checkpoint finds it. Omits norms of
+        0, which say nothing about others, and norms so large that a device may still be deciding about the step."""
         if 0 < norm < _core.GRADIENT_LIMIT:
             groups[0][NORMS] = (*(groups[0].get(NORMS) or ()), norm)[-NORMS_KEPT:]
 
     def _stands(self) -> bool:
-        """True if the gradients are those that were measured; False if all of them have been replaced. Raises ValueError if
-        they changed since, or if only some of them remain."""
+        """True if the gradients are the measured ones; False if all have been replaced. Raises ValueError if they changed
+        since, or if only some remain."""
         assert self._measured is not None
         with torch._C.DisableTorchFunctionSubclass():
             found = self._measured.among(self._engine.holders())
@@ -216,8 +216,9 @@ class Clipper:
 def measure(
     engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None, loss_scale: int = 0
 ) -> tuple[Clip | Queued, torch.Tensor]:
-    """Reads all gradients and returns the clip that limits them, times `scale`, and their norm as float32. Counts shards once:
-    of DTensors over their meshes, of plain parameters over `group`. loss_scale: in a graph, the address of a divisor."""
+    """Reads all gradients. Returns the clip that limits them, times `scale`, and their norm as float32. Counts shards once:
+    those of DTensors over their meshes, those of plain parameters over `group`. loss_scale: the address of a divisor, in a
+    graph."""
     if group is None and (flattened := first_flattened(engine.tensors)) is not None:
         wanted = "process_group=, the group of the FSDP module that shards it (or that module's clip_grad_norm_)"
         raise ValueError(f"clip_grad_norm_: got parameter {flattened} of FSDP1 and no process_group, wanted {wanted}")
@@ -229,21 +230,21 @@ def measure(
         return Queued(core.queue_clip(max_norm, norm_type, scale, norm.data_ptr(), place.queue(), loss_scale)), norm
     alone = "parameters on one CUDA device, of which no other process has a part"
     expect(not engine.capturing, "clip_grad_norm_", "a call while a graph is captured", alone)
-    # A rank whose parameters are all frozen still takes part, on the device where they are.
+    # A rank with only frozen parameters still takes part, on their device.
     device = first.device if first else local_of(engine.tensors[0]).device if engine.tensors else torch.device("cpu")
     clip = _measured(engine, max_norm, norm_type, scale, group, device)
     return clip, new_norm(first).copy_(torch.tensor(clip.norm, dtype=torch.float64))
 
 
 def new_norm(place: Place | None) -> torch.Tensor:
-    """Memory for a norm; None: on the CPU."""
+    """Memory for a norm. None: on the CPU."""
     return torch.empty((), dtype=torch.float32, device=place.device if place else None)
 
 
 def _measured(
     engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None, device: torch.device
 ) -> Clip:
-    """`measure` on the host; communicates with other ranks through tensors on `device`."""
+    """Does `measure` on the host. Communicates with other ranks through tensors on `device`."""
     total: Sums | None = None
     failure: BaseException | None = None
     for sharding, numbers in _parts(engine, group):
@@ -252,7 +253,7 @@ def _measured(
             try:
                 for each in _local_sums(engine, numbers):
                     found += each
-            except Exception as error:  # any exception: other ranks are waiting
+            except Exception as error:  # whatever it is, other ranks are waiting
                 failure = error
         over = sharding.spec.mesh if isinstance(sharding, Sharding) else sharding
         if over is not None:
@@ -270,8 +271,8 @@ _Over = Any  # a mesh, a process group, or None
 
 
 def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
-    """The parameters whose gradients this rank reads, grouped by the ranks over which their sums are added. The same on all
-    ranks. None: all parameters."""
+    """The parameters whose gradients this rank reads, grouped by the ranks over which sums are added; None: all parameters.
+    Groups are the same on all ranks."""
     if not engine.meshes:
         return [(group, None)]
     numbers = range(len(engine.params))
@@ -284,13 +285,13 @@ def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list
 
 
 def _counts(of: Sharding) -> bool:
-    """True if this rank's part is counted: only one of several identical copies is."""
+    """True if this rank's part counts, as only one of several identical copies does."""
     coordinate = of.spec.mesh.get_coordinate()
     return not any(place.is_replicate() and at for place, at in zip(of.spec.placements, coordinate, strict=True))
 
 
 def _local_sums(engine: Engine, numbers: list[int] | None) -> Iterable[Sums]:
-    """The sums of this process's gradients, one device after another. Waits for them."""
+    """The sums of this process's gradients, device by device. Waits for them."""
     if numbers is None and len(engine.cores) > 1:
         numbers = list(range(len(engine.params)))
     for place, core in engine.cores.items():

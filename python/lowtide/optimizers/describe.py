@@ -1,4 +1,4 @@
-"""An optimizer in words: its line in the log, its `repr`, and advice about the weights that it is given."""
+"""Describes an optimizer: its line in the log, its `repr`, and advice about its weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def introduce(engine: Engine) -> None:
 
 
 def warn_of_master(engine: Engine, first: int) -> bool:
-    """Warns, and returns true, if trained 16-bit weights, among the parameters from number `first` on, have no master."""
+    """Warns, and returns True, if trained 16-bit weights among the parameters from number `first` on have no master."""
     without = [group for group in engine.groups if not group.options["master"] and "master" not in group.overrides]
     trained = [engine.tensors[i] for group in without for i in group.params if i >= first and engine.tensors[i].requires_grad]
     kinds = HALVES & {param.dtype for param in trained}
@@ -49,7 +49,7 @@ def warn_of_master(engine: Engine, first: int) -> bool:
 
 
 def description(cls: type, engine: Engine, groups: Sequence[Mapping[str, Any]]) -> str:
-    """A line for the optimizer, of this class, and one for each group; see `Optimizer.__repr__`."""
+    """One line for the optimizer, which is of class `cls`, and one per group. See `Optimizer.__repr__`."""
     words = [f"lowtide {_core.__version__}", engine.core.cpu_target()]
     words += [f"{p.kind.backend} for {p.device}" for p in engine.cores if p.mirrored or not p.on_host]
     words += _differing(vars(engine.settings), DEFAULTS)
@@ -57,7 +57,7 @@ def description(cls: type, engine: Engine, groups: Sequence[Mapping[str, Any]]) 
     signature = inspect.signature(cls).parameters
     defaults = {**DEFAULTS, **{name: one.default for name, one in signature.items() if name != "lr"}}
     sizes = views.wanted_bytes(engine)
-    for number, (group, of) in enumerate(zip(groups, engine.members)):  # wrappers may leave out groups
+    for number, (group, of) in enumerate(zip(groups, engine.members)):  # wrappers may omit groups
         options = {"lr": group.get("lr"), **group, **({"memory": of.memory} if of.memory else {})}
         count = len(group["params"])
         words = [f"{count} tensor{'s' * (count != 1)}", f"{size_text(sizes[number])} of state" if sizes[number] else "no state"]
@@ -67,5 +67,5 @@ def description(cls: type, engine: Engine, groups: Sequence[Mapping[str, Any]]) 
 
 
 def _differing(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """NAME=VALUE for each option that differs from its default. By their texts, since tensors do not compare like numbers."""
+    """NAME=VALUE for each option that differs from its default. Compares texts, because tensors do not compare like numbers."""
     return [f"{name}={value!r}" for name, value in options.items() if repr(value) != repr(defaults.get(name, options))]

@@ -1,4 +1,4 @@
-"""16-bit weights with a master: the float32 weights of a run, for export."""
+"""Exports the float32 weights of a run with 16-bit weights and a master."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def join(weight: Tensor, residual: Tensor | None) -> Tensor:
-    """The float32 weights, a new CPU tensor, of a bfloat16 or float16 weight and its residual (int16 or int8 in the weight's
-    shape, or as in a state_dict, on any tier; None: the weight as float32). For DTensors, the local part. Raises ValueError for
-    others."""
+    """Joins a bfloat16 or float16 weight and its residual to float32 weights, a new CPU tensor. residual: int16 or int8 in the
+    weight's shape, or as in a state_dict, on any tier; None: only converts the weight. For DTensors, joins the local part.
+    Raises ValueError for other tensors."""
     weight = local_of(weight)
     if residual is None:
         return weight.detach().to("cpu", torch.float32)
-    residual = residual_words(local_of(residual).clone())  # which reads one that streams
+    residual = residual_words(local_of(residual).clone())  # cloning reads a residual that streams
     kinds = {torch.int16: "residual16", torch.int8: "residual8"}
     fits = weight.dtype in _NAMES and residual.dtype in kinds and residual.shape == weight.shape
     shapes = [tuple(each.shape) for each in (residual, weight)]
@@ -38,8 +38,9 @@ def join(weight: Tensor, residual: Tensor | None) -> Tensor:
 
 
 def split(values: Tensor, dtype: torch.dtype, master: str) -> tuple[Tensor, Tensor | None]:
-    """A weight of `dtype` and its residual (None for "stochastic") that together equal the float32 CPU tensor `values`. To
-    start a run with `master` from float32 weights, set `optimizer.state[p] = {"residual": residual}` before the first step."""
+    """Splits the float32 CPU tensor `values` into a weight of `dtype` and its residual (None for "stochastic"), which together
+    equal it. To start a run with `master` from float32 weights, set `optimizer.state[p] = {"residual": residual}` before the
+    first step."""
     fits = dtype in _NAMES and values.dtype == torch.float32 and values.device.type == "cpu"
     got = f"{values.dtype} on {values.device} for weights of {dtype}"
     expect(fits, "values", got, "float32 on the CPU for bfloat16 or float16")
@@ -55,19 +56,19 @@ def split(values: Tensor, dtype: torch.dtype, master: str) -> tuple[Tensor, Tens
 def export_fp32(
     model: torch.nn.Module, optimizer: Optimizer, path: str | Path | None = None
 ) -> dict[str, Tensor]:
-    """The float32 weights of a model that `optimizer` trains, by the names of `model.state_dict()`: joins weights with their
-    residuals, converts all other floating-point tensors to float32, and keeps buffers of other types.
+    """Returns the float32 weights of a model that `optimizer` trains, by the names of `model.state_dict()`. Joins weights with
+    their residuals, converts all other floating-point tensors to float32, and keeps buffers of other types.
 
     Args:
-        model: the model; parameters that the optimizer does not have are taken as they are. For DTensors, the local part.
+        model: the model; parameters that the optimizer lacks are only converted. For DTensors, the local part.
         optimizer: any Lowtide optimizer, with state on any tier.
-        path: where to write them as well, as safetensors (needs the package `safetensors`); shared tensors once.
+        path: where to write them, too, as safetensors (needs the package `safetensors`); shared tensors are written once.
 
     Returns:
         New CPU tensors, one per name; names that share a parameter share the tensor.
 
     Raises:
-        TypeError: not a Lowtide optimizer. ImportError: no safetensors. OSError: the file.
+        TypeError: not a Lowtide optimizer. ImportError: no safetensors. OSError: the file cannot be written.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer: got {type(optimizer).__name__}, wanted one of Lowtide's")

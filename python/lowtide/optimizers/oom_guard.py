@@ -1,4 +1,4 @@
-"""Frees the state's device memory if memory runs short outside of the optimizer."""
+"""Frees the state's device memory when memory runs out outside the optimizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OomGuard:
                 return function(*args, **kwargs)
             except OutOfMemory as error:
                 first = str(error)
-            # Here the error is gone, and with it its frames, which held activations.
+            # The error is gone here, and with it the frames that held activations.
             tried = self._relieve()
             if not self._take_back(gradients):
                 raise OutOfMemory(
@@ -62,7 +62,7 @@ class OomGuard:
         return [param.grad for param in self._engine.tensors]
 
     def _take_back(self, before: list[tuple[torch.Tensor, int] | None]) -> bool:
-        """Restores gradients; returns False if that is impossible."""
+        """Restores gradients. Returns False if that is impossible."""
         if self._in_backward is not None and self._in_backward.under_way:
             return False
         for old, now in zip(before, self._gradients(), strict=True):
@@ -74,7 +74,7 @@ class OomGuard:
         return True
 
     def _relieve(self) -> str:
-        """Releases device memory; returns a description."""
+        """Releases device memory, and describes what it did."""
         gc.collect()  # frees cycles through the frames of the error
         freed = self._engine.demote()
         for kind in {place.device.type: place.kind for place in self._engine.cores}.values():

@@ -1,6 +1,6 @@
-"""The class that all Lowtide optimizers share: `torch.optim.Optimizer` semantics over the compiled core.
+"""The base class of all Lowtide optimizers: `torch.optim.Optimizer` semantics over the compiled core.
 
-Parameters are numbered by their position over all groups, here, in the core and in `state_dict()`. Python contains no optimizer
+Parameters are numbered by position over all groups, here, in the core and in `state_dict()`. Python does no optimizer
 mathematics: it reads the groups' options, makes one call per step and returns views of the state.
 """
 
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _PARAMS = itemgetter("params")
-_NO_HYPER = ("self", "params", "options", "__class__")  # among the locals() of a constructor
+_NO_HYPER = ("self", "params", "options", "__class__")  # locals() of a constructor that are no hyper-parameters
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _alone(method: Method) -> Method:
-    """Makes other threads' calls wait for the method, and names parameters in its ValueErrors."""
+    """Makes the method wait for calls in other threads, and names parameters in its ValueErrors."""
 
     @wraps(method)
     def call(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -77,28 +77,28 @@ def _alone(method: Method) -> Method:
 class Optimizer(SingleSteps, torch.optim.Optimizer):
     """Base class; use `AdamW`, `Lion`, `SGD` or another class from docs/rules.md.
 
-    Parameters: dense tensors of float32, bfloat16 or float16, of any shape and strides without overlapping elements; or
-    DTensors of them (docs/distributed.md). They are on the CPU or on one or several devices with a backend (docs/gpu.md). A
-    frozen parameter (`requires_grad=False`) gets its state with its first gradient; a parameter whose `.grad` is None is left
-    alone. A frozen `torch.nn.Parameter` that cannot be stepped (another dtype or device, a wrapper such as a quantized weight),
-    or a parameter on meta, is registered without state: its first gradient makes it step if it can by then; else that step is
-    refused. From a parameter's first step on, `state[p]` holds views of its live state: "step" (int64) and each moment: values
-    (float32, bfloat16), or uint8 "…_codes" with a float32 "…_scale" per block, which raise RuntimeError when written. If state
-    streams or is on a device, `state[p]` holds "step", and tensors with the sizes, types and device of the others but no
-    memory: reading copies the current values, writing raises RuntimeError. Other tensors put into the groups replace the
-    parameters and take over their state (docs/python-api.md). Removing entries from `state`, or assigning {}, starts those
+    Parameters: dense tensors of float32, bfloat16 or float16, of any shape and any strides without overlapping elements, or
+    DTensors of them (docs/distributed.md), on the CPU or on one or several devices with a backend (docs/gpu.md). A frozen
+    parameter (`requires_grad=False`) gets its state with its first gradient; a parameter whose `.grad` is None is left alone. A
+    frozen `torch.nn.Parameter` that cannot be stepped (another dtype or device, a wrapper such as a quantized weight), or a
+    parameter on meta, is registered without state. With its first gradient it is stepped if it can be by then; otherwise that
+    step is refused. From a parameter's first step on, `state[p]` holds views of its live state: "step" (int64) and each moment,
+    as values (float32, bfloat16), or as uint8 "…_codes" with a float32 "…_scale" per block, which raise RuntimeError when
+    written. If state streams or is on a device, `state[p]` holds "step", and tensors with the sizes, types and device of the
+    others but no memory: reading copies current values, writing raises RuntimeError. Other tensors put into the groups replace
+    the parameters and take over their state (docs/python-api.md). Removing entries from `state`, or assigning {}, starts those
     parameters afresh. The next step or save adopts other assignments: tensors with those names, types and shapes, or
-    torch.optim's values, which are encoded; ValueError for others. It refuses another mapping as `state` together with other lists
-    in all groups (NotImplementedError): replace tensors or assign state, not both.
+    torch.optim's values, which are encoded; it raises ValueError for others. It refuses another mapping as `state` together
+    with other lists in all groups (NotImplementedError): replace tensors or assign state, not both.
     """
 
     FAMILY: ClassVar[type[Family]] = Family
     ENTRY: ClassVar[Callable[..., Shown] | None] = None  # see `views.shown`
-    NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # group options that torch's schedulers must not find in `defaults`
-    MASTER: ClassVar[str | None] = DEFAULTS["master"]  # of groups whose user chose none
+    NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # group options to hide from torch's schedulers, which read `defaults`
+    MASTER: ClassVar[str | None] = DEFAULTS["master"]  # for groups whose user chose none
     WAITS_FOR_CLIPS: ClassVar[bool] = False  # steps cannot take a clip that a device is still computing
     REFUSES: ClassVar[Mapping[str, str]] = {}  # options that the class refuses, and why
-    engine: Engine  # the compiled core and its parameters: internal
+    engine: Engine  # internal: the compiled core and its parameters
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -127,7 +127,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         """Starts without groups. The keys of `hyper` include the names of the rule's hyper-parameters."""
         self.engine = Engine(self.FAMILY(type(self).__name__, rule, hyper), settings, self.ENTRY)
         self._residency, self._skips = Residency(), Skips()
-        self._partitioned = False  # ZeRO shows one partition of a group after another
+        self._partitioned = False  # whether ZeRO shows one partition of a group after another
         self._clipper = Clipper(self.engine, self.WAITS_FOR_CLIPS)
         self._backward_options = backward_options
         self._in_backward: InBackward | None = None
@@ -138,11 +138,11 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     @property
     def in_backward(self) -> InBackward | None:
-        """Its work in backward: internal."""
+        """Internal: work in backward."""
         return self._in_backward
 
     def _cycled(self, defaults: dict[str, Any]) -> dict[str, Any]:
-        """`defaults` without options that schedulers must not find; groups get these nevertheless."""
+        """Removes options from `defaults` that schedulers must not find. Groups still get them."""
         self._beside = {}
         for name in self.NOT_CYCLED:
             self._beside[name] = defaults.pop(name)
@@ -150,19 +150,18 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     @property
     def _core(self) -> _core.Optimizer:
-        """The core, for a class that steps parameters on a single device."""
+        """The core of a class that steps parameters on only one device."""
         core = self.engine.core
         assert isinstance(core, _core.Optimizer)
         return core
 
-    # Parameter groups.
 
     @_alone
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group as torch does. On an error the optimizer is unchanged.
+        """Adds a group as torch does. An error leaves the optimizer unchanged.
 
-        Raises ValueError or TypeError for a parameter or an option that cannot be used; MemoryError; NotImplementedError for
-        parameters on a device that this installation cannot step.
+        Raises ValueError or TypeError for an unusable parameter or option; MemoryError; NotImplementedError for parameters on a
+        device that this installation cannot step.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group: got {type(param_group).__name__}, wanted a dict")
@@ -188,7 +187,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             bare = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in param_group["params"]}
             expect(len(bare) == len(param_group["params"]), where, "the same parameter more than once", "each once")
         memory = None
-        if "memory" in param_group:  # a state_dict should not carry it; the caller's dict keeps it
+        if "memory" in param_group:  # only the caller's dict keeps it; a state_dict must not have it
             memory = of_group(param_group, where)
             param_group = {key: value for key, value in param_group.items() if key != "memory"}
         for name, value in self._beside.items():
@@ -218,14 +217,14 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             self._chose_master = describe.warn_of_master(self.engine, first)
 
     def _note_groups(self) -> None:
-        """Remembers the groups, to notice whatever is put in their place."""
+        """Remembers the groups, to notice when they are replaced."""
         groups = self.param_groups
         self._listed, self._groups, self._lists = groups, [*groups], [*map(_PARAMS, groups)]
         self._numbers = None
 
     def _refuse_lent_state(self) -> None:
         """Raises NotImplementedError inside torch.optim.swap_in_optimizer_params_and_state, which lends other parameters and
-        state. The core's state cannot be lent: a step would overwrite it and leave the other state as it was."""
+        state. A step would change the core's state, not the lent state."""
         if type(self.state) is States or not self.state:
             return
         if not any(group["params"] is known for group, known in zip(self.param_groups, self._lists)):
@@ -235,8 +234,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             )
 
     def _follow_groups(self) -> None:
-        """Follows a wrapper that has put other tensors into the groups. Compares addresses, with no other work per
-        parameter."""
+        """Follows a wrapper that has put other tensors into the groups. Only compares addresses, to be fast."""
         if not self.engine.are_registered(self.param_groups):
             self._follow_params()
 
@@ -254,7 +252,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if numbers is not None:
             partitions.check(engine, groups)
             assigned = partitions.assigned(engine, self.state)
-            self._rebind(numbers, None, sizes=False)  # DeepSpeed slices everything that it finds in `state`
+            self._rebind(numbers, None, sizes=False)  # DeepSpeed slices whatever it finds in `state`
             self.state.update(assigned)
             return
         kept = rebinding.kept_groups(engine, groups, self._groups)
@@ -262,7 +260,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self._rebind(kept, rebinding.heirs(engine, groups, kept))
 
     def _rebind(self, kept: list[int], sources: list[int] | None, sizes: bool = True) -> None:
-        """Adopts the tensors that are in the groups now; see `Engine.replace`."""
+        """Adopts the tensors that are in the groups now. See `Engine.replace`."""
         if self._in_backward:
             for number, group in enumerate(self.param_groups):
                 self._in_backward.check(group["params"], f"param_groups[{number}]['params']")
@@ -289,8 +287,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
                 self._show_state()
 
     def _follow(self, takes_state: bool = True) -> None:
-        """Called before state is read or replaced outside of a step: follows wrappers, overrides, moves and, unless all state
-        is replaced, assignments to `state`."""
+        """Called before state is read or replaced outside a step. Follows wrappers, overrides, moves and, unless all state is
+        to be replaced, assignments to `state`."""
         if not self.engine.are_registered(self.param_groups):
             self._follow_params()
         if takes_state:
@@ -302,7 +300,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             self._show_state()
 
     def _follow_state(self) -> None:
-        """Applies assignments to `state` to the core's state."""
+        """Applies assignments in `state` to the core's state."""
         if type(self.state) is not States or self.state.changed or self.engine.assigned:
             self._refuse_lent_state()
             self.state = restore.follow(self.engine, self.param_groups, self.state)
@@ -311,34 +309,33 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self.state = restore.shown_states(self.engine)
 
     def _adopt_new_state(self) -> None:
-        """Shows, in `state`, the state that the core has allocated for parameters with their first gradient."""
+        """Shows, in `state`, the state that the core has allocated for parameters at their first gradient."""
         engine = self.engine
         if engine.renewed:
             self._show_state()
         new = engine.new_states()
         for number in new:
             self.state[engine.tensors[number]] = views.shown(engine, number)
-        engine.adopted(new)  # last: if this method is interrupted, the next call finds them
+        engine.adopted(new)  # last, so that after an interrupt the next call finds them
         if new and not engine.in_ram and logger.isEnabledFor(logging.INFO) and not engine.capturing:
             self._residency.place(engine.core.report())
 
     def _place_states(self) -> None:
-        """Places state that waits for the first step; raises like `state_dict`."""
+        """Places state that waits for the first step. Raises like `state_dict`."""
         if not self.engine.in_ram:
             self.engine.core.place_states()
             self._adopt_new_state()
 
     @_alone
     def _init_group(self, group: Mapping[str, Any], skip_non_grad_params: bool = True) -> None:
-        """Megatron-core's request for state before a checkpoint is read: gives every parameter, also in other groups and
-        without a gradient, its state after a first step. Raises like `state_dict`."""
-        del group, skip_non_grad_params  # a budget may hold state of all groups, so all state is placed at once
+        """Megatron-core calls this to create state before it reads a checkpoint. Gives every parameter, even in other groups
+        and without a gradient, the state that a first step would. Raises like `state_dict`."""
+        del group, skip_non_grad_params  # a budget may cover all groups, so all state is placed at once
         self._follow()
         self._place_states()
         self.engine.show_unstepped(True)
         self._show_state()
 
-    # Steps.
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -348,12 +345,12 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step over every parameter that has a gradient; returns the closure's loss, if there is a closure.
+        """Steps every parameter that has a gradient. Returns the loss of the closure, if given.
 
-        Raises ValueError if a hyper-parameter is out of range, a gradient cannot be used (sparse, of another shape), a
-        parameter was moved (except before the first step), re-typed (with a residual) or resized, or, with nonfinite="raise", a
-        gradient is not finite. Then nothing has changed. With DTensor parameters every rank of their meshes must make the call:
-        unless nonfinite is "propagate", they agree on whether to step.
+        Raises ValueError, and changes nothing, if a hyper-parameter is out of range, a gradient is unusable (sparse, of another
+        shape), a parameter was moved (except before the first step), re-typed (with a residual) or resized, or, with
+        nonfinite="raise", a gradient is not finite. With DTensor parameters every rank of their meshes must make the call, and
+        they agree on whether to step (unless nonfinite is "propagate").
         """
         loss = None
         if not self.state and self._gives_state():
@@ -379,7 +376,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     def _gives_state(self) -> bool:
         """True if torch.distributed.checkpoint takes a first step, with zero gradients and lr=0, only to create state. Then
-        state is created, and no step is taken, because training would count it."""
+        state is created without a step, which training would count."""
         creates = is_called_by("_init_optim_state")
         if creates:
             self._init_group({})
@@ -399,7 +396,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     @_alone
     def _step_gradients(self, only: list[int] | None = None) -> None:
-        """Steps the parameters that have a gradient; `only`: just the ones with these numbers."""
+        """Steps the parameters that have a gradient. only: their numbers, to step just these."""
         engine = self.engine
         capturing = engine.may_capture and engine.capturing
         if capturing:
@@ -420,7 +417,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
                     self.param_groups, scale, bad, only, self._partitioned, words
                 )
                 spike = "" if norm is None else self._clipper.spike(self.param_groups, norm)
-            except Exception as error:  # any exception: other ranks may be waiting
+            except Exception as error:  # whatever it is, other ranks may be waiting
                 if not agrees:
                     raise
                 failure = error
@@ -435,14 +432,15 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             if norm is not None and found < 0:
                 self._clipper.keep(self.param_groups, norm)
         self._skips.look(engine.skipped_steps(), partial(self._told, found), engine.settings.amp_scaling, spike)
-        if only is None:  # else other groups of the same gradients may follow
+        if only is None:  # otherwise other groups of the same gradients may follow
             self._clipper.clip = None
         if engine.awaited:
             self._adopt_new_state()
 
     def _told(self, found: int) -> tuple[int, str]:
-        """For `Skips.look`. found: the number of a parameter whose gradient is not finite; -1: unknown. The number of steps is -1
-        on a device, which may have taken others by the time that the host hears of a skip."""
+        """Details for `Skips.look`: the number of steps, and a parameter. found: the number of a parameter whose gradient is
+        not finite; -1: unknown. The number of steps is -1 on a device, which may have taken more by the time the host hears of
+        a skip."""
         steps = self._steps(self.engine.report()) if self.engine.on_host else -1
         return steps, parameter(self.param_groups, found) if found >= 0 else ""
 
@@ -450,7 +448,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self, scale: float, known_finite: bool, only: list[int] | None, clip: QueuedClip | None = None,
         words: LossScaling | None = None,
     ) -> int:  # fmt: skip
-        """The number of a parameter whose gradient is not finite; -1: none, or not known yet."""
+        """Returns the number of a parameter whose gradient is not finite; -1: none, or not known yet."""
         engine = self.engine
         queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         if words:
@@ -461,16 +459,16 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if len(engine.cores) == 1:
             (core,) = engine.cores.values()
             return core.step(scale, known_finite, queue, free, only, clip=clip)
-        known = Queued(clip, scale).wait()  # parameters have moved to several devices since it was queued
+        known = Queued(clip, scale).wait()  # since the clip was queued, parameters have moved to several devices
         return engine.core.step(known.factor, known_finite or known.finite, queue, free, only)
 
     def _log_moves(self) -> None:
-        """Logs moves of state. Reading them makes the core commit the last step, as the next step would."""
+        """Logs moves of state. Reading them commits the last step, as the next step would."""
         if logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
             self._residency.look(self.engine.core.report())
 
     def _check_capture(self) -> None:
-        """Raises ValueError for a step that would query the device while a graph is captured, which breaks the capture."""
+        """Raises ValueError for a step that would query the device during the capture of a graph, which breaks the capture."""
         cores = self.engine.core
         if isinstance(cores, Cores):
             got, advice = f"parameters on {cores.names()} while a graph is captured", "make an optimizer for each device"
@@ -495,15 +493,16 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     @_alone
     def prepare_replay(self) -> None:
-        """Call this before each replay of a graph (`torch.cuda.CUDAGraph`) in which a step was captured, on the stream of the
-        replay: it counts a step, and gives the replay its number and the current options.
+        """Call this before each replay of a graph (`torch.cuda.CUDAGraph`) that has captured a step, on the stream of the
+        replay. It counts a step, and gives the replay its number and the current options.
 
-        Before the capture, take a step without a graph. All state must be on the device then (`report()["moved_per_step"]`
-        is 0) and stay there; parameters and gradients keep their memory (zero_grad(set_to_none=False)). Non-finite gradients
-        affect a replay like a step. Raises ValueError if no step has been captured or memory has moved, for a second call
-        without a replay in between, for a replay that was not prepared (it has changed nothing), after a clip_grad_norm_
-        outside of the graph, and, with nonfinite="raise", if a gradient of the previous replay was not finite. With
-        nonfinite="propagate" this does not wait for the last replay; a later call may then raise its errors."""
+        Before the capture, take a step without a graph. From then on, all state must be on the device
+        (`report()["moved_per_step"]` is 0) and stay there; parameters and gradients keep their memory
+        (zero_grad(set_to_none=False)). Non-finite gradients affect a replay like a step. Raises ValueError if no step has been
+        captured or memory has moved, for a second call before a replay, for a replay that was not prepared (it has changed
+        nothing), after a clip_grad_norm_ outside the graph, and, with nonfinite="raise", if a gradient of the previous replay
+        was not finite. With nonfinite="propagate" it does not wait for the last replay, so a later call may raise its
+        errors."""
         wanted = "none: a captured step clips as it was captured"
         expect(self._clipper.clip is None, "prepare_replay", "clip_grad_norm_ outside of the graph", wanted)
         self._push_options()
@@ -514,15 +513,15 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         return self.engine.settings.nonfinite != "propagate"
 
     def _agree(self, scale: float, bad: bool | None, failure: Exception | None = None) -> bool:
-        """Returns true if a gradient is not finite on any rank. If one rank cannot step, for `failure` or another reason, all
-        of them raise."""
+        """Returns True if a gradient is not finite on any rank. If one rank cannot step, because of `failure` or otherwise, all
+        raise."""
         engine, verdict = self.engine, sharding.OK
         try:
             if failure:
                 raise failure
             if engine.moving(self.param_groups, lambda: engine.core.check(scale, engine.queue())) >= 0 if bad is None else bad:
                 verdict = sharding.NONFINITE
-        except Exception as error:  # any exception: the other ranks are waiting
+        except Exception as error:  # whatever it is, the other ranks are waiting
             failure, verdict = error, sharding.FAILED
         try:
             verdict = sharding.agree(engine.meshes, [param.sharding for param in engine.params], engine.tensors, verdict)
@@ -533,11 +532,10 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             raise ValueError("another rank refused this step (its error says why); nothing was changed")
         return verdict == sharding.NONFINITE
 
-    # Clipping.
 
     @property
     def last_grad_norm(self) -> torch.Tensor | None:
-        """The norm found by `clip_grad_norm_` or, with max_grad_norm or max_grad_spike, by the last step: float32,
+        """The norm that `clip_grad_norm_` or, with max_grad_norm or max_grad_spike, the last step found: float32,
         zero-dimensional."""
         return self._clipper.norm
 
@@ -551,31 +549,31 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         *,
         process_group: ProcessGroup | None = None,
     ) -> torch.Tensor:
-        """Replaces `torch.nn.utils.clip_grad_norm_` for all parameters. Call it last before `step()`:
+        """Replaces `torch.nn.utils.clip_grad_norm_` for all parameters. Make it the last call before `step()`:
 
             norm = opt.clip_grad_norm_(1.0)
             opt.step()
 
-        Reads the gradients once and writes nothing: the step multiplies them by min(1, max_norm / (norm + 1e-6)) as it reads
-        them, without checking them again. `.grad` is not clipped. Returns the norm before clipping, as a zero-dimensional
-        float32 on the device of the first parameter.
+        Reads the gradients once and writes nothing. As the step reads them, it multiplies them by min(1, max_norm / (norm +
+        1e-6)), without another check. `.grad` is not clipped. Returns the norm before clipping, as a zero-dimensional float32
+        on the device of the first parameter.
 
         norm_type: 2, or "inf" for the largest magnitude. process_group: the group over which plain parameters are sharded
-        (FSDP1), each element on one of its ranks; DTensors know their meshes. Every rank of these must make the call.
+        (FSDP1), each element on one rank. DTensors know their meshes. Every rank of the group or meshes must make the call.
 
-        The norm is exact before it is rounded to float32: the same bits for all threads, instruction sets, devices and
-        shardings. A norm that float32 cannot hold is returned as inf, but clips with its true value. On one CUDA device nothing
+        The norm is exact before it is rounded to float32, so its bits do not depend on threads, instruction sets, devices or
+        shardings. A norm that float32 cannot hold is returned as inf but clips with its true value. On one CUDA device nothing
         waits: the norm is a tensor there, as with torch. Otherwise the call waits for queued work on devices, and the following
         step waits for nothing.
 
-        A step without a preceding call clips nothing, nor does a step for which all gradients have been replaced since
-        (`zero_grad()` and another backward). A step raises ValueError if gradients were changed in place since, or if only some
-        were replaced, until this is called again or `opt.zero_grad()`. It does not notice changes that torch's version counters
+        A step without a preceding call clips nothing; nor does a step for which all gradients have been replaced since
+        (`zero_grad()` and another backward). If gradients were changed in place since, or only some were replaced, steps raise
+        ValueError until this is called again or `opt.zero_grad()`. They do not notice changes that torch's version counters
         miss: writes through `.grad.data` or NumPy, GradScaler's unscaling, collectives such as all_reduce. If the norm is not
-        finite, nothing is clipped: the step's own check decides what happens (`nonfinite`).
+        finite, nothing is clipped, and the step's own check decides what happens (`nonfinite`).
 
-        Raises RuntimeError with error_if_nonfinite for a non-finite norm; ValueError for gradients that a step would refuse,
-        and with step_in_backward. A copy or pickle of the optimizer does not keep the call: repeat it there."""
+        Raises RuntimeError for a non-finite norm, with error_if_nonfinite; ValueError for gradients that a step would refuse,
+        and with step_in_backward. Copies and pickles of the optimizer forget the call: repeat it there."""
         limit, kind = Clipper.checked(max_norm, norm_type)
         in_backward = isinstance(self._in_backward, StepInBackward)
         expect(not in_backward, "clip_grad_norm_", "step_in_backward", StepInBackward.NO_NORM)
@@ -587,16 +585,15 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self._push_options()
         return self._clipper.ask(self.param_groups, limit, kind, error_if_nonfinite, process_group)
 
-    # State.
 
     @_alone
     def reset(self, params: Iterable[torch.Tensor] | None = None) -> None:
-        """Starts parameters afresh: their moments, step counts and residuals are those before a first step. Weights and options
-        stay. params: tensors of this optimizer, as those of a group; None: all; then report()["steps"] is 0 and
-        max_grad_spike forgets earlier norms.
+        """Starts parameters afresh, with moments, step counts and residuals as before a first step. Weights and options stay.
+        params: tensors of this optimizer, such as those of a group. None: all; then report()["steps"] is 0, and max_grad_spike
+        forgets earlier norms.
 
-        Otherwise equal to removing their entries from `state`. With DTensors every rank must make the call. Raises ValueError for
-        a tensor of no group, OSError if the disk refuses; then nothing has changed."""
+        Otherwise it equals removing their entries from `state`. With DTensors every rank must make the call. Raises ValueError
+        for a tensor that is in no group, and OSError if the disk fails; then nothing has changed."""
         self._follow()
         chosen = list(self.engine.tensors if params is None else params)
         known = {*map(id, self.engine.tensors)}
@@ -615,63 +612,62 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     @_alone
     def offload(self) -> None:
         """Moves all state from RAM to the disk of `memory`, or from a device to pinned host memory, to make room while no steps
-        are taken (for generation, or another model). The next step or `onload()` brings it back, as does
-        `save(asynchronous=True)`. `state_dict()`, `save()` and copies also bring back state that was in RAM; they read a
-        device's state where it is. Until then tensors in `state` of state that was in RAM show zeros and must not be written.
-
-        Raises ValueError if a budget that holds state has no disk or too little of it, or too little host memory, or as
-        `onload` does; OSError, and then the state stays where it was."""
+        are taken (for generation, or another model). The next step, `onload()` or `save(asynchronous=True)` brings it back.
+        `state_dict()`, `save()` and copies also bring back state that was in RAM, but read a device's state where it is. Until
+        then, tensors in `state` that were in RAM show zeros and must not be written. Raises ValueError if a budget that holds
+        state has no disk, or too little disk or host memory, and like `onload`; OSError, and then the state stays where it
+        was."""
         self._follow_state()
         self.engine.put_aside()
 
     @_alone
     def onload(self) -> None:
-        """Brings back the state that `offload` moved. Raises OSError; the state is then still on the disk. Raises ValueError, and drops
-        them, for values that were assigned to `state` while it showed zeros."""
+        """Brings back the state that `offload` moved. Raises OSError, and then the state is still on the disk. Raises
+        ValueError for values that were assigned to `state` while it showed zeros, and drops them."""
         self._follow_state()
         restore.bring_back(self.engine, self.state)
 
     @_alone
     def demote(self, size: int | str | None = None) -> int:
-        """Moves state from device memory to the host until at least `size` bytes are free again (None: as much as possible),
-        and waits for the moves. With `Memory(device="auto")` it returns once there has been room for a while; otherwise it
-        stays there, and streams. Returns the bytes freed: 0 if nothing can be freed, as on the CPU."""
+        """Moves state from device memory to the host until at least `size` bytes are free again (None: as many as possible),
+        and waits for the moves. With `Memory(device="auto")` state returns once there has been room for a while; otherwise it
+        stays there and streams. Returns the bytes freed: 0 if nothing can be freed, as on the CPU."""
         return self.engine.demote(None if size is None else size_of("size", size))
 
     def prefetch(self, size: int | str) -> int:
-        """Takes up to `size` bytes more of device memory and starts reading the next step's streaming state into it, behind the
-        work queued on torch's current stream; the step gives it back. Returns the bytes taken: 0 if nothing streams or memory
-        is short. `prefetch_in_backward` calls it."""
+        """Takes up to `size` more bytes of device memory and starts reading the next step's streaming state into it, behind the
+        work queued on torch's current stream. The step gives the memory back. Returns the bytes taken: 0 if nothing streams or
+        memory is short. `prefetch_in_backward` calls it."""
         return self.engine.prefetch(size_of("size", size))
 
     @_alone
     def synchronize(self) -> None:
-        """Waits until all queued work of steps on a device is done, including state that streams back to the host. Raises
-        errors of queued work."""
+        """Waits until all queued work of steps on devices is done, including state that streams back to the host. Raises the
+        errors of that work."""
         self.engine.core.synchronize()
 
     def oom_guard(self) -> OomGuard:
-        """Moves state away if torch runs out of device memory. Wrap the computation of gradients in it:
+        """Moves state away when torch runs out of device memory. Wrap the computation of gradients in it:
 
             guarded = opt.oom_guard()(micro_batch)      # or as a decorator
             loss = guarded(inputs)                      # must not call opt.step()
 
         On `torch.OutOfMemoryError` it moves all state to the host (`demote`), empties torch's cache, drops gradients that the
-        call has begun, and calls once more, with the same random numbers. If the second call fails too, its error is raised
-        with a note of what was tried; so is the first error if the call added to gradients from before it. `with
-        opt.oom_guard():` does the same except for the second call: it re-raises the error."""
+        call has begun, and calls again with the same random numbers. It raises the error, with a note of what it tried, if the
+        second call fails, too, or if the first call added to earlier gradients. `with opt.oom_guard():` does the same but
+        re-raises the error instead of calling again."""
         return OomGuard(self.engine, self._in_backward)
 
     @property
     def skipped_steps(self) -> int:
-        """The number of steps that changed nothing because a gradient was not finite or, with max_grad_spike, the norm too large
-        (steps that GradScaler withholds are not counted). On a device, waits for the verdict on the last step."""
+        """The number of steps that changed nothing because a gradient was not finite or, with max_grad_spike, the norm was too
+        large (not counting steps that GradScaler withholds). On a device, waits for the verdict on the last step."""
         return self.engine.report()["skipped_steps"]
 
     @_alone
     def report(self) -> Report:
-        """Memory in bytes, and counts: see `lowtide.report.fields.Report`. `print(opt.report())` shows a table. On a device, waits
-        for the verdict on the last step."""
+        """Memory in bytes, and counts: see `lowtide.report.fields.Report`. `print(opt.report())` shows a table. On a device,
+        waits for the verdict on the last step."""
         found = self.engine.report()
         self._residency.look(found)
         found["steps"] = self._steps(found)
@@ -680,12 +676,11 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     @_alone
     def state_dict(self) -> dict[str, Any]:
-        """Like torch's; state that streams from a disk or is on a device is copied into CPU tensors (`save` avoids that).
-
-        Before the first step it has no entries, like torch's; after it every trained parameter has one, with zeros if it has
-        not been stepped. Codes are named "…_codes", beside "…_scale", so that torch.optim cannot mistake them for values.
-        Raises ValueError, MemoryError or OSError if the budget cannot hold state that is placed for it; ValueError for an
-        assignment to `state` that does not fit.
+        """Like torch's, with CPU copies of state that streams from a disk or is on a device (`save` avoids them). Before the
+        first step it has no entries, like torch's; afterwards every trained parameter has one, with zeros if it was not
+        stepped. Codes are named "…_codes", beside "…_scale", so that torch.optim cannot mistake them for values. Raises
+        ValueError, MemoryError or OSError if the budget cannot hold state that it places; ValueError for assignments to `state`
+        that do not fit.
         """
         self._follow()
         self.engine.bring_to_ram()
@@ -705,11 +700,11 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     @_alone
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the result of `state_dict()` of the same rule, or a state_dict of the torch.optim class of that name, if there
-        is one, of bitsandbytes, torchao's low-bit optimizers, FlashOptim or the package schedulefree (docs/migrate.md), whose
-        moments are encoded. Load the model first: a dict of schedulefree is read together with its weights. Raises ValueError,
-        and changes nothing, if anything in it does not fit; OSError if a disk fails (if only a write fails, everything is
-        loaded nevertheless: see the message)."""
+        """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name, if there
+        is one, of bitsandbytes, torchao's low-bit optimizers, FlashOptim or the package schedulefree (docs/migrate.md), and
+        encodes its moments. Load the model first, because a dict of schedulefree is read together with its weights. Raises
+        ValueError, and changes nothing, if anything in the dict does not fit; OSError if a disk fails (if only a write fails,
+        everything is loaded nevertheless: see the message)."""
         self._follow(takes_state=False)
         expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
         state_dict = state_dict.copy()
@@ -726,7 +721,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
         """Adopts param_groups that were read, and their seed."""
-        self.param_groups = self._listed = groups  # with the lists of parameters of before
+        self.param_groups = self._listed = groups  # with the previous lists of parameters
         self._groups = [*groups]
         if groups and groups[0][SEED] != self.engine.settings.seed:
             self.defaults[SEED] = groups[0][SEED]
@@ -736,7 +731,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         """Like torch's. If other tensors have replaced parameters, releases the memory of the old ones."""
         try:
             self._follow_groups()
-        except (TypeError, ValueError, NotImplementedError):  # placeholders, until a step is taken
+        except (TypeError, ValueError, NotImplementedError):  # placeholders until a step
             pass
         super().zero_grad(set_to_none)
         self._clipper.drop()
@@ -752,17 +747,17 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     def save(
         self, path: str | os.PathLike[str], asynchronous: bool = False, copies: int | str = "256MiB"
     ) -> PendingSave | None:
-        """Writes state and options to one file, durably and all or nothing, straight from wherever the state lives: without a
+        """Writes state and options to one file, durably and all or nothing, directly from where the state lives, without a
         second copy in memory. docs/project/checkpoint-format.md describes the format (no pickle).
 
-        asynchronous: returns at once; the file, with the current state and options, is written while steps go on. Before a
-        step changes state that is not written yet, it copies that state, chunk by chunk: at most `copies` bytes, or one chunk
-        if that is more. A step that finds no room waits for the writer. A second save waits for the first; `load` is refused
+        asynchronous: returns at once, and writes the file, with the current state and options, while steps go on. Before a step
+        changes state that is not written yet, it copies that state, chunk by chunk: at most `copies` bytes, or one chunk if
+        that is more. A step that finds no room waits for the writer. A second save waits for the first; `load` is refused
         during a save; deleting the optimizer, and the end of the process, wait for the file. Do not write to tensors in
         `state[p]` meanwhile. Other options: docs/checkpoints.md.
 
-        Raises OSError (a file that existed before is untouched) or ValueError. The failure of an asynchronous save comes out
-        of its `wait()` or, if nobody has waited, of the next `save`, which then writes nothing."""
+        Raises OSError (an existing file is untouched) or ValueError. An asynchronous save that fails raises in its `wait()` or,
+        if nobody has waited, in the next `save`, which then writes nothing."""
         self._follow()
         expect(isinstance(asynchronous, bool), "asynchronous", repr(asynchronous), "True or False")
         if not asynchronous:
@@ -772,9 +767,9 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     @_alone
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Reads a file that `save` wrote from an optimizer with the same class, parameters and state formats; the state goes
-        where this optimizer's `memory` says. The whole file is checked first: after a ValueError for a file that is damaged or
-        belongs to another model, or an OSError from opening it, nothing has changed."""
+        """Reads a file that `save` wrote from an optimizer with the same class, parameters and state formats. This optimizer's
+        `memory` says where the state goes. The whole file is checked first: if it is damaged or belongs to another model
+        (ValueError), or cannot be opened (OSError), nothing has changed."""
         self._follow(takes_state=False)
 
         with KeptErrors() as kept:
@@ -783,22 +778,19 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     @_alone
     def torch_state_dict(self) -> dict[str, Any]:
-        """A dict that the torch.optim class of the same name loads: moments decoded to float32 (copies).
-
-        Raises ValueError for rules that torch does not have: Lion, AdEMAMix, a Muon with parameters that are not
-        matrices."""
+        """Returns a dict for the torch.optim class of the same name, with moments decoded to float32 (copies). Raises
+        ValueError for rules that torch does not have: Lion, AdEMAMix, a Muon with parameters that are not matrices."""
         self._follow()
         return torch_dict.write(self.engine, self.param_groups)
 
     @_alone
     def bitsandbytes_state_dict(self, nested: bool = True) -> dict[str, Any]:
-        """A dict that the bitsandbytes optimizer of this rule loads: copies, on the CPU. dynamic8 codes stay as they are, with
-        their map; if row lengths are not multiples of 256, values are encoded again, in blocks that cross the ends of rows. All
-        other state becomes float32.
+        """Returns a dict of CPU copies for the bitsandbytes optimizer of this rule. dynamic8 codes stay as they are, with their
+        map; if row lengths are not multiples of 256, values are encoded again, in blocks that cross the ends of rows. All other
+        state becomes float32.
 
-        nested: the layout of bitsandbytes since 0.49.2; else the earlier flat one.
-
-        Raises ValueError for what bitsandbytes lacks: a rule, an option in use that it would ignore, DTensor parameters."""
+        nested: the layout of bitsandbytes since 0.49.2, or the earlier flat one. Raises ValueError for what bitsandbytes lacks:
+        a rule, an option in use that it would ignore, DTensor parameters."""
         self._follow()
         return bitsandbytes.write(self.engine, self.param_groups, nested)
 
@@ -824,7 +816,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state["options"]
-        settings: Settings = replace(options["settings"])  # copies: copy.copy passes the original's
+        settings: Settings = replace(options["settings"])  # copied, because copy.copy passes the original's
         self._chose_master = True
         self._begin(options["rule"], state["defaults"], settings, options["backward_options"])
         groups = [
@@ -841,8 +833,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             self._in_backward.steps = options["steps"]
 
     def __repr__(self) -> str:
-        """A line for each group: the options that differ from the defaults, and the bytes of its state, which it takes from the first
-        step on."""
+        """A line for each group, with the options that differ from defaults and the bytes of its state from the first step
+        on."""
         return describe.description(type(self), self.engine, self.param_groups)
 
 

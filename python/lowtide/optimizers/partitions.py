@@ -1,8 +1,8 @@
-"""Parameter groups that wrappers show to an optimizer part by part: DeepSpeed's ZeRO above all.
+"""Parameter groups that wrappers, above all DeepSpeed's ZeRO, show to an optimizer part by part.
 
-Before the first step ZeRO replaces a group's parameters by flat float32 partitions. Stages 1 and 2 put one into each group, and
-step one group at a time: `param_groups` then has no other. Stage 3 puts one partition at a time into its group, and none
-between steps; for a state_dict it puts in all of them.
+Before the first step ZeRO replaces a group's parameters by flat float32 partitions. Stages 1 and 2 put one into each group and
+step one group at a time, when `param_groups` has no other. Stage 3 puts one partition at a time into its group, none between
+steps, and all of them for a state_dict.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lowtide.engine.engine import Engine
 
 
 def is_partition(tensor: torch.Tensor) -> bool:
-    """True for a partition of ZeRO-3, which names each by the first and the last of its parameters."""
+    """True for a partition of ZeRO-3, which names each after its first and last parameters."""
     return isinstance(getattr(tensor, "ds_id", None), str)
 
 
@@ -30,8 +30,8 @@ def are_all(groups: Sequence[dict[str, Any]]) -> bool:
 
 
 def numbers_of(groups: Sequence[dict[str, Any]], members: Sequence[Sequence[torch.Tensor]]) -> list[int] | None:
-    """The numbers that these groups had when their parameters were `members`, if ZeRO has put its partitions there; None if
-    not, or if any partition of stages 1 and 2 has the shape of the parameter it replaced. DeepSpeed drops groups without
+    """The numbers that these groups had when their parameters were `members`, if ZeRO has put its partitions there. None
+    otherwise, or if a partition of stages 1 and 2 has the shape of the parameter it replaced. DeepSpeed drops groups without
     parameters."""
     numbers = [number for number, params in enumerate(members) if params or len(groups) == len(members)]
     if len(groups) != len(numbers) or not groups:
@@ -47,7 +47,7 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:
 
 
 def assigned(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
-    """State assigned in `states` to tensors that are not registered, as universal checkpoints of ZeRO do."""
+    """State that `states` assigns to unregistered tensors, as universal checkpoints of ZeRO do."""
     known = set(map(id, engine.tensors))
     return {tensor: entry for tensor, entry in states.items() if entry and id(tensor) not in known}
 
@@ -65,7 +65,7 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
         where, family = f"parameter group {number}, in partitions of ZeRO", engine.family
         got, wanted = f"{family.name}, which takes matrices whole", "a rule that steps element by element, like AdamW"
         expect(not family.rule_for(torch.empty(1, 1), group), where, got, wanted)
-        try:  # a partition does not know of which parameter it is a shard
+        try:  # a partition does not know which parameter it belongs to
             _core.state_layout(
                 family.core_rule, family.hyper_of("", group), family.core_options("", group), [1], "float32", ([2], True, [0]), False
             )  # fmt: skip
@@ -80,8 +80,8 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
 
 
 def are_part(engine: Engine, groups: Sequence[dict[str, Any]], added: Sequence[dict[str, Any]]) -> bool:
-    """True if groups with parameters are missing, or if `groups` are copies with some of the parameters, as in wrappers that step
-    in parts. added: the optimizer's own groups."""
+    """True if groups with parameters are missing, or if `groups` are copies with some of the parameters, as wrappers make that
+    step in parts. added: the optimizer's own groups."""
     here = {*map(id, groups)}
     if here.issubset(map(id, added)):
         return any(each.tensors and id(group) not in here for group, each in zip(added, engine.members))
@@ -91,8 +91,8 @@ def are_part(engine: Engine, groups: Sequence[dict[str, Any]], added: Sequence[d
 
 
 def check_part(part: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> bool:
-    """True if any of these parameter groups is a copy. Raises ValueError unless each is among `groups`, or has parameters of one
-    of them and its options."""
+    """True if any of these parameter groups is a copy. Raises ValueError unless each is one of `groups`, or has its options and
+    some of its parameters."""
     known, copies = set(map(id, groups)), False
     owners = {id(param): number for number, group in enumerate(groups) for param in group["params"]}
     for number, group in enumerate(part):

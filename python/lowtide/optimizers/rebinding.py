@@ -1,4 +1,4 @@
-"""Replacement of parameters by other tensors: wrappers shard a model, move it or change its weights, and put the new tensors
+"""Replacement of parameters by other tensors. Wrappers shard a model, move it or change its weights, and put the new tensors
 into the groups of an existing optimizer."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _ADVICE = "use add_param_group, or build a new optimizer and load the state_dict
 
 
 def check_tensors(groups: Sequence[dict[str, Any]]) -> None:
-    """Turns other collections of parameters into lists, as torch does when an optimizer is built. Raises ValueError or
-    TypeError for values that are not collections."""
+    """Turns other collections of parameters into lists, as torch does when it builds an optimizer. Raises ValueError or
+    TypeError for anything else."""
     for number, group in enumerate(groups):
         where, params = f"param_groups[{number}]", group.get("params")
         expect("params" in group, where, f"keys {sorted(map(str, group))}", "'params' among them")
@@ -31,7 +31,7 @@ def check_tensors(groups: Sequence[dict[str, Any]]) -> None:
 
 def kept_groups(engine: Engine, groups: Sequence[dict[str, Any]], added: Sequence[dict[str, Any]]) -> list[int]:
     """The number that each parameter group had when it was added. added: the groups at that time. Raises ValueError unless
-    there are equally many, or only groups without parameters are missing."""
+    there are as many groups, or only groups without parameters are missing."""
     members = engine.members
     numbers = {id(group): number for number, group in enumerate(added)}
     kept = [numbers.get(id(group), -1) for group in groups]
@@ -44,9 +44,9 @@ def kept_groups(engine: Engine, groups: Sequence[dict[str, Any]], added: Sequenc
 
 
 def heirs(engine: Engine, groups: Sequence[dict[str, Any]], kept: Sequence[int]) -> list[int] | None:
-    """For each tensor in the groups, in order, the number of the parameter that it replaces: the same tensor, else the one at
-    its position. kept: each group's number when it was added. None if no step was taken and the number of tensors or a shape
-    differs: all start afresh. Raises ValueError after a step."""
+    """For each tensor in the groups, in order, the number of the parameter that it replaces: the same tensor if registered, or
+    the one at its position. kept: the number that each group had when it was added. If the number of tensors or a shape
+    differs, returns None before the first step, so that all start afresh, and raises ValueError after it."""
     try:
         return _heirs(engine, groups, kept)
     except ValueError:

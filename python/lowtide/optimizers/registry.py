@@ -1,4 +1,4 @@
-"""The list of rules and their classes: from the modules imported so far (classes.py imports all)."""
+"""The list of rules and their classes, as far as modules have been imported (classes.py imports all)."""
 
 import inspect
 from collections.abc import Callable
@@ -12,7 +12,7 @@ CLASSES: dict[str, type[Optimizer]] = {}  # by rule: a rule of the core, or "muo
 
 
 def steps(rule: str) -> Callable[[_Class], _Class]:
-    """Adds a class to the list: `lowtide` exports it, and `lowtide bench` measures it."""
+    """Adds a class to the list, from which `lowtide` exports it and `lowtide bench` measures it."""
 
     def add(cls: _Class) -> _Class:
         CLASSES[rule] = cls
@@ -22,6 +22,6 @@ def steps(rule: str) -> Callable[[_Class], _Class]:
 
 
 def hyper_of(cls: type[Optimizer]) -> dict[str, Any]:
-    """The hyper-parameters of a class and their defaults."""
+    """The hyper-parameters of a class, with their defaults."""
     parameters = inspect.signature(cls).parameters.values()
     return {one.name: one.default for one in parameters if one.kind is not one.KEYWORD_ONLY and one.default is not one.empty}

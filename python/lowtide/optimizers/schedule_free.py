@@ -1,4 +1,4 @@
-"""Schedule-Free AdamW: no learning-rate schedule, and evaluation of the average of all iterates instead of the last one."""
+"""Schedule-Free AdamW: no learning-rate schedule, and evaluation with the average of all iterates instead of the last one."""
 
 import os
 from collections.abc import Callable
@@ -24,18 +24,18 @@ class AdamWScheduleFree(Optimizer):
         z = z − lrₜ u                  x = (1 − c) x + c z                     y = (1 − β1) z + β1 x
         lrₜ = lr · min(1, t / warmup_steps)        wₜ = tʳ (largest lr so far)^weight_lr_power        c = wₜ / (w₁ + … + wₜ)
 
-    The weights are y while you train, and x, the average, while you evaluate. Call `eval()` before you evaluate the model, or
+    The weights are y while you train and x, the average, while you evaluate. Call `eval()` before you evaluate the model or
     save it for use, and `train()` before the next step. Keep the learning rate constant.
 
-    State per parameter: "z_minus_y" and "exp_avg_sq" (v), with the parameter's shape, in as many bytes as the state of `AdamW`:
-    with state="dynamic8" 2.03 per parameter, while the package takes 8. Formats of 4 bits are refused.
+    State per parameter: "z_minus_y" and "exp_avg_sq" (v), in the parameter's shape, with as many bytes as the state of `AdamW`:
+    2.03 per parameter with state="dynamic8", where the package takes 8. 4-bit formats are refused.
 
     Args:
         params, eps, options: as in `AdamW`.
         lr: as in `AdamW`; 1 to 10 times as large as for AdamW with a schedule.
         betas: β1, in [0.01, 1), places y between z and x; β2, in [0, 1), decays the second moment.
         weight_decay: λ, finite and ≥ 0, for the weights y.
-        warmup_steps: number of steps over which the learning rate grows, a whole number ≥ 0.
+        warmup_steps: number of steps in which the learning rate grows, a whole number ≥ 0.
         r: exponent of the step number in a step's weight, finite and ≥ 0.
         weight_lr_power: exponent of the learning rate in a step's weight, finite and ≥ 0.
 
@@ -58,18 +58,18 @@ class AdamWScheduleFree(Optimizer):
 
     @torch.no_grad()
     def eval(self) -> None:
-        """Replaces the weights by the average x. Steps are refused until `train()`; a second call does nothing.
+        """Replaces the weights by the average x. Steps are refused until `train()`. A second call does nothing.
 
-        Each direction rounds the weights once, in their type and `master`'s residual: a run that was evaluated, or saved
-        here and resumed, continues with the same bits, but differs by that rounding from a run without evaluation. Takes up to
-        3 MiB where the parameters are and, for streaming state, a float32 copy of the largest parameter on the host. Raises
-        OSError or MemoryError if state cannot be read or, for a residual, written; call again to continue with the remaining
-        parameters."""
+        Each direction rounds the weights once, in their type and the residual of `master`. So a run that was evaluated, or
+        saved here and resumed, continues with the same bits, but differs by that rounding from a run without evaluation. Takes
+        up to 3 MiB where the parameters are and, for streaming state, a float32 copy of the largest parameter on the host.
+        Raises OSError or MemoryError if state cannot be read or, for a residual, written; call it again to continue with the
+        remaining parameters."""
         self._set_mode(False)
 
     @torch.no_grad()
     def train(self) -> None:
-        """Restores y, the training weights, with the β1 that `eval()` used. A new optimizer starts in training. Raises like
+        """Restores y, the training weights, with the β1 that `eval()` used. New optimizers start in training. Raises like
         `eval`."""
         self._set_mode(True)
 
@@ -83,7 +83,7 @@ class AdamWScheduleFree(Optimizer):
                 group[MODE] = training
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Like `Optimizer.step`. Raises ValueError if called after eval() and before train(); the closure is not run."""
+        """Like `Optimizer.step`. Raises ValueError between eval() and train(), without running the closure."""
         self._check_training()
         return super().step(closure)
 
@@ -102,13 +102,13 @@ class AdamWScheduleFree(Optimizer):
         return super().state_dict()
 
     def save(self, path: str | os.PathLike[str], *options: Any, **more: Any) -> Any:
-        """Like `Optimizer.save`; raises like `state_dict`."""
+        """Like `Optimizer.save`. Raises like `state_dict`."""
         self._check_modes()
         return super().save(path, *options, **more)
 
     def _check_modes(self) -> None:
-        """Raises ValueError for modes that a dict cannot express: weights of two kinds in one group, or weights that eval() has
-        moved by a β1 other than the group's."""
+        """Raises ValueError for modes that a dict cannot express: weights of two kinds in one group, or weights that eval()
+        moved by another β1 than the group's."""
         for each in self.engine.groups:
             options = each.options_of(self.param_groups)
             beta1 = 0.0 if options.get(MODE, True) else self.engine.family.hyper_of(each.rule, options)["beta1"]
@@ -126,9 +126,9 @@ class AdamWScheduleFree(Optimizer):
         self._mark_modes(len(self.param_groups) - 1)
 
     def _take_groups(self, groups: list[dict[str, Any]]) -> None:
-        """A dict records which weights the model, saved with it, has."""
+        """A dict records which kind of weights the model saved with it has."""
         super()._take_groups(groups)
-        self.engine.follow(groups, [*self.defaults])  # the core notes β1 for the way back, which must equal the dict's
+        self.engine.follow(groups, [*self.defaults])  # the core notes the dict's β1 for the way back
         self._mark_modes()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Steps of single parameters, for trainers that step in hooks of backward of their own."""
+"""Steps of single parameters, for trainers that step in their own hooks of backward."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ class SingleSteps:
     _backward_options: dict[str, Any]
     _follow_groups: Callable[[], None]
     _step_gradients: Callable[[list[int]], None]
-    _numbers: dict[int, int] | None = None  # of parameters by id, until the groups change
-    _steps_single = False  # step_param was called
+    _numbers: dict[int, int] | None = None  # numbers of parameters by id, until the groups change
+    _steps_single = False  # whether step_param was called
 
     def step_param(self, param: torch.Tensor, group: Mapping[str, Any] | None = None) -> None:
         """Steps one parameter by its gradient, which stays. For trainers that step in their own hooks of backward, with the
-        arguments of kohya-ss's fused backward pass. Options are its group's in `param_groups`; `group` is not needed. Free the
-        gradient afterwards: `step()` steps every parameter that still has one. Call it from one thread at a time.
+        arguments of kohya-ss's fused backward pass. Options come from the parameter's group in `param_groups`; `group` is
+        ignored. Free the gradient afterwards, because `step()` steps every parameter that still has one. Call it from one
+        thread at a time.
 
-        Raises like `step`; ValueError for a tensor of no group, with step_in_backward, and with max_grad_norm or max_grad_spike,
-        because the norm of all gradients is not known yet."""
+        Raises like `step`; also ValueError for a tensor that is in no group, with step_in_backward, and with max_grad_norm or
+        max_grad_spike, because the norm of all gradients is not known yet."""
         expect(self._in_backward is None, "step_param", f"{self._backward_options}", "no option that works in backward")
         StepInBackward.refuse_norms(self.engine, "step_param")
         self._follow_groups()
@@ -47,11 +48,11 @@ class SingleSteps:
         self._steps_single = True
 
     def step_parameter(self, param: torch.Tensor, group: Mapping[str, Any] | None = None, index: int = 0) -> None:
-        """`step_param` by OneTrainer's name and arguments; `index`, the parameter's place in its group, is not needed."""
+        """`step_param` under OneTrainer's name, with its arguments. `index`, the parameter's place in its group, is ignored."""
         self.step_param(param, group)
 
     def _steps(self, report: CoreReport) -> int:
-        """The user's steps, where the core, whose report this is, counts the steps of buckets or of single parameters."""
+        """The user's steps, where the core, which made this report, counts steps of buckets or of single parameters."""
         if self._in_backward and self._in_backward.steps is not None:
             return self._in_backward.steps
         if self._steps_single:

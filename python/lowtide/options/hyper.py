@@ -1,4 +1,5 @@
-"""Hyper-parameters: translates the keys of a parameter group to the core's. Nothing here runs per parameter in a step."""
+"""Hyper-parameters: translates the keys of a parameter group to those of the core. Nothing here runs per parameter in a
+step."""
 
 from collections.abc import Container, Mapping, Sequence
 from math import isfinite
@@ -10,16 +11,16 @@ from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices import places
 
-# The core's hyper-parameters that form one tuple, "betas", here, and those that are bools.
+# The core's hyper-parameters that form the tuple "betas" here, and those that are bools.
 BETAS = ("beta1", "beta2", "beta3")
 FLAGS = [each.name for each in _core.hyper_parameters() if each.flag]
 SCHEDULES = ("t_alpha", "t_beta3")  # number of steps, or None for no schedule
-COUNTS = ("warmup_steps",)  # whole numbers: elsewhere a value below 1 is a share of all steps, which would mean no warm-up here
+COUNTS = ("warmup_steps",)  # whole numbers: a value below 1, elsewhere a share of all steps, would mean none here
 
 
 def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, ...]:
     """The values of the core's hyper-parameters `keys` in a parameter group. The core checks ranges. Raises ValueError or
-    TypeError for other values."""
+    TypeError for unusable values."""
     values: list[float] = []
     try:
         for key in keys:
@@ -47,18 +48,19 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
 
 
 def plain_betas(group: dict[str, Any]) -> dict[str, Any]:
-    """The group, with betas of another kind of sequence, such as omegaconf's, as a tuple: checkpoints hold plain values."""
+    """The group, with betas from another kind of sequence, such as omegaconf's, as a tuple, because checkpoints hold plain
+    values."""
     betas = group["betas"]
     return {**group, "betas": tuple(betas)} if isinstance(betas, Sequence) and not isinstance(betas, str) else group
 
 
 def hyper_keys(rule: str, given: Container[str]) -> tuple[str, ...]:
-    """The core's hyper-parameters that the rule reads and that `given`, a group's options, sets."""
+    """The core's hyper-parameters that the rule reads and that the options `given` in a group set."""
     return tuple([each.name for each in _core.hyper_parameters(rule) if group_key(each.name) in given])
 
 
 def group_key(key: str) -> str:
-    """The name of the core's hyper-parameter `key` in a parameter group."""
+    """The name in a parameter group of the core's hyper-parameter `key`."""
     return "betas" if key in BETAS else key
 
 

@@ -16,15 +16,15 @@ from lowtide.memory.budgets import Memory
 from lowtide.options import MASTERS
 from lowtide.report.log import warn
 
-# Arguments of torch.optim that change what a step means and are not supported: refused by name instead of ignored.
+# Arguments of torch.optim that change the meaning of a step. They are unsupported, so they are refused by name, not ignored.
 REFUSED = {
     "capturable": "a step needs no option to be captured: see Optimizer.prepare_replay",
     "differentiable": "steps are not recorded by autograd",
     "decoupled_weight_decay": "the class decides how weights decay: use AdamW, or NAdam(decoupled_weight_decay=True)",
 }
-# The core's list of a parameter group's options that are fixed when a group is added.
+# Options of a parameter group that are fixed when it is added, by the core's list.
 FIXED = tuple(name for name, _, fixed in _core.group_options() if fixed)
-# Options of the whole optimizer, which a parameter group cannot set for itself.
+# Options of the whole optimizer, which a parameter group cannot set.
 WHOLE_OPTIMIZER = (
     "nonfinite", "seed", "amp_scaling", "max_grad_norm", "max_grad_spike", "cpu_target", "arithmetic", "prefetch_in_backward",
     "step_in_backward", "offload_in_backward",
@@ -33,7 +33,7 @@ WHOLE_OPTIMIZER = (
 BY_NORM = ("max_grad_norm", "max_grad_spike")
 # Options that are accepted without effect.
 IGNORED = ("foreach", "fused")
-# Every option but the refused ones: its default, its types, and their name in messages. The core knows which strings are valid.
+# Every option except refused ones: its default, its types, and their name in messages. The core knows which strings are valid.
 # tools/docs_site.py reads the defaults.
 OPTIONS: dict[str, tuple[Any, tuple[type, ...], str]] = {
     "state": ("dynamic8", (str,), "a str"),
@@ -58,10 +58,10 @@ OPTIONS: dict[str, tuple[Any, tuple[type, ...], str]] = {
     "fused": (None, (bool, NoneType), "a bool or None"),
 }
 DEFAULTS = {name: default for name, (default, _, _) in OPTIONS.items()}
-AUTO = DEFAULTS["master"]  # follows from the rule (`Family.core_options`); C and C++ have no master unless told
-# The core's list of a parameter group's options.
+AUTO = DEFAULTS["master"]  # the rule decides (`Family.core_options`); C and C++ have no master by default
+# The options of a parameter group, by the core's list.
 GROUP_OPTIONS = {name: DEFAULTS[name] for name, _, _ in _core.group_options()}
-# Arguments of other libraries, and their equals here.
+# Arguments of other libraries, and their equivalents here.
 _ELSEWHERE = {
     "optim_bits": 'state="dynamic8" for 8 bits, state="fp32" for 32',
     "bits": 'state="dynamic8" for 8 bits, state="fp32" for 32',
@@ -74,38 +74,37 @@ _ELSEWHERE = {
 
 
 class Options(TypedDict, total=False):
-    """Keyword options of every optimizer. Options marked (group) may also be set per parameter group.
+    """Keyword options of every optimizer. Options marked (group) can also be set per parameter group.
 
     Attributes:
         state: (group) how state is stored. "dynamic8" (the default), "float8": 1 byte per value and 4 per block of 256; "bf16":
             2 bytes; "fp32": 4 bytes; "dynamic4" (experimental): half a byte and 4 per block of 128. With 4 bits, the beta of a
             signed average must not exceed 0.9 (ValueError).
         master: (group) how bfloat16 and float16 weights take updates below half of their last bit: "stochastic" (rounded up or
-            down at random, right on average), "residual16" (float32 precision, 2 bytes a parameter), "residual8" (1 byte), None
-            (lost, as in torch.optim), or "auto", the default: "stochastic". Float32
-            weights need none.
+            down at random, right on average), "residual16" (float32 precision, 2 bytes per parameter), "residual8" (1 byte),
+            None (lost, as in torch.optim), or "auto", the default, which means "stochastic". Float32 weights need none.
         memory: (group: a separate budget) where state may live, as a `Memory`, a mapping of its fields, or text such as
             "host=8GiB,disk=/scratch"; None: no limit (docs/offload.md).
-        max_grad_norm: every step clips the gradients of all groups together to this norm, as `clip_grad_norm_` would; None, the
-            default: no clipping.
-        max_grad_spike: a step is skipped if the norm of its gradients exceeds the median of recent steps this many times
-            (docs/python-api.md); None, the default: no step is. After torch's own clipping no norm is a spike.
+        max_grad_norm: clips the gradients of all groups together to this norm in every step, as `clip_grad_norm_` would; None,
+            the default: no clipping.
+        max_grad_spike: skips a step if the norm of its gradients exceeds this many times the median norm of recent steps
+            (docs/python-api.md); None, the default: skips none. After torch's own clipping no norm is a spike.
         rounding: (group) how state is rounded to its format: "nearest", "stochastic", or "auto", the default: stochastic for
             averages and sums, so that they stay unbiased ("bf16": only if their beta is 0.995 or more).
         seed: seed of stochastic rounding, 0 by default: the same seed and steps give the same bits.
-        nonfinite: the reaction to a NaN, an infinity or a magnitude of 2^62 or more: "skip" the step and count it (the
-            default), "raise", or "propagate".
+        nonfinite: what a NaN, an infinity or a magnitude of 2^62 or more does: "skip" skips the step and counts it (the
+            default), "raise" raises, "propagate" lets it spread.
         min_quantized_numel: (group) parameters with fewer elements keep float32 state; 4096 by default.
-        maximize: (group) step along the gradient instead of against it.
-        amp_scaling: GradScaler passes its scale and its verdict to the step, which then unscales gradients without checking
-            them.
-        prefetch_in_backward: read streaming state during backward, into at most that many bytes.
-        step_in_backward: step and free gradients during backward, as soon as there are that many bytes.
-        offload_in_backward: gradients of parameters on a device that the CPU steps (`Memory(step=)`) move to host memory during
-            backward, are summed there until the step, and take no device memory.
-        arithmetic: on devices that have a choice (CUDA): "exact", the same bits as the CPU (the default), or "fast".
-        cpu_target: instruction set, such as "avx2", for comparisons; only changes speed. "", the default: the best.
-        foreach: accepted for code written for torch.optim, and ignored: a step is always one fused call.
+        maximize: (group) steps along the gradient instead of against it.
+        amp_scaling: GradScaler passes its scale and its verdict to the step, which unscales gradients and does not check them
+            again.
+        prefetch_in_backward: reads streaming state during backward, into at most this many bytes.
+        step_in_backward: steps and frees gradients during backward, as soon as there are this many bytes.
+        offload_in_backward: moves gradients of parameters on a device that the CPU steps (`Memory(step=)`) to host memory
+            during backward and sums them there until the step, so that they take no device memory.
+        arithmetic: on devices with a choice (CUDA): "exact", with the same bits as the CPU (the default), or "fast".
+        cpu_target: instruction set, such as "avx2", for comparisons; only changes speed. "", the default: the best one.
+        foreach: ignored, accepted for code written for torch.optim: a step is always one fused call.
         fused: likewise.
         capturable: must be False.
         differentiable: must be False.
@@ -137,7 +136,7 @@ class Options(TypedDict, total=False):
 
 @dataclass
 class Settings:
-    """Options that apply to the whole optimizer."""
+    """Options of the whole optimizer."""
 
     nonfinite: str = DEFAULTS["nonfinite"]
     seed: int = DEFAULTS["seed"]
@@ -161,8 +160,8 @@ class Settings:
 def check_options(
     options: Mapping[str, Any], where: str, others: Sequence[str], without: Sequence[str] = ()
 ) -> None:
-    """Raises TypeError for an unknown option, ValueError for an unsupported one. `others`: further valid arguments; `without`:
-    options that the class does not have."""
+    """Raises TypeError for an unknown option, and ValueError for an unsupported one. others: further valid arguments. without:
+    options that the class lacks."""
     every = dict.fromkeys([*others, *(key for key in Options.__annotations__ if key not in REFUSED)])
     known = [key for key in every if key not in without]
     for key in options:
@@ -179,14 +178,14 @@ def check_options(
 
 
 def warn_of_misspelt(group: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Warns of keys of a parameter group that resemble option names. Other keys belong to schedulers and the like."""
+    """Warns of keys in a parameter group that resemble names of options. Other keys may belong to schedulers."""
     for key in group:
         if key not in known and (words := hint(key, known, likeness=0.85)):
             warn(f"{where}: got {key!r}, which is no option and changes nothing{words}")
 
 
 def check_kinds(options: Mapping[str, Any], where: str) -> None:
-    """Raises TypeError for an option of the wrong type, ValueError for an option that must not be ignored."""
+    """Raises TypeError for an option of the wrong type, and ValueError for an option that must not be ignored."""
     for name, reason in REFUSED.items():
         expect(not options.get(name), f"{where}: {name}", repr(options.get(name)), f"False or None: {reason}")
     for name, (_, kinds, wanted) in OPTIONS.items():
@@ -207,7 +206,7 @@ def check_kinds(options: Mapping[str, Any], where: str) -> None:
 
 
 def show_options(init: Callable[..., None], without: Sequence[str] = ()) -> None:
-    """Makes `inspect.signature` and `help` of a constructor that takes `**options: Unpack[Options]` list these options, with their
+    """Makes `inspect.signature` and `help` of a constructor that takes `**options: Unpack[Options]` list the options and their
     defaults. without: options that the class refuses."""
     signature = inspect.signature(init)
     if any(one.annotation in (Unpack[Options], "Unpack[Options]") for one in signature.parameters.values()):
@@ -215,8 +214,8 @@ def show_options(init: Callable[..., None], without: Sequence[str] = ()) -> None
 
 
 def with_options(signature: inspect.Signature, without: Sequence[str] = (), **defaults: Any) -> inspect.Signature:
-    """The signature, with keyword arguments for options in place of its last parameter, but for those that it has itself. defaults:
-    those that differ."""
+    """The signature, with keyword arguments for options in place of its last parameter, except options that it already has.
+    defaults: defaults that differ."""
     kinds, keyword = Options.__annotations__, inspect.Parameter.KEYWORD_ONLY
     without = [*without, *signature.parameters]
     shown = [

@@ -54,7 +54,7 @@ def packbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor:
         tensor: float32, contiguous, of any shape, on the CPU or a device that `lowtide.backends()` can compute on.
         input_size: the number of its elements.
         rank: index of the device, of the same kind as the tensor's, that packs; a tensor on another device is copied there. It
-        has no effect for CPU tensors.
+            has no effect for CPU tensors.
     """
     values = _checked(tensor, torch.float32, rank)
     n = values.numel
@@ -80,7 +80,7 @@ def unpackbits(tensor: torch.Tensor, input_size: int, rank: int) -> torch.Tensor
     Args:
         tensor: the result of `packbits`: uint8, contiguous, on any device that `packbits` accepts.
         input_size: the number of bytes, for n = 8 times as many; or the number n of elements, which take ceil(n / 8) bytes. For
-        one byte, input_size 1 is ambiguous: as in DeepSpeed, it counts bytes.
+            one byte, input_size 1 is ambiguous: as in DeepSpeed, it counts bytes.
         rank: as in `packbits`.
     """
     return unpacked(tensor, input_size, rank, prefer_elements=False)
