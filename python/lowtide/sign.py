@@ -1,16 +1,16 @@
-"""Signs of values as bits, and their majorities: 1/32 the size of float32, 1/16 of bfloat16.
+"""Packs signs of values into bits, and computes their majorities. Bits take 1/32 of float32, 1/16 of bfloat16.
 
-A bit is 1 for +, which means x >= 0: both zeros are +, a NaN is -. Sign i is in byte i // 8, and bits after the last are 0.
-Arrays are torch tensors (on the CPU, or on a device that `lowtide.backends()` can compute on), numpy arrays, or anything that
-supports DLPack; results are numpy arrays if the first argument is one, else torch tensors. The GIL is released, autograd
-records nothing, and every machine and number of threads gives the same bits.
+A bit is 1 for +, which means x >= 0: both zeros are +, a NaN is -. Sign i is in byte i // 8, and bits after the last sign are
+0. Arrays are torch tensors (on the CPU, or on a device that `lowtide.backends()` can compute on), numpy arrays, or anything
+that supports DLPack. Results are numpy arrays if the first argument is one, and torch tensors otherwise. The GIL is released,
+autograd records nothing, and the bits do not depend on the machine or the number of threads.
 
     bits = sign.pack(gradient)                                  # uint8, gradient.numel() / 8 bytes
     vote = sign.majority([bits, theirs], gradient.numel(), seed=1, step=step)
     direction = sign.unpack(vote, gradient.numel(), shape=gradient.shape)       # +1 and -1
 
-Packed bytes are not numbers: their sum is not a vote, and their XOR is not a sum. Use `majority` to combine them. Errors:
-ValueError, TypeError and NotImplementedError, which name the value and what was wanted; MemoryError.
+Packed bytes are not numbers: their sum is not a vote, and their XOR is not a sum. Combine them with `majority`. Errors:
+ValueError, TypeError and NotImplementedError, with the value and what was wanted; MemoryError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BitOrder = Literal["little", "big"]
 Ties = Literal["hash", "plus", "minus", "zero", "previous"]
-# numpy in, numpy out; torch in, torch out.
+# The result is of the same kind as the argument: numpy or torch.
 AnyArray = TypeVar("AnyArray", torch.Tensor, "NumpyArray")
 _MOST_SIGNS = 2**60
 
@@ -44,17 +44,17 @@ __all__ = ["majority", "pack", "packed_bytes", "unpack"]
 
 
 def packed_bytes(n: int) -> int:
-    """Bytes of `n` signs: ceil(n / 8)."""
+    """The bytes that `n` signs take: ceil(n / 8)."""
     return -(-n // 8)
 
 
 def pack(x: AnyArray, *, out: AnyArray | None = None, bitorder: BitOrder = "little") -> AnyArray:
-    """Signs of `x` in row-major order, as uint8 [ceil(x.numel() / 8)].
+    """Packs the signs of `x`, in row-major order, into uint8 [ceil(x.numel() / 8)].
 
     Args:
         x: float32, bfloat16 or float16, of any shape and stride. A contiguous array is read in place, any other through a
             contiguous copy.
-        out: where to write the bits: contiguous uint8 of that size, sharing no memory with x. Returned.
+        out: where to write the bits: contiguous uint8 of that size that shares no memory with x. Returned.
         bitorder: "little": sign i is bit i % 8 of its byte; "big": bit 7 - i % 8. As in numpy.packbits, whose default is "big".
     """
     values = arrays.contiguous(arrays.read(x, "x"))
@@ -75,17 +75,17 @@ def unpack(
     bitorder: BitOrder = "little",
     zeros: AnyArray | None = None,
 ) -> AnyArray:
-    """+1 and -1 for `n` signs.
+    """Unpacks `n` signs to +1 and -1.
 
     Args:
         bits: uint8, contiguous, ceil(n / 8) bytes.
         n: the number of signs, not of bytes.
         dtype: the result's dtype: float32 (the default), bfloat16 or float16, from torch or numpy.
         shape: the result's shape, with n elements in total; default [n].
-        out: where to write the result: contiguous, n elements, sharing no memory with the other arguments. The result
-            has its dtype and shape.
+        out: where to write the result: contiguous, with n elements, sharing no memory with the other arguments. The result has
+            its dtype and shape.
         bitorder: the bit order of `bits` and `zeros`, as in `pack`.
-        zeros: laid out like `bits`; where it has a 1, the result is 0. `majority(ties="zero")` returns such an array.
+        zeros: laid out like `bits`; the result is 0 where it has a 1. `majority(ties="zero")` returns such an array.
     """
     n = _unsigned("n", n, _MOST_SIGNS)
     packed = _bits_in(bits, "bits", n)
@@ -139,19 +139,19 @@ def majority(
     out: Any = None,
     bitorder: BitOrder = "little",
 ) -> Any:
-    """The majority signs, as uint8 [ceil(n / 8)]; with ties="zero", a pair (bits, zeros) of such arrays.
+    """Computes the majority signs, as uint8 [ceil(n / 8)]; with ties="zero", a pair (bits, zeros) of such arrays.
 
     Args:
-        ballots: outputs of `pack` from 1 to 65,535 voters: uint8 [voters, ceil(n / 8)], rows at any distance, or a sequence of
-            rows.
+        ballots: results of `pack` from 1 to 65,535 voters: uint8 [voters, ceil(n / 8)], with any distance between rows, or a
+            sequence of rows.
         n: number of signs.
-        weights: votes of each voter: integers of at least 0, whose sum is below 2^31; default: 1 each. A voter of weight 0 is
+        weights: votes of each voter, integers of at least 0 whose sum is below 2^31; default: 1 each. A voter of weight 0 is
             absent: its ballot is not read, and may be None in a sequence.
-        ties: the value of a sign with equally many votes for + and -: "hash", a fair bit of (`seed`, `step`, `offset` + i), the
-            same on every machine; "plus"; "minus"; "zero", which is - and marked with a 1 in `zeros` (pass it to `unpack`); or
+        ties: the value of a sign with as many votes for + as for -: "hash", a fair bit of (`seed`, `step`, `offset` + i), equal
+            on every machine; "plus"; "minus"; "zero", which is - and marked with a 1 in `zeros` (pass it to `unpack`); or
             "previous", the sign in `previous`, an earlier result.
-        seed, step, offset: integers from 0 to 2^64 - 1. offset: index of sign 0 in the whole, if this is a part.
-        out: where to write the bits (with ties="zero", a pair): contiguous uint8; may be a ballot, or `previous`.
+        seed, step, offset: integers from 0 to 2^64 - 1. offset: the index of sign 0 in the whole, if this is a part.
+        out: where to write the bits (with ties="zero", a pair): contiguous uint8, which may be a ballot or `previous`.
         bitorder: the order of all bits, as in `pack`.
     """
     n = _unsigned("n", n, _MOST_SIGNS)
@@ -201,7 +201,7 @@ def _weights(weights: Any) -> list[int]:
 
 
 def _dtype_name(dtype: Any) -> str:
-    """The core's name of a torch or numpy dtype; None gives the default."""
+    """The core's name for a torch or numpy dtype. None gives the default."""
     if dtype is None:
         return "float32"
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
@@ -235,7 +235,7 @@ def _bits_out(out: Any, where: str, like: Array, n: int) -> Array:
 
 
 def _rows(ballots: Any, n: int) -> tuple[Array, list[int], list[Array]]:
-    """An array that describes all voters' rows, the rows' addresses (0: absent), and the owners of the memory."""
+    """An array that describes all rows, the address of each row (0: absent), and the owners of the memory."""
     if isinstance(ballots, (list, tuple)):
         kept: list[Array] = []
         addresses: list[int] = []

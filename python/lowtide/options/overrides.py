@@ -1,8 +1,8 @@
 """Options of single parameters, in any group and optimizer.
 
-An override of a module's parameter is stored with the module, under the parameter's name: it applies to whatever tensor has
-that name when an optimizer looks (FSDP2 replaces parameters by DTensors, `model.to()` may create new ones), and copies and
-pickles of the module include it. An override of a tensor is stored with that tensor.
+An override of a module's parameter is stored with the module, under the parameter's name. It applies to whatever tensor has
+that name when an optimizer looks (FSDP2 replaces parameters by DTensors; `model.to()` may create new ones), and copies and
+pickles of the module keep it. An override of a tensor is stored with that tensor.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing_extensions import TypedDict
 from lowtide.checks.hints import hint
 from lowtide.checks.values import expect
 
-_ATTRIBUTE = "_lowtide_overrides"  # modules: a _Holder; tensors: list[_Entry], plain so that it can be pickled
+_ATTRIBUTE = "_lowtide_overrides"  # on modules: a _Holder; on tensors: list[_Entry], which can be pickled
 
 
 class _Entry(TypedDict):
-    """One call of `override`. Emptied on withdrawal, so that every holder knows; the next call drops it."""
+    """One call of `override`. Withdrawal empties it, so that every holder knows; the next call drops it."""
 
     order: int
     options: dict[str, Any]
 
 
 class _Holder:
-    """The overrides of a module's own parameters by name; None: of all its parameters, including its children's."""
+    """The overrides of a module's own parameters by name; None stands for all its parameters and its children's."""
 
     def __init__(self, module: torch.nn.Module, entries: Iterable[tuple[str | None, _Entry]] = ()) -> None:
         self.module = weakref.ref(module)
@@ -54,7 +54,7 @@ class _Holder:
 
 _holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
 _orders = itertools.count()
-changes = 0  # changes whenever an override is made or withdrawn
+changes = 0  # counts overrides made and withdrawn
 
 
 class Override:
@@ -64,8 +64,8 @@ class Override:
         self._entries = entries
 
     def remove(self) -> None:
-        """Withdraws the override. At their next step, optimizers return to their group's options; state in another format is
-        converted."""
+        """Withdraws the override. At their next step, optimizers return to the group's options and convert state in another
+        format."""
         global changes
         for entry in self._entries:
             entry["options"] = {}
@@ -81,23 +81,23 @@ def override(
         lowtide.override(model, "embed.weight", lr=1e-4, weight_decay=0.0)
         lowtide.override([p for p in model.parameters() if p.ndim < 2], state="fp32")
 
-    These options replace the group's: `param_groups` stays as it is, and a scheduler that changes a group's lr does not change
-    an override's. The later of two overrides counts, option by option. Existing optimizers adopt it at their next step; state
-    in another format is then converted (decoded and encoded), which temporarily needs room for a second copy of the optimizer's
-    state. A `state_dict()` does not contain overrides: a program that loads one makes the same overrides.
+    These options replace the group's. `param_groups` stays as it is, and a scheduler that changes a group's lr does not change
+    an override's. Of two overrides the later counts, option by option. Existing optimizers adopt an override at their next
+    step. They convert state in another format (decode and encode it), which temporarily needs room for a second copy of the
+    optimizer's state. A `state_dict()` contains no overrides: a program that loads one makes the same overrides.
 
     Args:
         target: a module, a parameter, or several parameters. An override of a module's parameter follows the name: it survives
             `fully_shard()` (FSDP2), `model.to()` and copies of the module. An override of a tensor stays with that tensor.
-        name: one parameter of the module, as in `named_parameters()`; None: all parameters that it has when an optimizer looks:
-            when the optimizer is made, and in its first step after any override was made or withdrawn.
+        name: one parameter of the module, as in `named_parameters()`; None: all parameters that it has when an optimizer looks,
+            that is, when the optimizer is made and in its first step after an override was made or withdrawn.
         options: any option that a parameter group can have: lr, weight_decay, betas, eps, state, min_quantized_numel, memory
-            (one budget for all parameters of a group that have it), …
+            (one budget for all parameters of a group that share it), …
 
     Returns an `Override`, whose `remove()` withdraws it.
 
     Raises ValueError for a name that the module does not have, a module without parameters, a tensor that is not a parameter,
-    or no options; TypeError for other targets. Optimizers refuse values that they cannot use when they meet them: in the
+    or no options; TypeError for other targets. Optimizers refuse values that they cannot use as soon as they meet them: in the
     constructor, in `add_param_group` or in the next step.
     """
     global changes
@@ -163,12 +163,12 @@ class Overridden:
         self._met = list(entries)
 
     def joined(self, others: Overridden | None) -> Overridden:
-        """These and others, except withdrawn overrides. Also joins a parameter's overrides with its replacement's."""
+        """Joins these with others, such as those of a replaced parameter, and drops withdrawn overrides."""
         seen = {id(entry): entry for entry in (*self._met, *(others._met if others else ()))}
         return Overridden(entry for entry in seen.values() if entry["options"])
 
     def options(self) -> dict[str, Any]:
-        """The options; the later of two overrides counts."""
+        """The options. Of two overrides the later counts."""
         merged: dict[str, Any] = {}
         for entry in sorted(self._met, key=lambda entry: entry["order"]):
             merged |= entry["options"]
@@ -176,7 +176,7 @@ class Overridden:
 
 
 def look(params: Sequence[torch.Tensor]) -> list[Overridden | None]:
-    """The overrides of each of these parameters now; None: no overrides."""
+    """The current overrides of each parameter. None: no overrides."""
     found: dict[int, list[_Entry]] = {}
     for holder in list(_holders):
         for param, entry in holder.found():
@@ -189,12 +189,12 @@ def look(params: Sequence[torch.Tensor]) -> list[Overridden | None]:
 
 
 def options_of(params: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-    """The options that the current overrides give to each of these parameters."""
+    """The options that current overrides give to each parameter."""
     return [each.options() if each else {} for each in look(params)]
 
 
 def pin(param: torch.Tensor, options: Mapping[str, Any]) -> None:
-    """Makes these the overrides of a copy of a parameter, unless it already has them."""
+    """Makes these the overrides of a copied parameter, unless it has them already."""
     if options_of([param]) != [options]:
         entry: _Entry = {"order": next(_orders), "options": dict(options)}
         setattr(param, _ATTRIBUTE, [entry])

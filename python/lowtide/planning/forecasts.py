@@ -25,16 +25,16 @@ from lowtide.planning.rates import Rates, family_of, step_rates
 from lowtide.planning.shapes import Planned, groups_of, members_of
 from lowtide.report.text import seconds_text, table_text
 
-_AVERAGES = (*BETAS, "alpha")  # the length of averages
-_MEASURED = (*_AVERAGES, "momentum", "amsgrad", "centered", "max_unorm")  # options that affect the time of a step
+_AVERAGES = (*BETAS, "alpha")  # options that set the length of averages
+_MEASURED = (*_AVERAGES, "momentum", "amsgrad", "centered", "max_unorm")  # options that change the time of a step
 
 
 @dataclass(frozen=True)
 class Forecasts(Forecast):
-    """The sum over all budgets, and its parts. `str()` gives a table."""
+    """The sum over all budgets, and each budget. `str()` gives a table."""
 
     rule: str = ""
-    names: tuple[str, ...] = ()  # "optimizer" (groups that have none), "group 1", ...
+    names: tuple[str, ...] = ()  # "optimizer" (for groups without their own), "group 1", ...
     budgets: tuple[Forecast, ...] = ()
     memories: tuple[Memory | None, ...] = ()  # of each budget
     rates: Rates = field(default_factory=Rates)
@@ -112,30 +112,31 @@ def forecast(
     on: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Forecasts | DeviceForecast:
-    """Predicts the memory and time of an optimizer, using its own decisions. Allocates no state, touches no disk.
+    """Predicts the memory and time of an optimizer, by its own decisions. Allocates no state and touches no disk.
 
     Args:
         model_or_params: a module, parameters or (name, parameter) pairs, groups of these (dicts, with "state", "memory" and so
-            on per group), shapes, or a number of parameters such as 7e9, taken for matrices of 4096 by 4096 (larger ones from 69e9
-            on). Tensors may be on any device, including "meta". Frozen parameters are left out. For a DTensor (FSDP2), this
-            rank's part is planned.
-        rule: one that docs/rules.md lists, such as "adamw", or "muon".
+            on per group), shapes, or a number of parameters such as 7e9, planned as matrices of 4096 by 4096 (larger ones from
+            69e9 on). Tensors may be on any device, including "meta". Frozen parameters are left out. For a DTensor (FSDP2),
+            this rank's part is planned.
+        rule: a rule from docs/rules.md, such as "adamw", or "muon".
         state, memory, min_quantized_numel: as for the optimizer.
-        rates: for the seconds. "measure" measures the rates that this model needs on this machine: about a second for each
-            state format and, if state goes to disk, 1.3 seconds for each directory (see `measure_rates`).
+        rates: determine the seconds. "measure" measures the rates that this model needs on this machine, in about a second per
+            state format and, if state goes to disk, 1.3 seconds per directory (see `measure_rates`).
         momentum: for SGD and LARS, which have no state without it, and RMSprop; None: the rule's default.
         amsgrad: for Adam and AdamW.
         centered: for RMSprop.
-        master: as for the optimizer: residuals of bfloat16 and float16 parameters are planned with their state ("auto" has none).
-        max_unorm: for LAMB and LARS: LARS then reads its state twice a step, as LAMB always does.
-        betas, alpha: as for the optimizer; 4-bit state accepts only short averages. None: the rule's defaults.
-        on: the device of the parameters: "cuda", "xpu", another torch accelerator, or "cpu". The machine need not have it. Such
-            a forecast needs Memory(device=) in bytes, unless the CPU takes all steps, and `rates` if the CPU may take some
-            (Memory(step="auto"), or a disk); state streams as with transfer="copy".
-        dtype: of parameters given as shapes.
+        master: as for the optimizer. Residuals of bfloat16 and float16 parameters are planned with their state ("auto" has
+            none).
+        max_unorm: for LAMB and LARS. With it LARS reads its state twice per step, as LAMB always does.
+        betas, alpha: as for the optimizer. 4-bit state accepts only short averages. None: the rule's defaults.
+        on: the device of the parameters: "cuda", "xpu", another torch accelerator, or "cpu". The machine need not have it. A
+            forecast for a device needs Memory(device=) in bytes, unless the CPU takes all steps, and `rates` if the CPU may
+            take some (Memory(step="auto"), or a disk). State streams as with transfer="copy".
+        dtype: the type of parameters given as shapes.
 
     Returns Forecasts or, for parameters on a device, a DeviceForecast, whether it fits or not. Raises ValueError or TypeError
-    for input that an optimizer would refuse under any budget, for rates that are not numbers and for more than 2^52 elements;
+    for input that an optimizer would refuse under any budget, for rates that are not numbers, and for more than 2^52 elements;
     with rates="measure" also OSError.
     """
     given = {"state": state, "memory": memory, "min_quantized_numel": min_quantized_numel, "master": master}
@@ -165,14 +166,15 @@ def forecast(
 def sizes_for(
     rule: str, shapes: Sequence[Shape], dtype: str, options: Mapping[str, Any], hyper: Mapping[str, Any]
 ) -> tuple[str, list[GroupSizes]]:
-    """The core's rule, and the groups that an optimizer of `rule` would make of these shapes, as `_core.forecast` takes them."""
+    """The core's rule, and the groups that an optimizer of `rule` would make of these shapes, in the form of
+    `_core.forecast`."""
     family, known = family_of(rule)
     defaults = {**group_defaults({**known, **hyper}, {}), **options}
     return family.core_rule, [sizes for _, sizes in groups_of(shapes, defaults, family, {}, getattr(torch, dtype))]
 
 
 def _device(on: str | torch.device) -> torch.device:
-    """The device. Raises ValueError for a device that torch does not know, TypeError for another type."""
+    """Converts to a device. Raises ValueError for a device that torch does not know, TypeError for another type."""
     if not isinstance(on, (str, torch.device)):
         raise TypeError(f"forecast: on: got {on!r} ({type(on).__name__}), wanted a device such as 'cuda'")
     wanted = "a device that torch knows, such as 'cpu', 'cuda', 'xpu' or 'mps'"
@@ -200,8 +202,8 @@ def _measure_for(family: Family, unrated: Forecasts, groups: Planned) -> Rates:
     step: dict[str, float] = {}
     for state in sorted({sizes.options["state"] for _, sizes in groups if sizes.params}):
         here = [sizes.hyper for _, sizes in groups if sizes.params and sizes.options["state"] == state]
-        # The step that takes most has the largest of each. A large parameter may refuse options of its optimizer: 4 bits,
-        # of long averages. The rate is then unknown.
+        # The slowest step has the largest value of each. The measured parameter may be too large for options of its optimizer,
+        # such as long averages in 4 bits. The rate is then unknown.
         most = {key: max(hyper.get(key, 0) for hyper in here) for key in here[0] if key in _MEASURED}
         for hyper in (most, {key: value for key, value in most.items() if key not in _AVERAGES}):
             with contextlib.suppress(ValueError):

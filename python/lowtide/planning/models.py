@@ -1,4 +1,4 @@
-"""The shapes of a model, from its name, its configuration, a list or a number. Imports no torch; reads no weights."""
+"""The shapes of a model, from its name, its configuration, a list or a number. Imports no torch and reads no weights."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from typing import Any
 from lowtide.checks.hints import format_hint, hint
 
 Shape = tuple[int, ...]
-_COLUMNS, _MOST_MATRICES = 4096, 4096  # of those assumed for a bare number of parameters; more parameters are in larger matrices
+_COLUMNS, _MOST_MATRICES = 4096, 4096  # for a bare number of parameters; more parameters make larger matrices
 _MOST_PARAMS = 1 << 46
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-TYPES = {"fp32": ("float32", 4), "bf16": ("bfloat16", 2), "fp16": ("float16", 2)}  # torch's name and bytes
+TYPES = {"fp32": ("float32", 4), "bf16": ("bfloat16", 2), "fp16": ("float16", 2)}  # torch's name, and bytes
 _SAME_TYPE = {"f32": "fp32", "float": "fp32", "bfloat": "bf16", "f16": "fp16", "half": "fp16", **{name: short for short, (name, _) in TYPES.items()}}
 WANTED_SHAPES = "wanted a module, tensors, groups of them (dicts with 'params'), shapes (tuples of sizes) or a number of parameters"
 
 
 def type_named(given: object) -> str:
-    """ "fp32", "bf16" or "fp16" for a type by any of its names, such as "bfloat16", or torch's own; other texts as they are."""
+    """ "fp32", "bf16" or "fp16" for a type under any of its names, such as "bfloat16", or for torch's own; other texts
+    unchanged."""
     text = str(given).removeprefix("torch.")
     return _SAME_TYPE.get(text.lower(), text)
 
 
 def state_of(name: str, text: str, known: Sequence[str]) -> str:
-    """The state format that is meant, types by any of their names. Raises ValueError that names `name`."""
+    """The state format that a text means; types may have any of their names. Raises ValueError about `name`."""
     found = type_named(text)
     if found not in known:
         raise ValueError(f"{name}: got {text!r}{format_hint(found, known) or hint(found, known)}, wanted one of {', '.join(known)}")
@@ -38,11 +39,11 @@ def state_of(name: str, text: str, known: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder as LLaMA: the numbers of its config.json."""
+    """A decoder like LLaMA, by the numbers in its config.json."""
 
     layers: int
     hidden: int
-    inner: int  # of the feed-forward network: gate, up and down
+    inner: int  # width of the feed-forward network: gate, up and down
     heads: int
     keys: int  # heads of keys and values
     vocabulary: int
@@ -54,12 +55,12 @@ class Decoder:
 
     @property
     def queries(self) -> int:
-        """Elements of the queries of a token."""
+        """Elements of the queries per token."""
         return self.heads * (self.head or self.hidden // self.heads)
 
     @property
     def kv(self) -> int:
-        """Elements of the keys of a token."""
+        """Elements of the keys per token."""
         return self.queries // self.heads * self.keys
 
     def layer(self) -> dict[str, Shape]:
@@ -87,7 +88,7 @@ def elements(shapes: Sequence[Shape]) -> int:
     return sum(map(math.prod, shapes))
 
 
-# Numbers of published configurations.
+# Numbers from published configurations.
 DECODERS = {
     "Llama-2-7B": Decoder(32, 4096, 11008, 32, 32, 32000),
     "Llama-2-13B": Decoder(40, 5120, 13824, 40, 40, 32000),
@@ -118,25 +119,25 @@ DECODERS = {
     "Qwen3-14B": Decoder(40, 5120, 17408, 40, 8, 151936, head=128, qk_norm=True),
     "Qwen3-32B": Decoder(64, 5120, 25600, 64, 8, 151936, head=128, qk_norm=True),
 }
-_TUNED = re.compile(r"^meta-|-(?:instruct|chat|base|hf|it)\b")  # marks of a name whose shapes are those of the plain one
+_TUNED = re.compile(r"^meta-|-(?:instruct|chat|base|hf|it)\b")  # marks of tuned models, which have the shapes of the plain one
 _MOST_LAYERS = 1 << 16
-_MOST_BYTES = 64 << 20  # of a file with shapes or a configuration
+_MOST_BYTES = 64 << 20  # the most bytes of a file with shapes or a configuration
 _LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")  # values of model_type
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model to be trained, as far as a description of it tells."""
+    """A model to be trained, as far as its description tells."""
 
     name: str
     shapes: Sequence[Shape]
     decoder: Decoder | None = None
-    unknown: str = ""  # without a decoder: why
+    unknown: str = ""  # the reason why there is no decoder
 
 
 def model_of(given: str | os.PathLike[str] | float) -> Model:
-    """A model by the name of a published one, a folder or a file with its configuration, a file of shapes or a number of
-    parameters. A name with a "/" is first looked for in the local cache of Hugging Face. Raises ValueError or OSError."""
+    """Finds a model by the name of a published one, a folder or file with its configuration, a file of shapes, or a number of
+    parameters. A name with a "/" is first looked up in the local cache of Hugging Face. Raises ValueError or OSError."""
     if isinstance(given, float) and not given.is_integer():
         raise ValueError(f"model: got {given!r}, wanted a whole number of parameters, such as 7e9")
     if isinstance(given, (int, float)) and not isinstance(given, bool):
@@ -165,12 +166,12 @@ def model_of(given: str | os.PathLike[str] | float) -> Model:
 
 
 def _plain(name: str) -> str:
-    """The part of a model's name that gives its shapes."""
+    """The part of a model's name that determines its shapes."""
     return _TUNED.sub("", name.rsplit("/", 1)[-1].casefold())
 
 
 def count_of(text: str) -> int | None:
-    """ "7e9", "7B", "16Mi" as a number; None for other texts, and for numbers that count nothing."""
+    """ "7e9", "7B", "16Mi" as a number; None for other texts, and for numbers below 1 or too large."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
     unit = _UNITS.get(match[2]) if match else None
     value = float(match[1]) * unit if match and unit else math.nan
@@ -184,7 +185,7 @@ def _of_number(name: str, params: int) -> Model:
 
 
 def of_count(params: int) -> list[Shape]:
-    """A model of `params` parameters: square matrices, the rest in rows as wide and one vector."""
+    """Shapes with `params` parameters in all: square matrices, one of fewer rows, and one vector."""
     if not 1 <= params <= _MOST_PARAMS:
         raise ValueError(f"got {params} parameters, wanted 1 to {_MOST_PARAMS}")
     columns = _columns(params)
@@ -195,7 +196,7 @@ def of_count(params: int) -> list[Shape]:
 
 
 def _columns(params: int) -> int:
-    """The width of the matrices: few enough of them that a plan takes no time."""
+    """The width of the matrices, so that there are few enough for a fast plan."""
     columns = _COLUMNS
     while params > _MOST_MATRICES * columns * columns:
         columns *= 2
@@ -213,7 +214,7 @@ def _of_shapes(path: Path, content: Any) -> Model:
 
 
 def shape_of(value: Any, where: str, wanted: str = WANTED_SHAPES) -> Shape:
-    """A tuple or list of sizes as a shape. Raises TypeError, with `wanted`, or ValueError, naming `where`."""
+    """A tuple or list of sizes as a shape. Raises TypeError, with `wanted`, or ValueError, both beginning with `where`."""
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{where}: got {value!r} ({type(value).__name__}), {wanted}")
     for size in value:
@@ -225,8 +226,8 @@ def shape_of(value: Any, where: str, wanted: str = WANTED_SHAPES) -> Shape:
 
 
 def of_config(path: Path, name: str) -> Model:
-    """The causal language model of a `config.json`. Transformers, which must be installed, makes models whose layers are not
-    like LLaMA's, on the meta device; their activations stay unknown."""
+    """The causal language model of a `config.json`. If its layers are not like LLaMA's, Transformers, which must be installed,
+    makes it on the meta device, and its activations stay unknown."""
     content = _json(path)
     kind = content.get("model_type") if isinstance(content, dict) else None
     if not isinstance(kind, str):
@@ -238,8 +239,7 @@ def of_config(path: Path, name: str) -> Model:
 
 
 def decoder_of(config: Mapping[str, Any]) -> Decoder | None:
-    """The decoder that the values of a config.json describe; None if it is not like LLaMA. Raises ValueError for sizes that
-    cannot be."""
+    """The decoder that a config.json describes, or None if it is not like LLaMA. Raises ValueError for impossible sizes."""
     kind = config.get("model_type")
     if kind not in _LIKE_LLAMA or config.get("mlp_bias") or config.get("hidden_act", "silu") != "silu":
         return None
@@ -247,7 +247,7 @@ def decoder_of(config: Mapping[str, Any]) -> Decoder | None:
     for key in sizes:
         sizes[key] = config.get(key)
         if sizes[key] is None:
-            return None  # transformers knows the default of the kind
+            return None  # transformers knows the default for this kind
     layers, hidden, inner, heads, vocabulary = sizes.values()
     keys, head = config.get("num_key_value_heads") or heads, config.get("head_dim") or 0
     for key, size in {**sizes, "num_key_value_heads": keys, "head_dim": head or 1}.items():
@@ -276,17 +276,17 @@ def _of_transformers(path: Path, content: dict[str, Any]) -> list[Shape]:
     kind = content.pop("model_type")
     try:
         config = AutoConfig.for_model(kind, **content)
-        build: Any = AutoModelForCausalLM.from_config  # untyped in that package
+        build: Any = AutoModelForCausalLM.from_config  # transformers does not annotate it
         with torch.device("meta"):
             model = build(config)
-    except Exception as error:  # any exception of that package for a config that it cannot use
+    except Exception as error:  # transformers may raise anything for a config that it cannot use
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{path}: transformers cannot make a causal language model of it: {reason[:200]}") from None
     return [tuple(param.shape) for param in model.parameters() if param.requires_grad]
 
 
 def _cached(name: str) -> Path | None:
-    """The config.json of a model in the local cache of Hugging Face."""
+    """The path of a model's config.json in the local cache of Hugging Face."""
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
     try:
@@ -302,5 +302,5 @@ def _json(path: Path) -> Any:
         raise ValueError(f"{path}: got no file, or one of more than {_MOST_BYTES >> 20} MiB, wanted a config.json or a JSON file of shapes")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # including bytes that are not text, and numbers that are too long
+    except (ValueError, RecursionError) as error:  # also for bytes that are not text and numbers that are too long
         raise ValueError(f"{path}: got a file that is not JSON: {error}") from None

@@ -1,6 +1,5 @@
 """Predicts a run with parameters on a device: who steps them, where their state is, how much moves, and how long that takes.
-
-The engine's own functions decide (`engine.host_steps`, `engine.shares`), with shapes instead of tensors.
+The engine's own functions decide (`engine.host_steps`, `engine.shares`), given shapes instead of tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from lowtide.report.text import seconds_text, table_text
 @dataclass(frozen=True)
 class DeviceForecast:
     """A forecast for parameters on a device. Bytes equal `Optimizer.report()` after a first step in which every parameter had a
-    gradient; if the state does not fit, the fields below `problem` are 0. `str()` gives a table."""
+    gradient. If the state does not fit, the fields below `problem` are 0. `str()` gives a table."""
 
     rule: str
     device: str  # torch's name
@@ -37,25 +36,25 @@ class DeviceForecast:
     elements: int
     state_bytes: int  # codes + scales
     fits: bool
-    problem: str  # if it does not fit: what was given and how much is needed
-    host_params: int = 0  # that the CPU steps
+    problem: str  # if it does not fit: what was given and what is needed
+    host_params: int = 0  # parameters that the CPU steps
     host_elements: int = 0
-    device_bytes: int = 0  # of state there, streaming buffers included
-    host_bytes: int = 0  # of state in host memory, streaming buffers included
+    device_bytes: int = 0  # of state on the device, with streaming buffers
+    host_bytes: int = 0  # of state in host memory, with streaming buffers
     copy_bytes: int = 0  # of host memory for copies of weights and gradients, beside `Memory(host=)`
     disk_bytes: int = 0
-    streamed_per_step: int = 0  # state that travels from host memory or the disk to the device and back
-    gradients_per_step: int = 0  # copied to the host if the CPU steps; as large as the weights, which are copied as well,
-    weights_per_step: int = 0  # and back
-    disk_per_step: int = 0  # read and written
-    device_seconds: float = 0.0  # until the device and its disk have finished; 0, here and below: a rate is unknown
-    host_seconds: float = 0.0  # until the CPU, its copies and its disk have finished
+    streamed_per_step: int = 0  # state that travels to the device and back
+    gradients_per_step: int = 0  # copied to the host if the CPU steps
+    weights_per_step: int = 0  # copied to the host and back
+    disk_per_step: int = 0  # read and written on disk
+    device_seconds: float = 0.0  # until the device and its disk are done; here and below, 0 is unknown
+    host_seconds: float = 0.0  # until the CPU, its copies and its disk are done
     seconds: float = 0.0  # of a step: a lower bound, with full overlap
     by_host: tuple[int, ...] = field(default=(), repr=False)  # numbers of the parameters that the CPU steps
 
     @property
     def link_per_step(self) -> int:
-        """Bytes over the link in both directions."""
+        """Bytes that cross the link in both directions."""
         return self.streamed_per_step + self.gradients_per_step + 2 * self.weights_per_step
 
     def __str__(self) -> str:
@@ -153,7 +152,7 @@ class _Prediction:
         return total if problems or not self._rates.link else self._timed(total)
 
     def _part(self, place: Place, memory: Memory) -> dict[str, Any]:
-        """The forecast's fields to which parameters at one place contribute."""
+        """The fields of the forecast to which parameters at one place contribute."""
         here = [i for i, param in enumerate(self._params) if param.place == place]
         sizes = [
             group._replace(rate=self._rates.step_of(group.options["state"])) for group in sizes_of(self._groups, self._params, {*here})
@@ -184,7 +183,7 @@ class _Prediction:
         device, host = ends(total.streamed_per_step / 2, total.weights_per_step, steps, self._rates.link)
         if not total.host_params:
             host = 0.0
-            if total.disk_per_step:  # by way of host memory to the device
+            if total.disk_per_step:  # to the device through host memory
                 read, write = self._rates.read, self._rates.write
                 if not read or not write:
                     return total

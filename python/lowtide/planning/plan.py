@@ -1,5 +1,5 @@
-"""Plans a whole training: the bytes of weights, gradients, masters, state and activations on each tier, and what to change if they
-do not fit. Imports no torch for models given by name, file or number, except for Muon."""
+"""Plans a whole training run: bytes of weights, gradients, masters, state and activations on each tier, and what to change if
+they do not fit. Imports torch only for modules and Muon."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from lowtide.planning.schedule import Schedule
 if TYPE_CHECKING:
     import torch
 
-_LEAST = 16 << 20  # no plan streams state through less
-_PROCESS = 500_000_000  # VmRSS of Python with torch 2.15, Transformers 5.24 and Lowtide after a first step, measured
-# Assumed, not measured: a CUDA context with its libraries' workspaces, and the process that has one.
+_LEAST = 16 << 20  # the least that a plan streams state through
+_PROCESS = 500_000_000  # measured: VmRSS of Python with torch 2.15, Transformers 5.24 and Lowtide after a step
+# Assumed, not measured: a CUDA context with workspaces of its libraries, and the process that has one.
 _CONTEXT, _PROCESS_BESIDE_DEVICE = 600_000_000, 1_500_000_000
 _TO_DEVICE = "Weights stream: lowtide.stream(model, memory, ...) with device= in memory, by torch's CPUOffloadPolicy (calculated, not yet measured)"
 _FROM_DISK = "Weights stream: lowtide.stream(model, memory, ...), which makes the optimizer"
-_MEANT = {"vram": "gpu", "device": "gpu", "host": "ram", "dtype": "weights"}  # what `plan` calls what has this name elsewhere
+_MEANT = {"vram": "gpu", "device": "gpu", "host": "ram", "dtype": "weights"}  # `plan`'s names for what others call so
 _WORDS = {1: "one", 2: "two", 3: "three"}
 _LINES = ("weights", "gradients", "masters", "state", "activations", "process", "never at once")
 
@@ -57,31 +57,32 @@ def plan(
     min_quantized_numel: int = 4096,
     **hyper: Any,
 ) -> Plan:
-    """Says whether a training run fits: weights, gradients, masters, optimizer state, activations and the process. Allocates nothing.
+    """Says whether a training run fits, with weights, gradients, masters, optimizer state, activations and the process.
+    Allocates nothing.
 
-    State goes where there is room: on the device, then in host memory, then on the disk, as `Memory` divides it. Its bytes are
+    State goes where there is room: on the device, then in host memory, then on disk, as `Memory` divides it. Its bytes are
     those of `forecast`; activations are an estimate (docs/will-it-fit.md has the formula).
 
     Args:
-        model: the name of a published model such as "Llama-3.1-8B" or "Qwen/Qwen2.5-7B", a folder with a config.json, such a file, a
-            JSON file of shapes, a number of parameters, shapes, or a module (on any device, "meta" included), whose own types
-            count and whose frozen parameters have no gradients.
-        gpu: bytes of device memory for all that a training takes, as an int or "24GB" (no shares); None: the CPU trains.
+        model: the name of a published model such as "Llama-3.1-8B" or "Qwen/Qwen2.5-7B", a folder with a config.json, such a
+            file, a JSON file of shapes, a number of parameters, shapes, or a module (on any device, even "meta"). A module's
+            own types count, and its frozen parameters have no gradients.
+        gpu: bytes of device memory for the whole training, as an int or "24GB" (no shares); None: the CPU trains.
         ram: bytes of host memory for the whole process; None: no limit.
-        disk: bytes for state on a disk, or a directory such as "/scratch", whose free bytes count; None: no disk.
-        weights: the type of weights, gradients and activations: "fp32", "bf16" or "fp16", also by torch's names.
+        disk: bytes for state on a disk, or a directory such as "/scratch", of which the free bytes count; None: no disk.
+        weights: the type of weights, gradients and activations: "fp32", "bf16" or "fp16", or torch's names.
         master: as for the optimizer; "auto" takes no bytes.
         rule, state, min_quantized_numel: as for `forecast`.
-        seq, batch: tokens of a sequence, and sequences of a forward pass.
+        seq, batch: tokens per sequence, and sequences per forward pass.
         checkpointing: backward recomputes layers.
-        accumulate: gradients stay over several backward passes.
+        accumulate: gradients are kept over several backward passes.
         step_in_backward: as for the optimizer: True or bytes.
-        stream: weights are not where layers compute (`lowtide.stream`). With a GPU: weights and gradients in host memory, where the
-            CPU steps, a layer at a time on the device, with the tables of the vocabulary as units of their own. Without: weights
-            on the disk, from which layers are read ahead.
+        stream: weights stream to where layers compute (`lowtide.stream`). With a GPU: weights and gradients are in host memory,
+            where the CPU steps; one layer at a time is on the device, and tables of the vocabulary are units of their own.
+            Without: weights are on the disk, from which layers are read ahead.
         hyper: momentum, amsgrad, centered, betas, alpha: as for the optimizer.
 
-    Returns a Plan, whether it fits or not. Raises ValueError, TypeError or OSError for arguments that cannot be used.
+    Returns a Plan, whether it fits or not. Raises ValueError, TypeError or OSError for unusable arguments.
     """
     for name, value in (("checkpointing", checkpointing), ("accumulate", accumulate), ("stream", stream)):
         if not isinstance(value, bool):
@@ -110,8 +111,8 @@ def plan(
 
 
 def _model(given: Any, weights: str | torch.dtype) -> tuple[Model, str, int]:
-    """The model, the type of its weights, and bytes of weights without gradients."""
-    torch = sys.modules.get("torch")  # who has a module has imported it
+    """The model, the type of its weights, and the bytes of its frozen weights."""
+    torch = sys.modules.get("torch")  # whoever has a module has imported torch
     if torch is not None and isinstance(given, torch.nn.Module):
         trained = [param for param in given.parameters() if param.requires_grad]
         types = {type_named(param.dtype) for param in trained}
@@ -134,7 +135,7 @@ def _model(given: Any, weights: str | torch.dtype) -> tuple[Model, str, int]:
 
 @dataclass(frozen=True)
 class _Training:
-    """The arguments of `plan`, sizes in bytes, and what follows from them."""
+    """The arguments of `plan`, with sizes in bytes, and what follows from them."""
 
     model: Model
     frozen: int  # bytes of weights without gradients
@@ -155,7 +156,7 @@ class _Training:
     hyper: Mapping[str, Any]
 
     def answer(self) -> Plan:
-        """The plan; if it does not fit, with the smallest change that would, or the effect of all changes."""
+        """The plan. If it does not fit, it has the smallest change that would, or the effect of all changes."""
         found, changed = self._plan(), None
         if found.fits:
             return found
@@ -165,7 +166,7 @@ class _Training:
             if changed.fits:
                 break
         spelled: dict[str, Any] = {"step_in_backward": True}
-        if changed and self.disk is None and "disk" in last:  # as much as it takes
+        if changed and self.disk is None and "disk" in last:  # the disk may be as large as it takes
             enough = _rounded_up(changed.total.disk) if changed.total.disk else None
             changed = replace(changed, given=(*changed.given[:2], enough))
             last["disk"], spelled["disk"] = enough, size_text(enough or 0)
@@ -173,8 +174,8 @@ class _Training:
         return replace(found, change=change, changed=changed)
 
     def _changes(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Every set of changes that make sense together, with its cost, which says what is the lesser evil: more computing, then less
-        precision, then a disk, then weights that travel through every layer of every pass, then a CPU that computes."""
+        """Every sensible set of changes, with its cost. From cheap to dear: more computing, less precision, a disk, weights
+        that travel through every layer of every pass, a CPU that computes."""
         single: list[tuple[int, dict[str, Any]]] = []
         if not self.checkpointing and self.model.decoder:
             single.append((1, {"checkpointing": True}))
@@ -203,7 +204,7 @@ class _Training:
 
     @property
     def _master(self) -> str | None:
-        """For the core, which has no "auto"; that takes no bytes."""
+        """The master for the core, which lacks "auto"; that takes no bytes."""
         return None if self.master == "auto" else self.master
 
     @property
@@ -235,7 +236,7 @@ class _Training:
         )  # fmt: skip
 
     def _at_work(self, size: int) -> Tiers:
-        """So many bytes where layers compute."""
+        """`size` bytes where layers compute."""
         return Tiers(0, size) if self.gpu is None else Tiers(size)
 
     def _weights(self) -> Tiers:
@@ -245,11 +246,11 @@ class _Training:
         of = self.model.decoder
         assert of
         table, layer = self._units()
-        # One at a time; a tied table belongs to no unit and stays.
+        # One unit at a time. A tied table belongs to no unit and stays.
         return Tiers((layer if of.tied else max(table, layer)) + of.tied * table, weights)
 
     def _weights_on_disk(self, lines: Mapping[str, Tiers]) -> Tiers:
-        """As `lowtide.stream` divides host memory: as many layers and tables as there is room for; a tied table stays."""
+        """Divides host memory as `lowtide.stream` does: it holds as many layers and tables as fit; a tied table stays."""
         of, ram = self.model.decoder, self.ram
         assert of
         table, layer = self._units()
@@ -260,7 +261,7 @@ class _Training:
         return Tiers(0, kept + (every if ram is None else max(least, min(every, ram - beside))), every)
 
     def _units(self) -> tuple[int, int]:
-        """Bytes of weights of a table of the vocabulary, and of a layer, frozen ones included."""
+        """Bytes of weights of a table of the vocabulary, and of a layer. Includes frozen weights."""
         of = self.model.decoder
         assert of
         whole = self._size * self._elements + self.frozen
@@ -268,7 +269,7 @@ class _Training:
         return int(share * of.vocabulary * of.hidden), int(share * elements([*of.layer().values()]))
 
     def _in_backward(self) -> dict[str, Tiers]:
-        """Gradients and activations, each at its largest, and what of their sum is never there at once."""
+        """Gradients and activations, each at its peak, and how much of their sum is never there at once."""
         size, of = self._size, self.model.decoder
         every, largest = size * self._elements, size * max(map(math.prod, self.model.shapes), default=0)
         if of is None:
@@ -277,19 +278,19 @@ class _Training:
         trained = every / max(every + self.frozen, 1)
         table, layer = (int(trained * unit) for unit in self._units())
         streams, unit = self.stream and self.gpu is not None, max(table, layer)
-        largest = unit if self.stream else largest  # a layer leaves memory when all of it has stepped
+        largest = unit if self.stream else largest  # a layer leaves memory once all of it has stepped
 
         def gradients(complete: int) -> int:
-            """Bytes that are alive where layers compute, when so many units have gradients."""
-            if streams:  # of a unit, and of the one before on their way to the host
+            """Bytes of gradients alive where layers compute, once `complete` units have gradients."""
+            if streams:  # of a unit, and of the previous one on their way to the host
                 units, done = [table] * (not of.tied), max(complete - of.tied, 0)
                 units = [*units, *[layer] * of.layers, *units]
-                tied = of.tied * ((complete > 0) + 2 * (complete > 1 + of.layers))  # the two halves of its gradient, and their sum
+                tied = of.tied * ((complete > 0) + 2 * (complete > 1 + of.layers))  # both halves of the gradient, and their sum
                 return sum(units[max(done - 2, 0) : done]) + tied * table
             if self.accumulate:
                 return every + largest
             layers, last = layer * min(max(complete - 1, 0), of.layers), complete > 1 + of.layers
-            # A tied table has two gradients, and autograd adds them to a third.
+            # A tied table has two gradients, which autograd adds to a third.
             tables = table * ((complete > 0) + last * (1 + of.tied))
             if not self.step_in_backward:
                 return layers + tables
@@ -306,11 +307,12 @@ class _Training:
         return {**found, "gradients": Tiers(most, on_host)}
 
     def _placed(self, beside: Tiers, state: int) -> tuple[Tiers, str | None, str]:
-        """Where state and masters are beside the rest; `memory` of the optimizer for that; the problem if they fit nowhere."""
+        """Places state and masters beside the rest: where they are, the optimizer's `memory` for that, and the problem if they
+        fit nowhere."""
         of = self.gpu, self.ram, self.disk
         device, host, disk = (None if size is None else size - taken for size, taken in zip(of, beside, strict=True))
         steps_there = self.gpu is not None and not self.stream
-        # Where a device has no room for the rest either, it lacks that whatever state does.
+        # If a device has no room for the rest, state does not change what it lacks.
         there = min(max(device or 0, 0), state) if steps_there else 0
         elsewhere = Tiers(there, state - there)
         streams_from_disk = self.stream and self.gpu is None
@@ -328,7 +330,7 @@ class _Training:
         if not found["fits"]:
             return elsewhere, None, found["problem"]
         memory = f"device={there},host={host},disk=DIR,step=device" if steps_there else f"host={host},disk=DIR"
-        if streams_from_disk:  # the budget of `lowtide.stream` is for weights, gradients and state, as if all were there at once
+        if streams_from_disk:  # `lowtide.stream` has one budget for weights, gradients and state
             outside = self._in_backward()
             memory = f"host={host + beside.host - _PROCESS - outside['activations'].host - outside['never at once'].host},disk=DIR"
         return Tiers(found["device_bytes"], found["host_bytes"], found["disk_bytes"]), memory, ""
@@ -337,7 +339,7 @@ class _Training:
         """The core's forecast of state and masters."""
         dtype, options = TYPES[self.weights][0], {name: default for name, default, _ in _core.group_options()}
         options |= {"state": self.state, "master": master, "min_quantized_numel": self.min_quantized_numel}
-        groups: list[Any]  # GroupSizes, which knows torch
+        groups: list[Any]  # GroupSizes, whose module imports torch
         if self.rule == "muon":
             from lowtide.planning.forecasts import sizes_for
 
@@ -350,7 +352,7 @@ class _Training:
 
 
 def _rounded_up(size: int) -> int:
-    """The next size of three digits."""
+    """The next size with three digits."""
     unit: int = 10 ** max(len(str(size)) - 3, 3)
     return -(-size // unit) * unit
 
@@ -390,7 +392,7 @@ def _bytes(name: str, value: int | str | None) -> int | None:
     if not isinstance(value, str):
         raise ValueError(f"{name}: got {value!r}, wanted bytes as an int or '24GB'")
     if found := re.fullmatch(r"\s*([0-9.]+)\s*([kmgtKMGT]?)\s*", value):
-        if found[2] or (found[1].isdecimal() and 0 < int(found[1]) < _LEAST):  # bytes without a unit that are too few to be meant
+        if found[2] or (found[1].isdecimal() and 0 < int(found[1]) < _LEAST):  # too few bytes to be meant
             unit = f"{found[2].upper().replace('K', 'k') or 'G'}B"
             raise ValueError(f"{name}: got {value!r}, wanted bytes with a unit; did you mean {found[1]}{unit}?")
     try:
@@ -400,7 +402,7 @@ def _bytes(name: str, value: int | str | None) -> int | None:
 
 
 def _on_disk(value: int | str | os.PathLike[str] | None) -> int | None:
-    """Bytes of a disk: a size, or what a directory has free."""
+    """Bytes of a disk: a size, or the free bytes of a directory."""
     if value is None or isinstance(value, int) or (isinstance(value, str) and "/" not in value):
         try:
             return _bytes("disk", value)

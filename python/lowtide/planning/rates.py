@@ -22,13 +22,13 @@ from lowtide.options.hyper import hyper_keys, hyper_values
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a machine; 0: unknown.
+    """The rates of a machine. 0: unknown.
 
     Attributes:
-        step: bytes of state stepped per second, for all state formats alike or by format.
+        step: bytes of state stepped per second, for all state formats or by format.
         read, write: bytes per second of the disk.
-        engine: the I/O engine of the measurement: "io_uring" or "threads".
-        direct: the measurement bypassed the page cache; if False, read and write partly measure the page cache.
+        engine: the I/O engine that was measured: "io_uring" or "threads".
+        direct: whether the measurement bypassed the page cache; if not, read and write partly measure it.
         link: bytes per second between a device and host memory, in each direction.
     """
 
@@ -40,7 +40,7 @@ class Rates:
     link: float = 0.0
 
     def step_of(self, state: str) -> float:
-        """Bytes per second of this state format."""
+        """Bytes of state in this format stepped per second."""
         rate = self.step.get(state, 0.0) if isinstance(self.step, Mapping) else self.step
         return number(f"rates: step of {state}", rate)
 
@@ -60,20 +60,20 @@ def measure_rates(
     alpha: float | None = None,
     link: str | torch.device | None = None,
 ) -> Rates:
-    """Measures this machine: takes about seconds + 0.5 per state format, 2 x seconds + 0.3 for the disk, and less for the link.
+    """Measures this machine, in about seconds + 0.5 per state format, 2 x seconds + 0.3 for the disk, and less for the link.
 
     Args:
-        disk: a directory in which the rates of a scratch file are measured, with the same requests as streaming; only the small
-            lock file ".lowtide.lock" stays. None: read and write are 0.
-        rule: the rule whose steps are measured, over float32 parameters and gradients, with torch's number of threads.
+        disk: a directory; measures a scratch file there, with the requests that streaming makes. Only the small lock file
+            ".lowtide.lock" stays. None: read and write are 0.
+        rule: the rule to measure, over float32 parameters and gradients, with torch's number of threads.
         states: state formats; by default all that the rule supports.
         momentum, amsgrad, centered, max_unorm, betas, alpha: as for `forecast`.
-        elements: of the stepped parameter; 0: enough to exceed the cache. Takes 16 bytes of RAM per element.
-        disk_bytes: largest size of the scratch file; half of the free space, if that is less.
+        elements: elements of the stepped parameter; 0: enough to exceed the cache. Takes 16 bytes of RAM per element.
+        disk_bytes: the largest scratch file, or half of the free space if that is less.
         seconds: length of each measurement, more than 0.
         link: a device such as "cuda"; measures copies to and from page-locked memory (64 MiB on each side). None: link is 0.
 
-    Raises ValueError (an unknown rule, state or directory, numbers out of range), OSError, MemoryError.
+    Raises ValueError (unknown rule, state or directory, numbers out of range), OSError, MemoryError.
     """
     given = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "betas": betas,
              "alpha": alpha}  # fmt: skip
@@ -93,14 +93,14 @@ def measure_rates(
 def step_rates(
     rule: str, states: list[str] | None, hyper: dict[str, float], elements: int = 0, seconds: float = 0.5
 ) -> dict[str, float]:
-    """Bytes of state per second, by format; None: all formats that the rule supports."""
+    """Bytes of state stepped per second, by format. states: None: all that the rule supports."""
     threads = torch.get_num_threads()
     wanted = _core.codec_names() if states is None else states
     step: dict[str, float] = {}
     for state in wanted:
         try:
             step[state] = _core.measure_step_rate(rule, state, hyper, threads, elements, seconds)
-        except ValueError:  # a default format that the rule does not support; it supports the first
+        except ValueError:  # the rule lacks this format; every rule has the first
             if states is not None or state == wanted[0]:
                 raise
     return step

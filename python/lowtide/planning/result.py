@@ -23,21 +23,22 @@ def summed(lines: Iterable[Tiers]) -> Tiers:
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory that a training takes, and whether it fits. `str()` gives a table.
+    """The memory that a training run takes, and whether it fits. `str()` gives a table.
 
     Attributes:
-        model: its name, or what is assumed about it.
+        model: the name of the model, or what is assumed about it.
         elements: trained parameters.
-        given: bytes that each tier has; None: no limit for host, no such tier for device and disk.
-        lines: bytes by purpose: "weights", "gradients", "masters", "state", "activations", "process", each at its largest, and
-            "never at once", which is negative: what of it is not there when a step takes most.
-        total: the sum of the lines: the peak of a step on each tier.
-        fits: whether each tier has room for it.
+        given: bytes of each tier; None: no limit for host; no such tier for device and disk.
+        lines: bytes by purpose: "weights", "gradients", "masters", "state", "activations", "process", each at its peak, and
+            "never at once", which is negative: the part that is absent when a step takes most.
+        total: the sum of the lines, which is the peak of a step on each tier.
+        fits: whether each tier has enough room.
         problem: if it does not fit: which tier lacks how much.
-        unknown: why activations are not counted; "": they are.
-        optimizer: its arguments, with DIR for the directory. Where weights come from the disk, `memory` is that of `lowtide.stream`.
-        streams: if weights stream: the call that makes them.
-        change: if it does not fit: the smallest change of the arguments that fits, or all of them if none does.
+        unknown: why activations are not counted; "": they are counted.
+        optimizer: arguments of the optimizer, with DIR for the directory. If weights come from disk, `memory` is for
+            `lowtide.stream`.
+        streams: if weights stream: the call that makes them stream.
+        change: if it does not fit: the smallest change of the arguments that fits, or all changes if none does.
         changed: the plan with that change.
     """
 
@@ -64,7 +65,7 @@ class Plan:
         return self.text(lambda name, value: f"{name}={value!r}")
 
     def text(self, spell: Callable[[str, Any], str]) -> str:
-        """The table and the verdict. spell: an argument of `plan` as the reader would give it."""
+        """The table and the verdict. spell: writes an argument of `plan` as the reader would give it."""
         lines = [f"{self.model}: {self.elements:,} parameters", "", *self._table(), "", f"Does not fit: {self.problem}." if self.problem else "Fits."]
         if self.unknown:
             lines[-1] = lines[-1].replace("Fits.", "Fits without activations.")
@@ -88,7 +89,7 @@ class Plan:
         return table_text([[row[0], *(row[1 + tier] for tier in tiers)] for row in rows])
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON has them."""
+        """The fields, in JSON's types."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         lines = {name: line._asdict() for name, line in self.lines.items()}
         more = {"given": dict(zip(Tiers._fields, self.given, strict=True)), "total": self.total._asdict(), "fits": self.fits}

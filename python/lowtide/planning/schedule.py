@@ -1,4 +1,4 @@
-"""Which layers are in memory: pure decisions, the same for a run and for its plan."""
+"""Decides which layers are in memory. Pure functions, shared by runs and plans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Moves(NamedTuple):
-    """A unit's turn asks for these, in this order."""
+    """The moves that a unit's turn requires, in order."""
 
     bring: int | None  # the unit itself, unless it is in memory
     let_go: list[int]
@@ -16,32 +16,33 @@ class Moves(NamedTuple):
 
 
 def device_peak(weights: Sequence[int], gradients: Sequence[int], largest: Sequence[int]) -> int:
-    """Bytes of weights and gradients on a device to which units stream, at most. In forward a unit arrives parameter by parameter,
-    each of which is there twice for a moment; in backward the gradients of the unit behind it are still on their way to the host."""
+    """The most bytes of weights and gradients on a device to which units stream. In forward, a unit arrives parameter by
+    parameter, each of which is there twice for a moment. In backward, gradients of the previous unit are still on their way to
+    the host."""
     forward = max(map(sum, zip(weights, largest, strict=True)), default=0)
     return max([forward, *map(sum, zip(weights, gradients, [*gradients[1:], 0], strict=True))])
 
 
 @dataclass
 class Schedule:
-    """Units of weights in the order of a forward pass, which a backward pass takes the other way round.
+    """Units of weights in the order of a forward pass. A backward pass takes them in reverse.
 
-    Each turn reads the next unit ahead. Room for it comes from the units whose next use is furthest: forward, the first that
-    have passed; backward, the last. No other order reads less (Belady 1966), so with room for k of n equal units a pass
-    reads n - k of them.
+    Each turn reads the next unit ahead. Room for it comes from the units whose next use is furthest away: in forward, the first
+    ones that have passed; in backward, the last ones. No other order reads less (Belady 1966), so with room for k of n equal
+    units a pass reads n - k units.
     """
 
     sizes: Sequence[int]  # bytes of each unit
-    limit: int  # bytes in memory; a unit, its neighbour and the unit before are there in any case
+    limit: int  # bytes in memory; a unit and its two neighbours are always there
     here: set[int] = field(default_factory=set)  # in memory
 
     @staticmethod
     def least(sizes: Sequence[int]) -> int:
-        """The bytes of the three neighbours that are the largest."""
+        """The bytes of the three largest neighbours."""
         return max((sum(sizes[first : first + 3]) for first in range(max(1, len(sizes) - 2))), default=0)
 
     def turn(self, unit: int, backward: bool) -> Moves:
-        """`unit` is about to compute."""
+        """The moves for `unit`, which is about to compute."""
         ahead, behind = (unit - 1, unit + 1) if backward else (unit + 1, unit - 1)
         bring = None if unit in self.here else unit
         self.here.add(unit)
@@ -65,8 +66,8 @@ class Schedule:
         yield from (*passed, *to_come)
 
     def step_bytes(self, trained: Sequence[int]) -> tuple[int, int]:
-        """Bytes that a step reads and writes, once steps repeat: a forward pass, and a backward pass that changes `trained` bytes
-        of each unit, which are written when it leaves memory."""
+        """Bytes that a step reads and writes once steps repeat: a forward pass, and a backward pass that changes `trained`
+        bytes of each unit, which are written when the unit leaves memory."""
         trial, changed, found = Schedule(self.sizes, self.limit), set[int](), (0, 0)
         order = range(len(self.sizes))
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""The parameters of a module, of groups or of shapes, as an optimizer would take them: nothing is materialized."""
+"""The parameters of a module, of groups or of shapes, as an optimizer would take them, without making tensors."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class ShapedParam(NamedTuple):
 def groups_of(
     source: Any, defaults: Mapping[str, Any], family: Family, extra: dict[str, float], dtype: torch.dtype = torch.float32
 ) -> Planned:
-    """The groups that an optimizer of this family would make of `source`, in order, and the planned part of each. `defaults`
-    give the options that a group lacks; extra: hyper-parameters of all groups, checked alike even if the class does not have
-    them; dtype: of bare shapes.
+    """The groups that an optimizer of this family would make of `source`, in order, and the planned part of each. defaults:
+    options for groups that lack them. extra: hyper-parameters of all groups, checked even if the class does not have them.
+    dtype: the type of bare shapes.
 
-    Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out: they never get state. Raises ValueError,
-    TypeError or NotImplementedError for input that an optimizer would refuse, on any device.
+    Frozen parameters (`torch.nn.Parameter`s that require no gradient) are left out, because they never get state. Raises
+    ValueError, TypeError or NotImplementedError for input that an optimizer would refuse on any device.
     """
     entries = members_of(source, dtype)
     options = [{**defaults, **given} for given, _ in entries]
@@ -72,8 +72,8 @@ def groups_of(
 
 
 def members_of(source: Any, dtype: torch.dtype = torch.float32) -> list[tuple[Mapping[str, Any], list[Param]]]:
-    """The parameter groups: the options of each, and its parameters that are not frozen. dtype: of bare shapes. Raises like
-    `groups_of`."""
+    """The parameter groups: the options of each, and its parameters that are not frozen. dtype: the type of bare shapes. Raises
+    like `groups_of`."""
     if isinstance(source, torch.nn.Module):
         source = source.parameters()
     if (isinstance(source, int) and not isinstance(source, bool)) or (isinstance(source, float) and source.is_integer()):

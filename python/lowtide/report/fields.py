@@ -13,7 +13,7 @@ from lowtide.report.text import seconds_text, size_text, table_text
 
 
 class CoreReport(TypedDict):
-    """The fields of the core's list (include/lowtide/report.def), which gives their meanings, in its order."""
+    """The fields of the core's list (include/lowtide/report.def), in its order. The list gives their meanings."""
 
     params: int
     elements: int
@@ -66,5 +66,5 @@ class ShownReport(dict[str, Any]):
         return "\n".join(table_text(rows)) if rows else "nothing yet"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A type that torch.load reads with weights_only=True."""
+        """Pickles as a type that torch.load reads with weights_only=True."""
         return OrderedDict, (), None, None, iter(self.items())

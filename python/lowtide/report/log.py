@@ -18,7 +18,7 @@ logger.addHandler(logging.NullHandler())
 
 
 class Residency:
-    """Logs, at INFO, where state is first placed, how it reaches its device, and when it has moved there or away."""
+    """Logs, at INFO, where state is first placed, how it reaches its device, and when it moves there or away."""
 
     _transfer = ""
     _moves = (0, 0)
@@ -54,7 +54,7 @@ def is_inside(frame: FrameType) -> bool:
 
 
 def is_called_by(name: str) -> bool:
-    """True inside a call of torch's function of that name, even through wrappers of the optimizer."""
+    """True inside a call of torch's function `name`, even through wrappers of the optimizer."""
     frame: FrameType | None = sys._getframe(1)
     while frame:
         if frame.f_code.co_name == name and is_inside(frame):
@@ -64,7 +64,7 @@ def is_called_by(name: str) -> bool:
 
 
 def warn(text: str, kind: type[Warning] = UserWarning) -> None:
-    """Warns at the line that called into Lowtide or torch."""
+    """Warns at the line that called Lowtide or torch."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back and is_inside(frame):
         level, frame = level + 1, frame.f_back
@@ -72,18 +72,18 @@ def warn(text: str, kind: type[Warning] = UserWarning) -> None:
 
 
 class Skips:
-    """Reports skipped steps: each at WARNING, the first one and the tenth in a row also by a RuntimeWarning."""
+    """Reports skipped steps: each at WARNING; the first, and the tenth in a row, also by a RuntimeWarning."""
 
     MANY = 10
 
     def __init__(self, seen: int = 0) -> None:
         self._seen, self._in_a_row = seen, 0
-        self._met = {False} if seen else set[bool]()  # kinds of skips: by a spike or not
+        self._met = {False} if seen else set[bool]()  # kinds of skips so far: True by a spike
 
     def look(self, skipped: int, told: Callable[[], tuple[int, str]], scales: bool, spike: str = "") -> None:
-        """skipped: number of steps so far. told: called after a skip, returns the number of steps that were taken, or -1, and the
-        parameter whose gradient is not finite, or "". scales: a GradScaler is searching for its scale. spike: words about the norm for
-        which this step was skipped, if it was."""
+        """skipped: number of skipped steps so far. told: called after a skip, returns the number of steps that were taken, or
+        -1, and the parameter whose gradient is not finite, or "". scales: whether a GradScaler is searching for its scale.
+        spike: describes the norm for which this step was skipped, if any."""
         if skipped == self._seen:
             self._in_a_row = 0
             return

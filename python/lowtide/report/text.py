@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table_text(rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table, the first column aligned left, the others right."""
+    """The lines of a table, with the first column aligned left and the others right."""
     rows = [*rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (

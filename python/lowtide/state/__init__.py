@@ -1,1 +1,1 @@
-"""State outside of the core: views, state dicts, files, and formats of other libraries."""
+"""State outside the core: views, state dicts, files, and formats of other libraries."""

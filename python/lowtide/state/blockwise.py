@@ -1,9 +1,9 @@
-"""Block-wise quantization with any code book: blocks run flat over a tensor, with one scale each.
+"""Block-wise quantization with any code book. Blocks run flat over a tensor and have one scale each.
 
-The rule is the same as for the state format dynamic8 (docs/project/numerics.md), with any 256 sorted values: entry i is
-left for i + 1 if x = value · (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed in float32; a tie keeps
-the lower index. A block that is all zeros, or whose absmax is denormal, encodes as zeros. On the CPU the core encodes
-if map and block are dynamic8's; otherwise torch does, with the same bits.
+The rule is that of the state format dynamic8 (docs/project/numerics.md), with any 256 sorted values: entry i gives way to i + 1
+if x = value · (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed in float32; a tie keeps the lower index. A block
+of zeros, or whose absmax is denormal, encodes as zeros. On the CPU the core encodes if map and block are dynamic8's; otherwise
+torch does, with the same bits.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import expect
 
-# The block of dynamic8, and of bitsandbytes' states since 0.44.
+# The block size of dynamic8, and of bitsandbytes' states since 0.44.
 BLOCK = 256
-# Elements that are converted at a time, to avoid a copy of a whole tensor.
+# Elements converted at a time, so that no whole tensor is copied.
 _PIECE = 1 << 20
-# Number of elements from which the core is faster than torch.
+# From this many elements on, the core is faster than torch.
 _LEAST = 4096
 _SMALLEST_NORMAL = 2.0**-126
 
 
 def dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int = 8) -> torch.Tensor:
-    """The dynamic map (Dettmers, arXiv 1511.04561; Dettmers et al., arXiv 2110.02861, section 1.3), sorted, as float32 [256]:
-    `max_exponent_bits` decades of means of neighbours of linspace(0.1, 1), with both signs if `signed`, 0 and 1, padded with
-    zeros if `total_bits` is less than 8. If there are more exponent bits than bits, the smallest decades stay empty. A new
-    tensor.
+    """The dynamic map (Dettmers, arXiv 1511.04561; Dettmers et al., arXiv 2110.02861, section 1.3), sorted, as a new float32
+    [256]. It has `max_exponent_bits` decades of means of neighbours in linspace(0.1, 1), with both signs if `signed`, and 0 and
+    1; zeros pad it if `total_bits` is less than 8. If there are more exponent bits than bits, the smallest decades stay empty.
 
-    Values are rounded as on a machine with fused multiply-add, where all published maps were made: the defaults give the
+    Values are rounded as on a machine with fused multiply-add, where all published maps were made, so the defaults give the
     constants of dynamic8. Raises ValueError for numbers of bits that give no such map.
     """
     return _dynamic_map(bool(signed), int(max_exponent_bits), int(total_bits)).clone()
@@ -38,7 +37,7 @@ def dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int
 
 @cache
 def _dynamic_map(signed: bool, max_exponent_bits: int, total_bits: int) -> torch.Tensor:
-    spare = total_bits - 1 - max_exponent_bits  # fraction bits of the first decade; below 0: it has no code
+    spare = total_bits - 1 - max_exponent_bits  # fraction bits of the first decade; below 0: no codes
     fits = 2 <= total_bits <= 8 and max_exponent_bits >= 1 and (signed or spare == 0)
     got = f"total_bits {total_bits} and max_exponent_bits {max_exponent_bits}"
     expect(fits, "dynamic_map", got, f"2 to 8 bits, and {'1 or more' if signed else 'one less'} for the exponent")
@@ -55,8 +54,8 @@ def _dynamic_map(signed: bool, max_exponent_bits: int, total_bits: int) -> torch
 
 
 def _means(count: int) -> torch.Tensor:
-    """Means of neighbours of the count + 1 points of linspace(0.1, 1), rounded to float32 like a fused multiply-add: products
-    and sums of so few bits are exact in float64."""
+    """Means of neighbours among the count + 1 points of linspace(0.1, 1), rounded to float32 like a fused multiply-add. In
+    float64, products and sums of so few bits are exact."""
     first = torch.tensor(0.1, dtype=torch.float32)
     step = ((1 - first) / count).double()
     k = torch.arange(count + 1, dtype=torch.float64)
@@ -67,9 +66,8 @@ def _means(count: int) -> torch.Tensor:
 def encode(
     values: torch.Tensor, book: torch.Tensor, block: int, positive: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (uint8, in the shape of `values`) and scales (float32 [ceil(numel / block)], the largest magnitudes).
-
-    positive: the values are a second moment: a value above 0 never gets the code of 0.
+    """Encodes to codes (uint8, in the shape of `values`) and scales (float32 [ceil(numel / block)], the largest magnitudes).
+    positive: for second moments; a value above 0 never gets the code of 0.
     """
     flat = values.reshape(-1)
     book = book.to(values.device, torch.float32)
@@ -83,7 +81,7 @@ def encode(
     for start in range(0, flat.numel(), piece):
         part = flat[start : start + piece].float().contiguous()
         count = part.numel()
-        if compiled and bool(part.sum().isfinite()):  # the core accepts no NaN; a sum that overflows only costs time
+        if compiled and bool(part.sum().isfinite()):  # the core accepts no NaN; an overflowing sum only costs time
             _encode_in_core(part, positive, codes[start:], scales[start // block :])
             continue
         padded = torch.nn.functional.pad(part, (0, -count % block))
@@ -106,7 +104,7 @@ def _encode_in_core(values: torch.Tensor, positive: bool, codes: torch.Tensor, s
 def decode(
     codes: torch.Tensor, scales: torch.Tensor, book: torch.Tensor, block: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Values in the shape of `codes` (uint8, or indices of any type into `book`)."""
+    """Decodes to values in the shape of `codes` (uint8, or indices of any type into `book`)."""
     flat = codes.reshape(-1)
     book = book.to(codes.device, torch.float32)
     out = torch.empty(flat.shape, dtype=dtype, device=codes.device)

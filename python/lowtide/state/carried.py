@@ -1,7 +1,6 @@
-"""Numbers that are carried from step to step beside states, in dicts and files: NAdam's "mu_product" (as in torch.optim),
+"""Numbers carried from step to step beside states, in dicts and files: NAdam's "mu_product" (as in torch.optim), and
 Schedule-Free's "weight_sum", "lr_max" and "switches" (of its weights since the last step). They depend on the options of all
-steps so far. An entry contains NAdam's number only if the current options would give another; Schedule-Free's numbers are
-always there."""
+steps so far. An entry has NAdam's number only if the current options would give another; it always has Schedule-Free's."""
 
 from __future__ import annotations
 
@@ -24,26 +23,26 @@ Numbers = dict[str, float]
 
 @lru_cache(maxsize=64)
 def of_hyper(rule: str, hyper: tuple[tuple[str, float], ...], step: int) -> Numbers:
-    """The carried numbers of a rule with these core hyper-parameters."""
-    return _core.carried_as_now(rule, dict(hyper), step)  # loops over steps; most parameters share its arguments
+    """The carried numbers of a rule with these hyper-parameters of the core."""
+    return _core.carried_as_now(rule, dict(hyper), step)  # loops over steps; most parameters share the result
 
 
 def as_now(family: Family, options: Mapping[str, Any], step: int) -> Numbers:
-    """A parameter's carried numbers after that many steps with these options; empty for most rules."""
+    """A parameter's carried numbers after `step` steps with these options. Empty for most rules."""
     rule = family.core_rule
     return of_hyper(rule, tuple(family.hyper_of(rule, options).items()), step)
 
 
 def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, Numbers]:
-    """The carried numbers of parameters, by number, that differ from what the current options give, with or without overrides:
-    a reader may not have the overrides."""
+    """The carried numbers of parameters, by number, that differ from what current options give, with or without overrides,
+    which a reader may not have."""
     found = dict[int, Numbers]()
     for each in engine.groups:
         options = [each.options_of(groups), groups[each.of]]
         for i in each.params:
             core = engine.core_of(i)
             if not (numbers := core.carried(i)):
-                break  # a group's rule either has some, or none
+                break  # a group's rule has some for all parameters or for none
             if PRODUCT not in numbers:  # torch.distributed.checkpoint reads into the entries of a fresh optimizer
                 found.update({i: numbers} if core.has_state(i) else {})
                 continue
@@ -58,7 +57,7 @@ def _same(some: Numbers, others: Numbers) -> bool:
 
 
 def read_number(saved: Any, name: str, where: str) -> float:
-    """The number `name` of an entry. Raises ValueError for anything else."""
+    """The number `name` in an entry. Raises ValueError for anything else."""
     where = f"{where}, {name}"
     check_tensor(saved, where)
     one = saved.numel() == 1 and not saved.is_complex()
@@ -67,7 +66,7 @@ def read_number(saved: Any, name: str, where: str) -> float:
 
 
 def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
-    """A dict of these numbers from a file, checked."""
+    """Checks that a file has a dict of these numbers, and returns it."""
     whole = isinstance(numbers, dict) and set(numbers) == set(names)
     expect(whole, where, repr(numbers)[:80], f"a dict of {', '.join(names)}")
     return {name: _checked(numbers[name], name, where) for name in names}

@@ -1,4 +1,4 @@
-"""Loads a state_dict: checks everything first, then copies. Finds the entries for saving one."""
+"""Loads a state_dict: checks everything, then copies. Also finds the entries to save."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lowtide.state.groups import READERS, read_groups
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """While nothing has changed yet, turns any exception that a foreign value causes in torch or Python into a ValueError;
-    errors of the machine stay as they are."""
+    """Turns any exception that a foreign value causes in torch or Python into a ValueError, for use while nothing has changed.
+    Errors of the machine stay as they are."""
     try:
         yield
     except (ValueError, OSError, MemoryError, torch.OutOfMemoryError):
@@ -37,7 +37,7 @@ def load(
     state_dict: Any,
     kept: KeptErrors,
 ) -> list[dict[str, Any]]:
-    """Copies `state_dict` into live state; returns the new parameter groups. After a ValueError nothing has changed."""
+    """Copies `state_dict` into live state, and returns the new parameter groups. After a ValueError nothing has changed."""
     expect(isinstance(state_dict, dict), "state_dict", type(state_dict).__name__, "a dict")
     for key, kind in (("state", dict), ("param_groups", list)):
         expect(key in state_dict, "state_dict", f"keys {sorted(map(str, state_dict))}", f"{key!r} among them: is it an optimizer's?")
@@ -60,7 +60,7 @@ def load(
             if back:
                 back()
             raise
-    engine.show_unstepped(False)  # the requested entries have been given
+    engine.show_unstepped(False)  # entries without steps were only needed for this dict
     restore.apply(engine, states, plan, kept)
     states.changed = False
     engine.showed()
@@ -68,8 +68,8 @@ def load(
 
 
 def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
-    """The entries of a state_dict, by parameter, in the core's form: views, but copies of state that streams or has not taken a
-    step. None before the first step, like torch.optim's."""
+    """The entries of a state_dict, by parameter, in the core's form: views, or copies of state that streams or has not stepped.
+    No entries before the first step, as in torch.optim."""
     params = engine.tensors
     if not any(engine.has_entry(i) for i in range(len(params))):
         return {}

@@ -1,5 +1,5 @@
-"""Entries of `Optimizer.state`: views of the live state, with read-only codes and scales, and stand-ins for tensors that no
-view can show, because they stream or are in the core's device memory."""
+"""Entries of `Optimizer.state`: views of live state, with read-only codes and scales, and stand-ins for tensors that views
+cannot show because they stream or are in the core's device memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ADVICE = "wanted .clone() or .to() of it, which copy its values, or load_state_
 
 
 class WithoutMemory(torch.Tensor):
-    """A tensor whose operations all pass through `__torch_dispatch__` of its class, since it has no memory to work on."""
+    """A tensor without memory. All its operations pass through `__torch_dispatch__` of its class."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # else results are of its class
-    WANTED: ClassVar[str]  # what it is, and what to do instead of writing to it
+    WANTED: ClassVar[str]  # what it is, and what to do instead of writing
 
     def _copied(self) -> torch.Tensor:
-        """A copy of the values on its device."""
+        """Copies the values, on their device."""
         raise NotImplementedError
 
     @property
@@ -38,7 +38,7 @@ class WithoutMemory(torch.Tensor):
         raise RuntimeError(f"got a write (data) into {self.WANTED}")
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A copy that refuses writes, which would be lost."""
+        """Returns a copy that refuses writes, which would be lost."""
         array = (self.cpu() if force else self).clone().numpy()
         array.flags.writeable = False
         return array
@@ -59,31 +59,31 @@ class WithoutMemory(torch.Tensor):
 
 
 def _shared(func: Any, args: Any, options: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """The arguments of an operation that it writes to, or whose memory its result shares, each after its `alias_info`."""
+    """The arguments that an operation writes to, or whose memory its result shares, each after its `alias_info`."""
     arguments = func._schema.arguments
     given = [*zip(arguments, args), *((each, options.get(each.name)) for each in arguments)]
     return [(argument.alias_info, value) for argument, value in given if argument.alias_info]
 
 
 class Elsewhere(WithoutMemory):
-    """A tensor with the shape, element type, bytes and device of state, without memory.
+    """A tensor with the shape, element type, bytes and device of state, but without memory.
 
-    Operations that read values first copy the current values to its device: `+` and `.sum()` return results. Writing, and
-    operations that would share memory (`.view()`, indexing), raise RuntimeError. `.detach()`, and `.to()` its own device, return it
-    unchanged, as for every tensor.
+    Operations that read values first copy the current values to its device, so `+` and `.sum()` return results. Writing, and
+    operations that would share memory (`.view()`, indexing), raise RuntimeError. `.detach()`, and `.to()` its own device,
+    return it unchanged, as for any tensor.
 
-    `.to()` and `.cpu()` return copies, on the host or on the state's device, that have read nothing yet: see `Unread`. The first use
-    of one reads it; from then on an ordinary tensor holds its values, which operations, views and writes take. One that nobody has
-    used, assigned to the same name of the same entry, becomes the state there (`Shown`)."""
+    `.to()` and `.cpu()` return copies, on the host or on the state's device, that read nothing until their first use: see
+    `Unread`. From then on an ordinary tensor holds the values and takes operations, views and writes. An unused copy that is
+    assigned to the same name in the same entry becomes the state there (`Shown`)."""
 
     WANTED = f"optimizer state that streams or is on a device, {_ADVICE}"
     _read: Source
     _copy: Unread | None  # None: it shows the state itself
-    _entry: tuple[ref[Shown], str]  # where it is, and by which name
+    _entry: tuple[ref[Shown], str]  # the entry that has it, and its name there
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, device: torch.device, read: Source, copy: Unread | None = None) -> Elsewhere:
-        """read: returns a copy of the values in host memory."""
+        """read: copies the values to host memory."""
         made: Elsewhere = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
         )
@@ -117,22 +117,22 @@ class Elsewhere(WithoutMemory):
         return func(*tree_map(whole, args), **tree_map(whole, options))
 
     def _values(self) -> torch.Tensor:
-        """Current values in host memory; or a copy's, on its device."""
+        """The current values in host memory or, for a copy, on its device."""
         return self._copy.read() if self._copy else self._read()
 
     def _moved(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """The result of `.to()`."""
+        """Computes the result of `.to()`."""
         if dtype != self.dtype or device not in self._read.devices or (self._copy and self._copy.was_read):
             return self._values().to(device, dtype)
         return Elsewhere(self, device, self._read, self._read.copied(device))
 
     def _is_pinned(self) -> bool:
-        """True on the host for state of a device, which moves to pinned memory: loops pin what is not."""
+        """True on the host for state of a device. It moves to pinned memory, and loops would pin what is not."""
         away = self.device.type == "cpu" and self._read.home.type != "cpu"
         return away and not (self._copy and self._copy.was_read)
 
     def is_copy_of(self, other: Elsewhere) -> bool:
-        """True if this is a copy of that state, and nobody has used it."""
+        """True if this is an unused copy of that state."""
         return self._copy is not None and not self._copy.was_read and self._read.is_alike(other._read)
 
     def in_entry(self, entry: Shown, name: str) -> Elsewhere:
@@ -146,7 +146,7 @@ class Elsewhere(WithoutMemory):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        """Code that replaces memory in place, as DeepSpeed's, assigns it to the entry."""
+        """Assigns the value to the entry, for code that replaces memory in place, such as DeepSpeed's."""
         entry, name = (None, "") if self._copy else (self._entry[0](), self._entry[1])
         if entry is None or not isinstance(entry.get(name), Elsewhere):
             raise RuntimeError(f"got a write (data) into {self.WANTED}")
@@ -170,14 +170,14 @@ class Elsewhere(WithoutMemory):
 
 
 class ReadOnly(WithoutMemory):
-    """A tensor that reads like any other, but has no memory that other code could write to. A write, even into a view of it or
-    inside a DTensor, raises RuntimeError."""
+    """A tensor that reads like any other but has no memory for others to write to. A write, even into a view of it or inside a
+    DTensor, raises RuntimeError."""
 
     WANTED = (
         "codes and scales of quantized state, which mean nothing alone; wanted other values by load_state_dict(), or "
         "none by optimizer.reset([p]) or `del optimizer.state[p]`"
     )
-    plain: torch.Tensor  # the tensor itself
+    plain: torch.Tensor  # the tensor with the memory
 
     @staticmethod
     def __new__(cls, plain: torch.Tensor) -> ReadOnly:
@@ -218,7 +218,7 @@ def _plain(one: Any) -> Any:
 
 
 def _with_memory(tensor: torch.Tensor, change: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-    """The tensor, or the DTensor with the local part, that `change` makes of it."""
+    """Applies `change` to the tensor, or to the local part of a DTensor."""
     if not is_dtensor(tensor):
         return change(tensor)
     of: Any = tensor
@@ -230,9 +230,9 @@ CODES, _SCALE = "_codes", "_scale"
 
 
 def as_shown(tensors: Mapping[str, torch.Tensor], read_only: bool = False) -> dict[str, torch.Tensor]:
-    """The core's tensors of a parameter by the names that users see: codes are NAME_codes, beside NAME_scale. Code that would
-    take them for the values of NAME, as torch.optim would, finds none. read_only: codes and scales refuse writes, since a code of 0
-    means minus its scale."""
+    """The core's tensors of a parameter under the names that users see: codes are NAME_codes, beside NAME_scale, so that code
+    such as torch.optim's, which would take them for the values of NAME, finds none. read_only: codes and scales refuse writes,
+    because a code of 0 means minus its scale."""
     shown: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
         coded = f"{name}{_SCALE}" in tensors
@@ -242,7 +242,7 @@ def as_shown(tensors: Mapping[str, torch.Tensor], read_only: bool = False) -> di
 
 
 def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts an entry with those names to the core's names, with plain tensors; copies replace stand-ins."""
+    """Converts an entry with such names to the core's names and plain tensors. Copies replace stand-ins."""
     out = {}
     for name, value in entry.items():
         moment = name.removesuffix(CODES) if isinstance(name, str) else name
@@ -254,8 +254,8 @@ def as_core(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Noting(dict[Any, Any]):
-    """A dict that calls `_note` when an entry is removed, and adds entries only through `__setitem__`: dict's own methods would
-    bypass both."""
+    """A dict that calls `_note` when an entry is removed, and adds entries only through `__setitem__`, which dict's own methods
+    would bypass."""
 
     def _note(self) -> None:
         raise NotImplementedError
@@ -295,7 +295,7 @@ def _device_of(tensor: torch.Tensor) -> torch.device:
 
 
 def _is_copy(value: torch.Tensor, had: torch.Tensor) -> bool:
-    """True for a copy of what is in its place: one on another device, or any of state that only the core has."""
+    """True for a copy of what it replaces: on another device, or of state that only the core has."""
     if isinstance(had, Elsewhere) and isinstance(value, Elsewhere) and value.is_copy_of(had):
         return True
     if value.shape != had.shape or value.dtype != had.dtype:
@@ -308,24 +308,25 @@ def _is_copy(value: torch.Tensor, had: torch.Tensor) -> bool:
 
 
 class Shown(Noting):
-    """An entry of `Optimizer.state`. Notes assignments, for the next step or save to adopt; other values cannot replace stand-ins
+    """An entry of `Optimizer.state`. Notes assignments, which the next step or save adopts. Stand-ins accept no other values
     (RuntimeError). A pickle or a copy is a plain dict.
 
-    A copy of a tensor that is assigned in its place, on another device, moves the state there if it can be there. All state of the
-    parameter then shows that device; the memory follows when all state of the optimizer was moved (`Engine.move_shown`)."""
+    Assigning a copy of a tensor, on another device, in its place moves the state there if it can be there. All state of the
+    parameter then shows that device; the memory follows once all state of the optimizer has been moved
+    (`Engine.move_shown`)."""
 
     def __init__(
         self, views: Mapping[str, torch.Tensor], param: torch.Tensor, number: int, assigned: set[int], read_only: bool = True
     ) -> None:
-        """views: by the core's names; read_only: see `as_shown`. number: the parameter's, which is added to `assigned` once anything
-        is replaced."""
+        """views: by the core's names. read_only: see `as_shown`. number: the parameter's number, which joins `assigned` once
+        anything is replaced."""
         super().__init__()
-        dict.update(self, as_shown(views, read_only))  # torch.compile cannot resume within a call of super().__init__
+        dict.update(self, as_shown(views, read_only))  # torch.compile cannot resume within super().__init__
         for name, one in self.items():
             if isinstance(one, Elsewhere):
                 one.in_entry(self, name)
         self._param, self._number, self._assigned = id(param), number, assigned
-        self._changed: set[str | None] = set()  # names of values that were put in; None: others were removed
+        self._changed: set[str | None] = set()  # names of assigned values; None: something was removed
 
     def __missing__(self, name: Any) -> Any:
         if f"{name}{CODES}" in self:
@@ -335,14 +336,14 @@ class Shown(Noting):
         raise KeyError(name)
 
     def take_copied_step(self, step: torch.Tensor) -> None:
-        """Shows the live count of steps in the place of a copy of it, which loops that move state leave there: nothing is new."""
+        """Replaces a copy of the step count, as loops that move state leave it, by the live one, and forgets the assignment."""
         given = dict.get(self, "step")
         if "step" in self._changed and isinstance(given, torch.Tensor) and given.dtype == step.dtype and torch.equal(given.cpu(), step):
             super().__setitem__("step", step)
             self._changed.discard("step")
 
     def keeps(self, names: Collection[str]) -> bool:
-        """True if the values of these names, in the core's form, are those that were shown."""
+        """True if these names, in the core's form, still have the values that were shown."""
         return not any(name is None or name.removesuffix(CODES) in names for name in self._changed)
 
     def is_of(self, param: torch.Tensor) -> bool:
@@ -386,7 +387,7 @@ class Shown(Noting):
             super().__setitem__(name, Elsewhere(one, device, one._read).in_entry(self, name))
 
     def come_home(self) -> None:
-        """Shows the state where steps have it."""
+        """Shows state on the device where steps have it."""
         for _, one in self._stand_ins()[:1]:
             self.show_on(one._read.home)
 

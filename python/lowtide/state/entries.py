@@ -1,5 +1,5 @@
-"""Entries of state dicts, as every reader returns them: data, which restore.py checks against live state and copies. Also
-converts quantized moments of other libraries to entries."""
+"""Entries of state dicts, as every reader returns them: plain data, which restore.py checks against live state and copies. Also
+converts quantized moments of other libraries."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ParamSpec(NamedTuple):
     """A parameter as a reader sees it."""
 
     rule: str  # the optimizer's rule
-    shape: torch.Size  # the whole shape, also of a DTensor
+    shape: torch.Size  # the whole shape, even of a DTensor
     codec: str  # the codec of its state
-    signed: Mapping[str, bool]  # all its possible states by name, and whether each is signed
-    param: torch.Tensor  # itself, with its current weights
+    signed: Mapping[str, bool]  # all possible states by name, and whether each is signed
+    param: torch.Tensor  # the parameter, with its current weights
     group: Mapping[str, Any]  # its group in the dict
 
 
@@ -30,8 +30,8 @@ class Entry(NamedTuple):
 
     step: int
     tensors: Mapping[str, Any]
-    encode: bool  # floating-point values, to be encoded; else codes and scales in the core's form
-    carried: Mapping[str, float] | None = None  # see carried.py; None: derived from the options
+    encode: bool  # whether tensors are values to encode, not codes and scales
+    carried: Mapping[str, float] | None = None  # see carried.py; None: the options imply them
 
 
 NOTHING = Entry(0, {}, False)
@@ -45,7 +45,7 @@ def check_values(tensors: Mapping[str, Any], names: list[str], shape: torch.Size
 
 
 class Quantized(NamedTuple):
-    """One moment in blocks that run flat over the tensor, across the ends of rows."""
+    """One moment in blocks that run flat over the tensor, across row ends."""
 
     codes: torch.Tensor  # uint8, in the parameter's shape
     scales: torch.Tensor  # float32 [ceil(numel / block)]
@@ -57,8 +57,8 @@ class Quantized(NamedTuple):
 
 
 def entry_of(spec: ParamSpec, step: int, moments: Mapping[str, Quantized | torch.Tensor]) -> Entry:
-    """`moments`: every state of a parameter, by Lowtide's name. Codes stay codes, with one scale (rows, blocks) per dynamic8
-    block, if all of them can: if they use its map, and no dynamic8 block has more than one scale."""
+    """moments: every state of a parameter, by Lowtide's name. Codes stay codes, with one scale (rows, blocks) per dynamic8
+    block, if all of them use dynamic8's map and no block has more than one scale."""
     stored: dict[str, torch.Tensor] = {}
     rows, length = rows_of(spec.shape)
     for name, moment in moments.items():
@@ -85,12 +85,12 @@ def check_codes(codes: Any, dtype: torch.dtype, shape: Sequence[int], where: str
     check_tensor(codes, where)
     expect(codes.dtype == dtype, where, codes.dtype, dtype)
     expect(tuple(codes.shape) == tuple(shape), where, f"shape {tuple(codes.shape)}", tuple(shape))
-    # Blocks follow memory: the strides at the time of saving, not the current ones, determine the order of elements.
+    # Blocks follow memory. The strides when saved, not the current ones, determine the order of elements.
     expect(codes.is_contiguous(), where, f"strides {codes.stride()}", "a contiguous tensor")
 
 
 def check_scales(scales: Any, where: str, most: int) -> None:
-    """most: an upper bound on their number. The caller checks the exact number."""
+    """most: an upper bound on the number of scales. The caller checks the exact number."""
     check_floats(scales, where)
     expect(scales.numel() <= most, where, f"{scales.numel()} values", f"{most} at most")
     if scales.numel():

@@ -2,7 +2,7 @@
 
 The core stores one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]}; with
 DTensor parameters also "lowtide_shards": [the position of this rank's part of each, null for a plain parameter]; if the options
-of NAdam or Schedule-Free have changed during the run also "lowtide_carried": {parameter number: {name: number}} (carried.py). A
+of NAdam or Schedule-Free changed during the run, also "lowtide_carried": {parameter number: {name: number}} (carried.py). A
 file holds one rank's part and is for the same rank of an equal mesh.
 """
 
@@ -41,7 +41,7 @@ def save_beside(
 ) -> PendingSave:
     """See `Optimizer.save`."""
     name, most = path_of("path", path), size_of("copies", copies)
-    # Only add the directory: os.path.abspath accepts "" as a directory, and drops a trailing "/", and ".." behind a link.
+    # Only prepend the directory: os.path.abspath takes "" for a directory, and drops a trailing "/", and ".." behind a link.
     whole = name if os.path.isabs(name) else os.path.join(os.getcwd(), name)
     return PendingSave(engine.core.save_async(name, _metadata(engine, param_groups), most), whole)
 
@@ -74,7 +74,7 @@ def load(
         options = {key: _tuples(value) for key, value in saved.items()}
         groups.append({**options, "params": range(number, number + saved["params"])})
         number += saved["params"]
-    # This is the only holder of the values.
+    # No copies are needed, because nothing else holds these values.
     new_groups = read_groups(engine, param_groups, {"param_groups": groups}, copied=lambda value: value).groups
     own = metadata.get(_CARRIED, {})
     got = f"{len(own)} entries" if isinstance(own, dict) else repr(own)[:80]
@@ -97,7 +97,7 @@ def _shards(engine: Engine) -> dict[str, Any]:
 
 
 def _check_shards(engine: Engine, saved: Any, name: str) -> None:
-    """Checks shards: equal sizes are not enough, because another rank's rows would fit."""
+    """Checks which shards a file has. Sizes are not enough, because another rank's rows would fit."""
     ours: Any = _shards(engine).get(_SHARDS)
     if saved == ours:
         return
@@ -117,7 +117,7 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, (bool, int, float)):
         return value
-    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value  # NumPy's
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value  # of NumPy
 
 
 def _tuples(value: Any) -> Any:  # JSON has no tuples; betas is one

@@ -1,23 +1,25 @@
 """The format of Lowtide's own state dicts.
 
-Format 1 (for FSDP1's parameters: spread.py), in plain tensors and Python values that torch.load reads with weights_only=True:
+Format 1 (spread.py has the one for FSDP1's parameters) consists of plain tensors and Python values, which torch.load reads with
+weights_only=True:
 
     {"state": {number: {"step": int64 (), NAME_codes: uint8, NAME_scale: float32 (rows, blocks)}},  # or NAME: values
      "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
                        "params": [number, ...]}]}
 
-With max_grad_spike the first group also has "lowtide_norms": the norms of recent steps, oldest first (a tuple of floats). A
-NAdam or Schedule-Free entry also has the numbers of carried.py (float64, ()) if its group's options would give others.
+With max_grad_spike the first group also has "lowtide_norms", the norms of recent steps, oldest first (a tuple of floats). An
+entry of NAdam or Schedule-Free also has the numbers of carried.py (float64, ()) if its group's options would give others.
 
 The tensors of a moment identify its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales,
 under names that torch.optim does not know, so that it cannot mistake codes for values. Codes under the name of the moment
-itself are read as well. Codes (rows, bytes of a row) with half as many bytes as values are dynamic4's, in blocks of 128 within
-a row. A vector whose codes a shard would cut has both forms (vectors.py). Codes of the parameter's shape are float8's if the
-group's "state" says so, else dynamic8's, in blocks of 256. If an override makes that wrong, the entry has "lowtide_state": the
-parameter's codec (a string). A 16-bit residual is stored as pairs of bytes, uint8 (*the parameter's sizes, 2), lower byte first:
-gloo and NCCL do not transfer int16. Before the first step there are no entries. Tensors are views of the live state and no two
-share memory; for a DTensor parameter they are DTensors (devices/sharding.py). Format, rule and the seed of stochastic rounding,
-which loading restores, are in the groups, so that they survive tools that take a state_dict apart and reassemble it.
+itself are read, too. Codes (rows, bytes of a row) with half as many bytes as values are dynamic4's, in blocks of 128 within a
+row. A vector whose codes a shard would cut has both forms (vectors.py). Codes of the parameter's shape are float8's if the
+group's "state" says so, and dynamic8's otherwise, in blocks of 256. If an override makes that wrong, the entry has
+"lowtide_state", the parameter's codec (a string). A 16-bit residual is stored as pairs of bytes, uint8 (*the parameter's sizes,
+2), lower byte first, because gloo and NCCL do not transfer int16. Before the first step there are no entries. Tensors are views
+of the live state, and no two share memory; for a DTensor parameter they are DTensors (devices/sharding.py). Format, rule and
+the seed of stochastic rounding, which loading restores, are in the groups, so that they survive tools that take a state_dict
+apart and reassemble it.
 """
 
 from __future__ import annotations
@@ -39,18 +41,18 @@ FORMAT = 1
 SPREAD = "lowtide_spread"  # True in all groups of a dict whose entries come from spread.py
 SEED = "lowtide_seed"
 STAMP = ("lowtide_format", "lowtide_rule", SEED)
-NORMS = "lowtide_norms"  # of the first group, with max_grad_spike: gradient norms of the last steps that were taken
+NORMS = "lowtide_norms"  # in the first group, with max_grad_spike: gradient norms of recent steps
 NORMS_KEPT = 128
-OWN_KEYS = (*STAMP, NORMS, *GROUP_OPTIONS)  # keys of groups that other libraries have no use for
+OWN_KEYS = (*STAMP, NORMS, *GROUP_OPTIONS)  # keys of groups that mean nothing to other libraries
 HIDDEN_KEYS = ("params", "param_names", *STAMP, NORMS)
 MODE = "train_mode"  # a key of Schedule-Free's groups, as in the package schedulefree
-SCALE = "_scale"  # after the name of a moment: its scales
+SCALE = "_scale"  # follows the name of a moment: its scales
 WANTED = "build the optimizer with the state, min_quantized_numel and overrides of the saved one"
-CODEC = "lowtide_state"  # beside a parameter's tensors: its codec, if the group's "state" names another
+CODEC = "lowtide_state"  # in an entry: the codec, if the group's "state" names another
 
 
 def stamp(rule: str, seed: int) -> dict[str, Any]:
-    """The keys that identify a parameter group as Lowtide's."""
+    """The keys that mark a parameter group as Lowtide's."""
     return {"lowtide_format": FORMAT, "lowtide_rule": rule, SEED: seed}
 
 
@@ -59,8 +61,8 @@ def is_stamped(group: Any) -> bool:
 
 
 def read_stamp(group: dict[str, Any], first: dict[str, Any], rule: str, mine: int, where: str) -> int:
-    """The seed of a saved group, the same in all groups; without one (earlier versions) `mine`. Raises ValueError unless the group
-    has this rule and a supported version."""
+    """The seed of a saved group, equal in all groups; `mine` if it has none, as in earlier versions. Raises ValueError unless
+    the group has this rule and a supported version."""
     version: Any = group.get("lowtide_format")
     expect(isinstance(version, int) and version >= 1, f"{where}['lowtide_format']", repr(version), f"1 to {FORMAT}")
     expect(version <= FORMAT, f"{where}['lowtide_format']", version, f"at most {FORMAT}: a newer version made it")
@@ -74,7 +76,7 @@ def read_stamp(group: dict[str, Any], first: dict[str, Any], rule: str, mine: in
 
 
 def read_norms(group: dict[str, Any], where: str) -> tuple[float, ...]:
-    """The gradient norms of a saved group; none if it was saved without max_grad_spike."""
+    """The gradient norms in a saved group; none if it was saved without max_grad_spike."""
     norms: Any = group.get(NORMS, ())
     few = isinstance(norms, (tuple, list)) and len(norms) <= NORMS_KEPT
     fits = few and all(isinstance(norm, float) and 0 < norm < math.inf for norm in norms)
@@ -83,12 +85,12 @@ def read_norms(group: dict[str, Any], where: str) -> tuple[float, ...]:
 
 
 def eight_bits(codec: str) -> str:
-    """The codec of a parameter's uint8 codes of one byte each."""
-    return "dynamic8" if codec == "dynamic4" else codec  # rows of odd length have it instead
+    """The codec of a parameter's one-byte uint8 codes."""
+    return "dynamic8" if codec == "dynamic4" else codec  # dynamic4 stores rows of odd length as dynamic8
 
 
 def take_codec(entry: dict[str, Any], of_group: str, where: str) -> tuple[dict[str, Any], str]:
-    """The tensors of an entry, and the codec of its uint8 codes, if it has any."""
+    """The tensors of an entry, and the codec of its uint8 codes, if any."""
     own = CODEC in entry
     codec: Any = entry.get(CODEC, of_group)
     if codec not in (names := _core.codec_names()):
@@ -99,12 +101,12 @@ def take_codec(entry: dict[str, Any], of_group: str, where: str) -> tuple[dict[s
 
 
 def residual_bytes(residual: torch.Tensor) -> torch.Tensor:
-    """A residual as dicts have it; a view."""
+    """A residual in the form of dicts; a view."""
     return _viewed(residual, lambda words: words.unsqueeze(-1).view(torch.uint8)) if residual.dtype == torch.int16 else residual
 
 
 def residual_words(residual: torch.Tensor) -> torch.Tensor:
-    """A residual of a dict as the core has it; a view. Earlier versions saved one of 16 bits in the weight's type."""
+    """A dict's residual in the core's form; a view. Earlier versions saved 16-bit residuals in the weight's type."""
     if residual.dtype == torch.uint8 and residual.shape[-1:] == (2,):
         return _viewed(residual, lambda pairs: pairs.contiguous().view(torch.int16).squeeze(-1))
     halves = residual.is_floating_point() and residual.itemsize == 2
@@ -112,7 +114,7 @@ def residual_words(residual: torch.Tensor) -> torch.Tensor:
 
 
 def _viewed(tensor: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """view(tensor), also of a DTensor, whose cut dimensions `view` keeps."""
+    """Applies `view` to a tensor, or to a DTensor whose cut dimensions it keeps."""
     if not is_dtensor(tensor):
         return view(tensor.detach())
     of: Any = tensor
@@ -148,7 +150,7 @@ def check_entry(
 
 
 def _told_by(tensors: dict[str, torch.Tensor], name: str, shape: torch.Size, codec: str) -> str:
-    """The codec that a moment's tensors identify, or its dtype."""
+    """The codec that a moment's tensors identify, or their dtype."""
     dtype, coded = tensors[name].dtype, tensors[name].dtype == torch.uint8
     if coded != (f"{name}{SCALE}" in tensors):
         return f"{dtype} {'without' if coded else 'with'} scales"

@@ -1,4 +1,4 @@
-"""Parameter groups of a state_dict from any library: checked and converted to this optimizer's groups."""
+"""Checks parameter groups of a state_dict from any library, and converts them to this optimizer's groups."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lowtide.state.format import MODE, NORMS, OWN_KEYS, SEED, SPREAD, STAMP, is_
 
 
 class Reader(Protocol):
-    """A module of `state.foreign`. All functions raise ValueError with the value and what was wanted."""
+    """A module of `state.foreign`. Functions raise ValueError with the value and what was wanted."""
 
     def recognizes(self, state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
         """True if the two halves of a state_dict come from this library."""
 
     def read_group(self, rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-        """The options of `group` under their names here. `mine`: hyper-parameters of the optimizer's group, which replace those
-        that `group` lacks."""
+        """The options of `group` under Lowtide's names. mine: hyper-parameters of the optimizer's group, for those that `group`
+        lacks."""
 
     def read_entry(self, spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
         """The state of one parameter."""
@@ -34,14 +34,14 @@ READERS: tuple[Reader, ...] = (dion, schedulefree, bitsandbytes, torchao, flasho
 
 
 class Groups(NamedTuple):
-    """The groups of a dict, checked."""
+    """The checked groups of a dict."""
 
     groups: list[dict[str, Any]]  # the optimizer's new groups
     numbers: dict[Any, int]  # the parameter number of every id in the dict
-    codecs: list[str] | None  # for each parameter, the format of uint8 codes; None: not a dict of Lowtide's
+    codecs: list[str] | None  # the format of each parameter's uint8 codes; None: not Lowtide's dict
     spread: bool = False  # the dict contains FSDP1's parameters
-    saved: Sequence[dict[str, Any]] = ()  # as they are in the dict
-    anew: bool = False  # a torch.optim dict has states other than the current ones: its options determine them, as in torch
+    saved: Sequence[dict[str, Any]] = ()  # the groups in the dict
+    anew: bool = False  # options of a torch.optim dict require states other than the current ones
 
 
 def read_groups(
@@ -51,9 +51,9 @@ def read_groups(
     reader: Reader | None = None,
     copied: Callable[[Any], Any] = copy.deepcopy,
 ) -> Groups:
-    """Raises ValueError, naming the difference, for groups that do not fit the live ones. reader: for the dict's library, if it
-    is neither Lowtide nor torch.optim. copied: makes a copy of an option of the dict, for the groups to own; copies of millions
-    of values take seconds."""
+    """Raises ValueError, naming the difference, for groups that do not fit the live ones. reader: reads the dict's library,
+    unless that is Lowtide or torch.optim. copied: copies an option of the dict, for the groups to own; copying millions of
+    values takes seconds."""
     saved = state_dict["param_groups"]
     expect(len(saved) == len(live), "param_groups", f"{len(saved)} groups", f"{len(live)}")
     ours = reader is None and any(map(is_stamped, saved))
@@ -72,7 +72,7 @@ def read_groups(
             expect(isinstance(key, (int, str)) and key not in numbers, f"{where}['params']", repr(key), "distinct ids")
             numbers[key] = len(numbers)
         made: dict[str, Any] = {}
-        fixed = (*FIXED, *engine.family.FIXED)  # they belong to the live tensors
+        fixed = (*FIXED, *engine.family.FIXED)  # these options belong to the live tensors
         for key in ("params", *OWN_KEYS, *fixed):
             if key in mine:
                 made[key] = mine[key]
@@ -91,7 +91,7 @@ def read_groups(
         for key, value in group.items():
             if key not in drop:
                 made[key] = copied(value)
-        made.setdefault("maximize", mine["maximize"])  # torch takes dicts from before it had this option
+        made.setdefault("maximize", mine["maximize"])  # older dicts lack it, and torch accepts them
         if "param_names" in mine:
             made.setdefault("param_names", mine["param_names"])
         if NORMS in mine:
@@ -107,7 +107,7 @@ def read_groups(
                 options = core_group.options_of({n: made})
                 check_kinds({"rounding": options["rounding"]}, where)
                 hyper, rounding = engine.family.hyper_of(core_group.rule, options), core_group.options["rounding"]
-                if hyper == core_group.pushed and options["rounding"] == rounding:  # the core has taken them
+                if hyper == core_group.pushed and options["rounding"] == rounding:  # the core has accepted these
                     continue
                 rule = core_group.rule or engine.family.core_rule
                 codecs = [engine.core_of(i).state_codec(i) for i in core_group.params]

@@ -1,4 +1,4 @@
-"""A checkpoint file as it describes itself: the metadata that `Optimizer.save` puts there, and the header. Imports no torch."""
+"""How a checkpoint file describes itself: the metadata that `Optimizer.save` writes, and the header. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from lowtide import _core
 from lowtide.memory.forecast import path_of
 
 GROUPS = "lowtide_groups"
-# More lists, dicts and values than the largest header of parameters has: each takes Python at least 50 bytes.
+# More lists, dicts and values than the largest header of parameters has. Each takes Python at least 50 bytes.
 _MOST_CONTAINERS, _MOST_VALUES = 1 << 20, 1 << 22
 
 
 def read_metadata(text: str, where: str) -> Any:
-    """The metadata of a checkpoint: any text, by any writer. Raises ValueError, naming `where`, if it is not JSON, or has so
-    many lists and values that they would take a hundred times the memory of a model's; they are counted, not parsed."""
+    """Parses the metadata of a checkpoint, which may be any text by any writer. Raises ValueError about `where` if it is not
+    JSON, or if it has so many lists and values that they would take a hundred times the memory of a model's. They are counted
+    before parsing."""
     containers, values = text.count("[") + text.count("{"), text.count(",")
     if containers > _MOST_CONTAINERS or values > _MOST_VALUES:
         wanted = f"{_MOST_CONTAINERS} lists and {_MOST_VALUES} values at most"
         raise ValueError(f"{where}: got metadata of {containers} lists and {values} values, wanted {wanted}")
     try:
         return json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:  # including numbers that are too long
+    except (ValueError, RecursionError) as error:  # also for numbers that are too long
         raise ValueError(f"{where}: got metadata that is not JSON: {error}") from None
 
 
 def describe_checkpoint(file: Path) -> dict[str, Any]:
-    """Values for `lowtide inspect`: the file's name and bytes, what the core reads in its header, and the options of the parameter
-    groups; [] where it was not written from Python. Raises ValueError or OSError."""
+    """Values for `lowtide inspect`: the file's name and bytes, what the core reads in its header, and the options of the groups
+    ([] if Python did not write the file). Raises ValueError or OSError."""
     found = _core.describe_checkpoint(path_of("file", file))
     try:
         metadata = read_metadata(found.pop("metadata"), str(file))

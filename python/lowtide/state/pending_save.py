@@ -1,4 +1,4 @@
-"""A save that runs beside steps, and ends before the process does."""
+"""A save that runs beside steps and ends before the process does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lowtide.checks.values import expect
 _SLICE = 0.1  # seconds between checks for Ctrl-C during a wait
 _LONGEST = 1e9  # seconds; a larger timeout means no limit
 
-atexit.register(_core.finish_saves)  # while optimizers' memory and devices still exist
+atexit.register(_core.finish_saves)  # while memory and devices of optimizers still exist
 
 
 class PendingSave:
-    """The save begun by `Optimizer.save(path, asynchronous=True)`. It may outlive the optimizer; any thread may use it. In a
-    forked child, which does not have the save, its methods raise ValueError.
+    """The save that `Optimizer.save(path, asynchronous=True)` began. It may outlive the optimizer, and any thread may use it.
+    In a forked child, which does not have the save, its methods raise ValueError.
 
     Attributes:
         path: the absolute path of the file.
@@ -31,10 +31,10 @@ class PendingSave:
         return self._handle.done()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the file is written, for at most `timeout` seconds (None: no limit); returns False on timeout.
+        """Waits at most `timeout` seconds (None: no limit) until the file is written. Returns False on timeout.
 
-        Raises OSError (disk full, another failure of the file or of a disk that holds state), MemoryError or DeviceLostError
-        if the save has failed: a file that existed before is then untouched."""
+        Raises OSError (disk full, another failure of the file or of a disk that holds state), MemoryError or DeviceLostError if
+        the save has failed; an existing file is then untouched."""
         expect(
             timeout is None or (isinstance(timeout, (int, float)) and 0 <= timeout),
             "timeout", f"{timeout!r} ({type(timeout).__name__})", "seconds from 0, or None for no limit",
@@ -47,12 +47,12 @@ class PendingSave:
 
     @property
     def copied_bytes(self) -> int:
-        """The bytes of state that steps have copied so far because they were not written yet."""
+        """The bytes of unwritten state that steps have copied so far."""
         return self._handle.copied_bytes()
 
     def __repr__(self) -> str:
         try:
             standing = "done" if self.done() else "running"
-        except ValueError:  # in a forked child, whose logs and debuggers also show it
+        except ValueError:  # a forked child's logs and debuggers show it, too
             standing = "of the parent process"
         return f"PendingSave({self.path!r}, {standing})"

@@ -1,4 +1,4 @@
-"""The only way into live state: a plan of all changes, checked as a whole and then carried out."""
+"""The only way into live state: plans all changes, checks the plan as a whole and then carries it out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ONCE = "each moment once, as values or as codes: load_state_dict() takes values
 
 
 class States(Noting, defaultdict[torch.Tensor, dict[str, Any]]):
-    """`Optimizer.state`. Notes whether others added or removed an entry since a step or a save last looked."""
+    """`Optimizer.state`. Notes whether others have added or removed an entry since a step or a save last looked."""
 
     changed = True
 
@@ -42,9 +42,9 @@ class States(Noting, defaultdict[torch.Tensor, dict[str, Any]]):
 def plan(
     engine: Engine, entries: Mapping[int, dict[str, Any]], found: Groups, reader: Reader | None = None
 ) -> dict[int, Entry]:
-    """Checks every entry, by parameter number, against the live state. Changes nothing. `found`: the groups of the dict that
-    contains the entries; one without any starts afresh, as trainers mean a group that they add to a dict. `reader`: the reader for
-    the library that wrote the dict, unless that is Lowtide or torch.optim."""
+    """Checks every entry, by parameter number, against live state. Changes nothing. found: the groups of the dict with the
+    entries. A group without entries starts afresh, as trainers intend when they add one to a dict. reader: reads the library
+    that wrote the dict, unless that is Lowtide or torch.optim."""
     made = {}
     options = engine.options_of(found.groups) if found.groups else {}
     of_group = {i: each.of for each in engine.groups for i in each.params}
@@ -76,11 +76,11 @@ def plan(
 
 
 def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, Any] | None, where: str) -> Entry:
-    """An entry with values from which steps can continue, and with the numbers that its options imply if it carries none."""
+    """An entry from whose values steps can continue. If it carries no numbers, it gets those that its options imply."""
     core = engine.core_of(number)
     signed = dict(core.states_of(number))
     for name, tensor in entry.tensors.items():
-        positive = not signed.get(name, False)  # scales are positive as well
+        positive = not signed.get(name, False)  # scales are positive, too
         check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
     if entry.step and entry.carried is None and options is not None and core.carried(number):
         return entry._replace(carried=as_now(engine.family, options, entry.step))
@@ -90,7 +90,7 @@ def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, An
 def _read_own(
     engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str, live: dict[str, torch.Tensor] | None = None
 ) -> Entry:
-    """An entry in Lowtide's format. None: missing, while others exist. live: its required tensors; None: all."""
+    """Reads an entry in Lowtide's format. None: missing, although others exist. live: its required tensors; None: all."""
     if entry is None:
         stepped = engine.core_of(number).has_state(number) and engine.tensors[number].requires_grad
         expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
@@ -120,7 +120,7 @@ def _read_own(
 
 
 def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mapping[str, Any], where: str) -> Entry:
-    """An entry in torch.optim's format."""
+    """Reads an entry in torch.optim's format."""
     if not raw:
         return NOTHING
     live = {name: like for name, like in views.layout(engine, number).items() if name != RESIDUAL}
@@ -132,16 +132,16 @@ def _read_torch(engine: Engine, number: int, raw: dict[str, Any], options: Mappi
 
 
 def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapping[torch.Tensor, dict[str, Any]]) -> States:
-    """Applies others' changes of `states` to the state: removed entries start afresh, as in torch.optim, and assignments are
-    adopted: tensors with Lowtide's names, or torch.optim's values, which are encoded. Returns all entries as the engine shows
-    them. After a ValueError, for an entry that does not fit, nothing has changed."""
+    """Applies changes that others made in `states`. Removed entries start afresh, as in torch.optim. Assignments are adopted:
+    tensors with Lowtide's names, or torch.optim's values, which are encoded. Returns all entries as the engine shows them.
+    After a ValueError, for an entry that does not fit, nothing has changed."""
     whole = states if isinstance(states, States) else States(dict, states)
     if not whole.changed and not engine.assigned:
         return whole
     options = engine.options_of(groups)
     taken: dict[int, Entry] = {}
-    others: dict[torch.Tensor, dict[str, Any]] = {}  # entries that wrappers add
-    zeros: list[int] = []  # assigned parameters of which `states` may have shown zeros
+    others: dict[torch.Tensor, dict[str, Any]] = {}  # entries added by wrappers
+    zeros: list[int] = []  # assigned parameters for which `states` may have shown zeros
     for i, param in enumerate(engine.tensors):
         entry = whole.get(param)
         if not entry:
@@ -152,7 +152,7 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
             if isinstance(entry, Shown) and entry.is_of(param):
                 entry.take_copied_step(engine.core_of(i).state(i)["step"])
                 if entry.keeps(known):
-                    continue  # only wrappers' entries are new
+                    continue  # only entries of wrappers are new
             codec, where = vectors.codec_in_dicts(engine, i), f"assigned state of parameter {i}"
             if i in engine.aside:
                 zeros.append(i)
@@ -181,8 +181,8 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
 
 
 def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: Mapping[str, Any]) -> Entry:
-    """An entry assigned in `Optimizer.state`. Before the first step it may contain only a residual, from master.split: moments
-    are zeros."""
+    """Reads an entry assigned in `Optimizer.state`. Before the first step it may contain only a residual, from master.split;
+    moments are then zeros."""
     where, live = f"assigned state of parameter {number}", views.layout(engine, number)
     if RESIDUAL in given and given.keys() <= {"step", RESIDUAL} and not engine.has_entry(number):
         live = {name: like for name, like in live.items() if name in ("step", RESIDUAL)}
@@ -194,7 +194,7 @@ def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: 
     else:
         read = _read_torch(engine, number, given, options, where)
     core = engine.core_of(number)
-    if read.carried is None and read.step == core.step_count(number):  # loops that move state know only what `state` shows
+    if read.carried is None and read.step == core.step_count(number):  # loops that move state know only what it shows
         read = read._replace(carried=core.carried(number) or None)
     return _checked(engine, number, read, options, where)
 
@@ -213,7 +213,7 @@ def _local(
 
 
 def copied_in(engine: Engine, entries: list[dict[str, torch.Tensor]]) -> States:
-    """Copies another optimizer's live state, by parameter number, into an optimizer with the same parameters; shows it."""
+    """Copies another optimizer's live state, by parameter number, into one with the same parameters, and shows it."""
     codecs, states = [engine.core_of(i).state_codec(i) for i in range(len(engine.params))], States(dict)
     with KeptErrors() as kept:
         apply(engine, states, plan(engine, dict(enumerate(entries)), Groups([], {}, codecs)), kept)
@@ -223,7 +223,7 @@ def copied_in(engine: Engine, entries: list[dict[str, torch.Tensor]]) -> States:
 
 
 def shown_states(engine: Engine) -> States:
-    """All state as users see it: parameters that have taken a step have an entry."""
+    """All state as users see it, with an entry for each parameter that has taken a step."""
     states = States(dict, {param: views.shown(engine, i) for i, param in enumerate(engine.tensors) if engine.has_entry(i)})
     engine.await_states(i for i, param in enumerate(engine.tensors) if param not in states)
     states.changed = False
@@ -234,8 +234,8 @@ def shown_states(engine: Engine) -> States:
 def apply(
     engine: Engine, states: dict[torch.Tensor, dict[str, Any]], entries: Mapping[int, Entry], kept: KeptErrors
 ) -> None:
-    """Carries out a checked plan, by parameter number: zeroes state (no tensors), copies tensors into it, or encodes floats
-    into it. All allocation comes first, so that a MemoryError leaves the state unchanged."""
+    """Carries out a checked plan, by parameter number: zeroes state (for entries without tensors), copies tensors into it, or
+    encodes floats into it. All allocation comes first, so that a MemoryError leaves the state unchanged."""
     if engine.copies.waits:
         engine.copies.read(engine)
     if engine.away or engine.aside:
@@ -244,7 +244,7 @@ def apply(
     for i, entry in entries.items():
         if entry.tensors:
             engine.core_of(i).allocate_state(i)
-    in_place = True  # every tensor is the live one that it would be copied into
+    in_place = True  # whether every tensor is the live one that it would be copied to
     for i, entry in entries.items():
         live = engine.core_of(i).state(i) if entry.tensors else {}
         for name, tensor in entry.tensors.items():
@@ -268,7 +268,7 @@ def apply(
         elif not entry.encode:
             for name, tensor in entry.tensors.items():
                 live[name].copy_(tensor.detach())
-        core.set_step_count(i, entry.step if entry.tensors else 0)  # 0 also means that the buffers are empty
+        core.set_step_count(i, entry.step if entry.tensors else 0)  # 0 also marks empty buffers
         if not entry.tensors:
             live["step"].fill_(entry.step)
         elif entry.carried is not None:
@@ -283,7 +283,7 @@ def apply(
 
 
 def bring_back(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
-    """Brings back what `Optimizer.offload`, or users who moved it in `states`, have put aside."""
+    """Brings back what `Optimizer.offload` has put aside, or users have moved in `states`."""
     engine.core.onload()
     for number in engine.away:
         entry = states.get(engine.tensors[number])
@@ -293,7 +293,7 @@ def bring_back(engine: Engine, states: Mapping[torch.Tensor, dict[str, Any]]) ->
 
 
 def _apart(engine: Engine, entries: Mapping[int, Entry]) -> dict[int, Entry]:
-    """The same entries with copies of all views of live state. Swapped or transposed state would change before it is read."""
+    """The entries, with copies of all views of live state. Swapped or transposed state would change before it is read."""
     cores = [engine.core_of(i) for i in range(len(engine.params))]
     memory = {each.untyped_storage().data_ptr() for i, core in enumerate(cores) for each in core.state(i).values() if each.numel()}
     found = {}
@@ -304,7 +304,7 @@ def _apart(engine: Engine, entries: Mapping[int, Entry]) -> dict[int, Entry]:
 
 
 def _import_states(engine: Engine, number: int, entry: Entry, live: dict[str, torch.Tensor], kept: KeptErrors) -> None:
-    """Encodes the values of an entry; states that the entry lacks become zeros."""
+    """Encodes the values of an entry. States that the entry lacks become zeros."""
     core, paged = engine.core_of(number), engine.core_of(number).is_paged(number)
     names = [name for name, _ in core.states_of(number)]
     there = core.read_state(number) if paged and MOMENTUM in names and MOMENTUM not in entry.tensors else {}
@@ -317,7 +317,7 @@ def _import_states(engine: Engine, number: int, entry: Entry, live: dict[str, to
 
 
 def _clear_residual(core: _core.Optimizer, number: int, live: dict[str, torch.Tensor]) -> None:
-    """Sets the weights of a parameter to their values without the residual, if it has one."""
+    """Clears a parameter's residual, if it has one, so that its weights lose that part of their values."""
     if RESIDUAL in live:
         live[RESIDUAL].zero_()
     elif core.is_paged(number) and RESIDUAL in (copies := core.read_state(number)):

@@ -12,19 +12,19 @@ from lowtide.engine.unread import Unread
 
 
 class Source:
-    """Copies one tensor of a parameter's state to host memory, while the state exists. Keeps neither the optimizer nor the
+    """Copies one tensor of a parameter's state to host memory while the state exists. Keeps neither the optimizer nor the
     parameter alive."""
 
     def __init__(self, engine: Engine, number: int, name: str) -> None:
         self._engine, self._param = ref(engine), ref(engine.tensors[number])
         self.number, self.name = number, name
         place = engine.params[number].place or HOST
-        self.home = HOST.device if place.on_host else place.device  # where the state is in steps
+        self.home = HOST.device if place.on_host else place.device  # where steps have the state
         self.homes = {HOST.device, self.home}  # where it can be
-        self.devices = {HOST.device, place.device}  # where loops take it
+        self.devices = {HOST.device, place.device}  # where loops may move it
 
     def __call__(self, engine: Engine | None = None) -> torch.Tensor:
-        """engine: while it is being deleted, itself."""
+        """engine: given only while the engine is being deleted."""
         engine = engine or self._alive()
         with engine.lock:
             found = engine.core_of(self.number).read_state(self.number).get(self.name)

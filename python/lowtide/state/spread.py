@@ -1,15 +1,15 @@
 """State with one value per element of the parameter, for FSDP1 (torch.distributed.fsdp.FullyShardedDataParallel).
 
-FSDP1 cuts and joins tensors with as many elements as the parameter has on this rank. With `use_orig_params` all of them, for
-all parameters in one FlatParameter, must have one type (torch/distributed/fsdp/_optim_utils.py). Codes and scales satisfy
-neither, so state dicts of its parameters spread them:
+FSDP1 cuts and joins tensors with as many elements as the parameter has on this rank. With `use_orig_params`, all tensors for
+all parameters in one FlatParameter must have one type (torch/distributed/fsdp/_optim_utils.py). Codes and scales meet neither
+condition, so state dicts of these parameters spread them:
 
     {"step": int64 (), NAME: float32 decoded values, NAME_scale: float32 the scale of each element's block,
      "residual": float32 the residual as a number}
 
 All have the parameter's shape, and the groups have "lowtide_spread": True. A value and its scale determine the code, so a block
-with one scale is restored bit for bit. If a block gets values with several scales (the parameters were cut elsewhere), they are
-encoded again, to nearest.
+with one scale is restored bit for bit. If a block gets values with several scales, because parameters were cut elsewhere, they
+are encoded again, to nearest.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _PIECE = 1 << 20  # elements processed at a time
 
 
 def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    """The state of all parameters that have any, in new tensors: FSDP1 accepts no empty entries. Parameters with the same
-    moments have the same names, as FSDP1 requires: scales if any can have them (0: this one has none), likewise residuals."""
+    """The state of all parameters that have any, in new tensors, because FSDP1 accepts no empty entries. Parameters with the
+    same moments have the same names, as FSDP1 requires: scales if any can have them (0: this one has none), and likewise
+    residuals."""
     raw = [views.local_state(engine, i) for i in range(len(engine.params))]
-    # Decided by the options, not by this rank's parts: another rank may have larger parts with other formats.
+    # The options decide, not this rank's parts: another rank may have larger parts with other formats.
     scaled = any(_core.code_sizes(group.options["state"], True, 1, BLOCK)[2] for group in engine.groups if group.params)
     residual = any(RESIDUAL in views.layout(engine, i) for i in range(len(engine.params)))
     return {param: _spread(engine, i, raw[i], scaled, residual) for i, param in enumerate(engine.tensors) if raw[i]}
@@ -69,7 +70,7 @@ def _spread(
 
 
 def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, where: str) -> Entry:
-    """An entry of such a dict, checked, in the core's form. Raises ValueError if it does not fit."""
+    """Reads and checks an entry of such a dict, in the core's form. Raises ValueError if it does not fit."""
     shape = local_of(engine.tensors[number]).shape
     live, signs = views.layout(engine, number), engine.signed(number)
     names = [name for name in signs if name in live]
@@ -115,13 +116,13 @@ def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, whe
 
 
 def _run(length: int, scales: int) -> int:
-    """The number of elements that share a scale, in a row of this length with that many scales."""
+    """How many elements share a scale in a row of this length with that many scales."""
     return BLOCK * -(-length // BLOCK) // scales
 
 
 @cache
 def _book(codec: str, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values of a codec in ascending order, -0 before 0, and their codes."""
+    """The values of a codec in ascending order, with -0 before 0, and their codes."""
     _, codes_shape, scales_shape = _core.code_sizes(codec, signed, 1, BLOCK)
     assert scales_shape
     codes = torch.arange(codes_shape[1], dtype=torch.uint8)
@@ -139,7 +140,7 @@ def _book(codec: str, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
 def _codes(
     codec: str, signed: bool, values: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes, and a scale per block, of values [rows, length] with their blocks' former scales; see above."""
+    """Codes, and one scale per block, of values [rows, length] with former scales of their blocks; see above."""
     rows, length = values.shape
     anew = encode(codec, signed, values)
     if not values.numel():
@@ -164,12 +165,12 @@ def _codes(
 def _known_codes(
     codec: str, signed: bool, values: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For runs [runs, elements]: whether a run has a single scale, above 0, with which all its values are codes; and the codes.
-    Scales below 0 mark elements beyond the end of a row."""
+    """For runs [runs, elements]: the codes, after whether a run has a single scale, above 0, for which all its values are
+    codes. Scales below 0 mark elements beyond the end of a row."""
     book, codes = _book(codec, signed)
     scale, wide = scales[:, :1], book.double()
     at = torch.bucketize(values.double() / scale, (wide[1:] + wide[:-1]) / 2)
-    if bool(torch.signbit(book[book == 0]).any()):  # of -0 and 0, the last one found is -0
+    if bool(torch.signbit(book[book == 0]).any()):  # bucketize finds -0 for both zeros
         at += (values == 0) & ~torch.signbit(values)
     at = at.clamp(max=len(book) - 1)
     same = (scales == scale) & (book[at] * scale == values)

@@ -16,7 +16,7 @@ from lowtide.state.carried import PRODUCT, of_hyper, read_number
 from lowtide.state.entries import NOTHING, Entry
 from lowtide.state.format import OWN_KEYS
 
-# Keys of torch.optim's groups that select an implementation of the step, not its result.
+# Keys of torch.optim's groups that choose how a step is computed, not its result.
 IMPLEMENTATION_KEYS = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
 _CLASSES = {
     "adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop",
@@ -26,21 +26,21 @@ _UNCOUNTED = ("sgd", "muon")  # rules whose torch classes do not count steps
 
 
 def class_of(rule: str, group: Mapping[str, Any]) -> str | None:
-    """The class of torch.optim that computes the same as `rule` with the options of `group`; None if there is none."""
+    """The class of torch.optim that computes the same as `rule` with the options of `group`, or None."""
     cls = "NAdam" if rule in ("adam", "adamw") and group.get("nesterov") else _CLASSES.get(rule, "")
     return cls if hasattr(torch.optim, cls) else None
 
 
 @cache
 def _template(name: str) -> dict[str, Any]:
-    """The options of that class's groups."""
+    """The options of a class's groups."""
     group: dict[str, Any] = getattr(torch.optim, name)([torch.zeros(1, 1)]).state_dict()["param_groups"][0]
     return group
 
 
 def check_group(engine: Engine, of: int, mine: dict[str, Any], group: dict[str, Any], where: str) -> None:
-    """Raises ValueError unless `group` comes from the torch.optim class that computes the same as `mine`, group number `of` of
-    the optimizer."""
+    """Raises ValueError unless `group` comes from the torch.optim class that computes the same as `mine`, the optimizer's group
+    number `of`."""
     rule = engine.family.rule
     cls = class_of(rule, mine)
     expect(cls is not None, where, "a group without 'lowtide_format'", f"a state_dict of lowtide's {rule!r}")
@@ -48,7 +48,7 @@ def check_group(engine: Engine, of: int, mine: dict[str, Any], group: dict[str, 
     name = f"a state_dict of Lowtide's or of torch.optim.{cls}"
     wanted = (set(engine.family.option_names()) & set(_template(cls))) - {"maximize"}
     expect(wanted <= set(group), where, f"no {sorted(wanted - set(group))}", name)
-    # torch.optim's classes share keys; these distinguish other classes from this one.
+    # Classes of torch.optim share keys. These keys tell other classes from this one.
     strange = {"momentum_decay", "centered", "lr_decay", "rho", "dampening"} & set(group) - wanted
     expect(not strange, where, sorted(strange), name)
     decoupled = number("decoupled_weight_decay", group.get("decoupled_weight_decay", rule == "adamw")) != 0
@@ -80,10 +80,10 @@ def _check_muon(engine: Engine, number: int, mine: dict[str, Any], where: str) -
 def read_entry(
     entry: dict[str, Any], names: list[str], shape: torch.Size, rule: str, group: Mapping[str, Any], where: str
 ) -> Entry:
-    """The entry of a parameter of this shape with states of these `names`, in a group with these options. Raises ValueError if
-    it does not fit."""
+    """Reads the entry of a parameter of this shape, with states of these `names`, in a group with these options. Raises
+    ValueError if it does not fit."""
     if rule == "muon":
-        names = ["momentum_buffer"]  # even if momentum is 0, and there is none here
+        names = ["momentum_buffer"]  # torch has it even if momentum is 0
     if rule in ("adam", "adamw") and "max_exp_avg_sq" not in names:
         expect("max_exp_avg_sq" not in entry, where, "'max_exp_avg_sq' of amsgrad", "an optimizer without amsgrad")
     if rule == "sgd":
@@ -96,10 +96,10 @@ def read_entry(
         expect(set(entry) == set(wanted), where, sorted(map(str, entry)), wanted)
     for name in names:
         check_floats(entry[name], f"{where}, {name}", shape)
-    # If steps are not counted, it only matters whether the first one, which sets the buffer, is done.
+    # If steps are not counted, it only matters whether the first one, which sets the buffer, has been taken.
     step = int(bool(names)) if rule in _UNCOUNTED else read_step(entry, where)
     carried = _read_product(entry[PRODUCT], step, group, where) if PRODUCT in entry else None
-    if rule == "adagrad" and step == 0:  # torch fills the sum before the first step, the core during it
+    if rule == "adagrad" and step == 0:  # torch fills the sum before the first step, the core in it
         initial = group["initial_accumulator_value"]
         expect(bool((entry["sum"] == initial).all()), f"{where}, sum", "other values before the first step", initial)
         return NOTHING
@@ -110,12 +110,12 @@ def read_entry(
 
 
 def _rest(group: Mapping[str, Any]) -> float:
-    """1 - μ: torch.optim.Muon's buffer is the core's times this."""
+    """1 - μ. torch.optim.Muon's buffer is this times the core's."""
     return 1 - hyper_values(("momentum",), group)[0]
 
 
 def _read_product(saved: Any, step: int, group: Mapping[str, Any], where: str) -> dict[str, float] | None:
-    """NAdam's product of μ; None if the options imply it, up to the float32 rounding of each of torch's steps."""
+    """NAdam's product of μ, or None if the options imply it, up to the float32 rounding of each of torch's steps."""
     beta, decay = hyper_values(("beta1", "momentum_decay"), {**group, "betas": tuple(group["betas"])[:1]})
     product = read_number(saved, PRODUCT, where)
     as_now = of_hyper("adamw", (("beta1", beta), ("momentum_decay", decay), ("nesterov", True)), step)[PRODUCT]
@@ -156,7 +156,7 @@ def write(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> dict[str, A
 
 
 def _entry(engine: Engine, number: int, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """One parameter's entry; empty if torch would have none."""
+    """The entry of one parameter; empty if torch would have none."""
     core, of, rule = engine.core_of(number), engine.params[number].sharding, engine.family.rule
     steps = core.step_count(number)
     if core.has_state(number) and steps > 0:
@@ -167,7 +167,7 @@ def _entry(engine: Engine, number: int, group: Mapping[str, Any]) -> dict[str, t
             for k, name in enumerate(names)
             if core.is_paged(number) or name in live
         }
-    elif rule == "adagrad" and number not in engine.foreign:  # torch's has state from the start
+    elif rule == "adagrad" and number not in engine.foreign:  # torch has state from the start
         shape = local_of(engine.tensors[number]).shape
         entry = {"sum": torch.full(shape, float(group["initial_accumulator_value"]))}
     else:

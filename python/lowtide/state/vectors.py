@@ -1,13 +1,14 @@
-"""Vectors in state dicts: the same keys in one process and cut by FSDP2, so that torch.distributed.checkpoint finds what it asks for.
+"""Vectors in state dicts have the same keys in one process and when cut by FSDP2, so that torch.distributed.checkpoint finds
+them.
 
-A vector whose state has a codec with scales is float32 if shards cut it (docs/distributed.md). Entries of such vectors, whole or
-cut, therefore have both forms of each moment:
+A vector whose state has a codec with scales is float32 if shards cut it (docs/distributed.md). Entries of such vectors, whole
+or cut, therefore have both forms of each moment:
 
     {NAME: float32 values, NAME_codes: uint8, NAME_scale: float32 (1, blocks)}
 
-Of a whole vector the codes and scales are the state, and the values are decoded. Of a cut one the values are the state; the codes are
-zeros, and every scale is -1, which no state has. A reader takes what its own state has and, if that is missing, encodes the values
-to nearest. Entries without values (longer vectors, matrices) and without codes are read as well.
+For a whole vector, the codes and scales are the state, and the values are decoded from them. For a cut one, the values are the
+state; the codes are zeros, and every scale is -1, which no state has. A reader takes the form of its own state and, if that is
+missing, encodes the values to nearest. Entries without values (longer vectors, matrices) or without codes are read, too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lowtide.state.blockwise import BLOCK
 from lowtide.state.elsewhere import CODES, Elsewhere, as_shown
 from lowtide.state.format import SCALE, WANTED, eight_bits
 
-MOST = 1 << 20  # elements: values would multiply the dicts of flat partitions, which are a whole model in one vector
+MOST = 1 << 20  # elements; flat partitions, whole models in one vector, would multiply in size
 _NO_SCALE = -1.0
 
 
@@ -36,10 +37,10 @@ def _is_cut(engine: Engine, number: int) -> bool:
 
 
 def _codec_of(engine: Engine, number: int) -> str | None:
-    """The codec that the vector has or, if it is cut, would have as a whole; None if dicts have one form of its moments."""
+    """The codec of the vector or, if it is cut, of the whole; None if dicts have one form of its moments."""
     tensor = engine.tensors[number]
     if tensor.ndim > 1 or tensor.numel() > MOST or number in engine.foreign or not isinstance(tensor, torch.nn.Parameter):
-        return None  # ZeRO's flat partitions are plain tensors, whose universal checkpoints would take the values and lose the codes
+        return None  # universal checkpoints of ZeRO's flat partitions would lose the codes
     codec = views.whole_codec(engine, number) if _is_cut(engine, number) else engine.core_of(number).state_codec(number)
     return codec if _core.code_sizes(codec, True, 1, BLOCK)[2] else None
 
@@ -50,7 +51,7 @@ def codec_in_dicts(engine: Engine, number: int) -> str:
 
 
 def as_saved(engine: Engine, number: int, entry: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The core's tensors of a parameter by the names that users see, in both forms if it is such a vector."""
+    """The core's tensors of a parameter under the names that users see, in both forms for such vectors."""
     saved = as_shown(entry)
     codec = _codec_of(engine, number)
     if codec is None:
@@ -71,8 +72,8 @@ def as_saved(engine: Engine, number: int, entry: Mapping[str, torch.Tensor]) -> 
 
 
 def in_one_form(engine: Engine, number: int, entry: Mapping[str, Any], codec: str, where: str) -> dict[str, Any]:
-    """An entry with one form of each moment: of two, the one that the live state has. `codec`: of the saved codes. Raises ValueError
-    for tensors that do not fit."""
+    """An entry with one form of each moment; of two forms, the one of the live state. codec: the codec of the saved codes.
+    Raises ValueError for tensors that do not fit."""
     one, own, shape = dict(entry), _codec_of(engine, number), engine.tensors[number].shape
     for name, signed in engine.signed(number).items():
         of_codes, of_scales = f"{name}{CODES}", f"{name}{SCALE}"
@@ -112,7 +113,7 @@ def _sizes(codec: str, signed: bool, shape: torch.Size) -> tuple[torch.Size, tor
 
 
 def encode(codec: str, signed: bool, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes [rows, bytes of a row] and scales [rows, blocks] of float32 values [rows, length], to nearest."""
+    """Encodes float32 values [rows, length] to codes [rows, bytes of a row] and scales [rows, blocks], to nearest."""
     rows, length = values.shape
     _, codes_shape, scales_shape = _core.code_sizes(codec, signed, rows, length)
     assert scales_shape

@@ -1,4 +1,4 @@
-"""Live state as users see it: the entries of `Optimizer.state`, and tensors like a parameter's existing or possible ones."""
+"""Live state as users see it: the entries of `Optimizer.state`, and tensors like those that a parameter has or could have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lowtide.engine.engine import Engine
 from lowtide.state.elsewhere import Elsewhere, Shown
 from lowtide.state.source import Source
 
-MOMENTUM = "momentum_buffer"  # exists only with momentum in SGD
+MOMENTUM = "momentum_buffer"  # in SGD, exists only with momentum
 
 
 def shown(engine: Engine, number: int) -> Shown:
@@ -36,7 +36,7 @@ def shown(engine: Engine, number: int) -> Shown:
 
 
 def local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    """The core's tensors of a parameter, copied if they stream; empty before its first step unless state is allocated."""
+    """The core's tensors of a parameter, copied if they stream. Empty before its first step unless state is allocated."""
     core = engine.core_of(number)
     with engine.lock:
         if not core.has_state(number) and not core.step_count(number):
@@ -51,7 +51,7 @@ def live(engine: Engine, number: int) -> dict[str, torch.Tensor]:
 
 
 def layout(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    """Tensors like the state that a parameter has or, if it has none, can be given, whatever its momentum."""
+    """Tensors like the state that a parameter has or, if it has none, could get with any momentum."""
     core = engine.core_of(number)
     live = core.state(number)
     if core.has_state(number) and len(live) > 1:
@@ -77,7 +77,7 @@ def whole_codec(engine: Engine, number: int) -> str:
 
 
 def _layout(engine: Engine, number: int, fullest: bool, cut: bool = True) -> _core.StateLayout:
-    """The layout of these tensors. cut: of this rank's part; else of the whole."""
+    """The layout of a parameter's state. cut: of this rank's part, not of the whole."""
     group = next(each for each in engine.groups if each.has(number))
     param = engine.params[number]
     sized = local_of(param.tensor) if cut else param.tensor

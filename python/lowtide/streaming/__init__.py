@@ -1,1 +1,1 @@
-"""Weights that stream: the layers of a model on the CPU come from the disk when they compute."""
+"""Streams weights: the layers of a model on the CPU come from disk when they compute."""

@@ -1,7 +1,8 @@
-"""Weights in host memory, of layers that compute on a device: torch's `fully_shard` with `CPUOffloadPolicy`, on a mesh of one.
+"""Weights in host memory for layers that compute on a device: torch's `fully_shard` with `CPUOffloadPolicy`, on a one-device
+mesh.
 
-Torch copies a layer to the device when it computes, and its gradients to host memory; the parameters are DTensors whose local
-part is the whole, so the CPU steps them like any others. State dicts are those of the model as it was.
+Torch copies a layer to the device when it computes, and its gradients to host memory. The parameters are DTensors whose local
+part is the whole, so the CPU steps them like any others. State dicts look like those of the original model.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from lowtide.streaming.weights import StreamingReport, Unit
 
 _PLACED = "hf_device_map"  # tells transformers' Trainer to leave the model where it is
 _OF_TORCH = "torch.distributed.fsdp"
-_ITS_ENTRIES = ("__composable_api", "_fsdp_use_orig_params", "_is_fsdp_managed_module")  # how names begin that torch adds to modules
-_SINCE_HOOKS_WAIT = (2, 13)  # the first torch that waits for a gradient on its way to pinned memory before it calls hooks
+_ITS_ENTRIES = ("__composable_api", "_fsdp_use_orig_params", "_is_fsdp_managed_module")  # prefixes of what torch adds to modules
+_SINCE_HOOKS_WAIT = (2, 13)  # from this torch on, hooks wait until gradients are in pinned memory
 
-_users = 0  # models that use a process group made here
+_users = 0  # models that use the process group made here
 
 
 class Needs(NamedTuple):
@@ -33,9 +34,9 @@ class Needs(NamedTuple):
 
     weights: int
     gradients: int
-    pinned: int  # the weights in torch's page-locked memory, which has sizes of powers of two
-    device: int  # weights and gradients that are there at once, at most
-    to_device: int  # copied by a step of one forward and one backward pass
+    pinned: int  # the weights in torch's page-locked memory, in powers of two
+    device: int  # the most weights and gradients on the device at once
+    to_device: int  # copied in one forward and one backward pass
     to_host: int
 
     @staticmethod
@@ -46,7 +47,7 @@ class Needs(NamedTuple):
         users = Counter(id(param) for module in model.modules() for param in module._parameters.values())
         tied = sum(param.nbytes for param in kept.params if param.requires_grad and users[id(param)] > 1)
         in_layers = gradients[0] + device_peak(weights[1:], gradients[1:], [max(sizes, default=0) for sizes in each[1:]])
-        # At last a tied gradient is added to its other half, or all are copied on their way, behind those of the first layer.
+        # At the end, a tied gradient is added to its other half, or all gradients follow those of the first layer to the host.
         at_end = 2 * gradients[0] + tied + sum(gradients[1:2])
         return Needs(
             sum(weights), sum(gradients), sum(1 << (size - 1).bit_length() for sizes in each for size in sizes if size),
@@ -55,7 +56,7 @@ class Needs(NamedTuple):
 
 
 def accelerator() -> torch.device:
-    """The device of this process. Raises ValueError without one, or with several processes."""
+    """The device of this process. Raises ValueError if there is none, or with several processes."""
     found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") and torch.accelerator.is_available() else None
     if found is None:
         raise ValueError("stream: memory: got device=, and no accelerator in torch, wanted host= and disk= alone: the CPU trains then")
@@ -67,7 +68,7 @@ def accelerator() -> torch.device:
 
 
 def units_for_device(model: nn.Module, layers: Sequence[nn.Module], units: Sequence[Unit]) -> tuple[list[Unit], Unit]:
-    """Those units that torch can move, and the rest of the parameters. Raises ValueError for parameters that it cannot move."""
+    """The units that torch can move, and the remaining parameters. Raises ValueError for parameters that it cannot move."""
     for name, param in model.named_parameters():
         expect(type(param) is nn.Parameter, f"stream: {name}", f"a {type(param).__name__}", "a torch.nn.Parameter beside device=")
     moved = []
@@ -77,7 +78,7 @@ def units_for_device(model: nn.Module, layers: Sequence[nn.Module], units: Seque
             shared = {*map(id, module.parameters())} - {*map(id, unit.params)}
             expect(not shared, f"stream: {unit.name}", "a parameter that other modules share", "it outside of layers: torch moves whole layers")
         elif not unit.name or any(module.children()):
-            continue  # torch would move what is inside, too
+            continue  # torch would move the children, too
         moved.append(unit)
     found = {id(param) for unit in moved for param in unit.params}
     kept = Unit("", [param for param in model.parameters() if id(param) not in found])
@@ -89,16 +90,16 @@ def units_for_device(model: nn.Module, layers: Sequence[nn.Module], units: Seque
 
 
 def may_pin(in_backward: bool) -> bool:
-    """True if gradients that come to pinned memory have come when they are stepped."""
+    """True if gradients are sure to have arrived in pinned memory when they are stepped."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     return not in_backward or version >= _SINCE_HOOKS_WAIT
 
 
 class DeviceWeights:
-    """The weights of one model, which `fully_shard` streams."""
+    """The weights of one model, streamed by `fully_shard`."""
 
     def __init__(self, model: nn.Module, units: Sequence[Unit], needs: Needs, device: torch.device, pinned: bool) -> None:
-        """Shards it. Undoes that if it raises."""
+        """Shards the model. Undoes that if it raises."""
         try:
             from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
         except ImportError:
@@ -109,7 +110,7 @@ class DeviceWeights:
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._leave = _join(model, device)
         try:
-            torch.empty(0, device=device)  # a mesh chooses a device for a process that has used none
+            torch.empty(0, device=device)  # otherwise the mesh chooses a device for the process
             options: dict[str, Any] = {
                 "mesh": torch.distributed.init_device_mesh(device.type, (1,), mesh_dim_names=(STREAMED,)),
                 "offload_policy": CPUOffloadPolicy(pin_memory=pinned),
@@ -119,7 +120,7 @@ class DeviceWeights:
                 fully_shard(model.get_submodule(unit.name), **options)
             fully_shard(model, **options)
             for name, param in model.named_parameters(remove_duplicate=False):
-                vars(param).update(given[name])  # overrides and what others have put there
+                vars(param).update(given[name])  # overrides, and attributes of others
         except BaseException:
             self.move_back()
             raise
@@ -127,13 +128,13 @@ class DeviceWeights:
         setattr(model, _PLACED, {"": device})
         self._handles.append(model.register_forward_hook(_reshard_without_backward))
         for module in model.modules():
-            hooked: Any = module  # whose methods have no types
+            hooked: Any = module  # its methods are not annotated
             self._handles.append(hooked.register_state_dict_post_hook(_with_plain_tensors))
             self._handles.append(hooked.register_load_state_dict_pre_hook(_into_shards))
 
     def watch(self, optimizer: Optimizer, in_backward: bool) -> None:
-        """The optimizer of the model: its dicts have plain tensors, and it gets the model's parameters back. in_backward: it steps
-        in backward passes, which end with no copies of weights on the device."""
+        """Follows the optimizer of the model: its dicts have plain tensors, and at the end it gets the original parameters
+        back. in_backward: it steps in backward passes, which leave no copies of weights on the device."""
         self._optimizer, model = weakref.ref(optimizer), self._model
         self._handles.append(optimizer.register_state_dict_post_hook(_plain_state))
         if not in_backward:
@@ -147,8 +148,8 @@ class DeviceWeights:
         )  # fmt: skip
 
     def move_back(self) -> None:
-        """Takes off what `fully_shard` has added: parameters are plain tensors in host memory again, in the optimizer, too. Torch has
-        no call for it."""
+        """Undoes `fully_shard`, which torch cannot: parameters become plain tensors in host memory again, in the optimizer,
+        too."""
         model = self._model()
         assert model is not None
         for handle in self._handles:
@@ -169,19 +170,20 @@ class DeviceWeights:
         if self._optimizer and (optimizer := self._optimizer()):
             for group in optimizer.param_groups:
                 group["params"] = [plain.get(id(param), param) for param in group["params"]]
-            optimizer.reset([])  # which finds the new ones, while there is a mesh to take the state of the old ones from
+            optimizer.reset([])  # adopts the new parameters while a mesh can give it the old ones' state
         self._leave()
 
 
 def _join(model: nn.Module, device: torch.device) -> Callable[[], object]:
-    """Makes a process group, unless there is one. Returns what ends it behind its last model; so does that model's end."""
+    """Makes a process group, unless there is one. Returns a function that ends it after its last model; the end of that model
+    does, too."""
     global _users
     group = torch.distributed
     if not group.is_initialized():
         backend = group.get_default_backend_for_device(device)
         backend = backend if getattr(group, f"is_{backend}_available", bool)() else "gloo"
         group.init_process_group(f"cpu:gloo,{device.type}:{backend}", store=group.HashStore(), rank=0, world_size=1)
-        _users = 0  # its users have ended another
+        _users = 0  # earlier users had another group
     elif not _users:
         return lambda: None
     _users += 1
@@ -196,7 +198,7 @@ def _leave() -> None:
 
 
 def _reshard(model: nn.Module | None) -> None:
-    """Drops the device's copies of weights, which forward passes without a backward pass leave, for they may be old soon."""
+    """Drops the device's copies of weights, which a forward pass without backward leaves and a step would outdate."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules() if model else ():
@@ -241,7 +243,7 @@ def _with_plain_tensors(module: nn.Module, state_dict: dict[str, Any], prefix: s
 
 
 def _into_shards(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Mapping[str, Any], *of_load: Any) -> None:
-    """Loads whole tensors into the DTensors that have their shapes, for which torch's own loading wants DTensors."""
+    """Loads whole tensors into DTensors of the same shapes. Torch's own loading would want DTensors."""
     del of_load
     expect(not metadata.get("assign_to_params_buffers"), "load_state_dict", "assign=True", "values for the parameters that stream")
     _reshard(module)

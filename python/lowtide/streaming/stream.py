@@ -30,7 +30,7 @@ from lowtide.streaming.weights import (
 
 _LEAST_STATE = 16 << 20  # bytes of a device through which state streams
 _STREAMED: weakref.WeakKeyDictionary[nn.Module, StreamedWeights | DeviceWeights] = weakref.WeakKeyDictionary()
-_RESIDENT: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of `stream` that fit whole
+_RESIDENT: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models passed to `stream` that fit whole
 
 
 def stream(
@@ -41,33 +41,33 @@ def stream(
     layers: Iterable[nn.Module] | None = None,
     **options: Any,
 ) -> tuple[nn.Module, Optimizer]:
-    """Makes a model on the CPU trainable in the memory that there is. Every bit of weights, state and losses is that of a run
-    without limits.
+    """Makes a model on the CPU trainable in limited memory. Weights, state and losses are bit for bit those of a run without
+    limits.
 
-    Without `memory.device`, the CPU trains in `memory.host` bytes: the weights move into a file in `memory.disk`, from which
-    layers are read when they compute, and the state that has no room goes there, too. Where all fits, nothing moves.
+    Without `memory.device`, the CPU trains in `memory.host` bytes. The weights move into a file in `memory.disk`, from which
+    layers are read when they compute; state that does not fit goes there, too. If everything fits, nothing moves.
 
-    With it, torch's accelerator trains. If weights, gradients and a part of the state fit there, the model moves to the device.
+    With it, torch's accelerator trains. If weights, gradients and part of the state fit there, the model moves to the device.
     Otherwise weights and gradients are in host memory, torch's `fully_shard` brings each layer to the device when it computes,
-    and the CPU steps; state is in `memory.host`, or on the disk as far as it has no room. Feed tensors on the device. Hooks on
-    parameters are lost then, and `Muon`'s products, made on the CPU, may round otherwise than the device's.
+    and the CPU steps; state is in `memory.host`, and on disk as far as it does not fit. Feed tensors on the device. Hooks on
+    parameters are lost then, and products of `Muon`, made on the CPU, may round differently.
 
     Args:
-        model: changed in place, and returned. Parameters on meta get memory, and no values: initialize or load them next. Frozen
-            parameters may be bitsandbytes' Params4bit without `memory.device`.
-        memory: `host` and `device`: bytes for weights, gradients and state together; activations and the rest of the process
-            come on top. `disk`: a directory. Other fields are the optimizer's.
-        optimizer: a class of Lowtide's.
+        model: changed in place, and returned. Parameters on meta get memory but no values: initialize or load them next.
+            Without `memory.device`, frozen parameters may be bitsandbytes' Params4bit.
+        memory: `host` and `device` are bytes for weights, gradients and state together; activations and the rest of the process
+            come on top. `disk` is a directory. Other fields go to the optimizer.
+        optimizer: a Lowtide class.
         layers: modules that compute one after another, each of which takes its turn in memory; None: the entries of the
             `nn.ModuleList` with the most bytes.
-        options: of the optimizer, as `lr=1e-5`. step_in_backward=True unless given: gradients then last for one layer;
-            with False they are all kept in memory, for accumulation and clipping.
+        options: options of the optimizer, such as `lr=1e-5`. step_in_backward defaults to True: gradients then last for one
+            layer. With False, all are kept in memory, for accumulation and clipping.
 
     Returns the model and its optimizer. `unstream(model)` takes the weights back into memory. Do not replace `param.data` in
-    between. Raises ValueError for a budget that is too small, naming the bytes that would do, for a model without layers, or for
-    `memory.device` in a process without an accelerator or in one of several; OSError if the disk has no room; MemoryError.
-    Nothing has changed then. While training, OSError names the layer that could not be read or written; resume from a checkpoint
-    then.
+    between. Raises ValueError for a budget that is too small, naming the bytes that would do, for a model without layers, or
+    for `memory.device` without an accelerator or in one of several processes; OSError if the disk has no room; MemoryError.
+    Nothing has changed then. During training, OSError names the layer that could not be read or written; resume from a
+    checkpoint then.
     """
     where, given = "stream", Memory.of(memory)
     if given is None or (given.host is None and given.device is None):
@@ -82,7 +82,7 @@ def stream(
     make: Callable[..., Optimizer] = optimizer
     check_separate(model)
     chosen = layers_of(model, layers)
-    make([nn.Parameter(torch.zeros(1))], **options)  # refuses options before anything moves
+    make([nn.Parameter(torch.zeros(1))], **options)  # raises for bad options before anything moves
     if given.device is not None:
         return model, _to_device(model, make, given, chosen, options, _state_bytes(model, optimizer, options))
     assert given.host is not None
@@ -117,7 +117,7 @@ def stream(
 def _to_device(
     model: nn.Module, make: Callable[..., Optimizer], given: Memory, layers: Sequence[nn.Module], options: Mapping[str, Any], state: int
 ) -> Optimizer:
-    """The optimizer of a model that trains on the accelerator. state: its bytes."""
+    """Makes the optimizer of a model that trains on the accelerator. state: bytes of its state."""
     where, size, device = "stream: memory", _core.format_bytes, accelerator()
     if given.device is None or given.device == "auto":
         raise ValueError(f"{where}: device: got 'auto', wanted bytes, or a share: nobody knows yet what activations will take")
@@ -161,7 +161,7 @@ def _to_device(
 def _resident(
     model: nn.Module, make: Callable[..., Optimizer], memory: Memory, options: Mapping[str, Any], device: str | torch.device = "cpu"
 ) -> Optimizer:
-    """The optimizer of a model that has moved to the device, where all of it fits."""
+    """Moves the model to the device, where all of it fits, and makes its optimizer."""
     placed = place_on_cpu(model, lambda param: torch.zeros_like(param, device=device))
     try:
         made = make(model.to(device).parameters(), memory=memory, **options)
@@ -174,7 +174,7 @@ def _resident(
 
 
 def _tell(model: nn.Module, count: int) -> None:
-    if logger.isEnabledFor(logging.INFO):  # the report waits for the disk
+    if logger.isEnabledFor(logging.INFO):  # only then, because the report waits for the disk
         report = streaming_report(model)
         logger.info(
             "%s streams %d layers, %s of weights, at most %s at once: a step reads %s and writes %s", type(model).__name__, count,
@@ -184,14 +184,14 @@ def _tell(model: nn.Module, count: int) -> None:
 
 def _can_move(param: nn.Parameter) -> bool:
     """True for plain parameters, and for frozen ones of a class that adds to a tensor, such as bitsandbytes' Params4bit: their
-    bytes move, and whatever else they refer to stays."""
+    bytes move, and all that they refer to stays."""
     return type(param) is nn.Parameter or not (param.requires_grad or param.is_meta or is_traceable_wrapper_subclass(param))
 
 
 def unstream(model: nn.Module) -> None:
-    """Takes the weights of a model that streams into host memory, removes its hooks, and ends the process group if `stream` began
-    it. Its optimizer goes on, on the CPU. A model that moved to a device whole stays there. Raises ValueError for a model that
-    `stream` has not had, MemoryError, and OSError if weights cannot be read; the model streams on then."""
+    """Takes the weights of a streaming model into host memory, removes its hooks, and ends the process group if `stream` began
+    it. The optimizer goes on, on the CPU. A model that moved to a device whole stays there. Raises ValueError for a model that
+    was not passed to `stream`, MemoryError, and OSError if weights cannot be read; the model then still streams."""
     if model in _RESIDENT:
         _RESIDENT.remove(model)
         return
@@ -200,8 +200,8 @@ def unstream(model: nn.Module) -> None:
 
 
 def streaming_report(model: nn.Module) -> StreamingReport:
-    """The bytes that a model's weights take and move; zeros where all fits. Waits for the disk. Raises ValueError for a model that
-    `stream` has not had, OSError if the disk has refused weights."""
+    """The bytes that a model's weights take and move; zeros if everything fits. Waits for the disk. Raises ValueError for a
+    model that was not passed to `stream`, and OSError if the disk has failed."""
     if model in _RESIDENT:
         return StreamingReport(
             weight_bytes=0, memory_bytes=0, read_bytes=0, written_bytes=0, planned_read_bytes=0, planned_written_bytes=0
@@ -216,7 +216,7 @@ def _streamed(model: nn.Module, where: str) -> StreamedWeights | DeviceWeights:
 
 
 def _gradient_bytes(units: Sequence[Unit], in_backward: bool | int | str) -> int:
-    """The bytes of gradients that are there at once, at most."""
+    """The most bytes of gradients that exist at once."""
     each = [unit.gradient_bytes for unit in units]
     if in_backward is False:
         return sum(each)

@@ -1,8 +1,8 @@
-"""Weights in a file that is their memory: layers are read before they compute, and written once they have stepped.
+"""Weights in a file that is their memory: layers are read before they compute and written once they have stepped.
 
-A parameter's address never changes and always holds its current values: what is not in memory is read where it is touched. So
-no order of layers, hook or checkpoint can be wrong; hooks only choose when the disk works. One thread reads and writes, in the
-order in which layers ask.
+A parameter's address never changes and always holds its current values, because pages outside memory are read when touched. So
+no order of layers, hook or checkpoint can give wrong values; hooks only choose when the disk works. One thread reads and
+writes, in the order in which layers ask.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from lowtide._core import MappedFile
 from lowtide.checks.values import expect
 from lowtide.planning.schedule import Schedule
 
-_PAGE, _LINE = 4096, 64  # bytes: of the system's memory, and of a processor's cache
+_PAGE, _LINE = 4096, 64  # bytes of a page of memory, and of a line of a processor's cache
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-_SMALL = 1 << 20  # bytes: modules outside of layers with less stay in memory
+_SMALL = 1 << 20  # smaller modules outside layers stay in memory (bytes)
 
 
 class StreamingReport(TypedDict):
-    """Bytes of a model that streams, from a disk or, with `device=` in the budget, from host memory to a device."""
+    """Bytes of a streaming model: from disk or, with `device=` in the budget, from host memory to a device."""
 
-    weight_bytes: int  # that take turns in memory, or on the device
-    memory_bytes: int  # that it holds at once, at most; on a device with their gradients
-    read_bytes: int  # from the file, since `stream`; -1 with a device: torch moves them
+    weight_bytes: int  # weights that take turns in memory or on the device
+    memory_bytes: int  # the most that is there at once; on a device, with gradients
+    read_bytes: int  # from the file, since `stream`; -1 with a device, where torch moves them
     written_bytes: int
-    planned_read_bytes: int  # by a step of one forward and one backward pass: from the file, or to the device
+    planned_read_bytes: int  # by one forward and one backward pass: from the file, or to the device
     planned_written_bytes: int  # into the file, or gradients to the host
 
 
 class Unit(NamedTuple):
-    """The weights of a module, which move together. Does not keep the module."""
+    """The weights of a module, which move together. Does not keep the module alive."""
 
     name: str
-    params: list[nn.Parameter]  # frozen ones first, which are never written again
-    looked_up: bool = False  # forward reads a few rows
+    params: list[nn.Parameter]  # frozen ones, which are never written again, come first
+    looked_up: bool = False  # whether forward reads only a few rows
 
     @property
     def bytes(self) -> int:
@@ -58,7 +58,7 @@ class Unit(NamedTuple):
         return sum(param.nbytes for param in self.params if param.requires_grad)
 
     def first_trained(self) -> int:
-        """The offset in the unit behind which its trained parameters are; its size if there are none."""
+        """The offset at which trained parameters begin in the unit; its size if there are none."""
         offset = 0
         for param in self.params:
             if param.requires_grad:
@@ -72,8 +72,8 @@ def _up(size: int, to: int) -> int:
 
 
 def layers_of(model: nn.Module, given: Iterable[nn.Module] | None) -> list[nn.Module]:
-    """The given layers, or the entries of the module list with the most bytes of weights. Raises ValueError if there are none, or
-    if they are not separate modules of `model` that are called."""
+    """The given layers, or the entries of the module list with the most bytes of weights. Raises ValueError if there are none,
+    or if they are not separate modules of `model` that are called."""
     if given is None:
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         expect(bool(lists), "model", f"a {type(model).__name__} without an nn.ModuleList", "layers=, a list of its modules")
@@ -91,7 +91,7 @@ def layers_of(model: nn.Module, given: Iterable[nn.Module] | None) -> list[nn.Mo
 
 
 def _called(module: nn.Module) -> Iterator[nn.Module]:
-    """The entries of a list, or of lists in it: containers are never called."""
+    """The entries of a list, and of lists in it, because containers are never called."""
     if isinstance(module, _CONTAINERS):
         for entry in module.children():
             yield from _called(entry)
@@ -100,8 +100,8 @@ def _called(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def units_of(model: nn.Module, layers: Sequence[nn.Module]) -> list[Unit]:
-    """The units in the order of `model.modules()`: layers, and large modules outside of them. And, without a module, the other
-    parameters, which stay in memory: small, or shared between units."""
+    """The units in the order of `model.modules()`: layers, and large modules outside them. A last unit, without a module, has
+    the other parameters, which stay in memory because they are small or shared between units."""
     inside = {id(module): layer for layer in layers for module in layer.modules()}
     users: dict[int, set[int]] = {}
     for module in model.modules():
@@ -122,7 +122,7 @@ def units_of(model: nn.Module, layers: Sequence[nn.Module]) -> list[Unit]:
 
 
 def check_separate(model: nn.Module) -> None:
-    """Raises ValueError for parameters that share memory without being the same, and for buffers without memory."""
+    """Raises ValueError for distinct parameters that share memory, and for buffers without memory."""
     ranges = [(param.data_ptr(), param.nbytes, name) for name, param in model.named_parameters() if not param.is_meta and param.nbytes]
     end, last = 0, ""
     for start, size, name in sorted(ranges):
@@ -140,9 +140,9 @@ class StreamedWeights:
     units: list[Unit]
     schedule: Schedule
     offsets: list[int] = field(default_factory=list)
-    changed: dict[int, int] = field(default_factory=dict)  # the offsets in units behind which they are not written yet
-    addresses: list[list[int]] = field(default_factory=list)  # of each unit's parameters
-    flush: Callable[[], None] | None = None  # has the optimizer step the gradients that wait
+    changed: dict[int, int] = field(default_factory=dict)  # offsets in units from which on nothing is written yet
+    addresses: list[list[int]] = field(default_factory=list)  # addresses of each unit's parameters
+    flush: Callable[[], None] | None = None  # makes the optimizer step waiting gradients
     _asked: dict[int, Future[None]] = field(default_factory=dict)
     _failure: OSError | None = None
     _handles: list[Any] = field(default_factory=list)
@@ -154,8 +154,8 @@ class StreamedWeights:
 
     @staticmethod
     def move(model: nn.Module, layers: Sequence[nn.Module], file: MappedFile, limit: int) -> tuple[StreamedWeights, list[Placed]]:
-        """Moves the parameters of `model` into a file with room for all units. Those on meta get memory without values (zeros), and
-        are listed."""
+        """Moves the parameters of `model` into a file with room for all units. Parameters on meta get memory without values
+        (zeros), and are listed in the result."""
         placed = place_on_cpu(model, lambda param: torch.zeros((), dtype=param.dtype).expand(param.shape))
         empty = {id(each.now) for each in placed}
         *units, kept = units_of(model, layers)
@@ -192,9 +192,9 @@ class StreamedWeights:
             self._handles.append(optimizer.register_step_post_hook(partial(_stepped, me)))
 
     def turn(self, number: int) -> None:
-        """Unit `number` is about to compute: it is in memory when this returns, and the next one on its way. Raises OSError,
-        naming the unit, if the disk refuses to read or write; the model cannot be used then. ValueError for weights that are no
-        longer those in the file. In a forked child, which has no such thread, pages are read when they are touched."""
+        """Call this when unit `number` is about to compute. When it returns, the unit is in memory, and the next one on its
+        way. Raises OSError, naming the unit, if the disk cannot read or write; the model is unusable then. Raises ValueError
+        for weights that have left the file. In a forked child, which lacks the thread, pages are read when touched."""
         if os.getpid() != self._process:
             return
         backward = torch._C._current_graph_task_id() != -1
@@ -225,7 +225,7 @@ class StreamedWeights:
             )
 
     def after_step(self) -> None:
-        """A step after backward has touched all trained weights, and brought them into memory."""
+        """Call this after a step behind backward, which touched all trained weights and so brought them into memory."""
         with self._lock:
             for number in range(len(self.units)):
                 if self._note_changed(number):
@@ -233,13 +233,13 @@ class StreamedWeights:
             self._let_go_to_limit()
 
     def wait(self) -> None:
-        """Waits for the disk; raises like `turn`."""
+        """Waits for the disk. Raises like `turn`."""
         self._worker.submit(int).result()
         if self._failure:
             raise OSError(*self._failure.args)
 
     def report(self) -> StreamingReport:
-        """Waits for the disk; raises like `turn`."""
+        """Waits for the disk. Raises like `turn`."""
         self.wait()
         schedule = self.schedule
         read, written = schedule.step_bytes([unit.bytes - unit.first_trained() for unit in self.units])
@@ -249,8 +249,8 @@ class StreamedWeights:
         )  # fmt: skip
 
     def move_back(self, but: Sequence[Placed] = ()) -> None:
-        """Moves weights out of the file, but for those that came from meta, which go back, and removes the hooks. Nothing changes
-        if it raises."""
+        """Removes the hooks and moves weights out of the file; those that came from meta go back there. If it raises, nothing
+        has changed."""
         self.wait()
         gone = {id(each.now) for each in but}
         copies = []
@@ -308,7 +308,7 @@ def _before(of: weakref.ref[StreamedWeights], number: int, module: nn.Module, ar
 
 
 def _after(of: weakref.ref[StreamedWeights], number: int, module: nn.Module, args: Any, output: Any) -> None:
-    """Has the unit read before backward comes to it."""
+    """Makes sure that the unit is read before backward reaches it."""
     del module, args
     for value in pytree.tree_leaves(output):
         if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -321,7 +321,7 @@ def _stepped(of: weakref.ref[StreamedWeights], *of_hook: Any) -> None:
 
 
 def _is_dense(param: torch.Tensor) -> bool:
-    """True if its elements fill a range of memory."""
+    """True if the elements fill a range of memory."""
     order = sorted(zip(param.stride(), param.shape, strict=True))
     expected = 1
     for stride, size in order:
@@ -338,7 +338,7 @@ def _backward(of: weakref.ref[StreamedWeights], number: int, gradient: torch.Ten
 
 
 class Placed(NamedTuple):
-    """A parameter in the place of one on meta."""
+    """A parameter in place of one on meta."""
 
     module: nn.Module
     name: str

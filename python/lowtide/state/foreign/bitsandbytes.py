@@ -34,7 +34,7 @@ from lowtide.state.entries import (
 from lowtide.state.format import OWN_KEYS
 
 NESTED = "__bnb_optimizer_quant_state__"
-# By rule: the states in state1 and in state2.
+# The states in state1 and in state2, by rule.
 MOMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "adam": (("exp_avg",), ("exp_avg_sq",)),
     "adamw": (("exp_avg",), ("exp_avg_sq",)),
@@ -46,7 +46,7 @@ MOMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rmsprop": (("square_avg",),),
     "adagrad": (("sum",),),
 }
-# By rule: the options that its "betas" contain, in order. In all other rules "betas" are betas.
+# The options in "betas", in order, by rule. For all other rules they are betas.
 _BETAS = {"sgd": ("momentum", "dampening"), "lars": ("momentum", "dampening"), "rmsprop": ("alpha", "momentum")}
 _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
 _SCHEDULES = ("alpha", "t_alpha", "t_beta3")
@@ -75,7 +75,7 @@ def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: st
         decay, wanted_decay = group["weight_decay"], "0: bitsandbytes' Adam decouples its decay, like lowtide.AdamW"
         expect(decay == 0, f"{where}['weight_decay']", decay, wanted_decay)
     named = ["lr", "weight_decay"]
-    if "eps" in mine and rule != "lars":  # LARS's eps belongs to norms here
+    if "eps" in mine and rule != "lars":  # here, LARS's eps belongs to norms
         named.append("eps")
         eps = group["eps"]
         expect(number("eps", eps) > 0, f"{where}['eps']", eps, f"more than 0, as {rule!r} has: Lion and SGD have none")
@@ -115,7 +115,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
 def _read_state(
     flat: dict[str, Any], k: int, shape: torch.Size, parts: int, where: str
 ) -> list[Quantized] | list[torch.Tensor]:
-    """The `parts` moments in state1 or state2, of `shape`."""
+    """The `parts` moments of this shape in state1 or state2."""
     state, book, absmax = (flat.get(f"{part}{k}") for part in ("state", "qmap", "absmax"))
     text = f"{where}, state{k}"
     check_tensor(state, text)
@@ -141,8 +141,8 @@ def _read_state(
         return [Quantized(state, absmax.reshape(-1), book, block)]
     fast, slow = absmax.reshape(-1), absmax.reshape(2, -1)[1]
     count = len(slow)
-    # Its CUDA kernels store the scale of block b of the slow average at index (numel + 256 b) / 256: with a short last block
-    # one index early, where the two averages share one, so the last index is never written.
+    # bitsandbytes' CUDA kernels store the scale of block b of the slow average at index (numel + 256 b) / 256. With a short
+    # last block that is one index early, where the two averages share one, and the last index is never written.
     last = state[1].reshape(-1)[(count - 1) * block :]
     if (shape.numel() % block) and count and float(slow[-1]) == 0 and bool(last.any()):
         slow = fast[count - 1 : -1]
@@ -192,9 +192,9 @@ def _write_entry(engine: Engine, number: int) -> dict[str, torch.Tensor]:
 
 
 def part_of(engine: Engine, number: int, live: Mapping[str, torch.Tensor], k: int) -> dict[str, torch.Tensor]:
-    """state1 or state2 of a parameter, and for codes its qmap and absmax, from `live`, all of its Lowtide tensors or copies of
-    them: views if the memory layout is the same. dynamic8 codes stay codes, and are encoded again if rows end within blocks
-    that run flat over the tensor; everything else becomes float32."""
+    """state1 or state2 of a parameter and, for codes, its qmap and absmax: views of `live` if the memory layout is the same.
+    live: all of the parameter's Lowtide tensors, or copies of them. dynamic8 codes stay codes, and are encoded again if rows
+    end within blocks that run flat over the tensor; all else becomes float32."""
     signed = engine.signed(number)
     names = MOMENTS[engine.family.rule][k - 1]
     coded = engine.core_of(number).state_codec(number) == "dynamic8"

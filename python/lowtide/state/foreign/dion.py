@@ -17,11 +17,11 @@ from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_keys, entry_o
 
 _OPTIONS = ("algorithm", "step", "lr", "mu", "beta1", "beta2", "weight_decay", "epsilon", "nesterov", "adjust_lr")
 _ADJUSTMENTS = {"spectral_norm": "spectral_unclamped", "rms_norm": "match_rms_adamw"}
-_NAMES = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_avg_sq": "variance"}  # of states, there
+_NAMES = {"momentum_buffer": "momentum", "exp_avg": "momentum", "exp_avg_sq": "variance"}  # dion's names of states
 
 
 def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
-    del state  # shares "momentum" with others
+    del state  # others have "momentum", too
     return any({"algorithm", "mu"} <= set(group) for group in groups)
 
 
@@ -43,7 +43,7 @@ def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: st
 
 def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     step = read_step(spec.group, f"{where}, step of its group")
-    if not entry or step == 0:  # there is state from the start
+    if not entry or step == 0:  # dion has state from the start
         return NOTHING
     names = {name: _NAMES[name] for name in spec.signed if name in _NAMES}
     check_keys(entry, [*names.values()], where)

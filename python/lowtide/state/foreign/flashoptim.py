@@ -24,7 +24,7 @@ from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_codes, check_
 _GROUP = 32
 _CODES, _SCALES, _ERRORS = "::quantized", "::scales", "error_bits"
 _RULES = ("adam", "adamw", "lion", "sgd")  # rules whose states have the same names as in Lowtide
-_OWN = ("master_bytewidth", "quantize")  # options without meaning here
+_OWN = ("master_bytewidth", "quantize")  # options that mean nothing here
 _MANTISSA_BITS = {torch.bfloat16: 7, torch.float16: 10}
 
 
@@ -57,7 +57,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
         )
     if not moments:
         return NOTHING
-    # Only Adam counts steps; the others only need to know that there was one.
+    # Only Adam counts steps. For the others, it is enough to know that there was one.
     step = read_step(entry, where) if "exp_avg_sq" in names else 1
     return entry_of(spec, step, moments)
 
@@ -67,7 +67,7 @@ def _has(entry: dict[str, Any], name: str) -> bool:
 
 
 def _moment(entry: dict[str, Any], name: str, shape: torch.Size, signed: bool, where: str) -> torch.Tensor:
-    """The values in float32."""
+    """Decodes a moment to float32."""
     if name in entry:
         both = name + _CODES in entry or name + _SCALES in entry
         expect(not both, where, f"{name!r} and its codes", "one of them")
@@ -97,9 +97,8 @@ def _check_errors(errors: Any, shape: torch.Size, where: str) -> None:
 
 def master_weight(param: torch.Tensor, errors: Any, master_bytes: int, where: str) -> torch.Tensor:
     """The float32 value of a bfloat16 or float16 parameter: param + errors / most · 2^(exponent - mantissa bits - 1).
-
-    master_bytes: 3 for int8 errors, 4 for int16; in a state_dict they have the parameter's type, as torch requires: int8 as
-    its values and int16 as its bits.
+    master_bytes: 3 for int8 errors, 4 for int16. In a state_dict errors have the parameter's type, as torch requires: int8 as
+    values, int16 as bits.
     """
     expect(param.dtype in _MANTISSA_BITS, where, param.dtype, "a bfloat16 or float16 parameter")
     expect(master_bytes in (3, 4), f"{where}, master_bytewidth", master_bytes, "3 or 4")
@@ -110,7 +109,7 @@ def master_weight(param: torch.Tensor, errors: Any, master_bytes: int, where: st
     expect(errors.dtype == kind, where, errors.dtype, kind)
     narrow = param.detach().float()
     least = -126 if param.dtype == torch.bfloat16 else -14
-    # frexp's mantissa is in [0.5, 1), so its exponent is one more than the first bit's.
+    # frexp's mantissa is in [0.5, 1), so its exponent is one more than that of the first bit.
     exponent = torch.where(narrow == 0, least, (torch.frexp(narrow).exponent - 1).clamp(min=least))
     half_place = torch.ldexp(torch.ones_like(narrow), exponent - _MANTISSA_BITS[param.dtype] - 1)
     weight: torch.Tensor = narrow + errors.float() / most * half_place

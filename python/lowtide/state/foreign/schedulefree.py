@@ -5,7 +5,7 @@
                        "k": steps, "weight_sum", "lr_max", "scheduled_lr", "foreach", "params"}]}
 
 The state here is z - y, so reading needs the model's weights that were saved with the dict. They are y while train_mode is
-True, else x, with z - y = β1 (z - x).
+True, and x otherwise, with z - y = β1 (z - x).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_keys
 
 _RULE = "schedulefree"
 _OPTIONS = ("lr", "betas", "eps", "weight_decay", "warmup_steps", "r", "weight_lr_power", "train_mode")
-_NUMBERS = ("weight_sum", "lr_max")  # per group there, per parameter here
+_NUMBERS = ("weight_sum", "lr_max")  # per group in the dict, per parameter here
 _OWN = ("k", *_NUMBERS, "scheduled_lr", "foreach")  # group keys that are not options here
 
 
 def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
-    del state  # may be empty, or share only "exp_avg_sq" with others
+    del state  # may be empty, or have only "exp_avg_sq", as others do
     return any({"k", *_NUMBERS} <= set(group) for group in groups)
 
 
@@ -57,8 +57,8 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     for name in _NUMBERS:
         numbers |= checked({name: number(name, group[name])}, (name,), f"{where}, {name} of its group")
     share = 1.0 if group["train_mode"] else hyper_values(("beta1", "beta2"), group)[0]
-    weights = spec.param.detach().to("cpu", torch.float32)  # a device may have no room for all of them at once
+    weights = spec.param.detach().to("cpu", torch.float32)  # a device may lack room for all weights at once
     z_minus_y = share * (entry["z"].detach().to("cpu", torch.float32) - weights)
     moments = {"z_minus_y": z_minus_y, "exp_avg_sq": entry["exp_avg_sq"]}
-    # "switches" separates the random bits of switches between two steps; if these weights are x, one has been made.
+    # "switches" separates the random bits of switches between two steps. Weights x mean that there was one switch.
     return Entry(step, moments, True, {**numbers, "switches": float(not group["train_mode"])})

@@ -34,7 +34,7 @@ _FLOAT8 = torch.float8_e4m3fn
 
 
 def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
-    del groups  # almost the same as torch.optim.Adam's
+    del groups  # almost like torch.optim.Adam's
     return any(_parts(value) is not None for entry in state.values() for value in entry.values())
 
 
@@ -61,7 +61,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """codes, scale and qmap of one of the subclasses or a dict in its place; None for anything else."""
+    """codes, scale and qmap of a subclass, or of a dict in its place. None for anything else."""
     if isinstance(value, Mapping):
         return dict(value) if {"codes", "scale"} <= set(value) else None
     if type(value).__name__ not in _SUBCLASSES:
