@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Unpacks what a cross build for ARM64 needs besides Debian's compiler into build/arm-packages, for `make arm`: headers and
-libraries for ARM64 (root), and Highway's source, which becomes part of the library. Nothing is installed into the system."""
+"""Unpacks into build/arm-packages what `make arm`, a cross build for ARM64, needs besides Debian's compiler: headers and
+libraries for ARM64 (root), and the source of Highway, which becomes part of the library. Installs nothing into the system."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks what the documents and comments say against the tree. Prints each offence as file:line and exits 1.
+"""Checks documents and comments against the tree. Prints each offence as file:line and exits 1.
 
-* A link in a page names a file or folder that exists, and a heading that the page has.
-* A path in code marks (`src/optim`, `tools/check_docs.py`) names a file or folder that exists.
-* A page of docs/ is in the index docs/README.md.
+* A link in a page names an existing file or folder, and a heading that the page has.
+* A path in code marks (`src/optim`, `tools/check_docs.py`) names an existing file or folder.
+* The index docs/README.md lists every page of docs/.
 * No comment or docstring opens with "Of" or "What": such a sentence has lost its subject.
-* Pages of docs/ and README.md have none of the phrases of PHRASES, which are not English, and docs/ has no more words than LIMIT.
+* Pages of docs/ and README.md have none of the un-English PHRASES, and docs/ has at most LIMIT words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SKIPPED = {"build", ".venv", "__pycache__"}
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\s]+)`")
-PHRASES = {  # what it matches: what to write
+PHRASES = {  # pattern: what to write instead
     r"\bof \d+ bits\b": "8-bit",
     r"\bof then\b": "at that time",
     r"\bas ever\b": "as before",
@@ -44,7 +44,7 @@ def files(suffixes: set[str]) -> Iterator[Path]:
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of a page outside of blocks of code, with their numbers."""
+    """The lines of a page outside code blocks, with their numbers."""
     inside = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -76,7 +76,7 @@ def bad_link(page: Path, link: str) -> str | None:
 
 
 def expanded(name: str) -> list[str]:
-    """a_{x,y}.h: both names."""
+    """Expands a_{x,y}.h to both names."""
     match = re.search(r"\{([^{}]*)\}", name)
     if not match:
         return [name]
@@ -84,7 +84,7 @@ def expanded(name: str) -> list[str]:
 
 
 def bad_path(word: str) -> str | None:
-    """Whether a word in code marks claims to be a path of the tree and is none."""
+    """The error if a word in code marks looks like a path of the tree but is none."""
     if not re.fullmatch(rf"(?:{'|'.join(FOLDERS)})/[\w./{{}},*+-]+", word) or "build/" in word:
         return None
     for name in expanded(word.rstrip("/.,")):
@@ -94,7 +94,7 @@ def bad_path(word: str) -> str | None:
 
 
 def offences_of_page(page: Path) -> Iterator[tuple[int, str, str]]:
-    history = page.name == "CHANGELOG.md"  # may name what is gone
+    history = page.name == "CHANGELOG.md"  # may name files that are gone
     read_by_users = page.is_relative_to(ROOT / "docs") or page == ROOT / "README.md"
     for number, line in prose(page.read_text(encoding="utf-8")):
         for phrase, better in PHRASES.items() if read_by_users else ():

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Holds the tree to the sizes in tools/size_limits.json, which only fall: a change that has to raise one says why there.
+"""Holds the tree to the limits in tools/size_limits.json. They only fall; a change that must raise one says why there.
 
-    check_size.py            prints each size beside its limit; exits 1 if one is above it
-    check_size.py --write    lowers limits to the sizes of now and half a percent; raises none
+    check_size.py            prints each size and its limit; exits 1 if a size exceeds its limit
+    check_size.py --write    lowers limits to half a percent above the current sizes; raises none
 
-Sizes: lines of what git tracks or would (product: include, src, python and packages), product files under 40 lines, types,
-public names, and bytes. In tools, bench, examples and tests no Python file may reach itself through its imports.
+Sizes: lines of files that git tracks or would track (product: include, src, python and packages), product files under 40 lines,
+types, public names, and bytes. In tools, bench, examples and tests, no Python file may import itself through others.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def sizes() -> dict[str, int]:
 
 
 def _imports(path: Path, known: dict[str, str]) -> Iterator[str]:
-    """Files of the same folder tree that a Python file imports, also relatively."""
+    """Files of the same folder tree that a Python file imports, also by relative imports."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
@@ -81,7 +81,7 @@ def circles_around() -> Iterator[str]:
         known = {}
         for path in files:
             parts = path.relative_to(ROOT).with_suffix("").parts
-            for start in range(len(parts)):  # by whichever folder is on the path
+            for start in range(len(parts)):  # whichever folder is on the path
                 known.setdefault(".".join(parts[start:]), str(path.relative_to(ROOT)))
         name = {path: str(path.relative_to(ROOT)) for path in files}
         yield from circles({name[path]: [other for other in _imports(path, known) if other != name[path]] for path in files})

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Checks that the source tree keeps its order: C++ by #include, Python by import. Prints each offence as file:line and
-exits 1.
+"""Checks the order of the source tree: C++ by #include, Python by import. Prints each offence as file:line and exits 1.
 
-C++: portable -> nothing; core -> nothing; backend -> both; then memory, optim, sign, capi and python, each on those before
-it. Public headers (include/lowtide) include only each other, and all but portable may include them. Python: a room
-(a folder of python/lowtide) imports only the rooms before it in ROOMS, for types, too, and no file uses a name with an
-underscore that a class of another file has. Files that ask Linux alone, not POSIX, are listed. In both languages no file reaches
-itself through what it includes or imports.
+C++: portable includes nothing, core nothing, backend both; then memory, optim, sign, capi and python, each only the modules
+before it. Public headers (include/lowtide) include only each other, and all modules but portable may include them. Python: a
+room (a folder of python/lowtide) imports only rooms before it in ROOMS, even for types, and no file uses a name with an
+underscore that belongs to a class in another file. Files that use Linux beyond POSIX are listed. In both languages, no file
+includes or imports itself through others.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Module -> modules that it may include, besides itself. A new folder of src/ gets its line here.
+# Module -> modules that it may include besides itself. A new folder of src/ needs a line here.
 ALLOWED: dict[str, set[str]] = {
     "portable": set(),
     "core": {"include"},
@@ -33,10 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     "python": {"include", "portable", "core", "backend", "memory", "optim", "sign"},
     "include": set(),
 }
-# Device compilers without a standard library read the portable kernels, too: portable/ takes no system header.
+# Device compilers without a standard library read the portable kernels, too, so portable/ includes no system header.
 NO_SYSTEM_HEADERS = {"portable"}
-# Linux's own headers, calls and folders, and the only files that may name them, where the code of other systems stands
-# beside Linux's or will: files and memory, cores, I/O engines. Plug-ins of devices, whose drivers are Linux's, may as well.
+# Linux's own headers, calls and folders, and the only files that may name them, beside code for other systems: files and
+# memory, cores, I/O engines. Plug-ins of devices whose drivers are Linux's may do so, too.
 LINUX = re.compile(
     r"#\s*include\s*<(?:linux/\S+|sched\.h|liburing\.h|malloc\.h|features\.h|sys/(?:syscall|sysinfo|epoll|eventfd|prctl)\.h)>"
     r'|"/(?:proc|sys)/|\b(?:sched_\w+|cpu_set_t|CPU_(?:SET|CLR|ZERO|COUNT|ISSET|SETSIZE)|pthread_\w+_np|gettid|syscall|prctl'
@@ -47,7 +46,7 @@ ASK_LINUX = {
     "src/core/buffer.cpp", "src/core/cores.cpp", "src/core/env.cpp", "src/memory/io_uring_engine.cpp", "src/memory/scratch_file.cpp",
 }  # fmt: skip
 ASK_LINUX_FOLDERS = ("src/backend/cuda/", "src/backend/sycl/")
-# Rooms of python/lowtide, lowest first; "" is what lies beside the folders but for sign.py. A new folder gets its place here.
+# Rooms of python/lowtide, lowest first. "" means the files beside the folders, except sign.py. A new folder needs a place here.
 ROOMS = (
     "_core", "checks", "report", "devices", "sign", "memory", "options", "engine", "state", "optimizers", "planning", "streaming", "distributed",
     "compat", "cli", "",
@@ -68,10 +67,10 @@ class Cpp:
             for path in sorted((root / top).rglob("*"))
             if path.suffix in SUFFIXES
         ]
-        self.includes: dict[str, list[str]] = {}  # files of ours, by name
+        self.includes: dict[str, list[str]] = {}  # our files, by name
 
     def offences(self) -> Iterator[str]:
-        """Also fills `includes`."""
+        """All offences. Also fills `includes`."""
         for path in self.files:
             module = self._module_of(path)
             if module not in ALLOWED:
@@ -107,14 +106,14 @@ class Cpp:
                 yield f'{self._name(path)}:{number}: "{name}": {problem}'
 
     def _module_of(self, path: Path) -> str | None:
-        """The module that a file belongs to; None for what is outside of our sources."""
+        """The module that a file belongs to; None outside our sources."""
         parts = path.relative_to(self._root).parts
         if parts[0] == "src" and len(parts) > 2:
             return parts[1]
         return parts[0] if parts[0] in ("include", "python") else None
 
     def _resolve(self, name: str, includer: Path) -> Path | None:
-        """The file of ours that `#include "name"` means."""
+        """Our file that `#include "name"` means."""
         for folder in (includer.parent, self._root / "src", self._root / "include"):
             candidate = (folder / name).resolve()
             if candidate.is_file() and candidate.is_relative_to(self._root):
@@ -153,7 +152,7 @@ class Python:
         yield from circles(imports)
 
     def _imports_of(self, tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
-        """The modules of ours that each import names; `from package import name` is one of `package.name` if there is."""
+        """Our modules that each import names. `from package import name` means `package.name` if that is a module."""
         for node in ast.walk(tree):
             names: list[str] = []
             if isinstance(node, ast.Import):
@@ -183,7 +182,7 @@ def _module_name(path: Path, folder: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """The folder that a module is in; of a file beside the folders its own name, if that is a room."""
+    """The folder of a module; for a file beside the folders, its own name if that is a room."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] not in ("__main__", "interface") else ""
 
@@ -193,14 +192,14 @@ def _is_private(name: str) -> bool:
 
 
 def _is_own(value: ast.expr) -> bool:
-    """self, cls or super()."""
+    """True for self, cls and super()."""
     if isinstance(value, ast.Call):
         value = value.func
     return isinstance(value, ast.Name) and value.id in ("self", "cls", "super")
 
 
 def _private_names(tree: ast.Module) -> Iterator[str]:
-    """Attributes and methods with an underscore that the classes of a module have."""
+    """Attributes and methods of a module's classes that begin with an underscore."""
     for outer in ast.walk(tree):
         if not isinstance(outer, ast.ClassDef):
             continue
@@ -215,11 +214,11 @@ def _private_names(tree: ast.Module) -> Iterator[str]:
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> Iterator[str]:
-    """A line for the first group of files that reach each other; none if there is none."""
+    """A line for the first circle of files, if any."""
     try:
         TopologicalSorter({start: sorted(set(graph[start])) for start in sorted(graph)}).prepare()
     except CycleError as error:
-        way = error.args[1][:0:-1]  # from who includes to who is included
+        way = error.args[1][:0:-1]  # from includer to included
         first = way.index(min(way))
         way = [*way[first:], *way[:first]]
         yield f"{way[0]}: a circle: {' -> '.join([*way, way[0]])}"

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Reads the machine code of the CUDA kernels: registers, local memory, accesses, and what no kernel may do.
+"""Reads the machine code of the CUDA kernels: registers, local memory, accesses, and forbidden instructions.
 
-    cubin_report.py FILE...                       objects of nvcc, or cubins: the kernels of steps
+    cubin_report.py FILE...                       the kernels of steps, in objects of nvcc or cubins
     cubin_report.py --all FILE...                 every kernel
-    cubin_report.py --architectures 80,90 FILE... these only
-    cubin_report.py --dump PART FILE...           also the code of kernels with this in their short name
+    cubin_report.py --architectures 80,90 FILE... only these architectures
+    cubin_report.py --dump PART FILE...           also the code of kernels with PART in their short name
 
-Needs cuobjdump and nvdisasm: on PATH, or pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm. Exits with 1 if a kernel
-does what none may; with 77, and the reason, without the tools or the files.
+Needs cuobjdump and nvdisasm, on PATH or from pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm. Exits with 1 if a kernel
+breaks a rule; with 77 and the reason if the tools or files are missing.
 
-Judged of every kernel: selectors of PRMT, which extend a sign or say why not; fused sums of exact kernels, which are those of
-divisions and roots and of nothing else; memory of threads' own; and the registers and shared memory that let BLOCKS of them
-be resident (sass/offences.py). dynamic8 must sign-extend a half of each element's bits.
+The rules: selectors of PRMT extend a sign or say why not; exact kernels fuse only the sums of divisions and roots; threads use
+no local memory; registers and shared memory let BLOCKS blocks be resident (sass/offences.py); and dynamic8 sign-extends half of
+each element's bits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from sass.cubins import Kernel, cubins_of, demangled, find_tool, read_cubin, skip
 from sass.offences import ELEMENTS_OF_A_LANE, wrong_everywhere
 
-# To nearest, dynamic8 looks up the code of a signed value by its upper half, sign-extended: one product of halves with signs
-# for each element, in the kernels of these rules, whose states are signed or begin with one that is.
+# When rounding to nearest, dynamic8 looks up the code of a signed value by its upper half, sign-extended. Kernels of these
+# rules, whose first state is signed, have one signed product of halves per element for it.
 SIGN_EXTENSION = re.compile(r"IDP\.2A\.LO\.S16\.U8 ")
 HAS_SIGNS = re.compile(r"(adam|adamw|lion|sgd) dynamic8 ")
 
@@ -35,7 +35,7 @@ ACCESS = re.compile(r"^(LDG|STG|LD|ST)\..*\.128")
 
 
 def judge(kernel: Kernel) -> tuple[list[str], str]:
-    """The kernel's row of the table, and what is wrong with it."""
+    """The row of a kernel in the table, and its offences."""
     name = demangled(kernel.name)
     wide = [i for i in kernel.code if ACCESS.match(i.name)]
     wrong = wrong_everywhere(kernel, name)

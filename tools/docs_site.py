@@ -1,9 +1,9 @@
-"""MkDocs' hook for the site of docs/ (mkdocs.yml): the pages that lie elsewhere, and links to them.
+"""MkDocs' hook for the site of docs/ (mkdocs.yml): adds pages from elsewhere in the tree, and links to them.
 
-On GitHub and in an editor the pages of docs/ link to files of the whole tree. Here such a file becomes a page of the
-site: documents of the root (ARCHITECTURE.md) beside those of docs/, sources (include/lowtide/sign.h) as listings under
-source/. A public header's page is the header, with a heading for each type and function. It is also griffe's extension that lists
-the options of optimizers in their signatures.
+On GitHub and in an editor, pages of docs/ link to files anywhere in the tree. Here such a file becomes a page of the site:
+documents of the root (ARCHITECTURE.md) beside those of docs/, sources (include/lowtide/sign.h) as listings under source/. A
+public header becomes a page with a heading for each type and function. As griffe's extension, this file also lists the options
+of optimizers in their signatures.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import griffe
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))  # this file is loaded by its path
+sys.path.insert(0, str(ROOT / "tools"))  # MkDocs loads this file by its path
 import check_docs  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
-OF_THE_SITE = ("README.md",)  # the root's README is the page of a repository; the site's home is docs/README.md
-REFERENCE = "python-api.md"  # with the docstrings
+OF_THE_SITE = ("README.md",)  # the root's README is for the repository; the site's home is docs/README.md
+REFERENCE = "python-api.md"  # the page with docstrings
 HEADERS = "include/lowtide"
 OPTIONS = "python/lowtide/options/options.py"
 TYPE = re.compile(r"^(?:typedef )?(?:enum class|enum|struct|class)(?: LT_API)? (\w+)(?: final)?(?: : [^{;]*)? \{", re.M)
@@ -34,7 +34,7 @@ LANGUAGES = {".h": "cpp", ".def": "cpp", ".inc": "cpp", ".cpp": "cpp", ".cu": "c
 
 
 def page_of(path: str) -> str | None:
-    """The page that shows a file of the tree; None for what the site does not show, such as a folder."""
+    """The page that shows a file of the tree; None for files that the site does not show, and for folders."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     if path in OF_THE_SITE:
@@ -62,12 +62,12 @@ def linked_from(text: str, page: str) -> set[str]:
 
 
 def headers() -> list[Path]:
-    """The headers that have a page: all but export.h, whose one macro is for the compiler."""
+    """The headers that have a page: all except export.h, whose one macro is for the compiler."""
     return [path for path in sorted((ROOT / HEADERS).glob("*.h")) if path.name != "export.h"]
 
 
 def declarations(text: str) -> Iterator[str]:
-    """The parts of a header between empty lines that are in no braces but a namespace's."""
+    """The parts of a header between empty lines that no braces enclose except a namespace's."""
     part: list[str] = []
     depth = 0
     for line in text.splitlines():
@@ -113,7 +113,7 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Points links that leave docs/ to their pages; a link to a folder becomes its text."""
+    """Redirects links that leave docs/ to their pages. A link to a folder becomes plain text."""
     here = page.file.src_uri
     folder = posixpath.dirname(file_of(here))
 
@@ -137,7 +137,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, files: Files, **_: Any) -> str:
-    """Docstrings and comments of headers name pages as docs/rules.md: here these words lead there."""
+    """Links page names such as docs/rules.md in docstrings and in comments of headers."""
     here = page.file.src_uri
     if here != REFERENCE and not here.startswith("headers/"):
         return html
@@ -150,7 +150,7 @@ def on_page_content(html: str, page: Any, files: Files, **_: Any) -> str:
 
 
 def on_env(env: Any, config: Any, files: Files, **_: Any) -> Any:
-    """Adds llms.txt (llmstxt.org): the pages of docs/ with their first sentences, for programs that read."""
+    """Adds llms.txt (llmstxt.org), which lists the pages of docs/ with their first sentences for programs."""
     lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", "", "## Pages", ""]
     for file in sorted(files.documentation_pages(), key=lambda file: file.src_uri):
         page = file.page
@@ -168,7 +168,7 @@ def first_sentence(markdown: str) -> str:
 
 
 def option_defaults() -> dict[str, str]:
-    """The default of each option as code, from the table of options."""
+    """The default of each option, as code, from the table of options."""
     for node in ast.parse((ROOT / OPTIONS).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "OPTIONS" and isinstance(node.value, ast.Dict):
             rows = zip(node.value.keys, node.value.values, strict=True)
@@ -177,8 +177,8 @@ def option_defaults() -> dict[str, str]:
 
 
 class OptionsInSignatures(griffe.Extension):
-    """Replaces `**options: Unpack[Options]` by the options. (griffe's own extension for this knows no defaults, and repeats all
-    options in the text of each class.)"""
+    """Replaces `**options: Unpack[Options]` by the options. (griffe's own extension knows no defaults, and repeats all options
+    in the text of each class.)"""
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         options = next((one for one in func.parameters if str(one.annotation) == "Unpack[Options]"), None)

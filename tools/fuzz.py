@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Fuzzes the parsers, coverage-guided, in pieces, and keeps count in docs/benchmarks/fuzz.json: a run that is stopped
-goes on where it was. Wants the fuzzers built (make fuzz builds them).
+"""Fuzzes the parsers, guided by coverage, in pieces. Keeps count in docs/benchmarks/fuzz.json, so that a stopped run resumes.
+Needs the fuzzers built (make fuzz builds them).
 
-    python3 tools/fuzz.py                      every parser, until it has 10,000,000 executions
-    python3 tools/fuzz.py votes                that one
-    python3 tools/fuzz.py --executions 20e6    until each has as many
+    python3 tools/fuzz.py                      runs every parser until it has 10,000,000 executions
+    python3 tools/fuzz.py votes                runs only that one
+    python3 tools/fuzz.py --executions 20e6    runs until each has this many
     python3 tools/fuzz.py --fresh              counts from 0
-    python3 tools/fuzz.py --report             nothing; prints the kept counts
-    python3 tools/fuzz.py --pack               nothing; the corpora that runs have grown become those of the tree
+    python3 tools/fuzz.py --report             only prints the kept counts
+    python3 tools/fuzz.py --pack               only replaces the tree's corpora by those that runs have grown
 
-The fuzzers in C++ are built with clang's libFuzzer and AddressSanitizer from tests/fuzz; that of foreign state dicts is
-tests/fuzz/foreign.py, under atheris. An input that crashes one is left in build/fuzz/crashes.
+The C++ fuzzers are built with clang's libFuzzer and AddressSanitizer from tests/fuzz. The fuzzer of foreign state dicts is
+tests/fuzz/foreign.py, under atheris. Inputs that crash a parser are saved in build/fuzz/crashes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEPT = ROOT / "docs/benchmarks/fuzz.json"
 CORPORA = ROOT / "tests/fuzz/corpus"  # one file for each parser: inputs in base64, with white space between
 WORK = ROOT / "build/fuzz"
 LONGEST = {"checkpoint_header": 512, "checkpoint_file": 1200, "votes": 400, "foreign": 400}  # bytes of an input
-# No stack for each allocation, and little memory that waits to be used again: several times as many executions.
+# Without stacks of allocations, and with little freed memory held back, there are several times as many executions.
 SANITIZER = "malloc_context_size=0:quarantine_size_mb=1:detect_leaks=0"
 
 
@@ -43,7 +43,7 @@ def command(name: str, programs: Path) -> list[str]:
 
 
 def unpack(name: str) -> Path:
-    """The folder that the fuzzer works on, with the inputs of the tree in it."""
+    """The folder that the fuzzer works on, filled with the inputs of the tree."""
     folder = WORK / "corpus" / name
     folder.mkdir(parents=True, exist_ok=True)
     for line in (CORPORA / f"{name}.txt").read_text(encoding="ascii").split():
@@ -53,7 +53,7 @@ def unpack(name: str) -> Path:
 
 
 def pack(name: str, programs: Path, most: int = 45_000) -> None:
-    """Keeps the inputs that together reach all that the corpus reaches, shortest first, in at most so many bytes."""
+    """Keeps the inputs, shortest first, that together reach all that the corpus reaches, in at most `most` bytes."""
     whole, least = unpack(name), WORK / "least" / name
     least.mkdir(parents=True, exist_ok=True)
     for path in least.iterdir():
@@ -97,10 +97,10 @@ def run_piece(name: str, programs: Path, executions: int) -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parsers", nargs="*", choices=[*LONGEST, []], help="those alone (default: all)")
-    parser.add_argument("--executions", type=float, default=1e7, help="of each parser, kept ones included")
+    parser.add_argument("parsers", nargs="*", choices=[*LONGEST, []], help="only these (default: all)")
+    parser.add_argument("--executions", type=float, default=1e7, help="of each parser, including kept ones")
     parser.add_argument("--piece", type=float, default=1e6, help="executions after which the count is kept")
-    parser.add_argument("--programs", type=Path, default=WORK, help="the folder of the fuzzers in C++")
+    parser.add_argument("--programs", type=Path, default=WORK, help="the folder of the C++ fuzzers")
     parser.add_argument("--fresh", action="store_true", help="count from 0")
     parser.add_argument("--pack", action="store_true", help="fuzz nothing; write the corpora of the tree")
     parser.add_argument("--report", action="store_true", help="fuzz nothing; print the kept counts")

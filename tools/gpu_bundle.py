@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Collects the requirements of tools/gpu_check.py on a machine without a GPU, for one with: a folder, and its tar.
+"""Collects what tools/gpu_check.py needs on a GPU machine, on a machine without a GPU: a folder and its tar.
 
     python3 tools/gpu_bundle.py --target-python python3.12            build/gpu-bundle and build/gpu-bundle.tar
-    python3 tools/gpu_bundle.py --with bitsandbytes,tests             with one of the compared libraries, and pytest
+    python3 tools/gpu_bundle.py --with bitsandbytes,tests             includes a library to compare with, and pytest
 
-The folder holds: source.tar.gz (the last commit), revision, sources (their hash), prebuilt.tar.xz (the module for that
-Python, the plug-in for --architectures, the tests of devices), and wheels as far as --with asks for them. Name with
---with only what the GPU machine lacks; plug-ins to compare with the package's go into its folder variants. Needs the
-packages that tools/bootstrap.sh --system-only installs, nvcc, pip, nanobind in this Python, and a Python of the GPU
-machine's version with its headers (no packages).
+The folder has source.tar.gz (the last commit), revision, sources (their hash), prebuilt.tar.xz (the module for that Python, the
+plug-in for --architectures, the tests of devices), and the wheels that --with names: only what the GPU machine lacks. Put
+plug-ins to compare with the package's into its folder variants. Needs the packages that tools/bootstrap.sh --system-only
+installs, nvcc, pip, nanobind in this Python, and a Python of the GPU machine's version with headers (no packages).
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from pathlib import Path
 from gpu import parts, sources
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_BYTES = 48 << 20  # with this tree beside it, 64 MiB are not exceeded
+MOST_BYTES = 48 << 20  # together with this tree, less than 64 MiB
 
-# Requirements for pip. "tests": all that the package and its tests need, and torch does not bring.
+# Requirements for pip. "tests": everything that the package and its tests need and torch does not bring.
 WHEELS = {
     "tests": ("pytest", "pytest-xdist", "execnet", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",
               "sortedcontainers", "typing_extensions", "numpy"),
@@ -54,7 +53,7 @@ def output(*command: str) -> str:
 
 
 def wheels(target: Path, names: list[str], version: str) -> None:
-    """Downloads wheels one by one, without their dependencies: each is named above, and torch never comes along."""
+    """Downloads wheels without their dependencies: all that are needed are listed above, and torch must not come along."""
     target.mkdir()
     tags = [f"--platform={name}_{platform.machine()}" for name in PLATFORMS]
     for name in names:
@@ -64,7 +63,7 @@ def wheels(target: Path, names: list[str], version: str) -> None:
 
 
 def thinned(folder: Path, cuda: str) -> None:
-    """bitsandbytes' wheel without its libraries of other GPUs and other CUDAs: it has one for each, 43 MiB."""
+    """Removes the libraries for other GPUs and CUDA versions from bitsandbytes' wheel (43 MiB)."""
     for wheel in folder.glob("bitsandbytes-*.whl"):
         whole = wheel.with_suffix(".whole")
         wheel.rename(whole)
@@ -77,7 +76,7 @@ def thinned(folder: Path, cuda: str) -> None:
 
 
 def build(out: Path, python: str, architectures: str, revision: str, digest: str) -> None:
-    """The prebuilt parts. Objects are kept in build/gpu-prebuilt, for the next time."""
+    """Builds the prebuilt parts. Keeps objects in build/gpu-prebuilt for next time."""
     if not shutil.which(python):
         die(f"--target-python: got {python}, wanted a Python of the GPU machine's version, with headers")
     if not importlib.util.find_spec("nanobind"):
@@ -87,7 +86,7 @@ def build(out: Path, python: str, architectures: str, revision: str, digest: str
     tag = output(python, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))").strip()
     for old in folder.glob("_core.*.so"):
         old.unlink()
-    (folder / "CMakeCache.txt").unlink(missing_ok=True)  # which keeps the flags of another preset
+    (folder / "CMakeCache.txt").unlink(missing_ok=True)  # it would keep the flags of another preset
     output(*parts.configure(folder, python, nanobind, architectures))
     plugin = re.search(r"^lowtide_cuda\d+(?=:)", output("cmake", "--build", str(folder), "--target", "help"), re.M)
     if not plugin:
@@ -131,7 +130,7 @@ def main() -> None:
     output("git", "archive", "--format=tar.gz", "--prefix=lowtide/", "-o", str(out.resolve() / "source.tar.gz"), "HEAD")
     build(out, args.target_python, args.architectures, revision, digest)
     if extra:
-        # A name such as python3.12 tells the version; so does the interpreter.
+        # The interpreter knows the version, whatever its name.
         version = output(args.target_python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
         wheels(out / "wheels", [wheel for name in extra for wheel in WHEELS[name]], version)
         thinned(out / "wheels", args.cuda)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Tests and measures the CUDA backend on a machine with a GPU: a queue of short steps, the most valuable first.
+"""Tests and measures the CUDA backend on a machine with a GPU, in short steps, the most valuable first.
 
     python3 tools/gpu_check.py run                     as many steps as 450 seconds hold
-    python3 tools/gpu_check.py run --seconds 280       the next ones: what earlier runs have finished is not run again
-    python3 tools/gpu_check.py merge FOLDER            results of all runs into docs/benchmarks/<gpu>-<date>.{json,md}
+    python3 tools/gpu_check.py run --seconds 280       the next steps; skips those that earlier runs have finished
+    python3 tools/gpu_check.py merge FOLDER            merges all results into docs/benchmarks/<gpu>-<date>.{json,md}
     python3 tools/gpu_check.py plan                    the queue, with estimates
     python3 tools/gpu_check.py run --rehearse          the same path without a GPU, tiny; judges nothing
 
-The package comes from a bundle (tools/gpu_bundle.py), else it is the one that the Python with torch imports. Results are
-written after every row, into $OUT if that is set. A step that fails or hangs is reported and does not stop the next.
-docs/project/gpu-check.md has the rest.
+The package comes from a bundle (tools/gpu_bundle.py), or is the one that the Python with torch imports. Results are written
+after every row, into $OUT if that is set. A step that fails or hangs is reported and does not stop the next. See
+docs/project/gpu-check.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "merge", "plan"))
     parser.add_argument("results", nargs="*", type=Path, help="merge: folders of results")
-    parser.add_argument("--steps", type=lambda text: text.split(","), help="those alone, comma-separated (see plan), known or not")
+    parser.add_argument("--steps", type=lambda text: text.split(","), help="only these, comma-separated (see plan), known or not")
     parser.add_argument("--known", type=Path, action="append", default=[],
                         help="folder of earlier results, besides --out and the bundle's known")  # fmt: skip
     parser.add_argument("--python", default=sys.executable, help="the Python that has torch (default: this one)")
@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prepared(args: argparse.Namespace, folders: parts.Folders, deadline: plan.Deadline) -> machine.Found | None:
-    """The machine, with a package to measure; None if something is missing, which is named."""
+    """Returns the machine with a package to measure, or None after naming what is missing."""
     found = machine.look(args.python, deadline)
     parts.unpack_wheels(folders)
     if why := parts.use(folders, found, sources.digest(ROOT)):
@@ -93,7 +93,7 @@ def main() -> int:
         return 2
     check = Check(args, found, folders, deadline)
     known = {step.name: step for step in plan.QUEUE}
-    # A rehearsal's cases that go wrong are in no plan, and need the time of a start alone.
+    # Cases of a rehearsal that fail are in no plan, and take only the time of a start.
     check.take([known.get(name, plan.Step(name, 0)) for name in args.steps] if args.steps else check.wanted(plan.QUEUE))
     print(f"{deadline.elapsed():.0f} s of {args.seconds:.0f} s; results: {check.stem}.json, .md, .rows.jsonl")
     return 0 if check.ok else 1

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the tests that TRUST.md names and prints their figures, which build/trust/figures.md gathers. Wants the tests built (`make trust`
-builds them). What has passed is noted as soon as it has: a run that is stopped goes on where it was.
+"""Runs the tests that TRUST.md names, prints their figures and gathers them in build/trust/figures.md. Needs the tests built
+(`make trust` builds them). Notes each passed test at once, so that a stopped run resumes.
 
     python3 tools/make_trust.py             the tests that have not passed yet
-    python3 tools/make_trust.py T3 T17      those rows, again
-    python3 tools/make_trust.py bugs        the bugs of others, again
+    python3 tools/make_trust.py T3 T17      these rows, again
+    python3 tools/make_trust.py bugs        the bugs of other libraries, again
     python3 tools/make_trust.py --all       all, again
 """
 
@@ -23,11 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "trust"
 PASSED = re.compile(r"^\[  PASSED  \] [1-9]\d* tests?|^[1-9]\d* passed|^\w+: [1-9][\d,]* executions", re.MULTILINE)
-FRAME = re.compile(r"^\[(?!  PASSED)|^Note: |^Running main|^=|%\]$|^$")  # what gtest and pytest print around figures
+FRAME = re.compile(r"^\[(?!  PASSED)|^Note: |^Running main|^=|%\]$|^$")  # lines that gtest and pytest print around figures
 
 
 def rows(page: str) -> list[tuple[str, str]]:
-    """Each row's number ("bugs" in the second table), and one of the commands in its last cell; in the page's order."""
+    """The number of each row ("bugs" in the second table) with each command in its last cell, in the order of the page."""
     found = []
     for line in page.splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
@@ -38,7 +38,7 @@ def rows(page: str) -> list[tuple[str, str]]:
 
 
 def command(test: str, programs: str) -> list[str]:
-    """The words that run a cell's command, from the root of the tree."""
+    """The words that run a cell's command from the root of the tree."""
     first, *rest = test.split()
     if first.startswith("lowtide_"):
         return [f"{programs}/{first}", "--gtest_brief=1", f"--gtest_filter={rest[0]}"]
@@ -50,19 +50,19 @@ def command(test: str, programs: str) -> list[str]:
 
 
 def figures(output: str) -> list[str]:
-    """The last lines of what tests have said: of pytest, those below "figures"."""
+    """The last lines that tests have printed; for pytest, those below "figures"."""
     said = output.partition(" figures ===")[2] or output
     return [line for line in said.splitlines() if not FRAME.search(line)][-8:]
 
 
 def commit() -> str:
-    """Short; with a + if files of the tree are changed."""
+    """The short commit, with a + if files of the tree have changed."""
     described = ["git", "describe", "--always", "--exclude=*", "--abbrev=7", "--dirty=+"]
     return subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def run(words: list[str], log: Path) -> tuple[bool, list[str]]:
-    """Whether at least one test ran and none failed, and its figures; the whole output goes to the log."""
+    """Returns whether at least one test ran and none failed, and the figures. The whole output goes to the log."""
     with log.open("w", encoding="utf-8") as out:
         status = subprocess.run(words, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
     output = log.read_text(encoding="utf-8", errors="replace")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the wheels that are published, audits them, and tries each in a bare environment.
+"""Makes the wheels to publish, audits them, and tries each in a bare environment.
 
     make wheels                                            x86-64 and ARM64, CPython 3.10 to 3.13, into dist
-    make wheels ARGS="--arch x86_64 --python 3.11"         one
-    make wheels ARGS="--plugins cuda13,sycl"               also those of plug-ins, x86-64 for all versions of Python
-    make wheels ARGS=--torch                               tried with torch, which is installed for each version
+    make wheels ARGS="--arch x86_64 --python 3.11"         only this one
+    make wheels ARGS="--plugins cuda13,sycl"               also wheels of plug-ins, x86-64, for all versions of Python
+    make wheels ARGS=--torch                               tries wheels with torch, which is installed for each version
 
 Tools and libraries come from PyPI and Debian into build/wheels, not into the system (docs/project/wheels.md).
 """
@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
         default="",
         help="compute capabilities, e.g. 90 (default: 80;90;100;120, which takes long)",
     )
-    parser.add_argument("--torch", action="store_true", help="install torch for versions that nobody lends it for")
+    parser.add_argument("--torch", action="store_true", help="install torch for versions that lack it")
     parser.add_argument("--no-source", action="store_true", help="do not build the source distribution, as a trial")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where wheels go (default: dist)")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "wheels", help="folder to work in")
@@ -91,7 +91,7 @@ def main() -> int:
     args = arguments()
     work = Work(args.work)
     try:
-        # The audit reads shared libraries with a package of requirements.txt.
+        # The audit reads shared libraries with a package from requirements.txt.
         tools = work.tools() / "python"
         if Path(sys.prefix).resolve() != tools.parent.parent.resolve():
             os.execv(tools, [str(tools), *sys.argv])

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes docs/will-it-fit.md: what common models take, by `lowtide.plan` and `lowtide.forecast`.
+"""Writes docs/will-it-fit.md: the memory of common models, by `lowtide.plan` and `lowtide.forecast`.
 
     .venv/bin/python tools/memory_tables.py           # writes the page
-    .venv/bin/python tools/memory_tables.py --check   # exit status 1 if the page is not what would be written
+    .venv/bin/python tools/memory_tables.py --check   # exits 1 if the page is stale
 
-Every figure is computed over the shapes of published models. Needs the package, no weights and no device.
+All figures are computed from the shapes of published models. Needs the package, but no weights and no device.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import lowtide
 from lowtide.planning.models import DECODERS, elements
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "will-it-fit.md"
-BETAS = (0.9, 0.95)  # dynamic4 takes no longer averages
+BETAS = (0.9, 0.95)  # the longest averages that dynamic4 takes
 FORMATS = ("fp32", "bf16", "dynamic8", "dynamic4")
 SIZES = (8, 12, 16, 24, 48, 80)  # GB of a device
 HOSTS = (32, 64, 128, 256, 512)  # GB of RAM
 DISK = "2TB"
-MODELS = {  # here: published
+MODELS = {  # name on the page: published name
     "7 B": "Llama-2-7B", "8 B": "Llama-3.1-8B", "13 B": "Llama-2-13B", "14 B": "Qwen2.5-14B", "32 B": "Qwen2.5-32B", "70 B": "Llama-3.1-70B",
 }  # fmt: skip
 SMALLEST = "7 B"  # of MODELS
@@ -44,7 +44,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def cell(model: str, size: int, ram: int) -> str:
-    """How a device of `size` GB beside `ram` GB of host memory trains the model: what is where, and GB on the disk."""
+    """How a device of `size` GB and `ram` GB of host memory train the model: what is where, and GB on the disk."""
     found = lowtide.plan(model, gpu=f"{size}GB", ram=f"{ram}GB", disk=DISK, master="stochastic", checkpointing=True, step_in_backward=True)
     fits = found if found.fits else found.changed
     assert fits and fits.fits, (model, size, ram)
@@ -56,7 +56,7 @@ def cell(model: str, size: int, ram: int) -> str:
 
 
 def by_ram(model: str) -> Iterator[list[str]]:
-    """Rows of `cell` by GB of RAM; successive rows with equal cells are one."""
+    """Rows of `cell` by GB of RAM. Successive rows with equal cells are merged."""
     rows = [(str(ram), [cell(model, size, ram) for size in SIZES]) for ram in HOSTS]
     for _, alike in itertools.groupby(rows, lambda row: row[1]):
         same = list(alike)
@@ -64,7 +64,7 @@ def by_ram(model: str) -> Iterator[list[str]]:
 
 
 def card() -> Iterator[list[str]]:
-    """Lines of the plan of `SMALLEST` on a device of 24 GB."""
+    """Lines of the plan of `SMALLEST` on a 24 GB device."""
     plan = lowtide.plan(MODELS[SMALLEST], gpu="24GB", ram="64GB", checkpointing=True, step_in_backward=True)
     assert plan.fits
     for name, line in {**plan.lines, "total": plan.total}.items():
@@ -72,7 +72,7 @@ def card() -> Iterator[list[str]]:
 
 
 def in_ram(**options: Any) -> list[str]:
-    """Bytes of host memory beside the process, GB, of each model whose weights stream to a device."""
+    """GB of host memory, besides the process, for each model whose weights stream to a device."""
     plans = [lowtide.plan(model, gpu="80GB", checkpointing=True, stream=True, **options) for model in MODELS.values()]
     return [gb(plan.total.host - plan.lines["process"].host) for plan in plans]
 

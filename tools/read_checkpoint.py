@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Lists and verifies a checkpoint of Lowtide, from docs/project/checkpoint-format.md alone.
+"""Lists and verifies a Lowtide checkpoint. Written from docs/project/checkpoint-format.md alone.
 
-Needs nothing but Python's standard library, and then checks some 20 MB of data a second. With the package xxhash
---verify runs at the speed of the disk.
+Needs only Python's standard library, which checks some 20 MB of data per second. With the package xxhash, --verify is as fast
+as the disk.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def mix16(data: bytes, at: int, secret_at: int, seed: int) -> int:
 
 
 def xxh3_short(data: bytes, seed: int) -> int:
-    """Up to 240 bytes."""
+    """Hashes up to 240 bytes."""
     n = len(data)
     if n == 0:
         return avalanche64(seed ^ u64(SECRET, 56) ^ u64(SECRET, 64))
@@ -104,7 +104,7 @@ def xxh3_64(data: bytes, seed: int) -> int:
         return xxh3_short(data, seed)
     words = struct.unpack("<24Q", SECRET)
     secret = struct.pack("<24Q", *((w - seed if i & 1 else w + seed) & M64 for i, w in enumerate(words)))
-    keys = [struct.unpack_from("<8Q", secret, 8 * i) for i in range(17)]  # 0 to 15: stripes of a block; 16: scramble
+    keys = [struct.unpack_from("<8Q", secret, 8 * i) for i in range(17)]  # 0 to 15: stripes of a block; 16: the scramble
     acc = [P32[2], P64[0], P64[1], P64[2], P64[3], P32[1], P64[4], P32[0]]
 
     def stripe(lanes: tuple[int, ...], key: tuple[int, ...]) -> None:
@@ -136,7 +136,7 @@ except ImportError:
 
 
 class Refused(Exception):
-    """Not a checkpoint, truncated or garbled."""
+    """The file is not a checkpoint, or is truncated or corrupt."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -175,7 +175,7 @@ def list_of(value: Any, what: str, most: int | None = None) -> list[Any]:
 
 
 class Checkpoint:
-    """header: as in the file, checked. arrays: (parameter, state, "codes" or "scales", offset in the file, bytes)."""
+    """header: the checked header of the file. arrays: (parameter, state, "codes" or "scales", offset in the file, bytes)."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -260,8 +260,8 @@ class Checkpoint:
             widths = [rows * -(-row * bits // 8) for bits in (1, 2, 4, 8, 16, 32, 64)]
             require(codes in widths, f"{name!r} has {codes} bytes of codes for {rows} rows of {row} elements")
             scales = self.array(param, state, "scales")
-            halves = 2 if row > 1 and codes == rows * -(-row // 2) else 1  # codes of 4 bits have a scale for each
-            wanted = 0 if state["name"] == "residual" else 4 * halves * blocks  # of weights, and no average
+            halves = 2 if row > 1 and codes == rows * -(-row // 2) else 1  # 4-bit codes have twice as many scales
+            wanted = 0 if state["name"] == "residual" else 4 * halves * blocks  # residuals of weights have none
             require(scales == wanted, f"{name!r} has {scales} bytes of scales for {blocks} blocks")
 
     def states_of(self, param: dict[str, Any]) -> list[dict[str, Any]]:
@@ -280,7 +280,7 @@ class Checkpoint:
         return size
 
     def verify(self) -> None:
-        """Checks every piece; what is left after opening."""
+        """Checks every piece, the only check left after opening."""
         index = 0
         for param, state, which, offset, size in self.arrays:
             for at in range(0, size, self.piece_bytes):
@@ -325,7 +325,7 @@ def show(path: str, options: argparse.Namespace) -> int:
         with open(path, "rb") as file:
             checkpoint = Checkpoint(file)
             if not options.quiet:
-                # Names may hold what the terminal's encoding does not.
+                # The terminal's encoding may lack characters in names.
                 encoding = sys.stdout.encoding or "utf-8"
                 print(listing(checkpoint).encode(encoding, "backslashreplace").decode(encoding))
             if options.verify:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Builds everything, runs every test suite and closes with `N passed, N failed[, N skipped]`.
+"""Builds everything, runs every test suite and ends with `N passed, N failed[, N skipped]`.
 
-A suite that fails does not stop the next one. A step that cannot run at all (a build, a crash before any result)
-counts as one failure. Exit status 0 means: nothing failed and every suite had tests.
+A suite that fails does not stop the next. A step that cannot run (a build, a crash before any result) counts as one failure.
+Exit status 0 means that nothing failed and every suite had tests.
 
-Random tests start from one seed, so that a result repeats, and long ones take a share of their cases. --soak N runs all Python
-tests, those of CUDA devices on the kernels' PTX once more, those of torch_npu, and all cases of those in C++ of which a run
-takes a share, N times with new seeds, on a build that is optimized as a release.
+Random tests start from one seed, so that results repeat, and long ones run a share of their cases. --soak N runs, N times with
+new seeds and an optimized release build: all Python tests; the CUDA device tests again, on the kernels' PTX; the tests of
+torch_npu; and all cases of the C++ tests that otherwise run a share.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / "tools/bootstrap.sh"
 EXTRAS = "test,docs,examples,frameworks,peers,sycl-runtime"
-WORKERS = 2  # processes of pytest: with more than cores, tests of time limits fail
-SEED = "20261122"  # of random tests, unless LOWTIDE_TEST_SEED names another
-SHARE = "0.15"  # of the cases of long Python tests (tests/python/conftest.py), in runs without --soak
-# The long part of the C++ tests: all cases of those of which `make test` takes a share, the CUDA and SYCL kernels of all
-# rules and CUDA's for an older architecture, and the C++ compiler's optimization of a release.
+WORKERS = 2  # processes of pytest; with more than cores, tests of time limits fail
+SEED = "20261122"  # for random tests, unless LOWTIDE_TEST_SEED is set
+SHARE = "0.15"  # of cases in long Python tests (tests/python/conftest.py), without --soak
+# The long C++ tests: all cases of tests of which `make test` runs a share, CUDA and SYCL kernels of all rules and CUDA's for an
+# older architecture, and the compiler's optimization of a release.
 SOAK_ENTRIES = "_soak$|^one_definition$|^cuda_library$"
 SOAK_OPTIONS = (
     "-DLOWTIDE_CUDA_ARCHITECTURES=80;90", "-DLOWTIDE_CUDA_RULES=", "-DLOWTIDE_SYCL_BALLOTS=", "-DCMAKE_CXX_FLAGS_RELEASE=-O3 -g1",
     "-DLOWTIDE_QUICK_KERNELS=OFF", "-DLOWTIDE_UNITY=OFF",
 )  # fmt: skip
-# The tests of CUDA devices once more, on kernels that the executor of their PTX runs: minutes, so --soak alone has them.
+# The tests of CUDA devices again, on an executor of the kernels' PTX. They take minutes, so only --soak runs them.
 PTX_PLUGIN = "liblowtide_cuda_ptx.so"
 PTX_TESTS = (
     "tests/python/devices/test_cuda.py", "tests/python/devices/test_device_steps.py", "tests/python/votes/test_vote_devices.py",
     "tests/python/votes/test_accumulator_devices.py", "-k", "cuda",
 )  # fmt: skip
-# Torch's device type "npu": torch_npu wants this torch, and six libraries of CANN, which one file stands in for.
+# Torch's device type "npu": torch_npu needs this torch, and six libraries of CANN, for which one file stands in.
 NPU_PACKAGES = ("torch==2.14.0", "torch-npu==2.14.0")
 NPU_LIBRARIES = ("ascendcl", "hccl", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel")
 NPU_TESTS = "tests/python/devices/npu_jobs.py"
@@ -55,7 +55,7 @@ class Tally:
     skips: list[str] = field(default_factory=list)
 
     def add_xml(self, path: Path) -> bool:
-        """Adds the cases of a JUnit-like file (gtest's, pytest's or ctest's testcases); False if it has none."""
+        """Adds the test cases of a JUnit-like file from gtest, pytest or ctest. Returns False if it has none."""
         cases = read_cases(path)
         for case in cases:
             self.add_case(case)
@@ -76,9 +76,9 @@ def skip_reason(skipped: ET.Element | None, output: str | None) -> str:
     if skipped is None:
         return "disabled"
     reason = skipped.get("message") or "no reason given"
-    if reason == "collection skipped":  # a whole pytest file: the reason is in the text
+    if reason == "collection skipped":  # for a whole pytest file, the text has the reason
         reason = skipped.text or reason
-    if reason.startswith("SKIP_") and output:  # ctest says which rule it was; the test itself why
+    if reason.startswith("SKIP_") and output:  # ctest names the rule; the test says why
         reason = output
     return " ".join(reason.split())
 
@@ -91,7 +91,7 @@ def read_cases(path: Path) -> list[ET.Element]:
 
 
 def was_not_started(entry: ET.Element) -> bool:
-    """ctest says "notrun" of a test that skipped itself and of a program that is missing."""
+    """True for a missing program. ctest also says "notrun" of a test that skipped itself."""
     skipped = entry.find("skipped")
     return entry.get("status") == "notrun" and not (
         skipped is not None and (skipped.get("message") or "").startswith("SKIP_")
@@ -99,7 +99,7 @@ def was_not_started(entry: ET.Element) -> bool:
 
 
 def run(title: str, *command: object, env: dict[str, str] | None = None) -> int:
-    """Runs a command with its output shown; returns its exit status."""
+    """Runs a command, shows its output and returns its exit status."""
     print(f"== {title}", flush=True)
     start = time.monotonic()
     try:
@@ -114,7 +114,7 @@ def run(title: str, *command: object, env: dict[str, str] | None = None) -> int:
 
 
 class Requirements:
-    """Installs the packages that tests import while C++ compiles: pip unpacks with one core, and waits for the network."""
+    """Installs the packages that tests import while C++ compiles, because pip uses one core and waits for the network."""
 
     def __init__(self) -> None:
         print("== Python requirements: begun, beside the C++ build", flush=True)
@@ -125,7 +125,7 @@ class Requirements:
         )  # fmt: skip
 
     def wait(self, tally: Tally) -> None:
-        """Shows the output, as it comes if that goes on, and counts a failure. The second call has nothing left to do."""
+        """Shows the output as it comes, and counts a failure. A second call does nothing."""
         if self._log.closed:
             return
         start = time.monotonic()
@@ -163,7 +163,7 @@ def cpp_tests(
     if not cpp_build(tally, preset, requirements, options):
         return
 
-    # Results of an earlier run must not count for this one.
+    # Remove results of an earlier run, which must not count.
     reports = build / "reports"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir()
@@ -173,7 +173,7 @@ def cpp_tests(
     failed_before = len(tally.failures)
     entries = read_cases(entries_xml)
     for entry in entries:
-        # A gtest executable is one entry; its own report holds the cases.
+        # A gtest executable is one entry, whose own report has the cases.
         entry_failed = entry.get("status") == "fail" or entry.find("failure") is not None
         failed_inside = len(tally.failures)
         if not tally.add_xml(reports / f"{entry.get('name')}.xml"):
@@ -188,7 +188,7 @@ def cpp_tests(
 
 
 def python_package(tally: Tally, preset: str) -> bool:
-    # Uses the build of the C++ tests, which saves minutes and has asserts on.
+    # Uses the build of the C++ tests, which saves minutes and has asserts enabled.
     made = run("Python package", BOOTSTRAP, "--extras", EXTRAS, "--build-dir", f"build/{preset}") == 0
     if not made:
         tally.failures.append("Python package")
@@ -199,8 +199,8 @@ def python_tests(tally: Tally, title: str, *arguments: str, **settings: str) -> 
     report = ROOT / "build" / "reports" / (title.replace(" ", "-") + ".xml")
     report.unlink(missing_ok=True)
     failed_before = len(tally.failures)
-    # No path of this folder may hide the installed package. torch's threads, as many as cores in each worker, wait for
-    # one another far longer than they compute.
+    # No path of this folder may hide the installed package. With as many torch threads as cores in each worker, threads would
+    # wait for one another far longer than they compute.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"} | settings
     status = run(
         title, ROOT / ".venv/bin/python", "-m", "pytest", "-q",
@@ -213,7 +213,7 @@ def python_tests(tally: Tally, title: str, *arguments: str, **settings: str) -> 
 
 
 def npu_settings(tally: Tally) -> dict[str, str]:
-    """The environment in which .venv's Python has torch_npu, both packages below build/; {} where that cannot be."""
+    """The environment in which .venv's Python has torch_npu, with both packages below build/; {} if that is impossible."""
     folder = ROOT / "build/npu"
     site, cann, installed = folder / "site", folder / "cann", folder / "installed"
     wanted = " ".join(NPU_PACKAGES)
@@ -247,7 +247,7 @@ def npu_settings(tally: Tally) -> dict[str, str]:
 
 
 def print_failures(tally: Tally) -> int:
-    """The exit status."""
+    """Prints failures and returns the exit status."""
     for name in tally.failures:
         print(f"FAILED: {name}")
     return 1 if tally.failures else 0
@@ -261,13 +261,13 @@ def main() -> int:
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
 
-    # bootstrap.sh leaves compiling modules to their first import, whose result has to be kept: torch's takes two seconds.
+    # Modules that bootstrap.sh does not compile are compiled on import. Keep the results: for torch that takes two seconds.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     tally = Tally()
     if run("system packages", BOOTSTRAP, "--system-only", "--extras", EXTRAS) != 0:
         tally.failures.append("system packages")
     else:
-        # The SYCL plug-in is built with the runtime in .venv; without it, its tests are skipped and say so.
+        # The SYCL plug-in is built with the runtime in .venv. Without it, tests are skipped and say so.
         if run("SYCL runtime", BOOTSTRAP, "--no-package", "--only", "--extras", "sycl-runtime") != 0:
             tally.failures.append("SYCL runtime")
         requirements = Requirements()
@@ -284,7 +284,7 @@ def main() -> int:
             cpp_tests(tally, options.preset, requirements)
         if python_package(tally, options.preset):
             build = ROOT / "build" / options.preset
-            has_ptx = any((build / "ptx").glob("*.ptx"))  # else there is no nvcc, or no tool that reads its objects
+            has_ptx = any((build / "ptx").glob("*.ptx"))  # otherwise nvcc, or the tool that reads its objects, is missing
             for _ in range(options.soak or 1):
                 share = {} if options.soak or options.pytest else {"LOWTIDE_TEST_SHARE": SHARE}
                 parts = {"Python tests": "without", "Python tests on xpu": "only"} if not options.pytest else {"Python tests": ""}

@@ -1,4 +1,4 @@
-"""One run of gpu_check: its steps under one deadline, and their results, which are written as they come."""
+"""One run of gpu_check: its steps under one deadline. Writes results as they come."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Check:
 
     def __init__(self, args: argparse.Namespace, found: Found, folders: Folders, deadline: Deadline) -> None:
         self.args, self.found, self.folders, self.deadline = args, found, folders, deadline
-        self.stopped = ""  # why nothing more is run
+        self.stopped = ""  # why no further step runs
         self.stem = results.stem(args.out)
         self.rows = self.stem.with_name(f"{self.stem.name}.rows.jsonl")
         self.spare: Running | None = None
@@ -46,7 +46,8 @@ class Check:
         return found
 
     def wanted(self, queue: tuple[Step, ...]) -> list[Step]:
-        """The steps of the queue that no earlier run has finished. The smoke test is of this machine."""
+        """The steps of the queue that no earlier run has finished. The smoke test always runs, because it tests this
+        machine."""
         known = [step for step in queue if step.name != SMOKE and results.finished(self.entry(step.name))]
         if known:
             print(f"known of an earlier run: {', '.join(step.name for step in known)}", flush=True)
@@ -72,14 +73,14 @@ class Check:
                 self.spare.kill()
 
     def started(self) -> Running:
-        """A process that imports torch and waits for the name of a case."""
+        """Starts a process that imports torch and waits for the name of a case."""
         rehearsed = ["--rehearse"] if self.args.rehearse else []
         return Running([self.found.python, CASE_PY, "--wait", "--rows", self.rows, *rehearsed],
                        self.folders.logs / f"case-{time.monotonic_ns()}.log", self.folders.environment(),
                        stdin=subprocess.PIPE)  # fmt: skip
 
     def case(self, name: str, limit_s: float, more: bool) -> dict[str, Any]:
-        """`more`: another case follows, whose process imports torch meanwhile."""
+        """Runs a case. more: another case follows, whose process imports torch meanwhile."""
         try:
             running = self.spare or self.started()
             running.tell(name, self.folders.logs / f"case-{name}.log")
@@ -117,7 +118,7 @@ class Check:
             self.stopped = self.smoke_failed(result)
 
     def smoke_failed(self, result: dict[str, Any]) -> str:
-        """Why measurements would mean nothing; "" if they do."""
+        """Why measurements would mean nothing; "" if they mean something."""
         if result["status"] == "not run" or self.args.go_on:
             return ""
         bad = [row for row in result["rows"] if "absent" in row or (row["figure"] == SMOKE and row["value"] != 0)]
@@ -127,7 +128,7 @@ class Check:
         return f"the smoke test failed: {'; '.join(why)} (--go-on: measure all the same)"
 
     def look_for_gpu(self, result: dict[str, Any]) -> None:
-        """Whether the GPU still answers, after a step that did not end well."""
+        """Checks whether the GPU still answers after a step that did not end well."""
         if self.args.rehearse:
             return
         limit = max(1.0, min(ALIVE_S, self.deadline.left()))
@@ -141,7 +142,8 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Nothing failed, and every measured figure is reached. Not run, or not supported, is no failure."""
+        """True if nothing failed and every measured figure was reached. Steps that did not run or are unsupported do not
+        fail."""
         entries = [*self.result["suites"].values(), *self.result["cases"].values()]
         failed = any(entry["status"] != "ok" and not entry["status"].startswith("not ") for entry in entries)
         missed = any(entry["reached"] is False for entry in report.judged(self.result)) and not self.args.rehearse

@@ -1,4 +1,4 @@
-"""Looks at a machine: its GPU, the Python that has torch, the package that this imports. Says what is missing."""
+"""Inspects a machine: its GPU, the Python that has torch, and the package that it imports. Says what is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu.watchdog import run
 ROOT = Path(__file__).resolve().parents[2]
 _QUERY = "name,memory.total,driver_version,compute_cap,pcie.link.gen.max,pcie.link.width.max"
 _PACKAGES = ["torch", "lowtide", "bitsandbytes", "torchao", "flashoptim", "transformers", "triton"]
-# Run by the Python that has torch: this program may run under another.
+# Run by the Python that has torch, which need not run this program.
 _PROBE = """
 import json, sys
 found = {"torch": {}, "lowtide": {}, "machine": {}}
@@ -48,11 +48,11 @@ class Found:
     torch: dict[str, Any] = field(default_factory=dict)
     lowtide: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
-    sanitizer: str = ""  # path of compute-sanitizer; "": there is none
+    sanitizer: str = ""  # path of compute-sanitizer, or ""
 
     @property
     def architecture(self) -> str:
-        """As nvcc names it: "90" for compute capability 9.0."""
+        """In nvcc's form: "90" for compute capability 9.0."""
         return self.gpu.get("compute_cap", "").replace(".", "")
 
     def missing(self) -> list[str]:
@@ -67,7 +67,7 @@ class Found:
 
 
 def output(command: Sequence[object], limit_s: float = 60, env: dict[str, str] | None = None) -> str:
-    """The output of a command; "" if it fails, hangs or does not exist. One that waits inside a driver is left."""
+    """The output of a command; "" if it fails, hangs or does not exist. A command that waits inside a driver is left alone."""
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "output"
         done = run(command, limit_s, log, env, errors=subprocess.DEVNULL)
@@ -83,7 +83,7 @@ def gpu(limit_s: float = 60) -> dict[str, str]:
 
 
 def look(python: str, deadline: Deadline) -> Found:
-    """All that takes no time to find out. `probe` does the rest."""
+    """Finds out what takes no time. `probe` does the rest."""
     cuda = [Path(os.environ[key]) / "bin" for key in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(key)]
     cuda += [Path("/usr/local/cuda/bin"), *sorted(Path("/usr/local").glob("cuda-*/bin"), reverse=True)]
     paths = [folder / "compute-sanitizer" for folder in cuda]
@@ -95,7 +95,7 @@ def look(python: str, deadline: Deadline) -> Found:
 
 
 def probe(found: Found, env: dict[str, str], deadline: Deadline) -> None:
-    """Imports torch and the package in an environment, once for all that is asked of them."""
+    """Imports torch and the package in an environment, once for all questions about them."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [found.python, "-c", _PROBE, ROOT / "bench", *_PACKAGES]
         done = run(command, deadline.within(120), Path(scratch) / "output", env)

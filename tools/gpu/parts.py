@@ -1,5 +1,5 @@
-"""Parts that are built where the bundle is made: the Python module for the Python over there, the plug-in for its GPU,
-the tests of devices, and a library that they need and a bare system lacks. Nothing is installed into that Python.
+"""Parts built where the bundle is made: the Python module for the GPU machine's Python, the plug-in for its GPU, the tests of
+devices, and a library that they need and a bare system lacks. Nothing is installed into that Python.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gpu.machine import ROOT, Found
 
 ARCHIVE, MANIFEST = "prebuilt.tar.xz", "manifest.json"
 LIBRARY = "libhwy.so.1"
-PACKAGE = ("_core*.so", "liblowtide_cuda[0-9]*.so")  # beside the package's Python files
-TESTS = "lowtide_device_tests"  # the program that tests devices
+PACKAGE = ("_core*.so", "liblowtide_cuda[0-9]*.so")  # they belong beside the package's Python files
+TESTS = "lowtide_device_tests"  # the C++ program that tests devices
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Folders:
 
     @property
     def tests(self) -> Path:
-        """The program that tests devices: one that was named, a prebuilt one, or that of the tree's own build."""
+        """The program that tests devices: the given one, a prebuilt one, or that of the tree's own build."""
         if self.given_tests:
             return self.given_tests / TESTS
         there = self.prebuilt / TESTS
@@ -54,27 +54,27 @@ class Folders:
         return self.build / "wheels"
 
     def environment(self) -> dict[str, str]:
-        """An environment in which Python finds the package and what the wheels hold."""
+        """An environment in which Python finds the package and the contents of the wheels."""
         env = dict(os.environ)
         paths = [str(path) for path in (self.site, self.wheels) if path.is_dir()]
         env["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [env.get("PYTHONPATH")])])
         env["PYTHONUNBUFFERED"] = "1"
         env["LD_LIBRARY_PATH"] = os.pathsep.join([str(self.prebuilt), *filter(None, [env.get("LD_LIBRARY_PATH")])])
-        env["LOWTIDE_SCRATCH"] = str(self.build)  # what is killed leaves its scratch folder there
+        env["LOWTIDE_SCRATCH"] = str(self.build)  # killed programs leave their scratch folders there
         if self.bundle and (variants := self.bundle / "variants").is_dir():
             env.setdefault("LOWTIDE_VARIANTS", str(variants))
         return env
 
 
 def configure(folder: Path, python: str, nanobind: str, architectures: str) -> list[str]:
-    """The build that users get, and the program that tests devices. The host's times count, so no asserts are on."""
+    """Configures the build that users get, and the program that tests devices. Without asserts, because host times count."""
     return ["cmake", "--preset", "release", "-B", str(folder), "-DLOWTIDE_DEV=ON", "-DLOWTIDE_PYTHON=ON",
             "-DLOWTIDE_CUDA=ON", "-DLOWTIDE_SYCL=OFF", "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON", f"-DPython_EXECUTABLE={python}",
             f"-Dnanobind_DIR={nanobind}", f"-DLOWTIDE_CUDA_ARCHITECTURES={architectures}"]  # fmt: skip
 
 
 def pack(built: Path, library: Path, target: Path, about: dict[str, Any]) -> None:
-    """Without symbols, which are half of it."""
+    """Packs the built parts, without symbols, which take half of the space."""
     folder = built / "packed"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -89,7 +89,7 @@ def pack(built: Path, library: Path, target: Path, about: dict[str, Any]) -> Non
 
 
 def unpack(folders: Folders) -> dict[str, Any]:
-    """Unpacks the bundle's into folders.prebuilt. Returns the manifest, or {} if there is none that can be read."""
+    """Unpacks the bundle's parts into folders.prebuilt. Returns the manifest, or {} if none can be read."""
     forget(folders)
     archive = folders.bundle / ARCHIVE if folders.bundle else None
     if not archive or not archive.is_file():
@@ -107,7 +107,8 @@ def unpack(folders: Folders) -> dict[str, Any]:
 
 
 def unpack_wheels(folders: Folders) -> None:
-    """Into one folder, where Python looks before its own packages: the bundle's versions are those to compare with."""
+    """Unpacks wheels into one folder, which Python searches before its own packages, so that it compares the bundle's
+    versions."""
     shutil.rmtree(folders.wheels, ignore_errors=True)
     for wheel in sorted((folders.bundle / "wheels").glob("*.whl")) if folders.bundle else ():
         try:
@@ -118,7 +119,7 @@ def unpack_wheels(folders: Folders) -> None:
 
 
 def package(folders: Folders) -> None:
-    """The Python package: its files as they are in this tree, and the prebuilt module with the plug-in beside it."""
+    """Makes the Python package from this tree's files, the prebuilt module and the plug-in."""
     target = folders.site / "lowtide"
     shutil.copytree(ROOT / "python" / "lowtide", target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for pattern in PACKAGE:
@@ -127,7 +128,7 @@ def package(folders: Folders) -> None:
 
 
 def forget(folders: Folders) -> None:
-    """Removes them, and the package of them: neither a test nor an import finds what is not to be used."""
+    """Removes the prebuilt parts and their package, so that no test or import finds them."""
     for folder in (folders.prebuilt, folders.site):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -141,14 +142,14 @@ def unfit(about: dict[str, Any], found: Found, sources: str) -> str:
     architecture = found.architecture or "unknown"
     if about["python"] != found.soabi:
         return f"they are for {about['python']}, and the Python that has torch is {found.soabi or 'unknown'}"
-    # Machine code runs on devices of the same major number and no smaller minor one.
+    # Machine code runs on devices with the same major number and an equal or higher minor one.
     if not any(architecture[:-1] == a[:-1] and architecture >= a for a in about["architectures"]):
         return f"they are for sm_{', sm_'.join(about['architectures'])}, and the GPU is sm_{architecture}"
     return ""
 
 
 def use(folders: Folders, found: Found, sources: str) -> str:
-    """Puts the package of the bundle's parts together. Returns why that cannot be; then nothing is left of them."""
+    """Makes a package of the bundle's parts. Returns why that is impossible, after removing them, or ""."""
     why = unfit(unpack(folders), found, sources)
     if why:
         forget(folders)

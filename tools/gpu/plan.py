@@ -1,5 +1,5 @@
-"""The queue of gpu_check: its steps by value, and how long each takes on an H100 with 16 cores, most of them as measured. A
-run takes what its time allows and what no earlier run has finished.
+"""The queue of gpu_check: its steps by value, with their times on an H100 with 16 cores, mostly measured. A run takes what fits
+its time and no earlier run has finished.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 LIMIT_S = 450.0  # for a whole run
 SETUP_S = 15.0  # looking at the machine, unpacking, an import of torch
 RESERVE_S = 4.0  # for writing results
-SMOKE = "smoke"  # if it fails, nothing else is run
+SMOKE = "smoke"  # if it fails, nothing else runs
 
 
 @dataclass(frozen=True)
 class Step:
-    name: str  # of a case of bench/cuda, or of one of suites.py
+    name: str  # a case of bench/cuda, or a suite of suites.py
     estimate_s: float
 
     @property
@@ -54,7 +54,7 @@ QUEUE = (
     Step("llama.peaks", 32),
     Step("paged.fp32", 54),
     Step("uncommon.tiny_gradients", 11),
-    # Steps that have run before, or can wait.
+    # Steps that have run before or can wait.
     Step("counters.fp32", 14),
     Step("counters.lion", 14),
     Step("bits.rules", 9),
@@ -87,7 +87,7 @@ def table() -> str:
 
 
 class Deadline:
-    """One for all of a run, from its start."""
+    """A deadline for a whole run, from its start."""
 
     def __init__(self, seconds: float) -> None:
         self.start = time.monotonic()
@@ -100,5 +100,5 @@ class Deadline:
         return self.seconds - RESERVE_S - self.elapsed()
 
     def within(self, limit_s: float) -> float:
-        """A limit of a command, and no more than what is left."""
+        """The limit of a command, or the remaining time if that is less."""
         return max(0.0, min(limit_s, self.left()))

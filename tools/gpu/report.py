@@ -1,4 +1,4 @@
-"""The results of a run as Markdown: the figures that must be reached, the reasons of missing ones, and all rows."""
+"""The results of a run as Markdown: the figures to reach, reasons for missing ones, and all rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from bench.common import results
 from bench.cuda import figures
 
-# The part that a case's table shows of the details of its rows, if it has them: heading, and factor.
+# Details of rows that tables of cases show, if present: key, heading, factor.
 COLUMNS = (("event_s", "device, ms", 1e3), ("wall_s", "until idle, ms", 1e3), ("call_s", "call, us", 1e6),
            ("driver_bytes", "driver's count, MB", 1e-6))  # fmt: skip
 VERDICT = {True: "yes", False: "**no**", None: ""}
@@ -97,15 +97,15 @@ def markdown(result: dict[str, Any], kept: bool) -> str:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without the list of all of ncu's counters, from which it shows some."""
+    """A row without ncu's full list of counters. Some of them are shown."""
     detail = row.get("detail", {})
     return {**row, "detail": {key: value for key, value in detail.items() if key != "all"}} if "all" in detail else row
 
 
 def write(result: dict[str, Any], stem: Path, kept: bool = False) -> None:
-    """STEM.json and STEM.md. A kill between leaves the old files. `kept`: in the repository, where each row stands in the
-    JSON alone."""
-    cases = {  # the rows say what a case that went well printed
+    """Writes STEM.json and STEM.md. If it is killed in between, the old files remain. kept: for the repository, where only the
+    JSON has each row."""
+    cases = {  # rows repeat the output of successful cases
         name: {key: value for key, value in case.items() if key != "tail" or case["status"] != "ok"} for name, case in result["cases"].items()
     }
     if kept:

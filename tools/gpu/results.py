@@ -1,4 +1,4 @@
-"""The files of runs, run-TIME.json and others beside it: none overwrites another, and each holds what is known before it."""
+"""The files of runs, run-TIME.json and others beside it. None overwrites another, and each includes earlier results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from bench.cuda import rows as kept
 from gpu import report
 
-SAME = ("gpu", "sources")  # in all results that are put together
+SAME = ("gpu", "sources")  # equal in all results that are combined
 FINISHED = ("ok", "failed", "errors found", "not supported here")
 
 
@@ -30,7 +30,7 @@ def unwritable(folder: Path) -> str:
 
 
 def stem(folder: Path) -> Path:
-    """Names for the files of a new run. They are in the order of their times."""
+    """Names for the files of a new run, which sort by time."""
     while True:
         now = time.time()
         path = folder / f"run-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}.{int(now * 1000) % 1000:03d}"
@@ -40,13 +40,13 @@ def stem(folder: Path) -> Path:
 
 
 def finished(entry: dict[str, Any]) -> bool:
-    """Whether the step need not be run again. A case that has measured nothing has something absent here."""
+    """True if the step need not run again. A case that measured nothing lacked something on this machine."""
     measured = any("value" in row for row in entry["rows"]) if "rows" in entry else True
     return entry["status"] in FINISHED and measured
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result. Its run may have been killed within a case, whose rows are then beside it only."""
+    """Reads a result. If the run was killed within a case, the rows of that case are only in the file beside it."""
     result: dict[str, Any] = json.loads(path.read_text())
     beside = path.with_suffix(".rows.jsonl")
     lines = beside.read_text().splitlines(keepends=True) if beside.is_file() else []
@@ -58,8 +58,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def gather(places: list[Path], like: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """The results of the runs in these folders, the latest of each step that finished; those of the GPU and sources of
-    `like`, else of the latest run. None if there is none."""
+    """Combines the results of the runs in these folders: for each step the latest that finished, of the GPU and sources of
+    `like` or else of the latest run. None if there are none."""
     found = {path.name: path for place in places if place.is_dir() for path in place.glob("run-*.json")}
     out: dict[str, Any] | None = None
     for _, path in sorted(found.items(), reverse=True):
@@ -78,7 +78,7 @@ def gather(places: list[Path], like: dict[str, Any] | None = None) -> dict[str, 
 
 
 def merge(places: list[Path], target: Path) -> int:
-    """One JSON and one page, as they are kept."""
+    """Writes the JSON and the page that are kept."""
     out = gather(places)
     if not out:
         print(f"merge: got no results in {', '.join(map(str, places))}, wanted run-*.json there")

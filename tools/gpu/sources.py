@@ -1,11 +1,11 @@
-"""The sources that a build is of. A commit does not tell them in a tree with uncommitted work or without a history."""
+"""Identifies the sources of a build. A commit cannot, in a tree with uncommitted work or without a history."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
-FOLDERS = ("include", "src", "python", "cmake", "tests")  # tests: of devices, in C++
+FOLDERS = ("include", "src", "python", "cmake", "tests")  # tests: the C++ tests of devices
 SUFFIXES = {".h", ".hpp", ".inc", ".def", ".c", ".cpp", ".cu", ".in", ".map", ".cmake"}
 GENERATED = "_core.pyi"
 
@@ -19,7 +19,7 @@ def _is_of_package(path: Path) -> bool:
 
 
 def digest(root: Path) -> str:
-    """One of all files that the prebuilt parts are made of, and of the package's Python files, which go with them."""
+    """A hash of all files that go into the prebuilt parts, and of the package's Python files, which accompany them."""
     found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file() and _counts(path)]
     found += [path for path in (root / "python").rglob("*") if path.is_file() and _is_of_package(path)]
     found += [root / name for name in ("CMakeLists.txt", "CMakePresets.json")]
@@ -31,8 +31,8 @@ def digest(root: Path) -> str:
 
 
 def revision(root: Path, bundle: Path | None, here: str, told: str) -> str:
-    """The commit of a tree: what its history told. Without one, that of the bundle if it is of the same sources."""
-    if (root / ".git").exists() and told != "unknown":  # else it may be the history of a tree around this one
+    """The commit of a tree, from its history or, without one, from a bundle of the same sources."""
+    if (root / ".git").exists() and told != "unknown":  # otherwise the history may be that of a surrounding tree
         return told
     noted = [bundle / name for name in ("sources", "revision")] if bundle else []
     if noted and all(path.is_file() for path in noted) and noted[0].read_text().strip() == here:

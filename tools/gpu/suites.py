@@ -1,5 +1,4 @@
-"""Runs the tests that need a device: the C++ program for devices, Python's tests, and the checkers of
-compute-sanitizer."""
+"""Runs the tests that need a device: the C++ program, the Python tests, and the checkers of compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -14,19 +13,19 @@ from gpu.machine import ROOT, Found
 from gpu.parts import Folders
 from gpu.watchdog import Result, run
 
-# Without NEEDED a test that finds no device is skipped. The share is of the random cases: the CPU steps them, too.
+# Without NEEDED, tests that find no device are skipped. SHARE limits random cases, because the CPU steps them, too.
 DEVICE = {"LOWTIDE_TEST_DEVICE": "cuda", "LOWTIDE_TEST_DEVICE_NEEDED": "1", "LOWTIDE_TEST_SHARE": "0.3"}
 PYTHON_TESTS: dict[str, tuple[str, ...]] = {
     "suite python": ("devices/test_on_gpu.py",),
     "suite ranks": ("distributed/test_on_gpu_ranks.py",),
-    # Each is a process that imports torch: one after another they take 200 s.
+    # Each test is a process that imports torch; one after another, they would take 200 s.
     "suite listings": ("docs/test_readme.py", "-n8", "--dist=load", "-k", "test_example_runs or test_fragment_runs"),
 }
 SANITIZER_ERROR = 86  # an exit status that no test has
-# A checker makes all some ten times slower: a share of the random cases, of the tests that reach what it looks for.
+# A checker makes tests some ten times slower, so it runs a share of the random cases, in tests that reach its subject.
 CHECKED_SHARE = {"LOWTIDE_TEST_SHARE": "0.1"}
-CHECKERS = {  # options of each, and the tests
-    # Without errors of calls: some are asked on purpose, as the attributes of memory that CUDA does not know.
+CHECKERS = {  # options and tests of each
+    # Errors of calls are not reported: some are deliberate, such as asking for attributes of memory that CUDA does not know.
     "memcheck": (("--report-api-errors", "no"), "DeviceSteps.*:DeviceCodecs.*:DeviceNonfinite.*"),
     "synccheck": ((), "DeviceSteps.GiveTheBitsOfTheCpu:DeviceNorms.*"),
     "racecheck": ((), "DeviceSteps.GiveTheBitsOfTheCpu:DeviceNorms.*"),
@@ -42,7 +41,7 @@ class Suite:
 
 
 def suite(name: str, found: Found, folders: Folders) -> Suite | str:
-    """The suite of that name, or why it cannot be run."""
+    """The suite of that name, or the reason why it cannot run."""
     program = folders.tests
     reports = folders.build / "reports"
     if name in PYTHON_TESTS:
@@ -63,8 +62,8 @@ def suite(name: str, found: Found, folders: Folders) -> Suite | str:
 
 
 def rehearsed(given: Suite) -> Suite:
-    """On the CPU: Python's tests as far as they mean anything there; of the program that tests devices, on the emulated
-    runtime if that is built, the two shortest tests."""
+    """The suite on the CPU: Python tests as far as they mean anything there and, if the emulated runtime is built, the two
+    shortest device tests on it."""
     env = {**given.env, "LOWTIDE_ON_GPU": "cpu", "LOWTIDE_LISTINGS_ON": ""}
     emulated = Path(os.environ.get("LOWTIDE_CUDA_EMULATED") or ROOT / "build" / "dev" / "liblowtide_cuda_emulated.so")
     if emulated.is_file():
@@ -74,14 +73,14 @@ def rehearsed(given: Suite) -> Suite:
 
 
 def failure(case: ET.Element) -> str:
-    """A case that failed, and the first line of why."""
+    """Names a failed case, and gives the first line of the reason."""
     told = next((found.get("message") or "" for kind in ("failure", "error") if (found := case.find(kind)) is not None), "")
     why = told.strip().partition("\n")[0][:200]
     return f"{case.get('classname')}.{case.get('name')}" + (f": {why}" if why else "")
 
 
 def counts(path: Path) -> dict[str, Any]:
-    """Numbers of cases in a gtest or pytest report."""
+    """Numbers of cases in a report of gtest or pytest."""
     try:
         found = list(ET.parse(path).getroot().iter("testcase"))
     except (OSError, ET.ParseError):
@@ -106,9 +105,9 @@ def run_suite(given: Suite, folders: Folders, limit_s: float) -> dict[str, Any]:
 
 
 def checked(result: Result, found: dict[str, Any]) -> dict[str, Any]:
-    """A checker makes no report: its exit status and the end of its output say how it went."""
+    """Judges a checker, which makes no report, by its exit status and the end of its output."""
     if result.status == "hung":
-        found["status"] = "not finished in time"  # the end of its output says whether it had found anything
+        found["status"] = "not finished in time"  # the end of its output says whether it found anything
     elif result.code == SANITIZER_ERROR:
         found["status"] = "errors found"
     elif result.ok and not re.search(r"\[==========\] [1-9]\d* tests? from", result.tail):

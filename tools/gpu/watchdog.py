@@ -1,4 +1,4 @@
-"""Runs a command with a time limit. Kills one that hangs, with all its children; leaves one that cannot be killed."""
+"""Runs a command with a time limit. Kills a command that hangs, with its children; leaves one that cannot be killed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _waited(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 class Running:
-    """A command that has been started. Its output goes to `log`, and `errors` says where to its complaints go."""
+    """A running command. Its output goes to `log`; `errors` says where its stderr goes."""
 
     def __init__(self, command: Sequence[object], log: Path, env: dict[str, str] | None = None, cwd: Path | None = None,
                  errors: int = subprocess.STDOUT, stdin: int = subprocess.DEVNULL) -> None:  # fmt: skip
@@ -57,10 +57,10 @@ class Running:
                                             env=env, cwd=cwd, start_new_session=True)  # fmt: skip
 
     def tell(self, line: str, log: Path) -> None:
-        """Gives it the one line that it waits for on its standard input. Its log is called `log` from now on."""
+        """Sends the one line that the command waits for on stdin, and renames its log to `log`."""
         self.log = self.log.rename(log)
         assert self.process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has died: its result says so
+        with contextlib.suppress(BrokenPipeError):  # if it has died, its result says so
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.close()
 
@@ -69,7 +69,7 @@ class Running:
         _waited(self.process, GIVE_UP_S)
 
     def finish(self, limit_s: float) -> Result:
-        """Waits for its end, that long at most; the result has the end of the log."""
+        """Waits at most that long for its end. The result has the end of the log."""
         start, status = time.monotonic(), "ok"
         try:
             if not _waited(self.process, limit_s):
@@ -80,7 +80,7 @@ class Running:
                     if not _waited(self.process, GIVE_UP_S):
                         status = "stuck"
         finally:
-            _signal(self.process, signal.SIGKILL)  # children that it left; all of it if this program is told to end
+            _signal(self.process, signal.SIGKILL)  # kills leftover children, or everything if this program must end
         code = self.process.returncode if self.process.returncode is not None else -1
         if status == "ok" and code != 0:
             status = "failed"

@@ -1,4 +1,4 @@
-"""Kernels read from objects of nvcc: their machine code, registers and shared memory, by NVIDIA's cuobjdump and nvdisasm."""
+"""Reads kernels from nvcc's objects with NVIDIA's cuobjdump and nvdisasm: machine code, registers and shared memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Kernel:
     registers: int = 0
     shared: int = 0
     code: list[Instruction] = field(default_factory=list)
-    functions: dict[int, str] = field(default_factory=dict)  # behind the kernel itself, which calls them, by address
+    functions: dict[int, str] = field(default_factory=dict)  # functions behind the kernel that it calls, by address
 
     @property
     def spills(self) -> int:
@@ -45,7 +45,7 @@ class Kernel:
 
 
 def find_tool(name: str) -> Path | None:
-    """Finds a tool on PATH, or in the folder of its Python package."""
+    """Finds a tool on PATH or in the folder of its Python package."""
     if there := shutil.which(name):
         return Path(there)
     for package in (f"nvidia-cuda-{name}", f"nvidia-cuda-{name}-cu13", f"nvidia-cuda-{name}-cu12"):
@@ -68,7 +68,7 @@ def run(*command: object, cwd: Path | None = None) -> str:
 
 
 def cubins_of(file: Path, architectures: list[str], cuobjdump: Path, folder: Path) -> list[Path]:
-    """The cubins of these architectures; of all, if none is named."""
+    """The cubins of these architectures, or of all if none is named."""
     if file.suffix == ".cubin":
         return [file]
     into = folder / file.name
@@ -79,7 +79,7 @@ def cubins_of(file: Path, architectures: list[str], cuobjdump: Path, folder: Pat
 
 
 def read_cubin(cubin: Path, cuobjdump: Path, nvdisasm: Path) -> list[Kernel]:
-    """Every kernel of a cubin, which is of one architecture."""
+    """Every kernel of a cubin, all for one architecture."""
     kernels: dict[str, Kernel] = {}
     usage = run(cuobjdump, "-res-usage", cubin)
     for name, rest in re.findall(r"Function (\S+?):\s*\n\s*(REG:.*)", usage):
@@ -123,13 +123,13 @@ def read_code(section: str) -> tuple[list[Instruction], dict[str, int]]:
         if "`(" in text:
             text = re.sub(r"`\((\S+?)\)", lambda m: hex(labels.get(m[1], -1)), text)
         if "(*" in text:
-            text = re.sub(r"\s*\(\*.*\*\)", "", text)  # where a table leads
+            text = re.sub(r"\s*\(\*.*\*\)", "", text)  # removes the targets of a table
         code.append(Instruction(address, text, predicate))
     return code, labels
 
 
 def demangled(name: str) -> str:
-    """A short name: "adamw dynamic8 exact" of a step's kernel, else the kernel's own."""
+    """A short name: "adamw dynamic8 exact" for the kernel of a step, otherwise the kernel's own."""
     words = re.findall(r"\d+([A-Za-z]\w*)", split_lengths(name))
     if "step_kernel" not in words:
         return " ".join(w for w in words if w not in ("lowtide", "StepArguments"))
@@ -138,7 +138,7 @@ def demangled(name: str) -> str:
 
 
 def split_lengths(name: str) -> str:
-    """A mangled name with a space behind each word, whose length stands before it."""
+    """Spaces out a mangled name, in which each word follows its length."""
     out, at = [], 0
     while at < len(name):
         if number := re.match(r"\d+", name[at:]):

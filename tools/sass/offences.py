@@ -1,4 +1,4 @@
-"""Everything that no kernel's machine code may do, with a budget or without."""
+"""Finds what no kernel's machine code may contain, or only within a budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STRUCT = re.compile(r"^struct (\w+)(?: : (?:\w+<)?(\w+)>?)? \{|kStates = (\d+);
 
 
 def states_of_rules() -> dict[str, int]:
-    """The number of states of each rule, by its struct's name in lower case, as its header or that of its base says."""
+    """The number of states of each rule, from its header or that of its base, by the name of its struct in lower case."""
     bases: dict[str, str] = {}
     states: dict[str, int] = {}
     for header in sorted((Path(__file__).parents[2] / "src" / "portable" / "rules").glob("*.h")):
@@ -36,44 +36,44 @@ def states_of_rules() -> dict[str, int]:
 
 STATES = states_of_rules()
 
-# Blocks of a step that are resident on a multiprocessor together (__launch_bounds__), and what it has for them by
-# architecture: bytes of shared memory, of which each block costs the system 1,024; registers are 65,536 everywhere.
+# Blocks of a step that must be resident together on a multiprocessor (__launch_bounds__), and what it has for them: 65,536
+# registers, and bytes of shared memory by architecture. The system takes 1,024 bytes for each block.
 BLOCKS, THREADS = 2, 256
 REGISTERS_OF_ALL, SHARED_OF_BLOCK = 65536, 1024
 SHARED_OF_ALL = {"sm_80": 164 << 10, "sm_90": 228 << 10, "sm_100": 228 << 10, "sm_120": 100 << 10}
 
-# Kernels with arrays of a thread's own that are indexed at run time: norms and feedback for tensors with strides, counters of
-# votes; ballots. All others have everything in registers.
+# Kernels whose threads index arrays of their own at run time: norms and feedback for tensors with strides, counters of votes,
+# and ballots. All others keep everything in registers.
 HAS_LOCAL = re.compile(r"norms_kernel|ballot_kernel|feedback_kernel|count_kernel|vote_kernel")
 
-# Steps of three states keep some of a lane's 48 values in local memory, for two blocks on a multiprocessor leave a thread 128
-# registers. One access is an instruction of some ten thousand.
+# Steps with three states keep some of a lane's 48 values in local memory, because two blocks per multiprocessor leave a thread
+# 128 registers. One access is one instruction of some ten thousand.
 MOST_LOCAL_OF_THREE_STATES = 75
 
-# Fast steps of dynamic8 are one register short: a round of the plain path reads the number of the tile's blocks from local
-# memory, which has it once, where others keep it. One access of a thousand instructions.
+# Fast steps of dynamic8 lack one register: each round of the plain path reads the number of the tile's blocks from local
+# memory, one access per thousand instructions.
 MOST_LOCAL_OF_FAST_DYNAMIC8 = 2
 
-# Fused sums of the codes of float8, which the source asks for: for each element and state one to read, one to write. Their
-# products, by 2 and 1/2, are exact.
+# Fused sums that the source requests for codes of float8: per element and state, one to read and one to write. Their products,
+# by 2 and 1/2, are exact.
 FUSED_IN_FLOAT8 = 2
 
-# Norms only read codes, on two paths: of plain tiles and of others.
+# Norms only read codes, on two paths: for plain tiles and for others.
 NORM_PATHS = 2
 
-# Rules whose arithmetic of numbers in range is not IEEE's (real-inl.h): careful steps have it once more, with the reads.
+# Rules whose arithmetic for numbers in range is not IEEE's (real-inl.h). Careful steps contain it once more, with the reads.
 HAS_CAREFUL = {"adam", "adamw", "adamamsgrad", "adamwamsgrad", "lamb", "lion"}
 
 
 def hot_paths(states: int) -> int:
-    """How often the hot path stands in a kernel: for the most common form and for the others, and, with two states at most,
-    for whole sectors."""
+    """How many copies of the hot path a kernel has: for the most common form, for the others and, with at most two states, for
+    whole sectors."""
     return 3 if states <= 2 else 2
 
 
 def wrong_selectors(kernel: Kernel) -> list[str]:
-    """Selectors of PRMT that take a byte's sign without extending the number whose sign that is, or that repeat a byte where
-    its sign is meant: CUDA's __byte_perm masks selectors, so that PTX's 0xbb32 becomes 0x3332."""
+    """Selectors of PRMT that take a byte's sign without extending its number, or that repeat a byte instead of its sign.
+    (CUDA's __byte_perm masks selectors, so that PTX's 0xbb32 becomes 0x3332.)"""
     wrong = []
     for i in kernel.code:
         if not (found := re.match(r"U?PRMT \S+, (\S+), 0x([0-9a-f]+), (\S+)", i.text)):
@@ -89,11 +89,10 @@ def wrong_selectors(kernel: Kernel) -> list[str]:
 
 
 def fused(kernel: Kernel) -> tuple[int, int]:
-    """Fused sums that an exact kernel has, and that it may have. nvcc's sequences, which real-inl.h has as well, use one
-    reciprocal or reciprocal root each: 6 for a division of known range, 5 for one that is checked (FCHK), 2 for a reciprocal
-    that is checked (it calls a function otherwise), 2 for a root; 1 for a division of doubles, whose range it checks. A
-    function's own are not counted; reciprocals of integer
-    divisions, which begin with a conversion upwards, have none."""
+    """The fused sums that an exact kernel has, and how many it may have. nvcc's sequences, which real-inl.h has, too, use one
+    reciprocal or reciprocal root each: 6 for a division of known range, 5 for a checked one (FCHK), 2 for a checked reciprocal
+    (which otherwise calls a function), 2 for a root, 1 for a division of doubles, whose range it checks. Sums inside functions
+    do not count; reciprocals of integer divisions, which begin with a conversion upwards, have none."""
     end = min(kernel.functions, default=1 << 62)
     code = [i for i in kernel.code if i.address < end]
     called = [kernel.functions.get(int(i.text.split()[-1], 16), "") for i in code if i.name.startswith("CALL")]
@@ -116,7 +115,7 @@ def fused(kernel: Kernel) -> tuple[int, int]:
 
 
 def wrong_everywhere(kernel: Kernel, name: str) -> list[str]:
-    """Everything that no kernel may do."""
+    """The offences that any kernel can commit."""
     wrong = wrong_selectors(kernel)
     most_local = MOST_LOCAL_OF_THREE_STATES if STATES.get(name.partition(" ")[0]) == 3 else 0
     if name.endswith(" dynamic8 fast"):

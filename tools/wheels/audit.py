@@ -1,5 +1,5 @@
-"""The audit of a wheel: auditwheel's check of manylinux, abi3audit's of Python's stable ABI, and our own of every shared
-library in it."""
+"""Audits a wheel: auditwheel checks manylinux, abi3audit checks Python's stable ABI, and this file checks every shared library
+in it."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from wheels.work import Failure, Words, Work, say
 
-NEWEST = (2, 28)  # of glibc's versions: the wheel is manylinux_2_28 or older
+NEWEST = (2, 28)  # version of glibc: wheels are manylinux_2_28 or older
 MAX_BYTES = 8_000_000
-# The parts of glibc. A wheel needs no other library of the system.
+# The parts of glibc. A wheel needs no other system library.
 GLIBC = re.compile(r"^(lib(c|m|dl|rt|pthread)\.so\.[0-9]+|ld-linux-[a-z0-9-]+\.so\.[0-9]+)$")
 GLIBC_VERSION = re.compile(r"^GLIBC_([0-9]+)\.([0-9]+)(\.[0-9]+)?$")
-# The functions that a library shows. All else is hidden: two C++ libraries in one process must not meet.
+# The functions that a library exports. All else is hidden, because two C++ libraries in one process must not meet.
 SHOWN = {
     re.compile(r"_core\..*\.so$"): re.compile(r"PyInit__core$"),
     re.compile(r"liblowtide_cuda[0-9]+\.so$"): re.compile(r"lt_cuda_plugin$"),
     re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"lt_sycl_plugin$"),
 }
-# Libraries beside glibc that one of them needs, and of symbols' versions the newest that manylinux_2_28 has.
+# Libraries besides glibc that one of them needs, and the newest symbol versions that manylinux_2_28 has.
 LENT = {re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"(libsycl|libstdc\+\+|libgcc_s)\.so\.[0-9]+$")}
 LENT_VERSION = re.compile(r"^(GLIBCXX_3\.4(\.([0-9]|1[0-9]|2[0-4]))?|CXXABI_1\.3(\.([0-9]|1[01]))?|GCC_[34]\..*)$")
 
 
 @dataclass
 class Library:
-    """A shared library, as its dynamic section has it."""
+    """A shared library, as its dynamic section describes it."""
 
     name: str
     machine: str
     needed: list[str] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)  # RPATH, RUNPATH
-    versions: dict[str, set[str]] = field(default_factory=dict)  # of symbols, by the library that is to have them
+    versions: dict[str, set[str]] = field(default_factory=dict)  # of symbols, by the library that provides them
     shown: list[str] = field(default_factory=list)
     executable_stack: bool = False
 
 
 def repair(work: Work, wheel: Path, arch: str, out: Path, *, most: int = MAX_BYTES, excluded: str = "") -> Path:
-    """Audits a wheel and writes it, named for its platform, into `out`. Raises Failure that names each offence. most: bytes
-    of the wheel; excluded: a library that another package brings."""
+    """Audits a wheel and writes it into `out`, named for its platform. Raises Failure with every offence. most: the most bytes
+    of the wheel. excluded: a library that another package provides."""
     out.mkdir(parents=True, exist_ok=True)
     tools = work.tools()
     repaired = wheel.parent / "repaired"
-    # auto: the oldest platform that fits; of another architecture, it knows no names.
+    # "auto" is the oldest platform that fits. auditwheel knows no names for another architecture.
     options: Words = ["--zip-compression-level=9", "--plat", "auto", "--wheel-dir", repaired]
     options += ["--exclude", excluded] if excluded else []
     path = {"PATH": f"{tools}:/usr/bin:/bin"}
@@ -74,7 +74,7 @@ def repair(work: Work, wheel: Path, arch: str, out: Path, *, most: int = MAX_BYT
 
 
 def offences(wheel: Path, arch: str = "x86_64") -> list[str]:
-    """Everything in a wheel's shared libraries that it may not have, in words."""
+    """Describes every offence of a wheel's shared libraries."""
     libraries = list(_libraries(wheel))
     if not libraries:
         raise Failure(f"{wheel.name} has no shared library")

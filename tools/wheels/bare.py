@@ -1,8 +1,8 @@
-"""Tries a wheel as its user does: in an environment of its own, outside the clone, without a compiler.
+"""Tries a wheel as a user would: in its own environment, outside the clone, without a compiler.
 
-Without torch, bits.py steps every rule and format. With torch, whose packages are lent (borrowed.py), pip installs the
-wheel offline, README's first block and the program `lowtide` run, the committed hashes of results are compared, and pip
-takes the wheel away again.
+Without torch, bits.py steps every rule and format. With torch, whose packages are lent (borrowed.py), pip installs the wheel
+offline, README's first block and the program `lowtide` run, results are compared with the committed hashes, and pip uninstalls
+the wheel.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from wheels.hashes import Hashes, hashes_in
 from wheels.work import ROOT, Failure, Work, say
 
-INSTALL_TO_STEP_S = 10.0  # with torch present; of processor time, since other work lengthens what a clock shows
+INSTALL_TO_STEP_S = 10.0  # with torch present; processor time, which other work does not lengthen
 BITS = Path(__file__).with_name("bits.py")
 GOLDEN = ROOT / "tests" / "python" / "optimizers" / "test_golden.py"
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", GOLDEN)
 
 
 def readme_block() -> str:
-    """README's first block of Python."""
+    """The first Python block of README."""
     return str(re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)[0])
 
 
 def _processor_seconds() -> float:
-    """Processor time of the programs that this one has run."""
+    """The processor time of child programs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -42,15 +42,14 @@ class Bare:
         work.run(f"bare environment of Python {version}", [interpreter, "-m", "venv", "--clear", self._venv])
 
     def bits(self) -> Hashes:
-        """Installs the wheel alone, and returns what bits.py prints."""
+        """Installs only the wheel, and returns what bits.py prints."""
         self._pip("install", "--no-deps", self._wheel)
         printed = self._run("steps without torch", BITS)
         self._uninstall()
         return hashes_in(printed)
 
     def use(self, lent: list[Path]) -> None:
-        """Installs the wheel beside torch, runs README's first block, its programs and the golden hashes, and
-        uninstalls it."""
+        """Installs the wheel beside torch, runs README's first block, the programs and the golden hashes, and uninstalls it."""
         self._lend(lent)
         start, before = time.monotonic(), _processor_seconds()
         self._pip("install", self._wheel)
@@ -69,7 +68,7 @@ class Bare:
         self._uninstall()
 
     def _try_programs(self) -> None:
-        """`lowtide info`, `python -m lowtide`, and `lowtide bench`, which steps."""
+        """Runs `lowtide info`, `python -m lowtide`, and `lowtide bench`, which steps."""
         program = self._python.with_name("lowtide")
         said = self._run("lowtide info", program, "info")
         if "cpu" not in said:
@@ -80,7 +79,7 @@ class Bare:
             raise Failure(f"lowtide bench measured no step of its own:\n{measured}")
 
     def _lend(self, folders: list[Path]) -> None:
-        """Links packages into the environment, all but the package itself."""
+        """Links packages into the environment, except the package itself."""
         [own] = self._venv.glob("lib/python*/site-packages")
         for folder in folders:
             for path in folder.iterdir():
@@ -94,7 +93,7 @@ class Bare:
         self._run(f"pip {words[0]}", "-m", "pip", *options, words[0], *offline, *words[1:])
 
     def _run(self, what: str, *words: str | Path) -> str:
-        # From a folder that is not the clone, and without its compilers.
+        # Runs outside the clone and without its compilers.
         env = {"PATH": f"{self._python.parent}", "PYTHONDONTWRITEBYTECODE": "1"}
         return self._work.run(f"Python {self._version}, {what}", [self._python, *words], env=env, cwd=self._venv)
 

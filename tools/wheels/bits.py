@@ -1,10 +1,10 @@
-"""Steps of every rule and state format, without torch: prints their results as hashes, in JSON, by instruction set.
+"""Steps every rule and state format without torch, and prints hashes of the results as JSON, by instruction set.
 
     python bits.py [backend]    with "sycl": on its CPU device, too
 
-Runs where a wheel is tried, on the interpreter's standard library alone; each step's parameters and the checkpoint behind
-the last one are hashed. Tensors are stand-ins: objects with torch.Tensor's attributes that the core reads, on memory of
-ctypes. They prove that two builds agree, and nothing about torch.
+Runs where a wheel is tried, with only the interpreter's standard library. Hashes each step's parameters, and a checkpoint after
+the last step. Tensors are stand-ins: objects over ctypes memory with the attributes of torch.Tensor that the core reads. They
+prove that two builds agree, and nothing about torch.
 """
 
 import ctypes
@@ -48,13 +48,13 @@ class Tensor:
 
 
 def stand_ins() -> dict[str, types.ModuleType]:
-    """torch's modules, as far as the core asks for them."""
+    """The parts of torch's modules that the core uses."""
     names = ("torch", "torch.autograd", "torch.autograd.graph")
     modules = {name: types.ModuleType(name) for name in names}
     torch, _, graph = modules.values()
     torch.__dict__.update(Tensor=Tensor, strided=Tensor.layout, nn=types.SimpleNamespace(Parameter=Tensor))
     graph.__dict__.update(increment_version=lambda tensors: None)
-    # None of these tensors stands in for others.
+    # None of these tensors stands for others.
     functorch = types.SimpleNamespace(is_functorch_wrapped_tensor=lambda tensor: False)
     torch.__dict__.update(_C=types.SimpleNamespace(_functorch=functorch), _is_functional_tensor=lambda tensor: False)
     return modules
@@ -68,14 +68,14 @@ def result(core: types.ModuleType, rule: str, state: str, target: str, backend: 
     try:
         for parameter in parameters:
             optimizer.add_param(group, parameter)
-    except ValueError as error:  # rules that do not take 4 bits
+    except ValueError as error:  # rules that refuse 4 bits
         return str(error)
     digest = hashlib.sha256()
     for _ in range(STEPS):
         for parameter in parameters:
             parameter.grad = Tensor(parameter.shape, numbers)
         optimizer.step()
-        optimizer.check()  # waits for what a device has queued
+        optimizer.check()  # waits for the device's queued work
         for parameter in parameters:
             digest.update(bytes(parameter.memory))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
-"""The packages that a wheel is tried with: torch, what else the project depends on, and what the golden hashes need.
+"""The packages that a wheel is tried with: torch, the project's other dependencies, and those of the golden hashes.
 
-They are lent from environments that have them, or installed by uv, whose cache keeps one copy of what several have.
+They are lent from environments that have them, or installed by uv, whose cache keeps one copy of common files.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from wheels.work import ROOT, Failure, Words, Work, say
 
-WANTED = (ROOT / "pyproject.toml", "pytest", "hypothesis", "numpy")  # the project's dependencies, and golden hashes'
-# PyPI's torch for ARM64 is without CUDA, gigabytes, up to this version.
+WANTED = (ROOT / "pyproject.toml", "pytest", "hypothesis", "numpy")  # dependencies of the project and of the golden hashes
+# Up to this version, PyPI's torch for ARM64 comes without CUDA, which takes gigabytes.
 CPU_ON_ARM64 = "torch<2.11"
 _LISTED = """
 import importlib.util, json, sys
@@ -22,14 +22,14 @@ if "%d.%d" % sys.version_info[:2] == sys.argv[1] and importlib.util.find_spec("t
 
 
 class Borrowed:
-    """Packages for each version of Python: from `pythons`, else installed if `install`."""
+    """Packages for each version of Python: from `pythons`, or installed if `install`."""
 
     def __init__(self, work: Work, pythons: list[Path], install: bool) -> None:
         self._work, self._pythons, self._install = work, pythons, install
         self._folder = work.folder / "torch"
 
     def folders(self, version: str, interpreter: Path) -> list[Path]:
-        """The folders of packages for Python `version`; none if nobody has torch for it."""
+        """The folders of packages for Python `version`; none if no Python has torch for it."""
         for python in filter(Path.is_file, self._pythons):
             done = subprocess.run([python, "-c", _LISTED, version], capture_output=True, text=True, check=False)
             if done.stdout:
@@ -40,7 +40,7 @@ class Borrowed:
         return [self._installed(f"torch for Python {version}", version, interpreter, [])]
 
     def foreign(self, arch: str, version: str, interpreter: Path) -> list[Path]:
-        """The same, of packages for another architecture."""
+        """Like `folders`, for packages of another architecture."""
         if not self._install:
             return []
         platform = ["--python-platform", f"{arch}-manylinux_2_28", "--only-binary", ":all:"]
@@ -51,11 +51,11 @@ class Borrowed:
         if target.is_dir():
             return target
         new = target.with_suffix(".new")
-        # As pip does, which compiles what it installs.
+        # pip compiles what it installs, too.
         options = ["--quiet", "--compile-bytecode", *options]
         uv: Words = [self._work.tools() / "uv", "pip", "install", "--python", interpreter, "--target", new, *options]
         pyproject, *packages = WANTED
-        try:  # the index of torch's makers has it without CUDA
+        try:  # torch's own index has it without CUDA
             self._work.run(f"installing {what}, without CUDA", [*uv, "--torch-backend=cpu", "-r", pyproject, *packages])
         except Failure:
             self._work.run(f"installing {what}, from pip's index", [*uv, "-r", pyproject, *packages, without_index])

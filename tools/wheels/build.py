@@ -1,4 +1,4 @@
-"""Makes wheels of the package: the library is compiled once for an architecture, the binding for each interpreter."""
+"""Makes wheels of the package: compiles the library once per architecture, and the binding for each interpreter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wheels.interpreters import STABLE, is_stable
 from wheels.toolchain import Toolchain
 from wheels.work import Failure, Words, Work
 
-# A build folder's findings about the interpreter of the wheel before.
+# Entries of a build folder's cache about the previous interpreter.
 _PYTHON_LINES = re.compile(r"^_?(Python3?|PYTHON|NB)_.*\n", re.MULTILINE)
 
 
@@ -20,10 +20,10 @@ def raw_wheel(
     work: Work, what: str, source: Path, python: Path, build: Path, out: Path, settings: Mapping[str, str],
     env: Mapping[str, str], py_api: str = "",
 ) -> Path:  # fmt: skip
-    """The wheel of a source folder as built, the only one in `out`: its platform is linux, which auditwheel (audit.py)
-    raises. settings: of CMake, whose build folder is `build`; py_api: the oldest version of a stable ABI."""
+    """Builds the wheel of a source folder, the only one in `out`. Its platform is linux until auditwheel (audit.py) changes it.
+    settings: CMake settings for the folder `build`. py_api: the oldest version of a stable ABI."""
     shutil.rmtree(out, ignore_errors=True)
-    options = {"build-dir": str(build), "install.strip": "false"}  # the linker strips: strip knows one machine
+    options = {"build-dir": str(build), "install.strip": "false"}  # the linker strips, because strip knows only one machine
     if py_api:
         options["wheel.py-api"] = py_api
     options |= {f"cmake.define.{name}": value for name, value in settings.items()}
@@ -41,11 +41,11 @@ class Builder:
         self._source = source
         self._toolchain = toolchain
         self._build = toolchain.folder / "build"
-        # The types of the module, which a cross build cannot load to write them down.
+        # The types of the module. A cross build cannot load the module to write them.
         self._stub = work.folder / "_core.pyi"
 
     def wheel(self, version: str, interpreter: Path) -> Path:
-        """The wheel for an interpreter, as built. From STABLE on, the wheel is for all later versions, too."""
+        """Builds the wheel for an interpreter. From STABLE on, it serves all later versions, too."""
         arch = self._toolchain.arch
         cache = self._build / "CMakeCache.txt"
         if cache.is_file():
@@ -53,13 +53,13 @@ class Builder:
         settings = {"LOWTIDE_CUDA": "OFF", "LOWTIDE_SYCL": "OFF", "LOWTIDE_NATIVE": "OFF"}
         settings["nanobind_DIR"] = self._nanobind()
         settings |= self._toolchain.settings
-        # CMake of requirements.txt: Debian's does not know the stable ABI.
+        # CMake from requirements.txt, because Debian's does not know the stable ABI.
         env = self._toolchain.environment() | {"PATH": f"{self._work.tools()}:{os.environ['PATH']}"}
         if self._toolchain.is_cross:
             if not self._stub.is_file():
                 raise Failure(f"got no {self._stub}, which this machine's own wheels leave: make one of those first")
             settings["LOWTIDE_CORE_STUB"] = str(self._stub)
-            # As scikit-build-core wants to be told of a cross build.
+            # How scikit-build-core learns of a cross build.
             env["_PYTHON_HOST_PLATFORM"] = f"linux-{arch}"
             env["SETUPTOOLS_EXT_SUFFIX"] = f".cpython-{version.replace('.', '')}-{arch}-linux-gnu.so"
         out = self._toolchain.folder / "raw" / version
@@ -71,6 +71,7 @@ class Builder:
         return wheel
 
     def _nanobind(self) -> str:
-        """One nanobind for all: that of uv's environments is in another folder each time, and would be compiled anew."""
+        """One nanobind for all builds. Those in uv's environments have another folder each time, so they would be compiled
+        again."""
         python = self._work.tools() / "python"
         return self._work.run("looking for nanobind", [python, "-m", "nanobind", "--cmake_dir"]).strip()

@@ -1,7 +1,7 @@
-"""Highway's source, and headers and libraries that the library is built with, from Debian, whatever this machine has installed.
+"""Gets Highway's source, and headers and libraries for the build, from Debian, whatever this machine has installed.
 
-apt-get works on lists of its own in the work folder, so that it needs no root and changes nothing of the machine's; it
-checks signatures as ever.
+apt-get uses its own lists in the work folder, so it needs no root and changes nothing on the machine. It checks signatures as
+usual.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from wheels.work import Failure, Work
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SUITE = "bookworm"
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # ours, Debian's
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # our name: Debian's
 DEVELOPMENT = ("libxxhash-dev", "nlohmann-json3-dev", "liburing-dev")
 SOURCES = """\
 Types: deb deb-src
@@ -45,7 +45,7 @@ class Debian:
         return target
 
     def unpack(self, what: str, packages: tuple[str, ...], arch: str, into: Path, *, needs: bool = False) -> None:
-        """Unpacks packages for an architecture, with needs=True all that they need, into a folder, without installing."""
+        """Unpacks packages for an architecture into a folder, without installing. needs: also all packages that they need."""
         stamp = into / ".unpacked"
         if stamp.is_file() and stamp.read_text() == " ".join(packages):
             return

@@ -1,7 +1,7 @@
-"""Tries a wheel for another architecture: Debian's Python of that architecture under qemu-user, and torch's own wheel.
+"""Tries a wheel for another architecture with Debian's Python for it under qemu-user, and torch's own wheel.
 
-Nothing is installed: packages are unpacked beside each other. pip would run the foreign Python, which starts programs that
-this machine cannot run by themselves.
+Nothing is installed; packages are unpacked side by side. pip would run the foreign Python, which starts programs that this
+machine cannot run by itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from wheels.hashes import Hashes, hashes_in
 from wheels.debian import Debian
 from wheels.work import Failure, Words, Work, say
 
-PACKAGES = ("python3.11-minimal", "libpython3.11-stdlib", "libstdc++6")  # the last for torch
-VERSION = "3.11"  # of Debian's
+PACKAGES = ("python3.11-minimal", "libpython3.11-stdlib", "libstdc++6")  # torch needs the last
+VERSION = "3.11"  # of Debian's Python
 _RUN = "import runpy, sys; sys.path[:0] = {folders!r}; sys.argv = {argv!r}; runpy.{run}({what!r}, run_name='__main__')"
 
 
@@ -29,7 +29,7 @@ class Emulated:
         self._site = self._root / "site"
 
     def unpack(self, wheel: Path, version: str) -> bool:
-        """Makes the wheel ready to be used; False for a version of Python that Debian does not have."""
+        """Prepares the wheel for use. Returns False for a version of Python that Debian does not have."""
         if version != VERSION:
             say(f"{wheel.name}: audited, not run: Debian's Python for {self._arch} is {VERSION}")
             return False
@@ -44,7 +44,7 @@ class Emulated:
         return hashes_in(self._run("steps without torch", [], [BITS]))
 
     def use(self, lent: list[Path]) -> None:
-        """README's first block and the golden hashes, beside torch's packages in `lent`."""
+        """Runs README's first block and the golden hashes, beside torch's packages in `lent`."""
         block = self._root / "readme.py"
         block.write_text(readme_block())
         self._run("README's block", lent, [block])
@@ -52,7 +52,7 @@ class Emulated:
         say(f"{self._arch}: golden hashes: {text.strip().splitlines()[-1]}")
 
     def _run(self, what: str, lent: list[Path], words: list[Path] | tuple[str | Path, ...]) -> str:
-        """Runs a script, or a module behind -m, with words behind it."""
+        """Runs a script, or a module after -m, with arguments."""
         qemu = shutil.which(f"qemu-{self._arch}") or shutil.which(f"qemu-{self._arch}-static")
         if not qemu:
             raise Failure(f"got no qemu-{self._arch} in PATH, wanted it to try the wheel: apt-get install qemu-user")

@@ -1,4 +1,4 @@
-"""The CPython interpreters that wheels are made for, where this machine has them."""
+"""Finds the CPython interpreters that wheels are made for on this machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from wheels.work import Failure, Work
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-STABLE = "cp312"  # from this on, one wheel by Python's stable ABI serves all versions
-# Where it is, not a shim that chooses one; and whether its headers are there.
+STABLE = "cp312"  # from this version on, one wheel with the stable ABI serves all
+# Prints the version and the path, not of a shim that chooses an interpreter, if the headers are there.
 _PROBE = """
 import os, sys, sysconfig
 if sys.implementation.name == "cpython" and os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")):
@@ -20,12 +20,12 @@ if sys.implementation.name == "cpython" and os.path.isfile(os.path.join(sysconfi
 
 
 def is_stable(version: str) -> bool:
-    """Whether Python `version` takes the wheel of the stable ABI."""
+    """True if Python `version` takes the wheel of the stable ABI."""
     return [int(n) for n in version.split(".")] >= [int(STABLE[2]), int(STABLE[3:])]
 
 
 def find(work: Work, version: str) -> Path:
-    """CPython `version` with its headers: in PATH, pyenv's folder or uv's, else as uv fetches it."""
+    """CPython `version` with its headers, from PATH or the folders of pyenv and uv. If there is none, uv fetches it."""
     found = _look_for(version)
     if found is None:
         try:

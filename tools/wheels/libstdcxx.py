@@ -1,7 +1,7 @@
-"""The compiler of a plug-in whose runtime has the types of libstdc++ in its interface: zig's clang, for the same old glibc,
-with the headers of libstdc++ and the library itself from Debian.
+"""The compiler for a plug-in whose runtime uses types of libstdc++ in its interface: zig's clang, for the same old glibc, with
+headers and library of libstdc++ from Debian.
 
-Functions that are newer than manylinux_2_28's libstdc++ are linked into the plug-in (libstdcxx.cpp); the audit finds others.
+Functions newer than manylinux_2_28's libstdc++ are linked into the plug-in (libstdcxx.cpp); the audit finds any others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from wheels.work import Words, Work
 
 PACKAGES = ("libstdc++-12-dev", "libstdc++6", "libgcc-s1")
 VERSION = "12"
-# The header is of glibc 2.32, and zig's refuses older ones. The word says that there may be several threads.
+# The header is from glibc 2.32, and zig's refuses older ones. Its word says that there may be several threads.
 SINGLE_THREADED = "#pragma once\nstatic const char __libc_single_threaded = 0;\n"
 TOOLCHAIN = """\
 include("{base}")
@@ -34,7 +34,7 @@ def make(work: Work, toolchain: Toolchain) -> Path:
     write(folder / "sys" / "single_threaded.h", SINGLE_THREADED)
     triple = f"{toolchain.arch}-linux-gnu"
     headers = (folder, root / "usr/include/c++" / VERSION, root / "usr/include" / triple / "c++" / VERSION)
-    # Headers as -I, for clang looks for those of the system behind them. Warnings in them are not ours.
+    # clang searches -I before the system's headers. Warnings in these headers are not ours.
     flags = ["-w", "-nostdinc++", "-nostdlib++", *(f"-I{path}" for path in headers)]
 
     added, source = folder / "libstdcxx.o", Path(__file__).with_suffix(".cpp")

@@ -1,7 +1,7 @@
-"""The wheels of plug-ins: each is a Python package of its own (packages/), for all versions of Python.
+"""Makes the wheels of plug-ins. Each is its own Python package (packages/), for all versions of Python.
 
-CUDA's host code is compiled as the package's is, and its kernels by nvcc from PyPI (cuda.txt). The SYCL plug-in takes
-libstdc++, as libsycl does (libstdcxx.py).
+CUDA's host code is compiled like the package, and its kernels by nvcc from PyPI (cuda.txt). The SYCL plug-in uses libstdc++, as
+libsycl does (libstdcxx.py).
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from wheels.work import Failure, Words, Work, say
 ARCHITECTURE = "x86_64"
 BITS = Path(__file__).with_name("bits.py")
 CUDA_PACKAGES = Path(__file__).with_name("cuda.txt")
-CUDA_BYTES = 64_000_000  # of a wheel with machine code for four architectures
-SYCL_PACKAGES = "intel-sycl-rt==2026.2.*\nintel-opencl-rt==2026.2.*\n"  # the last for kernels and the trial
+CUDA_BYTES = 64_000_000  # the most for a wheel with machine code for four architectures
+SYCL_PACKAGES = "intel-sycl-rt==2026.2.*\nintel-opencl-rt==2026.2.*\n"  # the last is for kernels and the trial
 _BACKENDS = "import sys; from lowtide import _core; print(_core.backends()[sys.argv[1]])"
 
 
 class Plugins:
-    """Makes wheels of the packages in the folder `source` into `out`. architectures: CUDA's compute capabilities, as CMake
-    takes them; "": CMake's choice."""
+    """Makes wheels of the packages in the folder `source` into `out`. architectures: CUDA's compute capabilities in CMake's
+    form; "": CMake's choice."""
 
     def __init__(self, work: Work, source: Path, out: Path, architectures: str = "") -> None:
         self._work, self._source, self._out, self._architectures = work, source, out, architectures
         self._toolchain = Toolchain(work, ARCHITECTURE)
 
     def make(self, name: str) -> Path:
-        """The audited wheel of lowtide-<name>."""
+        """Makes the audited wheel of lowtide-<name>."""
         self._toolchain.make()
         return self._cuda(name) if name.startswith("cuda") else self._sycl(name)
 
     def try_beside(self, wheel: Path, plugin: Path, name: str) -> None:
-        """The plug-in in an environment of its own, beside a wheel of the package, without torch: CUDA's loads where there
-        is no driver, and SYCL's steps on the CPU have the bits of the CPU backend."""
+        """Tries the plug-in in its own environment, beside a wheel of the package, without torch. CUDA's must load without a
+        driver; SYCL's steps on the CPU must have the bits of the CPU backend."""
         backend = name.rstrip("0123456789")
         folder = self._work.environment(name, SYCL_PACKAGES if backend == "sycl" else "")
         python = folder / "bin" / "python"
         pip: Words = [python, "-m", "pip", "install", "--no-input", "-q", "--no-deps", "--force-reinstall"]
         self._work.run(f"installing {plugin.name}", [*pip, wheel, plugin])
         env = {}
-        if backend == "cuda":  # without a driver it is only loaded where it is named
+        if backend == "cuda":  # without a driver it only loads if it is named
             [installed] = folder.glob(f"lib/python*/site-packages/lowtide_{name}/*.so")
             env["LOWTIDE_CUDA_PLUGIN"] = str(installed)
         said = self._work.run(f"backends with {plugin.name}", [python, "-c", _BACKENDS, backend], env=env, cwd=folder)
@@ -60,7 +60,7 @@ class Plugins:
             require_equal(plugin.name, hashes, hashes[backend])
 
     def fitting(self) -> Path | None:
-        """The wheel of the package in `out` for the Python of the trials, which is this one; None if there is none."""
+        """The package's wheel in `out` for this Python, which runs the trials; None if there is none."""
         minor = sys.version_info[1]
         for wheel in sorted(self._out.glob(f"lowtide-*_{ARCHITECTURE}.whl")):
             found = re.search(r"-cp3(\d+)-(abi3)?", wheel.name)
@@ -77,7 +77,7 @@ class Plugins:
 
     def _cuda(self, name: str) -> Path:
         [toolkit] = self._work.environment("cuda", CUDA_PACKAGES.read_text()).glob("lib/python*/site-packages/nvidia/cu13")
-        # CMake looks for libraries in these folders alone.
+        # CMake searches only these folders for libraries.
         file = self._toolchain.folder / "cuda.cmake"
         write(file, f'include("{self._toolchain.file}")\nlist(APPEND CMAKE_FIND_ROOT_PATH "{toolkit}")\n')
         settings = {"CMAKE_TOOLCHAIN_FILE": str(file), "LOWTIDE_NVCC": str(toolkit / "bin" / "nvcc")}

@@ -1,4 +1,4 @@
-"""The recipe: for each architecture, the wheel of each Python is built, audited, put into the folder, and tried."""
+"""For each architecture, builds, audits, stores and tries the wheel of each Python."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from wheels.work import Work
 
 
 class Recipe:
-    """Makes wheels for `interpreters` (by version) into `out`, and tries them with what `borrowed` has."""
+    """Makes wheels for `interpreters` (by version) into `out`, and tries them with the packages that `borrowed` has."""
 
     def __init__(self, work: Work, interpreters: dict[str, Path], borrowed: Borrowed, out: Path) -> None:
         self._work, self._interpreters, self._borrowed, self._out = work, interpreters, borrowed, out
-        self._hashes: Cells = {}  # of all that was tried, by cell
+        self._hashes: Cells = {}  # of all wheels so far, by cell
 
     def source(self) -> None:
-        """Makes the source distribution; `files`: the folder with what is in it."""
+        """Makes the source distribution. `files` becomes the folder of its contents."""
         self._archive, self.files = source.distribution(self._work, self._out)
 
     def try_source(self) -> None:
@@ -35,7 +35,7 @@ class Recipe:
         toolchain = Toolchain(self._work, arch)
         toolchain.make()
         builder = Builder(self._work, toolchain, self.files)
-        made: dict[str, Path] = {}  # by what it is for: a version, or all from STABLE on
+        made: dict[str, Path] = {}  # by version, or STABLE for all later ones
         for version, interpreter in self._interpreters.items():
             name = STABLE if is_stable(version) else version
             if name not in made:
@@ -60,6 +60,6 @@ class Recipe:
         return trial.bits()
 
     def _compare(self, name: str, hashes: Hashes) -> None:
-        """Every wheel, version and instruction set has the bits of the first."""
+        """Requires every wheel, version and instruction set to have the bits of the first."""
         self._hashes = self._hashes or next(iter(hashes.values()))
         require_equal(name, hashes, self._hashes)

@@ -1,5 +1,5 @@
-"""The source distribution: made, unpacked into the folder that wheels are built from (what it lacks, they would miss), and
-tried as docs/quick-start.md has it for a machine without network."""
+"""The source distribution: makes it, unpacks it into the folder that wheels are built from (so that they miss what it lacks),
+and tries it as docs/quick-start.md says for a machine without network."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from wheels.bare import BITS
 from wheels.hashes import Hashes, hashes_in
 from wheels.work import ROOT, Failure, Words, Work
 
-# This machine's instruction set alone, which is built in a third of the time; and no plug-ins.
+# Only this machine's instruction set, which builds in a third of the time, and no plug-ins.
 OPTIONS = "-DLOWTIDE_NATIVE=ON -DLOWTIDE_CUDA=OFF -DLOWTIDE_SYCL=OFF"
-OFFLINE = ("unshare", "--map-root-user", "--net")  # a name space without network
+OFFLINE = ("unshare", "--map-root-user", "--net")  # a namespace without network
 
 
 def distribution(work: Work, out: Path) -> tuple[Path, Path]:
-    """Makes the source distribution in `out`; the archive, and the folder with its files."""
+    """Makes the source distribution in `out`. Returns the archive, and the folder of its contents."""
     made = work.folder / "sdist"
     shutil.rmtree(made, ignore_errors=True)
     uv: Words = [work.tools() / "uv", "build", "--sdist", "--python", sys.executable, "--out-dir", made]
@@ -32,7 +32,7 @@ def distribution(work: Work, out: Path) -> tuple[Path, Path]:
 
 
 def trial(work: Work, archive: Path, version: str, interpreter: Path) -> Hashes:
-    """Builds and installs the archive without network, with this machine's compiler and libraries; bits.py's hashes."""
+    """Builds and installs the archive without network, with this machine's compiler and libraries. Returns bits.py's hashes."""
     if not shutil.which("unshare"):
         raise Failure("got no unshare (util-linux), wanted it to try the source distribution without network")
     venv = work.folder / "bare" / "source"
@@ -50,7 +50,7 @@ def trial(work: Work, archive: Path, version: str, interpreter: Path) -> Hashes:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Writes the files whose content is new: the archive gives all files one time, which builds could not tell apart."""
+    """Writes files with new content. The archive gives all files one time, by which builds could not tell them apart."""
     kept = set()
     with tarfile.open(archive) as tar:
         for member in tar:

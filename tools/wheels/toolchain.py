@@ -1,7 +1,7 @@
-"""The compiler of wheels: clang as zig ships it, for one architecture and for glibc 2.28, and the headers it reads.
+"""The compiler of wheels: zig's clang, for one architecture and glibc 2.28, and the headers that it reads.
 
-Zig carries every glibc's list of symbols and links libc++ statically, so that the machine's own glibc and libstdc++ do
-not matter. CMake sees it as a toolchain file (`file`) with `settings`.
+Zig has every glibc's list of symbols and links libc++ statically, so the machine's own glibc and libstdc++ do not matter. CMake
+sees it as a toolchain file (`file`) with `settings`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from wheels.work import Work
 
 GLIBC = "2.28"
 PROGRAMS = {"cc": "cc -target {target}", "c++": "c++ -target {target}", "ar": "ar", "ranlib": "ranlib"}
-# CMake's launcher of compilers, which gives the CPU kernels of this machine's architecture to g++: the native build's
-# machine code, where clang's steps take up to 1.4 times as long. Kernels need nothing of a standard library.
+# CMake's compiler launcher. It compiles CPU kernels for this machine's architecture with g++, as native builds do: steps by
+# clang take up to 1.4 times as long. Kernels need nothing from a standard library.
 LAUNCHER = """\
 #!/bin/sh
 for word; do
@@ -55,12 +55,12 @@ class Toolchain:
         self.folder = work.folder / arch
         self.file = self.folder / "toolchain.cmake"
         self._root = self.folder / "root"
-        self.settings: dict[str, str] = {}  # of CMake, by name
+        self.settings: dict[str, str] = {}  # CMake settings by name
         self._target = f"{arch}-linux-gnu.{GLIBC}"
         self._zig_version = ""
 
     def make(self) -> None:
-        """Makes what is not there yet."""
+        """Makes what does not exist yet."""
         self._make_programs()
         debian = Debian(self._work)
         debian.unpack(f"headers for {self.arch}", DEVELOPMENT, self.arch, self._root)
@@ -70,12 +70,12 @@ class Toolchain:
         }
 
     def environment(self) -> dict[str, str]:
-        """Variables for CMake: a compiler cache where there is one, and g++ for kernels."""
+        """Variables for CMake: a compiler cache, if there is one, and g++ for kernels."""
         launchers = [] if self.is_cross else [str(self.folder / "bin" / "launcher")]
         env: dict[str, str] = {}
         if shutil.which("ccache"):
             launchers.append("ccache")
-            # ccache sees a script named c++: neither clang, nor what it compiles for, nor that zig is another one.
+            # ccache sees a script named c++. It cannot know that it is clang, its target, or that zig has changed.
             env |= {"CMAKE_C_COMPILER_LAUNCHER": "ccache", "CCACHE_COMPILERTYPE": "clang"}
             env["CCACHE_COMPILERCHECK"] = f"string:zig {self._zig_version} for {self._target}"
         if launchers:
@@ -94,12 +94,12 @@ class Toolchain:
             (folder / name).chmod(0o755)
         write(folder / "launcher", LAUNCHER)
         (folder / "launcher").chmod(0o755)
-        # A system's name makes it a cross build, whose programs CMake does not run.
+        # A system name makes it a cross build, whose programs CMake does not run.
         cross = f"set(CMAKE_SYSTEM_NAME Linux)\nset(CMAKE_SYSTEM_PROCESSOR {self.arch})\n" if self.is_cross else ""
         write(self.file, TOOLCHAIN.format(cross=cross, bin=folder, arch=self.arch, prefix=self._root / "usr"))
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file unless it says so already: a new time would have all compiled anew."""
+    """Writes a file if its content is new. A new time alone would make everything compile again."""
     if not path.is_file() or path.read_text() != text:
         path.write_text(text)

@@ -1,4 +1,4 @@
-"""A folder to work in: runs commands with their output in a log, and says what takes how long."""
+"""A work folder: runs commands with their output in a log, and prints how long each takes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-Words = list[str | Path]  # of a command
+Words = list[str | Path]  # words of a command
 
 
 class Failure(Exception):
-    """A step that failed, in words for the user."""
+    """A step failed. The message is for the user."""
 
 
 def say(text: str) -> None:
@@ -22,7 +22,7 @@ def say(text: str) -> None:
 
 
 class Work:
-    """The folder `folder`, with logs in its `logs`; `name` opens what is said."""
+    """Works in `folder`, with logs in its `logs`. `name` begins all messages."""
 
     def __init__(self, folder: Path, name: str = "wheels") -> None:
         self.folder = folder.resolve()
@@ -31,7 +31,7 @@ class Work:
         self._logs.mkdir(parents=True, exist_ok=True)
 
     def run(self, what: str, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
-        """Runs a command to its end and returns what it printed. Raises Failure with the end of that if it fails."""
+        """Runs a command to its end and returns its output. Raises Failure with the end of the output if it fails."""
         log = self._logs / (what.replace(" ", "-").replace("/", "-") + ".log")
         print(f"{self._name}: {what} ...", end="", flush=True)
         start = time.monotonic()
@@ -54,7 +54,7 @@ class Work:
         return text
 
     def environment(self, name: str, requirements: str) -> Path:
-        """The folder of an environment of this Python with these requirements, one a line, and what they need."""
+        """The folder of an environment of this Python with these requirements, one per line, and their dependencies."""
         venv = self.folder / name
         listed = venv / "requirements.txt"
         if not listed.is_file() or listed.read_text() != requirements:
@@ -67,5 +67,5 @@ class Work:
         return venv
 
     def tools(self) -> Path:
-        """The folder of the programs of requirements.txt, installed there if they are not yet (100 MB)."""
+        """The folder of the programs in requirements.txt. Installs them if needed (100 MB)."""
         return self.environment("tools", Path(__file__).with_name("requirements.txt").read_text()) / "bin"

@@ -1,4 +1,4 @@
-"""What this machine and installation can do."""
+"""Describes this machine and this installation."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Cache:
         self._age = 0
         self._kept: tuple[int, ...] | None = None
 
-    # What the core requires of a source of device memory.
+    # The interface that the core requires of a source of memory.
 
     def allocate(self, size: int) -> int:
         """Allocates `size` bytes aligned to 256; returns 0 if out of memory."""

@@ -39,7 +39,7 @@ create_dynamic_map = blockwise.dynamic_map
 
 @dataclass(eq=False)
 class QuantState:
-    """What undoes a quantization: `absmax` of each block, the code book `code`, `blocksize`, and the original `dtype`. If
+    """Undoes a quantization with `absmax` of each block, the code book `code`, `blocksize`, and the original `dtype`. If
     `nested`, absmax is itself quantized, by `state2`, after `offset` was subtracted."""
 
     absmax: torch.Tensor
