@@ -1,1 +1,1 @@
-"""Benchmarks: a folder for each scenario."""
+"""Benchmarks, with a folder for each scenario."""

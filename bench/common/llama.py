@@ -1,4 +1,4 @@
-"""A LLaMA with random weights: the one of transformers where it is installed, else a plain one of the same tensors."""
+"""A LLaMA with random weights: from transformers if installed, otherwise a plain one with the same tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LLAMA_TINY = Size(width=32, ffn=88, layers=1, heads=2, vocab=64, context=16)
 
 
 def rotated(x: torch.Tensor, theta: float = 1e4) -> torch.Tensor:
-    """Rotary positions: each half of a head's values is turned with the other."""
+    """Rotary positions: rotates each half of a head's values with the other."""
     half = x.shape[-1] // 2
     speed = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angle = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * speed
@@ -59,7 +59,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Called as transformers' model is with `labels`: returns the loss of the next tokens."""
+    """Called like transformers' model with `labels`. Returns the loss of the next tokens."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def build(size: Size) -> nn.Module:
-    """The model of transformers if that can be imported, in torch's default type and on its default device."""
+    """The model of transformers if that can be imported, with torch's default type and device."""
     try:
         return of_transformers(size)
     except ImportError:

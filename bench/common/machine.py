@@ -34,9 +34,9 @@ def _first_line(*command: str) -> str:
 
 
 def revision() -> str:
-    """The commit of this repository, with "-dirty" where files have changes that are not committed or are not known to git."""
+    """The commit of this repository, with "-dirty" if files have changed or are unknown to git."""
     here = str(Path(__file__).parents[2])
-    changed = _first_line("git", "-C", here, "status", "--porcelain")  # "unknown" stands for no line, too
+    changed = _first_line("git", "-C", here, "status", "--porcelain")  # no line also gives "unknown"
     return _first_line("git", "-C", here, "describe", "--always") + ("-dirty" if changed != "unknown" else "")
 
 
@@ -55,13 +55,14 @@ def versions(packages: list[str]) -> dict[str, str]:
 
 
 def origin(described: dict[str, object]) -> dict[str, object]:
-    """The commit, the processor, its instructions and the versions of what `describe` returned: a result depends on them beside its settings."""
+    """The commit, processor, instructions and versions that `describe` returned. A result depends on them besides its
+    settings."""
     names = ("revision", "cpu", "torch_instruction_set", "gpu", "versions")
     return {name: described[name] for name in names if name in described}
 
 
 def describe(packages: list[str], device: str = "cpu") -> dict[str, object]:
-    """With `device` "cuda" and a GPU present, the GPU as well."""
+    """Describes the machine. With `device` "cuda" and a GPU present, also the GPU."""
     import torch
 
     there = device == "cuda" and torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Results as JSON files: a row in each line, and no digits beyond what a measurement can tell."""
+"""Results as JSON files, with one row per line, and no more digits than a measurement can tell."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-DIGITS = 4  # significant ones of a time or a rate
-LOSS_DIGITS = 6  # of losses, which are compared by their fourth
-ROW = 1000  # characters
+DIGITS = 4  # significant digits of a time or a rate
+LOSS_DIGITS = 6  # of losses, whose fourth digit is compared
+ROW = 1000  # the most characters of a row
 
 
 def rounded(value: Any, digits: int = DIGITS) -> Any:
@@ -24,7 +24,7 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
 
 
 def text(value: Any, depth: int = 0) -> str:
-    """A line for each key and each row; dicts of the second level that are no longer than a row are one."""
+    """One line for each key and each row. Dicts of the second level that fit a row take one line."""
     compact = json.dumps(value, ensure_ascii=False)
     rows = isinstance(value, list) and any(isinstance(row, (dict, list)) for row in value)
     longest = ROW if isinstance(value, dict) and depth else 120
@@ -36,7 +36,7 @@ def text(value: Any, depth: int = 0) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[str] = ()) -> list[str]:
-    """Lines of Markdown. align: "---" or "---:" for each column."""
+    """Lines of a Markdown table. align: "---" or "---:" for each column."""
     cells = [head, align or ["---"] * len(head), *rows]
     return ["| " + " | ".join(text.replace("|", "/").replace("\n", " ") for text in row) + " |" for row in cells]
 

@@ -1,7 +1,7 @@
-"""Measures several steps against each other: in turn within every round, disturbed samples dropped.
+"""Times several steps against each other, in turn within each round, and drops disturbed samples.
 
-Times of different processes, or of different minutes of one process, do not compare (memory lies elsewhere, neighbours
-come and go). Each round runs all steps once, so a slow moment hits all of them, and only ratios are read.
+Times from different processes, or from different minutes of one, cannot be compared, because memory and neighbours differ. Each
+round runs all steps once, so a slow moment hits all of them. Only ratios count.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from common import threads
 
 MAX_DELAY = 0.03  # share of a sample's time that threads may have waited for a core
-# OpenMP workers spin for some milliseconds after their work, on the core that the next contender needs.
+# After their work, OpenMP workers spin for some milliseconds on the core that the next contender needs.
 SETTLE_SECONDS = 0.015
 
 
 @dataclass(frozen=True)
 class Sample:
     seconds: float
-    delay: float  # time that threads waited for a core / seconds; several threads add up
+    delay: float  # time that threads waited for a core / seconds, summed over threads
     cores: float  # processor time / seconds: how many threads really worked
 
     @property
@@ -41,7 +41,7 @@ class Series:
 
     @property
     def disturbed(self) -> bool:
-        """Whether there is no clean sample, so that the figures below come from disturbed ones."""
+        """True if there is no clean sample, so that figures come from disturbed ones."""
         return not self.clean
 
     def _used(self) -> list[Sample]:
@@ -49,8 +49,8 @@ class Series:
 
     @property
     def seconds(self) -> float:
-        """The 33rd percentile of the clean samples (nearest rank): below the median, since disturbance only adds, and
-        above the minimum, which is luck."""
+        """The 33rd percentile of the clean samples (nearest rank): below the median, because disturbance only adds, and above
+        the minimum, which is luck."""
         ordered = sorted(sample.seconds for sample in self._used())
         return ordered[max(0, -(-len(ordered) // 3) - 1)]
 
@@ -64,7 +64,7 @@ class Series:
 
 
 def prepare(step: Callable[[], object]) -> None:
-    """Calls the method that makes a step ready to be timed, where it has one."""
+    """Calls the method that prepares a step for timing, if there is one."""
     if before := getattr(step, "prepare", None):
         before()
 
@@ -85,10 +85,8 @@ def sample(step: Callable[[], object]) -> Sample:
 def measure(
     steps: dict[str, Callable[[], object]], counts: list[int], clean: int, limit: int, parts: int = 2
 ) -> dict[int, dict[str, Series]]:
-    """Series by thread count and by name of the step: `clean` clean samples of each, or as many as `limit` rounds hold.
-
-    The thread counts alternate in `parts` parts: a change of the count restarts OpenMP's threads, so it is not made
-    within a round.
+    """Series by thread count and by name of the step, with `clean` clean samples of each, or as many as `limit` rounds give.
+    Thread counts alternate in `parts` parts, not within a round, because a change restarts OpenMP's threads.
     """
     result = {count: {name: Series() for name in steps} for count in counts}
     names = list(steps)
@@ -109,7 +107,7 @@ def measure(
                 for turn in range(-(-limit // parts)):
                     if all(len(one.clean) * parts >= clean * part for one in series.values()):
                         break
-                    order = random.Random(turn).sample(names, len(names))  # nobody always follows the same neighbour
+                    order = random.Random(turn).sample(names, len(names))  # so that neighbours vary
                     for name in order:
                         series[name].samples.append(sample(steps[name]))
     finally:

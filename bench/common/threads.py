@@ -1,7 +1,7 @@
-"""Where the threads of a measurement run, and whether they got their cores.
+"""Decides where the threads of a measurement run, and tells whether they got their cores.
 
-Import this before anything that loads an OpenMP runtime: such a runtime binds the thread that loads it to one core, and
-the cores that the process may use are read here, at import.
+Import this before anything that loads an OpenMP runtime, which binds the thread that loads it to one core. The cores that the
+process may use are read here, at import.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Callable
 
-# A worker woken from sleep is placed on its waker's core while anything else runs: without binding, two threads are
-# often as fast as one. OpenMP reads these when it is loaded.
+# While anything else runs, a worker that wakes up is placed on its waker's core, and without binding two threads are often as
+# fast as one. OpenMP reads these variables when it is loaded.
 BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
-# Settings that would make a contender slower or its thread count another than the row's.
+# Settings that would slow a contender or change its thread count.
 UNWANTED = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OMP_DYNAMIC", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "KMP_AFFINITY",
             "KMP_BLOCKTIME", "MKL_NUM_THREADS")
 
@@ -22,14 +22,14 @@ ALLOWED = sorted(os.sched_getaffinity(0))
 
 
 def restart_bound() -> None:
-    """Starts this process again, with the settings above, unless it has them."""
+    """Restarts this process with the settings above, unless it has them."""
     wanted = {key: value for key, value in os.environ.items() if key not in UNWANTED} | BOUND
     if wanted != dict(os.environ):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)
 
 
 def _siblings(cpu: int) -> frozenset[int]:
-    """The logical CPUs of one core."""
+    """The logical CPUs that share a core with this one."""
     try:
         with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
             text = file.read()
@@ -53,7 +53,7 @@ def tasks() -> list[int]:
 
 
 def set_threads(count: int) -> None:
-    """`count` threads for torch and for every OpenMP runtime in the process: a library may have brought its own."""
+    """Sets `count` threads for torch and for every OpenMP runtime in the process, because a library may have its own."""
     import torch
 
     torch.set_num_threads(count)
@@ -65,13 +65,12 @@ def set_threads(count: int) -> None:
 
 
 def placed(warm_up: Callable[[], None]) -> None:
-    """Runs `warm_up`, which makes every contender start its threads; then this thread is bound to the first core and all
-    others are kept off it.
+    """Runs `warm_up`, in which every contender starts its threads. Then binds this thread to the first core and keeps all
+    others off it.
 
     A pool that is not OpenMP's starts its threads from this one and inherits where it may run. OpenMP has bound it to
-    one core by now: with that left as it is, such a pool would share the one core with its caller.
-    """
-    first = cores()[0]
+    A pool that does not use OpenMP starts its threads from this one and inherits its cores. OpenMP has bound this thread to one
+    core by now, which such a pool would share with its caller.
     os.sched_setaffinity(0, ALLOWED)
     warm_up()
     os.sched_setaffinity(0, {first})
@@ -85,16 +84,16 @@ def placed(warm_up: Callable[[], None]) -> None:
             now = os.sched_getaffinity(task)
             os.sched_setaffinity(task, now & elsewhere or elsewhere)
         except OSError:
-            pass  # The thread has ended.
+            pass  # the thread has ended
 
 
 def queue_delay() -> int:
-    """Nanoseconds that the threads of this process have waited for a core, ready to run."""
+    """Nanoseconds for which threads of this process, ready to run, have waited for a core."""
     total = 0
     for task in tasks():
         try:
             with open(f"/proc/self/task/{task}/schedstat") as file:
                 total += int(file.read().split()[1])
         except (OSError, IndexError):
-            pass  # The thread has ended, or the kernel keeps no such figures.
+            pass  # the thread has ended, or the kernel keeps no such figures
     return total

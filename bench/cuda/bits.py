@@ -1,5 +1,5 @@
-"""The same bits for every rule and format, for all mantissas, and wherever state lives: on the CPU, resident on the GPU
-and streaming, byte by byte.
+"""Compares bits for every rule and format, for all mantissas, and wherever state lives: on the CPU, resident on the GPU and
+streaming, byte by byte.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ STEPS = 5
 RULES = ("AdamW", "Adam", "NAdam", "Lion", "SGD", "RMSprop", "Adagrad", "AdEMAMix", "LAMB", "LARS")
 FORMATS = ("dynamic8", "float8", "dynamic4", "bf16", "fp32")
 RULE_SHAPES = [(257,), (100_003,), (64, 4096)]
-# A fast step of AdamW may differ so much from the exact one, relative to it: 14 and rounding (docs/project/cuda.md).
+# The most that a fast step of AdamW may differ, relative to the exact one: 14, and rounding (docs/project/cuda.md).
 FAST_BOUND = 15 * 2**-24
-Place = Callable[[torch.Tensor, torch.dtype], torch.Tensor]  # makes a copy there
+Place = Callable[[torch.Tensor, torch.dtype], torch.Tensor]  # copies to the place
 PLACES = {"resident": {"device": "1GiB"}, "copy": {"device": DEVICE, "transfer": "copy"},
           "zero_copy": {"device": DEVICE, "transfer": "zero_copy"},
           "hybrid": {"device": DEVICE, "transfer": "hybrid"}}  # fmt: skip
@@ -41,7 +41,7 @@ def on_cpu(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def run(gpu: Gpu, start: list[torch.Tensor], grads: list[list[torch.Tensor]], place: Place, dtype: torch.dtype,
         state: str, memory: Any, **options: Any) -> tuple[list[torch.Tensor], int]:  # fmt: skip
-    """Parameters and state after some steps, as bytes on the CPU, and the bytes of state that moved in each step."""
+    """Parameters and state after some steps, as bytes on the CPU, and the bytes of state that each step moved."""
     params = [torch.nn.Parameter(place(value, dtype)) for value in start]
     optimizer = contenders.lowtide_optimizer(gpu, params, state=state, memory=memory, **options)
     for step in grads:
@@ -64,7 +64,7 @@ def differing(got: list[torch.Tensor], right: list[torch.Tensor]) -> int:
 
 
 def rules(gpu: Gpu, rows: Rows) -> None:
-    """Every rule with every format that it takes, resident, against the CPU."""
+    """Compares every rule with every format that it takes, resident, with the CPU."""
     shapes = [(257,), (3, 300)] if gpu.rehearsed else RULE_SHAPES
     start, grads = values(shapes, 3), [values(shapes, 4 + step) for step in range(gpu.size(3, 1))]
     wrong = compared = 0
@@ -97,8 +97,8 @@ def rules(gpu: Gpu, rows: Rows) -> None:
 
 
 def mantissas(gpu: Gpu, rows: Rows) -> None:
-    """First steps from zeros with gradients of all mantissas of fp32: exact ones have the bits of the CPU; fast ones,
-    with approximate divisions and roots that nothing but a GPU has, are within their bound."""
+    """Compares first steps from zeros, with gradients of all fp32 mantissas. Exact steps have the bits of the CPU. Fast steps,
+    whose approximate divisions and roots only GPUs have, are within their bound."""
     exponents = gpu.size(4, 1)
     patterns = torch.arange(0, 1 << 23, gpu.size(1, 4099), dtype=torch.int32)
     grad = torch.cat([(patterns + ((127 - 3 * e) << 23)).view(torch.float32) for e in range(exponents)])

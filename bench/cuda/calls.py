@@ -1,4 +1,4 @@
-"""The host's part of a step: how long a call takes for many tensors, and a fork of a process whose state is pinned."""
+"""The host's part of a step: how long a call takes with many tensors, and a fork of a process with pinned state."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def calls(gpu: Gpu, rows: Rows) -> None:
     for label, series in found.items():
         rows.add(f"{len(params)} tensors of {sum(map(torch.numel, params)) / 1e6:.0f} M parameters: {label}, call",
                  series.median("call") * 1e6, "us", "call" if label == OWN else None, **series.data())  # fmt: skip
-    alone = in_turns(gpu, {OWN: steps[OWN]}, seconds=2, rounds=60, idle=True)[OWN]  # the processor's caches have its data
+    alone = in_turns(gpu, {OWN: steps[OWN]}, seconds=2, rounds=60, idle=True)[OWN]  # its data stay in the processor's caches
     rows.add(f"{len(params)} tensors: {OWN}, alone, call", alone.median("call") * 1e6, "us", **alone.data())
     rows.attempt(f"{len(params)} tensors: {OWN}, calls of CUDA", lambda: profile(gpu, rows, own))
 
 
 def profile(gpu: Gpu, rows: Rows, optimizer: Any) -> None:
-    """Which functions of CUDA's runtime and driver a step calls, how often and how long."""
+    """Which functions of CUDA's runtime and driver a step calls, how often and for how long."""
     if gpu.rehearsed:
         raise Absent("a rehearsal has no CUDA runtime")
     activities = torch.profiler.ProfilerActivity
@@ -57,7 +57,7 @@ def profile(gpu: Gpu, rows: Rows, optimizer: Any) -> None:
     with torch.profiler.profile(activities=[activities.CPU, activities.CUDA]) as profiled:
         with torch.profiler.record_function(OWN):
             optimizer.step()
-        gpu.cuda.synchronize()  # the profiler makes this call, too, at its end
+        gpu.cuda.synchronize()  # the profiler also makes this call at its end
     events = [event for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CPU]
     span = next(event.time_range for event in events if event.name == OWN)
     found: dict[str, tuple[int, float]] = {}
@@ -70,7 +70,7 @@ def profile(gpu: Gpu, rows: Rows, optimizer: Any) -> None:
 
 
 def fork_seconds() -> float:
-    """Until the child exists; it ends at once."""
+    """The time until the child exists. The child ends at once."""
     start = time.perf_counter()
     child = os.fork()
     if child == 0:
@@ -81,7 +81,7 @@ def fork_seconds() -> float:
 
 
 def fork(gpu: Gpu, rows: Rows) -> None:
-    """A worker of a DataLoader is a fork: the kernel copies pinned pages at once, unless they are kept out of it."""
+    """A DataLoader worker is a fork. The kernel copies pinned pages at once, unless they are excluded from it."""
     before = statistics.median(fork_seconds() for _ in range(FORKS))
     params = gpu.parameters(shapes.equal(gpu.size((PINNED + bytes_of(DEVICE)) // 2, 200_000), 4), torch.bfloat16)
     optimizer = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=DEVICE))
@@ -91,7 +91,7 @@ def fork(gpu: Gpu, rows: Rows) -> None:
     rows.add("fork with pinned state: what it takes more", (after - before) * 1e3, "ms", "fork",
              without_ms=before * 1e3, with_ms=after * 1e3,
              pinned_bytes=optimizer.report()["allocated_bytes"])  # fmt: skip
-    optimizer.step()  # the parent's memory is still whole
+    optimizer.step()  # the parent's memory must be whole
     gpu.cuda.synchronize()
 
 

@@ -1,7 +1,7 @@
-"""Which calls of CUDA's runtime fail while a stream is captured, and spoil the capture: the manual names few of them.
+"""Tests which calls of CUDA's runtime fail during the capture of a stream and spoil it. The manual names few of them.
 
-The table below was read off an H100, driver 580.159, CUDA 13.0. The emulated runtime of the tests is written by hand from such
-findings (tests/cuda/emulator/capture_test.cpp has those that it keeps); nothing compares it with this table.
+The table below comes from an H100 with driver 580.159 and CUDA 13.0. The tests' emulated runtime is written by hand from such
+findings (tests/cuda/emulator/capture_test.cpp lists those that it keeps); nothing compares it with this table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.cuda.device import Gpu
 from bench.cuda.rows import Absent, Rows
 
 BYTES = 4096
-GLOBAL, RELAXED = 0, 2  # modes of capture, and of a thread
+GLOBAL, RELAXED = 0, 2  # modes of captures and threads
 NON_BLOCKING = 1
 UNSUPPORTED, ISOLATION = 900, 905  # cudaErrorStreamCapture...
 ALWAYS = {"cudaStreamGetDevice": UNSUPPORTED, "cudaDeviceSynchronize": UNSUPPORTED, "cudaStreamWaitEvent of an event outside": ISOLATION}
@@ -31,7 +31,7 @@ Calls = dict[str, Callable[[Any], int]]
 
 
 def runtime() -> Any:
-    """The one that torch has loaded."""
+    """The runtime that torch has loaded."""
     torch.cuda.init()
     loaded = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libcudart" in line]
     if not loaded:
@@ -47,7 +47,7 @@ def stream(cuda: Any) -> ctypes.c_void_p:
 
 
 def calls(cuda: Any, kept: list[Any]) -> Calls:
-    """By name; each is given the stream that is captured. kept: what they use, to live as long."""
+    """Calls by name. Each takes the stream being captured. kept: gets what must live as long as the calls."""
     side, event = stream(cuda), ctypes.c_void_p()
     cuda.cudaEventCreateWithFlags(ctypes.byref(event), 2)
     cuda.cudaEventRecord(event, side)
@@ -60,7 +60,7 @@ def calls(cuda: Any, kept: list[Any]) -> Calls:
     count = ctypes.c_size_t(BYTES)
 
     def out(function: Any, *more: Any) -> Callable[[Any], int]:
-        """Calls it with a place for its result first."""
+        """Calls `function` with a place for its result first."""
         return lambda on: int(function(ctypes.byref(ctypes.c_void_p()), *more))
 
     def copy(source: torch.Tensor) -> Callable[[Any], int]:
@@ -111,7 +111,7 @@ def spoiling(gpu: Gpu, rows: Rows) -> None:
     cuda = runtime()
     kept: list[Any] = []
     for mode, label in ((RELAXED, "relaxed"), (GLOBAL, "global")):
-        # Anew for each mode: a call that fails in one leaves its event or pages as they were.
+        # New calls for each mode, because a call that fails in one leaves its event or pages as they were.
         found = {name: result(cuda, call, mode) for name, call in calls(cuda, kept).items()}
         other = [name for name, (code, spoilt) in found.items() if (code, spoilt) != (EXPECTED[mode].get(name, 0), name in EXPECTED[mode])]
         rows.add(f"calls in a capture, thread in {label} mode: other than on the H100", len(other), "", "capture_calls",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs one measurement of bench/cuda in this process; tools/gpu_check.py runs each in one of its own, under a watchdog.
+"""Runs one measurement of bench/cuda in this process. tools/gpu_check.py runs each in its own, under a watchdog.
 
 python3 bench/cuda/case.py --list
 python3 bench/cuda/case.py resident.bandwidth --rows rows.jsonl
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # in place of this folder
+if __name__ == "__main__":  # instead of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import argparse  # noqa: E402
@@ -30,7 +30,7 @@ SCENARIOS = ("smoke", "bits", "resident", "uncommon", "calls", "capture", "graph
 
 
 def names(rehearse: bool = False) -> list[str]:
-    """The names of all cases. A rehearsal also has some that go wrong."""
+    """The names of all cases. A rehearsal also has some that fail."""
     scenarios = SCENARIOS + (("rehearsal",) if rehearse else ())
     return [name for scenario in scenarios for name in importlib.import_module(f"bench.cuda.{scenario}").CASES]
 
@@ -54,7 +54,7 @@ def main() -> int:
         return 0
     if args.case not in (known := names(args.rehearse)):
         parser.error(f"got {args.case!r}, wanted one of {', '.join(known)}")
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a check that is killed leaves nobody on the GPU
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed check leaves no process on the GPU
     rows = Rows(args.case, args.rows)
     gpus: list[Gpu] = []
 

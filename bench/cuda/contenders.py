@@ -13,7 +13,7 @@ NEW_OPTIONS = ("arithmetic", "prefetch_in_backward", "step_in_backward")
 
 
 def budget(gpu: Gpu, device: str | None = None, host: str | None = None, transfer: str | None = None) -> Any:
-    """lowtide.Memory for parameters on the GPU. A rehearsal's parameters are on the CPU, whose overflow goes to disk."""
+    """lowtide.Memory for parameters on the GPU. A rehearsal's parameters are on the CPU, and overflow to disk."""
     import lowtide
 
     if not gpu.on_device:
@@ -24,13 +24,13 @@ def budget(gpu: Gpu, device: str | None = None, host: str | None = None, transfe
 
 
 def lowtide_optimizer(gpu: Gpu, params: Any, rule: str = "AdamW", nonfinite: str = "propagate", **options: Any) -> Any:
-    """Leaves out the check for non-finite gradients, which the others lack, unless `nonfinite` says otherwise."""
+    """Leaves out the check for non-finite gradients, which other optimizers lack, unless `nonfinite` says otherwise."""
     import lowtide
 
     options = {key: value for key, value in options.items() if value is not None}
     base = {"lr": LR, "nonfinite": nonfinite}
     make = getattr(lowtide, rule)
-    if not gpu.on_device:  # some options mean something on a device only
+    if not gpu.on_device:  # some options only work on a device
         gpu.dropped |= {key for key in NEW_OPTIONS if key in options}
         options = {key: value for key, value in options.items() if key not in NEW_OPTIONS}
     optimizer = make(params, **base, **options)
@@ -43,8 +43,8 @@ def lowtide_adamw(gpu: Gpu, params: Any, state: str = "dynamic8", **options: Any
 
 
 def settle(gpu: Gpu, optimizer: Any) -> Any:
-    """Steps until all state is on the device: by default it starts on the host and follows when steps have shown what
-    else the device has to hold. Raises Absent if it stays where it is."""
+    """Steps until all state is on the device. By default it starts on the host and moves once steps have shown what else the
+    device must hold. Raises Absent if it stays."""
     for _ in range(SETTLING):
         optimizer.step()
         if not gpu.on_device or optimizer.report().get("moved_per_step", 0) == 0:

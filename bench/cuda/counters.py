@@ -1,5 +1,5 @@
-"""The hardware's counters of one step, by Nsight Compute (ncu): of kernels of steps, and of the search for gradients that
-are not finite; of the package's plug-in, and of the best of variants.py. `counters.py KIND` is the program that is watched.
+"""Reads the hardware's counters for one step with Nsight Compute (ncu): for kernels of steps and of the search for non-finite
+gradients; for the package's plug-in and the best of variants.py. `counters.py KIND` is the program that ncu watches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # in place of this folder
+if __name__ == "__main__":  # instead of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch  # noqa: E402
@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "search": {"nonfinite": "skip"},
 }
 STALLS = ("long_scoreboard", "short_scoreboard", "mio_throttle", "lg_throttle", "no_instruction", "math_pipe_throttle", "not_selected")
-SHOWN = {  # ncu's names for what a row shows; all others are in its details
+SHOWN = {  # ncu's names: names in a row; all others are in its details
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_percent",
     "lts__throughput.avg.pct_of_peak_sustained_elapsed": "l2_percent",
     "l1tex__throughput.avg.pct_of_peak_sustained_active": "l1_percent",
@@ -50,12 +50,12 @@ SHOWN = {  # ncu's names for what a row shows; all others are in its details
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "bank_conflicts",
 }
 METRICS = (*SHOWN, *(f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS))
-# If this ncu does not know one of them, it measures none: its own choice then.
+# An ncu that does not know one of these metrics measures none. Then these sections are its own choice.
 SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis_Tables", "SchedulerStats", "WarpStateStats", "LaunchStats")
 SAMPLE = """"ID","Kernel Name","dram__throughput.avg.pct_of_peak_sustained_elapsed","dram__bytes_read.sum","launch__registers_per_thread"
 "","","%","Mbyte","register/thread"
 "0","lt::step(Batch)","88.10","1,234.5","80"
-"""  # what a rehearsal reads
+"""  # for a rehearsal
 
 
 def program() -> str:
@@ -68,7 +68,7 @@ def program() -> str:
 
 
 def metrics(text: str) -> list[dict[str, str]]:
-    """By launch: the kernel's name, and ncu's metrics by name, with their unit, as its page "raw" has them."""
+    """For each launch, the kernel's name and ncu's metrics by name, with units, as on its page "raw"."""
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     found = list(csv.DictReader(io.StringIO("\n".join(lines[first:]))))
@@ -115,7 +115,7 @@ def counters(gpu: Gpu, rows: Rows, kind: str, best: bool = False) -> None:
 
 
 def watched(kind: str) -> None:
-    """Some steps, the last of which is profiled."""
+    """Takes some steps; the last is profiled."""
     gpu = Gpu(rehearse=False)
     params = gpu.parameters(shapes.one(ELEMENTS), torch.bfloat16)
     given = {"state": "dynamic8", **KINDS[kind]}

@@ -1,8 +1,8 @@
-"""The GPU of a measurement: its memory, its tensors, and how much fits. With `rehearse`, the CPU in its place; with the
-kind "xpu", an Intel GPU, as far as a case asks for nothing of CUDA's own.
+"""The GPU of a measurement: its memory, its tensors, and how much fits. With `rehearse`, the CPU stands in. The kind "xpu" is
+an Intel GPU, for cases that need nothing specific to CUDA.
 
-Device memory is taken from torch's allocator only. Managed memory is taken by nobody but bitsandbytes' paged
-optimizers, and `allow_managed` must have been asked before: driver paging without room has hung whole machines.
+Device memory comes only from torch's allocator. Only bitsandbytes' paged optimizers use managed memory; call `allow_managed`
+first, because paging by the driver without room has hung whole machines.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from bench.cuda import stand_in
 from bench.cuda.rows import Absent
 
 GIB = 1 << 30
-MANAGED_SPARE = 8 * GIB  # that must stay free beside all managed memory
+MANAGED_SPARE = 8 * GIB  # must stay free beside all managed memory
 MANAGED_CAP = 24 * GIB
-DEVICE_SHARE = 0.75  # of the free memory that a measurement may plan with
+DEVICE_SHARE = 0.75  # share of free memory that a measurement may use
 HOST_SHARE = 0.6
 
 
 def bytes_of(text: str) -> int:
-    """A size: lowtide's units ("64GiB", "100 GB"), and the letters of other tools ("100G", powers of 1024)."""
+    """Parses a size in lowtide's units ("64GiB", "100 GB") or with the letters of other tools ("100G", powers of 1024)."""
     from lowtide import _core
 
     text = text.strip()
@@ -35,14 +35,14 @@ def bytes_of(text: str) -> int:
 class Gpu:
     def __init__(self, rehearse: bool, kind: str = "cuda") -> None:
         self.rehearsed, self.kind = rehearse, kind
-        self.on_device = not rehearse  # Lowtide's state, at least
+        self.on_device = not rehearse  # at least Lowtide's state
         if rehearse:  # tiny work, on a machine that may be busy with other tests
             torch.set_num_threads(1)
         self.cuda: Any = stand_in if rehearse else getattr(torch, kind)
         if not rehearse and not self.cuda.is_available():
             raise Absent(f"torch sees no GPU (torch.{kind}.is_available() is False)")
         self.device = torch.device("cpu") if rehearse else torch.device(kind, self.cuda.current_device())
-        self.dropped: set[str] = set()  # options that a rehearsal had to do without
+        self.dropped: set[str] = set()  # options that a rehearsal lacked
         self._managed = 0
         self._ballast: list[torch.Tensor] = []
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -52,7 +52,7 @@ class Gpu:
         return str(self.cuda.get_device_name())
 
     def hold(self, seconds: float) -> None:
-        """Keeps the current stream busy so long, about: the device sleeps for clock cycles, at 2 GHz."""
+        """Keeps the current stream busy for about so long: the device sleeps for clock cycles, at 2 GHz."""
         if hasattr(self.cuda, "_sleep"):  # not on Intel's GPUs
             self.cuda._sleep(int(seconds * 2e9))
 
@@ -60,7 +60,7 @@ class Gpu:
         return rehearsal if self.rehearsed else real
 
     def free(self) -> int:
-        """Bytes that torch could still allocate: the driver's, after giving back what torch only caches."""
+        """Bytes that torch could still allocate: the driver's free bytes after torch has emptied its cache."""
         gc.collect()
         self.cuda.empty_cache()
         return int(self.cuda.mem_get_info()[0])
@@ -68,12 +68,12 @@ class Gpu:
     def host_free(self) -> int:
         with open("/proc/meminfo") as file:
             fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
-        # A virtual machine may grow into its memory: LOWTIDE_HOST_BYTES says how much it can have.
+        # A virtual machine may get more memory later. LOWTIDE_HOST_BYTES says how much it can have.
         told = os.environ.get("LOWTIDE_HOST_BYTES")
         return bytes_of(told) if told else fields["MemAvailable"]
 
     def elements(self, wanted: int, rehearsal: int, device_each: float, host_each: float = 0.0) -> int:
-        """`wanted` elements, or as many as fit with so many bytes of each kind of memory for each."""
+        """`wanted` elements, or as many as fit with so many bytes of each kind of memory per element."""
         if self.rehearsed:
             return rehearsal
         most = self.free() * DEVICE_SHARE / device_each
@@ -82,7 +82,7 @@ class Gpu:
         return min(wanted, int(most))
 
     def parameters(self, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[torch.nn.Parameter]:
-        """Parameters with gradients. They are not zeros, which would be moved and computed faster."""
+        """Makes parameters with gradients. They are not zero, because zeros move and compute faster."""
         source = torch.Generator(self.device).manual_seed(7)
         made = []
         for shape in shapes:
@@ -94,20 +94,20 @@ class Gpu:
         return made
 
     def budget(self, size: str) -> str:
-        """A size of lowtide.Memory(device=), as it is asked for."""
+        """The size to pass to lowtide.Memory(device=)."""
         return size
 
     def tensor(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return value.to(self.device, dtype, copy=True)
 
     def adopt(self, model: torch.nn.Module) -> None:
-        """To be called for a model that is trained on the device."""
+        """Call this for a model that is trained on the device."""
 
     def follow(self, optimizer: Any) -> None:
-        """To be called for each optimizer of Lowtide."""
+        """Call this for each Lowtide optimizer."""
 
     def pinned(self, count: int) -> torch.Tensor:
-        """`count` bytes of pinned host memory, written once. Powers of two: torch rounds up to them."""
+        """`count` bytes of pinned host memory, written once. Use powers of two, to which torch rounds up."""
         return torch.empty(count, dtype=torch.uint8, pin_memory=not self.rehearsed).fill_(1)
 
     def allow_managed(self, count: int) -> None:
@@ -124,7 +124,7 @@ class Gpu:
         self._managed = total
 
     def ballast(self, leave: int) -> None:
-        """Fills the device with plain memory until `leave` bytes are free."""
+        """Fills the device with plain memory until only `leave` bytes are free."""
         if self._managed:
             raise Absent("managed memory was used in this process: no ballast beside it")
         count = max(0, self.free() - leave)
@@ -133,7 +133,7 @@ class Gpu:
     def drop_ballast(self) -> None:
         self._ballast.clear()
         self.free()
-        self.cuda.reset_peak_memory_stats()  # else torch's peak says that the ballast will be needed again
+        self.cuda.reset_peak_memory_stats()  # otherwise the peak suggests that the ballast will come back
 
     def scratch(self) -> str:
         self._scratch = self._scratch or tempfile.TemporaryDirectory(

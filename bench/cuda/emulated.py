@@ -1,6 +1,5 @@
-"""A rehearsal's GPU: the CUDA runtime that the tests emulate on the CPU. Lowtide does all that it does on CUDA:
-budgets of device memory, transfer modes, streams that are late, kernels from their own sources. torch computes on the
-CPU.
+"""A GPU for rehearsals: the CUDA runtime that the tests emulate on the CPU. Lowtide does all that it does on CUDA, with budgets
+of device memory, transfer modes, late streams, and kernels from their own sources. torch computes on the CPU.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "python"))
 if TYPE_CHECKING:
     from emulated_cuda import EmulatedCuda
 
-FEWER = 5  # times as many elements take as long on the CPU itself
-SMALLER = 512  # times as much device memory has a budget in earnest
-LEAST = 96 << 10  # bytes of a budget
+FEWER = 5  # the CPU itself steps so many times as many elements in that time
+SMALLER = 512  # real budgets are so many times larger
+LEAST = 96 << 10  # the least bytes of a budget
 
 
 class EmulatedGpu(Gpu):
@@ -33,14 +32,14 @@ class EmulatedGpu(Gpu):
                                        "memory_allocated": self._held, "max_memory_allocated": self._held})  # fmt: skip
 
     def _held(self) -> int:
-        """Bytes that Lowtide has of torch's allocator: its state does not shrink from step to step."""
+        """Bytes that Lowtide has from torch's allocator. Its state does not shrink from step to step."""
         return sum(size for size, _ in self.emulated.cached.values())
 
     def elements(self, wanted: int, rehearsal: int, device_each: float, host_each: float = 0.0) -> int:
         return rehearsal // FEWER
 
     def budget(self, size: str) -> str:
-        """A share and "auto" mean what they say; sizes are those of the rehearsal's state."""
+        """Shares and "auto" are unchanged; sizes are scaled to the state of a rehearsal."""
         return size if size == "auto" or size.endswith("%") else str(max(LEAST, bytes_of(size) // SMALLER))
 
     def tensor(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -57,7 +56,7 @@ class EmulatedGpu(Gpu):
         return there
 
     def adopt(self, model: torch.nn.Module) -> None:
-        """autograd makes gradients in the CPU's memory: each is moved as it comes."""
+        """autograd makes gradients in the CPU's memory, so each is moved as it arrives."""
         for param in model.parameters():
             param.data = self.emulated.tensor(param)
             room = self.emulated.tensor(param)
@@ -69,12 +68,12 @@ class EmulatedGpu(Gpu):
             param.register_post_accumulate_grad_hook(move)
 
     def follow(self, optimizer: Any) -> None:
-        """torch's work on the CPU is not ordered after the step: it waits."""
+        """Waits after each step, because torch's work on the CPU is not ordered after it."""
         optimizer.register_step_post_hook(lambda *_: self.emulated.synchronize())
 
 
 def opened() -> Gpu:
-    """An emulated GPU of this process, or the CPU alone where that is not built."""
+    """Opens an emulated GPU for this process, or only the CPU if that is not built."""
     try:
         import emulated_cuda
         import pytest

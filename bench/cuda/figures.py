@@ -1,4 +1,4 @@
-"""The figures that the CUDA backend has to reach, and how rows are judged by them."""
+"""The figures that the CUDA backend must reach, and how they judge rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    id: str  # of the rows that are its value
+    id: str  # id of the rows that give its value
     what: str
     must: float
     at_most: bool
@@ -62,7 +62,7 @@ FIGURES = (
 
 
 def judge(figure: Figure, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """An entry for each row that has the figure, or the one entry "not measured"."""
+    """An entry for each row that has the figure, or a single entry "not measured"."""
     found = [row for row in rows if row.get("figure") == figure.id]
     values = [row for row in found if "value" in row]
     if not values:

@@ -1,4 +1,5 @@
-"""Steps replayed from CUDA graphs: beside calls, on the default stream and on one of the user's, each noticed."""
+"""Steps replayed from CUDA graphs: compared with calls, and on the default stream and a user's stream, with every mistake
+noticed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def captured(gpu: Gpu, optimizer: Any) -> Any:
         with gpu.cuda.graph(graph):
             optimizer.step()
     except (RuntimeError, ValueError) as error:
-        first = error.__context__ or error  # what spoilt the capture; its end only says that it is spoilt
+        first = error.__context__ or error  # the cause; the end of the capture only says that it is spoilt
         raise Absent(f"a step cannot be captured: {first_line(first)}") from error
     return graph
 
@@ -50,8 +51,8 @@ def replays(gpu: Gpu, rows: Rows) -> None:
 
 
 def noticed(gpu: Gpu, rows: Rows) -> None:
-    """On each stream, how often Lowtide is wrong about a replay: one that it takes for missed, one unprepared that
-    changes parameters, one unprepared that the next call does not report."""
+    """Counts, on each stream, Lowtide's mistakes about replays: prepared ones that it takes for missed, unprepared ones that
+    change parameters, and unprepared ones that the next call does not report."""
     if gpu.rehearsed:
         rows.absent("replays", "a rehearsal has no graphs", "replays_noticed")
         return

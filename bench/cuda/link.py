@@ -1,4 +1,4 @@
-"""The link between host and device: copy engines by chunk size, one way and both at once; what pinning memory costs."""
+"""The link between host and device: copy engines by chunk size, one way and both at once, and the cost of pinning memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bench.cuda.timing import Step, in_turns
 
 MIB = 1 << 20
 CHUNKS = (1, 4, 8, 16, 32, 64)  # MiB
-USUAL_CHUNK = 16 * MIB  # of paged state: what the other measurements compare with
+USUAL_CHUNK = 16 * MIB  # of paged state, for comparison in other measurements
 
 
 class Link:
-    """Copies of `count` bytes through the copy engines, in chunks, on a stream for each direction."""
+    """Copies `count` bytes through the copy engines, in chunks, with one stream per direction."""
 
     def __init__(self, gpu: Gpu, count: int) -> None:
         self.gpu, self.count = gpu, count
@@ -29,7 +29,7 @@ class Link:
         self.streams = {way: gpu.cuda.Stream() for way in ("in", "out")}
 
     def copy(self, ways: tuple[str, ...], chunk: int) -> None:
-        """Queues the copies behind the current stream, which waits for their end."""
+        """Queues the copies behind the current stream, which waits until they end."""
         current = self.gpu.cuda.current_stream()
         for way in ways:
             self.streams[way].wait_stream(current)
@@ -50,7 +50,7 @@ class Link:
 
 
 def bus(gpu: Gpu) -> str:
-    """The link's generation and width as the driver reports them now: an idle link goes to sleep."""
+    """The generation and width of the link now, from the driver. An idle link goes to sleep."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=pcie.link.gen.current,pcie.link.width.current", "--format=csv,noheader"],
@@ -70,7 +70,7 @@ def copy_engines(gpu: Gpu, rows: Rows) -> None:
         found = in_turns(gpu, link.steps(chunk), seconds=4)
         for way, series in found.items():
             rate = count / series.median() * 1e-9
-            base.setdefault(way, rate)  # of the largest chunks
+            base.setdefault(way, rate)  # for the largest chunks
             rows.add(f"copy engines, {way}, chunks of {mib} MiB", rate, "GB/s each way",
                      to_largest_chunk=rate / base[way], **series.data())  # fmt: skip
     rows.add("both ways at once / one way alone, 64 MiB", base["both"] / min(base["in"], base["out"]), "x")
@@ -80,7 +80,7 @@ def copy_engines(gpu: Gpu, rows: Rows) -> None:
 
 
 def pin(gpu: Gpu, rows: Rows) -> None:
-    """torch's pinned memory against own pages, in huge pages, registered in pieces of at most 1 GiB."""
+    """Compares torch's pinned memory with own huge pages, registered in pieces of at most 1 GiB."""
     count = gpu.size(4 << 30, 4 * MIB)
     start = time.perf_counter()
     by_torch: Any = gpu.pinned(count)
@@ -90,7 +90,7 @@ def pin(gpu: Gpu, rows: Rows) -> None:
     pages.madvise(mmap.MADV_HUGEPAGE)
     start = time.perf_counter()
     memory = torch.frombuffer(pages, dtype=torch.uint8)
-    memory.fill_(1)  # by all threads of torch
+    memory.fill_(1)  # with all threads of torch
     touched_s = time.perf_counter() - start
     piece, runtime, done = min(count, 1 << 30), gpu.cuda.cudart(), []
     try:
@@ -110,7 +110,7 @@ def pin(gpu: Gpu, rows: Rows) -> None:
 
 
 def zero_copy(gpu: Gpu, rows: Rows) -> None:
-    """Kernels that read and write host memory themselves, as far as a step of the library does: all state on the host."""
+    """Kernels that access host memory directly, as far as a step of the library does, with all state on the host."""
     count = gpu.elements(400_000_000, 200_000, 4, 4)
     params = gpu.parameters(shapes.equal(count, 4), torch.bfloat16)
     count = sum(param.numel() for param in params)

@@ -1,8 +1,8 @@
-"""Device memory of training a LLaMA of 217 million parameters in bf16, by optimizer: Lowtide's own, the four classes of
-bitsandbytes from Lowtide and from bitsandbytes itself, and torch's. On NVIDIA's GPUs, and Intel's (`--kind xpu`).
+"""Device memory for training a LLaMA with 217 million parameters in bf16, by optimizer: Lowtide's own, four of bitsandbytes'
+classes from both packages, and torch's. On NVIDIA GPUs and Intel GPUs (`--kind xpu`).
 
-A peak is what torch's allocator held at most and, on Intel's GPUs, Lowtide's state. The driver's count beside it has the
-managed memory of bitsandbytes' paged state, too, and what torch's allocator kept free.
+A peak is the most that torch's allocator held, plus Lowtide's state on Intel GPUs. The driver's count beside it includes
+managed memory of bitsandbytes' paged state, and memory that torch's allocator kept free.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bench.cuda.rows import Rows
 STEPS = 5
 BATCH = 2
 CONTEXT = 128
-PAGED, RESIDENT = "16MiB", "80%"  # of the device: for the buffers of streaming, or for all state
+PAGED, RESIDENT = "16MiB", "80%"  # of the device, for streaming buffers or for all state
 CLASSES = ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit")
-MANAGED_EACH = 8  # bytes of fp32 state a parameter, the most that a paged optimizer has
+MANAGED_EACH = 8  # bytes of fp32 state per parameter, the most of a paged optimizer
 
 Make = Callable[[Any], Any]
 
@@ -48,7 +48,7 @@ def compatible(gpu: Gpu, name: str) -> Make:
 
 
 class Fp32Masters(torch.optim.AdamW):
-    """torch's, over copies of the parameters in fp32: what training in bf16 takes for the result of masters."""
+    """torch's AdamW over fp32 copies of the parameters, which bf16 training needs for the result of masters."""
 
     def __init__(self, params: Any) -> None:
         self.bf16 = list(params)
@@ -85,7 +85,7 @@ def used(gpu: Gpu) -> int:
 
 
 def train(gpu: Gpu, size: llama.Size, make: Make) -> dict[str, Any]:
-    """Peaks over some steps, and the last loss."""
+    """Returns peaks over some steps, and the last loss."""
     gc.collect()
     gpu.cuda.empty_cache()
     gpu.cuda.synchronize()
@@ -108,13 +108,13 @@ def train(gpu: Gpu, size: llama.Size, make: Make) -> dict[str, Any]:
         peak_used = max(peak_used, used(gpu) - before)
     peak = int(gpu.cuda.max_memory_allocated()) - base
     report = dict(optimizer.report()) if hasattr(optimizer, "report") else {}
-    beside = int(report.get("device_bytes", 0)) if gpu.kind != "cuda" else 0  # on CUDA it is torch's memory
+    beside = int(report.get("device_bytes", 0)) if gpu.kind != "cuda" else 0  # on CUDA, torch's memory includes it
     return {"parameters": sum(param.numel() for param in model.parameters()), "peak_bytes": peak + beside,
             "torch_bytes": peak, "driver_bytes": peak_used, "loss": loss.item(), "report": report}  # fmt: skip
 
 
 def makes(gpu: Gpu) -> dict[str, Make]:
-    """By what the rows call them: fp32 or bf16 state is named where it is not in the name of a class."""
+    """Functions by label. Labels name fp32 or bf16 state if the class does not."""
     from_bnb = "lowtide.compat.bitsandbytes."
     return {
         "lowtide.AdamW": own(gpu, RESIDENT),
@@ -138,7 +138,7 @@ def peaks(gpu: Gpu, rows: Rows) -> None:
     size = llama.LLAMA_TINY if gpu.rehearsed else llama.LLAMA_217M
     made = makes(gpu)
     found: dict[str, dict[str, Any]] = {}
-    # The first training loads the libraries of matrix products, whose memory would be counted as the optimizer's.
+    # The first training loads the libraries of matrix products, whose memory must not count as the optimizer's.
     rows.attempt("warming up", lambda: found.update(warm=train(gpu, size, made["torch.optim.AdamW (bf16 state)"])))
     for label, make in made.items():
 
@@ -156,7 +156,7 @@ def peaks(gpu: Gpu, rows: Rows) -> None:
             saved = 1 - paged["driver_bytes"] / unpaged["driver_bytes"]
             rows.add(f"{label}: saved against the class that is not paged, by the driver's count", saved, "",
                      "llama_saved" if own_fp32 else None, by_torch=1 - paged["peak_bytes"] / unpaged["peak_bytes"])  # fmt: skip
-        if label.startswith("lowtide"):  # not 0: torch's own backward adds up in an order that changes
+        if label.startswith("lowtide"):  # not 0, because torch's backward adds in varying order
             rows.add(f"{label}: difference of the loss from the class that is not paged",
                      abs(paged["loss"] - unpaged["loss"]), "", "llama_loss")  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Steps hidden behind a backward: what a step adds to an iteration, against the number of tokens, beside the formula.
+"""Steps hidden behind backward: the time that a step adds to an iteration by number of tokens, beside the formula.
 
-With b bytes of state per parameter each way over a link of B bytes/s and F flop/s in the backward, which takes 4 T flop
-per parameter for T tokens, transfers are hidden from T = F * max(b / B_in, b / B_out) / 4 on.
+With b bytes of state per parameter each way, a link of B bytes/s, and F flop/s in backward, which takes 4 T flop per parameter
+for T tokens, transfers are hidden from T = F * max(b / B_in, b / B_out) / 4 on.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bench.cuda.paged import DEVICE, STATE_EACH, moved_each_way
 from bench.cuda.rows import Rows
 from bench.cuda.timing import Step, in_turns
 
-# About 1.3 billion parameters: a load that is like training, whose attention is torch's own.
+# About 1.3 billion parameters, with torch's own attention: a realistic training load.
 LARGE = Size(width=2048, ffn=5632, layers=24, heads=16, vocab=32000, context=1024)
 TOKENS = {"dynamic8": (1024, 4096, 16384), "fp32": (8192, 32768)}
 FIGURES = {("dynamic8", 1024): "overlap_short", ("dynamic8", 16384): "overlap_long"}
 ROUNDS = 3
-CHAIN = 4  # iterations without a wait: what a step moves back may hide behind the next forward
-ACTIVATIONS = 3 << 20  # bytes of device memory for each token of LARGE, more than the largest use
+CHAIN = 4  # iterations without a wait; moves back may hide behind the next forward
+ACTIVATIONS = 3 << 20  # bytes of device memory per token of LARGE, more than is ever used
 MODES: dict[str, dict[str, Any]] = {
     "no overlap": {},
     "prefetch in backward": {"prefetch_in_backward": True},
@@ -34,8 +34,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Curve:
-    """One way to step, over one model: seconds of an iteration among others, and its peak of device memory, by number of tokens; up to
-    the number that fits."""
+    """One way to step one model: seconds per iteration, within a chain, and peak device memory, by number of tokens up to the
+    number that fits."""
 
     def __init__(self, gpu: Gpu, model: Llama) -> None:
         self.gpu, self.model = gpu, model
@@ -43,7 +43,7 @@ class Curve:
         self.peak: dict[int, int] = {}
 
     def measure(self, batches: dict[int, torch.Tensor], after: Callable[[], object]) -> None:
-        """`after`: what follows the backward."""
+        """after: follows each backward."""
 
         def iteration(batch: torch.Tensor) -> None:
             self.model(batch).backward()
@@ -83,7 +83,7 @@ def backward_seconds(gpu: Gpu, model: Llama, batches: dict[int, torch.Tensor]) -
 
 
 def fresh(gpu: Gpu, size: Size) -> Llama:
-    """A model of its own for each mode: hooks that step in a backward stay with the parameters."""
+    """Makes a separate model for each mode, because hooks that step in backward stay with the parameters."""
     torch.manual_seed(7)
     with torch.device(gpu.device):
         model = Llama(size).to(torch.bfloat16)
@@ -106,7 +106,7 @@ def curves(gpu: Gpu, rows: Rows, state: str) -> None:
     batches = {tokens: batches[tokens] for tokens in base.seconds}
     backward = backward_seconds(gpu, model, batches)
     del model
-    hidden: dict[int, float] = {}  # of the better of both modes
+    hidden: dict[int, float] = {}  # for the better of both modes
     for mode, options in MODES.items():
 
         def measure(mode: str = mode, options: dict[str, Any] = options) -> None:

@@ -1,4 +1,4 @@
-"""All state on the host: a step against the link's own time for the same bytes, and against other paged optimizers."""
+"""All state on the host: a step compared with the link's own time for the same bytes, and with other paged optimizers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bench.cuda.timing import Step, in_turns
 
 ELEMENTS = {"dynamic8": 2_000_000_000, "fp32": 1_000_000_000}  # state of 4 and 8 GB
 STATE_EACH = {"dynamic8": 2 * (1 + 4 / 256), "fp32": 8.0}  # bytes of state per element
-TRANSFER_MODES = (None, "copy", "zero_copy", "hybrid")  # None: what the library chooses
-DEVICE = "256MiB"  # for the buffers of streaming; what they leave of it holds state
+TRANSFER_MODES = (None, "copy", "zero_copy", "hybrid")  # None: the library chooses
+DEVICE = "256MiB"  # for streaming buffers; the rest holds state
 TENSORS = 30
 
 
@@ -29,14 +29,14 @@ def parameters(gpu: Gpu, state: str, extra_host: float = 0.0) -> tuple[list[torc
 
 
 def moved_each_way(gpu: Gpu, optimizer: Any, whole: float) -> float:
-    """Bytes of state that a step moves each way. A rehearsal's move elsewhere: `whole`, all of them."""
+    """Bytes of state that a step moves each way. In a rehearsal, state moves elsewhere: `whole`, all its bytes."""
     return float(optimizer.report()["moved_per_step"]) / 2 if gpu.on_device and not gpu.rehearsed else whole
 
 
 def streaming(gpu: Gpu, rows: Rows, state: str) -> None:
     params, count = parameters(gpu, state, 1.0)
     whole = round(count * STATE_EACH[state])
-    # A share of the bytes measures the link as well, without 20 GB more of pinned memory.
+    # A share of the bytes measures the link as well, without another 20 GB of pinned memory.
     link = Link(gpu, min(whole, gpu.size(2 << 30, 1 << 20)))
     for transfer in TRANSFER_MODES:
         figure = f"paged_{state}" if transfer is None else None
@@ -61,7 +61,7 @@ def streaming(gpu: Gpu, rows: Rows, state: str) -> None:
 
 
 def touch(optimizer: Any) -> None:
-    """Reads a byte of every page of the state from the CPU, so that the driver moves it all to the host."""
+    """Reads a byte in every page of the state from the CPU, so that the driver moves everything to the host."""
     for entry in optimizer.state.values():
         for value in entry.values():
             if isinstance(value, torch.Tensor) and value.is_cpu and value.numel() > 1:
@@ -69,10 +69,10 @@ def touch(optimizer: Any) -> None:
 
 
 def prefetch_to_host(optimizer: Any) -> None:
-    """Asks the driver to move the state to the host at once, behind the current stream: the best that it can do."""
+    """Asks the driver to move the state to the host at once, behind the current stream. Nothing is faster."""
     cuda, stream = capture.runtime(), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     newer = int((torch.version.cuda or "0").partition(".")[0]) >= 13
-    # A cudaMemLocation, {2: the host, 0}, and flags, where older runtimes have the number of a device, -1: the host.
+    # A cudaMemLocation, {2: the host, 0}, and flags. Older runtimes take the number of a device, with -1 for the host.
     place = (ctypes.c_uint64(2), ctypes.c_uint(0)) if newer else (ctypes.c_int(-1),)
     for entry in optimizer.state.values():
         for value in entry.values():
@@ -83,8 +83,8 @@ def prefetch_to_host(optimizer: Any) -> None:
 
 
 def bitsandbytes(gpu: Gpu, rows: Rows, name: str, state: str, figure: str | None) -> None:
-    """A round trip: state is on the host before and after, as around a forward and backward that need the memory. The
-    driver moves it out by a request to prefetch, which nobody makes in earnest, or by faults."""
+    """A round trip: state is on the host before and after, as it is around a forward and backward that need the memory. The
+    driver moves it out after a prefetch request, which nobody makes in practice, or by faults."""
     params, count = parameters(gpu, state, STATE_EACH[state] + 1.0)
     gpu.allow_managed(round(count * STATE_EACH[state]))
     other = rivals.bitsandbytes(params, name, lr=contenders.LR)
@@ -119,7 +119,7 @@ def bitsandbytes(gpu: Gpu, rows: Rows, name: str, state: str, figure: str | None
 
 
 def torchao(gpu: Gpu, rows: Rows) -> None:
-    """torchao steps on the CPU and moves gradients during a backward, so both are timed with a minimal backward."""
+    """torchao steps on the CPU and moves gradients during backward, so both are timed with a minimal backward."""
     count = gpu.elements(500_000_000, 1_000_000, 6, 14)
     params = gpu.parameters(shapes.equal(count, 8), torch.bfloat16)
     own = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=DEVICE))
@@ -131,8 +131,7 @@ def torchao(gpu: Gpu, rows: Rows) -> None:
         for param in params:
             param.grad = None
 
-    # torchao's hooks on the parameters would also run, and copy gradients, in Lowtide's turn, so that turn has no
-    # backward.
+    # torchao's hooks on the parameters would also run in Lowtide's turn and copy gradients, so that turn has no backward.
     def grads() -> None:
         for param in params:
             param.grad = torch.full_like(param, 0.01)

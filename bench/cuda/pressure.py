@@ -1,4 +1,4 @@
-"""Little memory: state that is promoted, demoted and saved from running out. Ballast is plain device memory."""
+"""Little memory: state is promoted and demoted, and saved from running out. Ballast is plain device memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bench.cuda import contenders, shapes
 from bench.cuda.device import Gpu
 from bench.cuda.rows import Rows
 
-QUIET_STEPS = 45  # twice what promotion waits for after the last pressure
+QUIET_STEPS = 45  # twice as long as promotion waits after the last pressure
 PRESSED_STEPS = 5
 
 
 def prepared(gpu: Gpu) -> tuple[list[torch.nn.Parameter], Any, int]:
-    """Parameters, an optimizer whose state goes where there is room, and the bytes of that state."""
+    """Parameters, an optimizer whose state goes wherever there is room, and the bytes of that state."""
     params = gpu.parameters(shapes.equal(gpu.elements(1_000_000_000, 200_000, 20, 6), 16), torch.bfloat16)
     optimizer = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device="auto"))
     return params, optimizer, round(sum(param.numel() for param in params) * 2 * (1 + 4 / 256))
@@ -54,7 +54,7 @@ def promote_demote(gpu: Gpu, rows: Rows) -> None:
 
 
 def oom_guard(gpu: Gpu, rows: Rows) -> None:
-    """A micro-batch that does not fit beside the resident state: the guard demotes all of it and tries once more."""
+    """A micro-batch that does not fit beside the resident state: the guard demotes all state and tries again."""
     _, optimizer, state = prepared(gpu)
     steps(gpu, optimizer, QUIET_STEPS)
     gpu.ballast(leave=gpu.size(state // 2, 1 << 20))
@@ -76,7 +76,7 @@ def oom_guard(gpu: Gpu, rows: Rows) -> None:
 
 
 def demote(gpu: Gpu, rows: Rows) -> None:
-    """Calls demote() by hand: it gives the memory back, and the next steps are right."""
+    """Calls demote() directly. It gives the memory back, and the next steps are right."""
     _, optimizer, state = prepared(gpu)
     before = steps(gpu, optimizer, QUIET_STEPS)["device_bytes"]
     optimizer.demote()

@@ -1,4 +1,4 @@
-"""Cases that go wrong, to rehearse the runner: one hangs, one dies, one raises."""
+"""Cases that fail, to rehearse the runner: one hangs, one dies, one raises."""
 
 from __future__ import annotations
 

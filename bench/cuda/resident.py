@@ -1,4 +1,4 @@
-"""State on the device: steps against the device's own copy bandwidth, and against other optimizers."""
+"""State on the device: steps compared with the device's own copy bandwidth, and with other optimizers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bench.cuda.device import Gpu
 from bench.cuda.rows import Rows
 from bench.cuda.timing import Step, in_turns
 
-SCALES = 2 * 2 * 4 / 256  # bytes per element of reading and writing the scales of two moments in blocks of 256
+SCALES = 2 * 2 * 4 / 256  # bytes per element to read and write scales of two moments, in blocks of 256
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-# Formats, roundings and options that are measured. By default (beta2 = 0.999) second moments of 8 and 16 bits are
-# rounded stochastically, in float8 all states.
+# The formats, roundings and options to measure. By default (beta2 = 0.999), second moments of 8 and 16 bits, and all states in
+# float8, are rounded stochastically.
 STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("dynamic8", "exact", {}),
     ("dynamic8", "fast", {"arithmetic": "fast"}),
@@ -32,13 +32,13 @@ STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("bf16", "exact", {}),
     ("bf16", "exact, nearest", {"rounding": "nearest"}),
 )
-# With bf16 parameters: the figures of a format and label.
+# The figures for bf16 parameters, by format and label.
 FIGURES = {("dynamic8", "exact"): "resident_default", ("dynamic8", "exact, nearest"): "resident_nearest", ("fp32", "exact"): "resident_fp32"}
-ALL_FITS = "80%"  # a budget under which all state is on the device from the first step on
+ALL_FITS = "80%"  # a budget that keeps all state on the device from the first step on
 
 
 def bytes_each(dtype: torch.dtype, state: str) -> float:
-    """Bytes that one step of AdamW reads and writes per element: parameter twice, gradient once, two moments twice."""
+    """Bytes per element that a step of AdamW reads and writes: parameter twice, gradient once, two moments twice."""
     of_states = {"dynamic8": 4 * 1 + SCALES, "float8": 4 * 1 + SCALES, "bf16": 4 * 2, "fp32": 4 * 4}
     return 3 * dtype.itemsize + of_states[state]
 
@@ -74,12 +74,12 @@ def bandwidth(gpu: Gpu, rows: Rows) -> None:
                          **found["step"].data())  # fmt: skip
 
             rows.attempt(f"AdamW {state}, {name}, {label}", measure, judged)
-        del params, measure  # which holds them, too
+        del params, measure  # measure refers to them, too
         gpu.free()
 
 
 def budget(gpu: Gpu, rows: Rows) -> None:
-    """With a budget in which everything fits, nothing may cost more than without one."""
+    """A budget in which everything fits must not cost more than none."""
     count = gpu.elements(1_000_000_000, 300_000, 12)
     params = gpu.parameters(llama(gpu, shapes.LLAMA_7B, count), torch.bfloat16)
     made = {"none": contenders.lowtide_adamw(gpu, params)}
@@ -99,13 +99,13 @@ def budget(gpu: Gpu, rows: Rows) -> None:
 
 
 def llama(gpu: Gpu, model: shapes.Llama, elements: int) -> shapes.Shapes:
-    """Its tensors; in a rehearsal some of a tiny one."""
+    """The tensors of a model; in a rehearsal, some of a tiny one."""
     return shapes.LLAMA_100M.shapes(1)[1:7] if gpu.rehearsed else model.fitting(elements)
 
 
 def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Callable[..., Any]],
             figures: dict[str, str]) -> None:  # fmt: skip
-    """Each of `others` against 8-bit Lowtide, all over the same parameters, in turn. `figures`: ids by label."""
+    """Compares each of `others` with 8-bit Lowtide, in turn over the same parameters. figures: ids by label."""
     elements = sum(param.numel() for param in params)
     memory = contenders.budget(gpu, device=ALL_FITS)
     lowtide = contenders.settle(gpu, contenders.lowtide_adamw(gpu, params, memory=memory))
@@ -114,7 +114,7 @@ def compare(gpu: Gpu, rows: Rows, where: str, params: Any, others: dict[str, Cal
 
         def add(label: str = label, make: Any = make) -> None:
             optimizer = make(params, lr=contenders.LR)
-            optimizer.step()  # what cannot run shows before the measurement of all
+            optimizer.step()  # fails here if it cannot run, not during the measurement
             steps[label] = Step(optimizer.step)
 
         rows.attempt(f"{where}: {label}", add, figures.get(label))
@@ -136,7 +136,7 @@ def peers(gpu: Gpu, rows: Rows, where: str, shape: Callable[[int], shapes.Shapes
         others = {
             "bitsandbytes AdamW8bit": rivals.bitsandbytes,
             "torch AdamW(fused)": rivals.torch_fused,
-            # Without the error that it keeps beside bfloat16 weights by default: the others keep none.
+            # Without the error that it keeps beside bfloat16 weights by default, because the others keep none.
             "FlashOptim FlashAdamW": partial(rivals.flashoptim, master_weight_bits=None),
         }
         compare(gpu, rows, f"{where}, {len(params)} tensors, {name}", params, others, figures.get(name, {}))
@@ -149,14 +149,14 @@ def peers_one(gpu: Gpu, rows: Rows) -> None:
 
 
 def peers_7b(gpu: Gpu, rows: Rows) -> None:
-    """In bf16, torch's state is bf16, too: 14 bytes against 10, so its figure is of fp32 parameters."""
+    """In bf16, torch's state is bf16, too: 14 bytes against 10. So its figure is for fp32 parameters."""
     figures = {"bf16": {"bitsandbytes AdamW8bit": "bnb_resident"}, "fp32": {"torch AdamW(fused)": "torch_resident"}}
     peers(gpu, rows, "7B shape", lambda n: llama(gpu, shapes.LLAMA_7B, n), ("bf16", "fp32"), 1_500_000_000, figures)
     peers(gpu, rows, "LLaMA 3 8B shape", lambda n: llama(gpu, shapes.LLAMA_8B, n), ("bf16",), 1_750_000_000, {})
 
 
 def torchao(gpu: Gpu, rows: Rows) -> None:
-    """torchao alone, because it compiles for every shape."""
+    """Measures torchao separately, because it compiles for every shape."""
     if gpu.rehearsed:
         rows.absent("torchao AdamW8bit", "a rehearsal compiles nothing")
         return

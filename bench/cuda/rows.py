@@ -1,5 +1,5 @@
-"""Rows, the results of a case. Each is a line of JSON that is appended to a file at once, so whatever is killed, the
-case or all of the check, keeps them."""
+"""Rows, the results of a case. Each is a line of JSON, appended to a file at once, so that rows survive if the case or the
+whole check is killed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 
 class Absent(Exception):
-    """Something cannot be measured here, and why."""
+    """Something cannot be measured here, for the given reason."""
 
 
 def first_line(error: BaseException) -> str:
-    """CUDA's errors go on with general advice."""
+    """The first line of an error, because CUDA's continue with general advice."""
     return str(error).strip().partition("\n")[0]
 
 
 def told(error: BaseException) -> str:
-    """The words of a row for it, and where it was raised."""
+    """Describes an error in a row: its text and where it was raised."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {first_line(error)[:400]} ({Path(where.filename).name}:{where.lineno})"
 
@@ -31,7 +31,7 @@ class Rows:
         self.rows: list[dict[str, Any]] = []
 
     def add(self, label: str, value: float, unit: str, figure: str | None = None, **detail: Any) -> None:
-        """`figure`: the id of one of figures.FIGURES, if this row is its value."""
+        """figure: the id in figures.FIGURES of which this row is the value, if any."""
         self._keep({"label": label, "value": value, "unit": unit, "figure": figure, "detail": detail})
 
     def absent(self, label: str, reason: str, figure: str | None = None) -> None:
@@ -43,7 +43,7 @@ class Rows:
             measure()
         except Absent as reason:
             self.absent(label, str(reason), figure)
-        except Exception as error:  # of any library that is compared
+        except Exception as error:  # from any compared library
             self.absent(label, told(error), figure)
 
     def _keep(self, row: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class Rows:
 
 
 def read(path: Path, case: str) -> list[dict[str, Any]]:
-    """The rows of a case in such a file. A last line that was cut off is left out."""
+    """The rows of a case in such a file. Omits a last line that was cut off."""
     rows = []
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:

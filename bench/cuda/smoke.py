@@ -1,5 +1,5 @@
-"""The first seconds on a GPU: its attributes, and one step of each kind of kernel against the CPU. If a step fails or
-gives other bits, nothing that follows means anything.
+"""The first seconds on a GPU: its attributes, and one step by each kind of kernel compared with the CPU. If a step fails or has
+other bits, no later result means anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.cuda.device import Gpu
 from bench.cuda.rows import Rows
 
 ALIGNED = [(1_000_000,), (300, 4096)]
-ODD = [(1_000_003,), (301, 1001)]  # rows that vectors of 16 do not divide
+ODD = [(1_000_003,), (301, 1001)]  # row lengths that are not multiples of 16
 STEPS: tuple[tuple[str, list[tuple[int, ...]], dict[str, Any]], ...] = (
     ("dynamic8, the default step", ALIGNED, {"state": "dynamic8", "nonfinite": "skip"}),
     ("float8", ALIGNED, {"state": "float8"}),

@@ -1,6 +1,6 @@
 """Stands in for `torch.cuda` on the CPU, so that rehearsals run every line of the measurements without a GPU.
 
-It models no device: work runs when it is queued, and times are the host's.
+It models no device: work runs when queued, and times are the host's.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-CAPACITY = 1 << 30  # bytes that the device is said to have
-FREE = 64 << 20  # of them free
+CAPACITY = 1 << 30  # pretended bytes of the device
+FREE = 64 << 20  # pretended free bytes
 
 
 class Event:

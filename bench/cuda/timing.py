@@ -1,8 +1,8 @@
-"""Times steps on a GPU against each other: in turn within every round, the first rounds thrown away. Figures are medians.
+"""Times steps on a GPU against each other, in turn within each round. Drops the first rounds. Figures are medians.
 
-A sample has the time of the caller's stream (`event`) and that until the call returned (`call`). The stream is kept busy
-until the call has returned, so that `event` is the device's time and none of the host's. With `idle`, it has `wall` instead of
-`event`: the time from an idle device until it is idle again, host and transfers of side streams included.
+A sample has the time of the caller's stream (`event`) and the time until the call returned (`call`). The stream is kept busy
+until the call has returned, so that `event` contains only the device's time. With `idle`, it has `wall` instead of `event`: the
+time from an idle device until it is idle again, including the host and transfers on side streams.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from bench.cuda.device import Gpu
 
 ROUNDS = 20
-FEWEST = 3  # rounds that a slow measurement takes whatever time is left
-HOLD, LONGEST_HOLD = 1e-3, 30e-3  # seconds that the stream is kept busy before a step, besides its call
+FEWEST = 3  # rounds that even a slow measurement takes
+HOLD, LONGEST_HOLD = 1e-3, 30e-3  # seconds to keep the stream busy before a step, besides its call
 WARM_UP = 3  # lazy loading of kernels, first touches, compilation, choice of a path
 
 
@@ -45,7 +45,7 @@ class Series:
 
 
 def sample(gpu: Gpu, step: Step, hold_s: float, series: Series) -> None:
-    """`hold_s`: how long the stream is kept busy before the step; 0: not at all, and the wall's time is taken."""
+    """hold_s: how long to keep the stream busy before the step. 0: not at all; then the wall time is measured."""
     if step.before:
         step.before()
     gpu.cuda.synchronize()
@@ -69,7 +69,7 @@ def sample(gpu: Gpu, step: Step, hold_s: float, series: Series) -> None:
 def in_turns(
     gpu: Gpu, steps: dict[str, Step], seconds: float = 20.0, rounds: int = ROUNDS, warm_up: int = WARM_UP, idle: bool = False
 ) -> dict[str, Series]:
-    """`rounds` samples of each, or as many as fit into `seconds` after warming up (FEWEST at least)."""
+    """Takes `rounds` samples of each step, or as many as fit into `seconds` after warming up (at least FEWEST)."""
     names = list(steps)
     if gpu.rehearsed:
         rounds, warm_up = 2, 1
@@ -77,13 +77,13 @@ def in_turns(
     for _ in range(warm_up):
         for name in names:
             sample(gpu, steps[name], 0.0, warm[name])
-    # Longer than the call takes: else the device waits for the host, whose time would be in the event's.
+    # Longer than the call. Otherwise the device waits for the host, whose time would count in the event's.
     hold = {name: 0.0 if idle else min(LONGEST_HOLD, HOLD + 1.5 * min(series.call)) for name, series in warm.items()}
     result = {name: Series() for name in names}
     until = time.monotonic() + seconds
     for turn in range(rounds):
         if turn >= FEWEST and time.monotonic() > until:
             break
-        for name in random.Random(turn).sample(names, len(names)):  # nobody always follows the same neighbour
+        for name in random.Random(turn).sample(names, len(names)):  # so that neighbours vary
             sample(gpu, steps[name], hold[name], result[name])
     return result

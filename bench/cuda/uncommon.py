@@ -1,5 +1,5 @@
-"""Steps off the beaten path, against the default step over as many elements: rules, formats, types and layouts whose
-kernels have less unrolled code, and gradients that are so small that exact arithmetic has to take care of them.
+"""Uncommon steps compared with the default step over as many elements: rules, formats, types and layouts whose kernels are less
+unrolled, and gradients so small that exact arithmetic needs care.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.cuda.rows import Rows
 from bench.cuda.timing import Step, in_turns
 
 ELEMENTS = 300_000_000
-ODD = 1001  # elements a row: no multiple of 16
+ODD = 1001  # elements per row, not a multiple of 16
 TINY = (1e-12, 1e-22, 1e-30, 1e-40, 0.0)
 
 Params = list[torch.nn.Parameter]
@@ -31,7 +31,7 @@ def odd_rows(gpu: Gpu, count: int, dtype: torch.dtype) -> Params:
 
 
 def misaligned(gpu: Gpu, count: int, dtype: torch.dtype) -> Params:
-    """Views that begin one element behind a boundary of 16 bytes."""
+    """Views that begin one element behind a 16-byte boundary."""
     made = []
     for param in gpu.parameters([(count // 4 + 1,)] * 4, dtype):
         view = torch.nn.Parameter(param.detach()[1:])
@@ -55,7 +55,7 @@ STEPS: tuple[tuple[str, Callable[[Gpu, int, torch.dtype], Params], torch.dtype, 
 
 
 FIGURES = {"LAMB": "norms", "LARS": "norms", "rows of 1001": "odd_rows", "misaligned views": "odd_rows"}
-BYTES = {"master='residual16'": 14.0625 / 10.0625}  # read and written for an element, against the default step's
+BYTES = {"master='residual16'": 14.0625 / 10.0625}  # read and written per element / those of the default step
 
 
 def optimizer(gpu: Gpu, params: Params, options: dict[str, Any]) -> Any:

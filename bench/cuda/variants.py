@@ -1,8 +1,8 @@
-"""Kernels side by side: the package's plug-in, then each of the folder LOWTIDE_VARIANTS, in a process of its own.
+"""Kernels side by side: the package's plug-in, then each in the folder LOWTIDE_VARIANTS, in a separate process.
 
-All processes import torch and compute what is right on the CPU at once, then each has the device for itself in turn:
-the share of a copy that each step reaches, and how many bytes differ from the CPU's. One that fails is a row and no more.
-`variants.py [--rehearse]` is the program of such a process.
+All processes import torch and compute the right results on the CPU at the same time. Then each has the device to itself in
+turn, and reports the share of a copy's bandwidth that each step reaches, and how many bytes differ from the CPU. A process that
+fails only costs a row. `variants.py [--rehearse]` is the program of such a process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # in place of this folder
+if __name__ == "__main__":  # instead of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch  # noqa: E402
@@ -32,10 +32,10 @@ from bench.cuda.timing import Step, in_turns  # noqa: E402
 
 ELEMENTS = 500_000_000
 ROUNDS = 15
-START_S, TURN_S = 60.0, 25.0  # the most that a process may take until it is ready, and for its turn
+START_S, TURN_S = 60.0, 25.0  # limits until a process is ready, and for its turn
 BF16 = torch.bfloat16
 SHAPES = [(257,), (100_003,), (64, 4096), (300, 1001)]
-# Steps, and the bytes that each reads and writes for an element of bf16 parameters and gradients.
+# Steps, with the bytes that each reads and writes per element of bf16 parameters and gradients.
 STEPS: dict[str, tuple[float, dict[str, Any]]] = {
     "default": (10.0625, {"state": "dynamic8"}),
     "nearest": (10.0625, {"state": "dynamic8", "rounding": "nearest"}),
@@ -44,20 +44,20 @@ STEPS: dict[str, tuple[float, dict[str, Any]]] = {
     "Lion": (8.03125, {"rule": "Lion", "state": "dynamic8"}),
     "SGD": (6.0, {"rule": "SGD", "momentum": 0.0, "state": "dynamic8"}),
 }
-JUDGED = {"default": "resident_default", "nearest": "resident_nearest", "fp32": "resident_fp32"}  # of the package's plug-in
+JUDGED = {"default": "resident_default", "nearest": "resident_nearest", "fp32": "resident_fp32"}  # figures of the package's plug-in
 READY, GO = "ready", "go"
 SHIPPED = "the package's"
 
 
 def plugins() -> dict[str, str | None]:
-    """Their files by name, that of the package first."""
+    """Plug-in files by name, the package's first."""
     folder = os.environ.get("LOWTIDE_VARIANTS", "")
     found = sorted(Path(folder).glob("*.so")) if folder else []
     return {SHIPPED: None, **{path.stem: str(path.resolve()) for path in found}}
 
 
 def note() -> Path:
-    """Where the fastest is noted, for the cases that follow."""
+    """The file that notes the fastest variant for later cases."""
     return Path(os.environ.get("LOWTIDE_SCRATCH", "build")) / "best-variant"
 
 
@@ -67,11 +67,11 @@ def best() -> str:
     return path
 
 
-# The process of a plug-in.
+# The process of one plug-in.
 
 
 def run(gpu: Gpu, seconds: float = 1.0) -> None:
-    """Answers "ready" on standard output, waits for a line, then writes a line of JSON for each step."""
+    """Prints "ready", waits for a line on stdin, then prints a line of JSON for each step."""
     shapes_ = SHAPES[:1] if gpu.rehearsed else SHAPES
     start, grads = bits.values(shapes_, 3), [bits.values(shapes_, 4 + step) for step in range(2)]
     right = {name: bits.run(gpu, start, grads, bits.on_cpu, BF16, memory=None, **given)[0] for name, (_, given) in STEPS.items()}
@@ -95,12 +95,12 @@ def run(gpu: Gpu, seconds: float = 1.0) -> None:
             rate, copied = count * each / found["step"].median(), 2 * half / found["copy"].median()
             row |= {"share": rate / copied, "copy_gb_per_s": copied * 1e-9, **found["step"].data()}
             del optimizer, found
-        except Exception as error:  # of whatever a variant does
+        except Exception as error:  # a variant may raise anything
             row["failed"] = told(error)
         print(json.dumps(row), flush=True)
 
 
-# The case, which starts them.
+# The case, which starts the processes.
 
 
 class Process:
@@ -112,7 +112,7 @@ class Process:
         self.rest = b""
 
     def line(self, until: float) -> str:
-        """Its next line; "" if it has ended or does not answer in time."""
+        """The next line of its output; "" if it has ended or does not answer in time."""
         assert self.process.stdout
         while b"\n" not in self.rest:
             if not select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -141,7 +141,7 @@ class Process:
         return found
 
     def end(self) -> str:
-        """Ends it; returns the last line that it complained."""
+        """Ends the process, and returns the last line of its stderr."""
         self.process.kill()
         self.process.communicate()
         self.complaints.seek(0)
@@ -163,7 +163,7 @@ def compare(gpu: Gpu, rows: Rows) -> None:
     chosen = plugins()
     processes = {name: Process(gpu, path) for name, path in chosen.items()}
     until = time.monotonic() + START_S
-    ready = {name: process.ready(until) for name, process in processes.items()}  # all have started; none runs on the device
+    ready = {name: process.ready(until) for name, process in processes.items()}  # all have started, and none uses the device
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for name, process in processes.items():
         steps = {row["step"]: row for row in (process.turn() if ready[name] else ())}

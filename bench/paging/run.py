@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Measures the costs and savings of state on disk: steps with state in RAM, under a budget that holds it, half on disk, and all on
+"""Measures what state on disk costs and saves: steps with state in RAM, under a budget that holds it, half on disk and all on
 disk, beside the raw rate of the disk, in rounds of one process.
 
     .venv/bin/python bench/paging/run.py --disk DIRECTORY [--elements 134217728] [--rounds 9]
 
---disk-rate 1000000000 makes a disk of 1 GB/s (read, and as much written) of a faster one (needs control groups: root).
-
+--disk-rate 1000000000 slows a disk to 1 GB/s of reads and as much of writes (needs control groups, so root).
 docs/benchmarks/method.md says how figures are taken and read. Needs g++ and liburing.
 """
 
@@ -30,17 +29,17 @@ from common import machine, results  # noqa: E402
 import lowtide  # noqa: E402
 
 OUT = Path(__file__).resolve().parents[2] / "build" / "bench"
-BLOCK = 1 << 20  # as ScratchFile cuts its requests
-SLOTS = 4  # of the ring
-CGROUPS = Path("/sys/fs/cgroup")  # version 2, or 1 with a folder for each controller
+BLOCK = 1 << 20  # the size of ScratchFile's requests
+SLOTS = 4  # slots of the ring
+CGROUPS = Path("/sys/fs/cgroup")  # version 2, or version 1, which has a folder per controller
 
 
 class DiskRate:
-    """This process and its children read and write the disk under `directory` at `rate` bytes/s each, at most."""
+    """Limits reads and writes of this process and its children on the disk of `directory` to `rate` bytes/s each."""
 
     def __init__(self, directory: str, rate: int) -> None:
         number = os.stat(directory).st_dev
-        # The limits are the whole disk's; a partition knows of which.
+        # Limits apply to a whole disk. A partition knows which one it is on.
         device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
         disk = ((device.parent if (device / "partition").exists() else device) / "dev").read_text().strip()
         root = CGROUPS / "blkio"
@@ -67,7 +66,7 @@ class DiskRate:
 
 
 def raw_disk() -> Path:
-    """The raw loop, compiled when first needed."""
+    """The program of the raw loop, compiled on first use."""
     source, built = Path(__file__).with_name("raw_disk.cpp"), OUT / "raw_disk"
     if not built.exists() or built.stat().st_mtime < source.stat().st_mtime:
         OUT.mkdir(parents=True, exist_ok=True)
@@ -88,7 +87,7 @@ def timed(step: object) -> float:
 def measure(
     elements: int, state: str, disk: str, chunk: int, rounds: int, disk_rate: int | None
 ) -> dict[str, float]:
-    """`disk_rate`: bytes/s each way that the disk is limited to."""
+    """disk_rate: limit of the disk in bytes/s each way."""
     param = torch.nn.Parameter(torch.randn(elements // 1024, 1024) * 0.02)
     param.grad = torch.randn_like(param) * 1e-3
     plain = optimizer(param, state, None)
@@ -153,7 +152,7 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=128 << 20)
     parser.add_argument("--chunk", type=int, default=4 << 20, help="bytes")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="everything small: it runs, and no more")
+    parser.add_argument("--quick", action="store_true", help="small: only shows that it runs")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     if args.quick:
@@ -161,7 +160,7 @@ def main() -> None:
     if args.disk_rate is not None and args.disk_rate < 1:
         parser.error("--disk-rate: wanted bytes per second")
     args.out.mkdir(parents=True, exist_ok=True)
-    # Not the system's folder for temporary files, which is often one in RAM.
+    # Not in the system's folder for temporary files, which is often in RAM.
     with contextlib.ExitStack() as stack:
         disk = args.disk or stack.enter_context(tempfile.TemporaryDirectory(prefix="disk-", dir=args.out))
         if args.disk_rate is not None:

@@ -1,4 +1,4 @@
-"""Text to train on, as bytes: the source code of the running Python's standard library. Nothing is downloaded or kept."""
+"""Training text, as bytes: the source code of the running Python's standard library. Nothing is downloaded or kept."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-VALIDATION_SHARE = 20  # one file in so many
+VALIDATION_SHARE = 20  # one file in this many
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Bytes of whole files, one file after another; no file is in both parts."""
+    """Bytes of whole files, concatenated. No file is in both parts."""
 
     train: torch.Tensor  # uint8
     validation: torch.Tensor  # uint8
@@ -24,14 +24,14 @@ class Corpus:
 
 
 def load(root: Path | None = None) -> Corpus:
-    """All .py files but installed packages, of the running Python or of the standard library in `root`. Raises FileNotFoundError where
-    there are none."""
+    """Loads all .py files, except installed packages, of the running Python or of the standard library in `root`. Raises
+    FileNotFoundError if there are none."""
     root = root or Path(sysconfig.get_path("stdlib"))
     names = [path.relative_to(root).as_posix() for path in root.rglob("*.py")]
     own = [name for name in names if "site-packages" not in name and "dist-packages" not in name]
     if not own:
         raise FileNotFoundError(f"{root}: got no .py file, wanted the folder of a Python's standard library")
-    # In the order of their names. A hash of the name says which part has a file, so that the split is the same on every machine.
+    # Ordered by name. A hash of the name picks the part of a file, so that the split is the same on every machine.
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     for name in sorted(own, key=PurePosixPath):
         digest = hashlib.sha256(name.encode()).digest()

@@ -1,11 +1,11 @@
-"""Compares an optimizer's state with the averages that it stands for, without a model: gradients are made, the exact
-second moment is kept in float64 beside it, and updates are compared with those of exact moments.
+"""Compares an optimizer's state with the averages that it represents, without a model. Gradients are generated, exact second
+moments are kept in float64, and updates are compared with those by exact moments.
 
-All parameters are rows of 256, a block of state each. In "average" and "rest" one element in 32 goes on as before and keeps
-its block's absmax up; the others are what is looked at. (A block that dies as a whole decays exactly in any format, by its
-scale.) Gradients are "even", of one size and random sign, or "noisy", normal: noise moves the absmax and the values, and so
-helps rounding to nearest over its thresholds. A network's gradients are between the two. "beside" is "rest" with small
-silent parameters beside a live one whose gradient has a mean: the first moments' absmax stays up, or nearly.
+All parameters are rows of 256, one block of state each. In "average" and "rest", one element in 32 continues as before and
+keeps its block's absmax up; the others are observed. (A block that dies as a whole decays exactly in any format, by its scale.)
+Gradients are "even", of one size and random sign, or "noisy", normal. Noise moves the absmax and the values, which helps
+rounding to nearest across its thresholds. A network's gradients are between the two. "beside" is "rest" with small silent
+parameters beside a live one whose gradient has a mean, so that the absmax of the first moments stays up, or nearly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quality.variants import Variant
 from quality.watch import Watch
 
 ROW = 256
-LIVE = 32  # one element in so many goes on
+LIVE = 32  # one element in this many continues
 KINDS = ("even", "noisy")
 LR = 1e-3
 
@@ -28,22 +28,22 @@ LR = 1e-3
 @dataclass(frozen=True)
 class Sizes:
     rows: int = 8  # for each change of the gradient
-    warm: float = 3.0  # these three in units of 1 / (1 - beta2), the time that the average looks back
+    warm: float = 3.0  # the first three in units of 1 / (1 - beta2), the memory of the average
     respond: float = 1.0
     decay: float = 5.0
     rest_before: int = 200  # steps with gradients
-    rest_from: int = 100  # steps without: from here ...
-    rest_to: int = 3000  # ... to here a parameter should hardly move
+    rest_from: int = 100  # steps without gradients: from this one ...
+    rest_to: int = 3000  # ... to this one, a parameter should hardly move
     hostile: int = 500
 
 
 QUICK = dataclasses.replace(Sizes(), warm=0.2, respond=0.1, decay=0.2, rest_to=120, hostile=60)
-CHANGES = (0.0, 0.1, 1.0, 2.0, 10.0)  # of the gradients, after they were steady
+CHANGES = (0.0, 0.1, 1.0, 2.0, 10.0)  # factors of the gradients after a steady phase
 BESIDE = ((1.0, 0.0), (1.0, 1.0), (0.5, 1.0), (0.3, 1.0), (0.0, 1.0))  # mean and standard deviation of live gradients
 
 
 def measure(variant: Variant, beta2: float, sizes: Sizes) -> dict[str, Any]:
-    """Ratios are stored over exact second moments (mean over elements); drift and updates are in units of lr."""
+    """Ratios are stored / exact second moments (mean over elements). Drift and updates are in units of lr."""
     found: dict[str, Any] = {"variant": variant.id, "beta2": beta2}
     for kind in KINDS:
         found[kind] = _average(variant, beta2, sizes, kind) | _rest(variant, beta2, sizes, kind)
@@ -56,7 +56,7 @@ def _optimizer(variant: Variant, param: torch.nn.Parameter, beta2: float) -> tor
 
 
 def scales(rows: int, decades: float, source: torch.Generator) -> torch.Tensor:
-    """Sizes of gradients: log-uniform below 1 within each row."""
+    """Sizes of gradients, log-uniform below 1 within each row."""
     return 10 ** (-decades * torch.rand(rows, ROW, generator=source))
 
 
@@ -66,7 +66,7 @@ def _gradient(rows: int, kind: str, source: torch.Generator) -> torch.Tensor:
 
 
 def _average(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, Any]:
-    """Steady gradients, then all at once `CHANGES` times as large; read after `respond`, and where none come, `decay`."""
+    """Steady gradients that suddenly become `CHANGES` times as large. Read after `respond` or, if none come, after `decay`."""
     source = torch.Generator().manual_seed(1)
     rows = sizes.rows * len(CHANGES)
     scale = scales(rows, 2, source)
@@ -95,22 +95,22 @@ def _average(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[st
 
 
 def _rest(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, float]:
-    """How far parameters drift when their gradients have long stopped."""
+    """How far parameters drift long after their gradients have stopped."""
     source = torch.Generator().manual_seed(2)
-    # "even": of one sign, too, so that the absmax of both moments stands still.
+    # "even" is also of one sign, so that the absmax of both moments is constant.
     live = (1.0, 0.0) if kind == "even" else (0.0, 1.0)
     mean, most = _drift(variant, beta2, sizes, live, torch.ones(sizes.rows * 2, ROW), source)
     return {"rest_mean": mean, "rest_max": most}
 
 
 def _beside(variant: Variant, beta2: float, sizes: Sizes, mean: float, noise: float) -> list[float]:
-    """The same, mean and largest, of parameters whose gradients were up to two decades smaller than the live ones."""
+    """The mean and largest drift of parameters whose gradients were up to two decades smaller than the live ones."""
     source = torch.Generator().manual_seed(4)
     return list(_drift(variant, beta2, sizes, (mean, noise), scales(sizes.rows * 2, 2, source), source))
 
 
 def live_and_silent(scale: torch.Tensor, live: tuple[float, float], stopped: bool, source: torch.Generator) -> torch.Tensor:
-    """Gradients of this scale, or none once they have stopped, beside live ones of this mean and deviation."""
+    """Gradients of this scale, or zeros once they have stopped, beside live ones with this mean and deviation."""
     grad = torch.randn(scale.shape, generator=source)
     alive = grad[:, ::LIVE] * live[1] + live[0]
     grad *= 0.0 if stopped else scale
@@ -121,7 +121,7 @@ def live_and_silent(scale: torch.Tensor, live: tuple[float, float], stopped: boo
 def _drift(
     variant: Variant, beta2: float, sizes: Sizes, live: tuple[float, float], scale: torch.Tensor, source: torch.Generator
 ) -> tuple[float, float]:
-    """Mean and largest drift in lr of parameters beside live ones, whose gradients have this mean and deviation."""
+    """Mean and largest drift, in lr, of parameters beside live ones whose gradients have this mean and deviation."""
     param = torch.nn.Parameter(torch.zeros(scale.shape))
     optimizer = _optimizer(variant, param, beta2)
     start = param.detach().clone()
@@ -135,8 +135,8 @@ def _drift(
 
 
 def _largest_update(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> dict[str, float]:
-    """The largest update under gradients that are hard on a block: "spread" over four decades within it, or with a
-    "spike", every 50 steps 10^4 times the others."""
+    """The largest update under gradients that are hard on a block: a "spread" over four decades within it, or a "spike" of 10^4
+    times the others every 50 steps."""
     source = torch.Generator().manual_seed(3)
     rows = sizes.rows * 2
     scale = scales(rows, 4, source) if kind == "spread" else torch.ones(rows, ROW)

@@ -1,9 +1,10 @@
-"""Validation losses as gaps to float32 state, and the noise that such gaps have by themselves.
+"""Validation losses as gaps to float32 state, and the noise of such gaps.
 
-Float32 is trained several times for each seed, from inits that differ by a thousandth: too little to be better or worse,
-enough for ways of their own. How these losses scatter within a seed is what a difference must exceed to mean anything.
-(A change of 1e-6 is measured, too, but such a run often stays beside the first, where a format's rounding would not.)
-A variant's gap is to the mean of its own seed's float32 runs. Formats may scatter more than float32: what exceeds the noise must
+Float32 is trained several times per seed, from inits that differ by a thousandth: too little to be better or worse, but enough
+to diverge. A gap means something only if it exceeds the scatter of these losses within a seed. (A change of 1e-6 is measured,
+too, but such a run often stays near the first, where a format's rounding would not.) A variant's gap is relative to the mean of
+its own seed's float32 runs. Formats may scatter more than float32, so to be called worse or better, a gap must exceed both the
+noise and the variant's own scatter.
 exceed the variant's own scatter, too, to be called worse or better.
 """
 
@@ -17,20 +18,20 @@ from typing import Any
 
 from quality.variants import Variant
 
-MN = 1e3  # millinats in a nat
+MN = 1e3  # millinats per nat
 
 
 @dataclass(frozen=True)
 class Noise:
-    """At one beta2, in millinats."""
+    """The noise at one beta2, in millinats."""
 
     sigma: float  # standard deviation of a float32 loss within its seed, pooled over seeds
     freedom: int
     runs: Mapping[int, int]  # float32 runs of each seed
 
     def band(self, seeds: Collection[int], is_float32: bool = False) -> float:
-        """In 95 of 100 cases a mean over the gaps of these seeds that are nothing but noise is smaller. is_float32: the run itself
-        is one of those that make the mean of its seed."""
+        """The bound below which, in 95 of 100 cases, a mean of pure noise over the gaps of these seeds stays. is_float32: the
+        run itself counts in the mean of its seed."""
         sign = -1 if is_float32 else 1
         variance = sum(1 + sign / self.runs[seed] for seed in seeds) / len(seeds) ** 2
         return student(self.freedom) * self.sigma * math.sqrt(variance)
@@ -42,7 +43,7 @@ class Row:
 
     id: str
     label: str
-    is_float32: bool = False  # one of the runs that the noise is made of
+    is_float32: bool = False  # its runs define the noise
     gaps: dict[int, float] = field(default_factory=dict)  # by seed
     updates: list[dict[str, float]] = field(default_factory=list)
 
@@ -56,7 +57,7 @@ class Row:
 
     @property
     def interval(self) -> float | None:
-        """Half of the 95 % interval that its own gaps give their mean."""
+        """Half of the 95 % interval of the mean, from its own gaps."""
         count = len(self.gaps)
         return None if self.deviation is None else student(count - 1) * self.deviation / math.sqrt(count)
 
@@ -65,8 +66,8 @@ class Row:
         return not all(map(math.isfinite, self.gaps.values()))
 
     def verdict(self, noise: Noise | None) -> str:
-        """Whether the mean is noise: "yes", "worse" or "better" with the bound that it keeps or exceeds, or "open": more than
-        float32's noise, and less than its own scatter over seeds needs."""
+        """Whether the mean is noise: "yes", or "worse" or "better", each with its bound, or "open" if it exceeds float32's
+        noise but not its own scatter over seeds."""
         if self.diverged:
             return "worse: diverged"
         if noise is None:
@@ -79,11 +80,11 @@ class Row:
         return f"{'worse' if self.mean > 0 else 'better'}, > {max(band, self.interval):.1f}"
 
 
-FEW = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}  # of Student's t, where the expansion does not hold
+FEW = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}  # of Student's t, where the expansion fails
 
 
 def student(freedom: int) -> float:
-    """97.5 % quantile of Student's t (from 5 degrees of freedom on the Cornish-Fisher expansion, within 1 %)."""
+    """The 97.5 % quantile of Student's t (from 5 degrees of freedom by the Cornish-Fisher expansion, within 1 %)."""
     if freedom in FEW:
         return FEW[freedom]
     z, n = 1.959964, float(freedom)
@@ -93,7 +94,7 @@ def student(freedom: int) -> float:
 def analyse(
     runs: list[dict[str, Any]], beta2: float, variants: Sequence[Variant]
 ) -> tuple[list[Row], Noise | None, dict[int, float]]:
-    """Rows in the order of `variants`, the noise (None while there are too few runs), and the float32 loss of each seed."""
+    """Rows in the order of `variants`, the noise (None if there are too few runs), and the float32 loss of each seed."""
     at = [run for run in runs if run["beta2"] == beta2]
     plain = {variant.id for variant in variants if variant.noise}
     by_seed: dict[int, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Gradients of one batch, as each step of a training takes them: forward and backward, on a GPU recorded once and replayed."""
+"""Gradients of one batch for a training step: forward and backward, on a GPU recorded once and replayed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch.func import functional_call
 
-Backward = Callable[[torch.Tensor], None]  # tokens on the CPU; leaves gradients in the parameters
+Backward = Callable[[torch.Tensor], None]  # takes tokens on the CPU, leaves gradients in the parameters
 WARM_UP = 3  # batches before a recording, in which libraries allocate what they keep
 
 
 def forward(model: torch.nn.Module, tokens: torch.Tensor, weights: torch.dtype) -> torch.Tensor:
-    """The loss, computed alike whatever format keeps the weights: the formats are compared, not the arithmetic."""
+    """The loss, computed in the same way for all formats of weights, because formats are compared, not arithmetic."""
     if weights == torch.float32:
         loss: torch.Tensor = model(tokens)
     else:
@@ -21,12 +21,12 @@ def forward(model: torch.nn.Module, tokens: torch.Tensor, weights: torch.dtype) 
 
 
 def backward_of(model: torch.nn.Module, weights: torch.dtype, autocast: bool, batch: int, length: int) -> Backward:
-    """For batches of (batch, length) bytes. autocast: matrix products in bfloat16."""
+    """Makes the backward for batches of (batch, length) bytes. autocast: matrix products in bfloat16."""
     device = next(model.parameters()).device
 
     def take(tokens: torch.Tensor) -> None:
         model.zero_grad()
-        # A cache of casts would outlive a recording.
+        # Without a cache of casts, which would outlive a recording.
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast, cache_enabled=device.type == "cpu"):
             loss = forward(model, tokens, weights)
         loss.backward()
@@ -37,8 +37,8 @@ def backward_of(model: torch.nn.Module, weights: torch.dtype, autocast: bool, ba
 
 
 def recorded(take: Backward, tokens: torch.Tensor) -> Backward:
-    """Replays what `take` does with `tokens`. The model is so small that launching its kernels one by one would take most of the time.
-    Gradients stay in the tensors of the recording: nobody may set them to None."""
+    """Replays what `take` does with `tokens`. Launching the kernels of such a small model one by one would take most of the
+    time. Gradients stay in the tensors of the recording, so nobody may set them to None."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

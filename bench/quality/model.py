@@ -1,8 +1,9 @@
-"""A small language model over bytes with an embedding whose rows are rarely used, which is hard for 8-bit state.
+"""A small language model over bytes. Its embedding has rarely used rows, which are hard for 8-bit state.
 
-LLaMA's parts (RMSNorm, rotary positions, SwiGLU, no biases, a head of its own) and, beside the embedding of a byte, one of
-the hashed pair of this byte and the one before it. Pairs follow Zipf's law, so most rows of that table get a gradient
-once in hundreds of steps. Its rows are 256 long, a block of state: as in large models, no block has two tokens' rows.
+It has LLaMA's parts (RMSNorm, rotary positions, SwiGLU, no biases, a separate head) and, beside the embedding of a byte, an
+embedding of the hashed pair of this byte and the previous one. Pairs follow Zipf's law, so most rows of that table get a
+gradient once in hundreds of steps. Rows have 256 elements, one block of state. As in large models, no block has rows of two
+tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Size:
     width: int = 64
     layers: int = 2
     heads: int = 2
-    hidden: int = 192  # of the SwiGLU
+    hidden: int = 192  # width of the SwiGLU
     pairs: int = 2048  # rows of the table of pairs
     pair_width: int = 256
 
@@ -48,7 +49,7 @@ class Layer(nn.Module):
 
 
 def rotated(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotary positions (Su et al., arXiv 2104.09864): the two halves of a head are the coordinates that turn."""
+    """Rotary positions (Su et al., arXiv 2104.09864). The two halves of a head are the coordinates that rotate."""
     cos, sin = turn
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -71,7 +72,7 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(size.width, BYTES, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean loss in nats of every byte of `tokens` (batch, length) but the first, given those before it."""
+        """Mean loss in nats of every byte of `tokens` (batch, length) except the first, given the previous bytes."""
         seen, wanted = tokens[:, :-1], tokens[:, 1:]
         before = F.pad(seen[:, :-1], (1, 0))
         pairs = ((before * BYTES + seen) * 40503 >> 4) % self.size.pairs
@@ -88,7 +89,7 @@ class LanguageModel(nn.Module):
 
 
 def build(size: Size, seed: int, stable: bool = False) -> LanguageModel:
-    """Weights are drawn from `seed` alone. stable: embeddings are StableEmbeddings, with their own first weights."""
+    """Draws weights from `seed` alone. stable: embeddings are StableEmbeddings, with their own initial weights."""
     model = LanguageModel(size, stable)
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Muon (kellerjordan.github.io/posts/muon) of torch or of Lowtide, and beside it AdamW in float32.
+"""Muon (kellerjordan.github.io/posts/muon) from torch or Lowtide, beside AdamW in float32.
 
-Matrices of the layers go by Muon, as torch.optim.Muon computes it, and embeddings, the head and vectors by torch's AdamW.
-Muon's learning rate is scaled to moves of AdamW's size (arXiv 2502.16982, 0.2 sqrt(max(rows, columns))).
+Muon steps matrices of the layers, as torch.optim.Muon does; torch's AdamW steps embeddings, the head and vectors. Muon's
+learning rate is scaled to moves of AdamW's size (arXiv 2502.16982, 0.2 sqrt(max(rows, columns))).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quality.model import BYTES, Size
 
 MOMENTUM = 0.95
 ADJUST = "match_rms_adamw"
-Kind = Literal["torch", "lowtide"]  # momentum in float32; in dynamic8
+Kind = Literal["torch", "lowtide"]  # momentum in float32, or in dynamic8
 
 
 def matrices_by(kind: Kind, params: list[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
@@ -27,12 +27,12 @@ def matrices_by(kind: Kind, params: list[torch.Tensor], **hyper: Any) -> torch.o
 
 
 def is_hidden(param: torch.Tensor) -> bool:
-    """Matrices of the layers; embeddings and the head have a row for each byte or pair."""
+    """True for matrices of the layers. Embeddings and the head have a row per byte or pair."""
     return param.dim() == 2 and param.shape[0] not in (BYTES, Size.pairs)
 
 
 class Pair(torch.optim.Optimizer):
-    """Matrices of the layers by one optimizer, all else by AdamW: `param_groups` are those of both."""
+    """One optimizer for matrices of the layers and AdamW for everything else. `param_groups` has the groups of both."""
 
     def __init__(
         self, kind: Kind, params: Iterable[torch.Tensor], lr: float, betas: tuple[float, float], eps: float, weight_decay: float

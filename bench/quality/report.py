@@ -1,4 +1,4 @@
-"""The results as Markdown tables, as JSON with the machine and the date."""
+"""Results as Markdown tables, and as JSON with the machine and the date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parameter_count(settings: Settings) -> int:
 
 
 def write(result: dict[str, Any], folder: Path) -> None:
-    """quality.json and quality.md, and the tables on the terminal."""
+    """Writes quality.json and quality.md, and prints the tables."""
     text = markdown(result)
     results.write(folder / "quality.json", result, results.LOSS_DIGITS)
     (folder / "quality.md").write_text(text)
@@ -47,7 +47,7 @@ def origin_line(of: dict[str, Any]) -> str:
 
 
 def made(result: dict[str, Any]) -> str:
-    """The line that says when, where and with which versions."""
+    """The lines that say when, where and with which versions results were made."""
     machine = result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     cpu = f"{machine['cpu']}, {machine['cores']} cores"
@@ -114,7 +114,7 @@ def beside_section(sizes: dict[str, Any], units: list[dict[str, Any]], labels: d
 
 def markdown(result: dict[str, Any]) -> str:
     labels = {variant.id: variant.label for variant in VARIANTS}
-    units = [unit for unit in result["fidelity"] if unit["variant"] in labels]  # results may be of variants that are gone
+    units = [unit for unit in result["fidelity"] if unit["variant"] in labels]  # results may include variants that no longer exist
     absent = [f"{labels[id]} ({why})" for id, why in result["absent"].items() if id in labels]
     settings, corpus = result["settings"], result["corpus"]
     sizes = result["sizes"]

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Trains one small language model with every state format, seed and beta2, and compares state with its average.
+"""Trains a small language model with every state format, seed and beta2, and compares state with its average.
 
-    .venv/bin/python bench/quality/run.py                          all that is not there yet, then the report
-    .venv/bin/python bench/quality/run.py --variants fp32,dynamic8 these only; the report has all that is there
-    .venv/bin/python bench/quality/run.py --report                 no run, only the report of what is there
-    .venv/bin/python bench/quality/run.py --known FILE.json        goes on from an earlier report of the same settings and text
-    .venv/bin/python bench/quality/run.py --device cuda            trains on a GPU; results are kept apart
+    .venv/bin/python bench/quality/run.py                          all missing results, then the report
+    .venv/bin/python bench/quality/run.py --variants fp32,dynamic8 only these; the report has all results
+    .venv/bin/python bench/quality/run.py --report                 only the report of existing results
+    .venv/bin/python bench/quality/run.py --known FILE.json        continues from an earlier report of the same settings and
+    text
+    .venv/bin/python bench/quality/run.py --device cuda            trains on a GPU; results are kept separately
     .venv/bin/python bench/quality/run.py --quick                  tiny: shows that it runs, measures nothing
 
-Each result is stored as it is found: stop it, and it goes on from there; start it twice, and the two share the work.
-docs/benchmarks/method.md says how the figures are read.
+Each result is stored at once, so a stopped run resumes there, and two runs share the work. docs/benchmarks/method.md says how
+to read the figures.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ SCALES = {
         validation_windows=512, watch_every=25, watch_share=4, autocast=True,
     ),
 }  # fmt: skip
-RATE = "schedule-free lr"  # of a report and of stored results: SCHEDULE_FREE_LR is no setting
+RATE = "schedule-free lr"  # key in reports and stored results; SCHEDULE_FREE_LR is no setting
 QUICK = dataclasses.replace(Settings(), steps=30, warmup=5, validation_windows=64)
 PACKAGES = ["torch", "numpy", "bitsandbytes", "lowtide"]
 GPU_PACKAGES = [*PACKAGES, "flashoptim", "torchao", "triton"]
@@ -67,7 +68,7 @@ def run_all(
     variants: list[Variant], betas2: Sequence[float], settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus,
     trained: Store, units: Store, device: str,
 ) -> None:  # fmt: skip
-    """Trainings on `device`; on the CPU, state is compared with its average, too: Lowtide's has the same bits elsewhere."""
+    """Trains on `device`. On the CPU, also compares state with its average; Lowtide's state has the same bits elsewhere."""
     able = makeable(variants, device)
     trained.make_all(
         (run_name(variant.id, seed, beta2), partial(train, settings, variant, seed, beta2, text, device=device))
@@ -89,11 +90,11 @@ def described(device: str) -> dict[str, Any]:
 def collect(
     settings: Settings, sizes: fidelity.Sizes, text: corpus.Corpus, trained: Store, units: Store, device: str
 ) -> dict[str, Any]:
-    """All stored results, as one report."""
+    """All stored results in one report."""
     runs: list[dict[str, Any]] = []
     found_units: list[dict[str, Any]] = []
     absent: dict[str, str] = {}
-    can_tell = device == "cpu" or torch.cuda.is_available()  # a report may be made elsewhere than its runs
+    can_tell = device == "cpu" or torch.cuda.is_available()  # reports need not be made where their runs were
     for variant in VARIANTS:
         before = len(runs)
         for beta2 in BETA2:
@@ -118,7 +119,7 @@ def collect(
 
 
 def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store, device: str) -> None:
-    """Takes over the runs of an earlier report. ValueError for what is none, or one of other settings or another text."""
+    """Adopts the runs of an earlier report. Raises ValueError for any other file, or for other settings or another text."""
     try:
         known = json.loads(file.read_text())
         got = {**known["settings"], "text": known["corpus"]["sha256"]}
@@ -126,12 +127,12 @@ def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store, d
         named = [(run_name(run["variant"], run["seed"], run["beta2"]), {"made": made, **run}) for run in known["runs"]]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file}: got no report of trainings ({error!r}), wanted a quality.json") from error
-    # A report from before it said its rate for Schedule-Free has the one of today.
+    # Reports that do not state a rate for Schedule-Free used today's.
     got |= {RATE: known.get(RATE, SCHEDULE_FREE_LR), "device": known.get("device", "cpu")}
     wanted = {**dataclasses.asdict(settings), "text": text.sha256, RATE: SCHEDULE_FREE_LR, "device": device}
     if other := difference(got, wanted):
         raise ValueError(f"{file}: got {other}: its runs cannot be compared with those to be made")
-    for name, run in named:  # with its own "made", but of a report from before each run had one
+    for name, run in named:  # with its own "made", or the report's if it is too old for that
         trained.adopt(name, run)
 
 

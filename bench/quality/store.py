@@ -1,6 +1,6 @@
-"""Results on disk, one file each, written at once: a bench that is stopped resumes where it was.
+"""Results on disk, one file each, written at once, so that a stopped bench resumes.
 
-Several processes may share a folder; a lock on a result says that one of them is at it, and ends with its process.
+Several processes may share a folder. A lock on a result says that a process works on it, and ends with the process.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 
 class Store:
-    """`folder` has a folder for each set of conditions; results of other conditions are not read. Each result has `origin`, the machine
-    and the software that made it, as "made"."""
+    """`folder` has a folder for each set of conditions; results of other conditions are not read. Each result stores `origin`,
+    the machine and software that made it, as "made"."""
 
     def __init__(self, folder: Path, conditions: dict[str, Any], origin: dict[str, Any] | None = None) -> None:
         self.origin = origin or {}
@@ -31,7 +31,7 @@ class Store:
         return json.loads(path.read_text()) if path.exists() else None
 
     def make(self, name: str, work: Callable[[], dict[str, Any]]) -> bool:
-        """Stores the result of `work`; False if it exists already or another process works on it."""
+        """Stores the result of `work`. Returns False if it exists already or another process works on it."""
         with open(self.folder / f"{name}.lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,13 +43,13 @@ class Store:
         return True
 
     def make_all(self, jobs: Iterable[tuple[str, Callable[[], dict[str, Any]]]]) -> None:
-        """Makes what is missing, and says so."""
+        """Makes missing results, and prints each."""
         for name, work in jobs:
             if self.make(name, work):
                 print(f"{name}: {self.get(name)}", file=sys.stderr, flush=True)
 
     def adopt(self, name: str, result: dict[str, Any]) -> None:
-        """Takes over a result of the same conditions that was found elsewhere, unless there is one."""
+        """Adopts a result of the same conditions from elsewhere, unless there is one already."""
         if self.get(name) is None:
             self._write(self.folder / f"{name}.json", result)
 

@@ -1,4 +1,4 @@
-"""One training run: a variant, a seed and a beta2 give a validation loss and figures about the updates."""
+"""One training run: a variant, a seed and a beta2 give a validation loss and figures about updates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quality.watch import Watch
 
 @dataclass(frozen=True)
 class Settings:
-    """The same for every run."""
+    """The settings of every run."""
 
     size: Size = Size()
     steps: int = 600
@@ -30,19 +30,19 @@ class Settings:
     context: int = 64
     lr: float = 2e-3
     warmup: int = 40
-    last_lr: float = 0.05  # of lr, at the end of a cosine
+    last_lr: float = 0.05  # share of lr at the end of a cosine
     beta1: float = 0.9
     eps: float = 1e-8
     weight_decay: float = 0.05
     clip: float = 1.0
     validation_windows: int = 1024
     watch_every: int = 5  # steps
-    watch_share: int = 1  # one parameter in so many is watched
+    watch_share: int = 1  # one parameter in this many is watched
     autocast: bool = False  # matrix products of training steps in bfloat16 (torch.autocast); validation is in float32
 
 
 def difference(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Two sets of settings, as dicts, differ by this; "" for no difference."""
+    """How two sets of settings, as dicts, differ; "" for no difference."""
     names = (name for name in {**wanted, **got} if got.get(name) != wanted.get(name))
     return "; ".join(f"{name} {got.get(name)} in place of {wanted.get(name)}" for name in names)
 
@@ -57,13 +57,13 @@ def lr_at(settings: Settings, step: int) -> float:
 def train(
     settings: Settings, variant: Variant, seed: int, beta2: float, corpus: Corpus, keep: Path | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Init and order of the data follow from `seed` alone, whatever the device. keep: the file that gets the settings and the trained
-    weights, once they are whole."""
+    """Trains once. `seed` alone determines init and order of the data, on any device. keep: the file for settings and trained
+    weights, written once they are complete."""
     start = time.process_time()
     model = build(settings.size, seed, variant.rule == STABLE)
     change(model, variant, seed)
     model.to(device, variant.weights)
-    # Rounded weights and Muon move in steps of their own, so there is no update to compare.
+    # Rounded weights and Muon have their own kinds of steps, so there is no update to compare.
     watch = None
     if variant.weights == torch.float32 and variant.rule == "AdamW":
         watched = list(model.parameters())[:: settings.watch_share]
@@ -86,7 +86,7 @@ def train(
 
 @torch.no_grad()
 def change(model: torch.nn.Module, variant: Variant, seed: int) -> None:
-    """Changes weights that train by as little as the variant asks for, to make a run of its own."""
+    """Perturbs trained weights by the small amount that the variant asks for, to make a separate run."""
     if variant.init_change:
         source = torch.Generator().manual_seed(1000 * variant.draw + seed)
         for param in trained(model):
@@ -100,7 +100,7 @@ def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 def descend(
     settings: Settings, model: torch.nn.Module, variant: Variant, seed: int, beta2: float, text: torch.Tensor, watch: Watch | None = None
 ) -> None:
-    """All steps of a run. The order of the data follows from `seed`."""
+    """Takes all steps of a run. `seed` determines the order of the data."""
     params = trained(model)
     hyper = {"lr": settings.lr, "betas": (settings.beta1, beta2), "eps": settings.eps, "weight_decay": settings.weight_decay}
     optimizer = variant.make(params, **hyper)
@@ -123,7 +123,7 @@ def descend(
 
 @torch.no_grad()
 def validation_loss(settings: Settings, model: torch.nn.Module, weights: torch.dtype, corpus: Corpus) -> float:
-    """Nats per byte over the same windows for all."""
+    """Nats per byte, over the same windows for all runs."""
     tokens = windows(corpus.validation, settings.validation_windows, settings.context + 1, torch.Generator().manual_seed(99))
     device = next(model.parameters()).device
     losses = [float(forward(model, part.to(device), weights)) * len(part) for part in tokens.split(64)]

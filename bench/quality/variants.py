@@ -1,4 +1,4 @@
-"""The compared variants, one line each. A variant that this installation cannot make is left out, with the reason."""
+"""The compared variants, one per line. A variant that this installation cannot make is left out, with the reason."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Variant:
     label: str
     make: Maker
     weights: torch.dtype = torch.float32
-    init_change: float = 0.0  # relative, random, of every weight before the first step
-    draw: int = 0  # of that change
+    init_change: float = 0.0  # relative random change of every weight before the first step
+    draw: int = 0  # number of that change
     seeds: int = 3
-    noise: bool = False  # exact, on a way of its own from the start: what such runs differ by is the noise of any run
+    noise: bool = False  # exact, but perturbed: differences of such runs are the noise of any run
     moments: Callable[[torch.optim.Optimizer, torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
     """The second moment of a parameter, decoded; None: not watched."""
     rule: str = "AdamW"  # gaps and noise are to float32 runs of the same rule
-    lr: float = 1.0  # times the settings'
-    device: str | None = None  # of torch, where it is of one kind alone
+    lr: float = 1.0  # factor on the settings' lr
+    device: str | None = None  # the only torch device type that it runs on, if any
 
 
 def lowtide(**options: Any) -> Maker:
@@ -41,8 +41,8 @@ def lowtide(**options: Any) -> Maker:
 
 
 def torchao_4bit(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
-    """The step runs uncompiled: the same operations without the C++ compiler that torch.compile needs on a CPU. A learning rate may
-    be a number, as training loops set it; torchao takes only a tensor."""
+    """torchao's AdamW4bit with an uncompiled step: the same operations without the C++ compiler that torch.compile needs on a
+    CPU. The learning rate may be a number, as in training loops; torchao itself takes only a tensor."""
     made: torch.optim.Optimizer = contenders.torchao(params, bits=4, **hyper)
     compiled = made.step
 
@@ -91,7 +91,7 @@ def _weights(id: str, label: str, **options: Any) -> Variant:
 
 def _muon(id: str, label: str, kind: Literal["torch", "lowtide"], **options: Any) -> Variant:
     def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
-        from quality.muon import Pair  # a torch before 2.9 has no Muon
+        from quality.muon import Pair  # torch before 2.9 has no Muon
 
         return Pair(kind, params, **hyper)
 
@@ -99,7 +99,7 @@ def _muon(id: str, label: str, kind: Literal["torch", "lowtide"], **options: Any
 
 
 def _schedule_free(id: str, label: str, package: bool = False, noise: bool = False, init_change: float = 0.0, **options: Any) -> Variant:
-    """Without a schedule but for the warm-up; of the package schedulefree, or Lowtide's with these options."""
+    """Schedule-Free, with only a warm-up as schedule: from the package schedulefree, or Lowtide's with these options."""
 
     def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
         if package:
@@ -118,11 +118,11 @@ def _schedule_free(id: str, label: str, package: bool = False, noise: bool = Fal
     )  # fmt: skip
 
 
-STABLE = "AdamW, StableEmbedding"  # the rule of variants whose model has this layer in place of torch's
-SCHEDULE_FREE_LR = 2.0  # of 1, 2, 4 and 8, with the package on one seed; 4 is better by 9 mN at a beta2 of 0.95, and worse by 6 at 0.999
-MANY = 12  # seeds, of what is compared most closely
+STABLE = "AdamW, StableEmbedding"  # the rule of variants whose model has this layer instead of torch's
+SCHEDULE_FREE_LR = 2.0  # best of 1, 2, 4 and 8 with the package on one seed; 4 is 9 mN better at a beta2 of 0.95 and 6 worse at 0.999
+MANY = 12  # seeds of the variants that are compared most closely
 
-# In the order in which they are run and shown.
+# In the order of running and showing.
 VARIANTS = (
     Variant("fp32", "fp32 (torch)", contenders.torch_fused, noise=True, seeds=MANY, moments=_torch_moment),
     Variant("fp32_c", "fp32, init changed by 1e-3", contenders.torch_fused, init_change=1e-3, draw=3, noise=True, seeds=MANY),
@@ -143,7 +143,7 @@ VARIANTS = (
     Variant("bnb_cuda", "bitsandbytes AdamW8bit on CUDA", contenders.bitsandbytes, device="cuda"),
     _ours("fp32_ours", "fp32 (Lowtide)", state="fp32"),
     Variant("torchao4", "torchao AdamW4bit", torchao_4bit, seeds=6, moments=_torchao_moment),
-    # master_weight_bits: precision of bfloat16 weights, by an error that FlashOptim keeps beside them; None: that of the weights
+    # master_weight_bits: precision of bfloat16 weights with the error that FlashOptim keeps beside them; None: without it
     Variant("flashoptim_cuda", "FlashOptim FlashAdamW", partial(contenders.flashoptim, master_weight_bits=None), device="cuda"),
     Variant(
         "flashoptim_24", "FlashOptim FlashAdamW, bf16 weights of 24 bits", partial(contenders.flashoptim, master_weight_bits=24),
@@ -170,7 +170,7 @@ def of_rule(rule: str) -> list[Variant]:
 
 
 def makeable(variants: Sequence[Variant], device: str = "cpu") -> list[Variant]:
-    """Those that this installation can make; says which it cannot."""
+    """The variants that this installation can make. Prints which it cannot."""
     reasons = [(variant, why_not(variant, device)) for variant in variants]
     for variant, reason in reasons:
         if reason:
@@ -179,13 +179,13 @@ def makeable(variants: Sequence[Variant], device: str = "cpu") -> list[Variant]:
 
 
 def by_seed(variants: Sequence[Variant]) -> Iterator[tuple[int, Variant]]:
-    """A seed of all variants before the next: what is stopped early has compared as many runs of each."""
+    """All variants of one seed before the next, so that an early stop leaves as many runs of each."""
     for seed in range(max((variant.seeds for variant in variants), default=0)):
         yield from ((seed, variant) for variant in variants if seed < variant.seeds)
 
 
 def why_not(variant: Variant, device: str = "cpu") -> str | None:
-    """The reason why this installation cannot make a variant (its exception), or None."""
+    """Why this installation cannot make a variant (its exception), or None."""
     if variant.device not in (None, device):
         return f"it is for parameters on {variant.device}"
     refusals = (ImportError, TypeError, ValueError) if device == "cpu" else (ImportError, TypeError, ValueError, RuntimeError)

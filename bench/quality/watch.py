@@ -1,7 +1,7 @@
-"""Compares every update of a run with the one that exact state would have made of the same gradients.
+"""Compares every update of a run with the one that exact state would have made from the same gradients.
 
-A loss curve hardly shows what state does (docs/evidence.md), so the updates themselves are looked at: parameters before and
-after a step, whatever the optimizer, against Adam's moments kept in float32 beside it.
+A loss curve hardly shows what state does (docs/evidence.md), so this looks at updates: parameters before and after a step,
+whatever the optimizer, against Adam's moments kept in float32.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-SETTLED = 20  # first steps, not looked at: Adam's first updates are all of size 1
-LARGE = 8.0  # |update| / lr. Adam's own stays below about 3.6 with beta2 = 0.999 here
+SETTLED = 20  # first steps to ignore: Adam's first updates all have size 1
+LARGE = 8.0  # |update| / lr; Adam's own stays below about 3.6 here with beta2 = 0.999
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Updates:
 
 
 class Watch:
-    """Call `before()` ahead of a step with final gradients and `after()` behind it. Watches one step in `every`."""
+    """Call `before()` before a step, with final gradients, and `after()` after it. Watches one step in `every`."""
 
     def __init__(
         self, params: Sequence[torch.Tensor], betas: tuple[float, float], eps: float, decay: float, steps: int, every: int = 1

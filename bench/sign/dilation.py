@@ -1,10 +1,10 @@
-"""Time dilation, for workers that share cores: a link slowed by as much as computing is (Gupta et al., "To Infinity and
-Beyond: Time-Warped Network Emulation", NSDI 2006).
+"""Time dilation for workers that share cores: a link slowed by as much as computing (Gupta et al., "To Infinity and Beyond:
+Time-Warped Network Emulation", NSDI 2006).
 
-Four workers on two cores compute at half their speed, while the link keeps its own. With half the rate, everything but the
-speed of memory is that of four workers with a core each on the whole rate, and takes twice as long: ratios within a run are
-those of that cluster. Workers are pinned, as many to each core, and not capped: one whose neighbour waits may get more than
-its share.
+Four workers on two cores compute at half their speed, while the link keeps its own. At half the rate, everything except the
+speed of memory behaves like four workers with a core each at the full rate, and takes twice as long, so ratios within a run are
+those of that cluster. Each core gets as many pinned workers. They are not capped, so one whose neighbour waits may get more
+than its share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
 def factor(workers: int) -> int:
-    """How much slower workers compute that share this process's cores; SystemExit unless each core has as many."""
+    """How much slower workers compute when they share this process's cores. Raises SystemExit unless each core gets as many."""
     cores = len(os.sched_getaffinity(0))
     if workers % cores:
         raise SystemExit(f"got {workers} workers on {cores} cores to dilate, wanted a multiple: each core has as many")
@@ -24,7 +24,7 @@ def factor(workers: int) -> int:
 
 
 def slowed(rate: str | None, by: int) -> str | None:
-    """The rate, as tc has it, divided."""
+    """The rate divided by `by`, in tc's form."""
     if rate is None or by == 1:
         return rate
     unit = rate[-4:]
@@ -34,7 +34,7 @@ def slowed(rate: str | None, by: int) -> str | None:
 
 
 def pinned(command: Sequence[str], rank: int) -> list[str]:
-    """The command of a worker on its core."""
+    """The command of a worker, pinned to its core."""
     cores = sorted(os.sched_getaffinity(0))
     return ["taskset", "-c", str(cores[rank % len(cores)]), *command]
 

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Measures a step's communication over a real, limited network: bytes from the interfaces' counters, and time.
+"""Measures a step's communication over a real, limited network: bytes by the interfaces' counters, and time.
 
     .venv/bin/python bench/sign/network.py [--workers 2,4,8] [--rates 1gbit,none] [--elements 10000000] [--rounds 9] [--dilate]
 
-Every worker is a process in a network namespace of its own (root, iproute2). Contenders take turns within every round:
+Every worker is a process in its own network namespace (root, iproute2). Contenders take turns within every round:
 
     fp32, bf16, int8     torch.distributed.all_reduce of that type (gloo), nothing else: no packing, no update
     sign                 float32 gradients -> bits, vote, float32 parameters moved by the result
-    lion                 lowtide.DistributedLion(state="dynamic8").step(), all of it
+    lion                 the whole lowtide.DistributedLion(state="dynamic8").step()
 
---dilate: workers that share cores compute at a part of their speed, so links get that part of their rate (dilation.py).
-A row is the median over rounds of the slowest worker. docs/benchmarks/method.md says how figures are taken and read.
+--dilate: workers that share cores compute at a fraction of their speed, so links get the same fraction of their rate
+(dilation.py). A row is the median over rounds of the slowest worker. docs/benchmarks/method.md says how figures are taken and
+read.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from cluster.network import Network, answers  # noqa: E402
 from common import machine, results  # noqa: E402
 
 WORKER = Path(__file__).with_name("network_worker.py")
-MUST = {"fp32": 20, "bf16": 10, "int8": 5}  # times ours, 4 workers, 1 Gb/s, 10 M
+MUST = {"fp32": 20, "bf16": 10, "int8": 5}  # times our time, with 4 workers, 1 Gb/s, 10 M
 RATIO_AT = (4, "1gbit", 10_000_000)
 
 
 def measure(workers: int, rate: str | None, elements: int, rounds: int, by: int) -> dict[str, dict[str, float]]:
-    """By contender: ms, and bytes sent by the worker that sent most. by: how much everything is slowed."""
+    """By contender: ms, and bytes sent by the worker that sent most. by: factor by which everything is slowed."""
     with Network(workers, dilation.slowed(rate, by)) as network:
         command = [sys.executable, str(WORKER), str(elements), str(rounds)]
         commands = [dilation.pinned(command, rank) if by > 1 else command for rank in range(workers)]
@@ -55,7 +56,7 @@ def measure(workers: int, rate: str | None, elements: int, rounds: int, by: int)
 def show(
     workers: int, rate: str | None, elements: int, by: int, table: dict[str, dict[str, float]]
 ) -> list[dict[str, object]]:
-    """Prints the table of one network; returns the rows with a target."""
+    """Prints the table of one network. Returns the rows that have a target."""
     print(f"\n{workers} workers, {dilation.words(rate, by)}, {elements / 1e6:g} M elements", flush=True)
     bits = elements / 8
     for name, row in table.items():
@@ -82,14 +83,14 @@ def show(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="2,4,8")
-    parser.add_argument("--rates", default="1gbit,none", help="as tc has them; none: no limit")
+    parser.add_argument("--rates", default="1gbit,none", help="in tc's form; none: no limit")
     parser.add_argument("--elements", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dilate", action="store_true", help="slow links as much as workers that share cores")
     parser.add_argument("--out", type=Path, default=Path("out/bench/sign-network.json"))
     args = parser.parse_args()
     if why := Network.missing():
-        raise SystemExit(f"no network of one's own here: {why}")
+        raise SystemExit(f"cannot make a network here: {why}")
     result: dict[str, object] = {"machine": machine.describe(["torch", "lowtide"]), "elements": args.elements}
     networks, rows = [], []
     for rate in (None if rate == "none" else rate for rate in args.rates.split(",")):

@@ -1,4 +1,4 @@
-"""One worker of network.py: times the contenders in turn, and prints what it saw as one line of JSON."""
+"""One worker of network.py. Times the contenders in turn and prints the results as one line of JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lowtide.distributed.layout import aligned  # noqa: E402
 
 
 class Sign:
-    """Pack, vote and apply, as a hook or an optimizer does them."""
+    """Packs, votes and applies, as a hook or an optimizer does."""
 
     def __init__(self, gradient: torch.Tensor, **options: object) -> None:
         self.gradient = gradient
@@ -70,19 +70,19 @@ def main() -> None:
         "lion": lion.step,
     }
     found: dict[str, dict[str, object]] = {name: {"seconds": [], "sent": []} for name in contenders}
-    for turn in range(rounds + 1):  # the first is for warming up
+    for turn in range(rounds + 1):  # the first round warms up
         for name, contender in contenders.items():
             dist.barrier()
             before, start = bytes_sent() or 0, time.perf_counter()
             contender()
             seconds = time.perf_counter() - start
-            dist.barrier()  # what is on its way has arrived
+            dist.barrier()  # all messages have arrived
             if turn:
                 found[name]["seconds"].append(seconds)
                 found[name]["sent"].append((bytes_sent() or 0) - before)
     found["sign"]["phases"] = sign.phases
     print(json.dumps(found), flush=True)
-    os._exit(0)  # gloo's threads take their time
+    os._exit(0)  # does not wait for gloo's threads
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures what a hook gains by voting on buckets while backward goes on: backward with `SignVote` on a limited network, with
-overlap and without, which take turns.
+"""Measures what a hook gains by voting on buckets while backward continues: times backward with `SignVote` on a limited
+network, in turn with and without overlap.
 
     .venv/bin/python bench/sign/overlap.py [--workers 4] [--rate 1gbit] [--width 1000] [--layers 10] [--batch 16] [--rounds 9]
         [--dilate]
 
-Workers and --dilate are as in network.py. A figure is the median over rounds of the slowest worker.
+Workers and --dilate work as in network.py. A figure is the median over rounds of the slowest worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import dilation  # noqa: E402
 from cluster.network import Network, answers  # noqa: E402
 from common import machine  # noqa: E402
 
-MUST = 0.8  # of the time without overlap: 4 workers, 1 Gb/s
+MUST = 0.8  # times the time without overlap, with 4 workers, 1 Gb/s
 
 
 def work(width: int, layers: int, batch: int, rounds: int) -> None:
@@ -45,7 +45,7 @@ def work(width: int, layers: int, batch: int, rounds: int) -> None:
         SignVote(models[name], overlap=overlap).register(models[name])
     alone = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
     found: dict[str, list[float]] = {name: [] for name in [*models, "alone"]}
-    for turn in range(rounds + 3):  # torch lays its buckets anew after the first
+    for turn in range(rounds + 3):  # torch rebuilds its buckets after the first
         for name, model in {**models, "alone": alone}.items():
             loss = model(torch.randn(batch, width)).square().mean()
             dist.barrier()
@@ -56,7 +56,7 @@ def work(width: int, layers: int, batch: int, rounds: int) -> None:
                 found[name].append(seconds)
             model.zero_grad()
     print(json.dumps(found), flush=True)
-    os._exit(0)  # gloo's threads take their time
+    os._exit(0)  # does not wait for gloo's threads
 
 
 def main() -> None:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measures packing, unpacking and votes of signs on the CPU against plain passes over memory, numpy and torch.
+"""Measures packing, unpacking and votes of signs on the CPU against plain memory passes, numpy and torch.
 
     .venv/bin/python bench/sign/throughput.py                     all lines, some minutes
-    .venv/bin/python bench/sign/throughput.py --json signs.json   and keep all samples
+    .venv/bin/python bench/sign/throughput.py --json signs.json   also keeps all samples
     .venv/bin/python bench/sign/throughput.py --quick             small and short: shows that it runs, measures nothing
 
-Every round runs each pass of a line once, in turn, with all threads; only ratios within a line are read. A ratio is
-that of the best times (the table's) and, beside it, the median of the rounds' own ratios: what else runs on the machine
-only adds to a time, and where the two are far apart, it did.
+Every round runs each pass of a line once, in turn, with all threads. Only ratios within a line count. The table has the ratio
+of the best times and, beside it, the median of the rounds' ratios. Other programs only add to a time; if the two ratios are far
+apart, they did.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Ratio:
-    """Another's time over lowtide's, at least `must` (0: only shown)."""
+    """Another's time / lowtide's. It must be at least `must` (0: only shown)."""
 
     of: str
-    to: tuple[str, ...]  # the fastest of them
+    to: tuple[str, ...]  # the fastest of these counts
     must: float
     label: str
 
@@ -70,7 +70,7 @@ class Line:
 
     @property
     def bytes(self) -> int:
-        """Bytes of values, or of ballots."""
+        """Bytes of values or ballots."""
         kind, what, elements = self.arguments
         return elements * {"float32": 4, "bfloat16": 2}[what] if kind == "values" else int(what) * elements // 8
 
@@ -78,7 +78,7 @@ class Line:
 def lines(quick: bool) -> list[Line]:
     sizes = {65536: 3} if quick else {10_000_384: 100, 100_000_768: 20}
     made = []
-    if not quick:  # in the last-level cache, and not much longer than starting a thread
+    if not quick:  # fits the last-level cache, and takes little longer than starting a thread
         shown = tuple(replace(ratio, must=0) for ratio in (PACK, UNPACK, NUMPY, TORCH, *COMPAT))
         made.append(Line(("values", "float32", 1_000_448), 300, shown))
     for elements, rounds in sizes.items():
@@ -94,7 +94,8 @@ def lines(quick: bool) -> list[Line]:
 
 
 def float32_passes(elements: int) -> dict[str, Callable[[], object]]:
-    """By numpy, torch and the names of DeepSpeed's packbits. Each packs the same `elements` random numbers (a multiple of 8), allocations included."""
+    """Passes by numpy, torch and DeepSpeed's packbits, by name. Each packs the same `elements` random numbers (a multiple of
+    8), including allocations."""
     tensor = torch.randn(elements, generator=torch.Generator().manual_seed(7))
     array = tensor.numpy()
     packed = packbits(tensor, elements, 0)
@@ -110,7 +111,7 @@ def float32_passes(elements: int) -> dict[str, Callable[[], object]]:
 
 
 def compiled(folder: Path | None) -> Path:
-    """The program that links the library's objects: from `folder`, or built by CMake (`make build` has done most of that)."""
+    """The program that links the library's objects, in `folder` or built by CMake (`make build` does most of that)."""
     if folder is None:
         for command in (["cmake", "--preset", "dev"], ["cmake", "--build", "--preset", "dev", "--target", "sign_throughput"]):
             subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -125,7 +126,7 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def measure(program: Path, line: Line, count: int) -> dict[str, list[float | None]]:
-    """Seconds by pass, a sample a round, None where the round left it out."""
+    """Seconds by pass, with one sample per round; None if a round left the pass out."""
     here = float32_passes(line.arguments[2]) if line.arguments[1] == "float32" else {}
     samples: dict[str, list[float | None]] = {}
     command = [str(program), *map(str, line.arguments), str(count)]
@@ -135,10 +136,10 @@ def measure(program: Path, line: Line, count: int) -> dict[str, list[float | Non
             print(file=child.stdin, flush=True)
             if not (answer := child.stdout.readline()):
                 raise SystemExit(f"{program.name} ended early")
-            # numpy and torch are an order slower, and need fewer samples.
+            # numpy and torch are ten times slower, and need fewer samples.
             slow = {name: timed(run) if turn % 4 <= 1 else None for name, run in here.items()}
             if turn == 0:
-                continue  # the first touch of everything
+                continue  # touches everything for the first time
             for name, seconds in (json.loads(answer) | slow).items():
                 samples.setdefault(name, []).append(seconds)
     return samples

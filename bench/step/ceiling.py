@@ -1,4 +1,4 @@
-"""The memory ceiling of ceiling.cpp, compiled for this CPU when first needed."""
+"""The memory ceiling of ceiling.cpp, compiled for this CPU on first use."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _load() -> ctypes.CDLL:
 
 
 class Buffers:
-    """The arrays of the passes: p and g of the contenders and states as torch allocates them or, with `huge`, memory of
-    their own in huge pages. No contender's parameters lie in huge pages."""
+    """The arrays of the passes: p and g of the contenders, and states as torch allocates them or, with `huge`, all in separate
+    huge pages. No contender's parameters are in huge pages."""
 
     def __init__(self, param: torch.Tensor, grad: torch.Tensor, huge: bool) -> None:
         self._library = _load()

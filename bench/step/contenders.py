@@ -1,4 +1,4 @@
-"""The compared optimizers, by the name that rows.py has for each."""
+"""The compared optimizers, under their names in rows.py."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from common.contenders import Contender, Options, Params
 
 LEARNING_RATE = {"adamw": 1e-3, "lion": 1e-4}
 DECAY = 1e-2
-MAX_NORM = 1e9  # torch multiplies gradients by min(1, MAX_NORM / norm): they stay as they are for the next line
+MAX_NORM = 1e9  # so large that torch leaves gradients unchanged for the next line
 
 
 def lowtide(params: Params, rule: str = "adamw", **options: Any) -> Any:
-    """The option "cpu_target" picks an instruction set, as only tests and benchmarks do."""
+    """The option "cpu_target" picks an instruction set, which only tests and benchmarks do."""
     import lowtide
 
     made = getattr(lowtide, {"adamw": "AdamW", "lion": "Lion"}[rule])(params, **options)
@@ -40,8 +40,8 @@ def lowtide_cannot(options: Options) -> str | None:
 
 
 class Reads:
-    """One read of all gradients, in place of a step. call: "check", Lowtide's search for values that are not finite; "norm", its
-    norm; "torch", torch.nn.utils.get_total_norm."""
+    """One read of all gradients instead of a step. call: "check", Lowtide's search for non-finite values; "norm", its norm;
+    "torch", torch.nn.utils.get_total_norm."""
 
     def __init__(self, params: Params, call: str, **hyper: Any) -> None:
         self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -55,15 +55,15 @@ class Reads:
 
 
 class Sequence:
-    """A step as people take it: the norm of all gradients is clipped, by the optimizer's own clip_grad_norm_, else by torch's, the
-    parameters are stepped, the gradients are dropped."""
+    """A step as users take it: the norm of all gradients is clipped, by the optimizer's own clip_grad_norm_ or else torch's,
+    the parameters are stepped, and the gradients are dropped."""
 
     def __init__(self, optimizer: Any, params: Params) -> None:
         self._optimizer, self._params, self._grads = optimizer, params, [param.grad for param in params]
         self._clips_itself = hasattr(optimizer, "clip_grad_norm_")
 
     def prepare(self) -> None:
-        """Puts back the gradients, which backward would have made. Not a part of what is timed."""
+        """Restores the gradients, which backward would have made. Not timed."""
         for param, grad in zip(self._params, self._grads, strict=True):
             param.grad = grad
 
@@ -77,8 +77,8 @@ class Sequence:
 
 
 class Bnb:
-    """liblowtide_bnb's cadam_8bit_blockwise_grad_fp32, called as bitsandbytes calls its CUDA library. With the option
-    "map": "other" the maps are not those of the vectorized path."""
+    """liblowtide_bnb's cadam_8bit_blockwise_grad_fp32, called as bitsandbytes calls its CUDA library. The option "map": "other"
+    uses maps that the vectorized path does not have."""
 
     BLOCK = 256
 

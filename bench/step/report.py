@@ -1,4 +1,4 @@
-"""The results as Markdown and as plain data."""
+"""Results as Markdown and as plain data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def verdict(target: Target, figures: dict[str, float | None], judged: bool) -> d
 
 
 def line_data(group: Group, line: Line, threads: int, figures: dict[str, Any], judged: bool) -> dict[str, Any]:
-    """One line at one number of threads. `figures`: those of FIGURES and the rates, None where there is none."""
+    """One line at one number of threads. figures: values of FIGURES and rates; None if missing."""
     asked = [target for target in line.targets if target.threads in (None, threads)]
     if threads != 1:
         asked = [target for target in asked if target.figure != "state_bytes"]  # once is enough
@@ -52,7 +52,7 @@ def _target(entry: dict[str, Any]) -> str:
     at_most = entry["figure"] in AT_MOST
     mark = {True: ": yes", False: ": NO", None: ""}[entry["reached"]]
     wanted = f"{100 * entry['wanted']:.0f} %" if entry["figure"] == "ceiling" else f"{entry['wanted']:g}"
-    digits = {"x_bitsandbytes": 1, "x_fused_bf16": 2, "x_nearest": 2}.get(entry["figure"])  # those without a column
+    digits = {"x_bitsandbytes": 1, "x_fused_bf16": 2, "x_nearest": 2}.get(entry["figure"])  # figures without a column
     got = "" if digits is None or entry["got"] is None else f"{entry['got']:.{digits}f} "
     return f"{got}{'≤' if at_most else '≥'} {wanted} {FIGURES[entry['figure']]}{mark}"
 
@@ -78,7 +78,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def tables(result: dict[str, Any]) -> list[tuple[str, tuple[str, ...], list[list[str]]]]:
-    """Title, head and rows of each table. Columns that a table does not use are left out."""
+    """Title, head and rows of each table. Omits columns that a table does not use."""
     out: list[tuple[str, tuple[str, ...], list[list[str]]]] = []
     for group in result["groups"]:
         rows = [cells(row) for row in group["rows"]]

@@ -7,16 +7,16 @@ from typing import Any
 
 from step.ceiling import Widths
 
-NEAREST = "formats-dynamic8-nearest"  # what rounding stochastically is set against
+NEAREST = "formats-dynamic8-nearest"  # stochastic rounding is compared with this line
 FUSED_BF16 = "torch-fused-bf16"
-FUSED = "torch-fused"  # id of the line that every group has, and that all others are set against
+FUSED = "torch-fused"  # every group has this line, with which all others are compared
 
 
 @dataclass(frozen=True)
 class Target:
     figure: str  # a name of FIGURES
     wanted: float
-    threads: int | None = None  # at this number of threads only
+    threads: int | None = None  # only with this number of threads
 
     @property
     def at_most(self) -> bool:
@@ -43,18 +43,18 @@ AT_MOST = ("us_per_tensor", "state_bytes", "x_nearest")
 class Line:
     id: str
     label: str
-    contender: str  # of CONTENDERS
+    contender: str  # a key of CONTENDERS
     widths: Widths  # bytes per element of p, g and the states
     rule: str = "adamw"
     options: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"  # of parameters and gradients
     targets: tuple[Target, ...] = ()
-    clips: bool = False  # the line is clip + step + zero_grad, not the step alone
+    clips: bool = False  # whether the line is clip + step + zero_grad, not only the step
 
     @property
     def checks_gradients(self) -> bool:
-        """Reads the gradients once before anything is stored, to skip a step with a non-finite one."""
-        if self.clips:  # what finds the norm finds them
+        """True if it reads the gradients once before it stores anything, to skip a step with a non-finite one."""
+        if self.clips:  # the norm finds them
             return False
         if self.contender == "lowtide_bnb":
             return True
@@ -62,7 +62,7 @@ class Line:
 
     @property
     def passes(self) -> list[Widths]:
-        """The passes over memory that this step cannot do without."""
+        """The unavoidable passes of this step over memory."""
         g = self.widths[1]
         read: list[Widths] = [(0, g, 0, 0)] if self.checks_gradients or self.clips else []
         scaled: list[Widths] = [(g, 0, 0, 0)] if self.clips and self.contender != "lowtide" else []
@@ -78,8 +78,8 @@ class Group:
     quick_shape: tuple[int, ...] = (1024, 4096)
     tensors: int = 1
     quick_tensors: int = 1
-    clean: int = 15  # samples wanted of each line at each number of threads
-    limit: int = 40  # rounds at most
+    clean: int = 15  # wanted samples of each line at each number of threads
+    limit: int = 40  # the most rounds
     ceiling: bool = True
 
 
@@ -90,7 +90,7 @@ def _fused(dtype: str = "float32") -> Line:
 
 
 def _widths(state: str, rule: str, dtype: str, master: str | None) -> Widths:
-    """Two states of half a byte are as many bytes as one of a byte, and a residual is as many as those of a wider state."""
+    """Widths in bytes. Two half-byte states count as one of a byte, and a residual widens the states."""
     p = 4 if dtype == "float32" else 2
     if rule == "lion" or state == "dynamic4":
         return p, p, 1, 0
@@ -102,8 +102,8 @@ def _lowtide(
     id: str, label: str, state: str, *targets: Target, rule: str = "adamw", dtype: str = "float32",
     unchecked: tuple[Target, ...] = (), **options: Any,
 ) -> list[Line]:
-    """Two lines: without the check for non-finite gradients, as torch has none, and with it, as is the default. unchecked:
-    further targets of the first."""
+    """Two lines: without the check for non-finite gradients, as in torch, and with it, as by default. unchecked: further
+    targets of the first."""
     widths = _widths(state, rule, dtype, options.get("master"))
     both = []
     for suffix, name, policy in (("", "", "propagate"), ("+check", " + check", "skip")):
@@ -114,7 +114,7 @@ def _lowtide(
 
 
 def _format(id: str, label: str, state: str, *targets: Target, dtype: str = "float32", **options: Any) -> list[Line]:
-    """Without the check for non-finite gradients alone."""
+    """Only the line without the check for non-finite gradients."""
     return _lowtide(f"formats-{id}", f"AdamW {label}", state, *targets, dtype=dtype, **options)[:1]
 
 
@@ -123,7 +123,7 @@ def _clipped(line: Line, *targets: Target) -> Line:
 
 
 def _clipping(dtype: str, *targets: Target) -> tuple[Line, ...]:
-    """clip + step + zero_grad of Lowtide and its peers. Each has the options that it has by default."""
+    """clip + step + zero_grad of Lowtide and its peers, each with its default options."""
     p = 4 if dtype == "float32" else 2
     suffix = "" if p == 4 else "-bf16"
     theirs = (
@@ -145,7 +145,7 @@ def _clipping(dtype: str, *targets: Target) -> tuple[Line, ...]:
 
 
 def _reads(dtype: str) -> tuple[Line, ...]:
-    """Passes over gradients alone; their ceiling is a plain read."""
+    """Passes that only read gradients. Their ceiling is a plain read."""
     p = 4 if dtype == "float32" else 2
     calls = (("check", "lowtide's check", 0.9), ("norm", "lowtide's norm", 0.9), ("torch", "torch's norm", None))
     return (
@@ -160,10 +160,10 @@ def _reads(dtype: str) -> tuple[Line, ...]:
     )  # fmt: skip
 
 
-_PLAIN = {"quantize": False, "master_weight_bits": None, "fused": False}  # FlashOptim without kernels for GPUs
+_PLAIN = {"quantize": False, "master_weight_bits": None, "fused": False}  # FlashOptim without GPU kernels
 _TINY: dict[str, Any] = {"shape": (1024,), "quick_shape": (1024,), "tensors": 10000, "quick_tensors": 1000, "ceiling": False}
 _NEAR_BF16 = Target("x_fused_bf16", 0.95, threads=2)
-_STATE = Target("state_bytes", 2.04)  # 2 codes of a byte and 2 scales of 4 bytes per 256: 2.03125
+_STATE = Target("state_bytes", 2.04)  # two 1-byte codes, and two 4-byte scales per 256: 2.03125
 
 GROUPS = (
     Group(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures one optimizer step on the CPU against other optimizers and against what memory gives.
+"""Measures one optimizer step on the CPU against other optimizers and the memory bandwidth.
 
     .venv/bin/python bench/step/run.py                       all groups, some minutes
     .venv/bin/python bench/step/run.py --rows fp32,bf16      groups or lines by name (--list shows them)
@@ -52,7 +52,7 @@ class Choice:
         return self._reasons[name]
 
     def lines(self, group: Group) -> list[Line]:
-        """The chosen lines of a group, torch fused always among them; none if the group is not chosen."""
+        """The chosen lines of a group, always with torch fused; none if the group is not chosen."""
         if not self._wanted or group.id in self._wanted:
             return list(group.lines)
         named = [line for line in group.lines if line.id in self._wanted and line.id != FUSED]
@@ -68,7 +68,7 @@ class Choice:
 
 
 def parameters(group: Group, dtype: str, quick: bool) -> list[torch.nn.Parameter]:
-    """Parameters with gradients. All lines of a group step the same ones, so nobody's lie in better pages."""
+    """Parameters with gradients. All lines of a group step the same ones, so that none has better pages."""
     shape, count = (group.quick_shape, group.quick_tensors) if quick else (group.shape, group.tensors)
     source = torch.Generator().manual_seed(7)
     made = []
@@ -127,7 +127,7 @@ def id_label(lines: list[Line], id: str) -> str:
 
 
 def rates(name: str, count: int, series: dict[int, dict[str, rounds.Series]], elements: int, moved: int) -> dict[str, Any]:
-    """The figures that steps and ceilings share. moved: bytes an element."""
+    """The figures that steps and ceilings share. moved: bytes per element."""
     one = series[count][name]
     return {
         "seconds": one.seconds,

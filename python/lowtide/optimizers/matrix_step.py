@@ -1,5 +1,5 @@
-"""A step of Muon, batch by batch: the core previews directions, which changes nothing, torch makes updates of them, and one call
-of the core then changes state and weights together."""
+"""A step of Muon, batch by batch: the core previews directions, which changes nothing, torch turns them into updates, and one
+call of the core changes state and weights together."""
 
 from __future__ import annotations
 
@@ -18,25 +18,23 @@ from lowtide.optimizers.orthogonal import WORKING, orthogonal, ratio, schedule
 from lowtide.report.log import warn
 
 UnderWay = list[Generator[None]]  # batches whose pieces are travelling, oldest first
-_LACKING = -1  # the bits of a bfloat16 that no arithmetic gives: a NaN that says "its rank could not compute this"
+_LACKING = -1  # bits of a NaN that no arithmetic gives; marks "its rank could not compute this"
 
 
 class MatrixStep:
-    """Made for one step. matrices: by number, the core group of each parameter that is moved by its direction."""
+    """Made for one step. matrices: the core group, by number, of each parameter that moves by its direction."""
 
     def __init__(
         self, engine: Engine, groups: Sequence[dict[str, Any]], matrices: Mapping[int, CoreGroup], scale: float
     ) -> None:
         self._engine, self._groups, self._matrices, self._scale = engine, groups, matrices, scale
         self._failure: BaseException | None = None
-        self._left: list[int] = []  # matrices that stay as they were on every rank
+        self._left: list[int] = []  # matrices that stay unchanged on every rank
 
     def take(self, batches: Sequence[Batch]) -> None:
-        """An exception that finds no parameter moved leaves all as they were. After that the rest of the step is taken before the
-        exception is raised, if it can be; a warning says if it cannot.
-
-        All ranks make the same calls. A rank that fails sends what the others wait for, marked as lacking: those matrices stay
-        as they were on every rank, which all raise."""
+        """Takes the step. An exception before any parameter has moved leaves all unchanged. After that, the rest of the step is
+        taken, if possible, before the exception is raised; a warning says if it is not. All ranks make the same calls. A rank
+        that fails sends what others wait for, marked as lacking: those matrices stay unchanged on every rank, and all raise."""
         before = {i: self._count(i) for batch in batches for i in batch.params}
         try:
             for batch in batches:
@@ -57,7 +55,7 @@ class MatrixStep:
                 )
             raise
         finally:
-            if len(batches) > 1:  # the core counts each batch
+            if len(batches) > 1:  # the core counts each batch as a step
                 moved = sum(any(self._count(i) != before[i] for i in batch.params) for batch in batches)
                 self._engine.count(steps=min(1 - moved, 0))
 
@@ -70,7 +68,7 @@ class MatrixStep:
 
         try:
             take()
-        except BaseException as error:  # also KeyboardInterrupt, and what a signal handler raises
+        except BaseException as error:  # even KeyboardInterrupt and what a signal handler raises
             self._failure = self._failure or error
             if any(self._count(i) != before[i] for i in batch.params):
                 return
@@ -106,7 +104,7 @@ class MatrixStep:
         engine.core.step(self._scale, True, *self._queue(), numbers, addresses)
         for i, direction in found.items():
             if momentum := self._matrices[i].pushed["momentum"]:
-                direction.mul_(1 - momentum)  # the core's is d / (1 − μ)
+                direction.mul_(1 - momentum)  # the core gives d / (1 − μ)
             found[i] = direction.to(WORKING).to(self._local(i).device)
         return found
 
@@ -129,18 +127,18 @@ class MatrixStep:
         return param.tensor if param.sharding is None else local_of(param.tensor)
 
     def _memory(self, number: int) -> torch.device:
-        """Where the core reads and writes: the host's memory if the CPU steps the parameter."""
+        """Where the core reads and writes: host memory if the CPU steps the parameter."""
         place = self._engine.params[number].place
         return torch.device("cpu") if place is None or place.on_host else place.device
 
     def _orthogonal(self, number: int, direction: Tensor) -> Tensor:
         options = self._matrices[number].options_of(self._groups)
         coefficients = schedule(options["ns_coefficients"], options["ns_steps"])
-        assert coefficients is not None  # as checked when the group was added, or the option changed
+        assert coefficients is not None  # checked when the group was added or the option changed
         return orthogonal(direction, coefficients, options["eps"])
 
     def _exchanged(self, batch: Batch, exchange: Exchange) -> Generator[None]:
-        """Takes the step of a batch of matrices. Yields while messages are in transit, equally often on every rank."""
+        """Steps a batch of matrices. Yields while messages are in transit, equally often on every rank."""
         here = self._local(batch.params[0]).device
         mesh = exchange.route.mesh.device_type  # the device that sends messages; parameters may be offloaded from it
         like = torch.empty(0, dtype=WORKING, device=here if here.type == mesh else mesh)
@@ -175,8 +173,8 @@ class MatrixStep:
             self._failure = self._failure or error
 
     def _update(self, exchange: Exchange, n: int, flat: Tensor) -> Tensor:
-        """The pieces of a matrix's update, computed from its direction's; marked as lacking if those are, or if this rank cannot
-        compute it (out of memory, for example): the others wait for them."""
+        """Computes the pieces of a matrix's update from those of its direction. Marks them as lacking if those are, or if this
+        rank cannot compute them (out of memory, for example), because other ranks wait for them."""
         part = exchange.parts[n]
         lacks = _is_lacking(flat)
         try:
@@ -201,5 +199,5 @@ def _is_lacking(flat: Tensor) -> Tensor:
 
 
 def _go_on(under_way: UnderWay) -> None:
-    """Resumes every batch to its next wait, newest first, while older messages travel."""
+    """Resumes every batch up to its next wait, newest first, while older messages travel."""
     under_way[:] = [batch for batch in reversed(under_way) if next(batch, under_way) is None][::-1]

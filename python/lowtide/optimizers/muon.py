@@ -1,4 +1,4 @@
-"""Muon: matrices move by their orthogonalized momentum; the core keeps the momentum, torch computes the products."""
+"""Muon: matrices move by their orthogonalized momentum. The core keeps the momentum; torch computes the products."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from lowtide.optimizers.registry import steps
 from lowtide.options.hyper import hyper_values
 from lowtide.options.options import Options
 
-_BUCKET = 64 << 20  # elements of directions at a time: 256 MiB
+_BUCKET = 64 << 20  # elements of directions at a time, 256 MiB
 EXPERTS = "experts"
 _MOMENTUM = "sgd"  # the core's rule that keeps b
 
 
 class MuonFamily(Family):
-    """Two rules of the core: one with momentum for matrices, AdamW for everything else."""
+    """Two rules of the core: one with momentum for matrices, and AdamW for everything else."""
 
     CORE_RULE = "adamw"
     FIXED = ("use_muon",)  # it determines a parameter's rule
@@ -57,7 +57,7 @@ class MuonFamily(Family):
         expect(schedule(coefficients, steps) is not None, "ns_coefficients", coefficients, wanted)
         expect(0 < eps < math.inf, "eps", eps, "a number above 0")
         expect(options["adjust_lr_fn"] in ADJUSTMENTS, "adjust_lr_fn", options["adjust_lr_fn"], f"one of {ADJUSTMENTS}")
-        hyper["nesterov"] = bool(hyper["nesterov"]) and hyper["momentum"] > 0  # without momentum both are g
+        hyper["nesterov"] = bool(hyper["nesterov"]) and hyper["momentum"] > 0  # without momentum, both are g
         return hyper
 
     def overridable(self) -> list[str]:
@@ -65,16 +65,16 @@ class MuonFamily(Family):
 
 
 class Communication(NamedTuple):
-    """One rank's traffic in a step of `Muon`, without the ranks' agreement on the step."""
+    """One rank's traffic in a step of `Muon`, except the agreement of ranks on the step."""
 
     sent_bytes: int
     received_bytes: int
     collectives: int  # collectives in which this rank takes part
-    matrices: int  # the number of sharded matrices that this rank orthogonalizes
+    matrices: int  # sharded matrices that this rank orthogonalizes
 
 
 class _Plan(NamedTuple):
-    """The last step's plan, which the next step reuses while its parameters and the core's groups are the same."""
+    """The plan of the last step, reused while its parameters and the core's groups stay the same."""
 
     numbers: list[int]
     of: list[CoreGroup]  # another list after parameters were rebound
@@ -154,8 +154,8 @@ class Muon(Optimizer):
         super().__init__(params, "muon", locals(), options)
 
     def communication(self) -> Communication:
-        """The elements that a step sends for sharded matrices (DTensors), if all parameters that require gradients have one.
-        Needs no other rank, and sends nothing."""
+        """The elements that a step sends for sharded matrices (DTensors) if all parameters that require gradients have one.
+        Sends nothing and needs no other rank."""
         engine = self.engine
         trained = [i for i, param in enumerate(engine.tensors) if param.requires_grad]
         exchanges = [batch.exchange for batch in self._plan(trained).batches if batch.exchange]
@@ -168,7 +168,7 @@ class Muon(Optimizer):
         )
 
     def _agrees(self) -> bool:
-        """Without agreement, a rank without a gradient would keep the others waiting for its part of a matrix."""
+        """True even without checks, because a rank without a gradient would keep others waiting for its part of a matrix."""
         matrices = (i for group in self.engine.groups if group.rule for i in group.params)
         return super()._agrees() or any(route_of(self.engine.params[i].sharding) for i in matrices)
 
@@ -198,7 +198,7 @@ class Muon(Optimizer):
         try:
             MatrixStep(engine, self.param_groups, plan.matrices, scale).take(plan.batches)
         except BaseException:
-            if engine.awaited:  # parameters that have taken their first step
+            if engine.awaited:  # some parameters have taken their first step
                 self._adopt_new_state()
             raise
         return -1

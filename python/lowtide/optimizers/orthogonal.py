@@ -1,4 +1,4 @@
-"""Newton-Schulz iterations, which orthogonalize matrices for `Muon`: one matrix or a stack of matrices."""
+"""Newton-Schulz iterations, which orthogonalize a matrix or a stack of matrices for `Muon`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ADJUSTMENTS = (None, "original", "match_rms_adamw", "spectral_unclamped")
 WORKING = bfloat16  # the iterations' dtype: matrices are first rounded to it, and the result has it
 
 POLAR_EXPRESS = "polar_express"
-# Amsel et al., arXiv 2505.16932, algorithm 1: for singular values from 0.001 to 1. All but the last are for values that roundings
-# have made 1 % too large.
+# Amsel et al., arXiv 2505.16932, algorithm 1, for singular values from 0.001 to 1. All but the last allow for values that
+# rounding made 1 % too large.
 _FOR_ANY = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933), (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
     (3.9486908534822946, -2.908902115962949, 0.5518191394370137), (3.3184196573706015, -2.488488024314874, 0.51004894012372),
@@ -28,8 +28,8 @@ Coefficients = tuple[float, float, float]
 
 
 def schedule(given: Any, steps: int) -> list[Coefficients] | None:
-    """The coefficients of each iteration: given is "polar_express", three numbers, or several times three, of which the last
-    repeat. None for anything else."""
+    """The coefficients of each iteration. given: "polar_express", three numbers, or a list of triples, of which the last
+    repeats. None for anything else."""
     if isinstance(given, str):
         each: Sequence[Any] = _POLAR_EXPRESS if given == POLAR_EXPRESS else ()
     else:
@@ -40,8 +40,8 @@ def schedule(given: Any, steps: int) -> list[Coefficients] | None:
 
 
 def orthogonal(matrix: Tensor, coefficients: Sequence[Coefficients], eps: float) -> Tensor:
-    """Approximately U Vᵀ of matrix = U S Vᵀ, in `WORKING`, by quintic iterations over its shorter side with these coefficients. matrix: [rows,
-    columns], or a stack [number, rows, columns], in which each matrix gets the same bits as alone."""
+    """Approximates U Vᵀ of matrix = U S Vᵀ, in `WORKING`, by quintic iterations over its shorter side. matrix: [rows, columns],
+    or a stack [number, rows, columns], in which each matrix gets the same bits as alone."""
     x = matrix.to(WORKING, copy=True)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -60,7 +60,7 @@ def cost(count: int, rows: int, columns: int) -> int:
 
 
 def ratio(adjustment: str | None, rows: int, columns: int) -> float:
-    """The factor on the learning rate of a matrix of this shape."""
+    """The factor on the learning rate for a matrix of this shape."""
     if rows == 0 or columns == 0:
         return 1.0
     if adjustment == "match_rms_adamw":

@@ -1,4 +1,4 @@
-"""The optimizers outside Adam's family (adam.py). Each class defines a rule's hyper-parameters and defaults; the mathematics is
+"""The optimizers outside Adam's family (adam.py). Each class sets hyper-parameters and defaults of a rule; the mathematics is
 in the compiled core."""
 
 from torch import Tensor
@@ -17,8 +17,8 @@ class Lion(Optimizer):
 
         c = β1 m + (1 − β1) g        p = (1 − lr λ) p − lr sign(c)        m = β2 m + (1 − β2) g
 
-    State per parameter: "exp_avg" (m), with the parameter's shape; half the bytes of `AdamW`'s state. The paper recommends an
-    lr 3 to 10 times smaller than for AdamW, and a weight_decay larger by the same factor.
+    State per parameter: "exp_avg" (m), in the parameter's shape, with half the bytes of `AdamW`'s state. The paper recommends
+    an lr 3 to 10 times smaller than for AdamW, and a weight_decay larger by the same factor.
 
     Args:
         params, lr, options: as in `AdamW`.
@@ -46,8 +46,8 @@ class SGD(Optimizer):
         g = g + λ p                  b = μ b + (1 − dampening) g, but b = g at the first step
         p = p − lr · (g + μ b if nesterov, else b)
 
-    State per parameter: "momentum_buffer" (b), with the parameter's shape, half the bytes of `AdamW`'s state; none without
-    momentum.
+    State per parameter: "momentum_buffer" (b), in the parameter's shape, with half the bytes of `AdamW`'s state; none without
+        momentum.
 
     Args:
         params, lr, options: as in `AdamW`.
@@ -79,8 +79,8 @@ class Adagrad(Optimizer):
         g = g + λ p        s = s + g², from the initial value
         p = p − lr / (1 + (t − 1) lr_decay) · g / (√s + eps)
 
-    State per parameter: "sum" (s, which includes the initial value only after the first step), with the parameter's shape; half
-    the bytes of `AdamW`'s state. A sum that only grows stops growing once an addend is below half a step of its format.
+    State per parameter: "sum" (s, which includes the initial value only after the first step), in the parameter's shape, with
+    half the bytes of `AdamW`'s state. The sum stops growing once an addend is below half a step of its format.
 
     Args:
         params, lr, options: as in `AdamW`.
@@ -112,9 +112,9 @@ class RMSprop(Optimizer):
         g = g + λ p                  s = α s + (1 − α) g²
         p = p − lr d, d = g / (√s + eps); with momentum: p = p − lr b, b = μ b + d
 
-    centered (Graves, arXiv 1308.0850, equations 38-45): √(s − a²) replaces √s, with a = α a + (1 − α) g. State per parameter:
-    "square_avg" (s), "momentum_buffer" (b) with momentum, "grad_avg" (a) if centered, with the parameter's shape, each half the
-    bytes of `AdamW`'s state.
+    centered (Graves, arXiv 1308.0850, equations 38-45): √(s − a²) replaces √s, with a = α a + (1 − α) g. State per parameter,
+    in its shape: "square_avg" (s), "momentum_buffer" (b) with momentum, "grad_avg" (a) if centered, each with half the bytes of
+    `AdamW`'s state.
 
     Args:
         params, lr, options: as in `AdamW`.
@@ -143,7 +143,7 @@ class RMSprop(Optimizer):
 
 @steps("lamb")
 class LAMB(Optimizer):
-    """LAMB (You et al., arXiv 1904.00962, algorithm 2): Adam whose update is scaled to the length of the parameter.
+    """LAMB (You et al., arXiv 1904.00962, algorithm 2): Adam with updates scaled to the length of the parameter.
 
         m = β1 m + (1 − β1) g        v = β2 v + (1 − β2) g²
         r = m / (1 − β1ᵗ) / (√v / √(1 − β2ᵗ) + eps) + λ p
@@ -154,8 +154,8 @@ class LAMB(Optimizer):
 
         p = p − lr · (min(1, max_unorm ‖p‖ / ‖r‖) · r + λ p),  r without λ p
 
-    State and its bytes per parameter are the same as for `AdamW`; streaming state is read twice in a step. A DTensor must be
-    replicated (docs/rules.md).
+    State and its bytes are as for `AdamW`; streaming state is read twice per step. A DTensor must be replicated
+    (docs/rules.md).
 
     Args:
         params, lr, betas, eps, weight_decay, options: as in `AdamW`.
@@ -181,7 +181,7 @@ class LAMB(Optimizer):
 @steps("lars")
 class LARS(Optimizer):
     """LARS (You, Gitman & Ginsburg, arXiv 1708.03888, algorithm 1): SGD with momentum and a separate learning rate for each
-    parameter; the global learning rate is applied outside of the momentum, as in torch.optim.SGD.
+    parameter. The global learning rate applies outside the momentum, as in torch.optim.SGD.
 
         η = trust_coefficient · ‖p‖ / (‖g‖ + λ ‖p‖ + eps), 1 if a norm is 0
         g = η (g + λ p)              b = μ b + (1 − dampening) g, but b = g at the first step
@@ -189,8 +189,8 @@ class LARS(Optimizer):
 
     With max_unorm η is 1, and the vector that lr multiplies is at most max_unorm · ‖p‖ long, as bitsandbytes' LARS clips it.
 
-    State and its bytes per parameter are the same as for `SGD`. Only with max_unorm do norms need state: streaming state is
-    then read twice in a step. A DTensor must be replicated.
+    State and its bytes are as for `SGD`. Norms need state only with max_unorm; streaming state is then read twice per step. A
+    DTensor must be replicated.
 
     Args:
         params, lr, options: as in `AdamW`.
