@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How much memory paged state saves: bitsandbytes' benchmark of that name, with its optimizers as Lowtide has them.
+"""Shows how much memory paged state saves: bitsandbytes' benchmark of that name, with Lowtide's versions of its optimizers.
 
     python examples/benchmark_paged_memory.py                                    # minutes on two cores
     python examples/benchmark_paged_memory.py --hidden_size 2048 --num_layers 16
     python examples/benchmark_paged_memory.py --device cuda                      # or xpu
 
-Trains a LLaMA with random weights on random tokens, with AdamW, AdamW8bit, PagedAdamW and PagedAdamW8bit, each in a
-process of its own. On a CPU fast memory is RAM, and paged state beyond --budget is on --disk; on a device fast memory is
-the device's, and paged state beyond --budget is in pinned host memory.
+Trains a LLaMA with random weights on random tokens, with AdamW, AdamW8bit, PagedAdamW and PagedAdamW8bit, each in a separate
+process. On a CPU, fast memory is RAM, and paged state beyond --budget is on --disk. On a device, fast memory is the device's,
+and paged state beyond --budget is in pinned host memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROWS = {
 
 
 def train(job: paged.Job, name: str, disk: str | None) -> paged.Run:
-    """Trains with the class `name`, on random tokens."""
+    """Trains with the class `name` on random tokens."""
     import torch
 
     from lowtide.compat import bitsandbytes as bnb  # was: import bitsandbytes as bnb
@@ -49,7 +49,7 @@ def train(job: paged.Job, name: str, disk: str | None) -> paged.Run:
 
 
 def show(runs: dict[str, paged.Run]) -> None:
-    """A table on the terminal, in MiB as bitsandbytes' has them."""
+    """Prints a table in MiB, as bitsandbytes does."""
     print(f"{'':24s}" + "".join(f"{name:>20s}" for name in runs))
     for title, field in ROWS.items():
         sizes = [getattr(run, field) if field else run.weight_bytes + run.gradient_bytes for run in runs.values()]

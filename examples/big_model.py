@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Full fine-tuning of a LLaMA in less RAM than its weights take: weights and optimizer state are on a disk.
+"""Fine-tunes a whole LLaMA in less RAM than its weights take, with weights and optimizer state on a disk.
 
     python examples/big_model.py --params 7e9 --ram 8GiB --disk /scratch        # 7 B; 27 GB of disk
-    python examples/big_model.py --params 1.3e9 --ram 3GiB --disk /scratch --save runs   # killed at any time, it goes on
+    python examples/big_model.py --params 1.3e9 --ram 3GiB --disk /scratch --save runs   # resumes if killed at any time
     python examples/big_model.py --params 1.3e9 --ram none                      # the same bits, with all in RAM
 
-Weights are bfloat16, rounded stochastically (or exact to 32 bits with --master residual16, whose rest is on the disk, too). State is
-8-bit. `lowtide.stream` reads each layer when it computes, steps its parameters in backward, frees their gradients and writes it
-back; activations are computed once more instead of kept. The program does not keep itself within --ram: run it in a control group
-that does (docs/benchmarks/big-model-2core-2026-11-27.md has the lines), and it prints the peak that the group has seen.
+Weights are bfloat16, rounded stochastically (or exact to 32 bits with --master residual16, whose residual is on the disk, too).
+State is 8-bit. `lowtide.stream` reads each layer when it computes, steps its parameters in backward, frees their gradients and
+writes the layer back; activations are recomputed instead of kept. The program does not limit itself to --ram: run it in a
+control group that does (docs/benchmarks/big-model-2core-2026-11-27.md has the commands), and it prints the group's peak.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from llama.memory import cpu_name, peak_bytes
 
 PACKAGES = ("torch", "numpy", "transformers", "accelerate")
 BESIDE = 5 << 28  # bytes that Python, torch, its buffers and activations take
-BUCKET = 16 << 20  # bytes of gradients that are stepped together
+BUCKET = 16 << 20  # bytes of gradients to step together
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A LLaMA. Elements: two tables of the vocabulary, four square and three oblong matrices in each layer, norms."""
+    """A LLaMA: two tables of the vocabulary, four square and three oblong matrices per layer, and norms."""
 
     width: int
     layers: int
@@ -56,13 +56,13 @@ SHAPES = {
 
 @dataclass
 class Run:
-    """One run: bytes and seconds; a step's phases are those of the steps after the first, which also makes the state."""
+    """One run, in bytes and seconds. Phases leave out the first step, which also makes the state."""
 
     params: int = 0
     ram: int = 0  # 0: no limit
     losses: list[float] = field(default_factory=list)
-    seconds: list[dict[str, float]] = field(default_factory=list)  # by phase, of each step
-    moved: list[dict[str, int]] = field(default_factory=list)  # bytes, in each step
+    seconds: list[dict[str, float]] = field(default_factory=list)  # of each step, by phase
+    moved: list[dict[str, int]] = field(default_factory=list)  # bytes in each step
     streaming: dict[str, Any] = field(default_factory=dict)  # lowtide.streaming_report; empty: all weights are in memory
     state_on_disk: int = 0  # bytes
     peak_process: int = 0
@@ -73,7 +73,7 @@ class Run:
 
 
 def build(shape: Shape, dtype: str) -> Any:
-    """The model, with weights on meta. The rotary table stays float32."""
+    """Builds the model with weights on meta. The rotary table stays float32."""
     import torch
     from accelerate import init_empty_weights
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -96,7 +96,7 @@ def build(shape: Shape, dtype: str) -> Any:
 
 
 def draw(model: Any, seed: int) -> None:
-    """Random weights, as transformers draws them."""
+    """Draws random weights as transformers does."""
     import torch
 
     random = torch.Generator().manual_seed(seed)
@@ -106,7 +106,7 @@ def draw(model: Any, seed: int) -> None:
 
 
 def train(shape: Shape, args: argparse.Namespace, run: Run, wait: Any) -> None:
-    """wait: is told what takes long, and prints lines: `lowtide.cli.waiting.Waiting`."""
+    """wait: a `lowtide.cli.waiting.Waiting`, which shows what takes long and prints lines."""
     wait.for_torch()
     import torch
     from llama.model import next_token_loss, weights_sha256
@@ -153,7 +153,7 @@ def train(shape: Shape, args: argparse.Namespace, run: Run, wait: Any) -> None:
             moved[2:] = weight_bytes(model)
     run.state_on_disk = optimizer.report()["disk_bytes"]
     if run.ram:
-        with contextlib.suppress(ValueError):  # all fits
+        with contextlib.suppress(ValueError):  # everything fits
             run.streaming = {**lowtide.streaming_report(model)}
     run.peak_process = peak_bytes()
     run.group_limit, run.peak_group = group_memory()
@@ -161,7 +161,7 @@ def train(shape: Shape, args: argparse.Namespace, run: Run, wait: Any) -> None:
 
 
 def weight_bytes(model: Any) -> tuple[int, int]:
-    """Bytes of weights that were read and written so far; 0 where all are in memory."""
+    """Bytes of weights read and written so far; 0 if all are in memory."""
     import lowtide
 
     try:
@@ -172,7 +172,7 @@ def weight_bytes(model: Any) -> tuple[int, int]:
 
 
 def save(folder: Path, number: int, model: Any, optimizer: Any) -> None:
-    """Weights and state after step `number`. A folder has its name when it is whole, and the one before goes then."""
+    """Saves weights and state after step `number`. A folder gets its name once it is complete; then the previous one goes."""
     import torch
 
     before, partial = newest(folder), folder / "partial"
@@ -185,12 +185,12 @@ def save(folder: Path, number: int, model: Any, optimizer: Any) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The last whole save."""
+    """The last complete save."""
     return max((each for each in folder.glob("[0-9]*")), key=lambda each: int(each.name), default=None)
 
 
 def group_memory() -> tuple[int, int]:
-    """The limit of this process's control group and the most that it has held, in bytes; 0 for what is not known."""
+    """The limit of this process's control group and its peak, in bytes; 0 for unknown."""
     groups = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     root, files = Path("/sys/fs/cgroup"), ("memory.max", "memory.peak")
     name = groups.get("", "")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Code for bitsandbytes: the import changes, the calls stay.
+"""Code written for bitsandbytes: only the import changes.
 
     python examples/from_bitsandbytes.py [STEPS]   # seconds
 
-The same classes, arguments and overrides of single parameters; they run on a CPU, too. Weights of 16 bits are rounded as
-bitsandbytes rounds them, to nearest; `master="auto"` gives Lowtide's stochastic rounding.
+Classes, arguments and overrides of single parameters are the same, and run on a CPU, too. 16-bit weights are rounded to
+nearest, as in bitsandbytes; `master="auto"` gives Lowtide's stochastic rounding.
 """
 
 import sys

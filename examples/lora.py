@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""LoRA and QLoRA: adapters are trained, the base is frozen, as it is or in 4 bits.
+"""LoRA and QLoRA: trains adapters over a frozen base, unchanged or in 4 bits.
 
     pip install peft accelerate
-    python examples/lora.py [STEPS]              # LoRA over a base as it is; half a minute on two cores
+    python examples/lora.py [STEPS]              # LoRA over an unchanged base; half a minute on two cores
     pip install bitsandbytes
     python examples/lora.py [STEPS] 4bit         # QLoRA: the base in NF4
 
-Frozen weights have no optimizer state. The adapters' state is small; Paged classes keep it to a budget when it is not.
+Frozen weights have no optimizer state. The adapters' state is small; Paged classes keep larger state to a budget.
 """
 
 import json
@@ -31,7 +31,7 @@ text = torch.tensor([*"\n".join(f"{row['instruction']}\n{row['output']}\n" for r
 shape = LlamaConfig(vocab_size=256, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4)
 base = LlamaForCausalLM(shape)
 if QUANTIZED:
-    with tempfile.TemporaryDirectory() as folder:  # from_pretrained quantizes; with a model of your own, give its name
+    with tempfile.TemporaryDirectory() as folder:  # from_pretrained quantizes; give it the name of your own model
         base.save_pretrained(folder)
         nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
         base = LlamaForCausalLM.from_pretrained(folder, quantization_config=nf4, device_map="cpu")

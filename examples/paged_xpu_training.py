@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fine-tune a LLaMA on instructions with a paged optimizer: bitsandbytes' example of that name, on any device.
+"""Fine-tunes a LLaMA on instructions with a paged optimizer: bitsandbytes' example of that name, on any device.
 
     python examples/paged_xpu_training.py                                              # a minute on two cores
     python examples/paged_xpu_training.py --optimizer paged_adamw8bit --steps 50
@@ -7,7 +7,7 @@
     python examples/paged_xpu_training.py --use_trainer --optimizer paged_adamw8bit    # transformers' Trainer
     python examples/paged_xpu_training.py --model JackFram/llama-68m --dataset alpaca.json
 
-Without --model the model has the shape of JackFram/llama-68m and random weights, and a tokenizer is made from the text:
+Without --model, the model has the shape of JackFram/llama-68m and random weights, and a tokenizer is made from the text, so
 nothing is downloaded. --dataset is a file in Alpaca's form, or the name of a data set that the package `datasets` loads.
 """
 
@@ -30,7 +30,7 @@ from llama.text import Corpus, Record, limited, load_corpus, render_alpaca
 PACKAGES = ("torch", "numpy", "transformers", "tokenizers")
 DATA = Path(__file__).resolve().parent / "data" / "instructions.json"
 NAMES = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion"}
-CLASSES = {  # of bitsandbytes, by the name of the option
+CLASSES = {  # bitsandbytes' classes by the name of the option
     f"{prefix.lower()}{name}{bits}": f"{prefix.removesuffix('_')}{title}{bits}"
     for prefix in ("Paged_", "")
     for name, title in NAMES.items()
@@ -38,11 +38,11 @@ CLASSES = {  # of bitsandbytes, by the name of the option
 }
 SHAPE = {"hidden_size": "width", "num_layers": "layers", "intermediate_size": "inner width", "num_heads": "heads",
          "vocab_size": "vocabulary"}  # of --shape, in this order: the first fields of a Job  # fmt: skip
-IGNORED = -100  # the label of padding, which the loss leaves out
+IGNORED = -100  # the label of padding, which the loss ignores
 
 
 def job_of(args: argparse.Namespace, device: str) -> paged.Job:
-    """The job of --shape. Raises ExampleError for what cannot be."""
+    """The job of --shape. Raises ExampleError for an impossible one."""
     shape = args.shape.split("x")
     if len(shape) != len(SHAPE) or not all(size.isascii() and size.isdigit() for size in shape):
         raise ExampleError(f"--shape: got {args.shape}, wanted five numbers, as in 768x2x3072x12x32000")
@@ -53,16 +53,16 @@ def job_of(args: argparse.Namespace, device: str) -> paged.Job:
 
 @dataclass(frozen=True)
 class Task:
-    """The options, the text, and the model that every run begins with."""
+    """The options, the text, and the model that every run starts with."""
 
     args: argparse.Namespace
-    wait: Any  # is told what takes long, and prints lines: `lowtide.cli.waiting.Waiting`
+    wait: Any  # a `lowtide.cli.waiting.Waiting`, which shows what takes long
     device: str
     tokenizer: Any
     rows: list[dict[str, Any]]  # "input_ids", "attention_mask" and "labels": int64 tensors of max_length
 
     def model(self) -> Any:
-        """From the seed, or as it was saved; the same every time."""
+        """The model from the seed, or as it was saved; the same every time."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -86,7 +86,7 @@ class Task:
 
 
 def downloaded(name: str) -> Corpus:
-    """Rows in Alpaca's form of a data set that the package `datasets` knows."""
+    """Rows, in Alpaca's form, of a data set that the package `datasets` knows."""
     require_packages(["datasets"])
     import datasets
 
@@ -99,7 +99,7 @@ def downloaded(name: str) -> Corpus:
 
 
 def tokenizer_of(args: argparse.Namespace, corpus: Any) -> Any:
-    """That of the model, or one made from the text."""
+    """The model's tokenizer, or one made from the text."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if args.model is not None:
@@ -129,7 +129,7 @@ def task_of(args: argparse.Namespace, wait: Any, device: str) -> Task:
 
 
 def train(task: Task, name: str, scratch: str) -> list[float]:
-    """The loss of each step."""
+    """Trains, and returns the loss of each step."""
     import torch
 
     args = task.args
@@ -160,7 +160,7 @@ def train(task: Task, name: str, scratch: str) -> list[float]:
 
 
 def single(task: Task, scratch: str) -> bool:
-    """One optimizer; whether the loss fell."""
+    """Trains with one optimizer. Returns whether the loss fell."""
     losses = train(task, task.args.optimizer, scratch)
     task.wait.say(f"loss {losses[0]:.4f} → {losses[-1]:.4f}")
     write_json(Path(task.args.out) / "report.json", {task.args.optimizer: losses})
@@ -168,7 +168,7 @@ def single(task: Task, scratch: str) -> bool:
 
 
 def compare(task: Task, scratch: str) -> bool:
-    """The paged class and the one without pages; whether all losses are the same bits."""
+    """Trains with the paged class and the unpaged one. Returns whether all losses have the same bits."""
     plain = task.args.optimizer.removeprefix("paged_")
     runs = {}
     for name in (plain, f"paged_{plain}"):
@@ -184,7 +184,7 @@ def compare(task: Task, scratch: str) -> bool:
 
 
 def with_trainer(task: Task, scratch: str) -> bool:
-    """transformers' Trainer; whether the model that it saved is the one that it trained."""
+    """Trains with transformers' Trainer. Returns whether the saved model is the trained one."""
     import torch
     from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
@@ -212,7 +212,7 @@ def with_trainer(task: Task, scratch: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 if a loss did not fall, paging changed one, or a saved model is another."""
+    """Returns the exit status: 1 if a loss did not fall, paging changed one, or a saved model differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="folder or name of a LLaMA (default: random weights of --shape)")
     parser.add_argument("--shape", default="768x2x3072x12x32000", help=" x ".join(SHAPE.values()))

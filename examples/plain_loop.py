@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A plain PyTorch loop: `lowtide.AdamW` takes the place of `torch.optim.AdamW`.
+"""A plain PyTorch loop with `lowtide.AdamW` instead of `torch.optim.AdamW`.
 
     python examples/plain_loop.py [STEPS]        # half a minute on two cores
 
-A small LLaMA learns to predict the source of Python's own argparse, byte by byte.
+A small LLaMA learns to predict the source of Python's argparse, byte by byte.
 """
 
 import argparse  # its source is the text

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Reinforcement learning on one memory: the optimizer's state makes room while the policy makes samples.
+"""Reinforcement learning in one memory: the optimizer's state makes room while the policy generates samples.
 
     python examples/rl_handover.py [DEVICE] [ROUNDS]   # cpu (the default), cuda, xpu; half a minute on two cores
 
-`offload()` moves the state from a device to host memory, or from RAM to the disk of its budget; the next step, or `onload()`, brings
-it back. The reward is the share of even tokens in a sample; the gradient is REINFORCE's (Williams, 1992).
+`offload()` moves the state from a device to host memory, or from RAM to the disk of its budget. The next step or `onload()`
+brings it back. The reward is the share of even tokens in a sample; the gradient is REINFORCE's (Williams, 1992).
 """
 
 import sys
@@ -28,7 +28,7 @@ memory = lowtide.Memory(host="100%", disk=disk.name) if DEVICE == "cpu" else Non
 opt = lowtide.AdamW(policy.parameters(), lr=3e-3, max_grad_norm=1.0, memory=memory)
 for number in range(1, ROUNDS + 1):
     start = time.perf_counter()
-    opt.offload()  # nothing in the first round: state begins with the first step
+    opt.offload()  # moves nothing in the first round, before any state exists
     away, seconds = opt.report()["offloaded_bytes"], time.perf_counter() - start
     tokens = torch.randint(256, (SAMPLES, PROMPT)).to(DEVICE)
     with torch.no_grad():

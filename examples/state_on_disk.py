@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Optimizer state that does not fit in RAM: a budget, a disk, a checkpoint, and the same bits.
+"""Optimizer state larger than RAM: a budget, a disk, a checkpoint, and the same bits.
 
     python examples/state_on_disk.py [DIRECTORY]   # best on a local SSD; seconds
 
-The state takes 32 MB and may use 4 MiB of RAM. The run is stopped half way and goes on in a new optimizer, which has all state in RAM.
+The state takes 32 MB and may use 4 MiB of RAM. The run stops half way and continues in a new optimizer with all state in RAM.
 """
 
 import sys

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train a small LLaMA on several workers behind a slow network, with 32, 16 and 1 bit per gradient element.
+"""Trains a small LLaMA on several workers behind a slow network, with 32, 16 and 1 bit per gradient element.
 
     sudo .venv/bin/python examples/train_ddp_sign.py                    # 4 workers at 1 Gb/s: about 15 minutes on 2 cores
     .venv/bin/python examples/train_ddp_sign.py --rate none --steps 50  # without root: no limit, processes on localhost
 
-All methods start from the same weights and see the same text in the same order. Time is that of training steps, without
-validation. Results go to `out/ddp_sign`: a table, and `report.json` with the losses over steps and seconds.
+All methods start from the same weights and see the same text in the same order. Times are of training steps, without
+validation. Results go to `out/ddp_sign`: a table, and `report.json` with losses over steps and seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "lowtide")
 
 
 def settings(args: argparse.Namespace) -> Config:
-    """A model whose gradients take long to send and not long to compute: much vocabulary, few layers."""
+    """A model whose gradients take long to send but not to compute: a large vocabulary and few layers."""
     return Config(
         out=str(args.out), steps=args.steps, seed=args.seed, lr=args.lr, warmup=max(1, args.steps // 20),
         weight_decay=args.weight_decay, batch=args.batch, context=args.context, width=args.width, layers=args.layers,
@@ -61,7 +61,7 @@ def train(config: Config, method: str, workers: int, rate: str | None, folder: P
             else:
                 started += _on_localhost(command, env, workers)
             problems = [process.communicate()[1] for process in started]
-        finally:  # also when this process is told to end
+        finally:  # also when this process must end
             for process in started:
                 process.kill()
     for rank, process in enumerate(started):
@@ -83,7 +83,7 @@ def _on_localhost(command: list[str], env: dict[str, str], workers: int) -> list
 
 
 def seconds_to(run: dict[str, Any], loss: float) -> float | None:
-    """Training time until validation first reached `loss`, between two validations by a straight line."""
+    """Training time until validation first reached `loss`, interpolated linearly between validations."""
     last: tuple[float, float] | None = None
     for _, seconds, value in run["validation"]:
         if value <= loss:
@@ -96,7 +96,7 @@ def seconds_to(run: dict[str, Any], loss: float) -> float | None:
 
 
 def report(runs: dict[str, Any], config: Config, workers: int, rate: str | None) -> dict[str, Any]:
-    """One row a method, with the first as what others are compared with."""
+    """One row per method. Others are compared with the first."""
     base = runs[next(iter(runs))]
     target = base["validation"][-1][2] * 1.01  # 1 % above where the first ends
     rows = {}
@@ -128,7 +128,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Entry point; 0 done, 2 an error the user can mend."""
+    """Entry point. Returns 0 when done, 2 for an error that the user can fix."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rate", default="1gbit", help="of each worker's link, as tc has it (gbit, not gbps); none: localhost, no limit")
@@ -146,7 +146,7 @@ def main() -> int:
     parser.add_argument("--data", default=None, help="text file, folder, or Alpaca JSON (None: Python's standard library)")
     parser.add_argument("--out", type=Path, default=Path("out/ddp_sign"))
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through the blocks that clean up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # runs the blocks that clean up
     try:
         require_packages(PACKAGES)
         from cluster.methods import METHODS

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a LLaMA on real text with torch's AdamW and with Lowtide's, and compare.
+"""Trains a LLaMA on real text with torch's AdamW and with Lowtide's, and compare.
 
     python examples/train_llama.py                          # about a minute and a half on two cores
     python examples/train_llama.py --data my_notes.txt      # your own text, folder, or Alpaca JSON

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Fine-tuning in bf16 by Hugging Face's Trainer, stopped half way and resumed to the bit.
+"""Fine-tunes in bf16 with Hugging Face's Trainer, stops half way and resumes bit for bit.
 
     pip install accelerate
     python examples/trainer_bf16.py [STEPS]      # half a minute on two cores
 
-For a model of your own, put `AutoModelForCausalLM.from_pretrained(NAME, dtype="bfloat16")` in `new_model`, and your data in `data`.
+For your own model, put `AutoModelForCausalLM.from_pretrained(NAME, dtype="bfloat16")` in `new_model`, and your data in `data`.
 """
 
 import json

@@ -68,9 +68,9 @@ def placed(warm_up: Callable[[], None]) -> None:
     """Runs `warm_up`, in which every contender starts its threads. Then binds this thread to the first core and keeps all
     others off it.
 
-    A pool that is not OpenMP's starts its threads from this one and inherits where it may run. OpenMP has bound it to
     A pool that does not use OpenMP starts its threads from this one and inherits its cores. OpenMP has bound this thread to one
     core by now, which such a pool would share with its caller.
+    """
     os.sched_setaffinity(0, ALLOWED)
     warm_up()
     os.sched_setaffinity(0, {first})

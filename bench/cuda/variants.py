@@ -44,7 +44,7 @@ STEPS: dict[str, tuple[float, dict[str, Any]]] = {
     "Lion": (8.03125, {"rule": "Lion", "state": "dynamic8"}),
     "SGD": (6.0, {"rule": "SGD", "momentum": 0.0, "state": "dynamic8"}),
 }
-JUDGED = {"default": "resident_default", "nearest": "resident_nearest", "fp32": "resident_fp32"}  # figures of the package's plug-in
+JUDGED = {"default": "resident_default", "nearest": "resident_nearest", "fp32": "resident_fp32"}  # for the package's plug-in
 READY, GO = "ready", "go"
 SHIPPED = "the package's"
 

@@ -114,7 +114,7 @@ def beside_section(sizes: dict[str, Any], units: list[dict[str, Any]], labels: d
 
 def markdown(result: dict[str, Any]) -> str:
     labels = {variant.id: variant.label for variant in VARIANTS}
-    units = [unit for unit in result["fidelity"] if unit["variant"] in labels]  # results may include variants that no longer exist
+    units = [unit for unit in result["fidelity"] if unit["variant"] in labels]  # stored results may have others
     absent = [f"{labels[id]} ({why})" for id, why in result["absent"].items() if id in labels]
     settings, corpus = result["settings"], result["corpus"]
     sizes = result["sizes"]

@@ -178,7 +178,7 @@ def main() -> int:
     if args.device == "cuda" and not args.report and not torch.cuda.is_available():
         parser.error("--device: got cuda, but torch sees no GPU here")
     if args.report and (given := [f"--{name}" for name in ("variants", "seeds", "beta2") if getattr(args, name) is not None]):
-        parser.error(f"got {', '.join(given)} with --report, where it has no effect; leave it away")
+        parser.error(f"got {', '.join(given)} with --report, where it has no effect; leave it out")
     known = [variant.id for variant in VARIANTS]
     names = args.variants.split(",") if args.variants else known
     if unknown := [name for name in names if name not in known]:

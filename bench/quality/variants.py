@@ -119,7 +119,7 @@ def _schedule_free(id: str, label: str, package: bool = False, noise: bool = Fal
 
 
 STABLE = "AdamW, StableEmbedding"  # the rule of variants whose model has this layer instead of torch's
-SCHEDULE_FREE_LR = 2.0  # best of 1, 2, 4 and 8 with the package on one seed; 4 is 9 mN better at a beta2 of 0.95 and 6 worse at 0.999
+SCHEDULE_FREE_LR = 2.0  # of 1, 2, 4, 8, with the package on one seed; 4 is 9 mN better at a beta2 of 0.95, 6 worse at 0.999
 MANY = 12  # seeds of the variants that are compared most closely
 
 # In the order of running and showing.

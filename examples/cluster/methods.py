@@ -1,4 +1,4 @@
-"""How workers can bring their gradients together, and move their weights."""
+"""The ways in which workers can combine their gradients and move their weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowtide.distributed import DistributedLion, ErrorFeedbackSign, SignVote
 
 
 class Method(NamedTuple):
-    """One way; `title` is for tables and plots, `bits` what a gradient element takes on the wire, each way."""
+    """One way. `title` is for tables and plots; `bits` are those of a gradient element on the wire, each way."""
 
     title: str
     bits: float
@@ -38,7 +38,7 @@ def _bf16(model: nn.Module, lr: float, weight_decay: float) -> tuple[nn.Module, 
 
 
 def _sign_vote(model: nn.Module, lr: float, weight_decay: float) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Lion over voted signs: its momentum averages what votes say, and is the same on all workers."""
+    """Lion over voted signs. Its momentum averages the votes, and is the same on all workers."""
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, SignVote(model))
     return ddp, _lion(model, lr, weight_decay)
@@ -51,7 +51,7 @@ def _error_feedback(model: nn.Module, lr: float, weight_decay: float) -> tuple[n
 
 
 def _distributed_lion(model: nn.Module, lr: float, weight_decay: float) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """No DistributedDataParallel: every worker has its own gradients and its own momentum, here of 8 bits."""
+    """Without DistributedDataParallel: every worker has its own gradients and its own momentum, here in 8 bits."""
     return model, DistributedLion(parameter_groups(model, weight_decay), lr=lr, betas=(0.9, 0.99), state="dynamic8")
 
 

@@ -1,11 +1,10 @@
-"""A small cluster on one machine: every process in a network namespace of its own, on a bridge, behind a rate limit.
+"""A small cluster on one machine: every process in its own network namespace, on a bridge, behind a rate limit.
 
     with Network(workers=4, rate="1gbit") as network:
         process = network.start(rank, [sys.executable, "worker.py"], env)
 
-Inside, `INTERFACE` is the process's only way to the others, so its counters hold every byte that is sent. Needs root, `ip`
-and `tc` (iproute2); `Network.missing()` says what is not there. Linux takes the namespaces down when the block ends, also
-after an error.
+Inside, `INTERFACE` is the only way to the other processes, so its counters count every byte sent. Needs root, `ip` and `tc`
+(iproute2); `Network.missing()` says what is missing. Linux removes the namespaces when the block ends, even after an error.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 INTERFACE = "lt0"
-# A burst of 256 KiB is what a real network card's queue holds; at most 100 ms of traffic wait behind it.
+# A burst of 256 KiB, the queue of a real network card; at most 100 ms of traffic wait behind it.
 TOKEN_BUCKET = ("burst", "256kb", "latency", "100ms")
 
 
 class NetworkError(RuntimeError):
-    """The namespaces cannot be made; the message says which command failed and how."""
+    """The namespaces cannot be made. The message says which command failed and how."""
 
 
 def _do(*command: str) -> None:
@@ -34,7 +33,7 @@ def _do(*command: str) -> None:
 
 
 class Network:
-    """`workers` namespaces; `rate` of each one's link in both directions, as tc has it ("1gbit"), None: no limit."""
+    """`workers` namespaces. rate: of each link in both directions, in tc's form ("1gbit"); None: no limit."""
 
     def __init__(self, workers: int, rate: str | None) -> None:
         self.workers, self.rate = workers, rate
@@ -45,7 +44,7 @@ class Network:
 
     @staticmethod
     def missing() -> str | None:
-        """Why there can be no such network here, or None."""
+        """Why such a network is impossible here, or None."""
         for tool in ("ip", "tc"):
             if not shutil.which(tool):
                 return f"{tool} is not installed (package iproute2)"
@@ -89,14 +88,14 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """Takes everything down; what is not there is no error."""
+        """Removes everything. What does not exist is no error."""
         for space in self._spaces:
             subprocess.run(("ip", "netns", "del", space), capture_output=True, check=False)
         for link in (*self._links, self._bridge):
             subprocess.run(("ip", "link", "del", link), capture_output=True, check=False)
 
     def start(self, rank: int, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Starts a worker in its namespace, with the environment of torch.distributed ("env://") beside `env`."""
+        """Starts a worker in its namespace, with torch.distributed's environment ("env://") besides `env`."""
         rendezvous = {
             "MASTER_ADDR": self.address(0), "MASTER_PORT": "29577", "RANK": str(rank),
             "WORLD_SIZE": str(self.workers), "LOCAL_RANK": "0", "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -108,7 +107,7 @@ class Network:
 
 
 def answers(started: Sequence[subprocess.Popen[str]], seconds: float) -> list[Any]:
-    """The last line that each worker printed, read as JSON. Raises NetworkError with the errors of one that failed."""
+    """The last line that each worker printed, parsed as JSON. If one failed, raises NetworkError with its errors."""
     outputs = [process.communicate(timeout=seconds) for process in started]
     for rank, process in enumerate(started):
         if process.returncode:
@@ -117,6 +116,6 @@ def answers(started: Sequence[subprocess.Popen[str]], seconds: float) -> list[An
 
 
 def bytes_sent() -> int | None:
-    """By this worker so far; None outside of such a network."""
+    """Bytes that this worker has sent so far; None outside such a network."""
     counter = Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
     return int(counter.read_text()) if counter.exists() else None

@@ -1,6 +1,6 @@
-"""One worker of train_ddp_sign.py: trains its share of every batch with one method; the first one reports.
+"""One worker of train_ddp_sign.py. Trains its share of every batch with one method; the first worker reports.
 
-Started with the environment of torch.distributed and a request (JSON): {"config", "method", "answer"}.
+Started with torch.distributed's environment and a request (JSON): {"config", "method", "answer"}.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .network import bytes_sent
 
 
 def main(request: Path) -> None:
-    """Trains, and writes the answer (rank 0)."""
+    """Trains. Rank 0 writes the answer."""
     asked = json.loads(request.read_text())
     config, method = Config(**asked["config"]), METHODS[asked["method"]]
     torch.set_num_threads(1)
@@ -34,7 +34,7 @@ def main(request: Path) -> None:
     model = build_model(config, tokens.vocab)  # the seed makes it the same everywhere
     wrapped, optimizer = method.build(model, config.lr, config.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(config, step))
-    # A batch is that of all workers together: which of them sees a window does not depend on how many there are.
+    # A batch belongs to all workers together: which worker sees a window does not depend on their number.
     batches = text.Batches(tokens.train, config.batch * workers, config.context, config.seed)
     windows = text.validation_windows(tokens.validation, config.context, config.eval_windows)
     history: dict[str, list[float]] = {"loss": [], "seconds": [], "sent": []}
@@ -73,7 +73,7 @@ def main(request: Path) -> None:
             "state_bytes": state,
         })  # fmt: skip
     dist.barrier()
-    os._exit(0)  # gloo's threads take their time
+    os._exit(0)  # does not wait for gloo's threads
 
 
 if __name__ == "__main__":

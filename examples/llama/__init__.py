@@ -1,1 +1,1 @@
-"""Parts of the LLaMA training example; ``examples/train_llama.py`` puts them together."""
+"""Parts of the LLaMA training example, which ``examples/train_llama.py`` combines."""

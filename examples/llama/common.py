@@ -1,4 +1,4 @@
-"""Shared by all examples: the error that they show to their user, the check for missing packages, and reports."""
+"""Shared by all examples: errors for users, the check for missing packages, and reports."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 
 class ExampleError(Exception):
-    """Something the user can put right; the message says what is wrong and what to do."""
+    """An error that the user can fix. The message says what is wrong and what to do."""
 
 
 def require_packages(names: Iterable[str]) -> None:
-    """Raises one error that names every missing package at once, with the command that installs them."""
+    """Raises one error that names all missing packages, with the command that installs them."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise ExampleError(
@@ -26,9 +26,9 @@ def require_packages(names: Iterable[str]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a report whole or not at all."""
+    """Writes a report completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    # allow_nan=False: NaN is not JSON, and a reader in another language would reject the whole file.
+    # allow_nan=False: NaN is not JSON, and other readers would reject the whole file.
     temporary.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
     os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""Settings of a training: the model, the text and the optimizer's numbers."""
+"""Settings of a training run: the model, the text and the optimizer's numbers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from .common import ExampleError
 
-# Settings that change no bit of the result, so that a checkpoint may be continued with others.
+# Settings that change no bit of the result, so they may differ when a checkpoint is continued.
 FREE = ("out", "optimizers", "state", "host", "disk", "data", "eval_every", "eval_windows", "checkpoint_every", "resume", "stop_after")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a training depends on. The defaults take about a minute and a half on two CPU cores."""
+    """All settings of a training run. The defaults take about a minute and a half on two CPU cores."""
 
     out: str = "out/train"
     optimizers: str = "torch,again,lowtide"
@@ -38,7 +38,7 @@ class Config:
     batch: int = 8
     context: int = 128
 
-    # Large enough for the state of torch's AdamW to show in the memory of the process.
+    # Large enough to see the state of torch's AdamW in the memory of the process.
     width: int = 256
     layers: int = 4
     heads: int = 4
@@ -54,7 +54,7 @@ class Config:
     stop_after: int = 0  # 0: run to the end
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without touching data or importing torch."""
+        """Checks what it can without reading data or importing torch."""
 
         def check(right: bool, name: str, wanted: str) -> None:
             if not right:

@@ -1,4 +1,4 @@
-"""Memory of this process as the operating system counts it."""
+"""Memory of this process, as the operating system counts it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _STATM = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """Resident memory now; where the system only tells the peak, the peak."""
+    """Resident memory now, or its peak if the system only reports that."""
     if _STATM.exists():
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return peak_bytes()
 
 
 def peak_bytes() -> int:
-    """Highest resident memory since the start of the process or the last ``reset_peak``."""
+    """The highest resident memory since the start of the process or the last ``reset_peak``."""
     if _STATUS.exists():
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -39,7 +39,7 @@ def peak_bytes() -> int:
 
 
 def reset_peak() -> bool:
-    """Start the peak anew, so that imports and earlier runs do not count; False where the system cannot."""
+    """Restarts the peak, so that imports and earlier runs do not count. Returns False if the system cannot."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -48,16 +48,16 @@ def reset_peak() -> bool:
 
 
 def require_reset_peak() -> None:
-    """``reset_peak``, for figures that mean nothing without it. Raises ExampleError where the system cannot."""
+    """Calls ``reset_peak`` for figures that mean nothing without it. Raises ExampleError if the system cannot."""
     if not reset_peak():
         raise ExampleError("the peak of a step cannot be told from that of the whole process: /proc/self/clear_refs cannot be "
                            "written; run this where it can, on Linux itself or in a container that allows it")  # fmt: skip
 
 
 def alone(function: Callable[..., Result], *arguments: object) -> Result:
-    """Calls it in a fresh process, so that no memory of another run is left there. Raises ExampleError if that process was killed."""
-    # Buffers from 64 KiB up then return to the system when they are freed; glibc would keep those below a size that it
-    # raises by itself, more in one run than in the next.
+    """Calls a function in a fresh process, without memory of earlier runs. Raises ExampleError if the process was killed."""
+    # Makes freed buffers from 64 KiB on return to the system. glibc would keep buffers below a size that it raises by itself,
+    # differently in each run.
     before = os.environ.get("MALLOC_MMAP_THRESHOLD_")
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 16))
     try:
@@ -72,7 +72,7 @@ def alone(function: Callable[..., Result], *arguments: object) -> Result:
 
 
 def cpu_name() -> str:
-    """Model name of the processor."""
+    """The processor's model name."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

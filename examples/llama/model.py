@@ -1,4 +1,4 @@
-"""The model: a small LLaMA from ``transformers``, random weights, nothing downloaded."""
+"""The model: a small LLaMA from ``transformers`` with random weights. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .config import Config
 
 
 def build_model(config: Config, vocab: int) -> nn.Module:
-    """A LlamaForCausalLM whose weights depend on the seed alone."""
+    """A LlamaForCausalLM whose weights depend only on the seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # its remarks are about pretrained weights, which are not used here
+    logging.set_verbosity_error()  # its remarks concern pretrained weights
     torch.manual_seed(config.seed)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -30,14 +30,14 @@ def build_model(config: Config, vocab: int) -> nn.Module:
             max_position_embeddings=config.context,
             tie_word_embeddings=False,
             use_cache=False,
-            # The defaults of LlamaConfig point at ids of another tokenizer.
+            # The defaults of LlamaConfig are ids of another tokenizer.
             bos_token_id=None,
             eos_token_id=0,
             pad_token_id=None,
         )
     )
     if config.dtype == "bf16":
-        # Parameters only: the table of rotary frequencies is a buffer, and 8 bits of mantissa would bend positions.
+        # Only parameters: the table of rotary frequencies is a buffer, and 8 bits of mantissa would distort positions.
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
     return model.train()
@@ -52,7 +52,7 @@ def learning_rate_factor(config: Config, step: int) -> float:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay; norms and other vectors do not, since shrinking a gain regularizes nothing."""
+    """Matrices decay. Norms and other vectors do not, because shrinking a gain regularizes nothing."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
@@ -61,14 +61,14 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
 
 
 def next_token_loss(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats of each next token, computed in fp32 whatever the weights are."""
+    """The mean cross-entropy, in nats, of each next token, computed in fp32 for any type of weights."""
     logits = model(input_ids=windows[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
 @torch.no_grad()
 def validation_loss(model: nn.Module, windows: torch.Tensor, batch: int) -> float:
-    """Mean loss over all windows, weighted by their number so that a short last batch counts right."""
+    """The mean loss over all windows. A short last batch counts by its number of windows."""
     model.eval()
     total = sum(float(next_token_loss(model, part)) * len(part) for part in windows.split(batch))
     model.train()

@@ -1,4 +1,4 @@
-"""Training a LLaMA with paged and unpaged state, and what each place of memory holds meanwhile."""
+"""Trains a LLaMA with paged and unpaged state, and measures each kind of memory meanwhile."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from . import memory
 from .config import Config
 from .common import ExampleError
 
-if TYPE_CHECKING:  # only what trains imports it: it takes seconds
+if TYPE_CHECKING:  # imported only to train, because it takes seconds
     import torch
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SIZES = ("hidden_size", "num_layers", "intermediate_size", "num_heads", "vocab_size", "seq_len", "batch_size", "train_steps")
 BACKENDS = {"cpu": "cpu", "xpu": "sycl", "cuda": "cuda"}
 
-Make = Callable[[list[Any], Any], Any]  # an optimizer of parameters; with the budget, if it is paged
+Make = Callable[[list[Any], Any], Any]  # makes an optimizer of parameters, with the budget if paged
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training run. Names and defaults are those of the options of bitsandbytes' benchmark_paged_memory.py."""
+    """A training run. Names and defaults are the options of bitsandbytes' benchmark_paged_memory.py."""
 
     hidden_size: int = 1024
     num_layers: int = 12
@@ -44,7 +44,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run. Bytes; "fast" is where the model is: RAM, or the memory of its device."""
+    """A finished run, in bytes. "fast" is where the model is: RAM, or the memory of its device."""
 
     parameters: int
     losses: list[float]
@@ -53,9 +53,9 @@ class Run:
     gradient_bytes: int
     fast_state_bytes: int
     other_state_bytes: int  # on disk for a model in RAM, in host memory for one on a device
-    state_bytes: int  # that the format needs
-    passes_peak_bytes: int  # of fast memory, above what was taken before the model: most in forward and backward
-    step_peak_bytes: int  # the same, in a step
+    state_bytes: int  # bytes that the format needs
+    passes_peak_bytes: int  # of fast memory, above the level before the model, in forward and backward
+    step_peak_bytes: int  # likewise, in a step
     moved_per_step: int
     passes_seconds: float  # median
     step_seconds: float
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def job_of(args: argparse.Namespace) -> Job:
-    """The job of these options. Raises ExampleError for what cannot be."""
+    """The job of these options. Raises ExampleError for impossible ones."""
     job = Job(**{**{field.name: getattr(args, field.name) for field in fields(Job)}, "device": args.device or best_device()})
     check_device(job.device)
     check_sizes(job)
@@ -84,7 +84,7 @@ def job_of(args: argparse.Namespace) -> Job:
 
 
 def check_sizes(job: Job, options: Mapping[str, str] | None = None) -> None:
-    """Raises ExampleError for sizes that cannot be. options: what gives a field, where that is not the option of its name."""
+    """Raises ExampleError for impossible sizes. options: the option that sets a field, if it has another name."""
 
     def said(name: str) -> str:
         return f"{(options or {}).get(name, f'--{name}')}: got {getattr(job, name)}"
@@ -97,7 +97,7 @@ def check_sizes(job: Job, options: Mapping[str, str] | None = None) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raises ExampleError if torch or Lowtide has no such device here."""
+    """Raises ExampleError if torch or Lowtide lacks the device here."""
     import torch
 
     import lowtide
@@ -117,14 +117,14 @@ def best_device() -> str:
 
 
 def budget(job: Job, disk: str) -> Any:
-    """For paged state: what exceeds it goes to `disk`, or, of a device, to host memory."""
+    """The budget of paged state. State beyond it goes to `disk` or, for a device, to host memory."""
     import lowtide
 
     return lowtide.Memory(host=job.budget, disk=disk) if job.device == "cpu" else lowtide.Memory(device=job.budget)
 
 
 def build(job: Job) -> torch.nn.Module:
-    """The model, with random weights, of the job's type on its device."""
+    """The model with random weights, in the job's type, on its device."""
     import torch
 
     from .model import build_model
@@ -132,26 +132,26 @@ def build(job: Job) -> torch.nn.Module:
     config = Config(width=job.hidden_size, layers=job.num_layers, ffn=job.intermediate_size, heads=job.num_heads,
                     context=2 * job.seq_len)  # fmt: skip
     model = build_model(config, job.vocab_size)
-    for parameter in model.parameters():  # not the table of rotary frequencies
+    for parameter in model.parameters():  # not buffers: the table of rotary frequencies stays
         parameter.data = parameter.data.to(getattr(torch, DTYPES[job.dtype]))
     return model.to(job.device)
 
 
 class Ram:
-    """Fast memory of a model on the CPU: what the process has resident."""
+    """Fast memory of a model on the CPU: the resident memory of the process."""
 
     reset = staticmethod(memory.require_reset_peak)
     peak = staticmethod(memory.peak_bytes)
     now = staticmethod(memory.resident_bytes)
 
     def beside(self, report: dict[str, Any]) -> int:
-        """State that these figures do not have."""
+        """State that these figures do not include."""
         del report
         return 0
 
 
 class OfDevice:
-    """Fast memory of a model on a device: what torch's allocator has given."""
+    """Fast memory of a model on a device: the memory that torch's allocator has given."""
 
     def __init__(self, kind: str) -> None:
         import torch
@@ -165,12 +165,11 @@ class OfDevice:
 
 
 def train(job: Job, make: Make, batches: Sequence[torch.Tensor], disk: str | None) -> Run:
-    """Trains on the batches, in turns. disk: the folder for scratch files (default: the system's temporary one).
-
-    To be called in a process of its own, where no memory of another run is left."""
+    """Trains on the batches, in turn. disk: the folder for scratch files (default: the system's temporary one). Call it in a
+    separate process, which has no memory of earlier runs."""
     from .model import weights_sha256
 
-    # A pass and a step of one layer first, so that one-time loads and allocations are in no peak.
+    # First a pass and a step with one layer, so that one-time loads and allocations are in no peak.
     small = replace(job, num_layers=1, vocab_size=320)
     fast = Ram() if job.device == "cpu" else OfDevice(job.device)
     with tempfile.TemporaryDirectory(dir=disk) as scratch:
@@ -197,7 +196,7 @@ def train(job: Job, make: Make, batches: Sequence[torch.Tensor], disk: str | Non
             step_peak_bytes=max(step.step_peak for step in steps) + beside,
             moved_per_step=report["moved_per_step"],
             passes_seconds=statistics.median(step.passes_seconds for step in steps[1:] or steps),
-            step_seconds=statistics.median(step.step_seconds for step in steps[1:] or steps),  # the first makes the state
+            step_seconds=statistics.median(step.step_seconds for step in steps[1:] or steps),  # the first step makes the state
         )  # fmt: skip
 
 

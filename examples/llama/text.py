@@ -1,4 +1,4 @@
-"""Text for training: where it comes from, its tokens, the split into training and validation, and batches in a fixed order."""
+"""Training text: its source, its tokens, the split into training and validation, and batches in a fixed order."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .common import ExampleError
 from .config import Config
 
-if TYPE_CHECKING:  # mistakes in options do not wait for their import
+if TYPE_CHECKING:  # so that wrong options fail before these imports
     import numpy as np
     import torch
 
-# Installed packages and tests differ between machines; tables of numbers teach a language model nothing.
+# Installed packages and tests differ between machines, and tables of numbers teach a language model nothing.
 STDLIB_SKIP = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data",
                          "ensurepip", "__pycache__"})  # fmt: skip
-# Long enough to hold whole functions and paragraphs, short enough that a small file still gives some records.
+# Long enough for whole functions and paragraphs, short enough that even a small file gives several records.
 RECORD_BYTES = 8 << 10
 END_OF_TEXT = "<|endoftext|>"
 VALIDATION_SHARE = 0.05
 
 
 class Record(NamedTuple):
-    """A piece of text that goes into training or validation as a whole."""
+    """A piece of text that belongs to training or validation as a whole."""
 
     name: str
     text: str
 
     @property
     def key(self) -> str:
-        """A hash, which orders records alike on every machine."""
+        """A hash that orders records the same on every machine."""
         return hashlib.sha256(f"{self.name}\0{self.text}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Corpus:
-    source: str  # names no folder of this machine
+    source: str  # contains no folder of this machine
     records: list[Record]  # in the order of their keys
 
     @property
@@ -51,7 +51,8 @@ class Corpus:
 
 
 def load_corpus(config: Config) -> Corpus:
-    """The text of `config.data` (a file, a folder, Alpaca's JSON; None: Python's standard library): at most `max_data_bytes` of it."""
+    """The text of `config.data` (a file, a folder, Alpaca's JSON; None: Python's standard library), at most
+    `max_data_bytes`."""
     path = Path(config.data) if config.data is not None else None
     if path is None:
         root = Path(sysconfig.get_path("stdlib"))
@@ -69,7 +70,7 @@ def load_corpus(config: Config) -> Corpus:
 
 
 def limited(source: str, records: Iterable[Record], most: int) -> Corpus:
-    """Hash order instead of name order: the part kept of a large source is a fair sample of it."""
+    """Keeps records in the order of hashes instead of names, so that the kept part of a large source is a fair sample."""
     kept: list[Record] = []
     for record in sorted(records, key=lambda record: record.key):
         most -= len(record.text.encode())
@@ -83,7 +84,7 @@ def limited(source: str, records: Iterable[Record], most: int) -> Corpus:
 
 
 def render_alpaca(row: Any, where: str) -> str:
-    """A row with `instruction`, `output` and perhaps `input` as Alpaca's prompt."""
+    """Renders a row with `instruction`, `output` and perhaps `input` as Alpaca's prompt."""
     if not isinstance(row, dict) or not all(isinstance(row.get(field), str) for field in ("instruction", "output")):
         raise ExampleError(f"{where}: expected texts instruction, output and perhaps input")
     parts = {"Instruction": row["instruction"], "Input": row.get("input"), "Response": row["output"]}
@@ -100,7 +101,7 @@ def _files(root: Path, skip: frozenset[str], suffix: str) -> Iterator[Record]:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file, or None for binary and other encodings, which a folder of code may well hold."""
+    """The text of a file; None for binary files and other encodings, which a folder of code may contain."""
     raw = path.read_bytes()
     try:
         return None if b"\0" in raw[:8192] else raw.decode("utf-8")
@@ -109,7 +110,7 @@ def _read(path: Path) -> str | None:
 
 
 def _cut(name: str, text: str) -> Iterator[Record]:
-    """Cuts a text at line ends, so that training and validation never share a line."""
+    """Cuts a text at line ends, so that training and validation share no line."""
     lines: list[str] = []
     number = size = 0
     for line in text.splitlines(keepends=True):
@@ -136,13 +137,13 @@ def _alpaca(path: Path, text: str) -> list[Record]:
 class Tokens:
     train: np.ndarray  # uint16
     validation: np.ndarray  # uint16
-    vocab: int  # different ids; a small text may have fewer than asked for
+    vocab: int  # number of ids; a small text may give fewer than requested
     source: str
     sha256: str  # of both arrays
 
 
 def split(records: list[Record]) -> tuple[list[Record], list[Record]]:
-    """Whole records, in the order of their keys, go to validation until it holds its share; each part in the order of names."""
+    """Whole records, in the order of keys, go to validation until it has its share. Each part is then ordered by name."""
     goal = VALIDATION_SHARE * sum(len(record.text) for record in records)
     count = size = 0
     while size < goal:
@@ -152,7 +153,7 @@ def split(records: list[Record]) -> tuple[list[Record], list[Record]]:
 
 
 def prepare(config: Config, corpus: Corpus) -> Tokens:
-    """Trains a tokenizer, encodes the corpus, and keeps both in the folder `data` of the output."""
+    """Trains a tokenizer, encodes the corpus, and stores both in the folder `data` of the output."""
     import numpy as np
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -163,10 +164,10 @@ def prepare(config: Config, corpus: Corpus) -> Tokens:
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab,
         special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # every byte has an id: no text is "unknown"
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # every byte has an id, so no text is "unknown"
         show_progress=False,
     )
-    # The tokenizer sees the training part only, or validation would measure text it was fitted to.
+    # The tokenizer sees only the training part. Otherwise validation would measure text that it was fitted to.
     tokenizer.train_from_iterator((record.text for record in parts["train"]), trainer)
     end = tokenizer.token_to_id(END_OF_TEXT)
     arrays = {}
@@ -185,7 +186,7 @@ def prepare(config: Config, corpus: Corpus) -> Tokens:
 
 
 def load(config: Config) -> Tokens:
-    """Reads what `prepare` has kept."""
+    """Reads what `prepare` has stored."""
     import numpy as np
 
     with np.load(Path(config.out) / "data" / "tokens.npz") as kept:
@@ -195,10 +196,10 @@ def load(config: Config) -> Tokens:
 
 
 class Batches:
-    """Windows of the training tokens; batch k is a function of the seed and k alone.
+    """Windows of the training tokens. Batch k depends only on the seed and k.
 
-    That makes the position in the data one number: nothing else has to be stored to continue a run, and two runs
-    with the same seed see the same text in the same order whatever their optimizer.
+    So the position in the data is one number: continuing a run needs nothing else, and two runs with the same seed see the same
+    text in the same order, whatever their optimizer.
     """
 
     def __init__(self, tokens: np.ndarray, batch: int, context: int, seed: int) -> None:
@@ -208,7 +209,7 @@ class Batches:
         self._order: Any = None
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """Ids of batch `index`, shape (batch, context + 1): the extra one is the last target."""
+        """The ids of batch `index`, shape (batch, context + 1). The extra one is the last target."""
         import numpy as np
         import torch
 
