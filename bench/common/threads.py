@@ -71,6 +71,7 @@ def placed(warm_up: Callable[[], None]) -> None:
     A pool that does not use OpenMP starts its threads from this one and inherits its cores. OpenMP has bound this thread to one
     core by now, which such a pool would share with its caller.
     """
+    first = cores()[0]
     os.sched_setaffinity(0, ALLOWED)
     warm_up()
     os.sched_setaffinity(0, {first})
