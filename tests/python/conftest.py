@@ -1,5 +1,6 @@
-"""Fixtures: `share` says how much of a long test to run; `figure` records what a test has proved, in numbers, for the summary; `seed` makes random tests repeat;
-`device` lends torch's xpu and then its cuda, as they are stood in for; `xpu` and `cuda` one of them, `machine` both at once."""
+"""Fixtures. `share`: how much of a long test to run. `figure`: records what a test has proved, in numbers, for the summary.
+`seed`: makes random tests repeat. `device`: torch's xpu and then its cuda, by stand-ins; `xpu` and `cuda`: one of them;
+`machine`: both."""
 
 import gc
 import os
@@ -30,7 +31,7 @@ _XPU = os.environ.get("LOWTIDE_TEST_XPU", "")
 _FIGURE = "figure"  # a property of a test's report, which travels between processes
 
 
-# The files that take longest, longest first: workers begin with them, for one that comes last leaves the other worker idle.
+# The slowest files, slowest first. Workers begin with them, because a slow last file would leave the other worker idle.
 SLOW = (
     "test_readme", "test_gpu_check", "test_muon_sharded", "test_deepspeed", "test_train_llama", "test_vote_devices", "test_device_steps",
     "test_vote_hooks", "test_train_ddp_sign", "test_memory_incidents", "test_fsdp1", "test_distributed", "test_loss_parity",
@@ -46,8 +47,9 @@ def _is_on_xpu(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the order within a file; all workers must find the same. LOWTIDE_TEST_XPU, "only" or "without": autograd starts threads
-    for the devices that there are at the first backward pass of a process, so tests on xpu want processes of their own, or come first."""
+    """Keeps the order within a file; all workers must find the same order. LOWTIDE_TEST_XPU is "only" or "without": autograd
+    starts threads for the devices that exist at a process's first backward pass, so tests on xpu need their own processes or
+    come first."""
     seen: Counter[str] = Counter()
     taken: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
@@ -63,13 +65,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Imported objects live to the end; freezing them makes the tests' hundreds of collections cheap."""
+    """Imported objects live to the end. Freezing them makes the hundreds of collections in tests cheap."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_configure() -> None:
-    """A run with a seed of its own repeats Hypothesis's examples, too."""
+    """A run with its own seed also repeats Hypothesis's examples."""
     hypothesis.settings.register_profile("seeded", derandomize=True)
     if "LOWTIDE_TEST_SEED" in os.environ:
         hypothesis.settings.load_profile("seeded")
@@ -91,14 +93,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def share() -> float:
-    """For long tests whose cases are not parameters."""
+    """The share to run, for long tests whose cases are not parameters."""
     return _SHARE
 
 
 @pytest.fixture(scope="session")
 def in_share() -> Callable[[int, int, int], bool]:
-    """Call it with a row, a column and the number of columns: whether the share has that case of a grid. It has one of each row at
-    least, in columns that take turns."""
+    """Call it with a row, a column and the number of columns: returns whether the share includes that case of a grid. It
+    includes at least one case of each row, in columns that take turns."""
 
     def has(row: int, column: int, columns: int) -> bool:
         return column == int(row * _GOLDEN % 1 * columns) or (row * columns + column) * _GOLDEN % 1 < _SHARE
@@ -119,7 +121,7 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 @pytest.fixture
 def seed() -> Iterator[int]:
-    """LOWTIDE_TEST_SEED, or a new seed per test; torch's generator starts from it, and a failure shows it."""
+    """LOWTIDE_TEST_SEED, or a new seed per test. torch's generator starts from it, and a failure prints it."""
     value = int(os.environ.get("LOWTIDE_TEST_SEED", random.SystemRandom().randrange(2**31)))
     print(f"seed {value} (repeat with LOWTIDE_TEST_SEED={value})")
     torch.manual_seed(value)
@@ -135,7 +137,7 @@ def _threads() -> Iterator[None]:
 
 @contextmanager
 def _opened(kind: str, patches: pytest.MonkeyPatch, figure: Callable[[str], None]) -> Iterator[Any]:
-    """Devices of that kind of torch's; skips, with the reason, where there are none."""
+    """Opens devices of this torch type. Skips, with the reason, if there are none."""
     import emulated_cuda
     import xpu_device
 

@@ -1,4 +1,4 @@
-"""The command line: its output, its exit status, and errors of one line."""
+"""The command line: its output, its exit status, and one-line errors."""
 
 import json
 import os
@@ -25,8 +25,8 @@ MEASURE = ("info", "bench")
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs a command and checks what all commands promise: status, one line on stderr for errors, lines that fit, words on stderr
-    from those that measure alone."""
+    """Runs a command and checks what all commands promise: the status, one line on stderr for errors, lines that fit the width,
+    and no other words on stderr, except from commands that measure."""
 
     def call(*arguments, status=0, columns=80, raw=False):
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -121,7 +121,7 @@ def test_info(run, tmp_path, monkeypatch):
 
 
 def test_others_are_those_that_are_not_this_process(figure):
-    """Two processes that take a processor each, on a machine that has two or more, beside this one that sleeps."""
+    """Two processes each use a processor while this one sleeps, on a machine with two or more processors."""
     before = machine.processor_seconds()
     busy = "import time\nend = time.monotonic() + 3\nwhile time.monotonic() < end: pass"
     programs = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(2)]
@@ -142,7 +142,7 @@ def test_bench(run, tmp_path, rule):
 
 
 def test_bench_shows_what_is_asked_for(run, monkeypatch):
-    """bitsandbytes has a row where it can step, in the first rounds alone; memory and the unchecked step are details."""
+    """bitsandbytes has a row if it can step, only from the first rounds. Memory and the unchecked step are details."""
     steps = []
 
     class Theirs:
@@ -191,7 +191,7 @@ def test_bench_beside_bitsandbytes(run):
     ],
 )
 def test_cores_that_saturate_memory(nanoseconds, one, every, threads, saturating, best):
-    """16 bytes an element."""
+    """16 bytes per element."""
     model = core_model.model_of(nanoseconds * 1e-9, 16.0, one, every, threads)
     assert model.saturating == saturating and model.element_seconds == pytest.approx(best * 1e-9)
 
@@ -229,8 +229,8 @@ def test_inspect(run, tmp_path):
 
 
 def test_nothing_of_a_file_reaches_the_terminal_as_a_command(run, tmp_path):
-    """Control characters (ESC, the one-byte CSI, BEL, line ends) and marks that turn the direction of writing: in keys
-    and values of groups, in a rule's name and in a file's. The tables, JSON and errors show them escaped."""
+    """Control characters (ESC, the one-byte CSI, BEL, line ends) and marks that reverse the writing direction, in keys and
+    values of groups, in a rule's name and in a file's. Tables, JSON and errors show them escaped."""
     evil = "ad\x1b[2J\x9b31m\x07\u202ew\x7f"
     _, opt = trained()
     opt.param_groups[0][evil] = f"{evil}\n{evil}"
@@ -250,9 +250,9 @@ def test_nothing_of_a_file_reaches_the_terminal_as_a_command(run, tmp_path):
 
 
 def test_metadata_of_many_values_takes_neither_time_nor_memory(run, tmp_path, figure):
-    """24 MB of empty lists would be half a gigabyte of Python's, 100,000 groups a table of minutes: the first are refused by
-    their number before they are parsed (by `load` with an error; `inspect` shows what there is beside), of the second the
-    table has the first 50. Nesting ends at Python's depth of recursion. Memory is Python's own, as tracemalloc counts it."""
+    """24 MB of empty lists would take Python half a gigabyte; 100,000 groups, minutes for the table. Lists are counted and
+    refused before they are parsed (`load` raises; `inspect` shows the rest), and the table has the first 50 groups. Nesting
+    ends at Python's recursion depth. tracemalloc measures Python's own memory."""
     opt = lowtide.AdamW([torch.nn.Parameter(torch.ones(4))])
     path = tmp_path / "many.lowtide"
     worst = 0
@@ -280,7 +280,7 @@ def test_metadata_of_many_values_takes_neither_time_nor_memory(run, tmp_path, fi
 
 
 def test_the_program_may_be_called_as_a_function(capsys, tmp_path):
-    """With the arguments of a list; errors have their status then, too."""
+    """With the arguments in a list. Errors give their status then, too."""
     for arguments, status, words in ((["--version"], 0, lowtide.__version__), (["inspect", str(tmp_path / "no")], 2, "no")):
         with pytest.raises(SystemExit) as ended:
             main(arguments)
@@ -385,7 +385,7 @@ def test_help_is_there_in_every_form_and_has_whole_sentences(run):
 
 
 def test_plan_takes_the_names_that_people_type(run, tmp_path, monkeypatch):
-    """Types, a model as an argument, a folder of the working directory, Path and torch's types."""
+    """Types, a model as an argument, a folder in the working directory, Path, and torch's types."""
     plain = run("plan", "--model", "1e6", "--weights", "fp32", "--state", "bf16", "--json")
     assert plain == run("plan", "1e6", "--weights", "float32", "--state", "bfloat16", "--json")
     assert plain == json.loads(json.dumps(lowtide.plan("1e6", weights=torch.float32, state="bf16").as_dict()))
@@ -401,7 +401,7 @@ def test_plan_takes_the_names_that_people_type(run, tmp_path, monkeypatch):
 
 
 def test_a_plan_of_many_parameters_takes_few_shapes(run):
-    """A trillion parameters in matrices that grow with their number, so that a plan takes no longer than that of a billion."""
+    """A trillion parameters, in matrices that grow with their number, so that the plan takes as long as for a billion."""
     for count, columns in ((7 * 10**9, 4096), (10**12, 16384), (1 << 46, 131072)):
         model = model_of(count)
         assert elements(model.shapes) == count and len(model.shapes) <= 4098 and f"{columns} by {columns}" in model.name
@@ -438,7 +438,7 @@ def test_module_runs_as_a_program(tmp_path):
     ],
 )
 def test_streams_that_take_nothing(tmp_path, command, status, said):
-    """Closed ones, a full disk and a pipe that nobody reads any more."""
+    """Closed streams, a full disk, and a pipe that nobody reads."""
     reader, unread = os.pipe()
     os.close(reader)
     program = f"exec {sys.executable} -m lowtide {command.replace('UNREAD', str(unread))}"
@@ -449,7 +449,7 @@ def test_streams_that_take_nothing(tmp_path, command, status, said):
 
 
 def test_commands_need_no_class_to_be_named_before(tmp_path):
-    """In a process of their own, where nobody has asked `lowtide` for a class: the list of rules is whole all the same."""
+    """In a separate process, where nobody has asked `lowtide` for a class, the list of rules is still complete."""
     program = """
 import json, sys
 from lowtide.cli.main import main

@@ -1,4 +1,4 @@
-"""Nothing waits for torch that can do without: help, the version and mistakes on the command line, `import lowtide`."""
+"""Commands that can do without torch do not wait for it: help, the version, wrong command lines, `import lowtide`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_names_that_cannot_be_are_missing(name):
 
 
 def test_what_others_put_in_the_place_of_a_name_stays(monkeypatch):
-    """Doubles of tests: a look at another name, there or not, must not take them away."""
+    """Doubles of tests. Looking up another name, existing or not, must not remove them."""
     monkeypatch.setattr(lowtide, "AdamW", None)
     monkeypatch.setitem(sys.modules, "lowtide.double", types.ModuleType("lowtide.double"))
     assert not hasattr(lowtide, "AdamX") and lowtide.double
@@ -124,7 +124,7 @@ sys.exit(bool(failures))
 
 
 def test_threads_that_import_modules_at_the_same_instant_get_them(seed, figure):
-    """A process whose first imports of Lowtide are those of threads. It forgets the modules and begins anew, many times."""
+    """A process whose threads import Lowtide first. It forgets the modules and starts again, many times."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS_AT_ONCE, str(seed), "25"], capture_output=True, text=True, timeout=300
     )

@@ -1,4 +1,4 @@
-"""Nothing keeps silent while it works: words on stderr come before what takes long begins, and signs of life while it goes on."""
+"""Nothing works silently: words on stderr come before slow work begins, and signs of life while it continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 def read_until(stream: int, words: str) -> str:
-    """Reads what a program says until it has said `words`, which has to come before anything else happens."""
+    """Reads a program's output until it contains `words`, which must come before anything else happens."""
     end, found = time.monotonic() + PATIENCE, b""
     while words.encode() not in found:
         assert select.select([stream], [], [], max(0.0, end - time.monotonic()))[0], f"silent after {found!r}"
@@ -47,7 +47,7 @@ def read_until(stream: int, words: str) -> str:
     ],
 )
 def test_words_come_before_torch_is_imported(tmp_path: Path, arguments: list[str], words: str) -> None:
-    """torch is a double that waits until these words have been read; and it dots while it waits."""
+    """torch is a double that waits until these words have been read. Dots appear while it waits."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(BLOCKED)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
@@ -105,7 +105,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_signs_of_life(monkeypatch, capsys, stream):
-    """Dots, or seconds in a line that goes away; lines of the result between them stay whole."""
+    """Dots, or seconds in a line that disappears. Lines of the result in between stay whole."""
     monkeypatch.setattr(waiting, "_EVERY", 0.01)
     err = stream()
     monkeypatch.setattr(sys, "stderr", err)
@@ -132,7 +132,7 @@ def test_signs_of_life(monkeypatch, capsys, stream):
 
 
 def test_a_wait_without_a_reader_goes_on(monkeypatch):
-    """stderr is closed: who waits is none the worse."""
+    """With stderr closed, waiting does no harm."""
     closed = io.StringIO()
     with Waiting("program") as wait:
         monkeypatch.setattr(wait, "_out", closed)

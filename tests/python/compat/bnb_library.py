@@ -1,4 +1,4 @@
-"""liblowtide_bnb as bitsandbytes calls it: through its own module for CUDA, whose library is replaced by ours."""
+"""liblowtide_bnb as bitsandbytes calls it: through its own module for CUDA, with its library replaced by ours."""
 
 import ctypes
 import importlib.util
@@ -34,7 +34,7 @@ def last_error(loaded: ctypes.CDLL) -> str:
 
 
 class _Library:
-    """Ours; the functions of bitsandbytes' other parts, which its module looks up too, are stand-ins."""
+    """Our library, with stand-ins for functions of other parts of bitsandbytes, which its module looks up, too."""
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
         self._loaded = loaded
@@ -67,7 +67,7 @@ def float32(x: float) -> float:
 
 @dataclass
 class Tensors:
-    """One parameter with the state that bitsandbytes' optimizers would give it."""
+    """One parameter with the state that bitsandbytes' optimizers give it."""
 
     name: str
     coded: bool
@@ -125,7 +125,7 @@ class Tensors:
                 h["gnorm_scale"])  # fmt: skip
 
     def decoded(self) -> list[torch.Tensor]:
-        """Values of all states, in double."""
+        """The values of all states, in double."""
         pairs = [(self.state1, self.qmap1, self.absmax1), (self.state2, self.qmap2, self.absmax2)]
         values = []
         for state, qmap, absmax in pairs:

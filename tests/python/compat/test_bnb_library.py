@@ -16,7 +16,8 @@ STEP = 32 * 2.0**-24
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype, moved: torch.Tensor) -> bool:
-    """Parameters after a step that moved them by about `moved`: both rounded to their type, the movement to float32."""
+    """Compares parameters after a step that moved them by about `moved`: both rounded to their type, the movement to
+    float32."""
     bound = 2 * ROUNDING[dtype] * theirs.double().abs() + STEP * (moved + theirs.double().abs()) + 2.0**-24
     return bool(((ours.double() - theirs.double()).abs() <= bound).all())
 
@@ -61,8 +62,8 @@ def test_as_bitsandbytes_calls_it(coded: bool, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_update_norm_is_limited(monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
-    """LAMB and LARS: scaled down to max_unorm * param_norm. Momentum as bitsandbytes' CPU backend has it; adam's norm is
-    that of its CUDA backend, with bias corrections, so that it is compared with the definition."""
+    """LAMB and LARS are scaled down to max_unorm * param_norm. Momentum is compared with bitsandbytes' CPU backend; Adam's
+    norm, as in the CUDA backend with bias corrections, with its definition."""
     library = bnb_library.library()
     module = bnb_library.cuda_module(library, monkeypatch)
     torch.manual_seed(832)
@@ -85,7 +86,7 @@ def test_update_norm_is_limited(monkeypatch: pytest.MonkeyPatch, figure: Figure)
 
 
 def test_managed_memory_holds_paged_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """State in memory of cget_managed_ptr, as bitsandbytes' get_paged makes it, steps as other state does."""
+    """State in memory of cget_managed_ptr, as bitsandbytes' get_paged makes it, steps like other state."""
     library = bnb_library.library()
     module = bnb_library.cuda_module(library, monkeypatch)
     torch.manual_seed(833)

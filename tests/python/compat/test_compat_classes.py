@@ -1,4 +1,4 @@
-"""The 41 names of bitsandbytes.optim: its signatures; what it ignores is honoured or refused by name."""
+"""The 41 names of bitsandbytes.optim and their signatures. What bitsandbytes ignores is honoured, or refused by name."""
 
 import copy
 import importlib.util
@@ -38,7 +38,7 @@ def stepped(opt, params, steps=2):
 
 
 def test_names_and_signatures_are_those_of_bitsandbytes(figure):
-    """Names, order and defaults of all arguments; ours take options beside them."""
+    """Names, order and defaults of all arguments. Our classes also take options."""
     if importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed")
     import bitsandbytes
@@ -113,7 +113,7 @@ def test_args_replace_four_arguments(seed):
 
 
 def test_what_is_ignored_there_is_honoured_here(seed):
-    """Each option changes where four steps lead."""
+    """Each option changes the result of four steps."""
     cases = [
         ("AdamW8bit", {}, {"amsgrad": True}),
         ("Adam32bit", {}, {"amsgrad": True}),
@@ -138,9 +138,9 @@ def test_options_of_LARS_are_honoured(name, seed):
 
 @pytest.mark.parametrize("name, options", [("LAMB32bit", {}), ("LARS32bit", {"momentum": 0.9})])
 def test_max_unorm_of_0_clips_nothing(name, options, seed, figure):
-    """As in the real package, where the plain rule is left then: 20 steps from there and from zeros, in which a trust
-    ratio or a clip would show at once. Both round each operation to float32, in another order: 8 units of 2^-24 a step,
-    and as many for the moments, of a way of about lr a step."""
+    """As in the real package, which leaves the plain rule: 20 steps from its state and from zeros, in which a trust ratio or a
+    clip would show at once. Both round each operation to float32, in different orders: 8 units of 2^-24 per step, and as many
+    for the moments, of a path of about lr per step."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     params = [torch.nn.Parameter(value) for value in (torch.randn(64, 64), torch.zeros(8, 64))]
     twins = copies_of(params)
@@ -158,7 +158,7 @@ def test_max_unorm_of_0_clips_nothing(name, options, seed, figure):
 
 
 def ends_differ(name, plain, changed, seed):
-    """Whether four steps with these options end elsewhere than with those."""
+    """Whether four steps with the changed options end elsewhere than with the plain ones."""
     start = torch.randn(64, 256)
     ends = []
     for options in (plain, changed):
@@ -212,7 +212,7 @@ def test_betas_may_be_a_text(seed):
 
 
 def test_a_paged_optimizer_has_no_limit_of_its_own(seed):
-    """On a CPU all state is in RAM; memory= says otherwise, and stands."""
+    """On a CPU, all state is in RAM unless memory= says otherwise."""
     params = parameters()
     opt = stepped(optim.PagedAdamW8bit(params), params)
     plain = stepped(optim.AdamW8bit(params), params)
@@ -223,7 +223,7 @@ def test_a_paged_optimizer_has_no_limit_of_its_own(seed):
 
 
 def test_the_environment_keeps_paged_state_off_the_device(cuda, monkeypatch, seed, figure):
-    """A loop without an argument for it, as bitsandbytes' benchmark of paged memory: peaks of torch's cache."""
+    """A loop without an argument for it, like bitsandbytes' benchmark of paged memory. Compares peaks of torch's cache."""
     start, gradients = torch.randn(1024, 1024), [torch.randn(1024, 1024) for _ in range(3)]
 
     def peak_of(name):
@@ -279,7 +279,7 @@ def test_a_state_dict_of_another_family_is_refused(seed):
 
 
 def test_the_manager_gives_parameters_options_of_their_own(seed):
-    """Registered before or after, and for a module's parameter whichever it is when an optimizer looks."""
+    """Registered before or after; for a module's parameter, whichever tensor it is when an optimizer looks."""
     with pytest.raises(RuntimeError, match="get_instance"):
         optim.GlobalOptimManager()
     manager = optim.GlobalOptimManager.get_instance()

@@ -14,7 +14,7 @@ Figure = Callable[[str], None]
 
 
 def definition(x: torch.Tensor) -> np.ndarray[Any, Any]:
-    """!signbit(x), the first element in the highest bit."""
+    """!signbit(x), with the first element in the highest bit."""
     return np.packbits(~np.signbit(x.detach().numpy().reshape(-1)))
 
 

@@ -1,4 +1,4 @@
-"""bitsandbytes.functional: the maps bit for bit, and codes that are the nearest for every block size and code book."""
+"""bitsandbytes.functional: maps bit for bit, and nearest codes for every block size and code book."""
 
 import hashlib
 import importlib.util
@@ -49,7 +49,7 @@ def test_maps_of_other_widths_are_those_of_bitsandbytes(figure):
 
 
 def brute_force(values, book, blocksize):
-    """The nearest entry by definition, in double; a tie to the lower."""
+    """The nearest entry by definition, in double. Ties go to the lower entry."""
     flat = values.double().reshape(-1)
     codes = torch.empty(flat.numel(), dtype=torch.uint8)
     scales = []
@@ -65,8 +65,8 @@ def brute_force(values, book, blocksize):
 
 @pytest.mark.parametrize("positive", [False, True])
 def test_the_core_and_torch_give_the_same_codes(positive, seed, figure, monkeypatch):
-    """The dynamic maps in blocks of 256: all magnitudes, zeros, entries and midpoints of the map, short last blocks,
-    more than one piece, strides; and non-finite values, which torch encodes."""
+    """The dynamic maps in blocks of 256: all magnitudes, zeros, entries and midpoints of the map, short last blocks, several
+    pieces, strides; and non-finite values, which torch encodes."""
     monkeypatch.setattr(blockwise, "_PIECE", 1 << 14)
     book = blockwise.dynamic_map(not positive)
     points = torch.cat([book, (book[1:] + book[:-1]) * 0.5])
@@ -104,9 +104,9 @@ def test_the_core_and_torch_give_the_same_codes(positive, seed, figure, monkeypa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("blocksize", BLOCKSIZES)
 def test_codes_are_the_nearest(blocksize, dtype, seed, figure):
-    """For the dynamic maps and a random one; with zeros, a block of zeros and a short last block. Where two entries
-    are equally far by less than rounding of a midpoint, either is nearest: how often that happens is chance (of 16-bit values
-    many are halfway), so it is printed, and only the distance is judged."""
+    """For the dynamic maps and a random one, with zeros, a block of zeros and a short last block. If two entries are equally
+    far, up to rounding of a midpoint, either counts as nearest. How often that happens is chance (many 16-bit values are
+    halfway), so the count is printed, and only the distance is judged."""
     values = torch.randn(3, 4 * blocksize // 3 + 7) * torch.rand(3, 1) ** 4
     values.view(-1)[blocksize : 2 * blocksize] = 0
     values = values.to(dtype)
@@ -160,8 +160,8 @@ def test_nested_scales_and_given_tensors(seed, figure):
 
 @pytest.mark.parametrize("numel", [512, 1000, (1 << 20) + 512])
 def test_stacked_scales_are_a_row_for_each_part(numel, seed, figure):
-    """AdEMAMix's layout, also of more than one piece and where blocks end short: what each part gives alone. Where
-    256 divides the elements bitsandbytes, if it is there, has the same values."""
+    """AdEMAMix's layout, with several pieces and short last blocks, gives what each part gives alone. If 256 divides the
+    elements, bitsandbytes, if present, has the same values."""
     values = torch.randn(2, 4, numel // 4)
     parts = [functional.quantize_blockwise(part, blocksize=256) for part in values]
     codes, absmax = (torch.stack(each) for each in zip(*((c, state.absmax) for c, state in parts), strict=True))

@@ -1,4 +1,4 @@
-"""A run goes from bitsandbytes to Lowtide and back: which codes are equal, and how far the rest is apart."""
+"""A run goes from bitsandbytes to Lowtide and back: which codes are equal, and how far the rest differ."""
 
 import importlib.util
 
@@ -20,7 +20,7 @@ ULPS = 2 * STEPS
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """These tensors are small, and another thread may wait for a core for longer than they take."""
+    """These tensors are small, and another thread may wait longer for a core than they take."""
     torch.set_num_threads(1)
 
 
@@ -37,7 +37,7 @@ def gradients(count: int) -> list[list[torch.Tensor]]:
 
 
 def started(rule: str, by_table: bool = True) -> list[Twin]:
-    """bitsandbytes after some steps, on a CPU."""
+    """bitsandbytes after some steps on a CPU."""
     hyper = RULES[rule][1]
     twins = [Twin(rule, torch.randn(shape), hyper, by_table, small=shape == (9,)) for shape in SHAPES]
     for each in gradients(BEFORE):
@@ -55,7 +55,7 @@ def loaded(rule: str, twins: list[Twin], nested: bool = True):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_emulated_rule_is_that_of_bitsandbytes(rule, seed, figure):
-    """Its 8-bit CPU optimizer and bitsandbytes_rule.py, bit for bit: codes, scales, maps and parameters."""
+    """bitsandbytes' 8-bit CPU optimizer and bitsandbytes_rule.py agree bit for bit: codes, scales, maps and parameters."""
     name, hyper = RULES[rule]
     twins = [Twin(rule, torch.randn(shape), hyper, True, small=shape == (9,)) for shape in SHAPES]
     params = [torch.nn.Parameter(twin.p.clone()) for twin in twins]
@@ -81,8 +81,8 @@ def test_the_emulated_rule_is_that_of_bitsandbytes(rule, seed, figure):
 @pytest.mark.parametrize("nested", [True, False], ids=["nested", "flat"])
 @pytest.mark.parametrize("rule", RULES)
 def test_what_is_loaded_comes_back_bit_for_bit(rule, nested, seed, figure):
-    """Without a step between: all codes, scales and float32 values of rules whose maps are equal; second moments of
-    RMSprop and Adagrad come back in the finer unsigned map, at most half a step of the signed map away."""
+    """Without a step in between: all codes, scales and float32 values, for rules whose maps are equal. Second moments of
+    RMSprop and Adagrad return in the finer unsigned map, at most half a step of the signed map away."""
     twins = started(rule)
     _, opt = loaded(rule, twins, nested)
     assert opt.param_groups[0]["lr"] == RULES[rule][1]["lr"]
@@ -113,8 +113,8 @@ def absmax_of(entry):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_fifty_steps_from_a_loaded_state(rule, seed, figure):
-    """Its dict in, 50 steps here and there, and back: with exact codes there, every code is equal; with the codes of
-    its CPU library, some differ, and parameters go the same way."""
+    """Loads its dict, takes 50 steps in both, and goes back. With exact codes there, every code is equal; with codes of its CPU
+    library, some differ, and parameters follow the same path."""
     exact, table = started(rule, by_table=False), started(rule)
     params, opt = loaded(rule, exact)
     others, other = loaded(rule, table)
@@ -149,7 +149,7 @@ def test_fifty_steps_from_a_loaded_state(rule, seed, figure):
 
 
 def differing(mine, theirs) -> str:
-    """The largest shares of codes of all parameters; RMSprop and Adagrad have another map here."""
+    """The largest share of differing codes over all parameters. RMSprop and Adagrad have another map here."""
     if bits(mine["state"][0][NESTED]["qmap1"]) != bits(theirs["state"][0][NESTED]["qmap1"]):
         return "codes of another map"
     shares = {}
@@ -170,7 +170,7 @@ def ulps_apart(a: torch.Tensor, b: torch.Tensor, largest: torch.Tensor) -> int:
 @pytest.mark.parametrize("kind", ["8bit", "32bit"])
 @pytest.mark.parametrize("rule", RULES)
 def test_bitsandbytes_loads_what_comes_back(rule, kind, seed, figure):
-    """Its own optimizer loads our dict, steps, and we load its dict again."""
+    """Its own optimizer loads our dict and steps, and we load its dict again."""
     name, hyper = RULES[rule]
     if (rule, kind) == ("ademamix", "32bit"):
         kind = ""  # there AdEMAMix32bit cannot step
@@ -205,8 +205,8 @@ def test_bitsandbytes_loads_what_comes_back(rule, kind, seed, figure):
 
 
 def sign_in_doubt(ours, theirs, g: torch.Tensor, hyper) -> torch.Tensor:
-    """Where Lion's update may have either sign: its argument is nearer to 0 than what the moments there and here
-    differ by. They differ where rows end within bitsandbytes' blocks, so that values are encoded anew."""
+    """Where Lion's update may have either sign: its argument is nearer to 0 than the difference of the moments. They differ
+    where rows end within bitsandbytes' blocks, so that values are encoded again."""
     if theirs["state1"].dtype != torch.uint8:
         return torch.zeros(g.shape, dtype=torch.bool)
     book = blockwise.dynamic_map(True).double()
@@ -222,7 +222,7 @@ def sign_in_doubt(ours, theirs, g: torch.Tensor, hyper) -> torch.Tensor:
 
 
 def test_32_bit_state_stays_within_ulps(seed, figure):
-    """50 steps of float32 state here and in bitsandbytes, whose torch operations fuse multiply and add."""
+    """50 steps of float32 state in Lowtide and in bitsandbytes, whose torch operations fuse multiply and add."""
     worst = {}
     for name, hyper in RULES.values():
         theirs = real(name)

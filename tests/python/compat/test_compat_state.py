@@ -1,4 +1,4 @@
-"""`state[p]` of bitsandbytes' classes under bitsandbytes' names, read and written as code for bitsandbytes does it."""
+"""`state[p]` of bitsandbytes' classes under bitsandbytes' names, read and written like code for bitsandbytes."""
 
 import copy
 import importlib.util
@@ -44,7 +44,7 @@ def stepped(name, shape, steps=2, **options):
 
 @pytest.mark.parametrize("name", ["AdamW8bit", "AdamW", "PagedAdamW8bit", "PagedAdamW32bit", "Adam8bit", "Adam"])
 def test_the_dict_of_torchs_class_is_read(name, seed, figure):
-    """The dict is AdamW's, as weights decay in both of bitsandbytes' classes; that of torch's Adam is refused."""
+    """Reads a dict of AdamW, because weights decay in both of bitsandbytes' classes so. A dict of torch's Adam is refused."""
     p = torch.nn.Parameter(torch.randn(64, 256))
     p.grad = torch.randn_like(p)
     theirs = torch.optim.AdamW([p], lr=1e-3)
@@ -68,8 +68,8 @@ def values(state, k, dequantize=functional.dequantize_blockwise):
 
 @pytest.mark.parametrize("name", [name for name in optim.__all__ if name != "GlobalOptimManager"])
 def test_keys_shapes_and_types_are_those_of_bitsandbytes(name, seed, figure):
-    """Every tensor that the real one has after a step is there, but the norm of the update, which is not kept: asking for
-    it says so. One class fails in its first step there, on a CPU."""
+    """Every tensor of the real class after a step exists, except the norm of the update, which is not kept: reading it raises.
+    One class fails in its first step on a CPU."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     compared = 0
     for shape in SHAPES:
@@ -96,8 +96,8 @@ def test_keys_shapes_and_types_are_those_of_bitsandbytes(name, seed, figure):
 
 @pytest.mark.parametrize("name", EIGHT)
 def test_codes_scales_and_map_are_the_state(name, seed, figure):
-    """Decoded by bitsandbytes' own function, if it is there, they are the values of the state: bit for bit where blocks
-    are alike; where they are not, codes are made anew, half a gap of the map away at most."""
+    """Decoded by bitsandbytes' own function, if present, they are the values of the state: bit for bit if blocks are alike;
+    otherwise codes are made again, at most half a gap of the map away."""
     decoders = [functional.dequantize_blockwise]
     if importlib.util.find_spec("bitsandbytes") is not None:
         import bitsandbytes.functional
@@ -127,9 +127,8 @@ def test_codes_scales_and_map_are_the_state(name, seed, figure):
 
 @pytest.mark.parametrize("name", TORCH)
 def test_states_follow_torch(name, seed, figure):
-    """bitsandbytes' own way to test: 32-bit states against torch's to rtol 1e-5, atol 1e-6; in 8 bits the decoded state
-    is within a rounding, half a gap of its scale, of torch's, which is set to it after every step; saved and loaded on
-    the way."""
+    """Tests like bitsandbytes: 32-bit states against torch's, to rtol 1e-5 and atol 1e-6. The decoded 8-bit state is within a
+    rounding, half a gap of its scale, of torch's, which is set to it after every step. Saves and loads on the way."""
     options, of_torch, names = TORCH[name]
     worst = 0.0
     for width in ("32bit", "8bit"):
@@ -167,8 +166,8 @@ def test_states_follow_torch(name, seed, figure):
 
 
 def test_a_write_is_kept_or_refused(seed, figure):
-    """Views write to the state that the next step reads; of copies each way to write in place raises, and the state is
-    as it was."""
+    """Views write to the state that the next step reads. On copies, every way to write in place raises, and the state is
+    unchanged."""
     p, opt, state = stepped("AdamW8bit", (64, 256))
     state["absmax1"].mul_(0.5)
     state["state2"][0] = 7
@@ -220,7 +219,7 @@ def test_a_write_is_kept_or_refused(seed, figure):
 
 
 def test_streamed_state_is_read_as_resident_state_is(seed, tmp_path):
-    """And a copy or a pickle of an entry, and what is saved, are plain."""
+    """Copies and pickles of an entry, and saved entries, are plain."""
     torch.manual_seed(seed)
     _, resident, there = stepped("AdamW8bit", (512, 256))
     torch.manual_seed(seed)
@@ -251,7 +250,7 @@ def test_what_code_for_bitsandbytes_asks_an_optimizer(seed):
 
 
 def test_initialize_forgets_what_was_overridden(seed):
-    """As bitsandbytes' tests begin. Overrides that were made without the manager stay."""
+    """bitsandbytes' tests begin so. Overrides made without the manager stay."""
     manager = optim.GlobalOptimManager.get_instance()
     manager.initialize()
     params = [torch.nn.Parameter(torch.randn(64, 256)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""`lowtide.hf.optimizer` says what transformers' Trainer would have taken for the same name, and what is not ours."""
+"""`lowtide.hf.optimizer` chooses what transformers' Trainer would choose for the same name, and refuses other names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OUR_STORAGE = {"state", "memory", "weight_decay"}  # the Trainer's groups have i
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The Trainer finds bitsandbytes and torchao, and in them classes with nothing but a name."""
+    """The Trainer finds bitsandbytes and torchao, whose classes have nothing but a name."""
     for package, names in (("bitsandbytes", "AdamW Lion RMSprop AdEMAMix"), ("torchao", "AdamW8bit AdamW4bit")):
         optim = types.ModuleType(f"{package}.optim")
         for name in names.split():
@@ -205,7 +205,7 @@ def test_embeddings_in_fp32(wanted: bool) -> None:
 
 
 def test_schedules_of_transformers_are_followed(figure: Any) -> None:
-    """They read defaults and groups, and set a learning rate for each group: the same as for torch's optimizer."""
+    """Schedules read defaults and groups, and set the same learning rates for each group as for torch's optimizer."""
     special = {"cosine_with_min_lr": {"min_lr": 1e-5}, "warmup_stable_decay": {"num_decay_steps": 4},
                "cosine_warmup_with_min_lr": {"min_lr": 1e-5}}  # fmt: skip
     seen = []

@@ -1,4 +1,4 @@
-"""bitsandbytes' paged memory in Python: its names, arguments and values, on liblowtide_bnb; and its way to count state."""
+"""bitsandbytes' paged memory in Python: its names, arguments and values on liblowtide_bnb, and its way to count state."""
 
 import copy
 import ctypes
@@ -24,7 +24,7 @@ NAMES = ("get_paged", "prefetch_tensor", "elementwise_func", "fill", "get_ptr")
 
 @pytest.fixture(autouse=True)
 def _library() -> None:
-    """Skips where the build has none."""
+    """Skips if the build lacks the library."""
     bnb_library.library()
 
 
@@ -44,7 +44,7 @@ def test_names_and_arguments_are_those_of_bitsandbytes(figure: Figure) -> None:
 
 
 def test_bitsandbytes_own_functions_do_the_same_on_this_library(monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
-    """Its functional.py, whose library is ours, gives the tensors that our functions give."""
+    """Its functional.py, with our library, gives the same tensors as our functions."""
     bnb = pytest.importorskip("bitsandbytes")
     theirs = bnb.functional
     monkeypatch.setattr(theirs, "lib", ours.cextension.lib)
@@ -160,7 +160,7 @@ print(cextension.lib.lt_bnb_place().decode())
 
 
 def test_on_cuda_the_memory_is_managed(figure: Figure) -> None:
-    """By the emulated runtime, in a process of its own: the library opens its device once."""
+    """With the emulated runtime, in a separate process, because the library opens its device once."""
     path = emulated_cuda.plugin()
     if path is None:
         pytest.skip("no emulated CUDA: it is not built (make build; needs Boost.Context)")

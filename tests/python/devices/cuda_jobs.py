@@ -1,4 +1,4 @@
-"""The jobs that test_cuda_incidents.py runs in processes of their own: `python cuda_jobs.py JOB FOLDER`."""
+"""The jobs that test_cuda_incidents.py runs in separate processes: `python cuda_jobs.py JOB FOLDER`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trained(cuda: EmulatedCuda, memory: lowtide.Memory) -> tuple[list[torch.nn.P
 
 
 def lost(cuda: EmulatedCuda, folder: Path) -> None:
-    """The device is lost: named, by a RuntimeError, at every call; state on the host is saved all the same."""
+    """A lost device: every call raises a RuntimeError that names it. State on the host can still be saved."""
     there, first, second = trained(cuda, lowtide.Memory(device="12KiB", chunk=4096, transfer="copy"))
     cuda.call("lose_device", 0, 700)  # an illegal address
     for _ in range(2):
@@ -48,8 +48,8 @@ def lost(cuda: EmulatedCuda, folder: Path) -> None:
 
 
 def lost_beside_the_cpu(cuda: EmulatedCuda, folder: Path) -> None:
-    """The device is lost that steps a part of the parameters: the step is refused before the CPU steps the others, and all state that the
-    host has is saved."""
+    """The device that steps some of the parameters is lost: the step is refused before the CPU steps the others, and all state
+    on the host is saved."""
     monkey = pytest.MonkeyPatch()
     monkey.setattr(host_steps, "speeds_of", lambda *_: host_steps.Speeds(1e9, 4e9, 1e8))
     here = [parameter(16, 257) for _ in range(12)]
@@ -81,7 +81,7 @@ def lost_beside_the_cpu(cuda: EmulatedCuda, folder: Path) -> None:
 
 
 def leave(cuda: EmulatedCuda, folder: Path) -> None:
-    """The interpreter ends while state is in torch's memory, and something keeps the optimizer to the very end."""
+    """The interpreter ends while state is in torch's memory and something keeps the optimizer to the very end."""
     _, _, second = trained(cuda, lowtide.Memory(device="50%"))
     assert cuda.cached
     sys.keep = second, cuda  # type: ignore[attr-defined]

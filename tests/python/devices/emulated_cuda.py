@@ -1,7 +1,7 @@
-"""Torch's "cuda" devices, stood in for by the CUDA runtime that is emulated on the CPU (tests/cuda): a plug-in of its own,
-with streams that are late and device memory that the host cannot touch. torch.cuda's part, its streams and its cache of
-memory, is here; what Lowtide makes of it (devices.py) is what runs on a GPU. Torch sees tensors there as the CPU's, in memory
-that device and host share, and Lowtide is told to take them for tensors on the device.
+"""Torch's "cuda" devices, on the CUDA runtime that is emulated on the CPU (tests/cuda): a separate plug-in, with late streams
+and device memory that the host cannot touch. This file stands in for torch.cuda, its streams and its cache of memory; Lowtide's
+own part (devices.py) is the code that runs on a GPU. Torch takes tensors there for the CPU's, in memory that device and host
+share, and Lowtide is told to take them for tensors on the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lowtide.engine import mirrors
 from lowtide.optimizers import clipping
 
 _BUILT = "liblowtide_cuda_emulated.so"
-# Functions of the runtime that tests call, of C++ (cuda_runtime.h says why).
+# C++ functions of the runtime that tests call (cuda_runtime.h says why).
 _FUNCTIONS = {
     "cudaGraphDestroy": "_Z16cudaGraphDestroyP10CUgraph_st",
     "cudaGraphExecDestroy": "_Z20cudaGraphExecDestroyP14CUgraphExec_st",
@@ -39,14 +39,14 @@ _FUNCTIONS = {
 
 
 def plugin() -> Path | None:
-    """Where it is: what LOWTIDE_CUDA_EMULATED names, or that of the tests' build in the source tree."""
+    """The plug-in named by LOWTIDE_CUDA_EMULATED, or that of the tests' build in the source tree."""
     root = Path(__file__).resolve().parents[3]
     path = Path(os.environ.get("LOWTIDE_CUDA_EMULATED") or root / "build" / "dev" / _BUILT)
     return path if path.is_file() else None
 
 
 def prepare(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Makes it the plug-in of this process; returns why that cannot be, or ""."""
+    """Makes it the plug-in of this process. Returns why that is impossible, or ""."""
     if torch.cuda.is_available():  # and its backend may be loaded: there is one of a kind in a process
         return "torch has a GPU: CUDA is not emulated beside it (set CUDA_VISIBLE_DEVICES= for that)"
     path = plugin()
@@ -59,7 +59,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class Block:
-    """A tensor of torch's, as far as Lowtide uses one: it owns memory of the device."""
+    """Stands for a tensor of torch as far as Lowtide uses one: it owns device memory."""
 
     def __init__(self, cuda: EmulatedCuda, address: int, size: int) -> None:
         self._cuda, self._address, self.nbytes = cuda, address, size
@@ -143,7 +143,7 @@ class EmulatedCuda(stand_in.StandIn):
         self._ranges.clear()
 
     def _index_of(self, address: int) -> int | None:
-        """The device whose tensor that is in."""
+        """The device with the tensor at this address."""
         at = bisect.bisect_right(self._ranges, (address, sys.maxsize, 0)) - 1
         return self._ranges[at][2] if at >= 0 and address <= self._ranges[at][1] else None
 
@@ -183,7 +183,7 @@ class EmulatedCuda(stand_in.StandIn):
         self.call("cudaStreamSynchronize", None)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A function of the runtime, which must succeed."""
+        """Calls a function of the runtime, which must succeed."""
         assert not self._functions[name](*arguments), name
 
     # The part of torch.cuda that is used:

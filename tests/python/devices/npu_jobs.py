@@ -1,5 +1,5 @@
-"""Parameters on torch's device type "npu": torch_npu's own wheel, with a torch of its own, on fake_cann.cpp. No operator computes there:
-gradients are copied in. `make soak` runs this file, in a process where torch_npu is (tools/run_tests.py)."""
+"""Parameters on torch's device type "npu": torch_npu's wheel, with its own torch, on fake_cann.cpp. No operator computes there,
+so gradients are copied in. `make soak` runs this file in a process that has torch_npu (tools/run_tests.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CANN.fake_cann_copied_late.restype = ctypes.c_int64
 
 @contextlib.contextmanager
 def late_copies() -> Iterator[None]:
-    """Copies on a stream happen when that stream, or an event after them, is waited for."""
+    """Copies on a stream happen only when the stream, or an event after them, is waited for."""
     CANN.fake_cann_be_late(1)
     yield
     CANN.fake_cann_be_late(0)
@@ -42,7 +42,7 @@ def on_disk(folder: Path) -> lowtide.Memory:
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 def test_cells(late: bool, tmp_path: Path, seed: int, figure: Figure) -> None:
-    """Every dtype, format and budget, with clipping and without; the rules take turns."""
+    """Every dtype, format and budget, with and without clipping. The rules take turns."""
     rules = itertools.cycle(RULES)
     before = CANN.fake_cann_copied_late()
     cells = compared = 0
@@ -60,7 +60,7 @@ def test_cells(late: bool, tmp_path: Path, seed: int, figure: Figure) -> None:
 
 
 def test_a_dropped_wait_shows(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """The control of late copies."""
+    """Checks that late copies are noticed."""
     monkeypatch.setattr(MirrorCore, "_wait", lambda core, first=None: None)
     with late_copies(), pytest.raises(AssertionError, match="parameter 0 differs"):
         Twins(NPU, SHAPES, lr=1e-2).step()

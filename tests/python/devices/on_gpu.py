@@ -1,4 +1,4 @@
-"""For the tests that need a GPU: it, or with LOWTIDE_ON_GPU=cpu what stands for one; without either they are skipped."""
+"""For tests that need a GPU: opens it or, with LOWTIDE_ON_GPU=cpu, its stand-in. Without either, they are skipped."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
-"""Parameters on the CPU, two emulated CUDA devices (emulated_cuda.py), whose memory torch sees as CPU tensors, and torch's xpu on the
-CPU's OpenCL device (xpu_device.py)."""
+"""Parameters on the CPU, on two emulated CUDA devices (emulated_cuda.py), whose memory torch sees as CPU tensors, and on
+torch's xpu on the CPU's OpenCL device (xpu_device.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Machine:
 
 
 class Spread:
-    """The machine, for parameters that have these places one after another."""
+    """The machine, for parameters in these places, in order."""
 
     def __init__(self, machine: Machine, names: Sequence[str]) -> None:
         self.machine, self.names = machine, names
@@ -53,5 +53,5 @@ class Spread:
 
 
 def spread(machine: Machine, rule: Any = "adamw", names: Sequence[str] = NAMES, like: Sequence[Any] = SHAPES, **options: Any) -> Twins:
-    """Twins of which the second has its parameters in these places."""
+    """Twins whose second parameters are in these places."""
     return Twins(Spread(machine, names), like, rule, **{"cut": 4 if like is SHAPES else None, "dtypes": DTYPES, **options})

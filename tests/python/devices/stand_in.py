@@ -1,5 +1,5 @@
-"""Devices for parameters without a GPU: memory, queues and order come from the C interface (include/lowtide/lowtide_device.h) of
-the compiled core. xpu_device.py and emulated_cuda.py say what stands in for torch's part.
+"""Devices for parameters without a GPU. Memory, queues and order come from the compiled core's C interface
+(include/lowtide/lowtide_device.h). xpu_device.py and emulated_cuda.py stand in for torch's part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEVICE, SHARED = 0, 2  # lt_memory_kind
 
 
 def missing(backend: str) -> str:
-    """Why there is no such device here; "" if there is one."""
+    """Why there is no such device here, or ""."""
     report = lowtide.backends()[backend]
     if not report["available"]:
         return f"no {backend} backend: {report['detail']}"
@@ -27,7 +27,7 @@ def missing(backend: str) -> str:
 
 
 class StandIn:
-    """Devices with a queue each, and tensors in their memory."""
+    """Devices with one queue each, and tensors in their memory."""
 
     kind: str  # of torch's devices
     roomy: lowtide.Memory | None = None  # all state on the device
@@ -54,20 +54,20 @@ class StandIn:
         return f"{self.kind}:{index}"
 
     def close(self) -> None:
-        """Frees the memory: no tensor may be used any more."""
+        """Frees the memory. No tensor may be used afterwards."""
         sign._signer.cache_clear()  # they have the queues
         for device in self._devices:
             self._lib.lt_device_close(device)
 
     def tensor(self, like: torch.Tensor, index: int = 0) -> torch.Tensor:
-        """A copy of a tensor in memory of the device."""
+        """A copy of a tensor in the device's memory."""
         raise NotImplementedError
 
     def parameters(self, like: Sequence[torch.Tensor], index: int = 0) -> list[torch.nn.Parameter]:
         return [torch.nn.Parameter(self.tensor(param, index)) for param in like]
 
     def give_gradients(self, params: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> None:
-        """The gradients of other parameters, in memory of the device. Nothing may be under way."""
+        """Gives the gradients of other parameters, in the device's memory. Nothing may be under way."""
         for param, other in zip(params, like, strict=True):
             if other.grad is None:
                 param.grad = None
@@ -77,7 +77,7 @@ class StandIn:
                 param.grad.copy_(other.grad)
 
     def forget_tensors(self) -> None:
-        """Frees the memory of all tensors, of which none may be used any more."""
+        """Frees the memory of all tensors. None may be used afterwards."""
         self.synchronize()
 
     def synchronize(self) -> None:
@@ -94,7 +94,7 @@ class StandIn:
         self._call("lt_device_free", self._devices[index], ctypes.c_void_p(address))
 
     def limits(self, index: int = 0) -> tuple[int, int]:
-        """Bytes of the device's memory that are free, and all."""
+        """Free and total bytes of the device's memory."""
         report = (ctypes.c_int64 * 4)(32, -1, -1, -1)  # lt_device_limits_report
         self._call("lt_device_limits", self._devices[index], report)
         return report[2], report[1]

@@ -1,5 +1,5 @@
-"""Parameters on an accelerator that Lowtide has no kernels for (docs/gpu.md): torch's xpu of xpu_device.py, whose kernels Lowtide
-is not told of. It computes by torch's kernels of the CPU, so that a model's gradients there have the bits of the CPU."""
+"""Parameters on an accelerator without Lowtide kernels (docs/gpu.md): torch's xpu of xpu_device.py, whose kernels are hidden
+from Lowtide. It computes with torch's CPU kernels, so that gradients there have the bits of the CPU."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_every_rule(accelerator: Xpu, in_share: Callable[[int, int, int], bool],
 
 
 def train(device: str, steps: int, way: str, folder: Path, cut: int = -1) -> list[bytes]:
-    """Trains with clipping, a schedule and two micro-batches a step. After step `cut` all goes on with what a file, and then a dict,
-    have of the optimizer."""
+    """Trains with clipping, a schedule and two micro-batches per step. After step `cut`, continues with the optimizer from a
+    file and then from a dict."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.Tanh(), torch.nn.Linear(256, 16)).to(device)
     options: dict[str, Any] = {"max_grad_norm": 0.1} if way == "option" else {"amp_scaling": way == "scaler"}
@@ -108,7 +108,7 @@ def test_training(accelerator: Xpu, way: str, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("way", ["call", "offload"])
 def test_late_copies_are_waited_for(accelerator: Xpu, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
-    """Torch's copies between pinned memory and the device begin late; without the waits, weights differ."""
+    """Torch's copies between pinned memory and the device begin late. Without the waits, weights differ."""
     wanted = train("cpu", 3, way, tmp_path)
     accelerator.be_late()
     assert train("xpu", 3, way, tmp_path) == wanted
@@ -119,7 +119,7 @@ def test_late_copies_are_waited_for(accelerator: Xpu, way: str, tmp_path: Path, 
 
 
 def test_failures(accelerator: Xpu, seed: int, figure: Figure) -> None:
-    """Every copy of a step fails once. What is whole then goes on to the weights of a run without failures."""
+    """Every copy of a step fails once. What is whole afterwards reaches the weights of a run without failures."""
     here = [parameter(*shape, dtype=torch.bfloat16) for shape in SHAPES]
     began = [param.detach().clone() for param in here]
     opt = lowtide.AdamW(here, lr=1e-2)
@@ -162,7 +162,8 @@ def test_failures(accelerator: Xpu, seed: int, figure: Figure) -> None:
 
 
 def test_traffic(accelerator: Xpu, seed: int, figure: Figure) -> None:
-    """A step brings gradients and weights to the host, once though the norm is read before it, and weights back; state never moves."""
+    """A step brings gradients and weights to the host, only once even if the norm was read before, and weights back. State
+    never moves."""
     twins = Twins(accelerator, SHAPES, dtypes=[torch.bfloat16], lr=1e-2)
     elements = sum(param.numel() for param in twins.there)
     twins.gradients()
@@ -197,7 +198,7 @@ def test_refused(accelerator: Xpu) -> None:
 
 @pytest.mark.parametrize("master", ["auto", "residual16"])
 def test_matrices_of_muon(accelerator: Xpu, master: str, seed: int, figure: Figure) -> None:
-    """The CPU steps them, and the device makes them orthogonal."""
+    """The CPU steps matrices, and the device orthogonalizes them."""
     shapes = [(64, 96), (40, 300), (9,)]  # bits of products follow strides, which those of a tall matrix lose on the way
     twins = Twins(accelerator, shapes, lowtide.Muon, dtypes=[torch.bfloat16, torch.float32], lr=1e-2, master=master)
     twins.step()
@@ -218,7 +219,7 @@ def test_gradients_that_are_not_finite(accelerator: Xpu, nonfinite: str, seed: i
 
 
 def test_parameters_here_and_there(accelerator: Xpu, seed: int) -> None:
-    """And a frozen one. Users change weights in place, also where torch's version counters miss it."""
+    """Also a frozen parameter. Users change weights in place, even where torch's version counters miss it."""
     here = [parameter(*shape) for shape in (*SHAPES[:2], (64, 64))]
     here[2].requires_grad_(False)
     there = [copy.deepcopy(here[0]), *accelerator.parameters(here[1:])]
@@ -239,8 +240,8 @@ def test_parameters_here_and_there(accelerator: Xpu, seed: int) -> None:
 @pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 @pytest.mark.parametrize("project", sorted(movers.MOVERS.keys() - movers.BY_CUDA - {"deepspeed_adam"}))
 def test_hand_over_loops(project: str, disk: bool, accelerator: Xpu, tmp_path: Path, seed: int, figure: Figure) -> None:
-    """Other projects' loops take the state to the device, where it has no place: copies there are gone at once. (deepspeed_adam wants
-    torch's tensor of a device's host memory.)"""
+    """Other projects' loops take the state to the device, where it has no place, so copies there are dropped at once.
+    (deepspeed_adam needs torch's tensor of a device's host memory.)"""
     memory = on_disk(tmp_path) if disk else None
     figure(movers.hand_over(accelerator, movers.MOVERS[project](), memory, state=movers.state_of(project)))
 

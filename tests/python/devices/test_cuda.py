@@ -1,5 +1,5 @@
-"""Parameters on CUDA: memory from torch's cache, paths, automatic residency, work inside backward, graphs. On the
-emulated runtime (emulated_cuda.py); skipped where that is not built. What all devices share: test_device_steps.py."""
+"""Parameters on CUDA: memory from torch's cache, paths, automatic residency, work inside backward, graphs. On the emulated
+runtime (emulated_cuda.py); skipped without it. test_device_steps.py tests what all devices share."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_new_state_begins_where_there_is_room(cuda: EmulatedCuda, seed: int, fig
 
 
 def test_reports(cuda: EmulatedCuda, seed: int, figure: Figure) -> None:
-    """The device memory of report() is the memory that torch's cache gave, whatever has moved."""
+    """report() gives the device memory that torch's cache gave, whatever has moved."""
     twins, first, second = pair(cuda, STREAMING)
     seen: list[int] = []
 
@@ -222,7 +222,7 @@ def test_verdicts_come_later(cuda: EmulatedCuda, figure: Figure) -> None:
 
 
 class Graph:
-    """A captured step: what torch.cuda.graph() does, on the emulated runtime."""
+    """A captured step: does what torch.cuda.graph() does, on the emulated runtime."""
 
     def __init__(self, cuda: EmulatedCuda, step: Callable[[], object]) -> None:
         self._cuda = cuda
@@ -335,8 +335,8 @@ def test_graphs_clip(cuda: EmulatedCuda, rule: str, nonfinite: str, inside: bool
 @pytest.mark.parametrize("clip", ["no", "asked", "inside"])
 @pytest.mark.parametrize(("rule", "nonfinite"), [("AdamW", "raise"), ("LAMB", "skip"), ("AdamW", "propagate")])
 def test_graphs_scale(cuda: EmulatedCuda, rule: str, nonfinite: str, clip: str, seed: int, figure: Figure) -> None:
-    """Each replay divides by the loss scale of then, and does nothing where an infinity was found. GradScaler's part, which
-    computes on the device, is played by the test. clip: of gradients as they are, or max_grad_norm's, of divided ones."""
+    """Each replay divides by the current loss scale, and does nothing if an infinity was found. The test plays GradScaler's
+    part, which computes on the device. clip: of raw gradients, or max_grad_norm's, of divided ones."""
     twins, first, second = pair(
         cuda, ROOMY, getattr(lowtide, rule), nonfinite=nonfinite, amp_scaling=True, max_grad_norm=0.5 if clip == "inside" else None
     )

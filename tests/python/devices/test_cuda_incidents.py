@@ -1,4 +1,4 @@
-"""A CUDA device that is lost, and a process that ends with one in use: on the emulated runtime, in processes of their own."""
+"""A lost CUDA device, and a process that ends with one in use: on the emulated runtime, in separate processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emulated_cuda import EmulatedCuda
 
 @pytest.mark.parametrize("job", ["lost", "lost_beside_the_cpu", "leave"])
 def test_incidents(cuda: EmulatedCuda, job: str, tmp_path: Path, figure: Callable[[str], None]) -> None:
-    """`cuda`: skips where there is none."""
+    """`cuda` skips if there is no device."""
     script = Path(__file__).with_name("cuda_jobs.py")
     done = subprocess.run(
         [sys.executable, str(script), job, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False

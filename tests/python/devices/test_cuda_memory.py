@@ -1,5 +1,5 @@
-"""How much of torch's CUDA memory counts as free. Torch's figures, whose meaning its documentation of memory_stats() and
-memory_snapshot() gives, are made up here: no device is needed."""
+"""How much of torch's CUDA memory counts as free. Torch's figures, explained in its documentation of memory_stats() and
+memory_snapshot(), are invented here, so no device is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICE = torch.device("cuda", 0)
 
 
 class Torch:
-    """A device of 80 GiB and torch's cache, whose segments are all of one size."""
+    """A device of 80 GiB and torch's cache, with segments of one size."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.allocated = self.peak = self.split = self.waiting = 0
@@ -89,7 +89,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Torch:
 
 
 def step(cuda: Torch, cache: torch_memory.Cache, activations: int) -> int:
-    """The room that the optimizer finds behind a backward pass with so many bytes."""
+    """The room that the optimizer finds after a backward pass with this many bytes of activations."""
     cuda.use(activations)
     cuda.allocated -= activations
     return cache.room()
@@ -191,7 +191,7 @@ def test_threads_share_a_cache(cuda: Torch) -> None:
 
 @pytest.mark.parametrize("missing", ["memory_snapshot", "memory_stats_as_nested_dict"])
 def test_other_allocators_have_fewer_figures(cuda: Torch, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    """Torch raises these with backend:cudaMallocAsync, and with allocators of the user's."""
+    """Torch raises with backend:cudaMallocAsync and with users' allocators."""
     words = {"memory_snapshot": "is not meaningful", "memory_stats_as_nested_dict": "does not yet support getDeviceStats"}
 
     def refuse(*_: Any) -> Any:
@@ -226,7 +226,8 @@ def test_steps_ask_the_driver_where_something_may_have_changed(cuda: Torch, figu
 
 
 def test_blocks_are_never_filled() -> None:
-    """By a kernel on the current stream, which nobody waits for. Here on the CPU, where torch fills by the same rule."""
+    """A kernel on the current stream, which nobody waits for, would fill them. Tested on the CPU, where torch fills by the same
+    rule."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("error")
     try:

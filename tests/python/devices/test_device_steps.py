@@ -1,6 +1,6 @@
-"""Parameters on a device: the bits of CPU parameters under every budget, and the same checkpoints, both ways.
+"""Parameters on a device: the bits of CPU parameters under every budget, and the same checkpoints in both directions.
 
-The devices are stood in for (stand_in.py); skipped where there is none.
+stand_in.py provides the devices; skipped without it.
 """
 
 import copy
@@ -60,7 +60,7 @@ def test_bits_of_cpu_parameters(device: StandIn, budget: str, in_share: InShare,
 
 
 def both(device: StandIn, memory: lowtide.Memory | None = BUDGETS["streaming"], **options: Any) -> Twins:
-    """CPU parameters with an optimizer that has trained, and copies on the device with a fresh one."""
+    """CPU parameters with an optimizer that has trained, and copies on the device with a new one."""
     here, first = trained(**options)
     twins = Twins(device, here, options.get("rule", "adamw"), cut=2, memory=memory)
     twins.first = first
@@ -101,7 +101,7 @@ def test_files_move_both_ways(device: StandIn, budget: str, tmp_path: Path, seed
 
 @pytest.mark.parametrize("master", ["residual16", "residual8", "stochastic"])
 def test_masters(device: StandIn, master: str, tmp_path: Path, seed: int, figure: Figure) -> None:
-    """Weights with a residual, streaming: steps, state dicts and files of the CPU, both ways, and the same export."""
+    """Weights with a residual, streaming: steps, state dicts and files of the CPU in both directions, and the same export."""
     compared = streamed = 0
     for rule in ("adamw", "lion", "sgd", "lamb"):
         options = {"master": master, "min_quantized_numel": 0, "memory": BUDGETS["streaming"]}
@@ -194,7 +194,7 @@ def test_copies_and_pickles(device: StandIn, seed: int, figure: Figure) -> None:
 
 
 def test_groups(device: StandIn, seed: int, figure: Figure) -> None:
-    """An empty group first, one with a budget of its own, one during training."""
+    """An empty group first, a group with its own budget, and one added during training."""
     twins = Twins(device, SHAPES)
     twins.first, twins.second = lowtide.AdamW([{"params": []}]), lowtide.AdamW([{"params": []}])
     twins.first.add_param_group({"params": twins.here[:2], "memory": None})

@@ -1,4 +1,4 @@
-"""Tests that need no device: which parameters go to which backend, and the error where there is none."""
+"""Tests that need no device: which backend gets which parameters, and the error if it is missing."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def test_a_backend_that_is_missing_says_what_backends_says(elsewhere: None, figu
 
 
 def test_an_older_torch_lends_no_memory_of_an_xpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """State is the driver's memory then, and how much is free is not known."""
+    """State is then in the driver's memory, and free memory is unknown."""
     place = places.Place(torch.device("xpu", 0), "xpu:0")
     for name in ("get_stream_from_external", "mem_get_info"):
         monkeypatch.delattr(torch.xpu, name)
@@ -52,7 +52,7 @@ def test_budgets_of_cpu_parameters() -> None:
 
 
 def test_budgets_of_cuda_parameters() -> None:
-    """Residency is automatic unless something else was asked for."""
+    """Residency is automatic unless something else was requested."""
     place = places.Place(torch.device("cuda", 0), "cuda:0")
     for memory in (None, lowtide.Memory(), lowtide.Memory(device="auto"), lowtide.Memory(host="1MiB", transfer="hybrid")):
         found = budget_at(memory, place)

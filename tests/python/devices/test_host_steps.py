@@ -1,6 +1,5 @@
-"""Parameters on a device that the CPU steps, all of them or some: `Memory(step=)` and disks behind devices.
-
-They are shared memory of a stand-in for a device (stand_in.py), which torch copies as it copies the CPU's; skipped where there is none."""
+"""Parameters on a device, some or all stepped by the CPU: `Memory(step=)`, and disks behind devices. They are in shared memory
+of a stand-in for a device (stand_in.py), which torch copies like CPU memory; skipped without it."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ SHAPES = ((32, 300), (7, 100), (3, 5, 257), (9,), (), (64, 256))  # emulated ker
 
 @pytest.fixture(autouse=True)
 def speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates of a machine that steps on both sides."""
+    """Rates of a machine on which both sides step."""
     monkeypatch.setattr(host_steps, "speeds_of", lambda *of: Speeds(1e9, 4e9, 1e8) if of[-1] else Speeds(1e9, 4e9))
 
 
@@ -66,7 +65,8 @@ def test_bits_of_cpu_parameters(
 
 
 def test_random_plans(device: StandIn, tmp_path: Path, seed: int, share: float, figure: Figure) -> None:
-    """Random shapes, rules, formats and budgets: another group is added, and all of it saved and loaded into another budget."""
+    """Random shapes, rules, formats and budgets. Another group is added, and everything is saved and loaded under another
+    budget."""
     random = Random(seed)
     cases = max(round(300 * share), 10)
     compared = refused = 0
@@ -123,10 +123,10 @@ def test_gradients_are_clipped_as_on_the_cpu(device: StandIn, tmp_path: Path, se
 
 
 class LateCopies:
-    """A stream whose copies happen when somebody waits for them, or not at all."""
+    """A stream whose copies happen when somebody waits for them, or never."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, dropped: int) -> None:
-        """dropped: the wait, by number, that does not happen."""
+        """dropped: the number of the wait that does not happen."""
         self.queued: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.waits, self._dropped = 0, dropped
         self.step: list[int] = []  # the first wait of each step
@@ -153,8 +153,8 @@ class LateCopies:
 
 @pytest.mark.parametrize("ways", ["host", "auto"])
 def test_every_wait_matters(cuda: StandIn, ways: str, monkeypatch: pytest.MonkeyPatch, seed: int, figure: Figure) -> None:
-    """With copies that happen as late as they may, bits are those of the CPU, and a NaN in the second step skips it. Each wait of a step,
-    by its place in the step, is dropped in each later step, and shows in one of them at least."""
+    """With copies as late as possible, bits are those of the CPU, and a NaN in the second step skips it. Each wait of a step,
+    by its place in the step, is dropped in each later step, and is missed in at least one."""
     memory = lowtide.Memory(step="host") if ways == "host" else lowtide.Memory(device="24KiB", step="auto", chunk=4096)
     here = [parameter(*shape) for shape in SHAPES]
     first = lowtide.AdamW(here, lr=0.01, state="fp32")
@@ -205,8 +205,9 @@ def three_tiers(folder: Path) -> lowtide.Memory:
 def test_a_copy_that_fails_leaves_all_tiers_whole(
     device: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, figure: Figure
 ) -> None:
-    """State is on the device, in host memory and on the disk. Each copy of the second step fails once: nothing has changed in any tier and
-    the step can be taken again, or it is taken and the weights come back later. The end is that of a run without failures."""
+    """State is on the device, in host memory and on the disk. Each copy of the second step fails once. Either nothing has
+    changed in any tier and the step can be repeated, or it is taken and the weights come back later. The end equals a run
+    without failures."""
     here = [parameter(16, 257) for _ in range(12)]
     began = [param.detach().clone() for param in here]
     first = lowtide.AdamW(here, lr=0.01, state="fp32")
@@ -281,7 +282,7 @@ def test_a_disk_that_refuses_leaves_all_tiers_whole(device: StandIn, tmp_path: P
 def test_a_step_that_a_lost_disk_stops_has_gone_as_far_as_on_the_cpu(
     device: StandIn, tmp_path: Path, seed: int, figure: Figure
 ) -> None:
-    """The scratch files of both are emptied under them: the steps of chunks that could still be read are taken, and the device has them."""
+    """The scratch files of both are emptied: chunks that can still be read are stepped, and the device gets them."""
     twins = Twins(device, [(16, 257)] * 12)
     began = twins.weights()
     made = []
@@ -332,7 +333,7 @@ def test_budgets_that_contradict(device: StandIn, tmp_path: Path, figure: Figure
 
 
 def ends(loads: list[Load], here: set[int], device: int, host: int, speeds: Speeds) -> float:
-    """The longer of the two ends, as the page has it: written down once more, for what is chosen."""
+    """The longer of the two ends by the page's formula, written again as a reference for the choice."""
     streams = max(sum(load.state for load in loads if load.number not in here) - device, 0)
     state = sum(load.state for load in loads if load.number in here)
     weights = sum(load.weights for load in loads if load.number in here)
@@ -342,8 +343,8 @@ def ends(loads: list[Load], here: set[int], device: int, host: int, speeds: Spee
 
 
 def test_both_ends_come_at_the_same_time(figure: Figure) -> None:
-    """200 equal layers of 32-bit state and 16-bit weights: no other number of them ends before; where a link is slow enough for
-    the CPU to take part, both sides end within a layer of each other."""
+    """200 equal layers of 32-bit state and 16-bit weights. No other number of layers ends earlier; on a link so slow that the
+    CPU takes part, both sides end within a layer of each other."""
     loads = [Load(i, 8 << 20, 2 << 20) for i in range(200)]
     taken = []
     for link, step in ((1e9, 1e9), (8e9, 8e9), (25e9, 20e9), (25e9, 2e9), (50e9, 1e8)):

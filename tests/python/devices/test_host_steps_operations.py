@@ -1,5 +1,5 @@
-"""Random operations on an optimizer whose parameters are on a device and stepped by the device, the CPU or both, beside the same ones on
-the CPU: gradients that come and go, groups, freezing, files and dicts, moves of state, and what users write to weights."""
+"""Random operations on an optimizer whose device parameters are stepped by the device, the CPU or both, compared with the CPU:
+gradients that come and go, groups, freezing, files and dicts, moves of state, and users' writes to weights."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Pair(Count):
             self.second.onload()
 
     def file(self) -> None:
-        """Both go on from the device's file, which a save may have written beside a step."""
+        """Both continue from the device's file, which a save may have written beside a step."""
         path, weights = self._folder / "file", [param.detach().clone() for param in self.here]
         if self._random.random() < 0.5:
             self.second.save(path)
@@ -150,7 +150,7 @@ class Pair(Count):
             raise AssertionError((self.rule, self.state, self.done)) from error
 
     def _compare_state(self) -> None:
-        """State that was never stepped may not be there yet, where a budget holds."""
+        """Under a budget, state that was never stepped may not exist yet."""
         mine, theirs = (opt.state_dict()["state"] for opt in (self.first, self.second))
         for i in {*mine, *theirs}:
             stepped = [entry.get(i, {}).get("step", 0) for entry in (mine, theirs)]

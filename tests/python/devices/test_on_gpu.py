@@ -1,6 +1,5 @@
-"""Lowtide under torch's own CUDA: streams, graphs, hooks and checkpoints, with the bits of the same steps on the CPU.
-
-Needs a GPU (tools/gpu_check.py runs it there). LOWTIDE_ON_GPU=cpu runs it without one, as far as that means anything."""
+"""Lowtide under torch's own CUDA: streams, graphs, hooks and checkpoints, with the bits of the same steps on the CPU. Needs a
+GPU (tools/gpu_check.py runs it). LOWTIDE_ON_GPU=cpu runs it without one, as far as that means anything."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -93,7 +92,7 @@ def test_state_in_all_tiers_has_the_bits_of_the_cpu(way: str, tmp_path: Path, fi
 
 
 def test_parameters_on_several_devices_have_the_bits_of_the_cpu(tmp_path: Path, figure: Callable[[str], None]) -> None:
-    """The CPU and every GPU that there is, in one optimizer; its file goes on with the CPU alone."""
+    """The CPU and every GPU in one optimizer. Its file continues on the CPU alone."""
     places = [torch.device("cpu"), GPU.device, *(torch.device("cuda", i) for i in range(1, torch.cuda.device_count()))]
     params = [torch.nn.Parameter(p.detach().to(places[i % len(places)])) for i, p in enumerate(made("cpu"))]
     optimizer = adamw(params)

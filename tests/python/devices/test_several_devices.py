@@ -1,4 +1,4 @@
-"""Parameters on several devices in one optimizer: the bits of one optimizer on the CPU, and all of it or nothing.
+"""Parameters on several devices in one optimizer: the bits of one optimizer on the CPU, and all or nothing.
 
 several_devices_support.py says what stands in for the devices.
 """
@@ -25,12 +25,12 @@ Figure = Callable[[str], None]
 
 
 def test_bits_are_those_of_one_device(machine: Machine, seed: int, figure: Figure) -> None:
-    """With stochastic rounding as well: a parameter's random bits follow its number in the optimizer."""
+    """Also with stochastic rounding, because a parameter's random bits follow its number in the optimizer."""
     cases = compared = 0
     for i, rule in enumerate(RULES):
         formats = [*CODECS, *(() if rule in LONG_AVERAGES else FOUR_BITS)]
         for state in formats if rule == "adamw" else [formats[i % len(formats)]]:
-            # OpenCL builds the kernels of each rule and format for seconds: one case is on all devices.
+            # OpenCL takes seconds to build the kernels of each rule and format, so only one case is on all devices.
             names = NAMES if (rule, state) == ("adamw", "dynamic8") else [*map({"xpu:0": "cuda:1"}.get, NAMES, NAMES)]
             rounding = "auto" if state == "fp32" else "stochastic"
             twins = spread(machine, rule, names, state=state, rounding=rounding, master="stochastic", seed=7)
@@ -43,7 +43,7 @@ def test_bits_are_those_of_one_device(machine: Machine, seed: int, figure: Figur
 
 @pytest.mark.parametrize("kind", ["residual16", "residual8", "muon"])
 def test_residuals_and_muon(machine: Machine, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Muon's products are torch's: they are queued behind the step on a device, and wait for it here."""
+    """Muon's products are torch's. They are queued behind the step on a device, and wait for it here."""
     step = Cores.step
 
     def step_and_wait(*args: Any, **options: Any) -> int:
@@ -61,7 +61,7 @@ def test_residuals_and_muon(machine: Machine, kind: str, seed: int, monkeypatch:
 
 
 def test_files_and_dicts_are_those_of_one_device(machine: Machine, seed: int, tmp_path: Path, figure: Figure) -> None:
-    """A file has the same bytes, and goes on anywhere: on one device, or on others."""
+    """A file has the same bytes, and continues anywhere: on one device or on others."""
     twins = spread(machine)
     twins.step()
     second = twins.second
@@ -140,7 +140,8 @@ def test_a_core_that_refuses_stops_all(machine: Machine, seed: int) -> None:
 
 
 def test_an_option_that_one_core_refuses_is_told_to_none(machine: Machine, seed: int) -> None:
-    """4 bits refuse an average of 0.95: the second device has a parameter in them, the first a small one in float32."""
+    """4-bit state refuses an average of 0.95. Only the second device has a parameter in it; the first has a small one in
+    float32."""
     twins = spread(machine, "adamw", ("cpu", "cuda:0"), ((7, 100), (20, 300)), dtypes=[torch.float32], state="dynamic4")
     for refusal in (False, True, False):
         twins.gradients()
@@ -155,7 +156,7 @@ def test_an_option_that_one_core_refuses_is_told_to_none(machine: Machine, seed:
 
 
 def test_budgets_hold_for_each_device(machine: Machine, seed: int, tmp_path: Path, figure: Figure) -> None:
-    """device= is of each; groups bring their own."""
+    """device= applies to each device; groups bring their own."""
     tight = lowtide.Memory(device="20KiB", chunk=4096)  # parameters on the CPU alone refuse it
     names = ("cuda:0", "cpu", "cuda:1", "xpu:0", "cuda:0", "cpu")
     twins = spread(machine, "adamw", names, min_quantized_numel=0, memory=tight)
@@ -183,7 +184,7 @@ def test_budgets_hold_for_each_device(machine: Machine, seed: int, tmp_path: Pat
 
 
 def test_what_is_done_later(machine: Machine, seed: int, figure: Figure) -> None:
-    """A group on a device that had none, overrides, other options, offloading: all bits stay those of one device."""
+    """A group on a device that had none, overrides, other options, offloading: all bits equal those of one device."""
     twins = spread(machine)
     made = [lowtide.AdamW(of[:1], lr=0.1, memory=lowtide.Memory(device="auto", chunk=4096)) for of in (twins.here, twins.there)]
     first, second = twins.first, twins.second = made
@@ -220,7 +221,7 @@ def test_what_is_done_later(machine: Machine, seed: int, figure: Figure) -> None
 
 
 def test_a_frozen_parameter_elsewhere_joins_with_its_first_gradient(machine: Machine, seed: int) -> None:
-    """Until then the optimizer is one of one device."""
+    """Until then the optimizer uses one device."""
     options = {"lr": 0.01, "seed": 3, "rounding": "stochastic", "min_quantized_numel": 0}
     twins = spread(machine, "adamw", ("cpu", "cuda:0", "cuda:0"), ((7, 100), (20, 33), (9,)), dtypes=[torch.float32])
     for params in (twins.here, twins.there):
@@ -239,8 +240,8 @@ def test_a_frozen_parameter_elsewhere_joins_with_its_first_gradient(machine: Mac
 def test_a_model_that_moves_before_the_first_step_is_followed(
     machine: Machine, names: tuple[str, ...], seed: int, figure: Figure
 ) -> None:
-    """As torch.optim does: `module.to(device)` puts other memory below the same parameters. Later it is refused, as there.
-    A stand-in shows moves from a device alone: its memory is the CPU's to torch, and a step there takes it for that."""
+    """Like torch.optim: `module.to(device)` gives the same parameters other memory. Later it is refused. A stand-in only shows
+    moves away from a device, because torch takes its memory for the CPU's, and so does a step."""
     compared = 0
     for target in (("cpu",) * 4, ("cuda:1", "cpu", "cpu", "cuda:1")):
         options = {"lr": 0.1, "seed": 3, "rounding": "stochastic", "min_quantized_numel": 0, "dtypes": [torch.float32]}
@@ -264,7 +265,7 @@ def test_a_model_that_moves_before_the_first_step_is_followed(
 
 @pytest.mark.parametrize("kind", ["dict", "file", "torch"])
 def test_a_checkpoint_is_read_after_a_model_has_moved(machine: Machine, kind: str, seed: int, tmp_path: Path) -> None:
-    """The order of trainers: the optimizer is made, the model goes to its device, the checkpoint is read, and steps follow."""
+    """In the order of trainers: make the optimizer, move the model to its device, read the checkpoint, step."""
     twins = spread(machine, "adamw", ("cuda:0", "cuda:1"), ((32, 300), (7, 100)), dtypes=[torch.float32])
     random_gradients(twins.here)
     twins.first.step()
@@ -284,7 +285,7 @@ def test_a_checkpoint_is_read_after_a_model_has_moved(machine: Machine, kind: st
 
 
 def test_copies_and_pickles(machine: Machine, seed: int) -> None:
-    """They come out on the CPU, where torch puts copies of what it sees."""
+    """They end up on the CPU, where torch puts copies of what it sees."""
     twins = spread(machine)
     first, second = twins.first, twins.second
     twins.step()
@@ -310,7 +311,7 @@ def test_what_is_of_one_device_is_refused(machine: Machine, seed: int) -> None:
 
 
 def test_a_transformer_placed_by_its_layers_trains(machine: Machine, seed: int, figure: Figure) -> None:
-    """As device_map places one: embeddings and head on the CPU, a layer on each GPU. Losses are those of the CPU."""
+    """Like device_map: embeddings and head on the CPU, a layer on each GPU. Losses are those of the CPU."""
     transformers = pytest.importorskip("transformers")
     torch.set_num_threads(1)
     config = transformers.LlamaConfig(

@@ -1,4 +1,4 @@
-"""Parameters on several devices: work inside backward, each device by itself, and budgets, whose `host` is one amount for all."""
+"""Parameters on several devices: work inside backward on each device separately, and budgets, whose `host` all share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANDOM: dict[str, Any] = {"seed": 5, "rounding": "stochastic"}
 
 
 def give_zeros(machine: Machine, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-    """Autograd adds to what is there, which is where a device can read it."""
+    """Autograd adds to existing gradients, which are where a device can read them."""
     for param, name in zip(params, names, strict=True):
         param.grad = machine.tensor(torch.zeros_like(param), name)
 
@@ -35,7 +35,7 @@ def loss_of(params: Sequence[torch.Tensor], weight: float) -> torch.Tensor:
 
 
 def backward_on_threads(params: Sequence[torch.Tensor], names: Sequence[str], weight: float) -> None:
-    """The gradients of each device's parameters, on a thread that has its name. Raises what one of them raises."""
+    """Gives the gradients of each device's parameters on a thread named after it. Raises what a thread raises."""
     errors: list[BaseException] = []
     begin = threading.Barrier(len(set(names)))
 
@@ -62,7 +62,7 @@ def backward_on_threads(params: Sequence[torch.Tensor], names: Sequence[str], we
 def test_steps_on_each_devices_thread(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, memory: lowtide.Memory | None, bucket: Any, seed: int, figure: Figure
 ) -> None:
-    """A thread uses the queue of its own device alone; with the larger bucket all is stepped when backward ends."""
+    """A thread only uses its own device's queue. With the larger bucket, everything is stepped when backward ends."""
     torch.set_num_threads(1)
     asked: set[tuple[str, str]] = set()
     current = machine.cuda.current_stream
@@ -115,7 +115,7 @@ def test_a_bad_gradient_leaves_out_its_bucket(machine: Machine, seed: int, figur
 def test_state_is_read_ahead_on_each_device(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, seed: int, figure: Figure
 ) -> None:
-    """Each device by its own parameters' gradients; on `xpu`, the number of bytes says how much."""
+    """Each device according to the gradients of its parameters. On `xpu`, the number of bytes says how much."""
     monkeypatch.setattr(backward, "_ASK_AFTER", 0)
     torch.set_num_threads(1)
     names = ("cuda:0", "cuda:0", "cuda:1", "cuda:0", "cuda:0", "cuda:1")
@@ -141,7 +141,7 @@ def test_state_is_read_ahead_on_each_device(
     figure(f"{STEPS} steps, {twins.compared} bytes alike; read ahead on two devices: {ahead} bytes at most")
 
 
-# Twice on one device, and between the devices the CPU.
+# Twice on each device, with the CPU in between.
 SEVERAL = ("cuda:0", "cpu", "cuda:1", "cuda:1", "cuda:0", "cpu")
 DEVICE = 20 << 10  # bytes: less than the state of each
 
@@ -156,8 +156,8 @@ def host_bytes(opt: lowtide.AdamW) -> dict[str, int]:
 
 @pytest.mark.parametrize("where", ["optimizer", "group"])
 def test_shares_add_up_to_host_at_most(machine: Machine, where: str, seed: int, figure: Figure) -> None:
-    """From nothing to plenty: either all state has its place, or the first step refuses and changes nothing. It refuses
-    only where less is given than what goes beyond `device`, and streaming buffers there take."""
+    """From nothing to plenty: either all state has a place, or the first step refuses and changes nothing. It refuses only if
+    less is given than what exceeds `device` and streaming buffers take."""
     beyond = fits = 0
     lone = torch.nn.Parameter(torch.zeros(SHAPES[5]))
     lone.grad = torch.zeros_like(lone)
@@ -217,7 +217,7 @@ def test_managed_and_transfer_are_for_devices(machine: Machine, seed: int) -> No
 
 
 def test_groups_on_other_devices_divide_it_anew(machine: Machine, seed: int, figure: Figure) -> None:
-    """State goes along; a group beside which there is no room for the state that is there is refused."""
+    """State moves along. A group is refused if it leaves no room for existing state."""
     twins = spread(machine, "adamw", SEVERAL)
     host = 400 << 10
     memory = lowtide.Memory(device=DEVICE, host=host, chunk=4096)

@@ -1,5 +1,5 @@
-"""State gives way or is read ahead, as the device's memory is short or to spare: on CPU parameters that count as on a
-device, whose free memory the test decides."""
+"""State gives way or is read ahead as the device's memory is short or plentiful. On CPU parameters that count as on a device,
+whose free memory the test sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEMORY = 1 << 30
 
 
 class Elsewhere:
-    """A device that computes as the CPU does."""
+    """A device that computes like the CPU."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = MEMORY
@@ -50,7 +50,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
 
 
 def watched(opt: lowtide.Optimizer, monkeypatch: pytest.MonkeyPatch, name: str, give: int) -> list[Any]:
-    """The first arguments that the method of opt's engine gets from now on: sizes; it returns `give`."""
+    """Records the first arguments, sizes, of later calls of the engine's method, which returns `give`."""
     asked: list[Any] = []
 
     def method(*args: Any) -> int:
@@ -128,13 +128,13 @@ def test_reading_ahead_takes_no_unknown_memory(elsewhere: Elsewhere, monkeypatch
 
 
 class Short:
-    """A micro-batch that runs out of memory as often as told, before, within or after its backward."""
+    """A micro-batch that runs out of memory as often as told: before, within or after its backward."""
 
     def __init__(self, params: list[torch.nn.Parameter], times: int, when: str) -> None:
         self.params, self.times, self.when, self.calls = params, times, when, 0
 
     def __call__(self, weight: float = 1.0) -> float:
-        """The micro-batch."""
+        """Runs the micro-batch."""
         self.calls += 1
         short, self.times = self.times > 0, self.times - 1
         if short and self.when == "before":

@@ -1,5 +1,5 @@
-"""Torch's xpu (xpu_device.py) around Lowtide's steps there: its counters of memory, its engine and scaler, FSDP2 and DDP over a mesh
-of it, checkpoints that go to the CPU. The bits are those of the same run on the CPU."""
+"""Torch's xpu (xpu_device.py) around Lowtide's steps: its memory counters, its engine and scaler, FSDP2 and DDP over a mesh of
+it, and checkpoints that go to the CPU. Bits equal those of the same run on the CPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 
 def test_state_is_torchs_memory(xpu: Xpu, figure: Figure) -> None:
-    """torch.xpu counts it, its cache gives it, and what is left is the room of automatic residency."""
+    """torch.xpu counts it, its cache gives it, and the rest is the room for automatic residency."""
     (param,) = xpu.parameters([torch.zeros(MIB)])
     param.grad = torch.ones_like(param)
     place = places.place_of(param, "")
@@ -74,7 +74,7 @@ def test_automatic_residency_keeps_to_the_room(xpu: Xpu, figure: Figure) -> None
 
 
 def test_a_step_in_a_recording_is_refused(xpu: Xpu) -> None:
-    """The SYCL backend records none: the step would be taken at once, and no replay would take it."""
+    """The SYCL backend records nothing: the step would be taken at once, and no replay would take it."""
     (param,) = xpu.parameters([torch.ones(5)])
     param.grad = torch.ones_like(param)
     opt = lowtide.AdamW([param])
@@ -122,7 +122,7 @@ def test_training_is_that_of_the_cpu(xpu: Xpu, way: str) -> None:
 
 
 def in_shards(kind: str, path: str) -> dict[str, bytes]:
-    """FSDP2 on a mesh of two, clipped; saved after two of three steps. Weights and state at the end, whole."""
+    """FSDP2 on a mesh of two, clipped, saved after two of three steps. Returns whole weights and state at the end."""
     with pytest.MonkeyPatch.context() as patches, closing(Xpu(patches)) if kind == "xpu" else nullcontext():
         mesh = init_device_mesh(kind, (2,))
         model = net(kind)

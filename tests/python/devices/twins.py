@@ -1,4 +1,4 @@
-"""Two optimizers of the same parameters, one on the CPU and one on devices (stand_in.py), of which nothing may differ."""
+"""Two optimizers of the same parameters, one on the CPU and one on devices (stand_in.py). Nothing may differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dict_bits(opt: lowtide.Optimizer) -> dict[int, dict[str, bytes]]:
 
 
 class Count:
-    """Bytes of two optimizers and of their parameters that were compared. A piece that differs is a failure."""
+    """Counts compared bytes of two optimizers and their parameters. A piece that differs is a failure."""
 
     compared = 0
 
@@ -41,8 +41,8 @@ class Count:
 
 
 class Twins(Count):
-    """Parameters here, on the CPU, and copies there, with an optimizer each. `like`: shapes, whose dtypes take turns, or the
-    parameters here. cut: where a second group begins, of another rate. The second optimizer alone has `memory`."""
+    """Parameters on the CPU and copies on the device, with an optimizer each. like: shapes, whose dtypes take turns, or the CPU
+    parameters. cut: where a second group with another rate begins. Only the second optimizer has `memory`."""
 
     def __init__(
         self, device: Any, like: Sequence[Any], rule: str | type[lowtide.Optimizer] = "adamw", *, cut: int | None = None,
@@ -67,7 +67,7 @@ class Twins(Count):
         self.give()
 
     def give(self) -> None:
-        """The gradients that are here go there."""
+        """Copies the CPU parameters' gradients to the device."""
         self.device.give_gradients(self.there, self.here)
 
     def step(self, steps: int = 3) -> None:
@@ -76,12 +76,12 @@ class Twins(Count):
             self.take()
 
     def take(self) -> None:
-        """A step of both by the gradients that they have."""
+        """Steps both with the gradients that they have."""
         self.each(lambda opt: opt.step())
         self.compare_weights()
 
     def clip(self, limit: float, kind: float | str = 2.0) -> float:
-        """A step by new gradients that are clipped; returns the norm."""
+        """Steps both with new gradients, which are clipped. Returns the norm."""
         self.gradients()
         norms = self.each(lambda opt: opt.clip_grad_norm_(limit, kind))
         self.take()
@@ -96,6 +96,6 @@ class Twins(Count):
         self.compare_states(self.first, self.second)
 
     def weights(self) -> list[bytes]:
-        """On the device, when it is done."""
+        """The device's weights, once it is done."""
         self.device.synchronize()
         return [bits(param) for param in self.there]

@@ -1,5 +1,5 @@
-"""Torch's device type "xpu" on devices that are SYCL's CPU device (xpu_device.cpp): real tensors, operators, streams, pinned memory
-and counters of torch, whose wheel has no XPU. As long as it is open, torch.xpu is available in this process."""
+"""Torch's device type "xpu" on SYCL's CPU device (xpu_device.cpp): real tensors, operators, streams, pinned memory and counters
+of a torch whose wheel has no XPU. While it is open, torch.xpu is available in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CALLS = ("alloc", "free", "copy", "synchronize")  # of lowtide_device.h
 
 
 def missing() -> str:
-    """Why there is no such device here; "" if there is one."""
+    """Why there is no such device here, or ""."""
     if torch.accelerator.is_available():
         return f"torch has {torch.accelerator.current_accelerator()}: xpu is not stood in for beside it"
     return missing_backend("sycl")
@@ -36,7 +36,7 @@ def missing() -> str:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Compiled for this torch once, into build/."""
+    """Compiled into build/ once for this torch."""
     text = SOURCE.read_bytes() + torch.__version__.encode()
     built = ROOT / "build" / f"xpu_device-{hashlib.sha256(text).hexdigest()[:16]}.so"
     built.parent.mkdir(exist_ok=True)
@@ -133,7 +133,7 @@ class Xpu(StandIn):
 
     @staticmethod
     def _statistics(index: int) -> dict[str, Any]:
-        """Those that torch.xpu has (its documentation of memory_stats)."""
+        """The statistics of torch.xpu (as its memory_stats documents them)."""
         every = torch._C._accelerator_getDeviceStats(index)
         return {f"{kind}_bytes": every[f"{kind}_bytes"] for kind in ("allocated", "reserved", "active", "requested")}
 
@@ -141,17 +141,17 @@ class Xpu(StandIn):
         return like.detach().to(torch.device("xpu", index), copy=True)
 
     def copied(self) -> tuple[int, int]:
-        """Bytes that torch has copied to the host so far, and to devices."""
+        """Bytes that torch has copied so far to the host, and to devices."""
         return self._library.xpu_bytes_to_host(), self._library.xpu_bytes_to_device()
 
     def fail_after(self, copies: int) -> None:
-        """Torch's copies between host and device fail after so many; -1: never."""
+        """Makes torch's copies between host and device fail after this many; -1: never."""
         self._library.xpu_fail_after(ctypes.c_int64(copies))
 
     def be_late(self) -> None:
-        """Copies that torch queues from now on are done milliseconds later."""
+        """Makes copies that torch queues from now on milliseconds late."""
         self._library.xpu_be_late()
 
     def allow(self, size: int) -> None:
-        """The bytes that torch's allocator has of each device."""
+        """Sets the bytes of each device that torch's allocator may use."""
         self._library.xpu_limit(ctypes.c_int64(size))

@@ -1,5 +1,5 @@
-"""The ranks' jobs in the tests of distributed training: parameters of awkward shapes on a mesh, gradients that every
-mesh computes alike, checkpoints on the way."""
+"""Jobs of the ranks in tests of distributed training: parameters of awkward shapes on a mesh, gradients that are equal on every
+mesh, and checkpoints on the way."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-# name -> shape, dtype. Rows that no number of ranks divides, fewer rows than ranks, rows of one element, whole
-# parameters above the threshold whose shards are below it, one row, bfloat16, parameters without gradient.
+# name -> shape, dtype. Rows that no number of ranks divides, fewer rows than ranks, rows of one element, whole parameters above
+# the threshold with shards below it, one row, bfloat16, and parameters without gradients.
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "uneven": ((37, 300), torch.float32),
     "few": ((2, 3000), torch.float32),
@@ -33,8 +33,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
 
 
 class Layout(NamedTuple):
-    """Where parameters go. kind: "plain", "rows" (Shard(0)), "columns" (Shard(1)) or "replicas"; with a mesh of two
-    dimensions the first one replicates ("rows") or cuts rows ("columns")."""
+    """Where parameters go. kind: "plain", "rows" (Shard(0)), "columns" (Shard(1)) or "replicas". On a mesh of two dimensions,
+    the first replicates ("rows") or cuts rows ("columns")."""
 
     kind: str
     mesh: tuple[int, ...] = (1,)
@@ -58,7 +58,7 @@ class Net(torch.nn.Module):
             self.register_parameter(name, torch.nn.Parameter(value, requires_grad=name != "frozen"))
 
     def set_gradients(self, step: int) -> None:
-        """The same whole gradients on every mesh."""
+        """Sets the same whole gradients on every mesh."""
         for name, param in self.named_parameters():
             if name in ("frozen", "idle"):
                 continue
@@ -85,12 +85,12 @@ def placements(layout: Layout, shape: tuple[int, ...]) -> list[Any]:
 
 
 def on_disk(folder: str | None) -> lowtide.Memory | None:
-    """A budget that state does not fit into, with a directory of this rank's own in the folder; None without one."""
+    """A budget too small for the state, with this rank's own directory in the folder; None without a folder."""
     if folder is None:
         return None
     own = Path(folder) / f"rank{dist.get_rank()}"
     own.mkdir(exist_ok=True)
-    # A rank of many has little state; the smallest ring of chunks takes the rest of the budget.
+    # With many ranks, each has little state. The smallest ring of chunks takes the rest of the budget.
     return lowtide.Memory(host="24KiB", disk=own, chunk="4KiB")
 
 
@@ -111,7 +111,7 @@ def train(net: Net, opt: torch.optim.Optimizer, steps: range) -> None:
 
 
 def switch(opt: lowtide.Optimizer, mode: str) -> None:
-    """"eval" or "train", of rules that evaluate other weights than they train."""
+    """Switches to "eval" or "train" if the rule evaluates other weights than it trains."""
     if isinstance(opt, lowtide.AdamWScheduleFree):
         getattr(opt, mode)()
 
@@ -146,7 +146,7 @@ def load(net: torch.nn.Module, opt: Any, path: str) -> None:
 def uninterrupted(
     layout: Layout, rule: str, state: str, path: str | None = None, disk: str | None = None
 ) -> dict[str, bytes]:
-    """Six steps; with a path, a checkpoint after three. Both are of weights to evaluate where the rule has such."""
+    """Takes six steps. With a path, saves a checkpoint after three. Both are of weights to evaluate if the rule has them."""
     net, opt = build(layout, rule, state, disk)
     train(net, opt, range(3))
     switch(opt, "eval")
@@ -161,7 +161,7 @@ def uninterrupted(
 def resumed(
     layout: Layout, rule: str, state: str, path: str, disk: str | None = None
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The last three of the six steps, from the checkpoint, with other weights and options before."""
+    """Takes the last three of the six steps from the checkpoint, starting with other weights and options."""
     net, opt = build(layout, rule, state, disk)
     opt.param_groups[0]["lr"] = 0.5
     with torch.no_grad():

@@ -1,5 +1,5 @@
-"""Real models under fully_shard, DistributedDataParallel and tensor parallelism, trained by several ranks; and what
-goes wrong on one rank alone."""
+"""Real models under fully_shard, DistributedDataParallel and tensor parallelism, trained by several ranks, and failures on only
+one rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Tied(torch.nn.Module):
-    """A language model's head and tail share one matrix; widths that no number of ranks divides."""
+    """A language model whose head and tail share one matrix, with widths that no number of ranks divides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Tied(torch.nn.Module):
 
 
 def sharded(kind: str) -> torch.nn.Module:
-    """`kind`: how fully_shard is asked for, or "ddp", or "tensor": rows over one dimension, tensors over the other."""
+    """kind: how to use fully_shard, or "ddp", or "tensor": rows over one dimension, tensors over the other."""
     net = Tied()
     world = dist.get_world_size()
     if kind == "ddp":
@@ -62,7 +62,7 @@ def sharded(kind: str) -> torch.nn.Module:
 
 def train(net: torch.nn.Module, opt: torch.optim.Optimizer, steps: range, clips: bool = True) -> None:
     for step in steps:
-        # Every rank has data of its own, but those that share the work of one.
+        # Every rank has its own data, except ranks that share the work of one.
         meshes = [p.device_mesh for p in net.parameters() if isinstance(p, DTensor)]
         shared = any("tensor" in (mesh.mesh_dim_names or ()) for mesh in meshes)
         generator = torch.Generator().manual_seed(1000 * step + dist.get_rank() // (2 if shared else 1))

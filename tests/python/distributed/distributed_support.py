@@ -1,4 +1,4 @@
-"""Processes that run jobs together over gloo. They are started once: importing torch takes longer than the jobs."""
+"""Processes that run jobs together over gloo. They start once, because importing torch takes longer than the jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 MOST = 4
-# torch imports the last one when the first optimizer is made.
+# torch imports the last one when it makes the first optimizer.
 PRELOADED = [
     "lowtide.distributed", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch._dynamo",
 ]  # fmt: skip
@@ -49,8 +49,8 @@ def _leave() -> None:
 
 
 def _loops() -> int:
-    """Threads that gloo's process groups have left. Torch and frameworks keep some groups for good, and the thread of one
-    whose other ranks are gone keeps a core busy."""
+    """Threads left by gloo's process groups. Torch and frameworks keep some groups for good, and the thread of a group whose
+    other ranks are gone keeps a core busy."""
 
     def name(task: Path) -> str:
         try:
@@ -69,7 +69,7 @@ def _answer(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[bo
 
 
 def _serve(rank: int, pipe: Connection) -> None:
-    """Calls what comes by the pipe and sends back whether it returned, and what; a job ends with its process group."""
+    """Runs calls from the pipe, and sends back whether each returned, and what. A job ends with its process group."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # jobs are about the CPU: frameworks would take GPUs, and may find fewer than ranks
     torch.set_num_threads(1)
@@ -86,7 +86,7 @@ def _serve(rank: int, pipe: Connection) -> None:
 
 
 class Ranks:
-    """`count` processes; a job runs on the first `world` of them, in a process group of its own."""
+    """`count` processes. A job runs on the first `world` of them, in its own process group."""
 
     def __init__(self, count: int = MOST) -> None:
         self._count = count
@@ -107,7 +107,7 @@ class Ranks:
             self._processes.append(process)
 
     def run(self, world: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Runs `function` of an importable module; returns results by rank, or raises with the ranks' tracebacks."""
+        """Runs `function` of an importable module. Returns results by rank, or raises with the ranks' tracebacks."""
         if not self._pipes:
             self._start()
         for _ in range(MOST_TRIES):
@@ -125,7 +125,7 @@ class Ranks:
         return answers
 
     def _call(self, calls: list[Call]) -> tuple[list[Any], list[str]]:
-        """Returns what each rank's call does, and the tracebacks of those that raise."""
+        """Returns each rank's result, and the tracebacks of ranks that raise."""
         for pipe, call in zip(self._pipes, calls):
             pipe.send(call)
         answers, failures = [], []
@@ -153,15 +153,15 @@ class Ranks:
 
 @functools.cache
 def shared_ranks() -> Ranks:
-    """Those of this test run, started with the first call."""
+    """The ranks of this test run, started with the first call."""
     ranks = Ranks()
     atexit.register(ranks.close)
     return ranks
 
 
 def on_ranks(count: int | None = None) -> Callable[[Callable[..., str | None]], Callable[..., None]]:
-    """The test is called on each of `count` ranks, else of as many as its argument `world` says, or `layout`, with what pytest
-    gives it. Rank 0 returns the figure, if there is one."""
+    """Calls the test on each of `count` ranks, or of as many as its argument `world` or `layout` says, with pytest's arguments.
+    Rank 0 returns the figure, if any."""
 
     def made(job: Callable[..., str | None]) -> Callable[..., None]:
         def test(figure: Callable[[str], None], **given: Any) -> None:
@@ -185,14 +185,14 @@ def _call_job(module: str, name: str, given: dict[str, Any]) -> str | None:
 
 
 def of_all(value: T) -> list[T]:
-    """Gathers what each rank gives, on all ranks."""
+    """Gathers each rank's value on all ranks."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, value)
     return every
 
 
 def alike(value: T) -> T:
-    """The value, which all ranks have."""
+    """Returns the value, which all ranks must share."""
     every = of_all(value)
     assert all(one == value for one in every), f"ranks differ: {every!r:.2000}"
     return value
@@ -204,7 +204,7 @@ def differing(a: dict[str, bytes], b: dict[str, bytes]) -> list[str]:
 
 
 def same(one: dict[str, bytes], other: dict[str, bytes], what: object = "") -> int:
-    """How many bytes were compared, of which none may differ."""
+    """Compares bytes, none of which may differ, and returns their number."""
     assert differing(one, other) == [], what
     return size(one)
 

@@ -1,5 +1,5 @@
-"""The ranks' jobs in the tests of FSDP1 (FullyShardedDataParallel): a model whose parameters are cut anywhere, and one
-that is cut at blocks only; state that is gathered, cut and handed out by FSDP1's own functions."""
+"""Jobs of the ranks in tests of FSDP1 (FullyShardedDataParallel): a model whose parameters are cut anywhere, and one that is
+only cut at blocks. FSDP1's own functions gather, cut and hand out the state."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def build(case: Case, kind: str = "ours", sharded: bool = True) -> tuple[torch.n
 
 
 def train(case: Case, net: torch.nn.Module, opt: torch.optim.Optimizer, steps: range) -> None:
-    """The same data on every rank, so that the mean of the gradients is each of them."""
+    """Trains on the same data on every rank, so that the mean of the gradients equals each of them."""
     wide = 256 if case.aligned else 90
     for step in steps:
         generator = torch.Generator().manual_seed(step)
@@ -87,7 +87,7 @@ def whole_weights(net: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def as_kind(net: torch.nn.Module, kind: str) -> Any:
-    """kind: "full", "rank 0" (full, there alone), "offloaded" (full) or "sharded"."""
+    """kind: "full", "rank 0" (full, only there), "offloaded" (full) or "sharded"."""
     if kind == "sharded":
         configs: Any = ShardedStateDictConfig(), ShardedOptimStateDictConfig(offload_to_cpu=False)
         return FSDP.state_dict_type(net, StateDictType.SHARDED_STATE_DICT, *configs)
@@ -97,8 +97,8 @@ def as_kind(net: torch.nn.Module, kind: str) -> Any:
 
 
 def round_trip(case: Case, kind: str) -> tuple[int, int]:
-    """Six steps in one go; and with state that FSDP1 has gathered after three, taken by another optimizer: bytes compared on
-    this rank, and the parameters that it has nothing of."""
+    """Takes six steps in one go, and again with another optimizer that takes the state FSDP1 gathered after three. Returns the
+    bytes compared on this rank, and the number of parameters without a part here."""
     net, opt = build(case)
     train(case, net, opt, range(3))
     with as_kind(net, kind):
@@ -123,7 +123,7 @@ def round_trip(case: Case, kind: str) -> tuple[int, int]:
 
 
 def saved(case: Case, path: str) -> dict[str, torch.Tensor]:
-    """Three steps, saved by torch.distributed.checkpoint; the whole state and weights."""
+    """Takes three steps and saves with torch.distributed.checkpoint. Returns the whole state and weights."""
     net, opt = build(case)
     train(case, net, opt, range(3))
     save(net, opt, path)

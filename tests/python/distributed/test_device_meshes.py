@@ -1,5 +1,5 @@
-"""DTensors whose local part is on a device: the steps of CPU meshes, checkpoints from and to them, saves under way. The
-devices are stood in for: torch takes their memory for the CPU's, so how torch moves DTensors of a device is not seen."""
+"""DTensors whose local part is on a device: the steps of CPU meshes, checkpoints from and to them, saves under way. Torch takes
+the stand-ins' memory for the CPU's, so these tests do not see how torch moves DTensors of a device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BUDGETS: dict[str, lowtide.Memory | None] = {
 
 @contextmanager
 def opened(kind: str) -> Iterator[stand_in.StandIn | None]:
-    """A device in this process; None for "cpu". "cuda+cpu": for half of the parameters."""
+    """A device in this process; None for "cpu". "cuda+cpu": only for half of the parameters."""
     if kind == "cpu":
         yield None
         return
@@ -49,7 +49,7 @@ def opened(kind: str) -> Iterator[stand_in.StandIn | None]:
 
 
 def there(value: DTensor, device: stand_in.StandIn) -> DTensor:
-    """A copy of a DTensor, its local part in memory of the device."""
+    """A copy of a DTensor with its local part in the device's memory."""
     return DTensor(device.tensor(value.to_local()), value._spec, requires_grad=False)
 
 
@@ -104,7 +104,7 @@ def uninterrupted(
     path: str | None = None,
     master: str | None = None,
 ) -> tuple[dict[str, bytes], int]:
-    """Six steps; with a path, a checkpoint after three. And the bytes of state on the device."""
+    """Takes six steps. With a path, saves a checkpoint after three. Also returns the bytes of state on the device."""
     with opened(kind) as device:
         net, opt = build(layout, rule, state, device, budget, master=master)
         jobs.train(net, opt, range(3))
@@ -119,7 +119,7 @@ def uninterrupted(
 def resumed(
     kind: str, layout: Layout, rule: str, state: str, path: str, budget: str = "auto", master: str | None = None
 ) -> dict[str, bytes]:
-    """The last three of the six steps, from the checkpoint, with other weights before."""
+    """Takes the last three of the six steps from the checkpoint, starting with other weights."""
     with opened(kind) as device:
         net, opt = build(layout, rule, state, device, budget, master=master)
         with torch.no_grad():
@@ -141,9 +141,9 @@ def save(net: DeviceNet, opt: lowtide.Optimizer, path: str) -> None:
 def saved_while_stepping(
     kind: str, layout: Layout, state: str, path: str, blocking: bool, budget: str = "auto"
 ) -> dict[str, bytes]:
-    """Three steps, `async_save`, and three more steps at once, while it writes. blocking: torch's older stager. All that
-    there was at the call. The thread that writes and the steps each need a process group: gloo's calls keep their order
-    within one."""
+    """Takes three steps, calls `async_save`, and takes three more steps at once, while it writes what existed at the call.
+    blocking: torch's older stager. The writing thread and the steps each need a process group, because gloo's calls keep their
+    order within one."""
     own = dist.new_group()
     with opened(kind) as device:
         net, opt = build(layout, "adamw", state, device, budget, master="residual16")
@@ -162,7 +162,7 @@ def saved_while_stepping(
 
 
 def read_back(layout: Layout, state: str, path: str) -> dict[str, bytes]:
-    """A checkpoint in a new optimizer on the CPU."""
+    """Reads a checkpoint into a new optimizer on the CPU."""
     net, opt = build(layout, "adamw", state, None, master="residual16")
     jobs.load(net, opt, path)
     return snapshot(net, opt)
@@ -194,7 +194,7 @@ def _there(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, figu
 def test_steps_are_those_of_a_mesh_of_the_cpu(
     kind: str, rule: str, state: str, master: str | None, budget: str, layout: Layout, figure
 ) -> None:
-    """Under FSDP2's cut, by rows, and tensor parallelism's other one."""
+    """Under FSDP2's cut by rows, and the other cut by tensor parallelism."""
     compared = on_device = 0
     wanted, _ = shared_ranks().run(2, uninterrupted, "cpu", layout, rule, state, master=master)[0]
     for found, there in shared_ranks().run(2, uninterrupted, kind, layout, rule, state, budget, master=master):

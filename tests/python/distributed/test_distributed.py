@@ -1,5 +1,5 @@
-"""Meshes change nothing: weights, state, checkpoints and resumed training are those of one process; fully_shard,
-DistributedDataParallel and tensor parallelism among them."""
+"""Meshes change nothing: weights, state, checkpoints and resumed training equal those of one process, also under fully_shard,
+DistributedDataParallel and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REPLICAS = [Layout("plain"), Layout("replicas", (2,))]
 
 @on_ranks(2)
 def test_the_log_says_what_each_rank_has() -> str:
-    """Rows 0 to 2 of 5, and 3 to 4: 8 bytes of state an element."""
+    """Rows 0 to 2 of 5 on one rank, 3 to 4 on the other; 8 bytes of state per element."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -86,7 +86,7 @@ def test_any_mesh_gives_the_same_bits(rule: str, state: str, figure) -> None:
 
 @pytest.mark.parametrize("rule", ["adamw", "schedulefree"])
 def test_a_mesh_gives_the_bits_of_no_mesh(rule: str, figure) -> None:
-    """All but what a mesh stores in another format, as docs/distributed.md says: the long row."""
+    """Except what a mesh stores in another format, as docs/distributed.md says: the long row."""
     plain = Layout("plain")
     alone = shared_ranks().run(1, jobs.uninterrupted, plain, rule, "dynamic8")[0]
     for layout in (Layout("rows", (3,)), Layout("rows", (2, 2))):
@@ -148,7 +148,7 @@ def equal(some: Any, others: Any) -> bool:
 @pytest.mark.share
 @on_ranks()
 def test_models_resume(kind: str, rule: str, world: int, tmp_path: Path) -> str:
-    """Six steps in one go, and from a checkpoint after three in another model and optimizer."""
+    """Six steps in one go, and from a checkpoint after three, in another model and optimizer."""
     net, other_net = models.sharded(kind), models.sharded(kind)
     opt, other = models.optimizer(net, rule), models.optimizer(other_net, rule)
     models.train(net, opt, range(3))
@@ -207,8 +207,8 @@ def test_steps_in_backward_are_those_after_it(kind: str, world: int, bucket: int
 )
 @on_ranks(3)
 def test_what_one_rank_cannot_step_none_does(kind: str, nonfinite: str, words: tuple[str, str] | None) -> str:
-    """A good step, a spoilt one, a good one: the end is that of the two good steps alone. `words`: in the error of rank 1, on
-    which it goes wrong, and of the others; None: no error, a skipped step."""
+    """A good step, a bad one, a good one: the end equals the two good steps alone. words: in the errors of rank 1, where the
+    step fails, and of the others; None: no error, only a skipped step."""
     (params, opt), (good_params, good) = parts(nonfinite), parts(nonfinite)
     for step in range(3):
         give(params, step)
@@ -267,7 +267,7 @@ def test_refusals() -> str:
 
 @on_ranks(2)
 def test_scaled_steps_and_copies() -> str:
-    """A step of GradScaler's, and one with an infinity on rank 1; and a copy."""
+    """A step by GradScaler, one with an infinity on rank 1, and a copy."""
     params, _ = parts()
     opt = lowtide.AdamW(params, amp_scaling=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -338,13 +338,13 @@ TWO, THREE = Layout("rows", (2,)), Layout("rows", (3,))
 
 
 def through_full_state_dict(layout: Layout, codec: str, disk: str | None, master: str | None = None) -> dict[str, bytes]:
-    """Six steps in one go, and with the whole state gathered on rank 0 and handed to a new optimizer after three."""
+    """Six steps in one go, and with the whole state gathered on rank 0 after three and given to a new optimizer."""
     net, opt = build(layout, "adamw", codec, master=master)
     train(net, opt, range(3))
     weights, state = get_state_dict(net, opt, options=FULL)
     assert bool(state) == (dist.get_rank() == 0), "cpu_offload leaves the whole on rank 0 only"
     other_net, other = build(layout, "adamw", codec, disk, master)
-    # Not set_state_dict: on ranks without weights of their own it takes no part in handing them out.
+    # Not set_state_dict, which does not hand out weights on ranks that have none.
     set_model_state_dict(other_net, weights, options=FULL_FROM_0)
     set_optimizer_state_dict(other_net, other, state, options=FULL_FROM_0)
     go_on(((net, opt), (other_net, other)), train, range(3, 6))
@@ -365,14 +365,14 @@ def test_a_full_state_dict(state: str, on_disk: bool, tmp_path: Path) -> str:
 @pytest.mark.parametrize("master", ["residual16", "residual8"])
 @on_ranks()
 def test_residuals_travel_in_a_full_state_dict(master: str, layout: Layout, world: int, on_disk: bool, tmp_path: Path) -> str:
-    """gloo, like NCCL, carries no int16: DTensors are gathered, and plain tensors handed out by rank 0."""
+    """gloo, like NCCL, carries no int16. DTensors are gathered, and plain tensors handed out by rank 0."""
     found = through_full_state_dict(layout, "dynamic8", str(tmp_path) if on_disk else None, master)
     return f"{len(found['bfloat.residual'])} bytes of residuals compared, 0 differ"
 
 
 @on_ranks(3)
 def test_codes_of_four_bits_have_the_shape_of_a_process_alone() -> None:
-    """State of matrices, sharded by rows. Only the number of rows is another in this process, which may have none."""
+    """State of matrices sharded by rows. Only the number of rows differs in this process, which may have none."""
     found = []
     for each in (Layout("plain"), THREE):
         net, opt = build(each, "adamw", "dynamic4")
@@ -388,7 +388,7 @@ def test_codes_of_four_bits_have_the_shape_of_a_process_alone() -> None:
 @pytest.mark.parametrize("on_disk", [False, True])
 @on_ranks(2)
 def test_asking_for_the_state_changes_nothing(on_disk: bool, tmp_path: Path) -> str:
-    """An optimizer is asked before its first step, beside one that is not."""
+    """An optimizer whose state is read before its first step, beside one whose state is not."""
     asked_net, asked = build(TWO, "adamw", "dynamic8", str(tmp_path) if on_disk else None)
     before = {name: jobs.whole(param.detach()) for name, param in asked_net.named_parameters()}
     _, state = get_state_dict(asked_net, asked)
@@ -404,7 +404,7 @@ def test_asking_for_the_state_changes_nothing(on_disk: bool, tmp_path: Path) -> 
 
 @on_ranks(3)
 def test_a_plain_state_dict() -> str:
-    """A dict of a process alone goes into a sharded optimizer; of long vectors with scales see test_vectors.py."""
+    """A dict of a single process goes into a sharded optimizer. test_vectors.py tests long vectors with scales."""
     state = "bf16"
     net, opt = build(Layout("plain"), "adamw", state)
     train(net, opt, range(3))
@@ -419,7 +419,7 @@ def test_a_plain_state_dict() -> str:
 
 @on_ranks(2)
 def test_state_dicts_of_torch() -> str:
-    """Both ways, into float32 state."""
+    """In both directions, into float32 state."""
     net = Net(TWO)
     theirs = torch.optim.AdamW(net.parameters(), lr=1e-2)
     train(net, theirs, range(2))
@@ -439,7 +439,7 @@ def test_state_dicts_of_torch() -> str:
 
 
 def own_files(layout: Layout, folder: Path) -> None:
-    """Each rank's own file, read back by the rank that wrote it; and not by the one before it."""
+    """Each rank reads its own file back, and refuses the previous rank's."""
     net, opt = build(layout, "adamw", "dynamic8")
     train(net, opt, range(3))
     rank = dist.get_rank()

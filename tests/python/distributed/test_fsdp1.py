@@ -1,4 +1,4 @@
-"""FSDP1 (FullyShardedDataParallel) gathers, cuts and hands out the state of every format, and nothing changes by it."""
+"""FSDP1 (FullyShardedDataParallel) gathers, cuts and hands out the state of every format without changing anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ORIGINAL = pytest.mark.parametrize("original", [True, False], ids=["original", "
 @ORIGINAL
 @on_ranks(3)
 def test_steps_are_those_of_torch(original: bool) -> str:
-    """fp32 state: ours and torch's steps differ by rounding, 1e-2 of lr's size at most after ten steps."""
+    """fp32 state: our steps and torch's differ by rounding, at most 1e-2 of lr after ten steps."""
     case = Case(original, options={"state": "fp32"})
     weights = []
     for kind in ("torch", "ours"):
@@ -66,9 +66,9 @@ def test_frozen_parameters_are_left_out() -> str:
 @pytest.mark.parametrize("state", ["fp32", "bf16", "dynamic8"])
 @pytest.mark.share
 def test_state_goes_to_other_numbers_of_ranks(state: str, tmp_path: Path, figure) -> None:
-    """State without scales, and state whose blocks end at the cuts, is the same on any number of ranks. Where shards
-    cut blocks elsewhere, values are rounded anew, to nearest: they move by half the widest gap of the signed map, or from
-    -1 to its lowest entry, 0.00703 of the largest of their block."""
+    """State without scales, and state whose blocks end at the cuts, is the same on any number of ranks. If shards cut blocks
+    elsewhere, values are rounded again, to nearest: they move by at most half the widest gap of the signed map, or from -1 to
+    its lowest entry, 0.00703 of the largest in their block."""
     exact = 0
     worst = 0.0
     for n, (source, target, aligned) in enumerate(
@@ -95,8 +95,8 @@ def test_state_goes_to_other_numbers_of_ranks(state: str, tmp_path: Path, figure
 @ORIGINAL
 @pytest.mark.parametrize("world", [2, 4])
 def test_shards_of_whole_blocks_have_the_bits_of_one_process(original: bool, world: int, figure) -> None:
-    """State without scales has no blocks. A FlatParameter has another number than the parameters in it, and so other
-    random bits: those of one process are found to nearest only."""
+    """State without scales has no blocks. A FlatParameter has another number than its parameters, so other random bits: it has
+    the bits of one process only when rounding to nearest."""
     compared = 0
     nearest = {} if original else {"rounding": "nearest"}
     cases = [
@@ -114,7 +114,7 @@ def test_shards_of_whole_blocks_have_the_bits_of_one_process(original: bool, wor
 
 
 def test_flat_parameters_are_rounded_alike_on_any_number_of_ranks(figure) -> None:
-    """Their random bits follow the place of an element in the whole FlatParameter, which is that of one rank."""
+    """Random bits follow an element's place in the whole FlatParameter, which does not depend on ranks."""
     compared = 0
     for options in ({"state": "dynamic8", "rounding": "stochastic"}, {"state": "float8"}, {"state": "bf16", "seed": 5}):
         case = Case(False, aligned=True, options=options)
@@ -131,7 +131,7 @@ def test_flat_parameters_are_rounded_alike_on_any_number_of_ranks(figure) -> Non
 @ORIGINAL
 @on_ranks(2)
 def test_gathered_state_goes_to_one_process(original: bool, aligned: bool) -> str:
-    """An optimizer of a plain model has loaded it: the same values, decoded."""
+    """An optimizer of a plain model loads the same values, decoded."""
     case = Case(original, aligned=aligned, options={"state": "dynamic8" if aligned else "fp32"})
     net, opt = build(case)
     train(case, net, opt, range(3))

@@ -1,6 +1,5 @@
 """Lowtide under torch.distributed on a GPU, one rank over NCCL: votes, DistributedDataParallel, FSDP2 and its checkpoints.
-
-Needs a GPU (tools/gpu_check.py runs it there). LOWTIDE_ON_GPU=cpu runs it without one, over gloo."""
+Needs a GPU (tools/gpu_check.py runs it). LOWTIDE_ON_GPU=cpu runs it without one, over gloo."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ STEPS = 4
 
 
 class Device:
-    """As a stand-in for a device is used (stand_in.py): the device itself."""
+    """The device itself, with the interface of a stand-in (stand_in.py)."""
 
     def tensor(self, value: torch.Tensor) -> torch.Tensor:
         return value.detach().to(GPU.device, copy=True)

@@ -1,4 +1,4 @@
-"""Long vectors: one process stores them in the optimizer's format, FSDP2 in float32; dicts and checkpoints go both ways."""
+"""Long vectors: one process stores them in the optimizer's format, FSDP2 in float32. Dicts and checkpoints go both ways."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MASTERS = {"adamw": None, "lion": None, "adamw with residuals": "residual16"}
 
 
 def build(kind: str, cut: bool, state: str = "dynamic8", seed: int = 0) -> tuple[Net, Opt]:
-    """A model of width 4096, with vectors of 4096 and 8192 elements; one of 16 bits if it has a residual."""
+    """A model of width 4096 with vectors of 4096 and 8192 elements; in 16 bits if it has a residual."""
     torch.manual_seed(seed)
     master = MASTERS[kind]
     net: Net = torch.nn.Sequential(torch.nn.LayerNorm(4096), torch.nn.Linear(4, 8192))
@@ -41,7 +41,7 @@ def build(kind: str, cut: bool, state: str = "dynamic8", seed: int = 0) -> tuple
 
 
 def train(net: Net, opt: Opt, steps: range) -> None:
-    """The same gradients in one process and on every rank."""
+    """Trains with the same gradients in one process and on every rank."""
     for step in steps:
         for i, param in enumerate(net.parameters()):
             whole = torch.randn(param.shape, generator=torch.Generator().manual_seed(100 * step + i)).to(param.dtype)
@@ -68,7 +68,7 @@ def values(net: Net, opt: Opt) -> dict[str, bytes]:
 
 
 def rounded(net: Net, opt: Opt, of: dict[str, bytes], kind: str) -> dict[str, bytes]:
-    """`values` after the moments of long vectors have gone into dynamic8, as the core encodes them, and back."""
+    """`values` after moments of long vectors have gone through dynamic8, as the core encodes them."""
     _, other = build(kind, cut=False)
     found = dict(of)
     for i, (name, _) in enumerate(net.named_parameters()):
@@ -101,7 +101,7 @@ def through_files(a: tuple[Net, Opt], b: tuple[Net, Opt], path: str) -> None:
 
 
 def through_plain_dicts(a: tuple[Net, Opt], b: tuple[Net, Opt], path: str) -> None:
-    """A full dict's tensors, by `load_state_dict` of every rank."""
+    """`load_state_dict` with a full dict's tensors on every rank."""
     gather = StateDictOptions(full_state_dict=True)
     set_model_state_dict(b[0], get_model_state_dict(a[0], options=gather), options=gather)
     saved = get_optimizer_state_dict(*a, options=gather)
@@ -137,7 +137,7 @@ def test_long_vectors_go_from_one_process_to_shards_and_back(kind: str, way: str
 
 @on_ranks(2)
 def test_another_format_of_a_long_vector_is_refused() -> str:
-    """Formats that someone asked for: nothing is converted, and nothing changes."""
+    """Explicitly chosen formats: nothing is converted, and nothing changes."""
     saved = {}
     for state, cut in (("dynamic8", False), ("float8", False), ("float8", True), ("fp32", False)):
         net, opt = build("adamw", cut, state)

@@ -1,5 +1,5 @@
-"""For test_readme.py: the code that fragments of the documents take for granted. A fragment runs behind its prelude, in one
-process on the CPU, in an empty folder. A CPU in place of a device shows that names and arguments are right, no more."""
+"""For test_readme.py: the code that fragments in documents assume. A fragment runs after its prelude, in one process on the
+CPU, in an empty folder. A CPU instead of a device only shows that names and arguments are right."""
 
 GROUP = """
 import os
@@ -119,7 +119,7 @@ torch.save(before.state_dict(), "optimizer.pt")
 """,
 }  # fmt: skip
 
-# Fragments that these tests run in their frameworks, or on an emulated device.
+# Fragments that other tests run in their frameworks or on an emulated device.
 RUN_ELSEWHERE = {
     ("docs/offload.md", 0): "devices/test_host_steps.py",
     ("docs/gpu.md", 2): "devices/test_cuda.py",

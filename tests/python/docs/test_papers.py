@@ -1,4 +1,4 @@
-"""Claims about the files around the code: workflows run make targets that exist, forms ask for `lowtide info`, hooks can run."""
+"""Checks files around the code: workflows run existing make targets, forms ask for `lowtide info`, hooks can run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(path: Path) -> Any:
 
 
 def commands(workflow: Any) -> Iterator[str]:
-    """Every command of a workflow, once for each value of its matrix."""
+    """Every command of a workflow, for each value of its matrix."""
     for job in workflow["jobs"].values():
         matrix = job.get("strategy", {}).get("matrix", {})
         for step in job["steps"]:
@@ -99,7 +99,7 @@ def test_the_module_is_the_command():
 
 
 def test_messages_point_to_no_file_that_users_lack(figure):
-    """A wheel has no folder docs: what is said in a message stands there. Docstrings and comments may name pages."""
+    """A wheel has no folder docs, so messages must say everything themselves. Docstrings and comments may name pages."""
     texts = []
     for path in sorted((ROOT / "python" / "lowtide").rglob("*.py")):
         tree = ast.parse(path.read_text())

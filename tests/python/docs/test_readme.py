@@ -1,9 +1,9 @@
-"""Claims about the blocks of code in README.md, CONTRIBUTING.md and docs/: every one is of a kind that is tested.
+"""Checks the code blocks in README.md, CONTRIBUTING.md and docs/. Every block is of a kind that is tested.
 
-* ```python runs as it stands. ```py is a fragment: it runs behind what it takes for granted (document_fragments.py), or
-  another test runs it, and its names of Lowtide's exist.
-* ```sh: make targets, scripts and arguments of `lowtide` are there. Outputs that begin with "$ lowtide" count, too.
-* ```json and ```yaml can be read; ```cpp and ```c compile behind what they take for granted; ```diff adds Python or C++.
+* ```python runs unchanged. ```py is a fragment: it runs after the code that it assumes (document_fragments.py), or another
+  test runs it, and its Lowtide names exist.
+* ```sh: make targets, scripts and arguments of `lowtide` exist. Outputs that begin with "$ lowtide" count, too.
+* ```json and ```yaml can be parsed; ```cpp and ```c compile after the code that they assume; ```diff adds Python or C++.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lowtide.cli.main import parser_of
 ROOT = Path(__file__).parents[3]
 DEVICE = os.environ.get("LOWTIDE_LISTINGS_ON")  # "cuda": tools/gpu_check.py runs them on a GPU
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
-# Files of new parts, which tests/new_part builds, and the programs that tests/install builds.
+# Files of new parts, which tests/new_part builds, and programs that tests/install builds.
 BUILT = {"docs/cpp.md", *(f"docs/project/adding-a-{part}.md" for part in ("rule", "codec", "hyper-parameter", "backend"))}
 
 
@@ -87,7 +87,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Callable[[str, Path], None]]:
-    """Runs a program in a process and a folder of its own."""
+    """Runs a program in its own process and folder."""
     command = [sys.executable, "-c", RUNNER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as runner:
         assert runner.stdin and runner.stdout
@@ -138,7 +138,7 @@ def test_a_fragment_names_what_there_is(block):
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """The lines of shells, and what outputs say was typed."""
+    """Shell lines, and the commands that outputs show as typed."""
     for block in ALL:
         lines = block.code.replace("\\\n", " ").splitlines()
         if block.language == "":

@@ -1,4 +1,4 @@
-"""Claims about the documentation site: it builds without a warning, has every public name, and every page can be searched."""
+"""Checks the documentation site: it builds without warnings, has every public name, and every page can be searched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADERS = sorted((ROOT / "include" / "lowtide").glob("*.h"))
 
 
 def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Not quietly: warnings that are not written do not count as strict ones."""
+    """Not quiet, because warnings that are not printed do not count in strict mode."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder), *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(page: Path) -> str:
-    """The text of a page, without its marks."""
+    """The text of a page without markup."""
     return html.unescape(re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")))
 
 
@@ -57,7 +57,7 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
 
 
 def test_every_public_name_of_python_has_an_entry(site, figure):
-    """A heading with the name as its anchor, in the reference."""
+    """The reference has a heading with the name as its anchor."""
     page = site / "python-api.html"
     anchors = {name.rpartition(".")[2] for name in re.findall(r'<h\d id="(lowtide[\w.]*)"', page.read_text(encoding="utf-8"))}
     text = words(page)
@@ -98,7 +98,7 @@ def test_every_option_is_explained(site, figure):
 
 
 def test_signatures_show_the_options_with_their_defaults(site, figure):
-    """As `inspect.signature` shows them, for each class."""
+    """Like `inspect.signature`, for each class."""
     found = 0
     text = words(site / "python-api.html")
     for cls in (*CLASSES.values(), lowtide.NAdam, lowtide.distributed.Signum):
@@ -125,7 +125,7 @@ def test_comments_in_front_of_functions_are_their_text(site):
 
 
 def test_memory_tables_are_those_of_lowtide_plan(figure):
-    """tools/memory_tables.py --check: the page is what the command prints for these models today."""
+    """tools/memory_tables.py --check: the page is what the command prints now for these models."""
     command = [sys.executable, ROOT / "tools" / "memory_tables.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     figure(f"memory tables: {done.stdout.strip() or 'as lowtide plan says'}")

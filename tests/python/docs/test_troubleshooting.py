@@ -1,4 +1,4 @@
-"""Claims about docs/troubleshooting.md: each message that it quotes is in the sources, and messages that programs get are on it."""
+"""Checks docs/troubleshooting.md: the sources have each quoted message, and the page has the messages that programs get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = re.findall(r"^\| `([^|]*)` \| [^|]* \| [^|]* \|$", PAGE, re.M)
 
 
 def sources() -> str:
-    """All of Python and C++ with literals that follow each other joined."""
+    """All Python and C++ sources, with consecutive literals joined."""
     paths = [*(ROOT / "python").rglob("*.py"), *(path for path in (ROOT / "src").rglob("*.cpp") if "_test" not in path.name)]
     text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     return re.sub(r"[\"']\s*\n\s*f?[\"']", "", text)
@@ -28,7 +28,7 @@ def text() -> str:
 
 
 def missing(message: str, text: str) -> list[str]:
-    """The pieces of a message between what varies that the sources do not have. `got A, wanted B` may be put together."""
+    """The constant pieces of a message that the sources lack. `got A, wanted B` may be assembled."""
     pieces = [piece.strip(" ,:") for piece in re.split(r"…|got |, wanted ", message)]
     return [piece for piece in pieces if piece not in text]
 

@@ -1,4 +1,4 @@
-"""Bad arguments: an error that names what was given and what is wanted, and nothing has changed."""
+"""Bad arguments: the error says what was given and what is wanted, and nothing has changed."""
 
 import copy
 import math
@@ -63,7 +63,7 @@ CASES = [(rule, *case) for rule, cases in HYPER.items() for case in cases]
 @pytest.mark.parametrize(("rule", "name", "value", "words"), CASES, ids=[f"{c[0]}-{c[1]}-{c[2]}" for c in CASES])
 def test_bad_options(rule, name, value, words, seed):
     """Refused by the constructor, by add_param_group, and by step() when put into a group, which is named; nothing has changed
-    then. What would make another variant of the rule is refused by step() alone."""
+    then. Only step() refuses values that would make another variant of the rule."""
     kinds = (ValueError, TypeError)
     params = [parameter(5000), parameter(5000)]
     opt = make(rule, [{"params": params[:1]}, {"params": params[1:]}])
@@ -122,7 +122,7 @@ def test_bad_options_of_the_whole_optimizer(options, error, words):
 
 
 class Wrapper(torch.Tensor):
-    """A tensor subclass that stands for another tensor, as DTensor and quantized weights do."""
+    """A tensor subclass that represents another tensor, like DTensor and quantized weights."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -174,7 +174,7 @@ def test_parameters_that_cannot_be_stepped(name, seed):
 
 
 def test_a_group_that_a_core_refuses_half_way_leaves_nothing(seed):
-    """The core has the group's first parameter by then, and state of those before: they go on as if nobody had asked."""
+    """By then the core has the group's first parameter and the state of earlier groups, which continue unharmed."""
     params, opt = trained()
     twins, other = copy.deepcopy((params, opt))
     late, overlapping = parameter(7), PARAMETERS["overlapping"][0]()
@@ -204,7 +204,7 @@ def test_what_is_no_parameter(seed):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_sparse_gradients_are_refused(rule, seed):
-    """The parameter before the sparse one is not stepped either."""
+    """The parameter before the sparse gradient is not stepped, either."""
     first, table = parameter(300), torch.nn.Embedding(10, 4, sparse=True)
     opt = make(rule, [first, table.weight])
     table(torch.tensor([1, 2])).sum().backward()
@@ -305,8 +305,8 @@ def functional_itself(use):
 
 @pytest.mark.parametrize("tensor_of", [functional, differentiated, batched, fake, functional_itself])
 def test_tensors_that_stand_in_for_others_are_refused_by_name(tensor_of, recwarn):
-    """Functions that torch.func, functionalize and fake modes call get tensors without memory. These are refused as gradients
-    and as parameters, and nothing warns of a look at memory."""
+    """Functions called by torch.func, functionalize and fake modes get tensors without memory. They are refused as gradients
+    and as parameters, without a warning about access to memory."""
     param = parameter(3)
     opt = lowtide.AdamW([param], lr=0.1)
     before = snapshot(opt)

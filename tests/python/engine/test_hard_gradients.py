@@ -1,4 +1,4 @@
-"""Two threads at one optimizer, and gradients and weights of unusual kinds."""
+"""Two threads using one optimizer, and gradients and weights of unusual kinds."""
 
 import sys
 import threading
@@ -60,8 +60,8 @@ def test_gradients_whose_storage_is_gone_are_refused(rule, seed):
 
 @pytest.mark.parametrize("rule", ["adam", "sgd"])
 def test_a_huge_weight_under_l2_decay_spares_its_neighbours(rule, seed, figure):
-    """One weight of 3e20 under an L2 penalty puts 3e19 into its own gradient; the rest of its block moves as in torch,
-    within what quantization beside 3e19 costs: their momentum is lost, no more. Other blocks notice nothing."""
+    """A weight of 3e20 under an L2 penalty puts 3e19 into its own gradient. The rest of its block moves as in torch, within the
+    cost of quantization beside 3e19, which loses their momentum but no more. Other blocks notice nothing."""
     start = torch.randn(32, 256)
     start[3, 7] = 3e20
     ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
@@ -87,7 +87,7 @@ def test_a_huge_weight_under_l2_decay_spares_its_neighbours(rule, seed, figure):
 
 
 def test_a_weight_of_float16_overflows_as_in_torch(seed):
-    """A finite gradient times lr beyond 65504 makes it infinite; the step is taken, and not counted as skipped."""
+    """A finite gradient times lr beyond 65504 makes it infinite. The step is taken, and does not count as skipped."""
     params = [torch.nn.Parameter(torch.ones(4, dtype=torch.float16)) for _ in range(2)]
     ours, theirs = lowtide.SGD(params[:1], lr=1.0), torch.optim.SGD(params[1:], lr=1.0)
     for opt, p in zip((ours, theirs), params, strict=True):
@@ -98,8 +98,8 @@ def test_a_weight_of_float16_overflows_as_in_torch(seed):
 
 
 def test_centered_RMSprop_explodes_under_a_constant_gradient_unless_eps_bounds_it(seed, figure):
-    """The deviation is rounding alone, in torch as here: updates of hundreds of lr. With eps of 1e-3 of the gradient none
-    is longer than 1000 lr by more than rounding, here and there."""
+    """The deviation is only rounding, in torch, too: updates of hundreds of lr. With eps of 1e-3 of the gradient, none exceeds
+    1000 lr by more than rounding, in either."""
     worst = {}
     for eps in (1e-8, 0.37e-3):
         for cls, options in ((torch.optim.RMSprop, {}), (lowtide.RMSprop, {"state": "fp32"})):

@@ -1,4 +1,4 @@
-"""Any shape, any stride, any mix of element types: the result is that of a float64 reference, or a named refusal."""
+"""Any shape, any stride, any mix of element types: the result equals a float64 reference, or is refused by name."""
 
 import random
 
@@ -16,7 +16,7 @@ TINY = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0*
 
 
 def arrange(values, how, rng):
-    """The values in a tensor of the same shape whose memory is laid out in the way `how`."""
+    """The values in a tensor of the same shape whose memory is laid out as `how` says."""
     if how == "transposed" and values.dim() >= 2:
         order = list(range(values.dim()))
         rng.shuffle(order)
@@ -40,7 +40,7 @@ LAYOUTS = ("contiguous", "transposed", "channels_last", "sliced", "offset", "exp
 
 
 def reference(rule, p, g, state, t, lr):
-    """One step in float64, and where float32 may not know the sign of Lion's c; changes `state`."""
+    """One step in float64, and where float32 may not know the sign of Lion's c. Changes `state`."""
     if rule == "adamw":
         state[0].mul_(0.9).add_(g, alpha=0.1)
         state[1].mul_(0.999).add_(g * g, alpha=0.001)
@@ -55,7 +55,7 @@ def reference(rule, p, g, state, t, lr):
 
 
 def test_layouts_and_types(seed, figure):
-    """Random parameter × gradient layouts and types, three steps each; memory around a view stays as it was."""
+    """Random layouts and types of parameters and gradients, three steps each. Memory around a view stays unchanged."""
     rng = random.Random(seed)
     counts = {"correct": 0, "refused": 0, "refused by torch": 0, "silent-wrong": 0}
     lr = 0.1
@@ -105,8 +105,8 @@ def test_layouts_and_types(seed, figure):
 
 
 def test_rows_are_blocks_of_their_own(seed, figure):
-    """Blocks never cross a row: every row of a matrix steps to the bits that it steps to as a parameter of its own. (To
-    nearest: random bits go by parameters.)"""
+    """Blocks never cross a row: every row of a matrix gets the same bits as when it is its own parameter. (To nearest, because
+    random bits depend on the parameter.)"""
     equal, total = 0, 0
     for length in (1, 255, 256, 257, 700):
         matrix = torch.nn.Parameter(torch.randn(6, length))

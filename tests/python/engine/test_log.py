@@ -1,4 +1,4 @@
-"""The logger "lowtide" tells, at INFO, what an optimizer has to step and where its state is."""
+"""The logger "lowtide" says, at INFO, what an optimizer steps and where its state is."""
 
 import copy
 import logging
@@ -46,7 +46,7 @@ def test_nobody_asked(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_skipped_steps_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    """The first step that is skipped warns, and the tenth in a row; each is in the log. A finite gradient ends the row."""
+    """The first skipped step warns, and the tenth in a row. Each is in the log. A finite gradient ends the row."""
     param = torch.nn.Parameter(torch.zeros(4))
     optimizer = lowtide.AdamW([("layer.bias", param)])
     with caplog.at_level(logging.WARNING, logger="lowtide"), warnings.catch_warnings(record=True) as caught:
@@ -80,7 +80,7 @@ def test_a_scaler_looks_for_its_scale_in_quiet(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_16_bits_without_a_master_warn_once(dtype: torch.dtype) -> None:
-    """In bitsandbytes' classes, whose default leaves them without."""
+    """In bitsandbytes' classes, which have no master by default."""
     cls = lowtide.compat.bitsandbytes.optim.AdamW8bit
     params = [torch.nn.Parameter(torch.zeros(4, 4, dtype=dtype)) for _ in range(3)]
     with pytest.warns(UserWarning, match='Pass master="auto"') as caught:

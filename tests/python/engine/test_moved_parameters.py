@@ -38,7 +38,7 @@ def test_gradients_of_none_are_passed_over(seed):
 
 
 def test_tied_parameters_step_once_and_aliases_step_like_torch(seed):
-    """`parameters()` yields a tied weight once. Two parameters over one memory are both stepped, in order."""
+    """`parameters()` yields a tied weight once. Two parameters that share memory are both stepped, in order."""
     model = torch.nn.Sequential(torch.nn.Linear(16, 16, bias=False), torch.nn.Linear(16, 16, bias=False))
     model[1].weight = model[0].weight
     opt = lowtide.AdamW(model.parameters())
@@ -77,7 +77,7 @@ MOVES = {
 @pytest.mark.parametrize("name", MOVES)
 @pytest.mark.parametrize("rule", ["adamw", "sgd"])
 def test_parameters_swapped_after_construction(name, rule, seed, figure):
-    """`p.data = ...`: followed, as torch would step it, if shape and kind allow, or refused; never wrong in silence."""
+    """`p.data = ...` is followed, as torch would, if shape and kind allow, or refused; never silently wrong."""
     p, other = parameter(64, 64), parameter(300)
     opt = make(rule, [other, p], state="fp32", lr=0.1)
     reference_class = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[rule]
@@ -115,13 +115,13 @@ def test_parameters_swapped_after_construction(name, rule, seed, figure):
 
 
 def give(params, missing=None):
-    """Every parameter but one has a gradient."""
+    """Gives every parameter but one a gradient."""
     for i, p in enumerate(params):
         p.grad = None if i == missing else torch.ones_like(p)
 
 
 def test_memory_changes_while_others_sit_a_step_out(figure):
-    """Every step has other parameters than the one before; a list of work that is kept must notice."""
+    """Every step has other parameters than the previous one. A cached list of work must notice."""
     params, twins = ([torch.nn.Parameter(torch.ones(4)) for _ in range(2)] for _ in range(2))
     opt, reference = make("adamw", params, state="fp32", lr=0.1), torch.optim.AdamW(twins, lr=0.1, weight_decay=0)
     opt.param_groups[0]["weight_decay"] = 0
@@ -140,7 +140,7 @@ def test_memory_changes_while_others_sit_a_step_out(figure):
 
 
 def pair():
-    """Parameters that Lowtide steps, twins that torch does, and a step of both with these gradients (None: without)."""
+    """Parameters for Lowtide, twins for torch, and a step of both with these gradients (None: without)."""
     params, twins = ([torch.nn.Parameter(torch.ones(4)) for _ in range(2)] for _ in range(2))
     opt, reference = make("adamw", params, state="fp32", lr=0.1), torch.optim.AdamW(twins, lr=0.1)
 
@@ -168,7 +168,7 @@ def test_gradients_come_and_go(figure):
 
 
 def test_memory_moves_between_any_two_steps(figure):
-    """Swapped, moved by `to`, and in another place of one storage that grows: each step finds it where it is then."""
+    """Swapped, moved by `to`, and moved within one growing storage: each step finds the current memory."""
     params, twins, step = pair()
     module = torch.nn.ParameterList(params)
     gradients = torch.ones(4), torch.full((4,), -2.0)
@@ -192,7 +192,7 @@ def test_memory_moves_between_any_two_steps(figure):
 
 @pytest.mark.parametrize("numel", [1, 3])
 def test_a_lazy_negative_bit_is_refused_and_nothing_moves(numel):
-    """The imaginary part of a conjugate: its memory holds what it is the negative of."""
+    """The imaginary part of a conjugate: its memory holds the negative of its values."""
     lazy = torch.full((numel,), 1 + 2j).conj().imag
     assert lazy.is_neg()
     p = torch.nn.Parameter(torch.zeros(numel))

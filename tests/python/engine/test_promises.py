@@ -1,4 +1,4 @@
-"""The promises about results, each with its figure: zero is zero, nothing is poisoned, the same bits everywhere."""
+"""The promises about results, each with its figure: zero stays zero, nothing is poisoned, the same bits everywhere."""
 
 import gc
 import math
@@ -15,7 +15,7 @@ from support import CODECS, DTYPES, RULES, bits, make, parameter, random_gradien
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nonfinite_gradients_poison_nothing(dtype, value, seed, figure):
-    """A NaN or infinity in each lane of a block of 256, in turn: each step is skipped and counted, nothing changes."""
+    """A NaN or infinity in each lane of a block of 256, in turn. Each step is skipped and counted, and nothing changes."""
     params = [parameter(300, dtype=dtype), parameter(40, 256, dtype=dtype)]
     opt = lowtide.AdamW(params)
     random_gradients(params)
@@ -46,8 +46,8 @@ def run(opt, params, grads):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.share
 def test_threads_and_order_never_change_a_bit(rule, codec, seed, figure):
-    """1 thread, 2 threads and 7 threads, and parameters in another order: the same bits of parameters and state. (In
-    another order to nearest: random bits go by the number of a parameter.)"""
+    """1, 2 and 7 threads, and parameters in another order, give the same bits of parameters and state. (In another order only
+    to nearest, because random bits depend on a parameter's number.)"""
     shapes = [(300_000,), (64, 700), (5000,), (9,), (33, 257), ()]
     start = [torch.randn(shape) for shape in shapes]
     grads = [[torch.randn(shape) for shape in shapes] for _ in range(4)]
@@ -97,8 +97,8 @@ def resident_bytes():
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
 def test_memory_comes_back(figure):
-    """10 optimizers of 32 MiB of state each, stepped and deleted, also with hooks that refer to them: resident memory
-    does not grow by one of them."""
+    """10 optimizers with 32 MiB of state each, stepped and deleted, also with hooks that refer to them. Resident memory does
+    not grow by the size of one."""
     p = parameter(16 * 2**20)
     p.grad = torch.zeros_like(p)
     sizes = []
@@ -115,7 +115,7 @@ def test_memory_comes_back(figure):
 
 
 def test_state_outlives_the_optimizer(seed):
-    """A view taken from `state` keeps its memory."""
+    """A view taken from `state` keeps its memory alive."""
     p = parameter(5000)
     opt = lowtide.AdamW([p])
     random_gradients([p])
