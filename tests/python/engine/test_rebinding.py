@@ -1,4 +1,4 @@
-"""Other tensors in the place of an optimizer's parameters, in one process: followed, or refused."""
+"""Other tensors instead of an optimizer's parameters, in one process: followed, or refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = ((64, 256), (70, 100), (9,), ())
 
 
 def pair(rule: str = "adamw") -> tuple[list[nn.Parameter], lowtide.Optimizer, list[nn.Parameter], lowtide.Optimizer]:
-    """Two optimizers of equal parameters, in two groups with other options."""
+    """Two optimizers of equal parameters, in two groups with different options."""
     params = [parameter(*shape) for shape in SHAPES]
     twins = copies_of(params)
     made = [make(rule, [{"params": of[:2]}, {"params": of[2:], "lr": 0.01}]) for of in (params, twins)]
@@ -32,7 +32,7 @@ def pair(rule: str = "adamw") -> tuple[list[nn.Parameter], lowtide.Optimizer, li
 
 
 def swap(opt: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Other tensors of the same values in the groups, as wrappers put them there."""
+    """Puts other tensors of the same values into the groups, as wrappers do."""
     for group in opt.param_groups:
         group["params"] = [nn.Parameter(p.detach().clone(), p.requires_grad) for p in group["params"]]
     return [p for group in opt.param_groups for p in group["params"]]
@@ -41,7 +41,7 @@ def swap(opt: torch.optim.Optimizer) -> list[nn.Parameter]:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("at", [0, 2])
 def test_other_tensors_go_on_with_the_state(rule, at, seed, figure):
-    """Bits of an optimizer whose parameters stayed; `state_dict()`, and so `state`, knows the new tensors before a step."""
+    """Has the bits of an optimizer whose parameters stayed. `state_dict()` and `state` know the new tensors before a step."""
     params, opt, twins, other = pair(rule)
     for step in range(5):
         if step == at:
@@ -63,7 +63,7 @@ def test_a_step_follows_without_a_state_dict(seed):
 
 
 def test_before_the_first_step_anything_may_come(seed, figure):
-    """Torch's own AdamW is the reference: one flat tensor for a group, and for a while empty ones."""
+    """Torch's own AdamW is the reference: one flat tensor for a group, and temporarily empty ones."""
     mine, theirs = ([nn.Parameter(torch.ones(7)) for _ in range(3)] for _ in range(2))
     opt: Any = lowtide.AdamW(mine, lr=0.1, state="fp32")
     reference = torch.optim.AdamW(theirs, lr=0.1)
@@ -87,7 +87,7 @@ def test_before_the_first_step_anything_may_come(seed, figure):
 
 
 def test_options_of_single_parameters_stay_with_their_places(seed):
-    """Also through placeholders of another shape."""
+    """Even through placeholders of another shape."""
     params = [parameter(64, 256), parameter(64, 256)]
     lowtide.override(params[1], state="fp32", lr=0.5)
     opt = lowtide.AdamW(params)
@@ -103,7 +103,7 @@ def test_options_of_single_parameters_stay_with_their_places(seed):
 
 
 def test_tensors_that_change_places_keep_their_state(seed):
-    """State goes with a tensor that is known, as torch's does."""
+    """State follows a known tensor, as in torch."""
     params, opt, _, _ = pair()
     step_alike((params, opt))
     before = {id(p): {name: bits(value) for name, value in opt.state[p].items()} for p in params}
@@ -115,7 +115,7 @@ def test_tensors_that_change_places_keep_their_state(seed):
 
 
 def test_groups_that_change_places_keep_what_is_theirs(seed, tmp_path):
-    """Their options, their parameters' state and their budget."""
+    """Their options, their parameters' state and their budgets."""
     params = [parameter(64, 256), parameter(64, 256)]
     memory = lowtide.Memory(host="16KiB", disk=tmp_path, chunk="4KiB")
     opt = lowtide.AdamW([{"params": params[:1]}, {"params": params[1:], "lr": 0.5, "memory": memory}])
@@ -167,7 +167,7 @@ def test_after_a_step_what_does_not_fit_is_refused_by_name(kind, seed, figure):
 
 
 def test_weights_of_another_type_keep_the_state(seed, figure):
-    """FSDP2's mixed precision makes float32 weights of bfloat16 ones. With residuals there is nothing that fits."""
+    """FSDP2's mixed precision turns bfloat16 weights into float32 ones. With residuals, nothing fits."""
     for dtype, other in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
         p = parameter(64, 256, dtype=dtype)
         opt = lowtide.AdamW([p], state="fp32")
@@ -249,7 +249,7 @@ def test_what_hangs_on_an_optimizer_follows(seed, figure):
 
 
 def test_a_captured_step_forbids_other_tensors(seed):
-    """Replays find memory where it was. (That a step was captured is said here by hand: there is no graph on a CPU.)"""
+    """Replays need memory where it was. (The test itself claims a capture, because the CPU has no graphs.)"""
     params, opt, _, _ = pair()
     step_alike((params, opt))
     opt.engine.captured = True
@@ -262,7 +262,7 @@ def test_a_captured_step_forbids_other_tensors(seed):
 
 
 def calls_of(look: Callable[[], object]) -> int:
-    """Calls that Python makes while it runs `look`, those of compiled functions included, but for a `map`'s."""
+    """Calls that Python makes while it runs `look`, including compiled functions but not those made by `map`."""
     count = 0
 
     def note(frame: object, event: str, argument: object) -> None:
@@ -296,7 +296,7 @@ def test_checks_of_many_tensors_cost_little(figure):
 
 
 def test_the_former_tensors_are_let_go(seed):
-    """At `zero_grad` already: a wrapper that shards a model counts on their memory."""
+    """Even at `zero_grad`, because a wrapper that shards a model relies on their memory."""
     params, opt, _, _ = pair()
     refs = [weakref.ref(p) for p in params]
     swap(opt)
@@ -307,7 +307,7 @@ def test_the_former_tensors_are_let_go(seed):
 
 
 def test_groups_without_parameters_may_be_dropped(seed):
-    """As trainers do that sort parameters into groups; the other groups' options and numbers stay."""
+    """As in trainers that sort parameters into groups. Options and numbers of other groups stay."""
     params = [parameter(64, 256), parameter(64)]
     for steps in (0, 1):
         first, last = {"params": params[:1]}, {"params": params[1:], "lr": 0.5}
@@ -329,7 +329,7 @@ def test_groups_without_parameters_may_be_dropped(seed):
 
 
 def in_parts(opt: torch.optim.Optimizer, size: int, **others: Any) -> None:
-    """Steps as wrappers do that hold the state of some parameters at a time on a device: in copies of the groups."""
+    """Steps like wrappers that keep only some parameters' state on a device at a time: in copies of the groups."""
     groups = opt.param_groups
     for group in groups:
         for first in range(0, len(group["params"]), size):
@@ -343,7 +343,7 @@ def in_parts(opt: torch.optim.Optimizer, size: int, **others: Any) -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [1, 2])
 def test_copies_of_groups_step_their_parameters(rule, size, seed, figure):
-    """From the first step on, and with options that change."""
+    """From the first step on, and with changing options."""
     params, opt, twins, other = pair(rule)
     for step in range(4):
         random_gradients(params)
@@ -379,7 +379,7 @@ def test_copies_of_groups_may_be_empty_or_cover_all(seed):
 
 
 def test_copies_of_groups_with_options_of_their_own_are_refused(seed):
-    """They would be ignored; and the norm of all gradients is not known within a part."""
+    """They would be ignored, and within a part the norm of all gradients is unknown."""
     params, opt, _, _ = pair()
     random_gradients(params)
     before = [*map(bits, params)]
@@ -395,8 +395,8 @@ def test_copies_of_groups_with_options_of_their_own_are_refused(seed):
 
 @pytest.mark.parametrize("kind", [tuple, iter, lambda params: params[0]], ids=["tuple", "iterator", "tensor"])
 def test_other_collections_in_a_group_become_lists(kind, seed):
-    """As torch does with those that an optimizer is built with: an iterator would be empty in the second step, and a tensor
-    be taken for its rows."""
+    """Like torch when it builds an optimizer. Otherwise an iterator would be empty in the second step, and a tensor would be
+    taken for its rows."""
     params = [parameter(4, 4)]
     opt = lowtide.AdamW(params)
     opt.param_groups[0]["params"] = kind(params)

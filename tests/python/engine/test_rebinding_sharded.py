@@ -1,4 +1,4 @@
-"""Sharded tensors in the place of parameters, as FSDP2 makes them: state, steps and options go with them, cut anew."""
+"""Sharded tensors instead of parameters, as FSDP2 makes them: state, steps and options follow, cut again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def put(opt: lowtide.Optimizer, old: torch.nn.Module, new: torch.nn.Module) -> None:
-    """As wrappers do: the new parameters of the same names, in new lists."""
+    """Puts the new parameters of the same names into new lists, as wrappers do."""
     names = {id(param): name for name, param in old.named_parameters()}
     now = dict(new.named_parameters())
     for group in opt.param_groups:
@@ -39,9 +39,9 @@ def relaid(net: Net, layout: Layout) -> Net:
 def rebound(
     layouts: list[Layout], rule: str, state: str, disk: str | None = None, at: int = 3, master: str | None = None
 ) -> tuple[dict[str, bytes], dict[str, bytes], dict[str, bytes], bool]:
-    """Six steps, after `at` of which the parameters of each layout take the place of those of the one before. Returns what
-    was there before, what a state_dict says directly afterwards, what there is in the end, and whether `state` has
-    entries for the new tensors alone."""
+    """Takes six steps. After each step in `at`, the next layout's parameters replace the previous ones. Returns the contents
+    before, the state_dict directly afterwards, the contents at the end, and whether `state` has entries only for the new
+    tensors."""
     net, opt = build(layouts[0], rule, state, disk, master)
     train(net, opt, range(at))
     before = snapshot(net, opt)
@@ -75,8 +75,8 @@ PLAIN, ROWS, COLUMNS = Layout("plain"), Layout("rows", (2,)), Layout("columns", 
     ],
 )
 def test_whole_parameters_become_shards(rule, state, on_disk, at, tmp_path, figure):
-    """Bits of an optimizer that kept the whole parameters, in weights and state; also by way of a third layout. A single
-    row is left out: shards of it have other state."""
+    """Weights and state have the bits of an optimizer that kept whole parameters, also through a third layout. Single rows are
+    left out, because their shards have other state."""
     ranks = shared_ranks()
     disk = str(tmp_path) if on_disk else None
     expected = matrices(ranks.run(1, uninterrupted, PLAIN, rule, state)[0])
@@ -92,7 +92,7 @@ def test_whole_parameters_become_shards(rule, state, on_disk, at, tmp_path, figu
 
 @on_ranks(2)
 def test_master_weights_go_along() -> str:
-    """The residuals behind bfloat16 weights are cut as the weights are."""
+    """The residuals of bfloat16 weights are cut like the weights."""
     before, after, _, _ = rebound([PLAIN, ROWS], "adamw", "dynamic8", None, 3, "residual16")
     assert any(name.endswith(".residual") for name in before)
     return f"{same(matrices(before), matrices(after))} bytes, 0 differ"
@@ -101,7 +101,7 @@ def test_master_weights_go_along() -> str:
 @pytest.mark.parametrize("layout", [COLUMNS, ROWS], ids=str)
 @on_ranks()
 def test_shards_that_cut_blocks_have_decoded_state(layout: Layout) -> str:
-    """Rows that are cut, and single rows, have float32 state: the values that the codes stood for, which torch's dict tells."""
+    """Cut rows and single rows have float32 state: the values of the codes, as torch's dict has them."""
     net, opt = build(PLAIN, "adamw", "dynamic8")
     train(net, opt, range(3))
     names = [name for group in opt.param_groups for name in group["param_names"]]
@@ -123,8 +123,8 @@ def test_shards_that_cut_blocks_have_decoded_state(layout: Layout) -> str:
 
 @on_ranks(2)
 def test_matrices_of_muon_become_shards() -> str:
-    """Momentum goes along to the bit. Steps orthogonalize in bfloat16: 2 of them may differ in that format's last places,
-    2^-8 of a step each, of as many as the root of the longer side, times a ratio of at most 7."""
+    """Momentum moves exactly. Steps orthogonalize in bfloat16, so two may differ in its last places: by 2^-8 of each step, over
+    the root of the longer side, times a ratio of at most 7."""
     nets = [Net(PLAIN) for _ in range(2)]
     optimizers = [lowtide.Muon([*net.named_parameters()], lr=0.01) for net in nets]
     for net, opt in zip(nets, optimizers, strict=True):
@@ -144,7 +144,7 @@ def test_matrices_of_muon_become_shards() -> str:
 
 @on_ranks(2)
 def test_votes_go_on_with_other_tensors() -> str:
-    """As those of workers whose parameters stayed: four votes, before the third of which other tensors come."""
+    """Like votes of workers whose parameters stayed: four votes, with other tensors before the third."""
     ends = []
     for swapped in (False, True):
         params = [torch.nn.Parameter(torch.ones(300))]

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 
 def test_groups_have_their_own_options(seed, figure):
-    """Every option of a group acts on that group alone: it equals a lone optimizer with that option, bit for bit."""
+    """Each option of a group acts only on that group, which equals a separate optimizer with that option, bit for bit."""
     variants = [
         {"lr": 1e-2},
         {"betas": (0.5, 0.9)},
@@ -47,7 +47,7 @@ def test_groups_have_their_own_options(seed, figure):
 
 
 def test_tensor_lr(seed, figure):
-    """A learning rate in a tensor is read at every step, also when changed in place; betas may be tensors too."""
+    """A learning rate in a tensor is read at every step, also after changes in place. Betas may be tensors, too."""
     lr = torch.tensor(1e-3)
     a, b = parameter(300), None
     b = torch.nn.Parameter(a.detach().clone())
@@ -170,7 +170,7 @@ def test_groups_of_torchs_optimizer_make_one_here(name: str, seed: int) -> None:
 
 
 def test_add_param_group_while_training(seed):
-    """A group added after some steps behaves as a new optimizer for it; the old one goes on as before."""
+    """A group added after some steps behaves as in a new optimizer; the old one continues as before."""
     a, b = parameter(5000), parameter(40, 256)
     a2, b2 = (torch.nn.Parameter(p.detach().clone()) for p in (a, b))
     opt, first = (lowtide.AdamW([p], rounding="nearest") for p in (a, a2))  # random bits go by a parameter's number
@@ -270,7 +270,7 @@ def test_versions_rise_where_there_is_a_gradient(rule: str, seed: int) -> None:
 
 @pytest.mark.parametrize("cls", [torch.optim.AdamW, lowtide.AdamW, lowtide.SGD, lowtide.Muon])
 def test_a_stale_graph_is_refused(cls: type[torch.optim.Optimizer], seed: int) -> None:
-    """The mistake of many a GAN: one loss of the generator, the step of the discriminator, and the other's backward."""
+    """A common mistake in GANs: one loss of the generator, a step of the discriminator, and then the other's backward."""
     p = parameter(4, 4)
     opt = cls([p], lr=0.1)
     loss = (p * p).sum()
@@ -333,8 +333,8 @@ def test_older_torch_takes_one_tensor_at_a_time(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(("in_step", "bad"), [(False, "inf"), (True, "nan")])
 def test_grad_scaler(in_step, bad, seed, figure):
-    """GradScaler unscales before the step and keeps steps with an infinity to itself. With amp_scaling it hands over its scale:
-    gradients stay scaled, and the step skips and counts."""
+    """GradScaler unscales before the step and withholds steps with an infinity. With amp_scaling it passes its scale: gradients
+    stay scaled, and the step skips and counts."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     a = parameter(300)
     b = torch.nn.Parameter(a.detach().clone())
@@ -372,7 +372,7 @@ def test_grad_scaler(in_step, bad, seed, figure):
 
 
 def test_scales_set_by_hand_are_those_of_torch(seed):
-    """Also without amp_scaling, as in torch.optim's fused optimizers."""
+    """Even without amp_scaling, as in torch.optim's fused optimizers."""
     a = parameter(300)
     b = torch.nn.Parameter(a.detach().clone())
     opt, theirs = lowtide.AdamW([a], state="fp32"), torch.optim.AdamW([b], fused=True)
@@ -433,7 +433,7 @@ def test_copies_go_on_alike(rule, codec, seed):
 
 
 def test_a_step_inside_compiled_code(seed):
-    """torch.compile leaves the step to Python: the same bits as without."""
+    """torch.compile leaves the step to Python, with the same bits."""
     models = [torch.nn.Linear(64, 80)]
     models.append(copy.deepcopy(models[0]))
     opts = [lowtide.AdamW(model.parameters(), lr=0.1) for model in models]

@@ -1,4 +1,4 @@
-"""For the tests of the training example: its folder on the path, a text, and settings of a tiny run."""
+"""For tests of the training example: its folder on the path, a text, and settings of a tiny run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llama.config import Config  # noqa: E402
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with some files of the example itself: real text, the same everywhere."""
+    """A folder with some files of the example: real text, equal everywhere."""
     folder = tmp_path_factory.mktemp("text")
     for path in sorted((EXAMPLES / "llama").glob("*.py")):
         (folder / path.name).write_text(path.read_text())

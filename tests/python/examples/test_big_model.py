@@ -1,5 +1,5 @@
-"""The example that trains with weights and state on a disk: the same bits as with all in RAM, also after it was killed; budgets
-that are too small refused before anything is made."""
+"""The example that trains with weights and state on a disk has the same bits as in RAM, even after a kill, and refuses budgets
+that are too small before it makes anything."""
 
 from __future__ import annotations
 

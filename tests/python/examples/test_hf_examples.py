@@ -1,4 +1,4 @@
-"""The Hugging Face code of documents runs as it stands: in this process, because imports take seconds."""
+"""The Hugging Face code in documents runs unchanged, in this process because imports take seconds."""
 
 from __future__ import annotations
 

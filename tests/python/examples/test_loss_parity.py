@@ -1,7 +1,7 @@
 """Training with 8-bit optimizer state reaches the loss of fp32 state: real text, three seeds, paired runs.
 
-What this can show: a defect that costs learning. What it cannot: that the states are right. Loss hides even gross
-errors of single state values, which is why states have tests of their own.
+This can show a defect that costs learning, but not that the states are right. Loss hides even gross errors of single state
+values, which is why states have their own tests.
 """
 
 from __future__ import annotations

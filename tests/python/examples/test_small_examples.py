@@ -1,4 +1,4 @@
-"""The examples that teach one thing run as they stand, but for fewer steps, and so does the notebook."""
+"""Examples that teach one thing run unchanged, with fewer steps; so does the notebook."""
 
 from __future__ import annotations
 

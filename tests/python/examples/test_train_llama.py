@@ -1,4 +1,4 @@
-"""The training example: the same bits after resuming and under any budget, a whole report, and errors that say what to do."""
+"""The training example: the same bits after resuming and under any budget, a complete report, and helpful errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_resume_gives_the_same_bits(
     tmp_path: Path, text: Path, label: str, budgets: tuple[str | None, ...], capsys: pytest.CaptureFixture[str], figure: Figure
 ) -> None:
-    """Also where each session has another budget: the folder of its checkpoint goes from one label to the next."""
+    """Even with another budget in each session: the checkpoint's folder moves from one label to the next."""
     whole = train_llama.run(tiny(tmp_path / "whole", text, optimizers=label))["runs"][label]
     folder = tmp_path / "broken"
 

@@ -1,5 +1,4 @@
-"""For the tests of training frameworks: a tiny LLaMA with LoRA over a frozen base, data, and a way to compare
-two runs bit for bit."""
+"""For tests of training frameworks: a tiny LLaMA with LoRA over a frozen base, data, and bit-for-bit comparison of runs."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ WIDTH, RANK = 128, 32
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The model is too small for more; and no process-wide settings of the frameworks come or stay."""
+    """The model is too small for more threads. Process-wide settings of frameworks neither enter nor stay."""
     torch.set_num_threads(1)
     for after in (False, True):
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -38,7 +37,7 @@ def one_thread() -> Iterator[None]:
 def adapted(
     seed: int, base: torch.dtype = torch.float32, adapters: torch.dtype = torch.float32, dropout: float = 0.1
 ) -> Any:
-    """A LLaMA of two random layers, frozen, and what is trained: adapters. The arguments are dtypes of them."""
+    """A frozen LLaMA of two random layers, with adapters to train. The arguments are their dtypes."""
     torch.manual_seed(seed)
     config = LlamaConfig(vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=LENGTH)  # fmt: skip
@@ -61,12 +60,12 @@ class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def paging(folder: Path) -> lowtide.Memory:
-    """A budget that most of the adapters' state does not fit into; the rest is in a file."""
+    """A budget too small for most of the adapters' state; the rest is in a file."""
     return lowtide.Memory(host="48KiB", disk=folder, chunk="4KiB")
 
 
 def trained_bits(model: torch.nn.Module, optimizer: Any) -> dict[str, bytes]:
-    """All that training changes: the adapters, and the optimizer's state."""
+    """Everything that training changes: the adapters, and the optimizer's state."""
     found = {name: bits(param) for name, param in model.named_parameters() if param.requires_grad}
     for number, entry in optimizer.state_dict()["state"].items():
         found |= {f"{number} {name}": bits(value) for name, value in entry.items()}
@@ -74,7 +73,7 @@ def trained_bits(model: torch.nn.Module, optimizer: Any) -> dict[str, bytes]:
 
 
 def differing(*runs: dict[str, bytes]) -> tuple[int, int]:
-    """How many bytes of the other runs are not those of the first one, and how many were compared."""
+    """How many bytes of the other runs differ from the first, and how many were compared."""
     first, *others = runs
     count = 0
     for other in others:

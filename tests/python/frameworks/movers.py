@@ -1,5 +1,5 @@
-"""Loops of other projects that move an optimizer's state between its device and the host: each project's own functions, cut out of its
-package so that nothing of it runs at import, and what is the same for all of them."""
+"""Loops of other projects that move an optimizer's state between its device and the host: each project's own functions, cut out
+of its package so that nothing else runs at import, and their common parts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Mover(NamedTuple):
 
 
 def cut(package: str, path: str, *names: str, **given: Any) -> list[Any]:
-    """Functions, or methods of the first class that has them, of a file in an installed package. given: the globals that they use.
-    Skips the test, with the reason, where there are none."""
+    """Cuts functions, or methods of the first class that has them, out of a file in an installed package. given: their globals.
+    Skips the test, with the reason, if they are missing."""
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec else None
     file = next((Path(folder, path) for folder in folders or () if Path(folder, path).is_file()), None)
@@ -73,7 +73,7 @@ def veomni() -> Mover:
 
 
 def megatron() -> Mover:
-    """Its methods also move the parameters by `.data`, which no stand-in for a device can do: it gets the state alone."""
+    """Its methods also move parameters by `.data`, which no stand-in for a device supports, so it only gets the state."""
     given = {"log_single_rank": lambda *_: None, "logger": None, "logging": logging}
     offload, load = cut("megatron", "core/optimizer/optimizer.py", "offload_to_cpu", "restore_from_cpu", **given)
 
@@ -133,7 +133,7 @@ def prime_rl() -> Mover:
 
 
 def pinned() -> Mover:
-    """As prime-rl's wrapper of an optimizer did it: copies that are not pinned yet are, also of step counts."""
+    """An earlier form of prime-rl's optimizer wrapper: pins copies that are not pinned yet, even of step counts."""
 
     def move(opt: torch.optim.Optimizer, device: str) -> None:
         for state in opt.state.values():
@@ -145,7 +145,7 @@ def pinned() -> Mover:
 
 
 def copied() -> Mover:
-    """As prime-rl's wrapper does it now: into new memory, which it pins."""
+    """The current form of prime-rl's wrapper: copies into new memory, which it pins."""
 
     def move(opt: torch.optim.Optimizer, device: str) -> None:
         for state in opt.state.values():
@@ -156,7 +156,7 @@ def copied() -> Mover:
 
 
 def _can_pin(opt: Any) -> bool:
-    """Torch pins nothing without a device that it has memory for; state of a device is pinned already."""
+    """Torch pins nothing without a device. State of a device is pinned already."""
     return torch.cuda.is_available() or not opt.engine.on_host
 
 
@@ -202,7 +202,7 @@ def state_of(project: str) -> str:
 
 
 class Real:
-    """Parameters on a device that this process's torch has."""
+    """Parameters on a device that torch has in this process."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -246,8 +246,8 @@ def moves_of(device: Any, patch: Any) -> Iterator[None]:
 
 
 def hand_over(device: Any, mover: Mover, memory: lowtide.Memory | None, **options: Any) -> str:
-    """Trains while the functions move the state back and forth, beside an optimizer on the CPU that never moves. Nothing may differ, and
-    state that was moved away leaves the device."""
+    """Trains while the functions move the state back and forth, beside an optimizer on the CPU that never moves. Nothing may
+    differ, and moved state leaves the device."""
     where = torch.device(device.name())
     twins = Twins(device, SHAPES, memory=memory, lr=1e-2, **options)
     mine, other = twins.second, twins.first

@@ -18,8 +18,8 @@ ACCUMULATED, STEPS, CUT, CLIP = 2, 6, 3, 0.25
 def train(
     folder: Path, model: Any, memory: lowtide.Memory | None, precision: str, resume: bool
 ) -> tuple[dict[str, bytes], int]:
-    """All steps, which leave a checkpoint after some, or those after that checkpoint. Returns what was trained, and in
-    how many steps gradients were clipped."""
+    """Takes all steps, with a checkpoint after some, or those after that checkpoint. Returns what was trained, and how many
+    steps clipped gradients."""
     accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=ACCUMULATED)
     cls, kwargs = lowtide.hf.optimizer("paged_adamw_8bit", lr=5e-3, weight_decay=0.1, memory=memory)
     optimizer = cls((p for p in model.parameters() if p.requires_grad), **kwargs)

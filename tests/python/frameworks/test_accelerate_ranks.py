@@ -1,5 +1,5 @@
-"""Accelerate's DDP (MULTI_CPU) and FSDP2 on two ranks: everything from `Accelerator.prepare` to its checkpoints is Accelerate's own
-code. It never chooses FSDP for processes on CPUs, so that its state is told to; DDP it chooses itself."""
+"""Accelerate's DDP (MULTI_CPU) and FSDP2 on two ranks, with Accelerate's own code from `Accelerator.prepare` to checkpoints. It
+never chooses FSDP for CPU processes, so its state is set to it; it chooses DDP itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLASSES: dict[str, Callable[..., Any]] = {
 
 
 class Net(torch.nn.Module):
-    """Rows that two ranks cut evenly, one row, one that stays frozen."""
+    """Rows that two ranks cut evenly, a single row, and a row that stays frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ def accelerator_of(fsdp2: bool) -> Iterator[Any]:
 def train(
     which: str, steps: int, prepare_at: int = 0, save_at: int = -1, folder: str = "", resume: bool = False
 ) -> tuple[list[float], dict[str, bytes]]:
-    """Losses of each step, and all that there is in the end. All ranks have the same data, so that their mean gradient is
-    each one's own, exactly, on any number of ranks."""
+    """The losses of each step, and everything at the end. All ranks have the same data, so that their mean gradient is exactly
+    each one's own, on any number of ranks."""
     from accelerate.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
 
     with accelerator_of(prepare_at >= 0) as accelerator:
@@ -117,7 +117,7 @@ def all_of(model: torch.nn.Module, opt: Any) -> dict[str, bytes]:
 
 
 def train_ddp(which: str, steps: int, save_at: int, folder: str, resume: bool) -> dict[str, bytes]:
-    """Weights and state of this rank in the end; every rank has data of its own, and Accelerate's DDP the mean gradient."""
+    """This rank's weights and state at the end. Every rank has its own data, and Accelerate's DDP the mean gradient."""
     from accelerate.utils import DistributedType
 
     with accelerator_of(False) as accelerator:
@@ -147,7 +147,7 @@ def train_ddp(which: str, steps: int, save_at: int, folder: str, resume: bool) -
 
 
 def train_alone(which: str, steps: int, world: int) -> dict[str, bytes]:
-    """The same, in one process without Accelerate: gradients of all ranks' data, and their mean."""
+    """Like `train_ddp`, in one process without Accelerate: gradients of all ranks' data, and their mean."""
     model = Net()
     opt = CLASSES[which](model.parameters(), lr=0.01, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.97)
@@ -175,8 +175,8 @@ def test_ranks_train_as_one_process_and_resume(which: str, tmp_path: Path, figur
 
 
 def test_losses_are_those_of_torch(figure):
-    """State in float32 on two ranks. Both compute in float32 in another order, which moves a loss by a few of its last bits
-    in a step; over 20 steps rounding errors add up to less than 1e-4 of it."""
+    """Float32 state on two ranks. Both compute in float32 in different orders, which changes the last bits of a loss in a step;
+    over 20 steps rounding errors add up to less than 1e-4 of it."""
     ranks = shared_ranks()
     (theirs, _), _ = ranks.run(2, train, "torch", STEPS)
     (ours, _), _ = ranks.run(2, train, "fp32", STEPS)
@@ -188,7 +188,7 @@ def test_losses_are_those_of_torch(figure):
 
 @pytest.mark.parametrize("which", ["fp32", "dynamic8"])
 def test_a_checkpoint_of_two_ranks_goes_on_with_one(which, tmp_path, figure):
-    """Accelerate saves and loads it. Bits of the uninterrupted run in every weight and state."""
+    """Accelerate saves and loads it. All weights and state have the bits of the uninterrupted run."""
     ranks = shared_ranks()
     (losses, expected), other = ranks.run(2, train, which, STEPS, 0, CUT, str(tmp_path))
     assert differing(expected, other[1]) == []
@@ -199,7 +199,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(which, tmp_path, figure):
 
 
 def test_prepared_in_the_middle_of_training(figure):
-    """The state of the steps before goes along: bits of a run on whole parameters, which no wrapper touched."""
+    """State of earlier steps moves along: the bits of a run on whole parameters without a wrapper."""
     ranks = shared_ranks()
     losses, expected = ranks.run(1, train, "fp32", 12, -1)[0]
     for found in ranks.run(2, train, "fp32", 12, 5):

@@ -1,4 +1,4 @@
-"""lowtide.AdamW as the client optimizer of DeepSpeed's ZeRO, on two ranks of the CPU, against torch.optim.AdamW there."""
+"""lowtide.AdamW as the client optimizer of DeepSpeed's ZeRO, on two CPU ranks, compared with torch.optim.AdamW."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SUB_GROUP = WIDTH * WIDTH // 2
 
 
 class Case(NamedTuple):
-    """One way to train. optimizer: "torch", or the state format of lowtide.AdamW. universal: it loads the checkpoint after
-    DeepSpeed's converter, as one for any number of ranks."""
+    """One way to train. optimizer: "torch", or the state format of lowtide.AdamW. universal: loads the checkpoint through
+    DeepSpeed's converter, for any number of ranks."""
 
     stage: int
     optimizer: str
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The end of a run on one rank; clipped: its steps that clipped the gradient."""
+    """The end of a run on one rank. clipped: the number of steps that clipped the gradient."""
 
     losses: list[float]
     weights: list[bytes]
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 
 def configuration(case: Case, load: bool = False) -> dict[str, Any]:
-    """That of docs/frameworks.md, for this case, with sizes that make ZeRO cut the small model."""
+    """The configuration of docs/frameworks.md for this case, with sizes that make ZeRO cut the small model."""
     page = (Path(__file__).parents[3] / "docs/frameworks.md").read_text()
     found: dict[str, Any] = json.loads(page.partition("```json\n")[2].partition("```")[0])
     zero = found["zero_optimization"]
@@ -79,7 +79,7 @@ def optimizer_of(case: Case, model: torch.nn.Module, folder: Path) -> torch.opti
 
 
 def partitions_of(zero: Any) -> list[torch.Tensor]:
-    """The flat float32 weights of this rank, of DeepSpeed's wrapper of an optimizer."""
+    """This rank's flat float32 weights in DeepSpeed's wrapper of an optimizer."""
     for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups"):  # of stage 3, and of 1 and 2
         if hasattr(zero, name):
             return list(getattr(zero, name))
@@ -95,7 +95,7 @@ def at_end(zero: Any, losses: list[float], clipped: int = 0) -> Run:
 
 
 def train_job(case: Case, folder: str, load: bool = False) -> Run:
-    """All steps, with a checkpoint on the way, or those after that checkpoint."""
+    """Takes all steps, with a checkpoint on the way, or those after that checkpoint."""
     with deepspeed() as ds:
         rank = torch.distributed.get_rank()
         model = model_of(case, seed=int(load))  # the checkpoint has to bring the weights
@@ -133,7 +133,7 @@ def train_job(case: Case, folder: str, load: bool = False) -> Run:
 
 
 def convert(folder: str) -> None:
-    """Makes the universal checkpoint of the last one."""
+    """Converts the last checkpoint to a universal one."""
     from deepspeed.checkpoint import ds_to_universal
 
     last = Path(folder) / (Path(folder) / "latest").read_text()
@@ -145,8 +145,8 @@ def convert(folder: str) -> None:
 
 @contextmanager
 def deepspeed() -> Iterator[Any]:
-    """DeepSpeed on the CPU, in the process group that is there, without its shared-memory collective: building that
-    takes a compiler and half a minute."""
+    """DeepSpeed on the CPU, in the existing process group, without its shared-memory collective, which takes a compiler and
+    half a minute to build."""
     os.environ.update(DS_ACCELERATOR="cpu", LOCAL_SIZE="0")
     import deepspeed as ds
 
@@ -161,7 +161,7 @@ def deepspeed() -> Iterator[Any]:
 
 @contextmanager
 def one_process_state() -> Iterator[None]:
-    """Accelerate's state of the process, which does not stay. It looks for more threads and another rank's address."""
+    """Accelerate's state of the process, which does not stay. It would look for more threads and another rank's address."""
     os.environ.update(OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1")
     from accelerate.state import AcceleratorState, GradientState
 
@@ -173,7 +173,7 @@ def one_process_state() -> Iterator[None]:
 
 
 def accelerate(case: Case, folder: str, load: bool = False) -> Run:
-    """As `train_job`, with Accelerate's plugin; on the CPU it gives every rank all data."""
+    """Like `train_job`, with Accelerate's plugin, which on the CPU gives every rank all data."""
     with deepspeed(), one_process_state():
         from accelerate import Accelerator, DeepSpeedPlugin
 
@@ -204,7 +204,7 @@ def accelerate(case: Case, folder: str, load: bool = False) -> Run:
 
 
 def trainer(case: Case, folder: str, load: bool = False) -> Run:
-    """As `train_job`, with transformers' Trainer and `lowtide.hf.optimizer`."""
+    """Like `train_job`, with transformers' Trainer and `lowtide.hf.optimizer`."""
     with deepspeed(), one_process_state():
         from lora_support import LENGTH, TOKENS, Sequences
         from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
@@ -240,7 +240,7 @@ ways = pytest.mark.parametrize(("stage", "offload"), OFFLOADS, ids=ids)
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
-    """The run of a case on every rank, computed once. Ranks of its own: DeepSpeed keeps much in globals."""
+    """Computes the run of a case on every rank once. On separate ranks, because DeepSpeed keeps much in globals."""
     ranks = Ranks(WORLD)
 
     @functools.cache

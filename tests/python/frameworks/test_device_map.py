@@ -1,6 +1,6 @@
 """`device_map="auto"` with accelerate: its own functions cut the model (`infer_auto_device_map`), hook every module
-(`dispatch_model`) and train it (`Accelerator.prepare`, `backward`). The devices are stand-ins (several_devices_support.py):
-parameters are in their memory, which torch takes for the CPU's, so that the hooks move no activation.
+(`dispatch_model`) and train it (`Accelerator.prepare`, `backward`). The devices are stand-ins (several_devices_support.py),
+whose memory torch takes for the CPU's, so the hooks move no activation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ HOW: dict[str, dict[str, Any]] = {
 def test_a_model_that_accelerate_dispatches_trains(
     machine: Machine, how: str, seed: int, figure: Callable[[str], None]
 ) -> None:
-    """Losses, weights and state are those of the CPU without accelerate, with the optimizer made of what was dispatched."""
+    """Losses, weights and state are those of the CPU without accelerate. The optimizer is made from the dispatched model."""
     tokens = torch.randint(64, (4, 12))
     plain, placed = llama(seed), llama(seed)
     reference = lowtide.AdamW(plain.parameters(), lr=0.01, min_quantized_numel=0)

@@ -1,4 +1,4 @@
-"""The hooks of docs/frameworks.md. Of the trainers, SimpleTuner alone is a package; the others' calls are written down here: how they
+"""The hooks of docs/frameworks.md. Of the trainers, only SimpleTuner is a package. The others' calls are copied here: how they
 read arguments, name the class, and step in hooks of backward."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def block(title: str, language: str) -> str:
 
 
 def by_dotted_name(name: str, arguments: Sequence[str], params: Any, lr: float) -> Any:
-    """As kohya-ss's scripts and musubi-tuner make any optimizer: literals, parted at every "="."""
+    """Makes an optimizer like kohya-ss's scripts and musubi-tuner: from literals, split at every "="."""
     options: dict[str, Any] = {}
     for argument in arguments:
         key, value = argument.split("=")
@@ -42,7 +42,7 @@ def by_dotted_name(name: str, arguments: Sequence[str], params: Any, lr: float) 
 
 
 def kohya(*left_out: str) -> tuple[str, list[str], float]:
-    """The name, arguments and learning rate of the page's command, without some of the arguments."""
+    """The name, arguments and learning rate of the page's command, without some arguments."""
     words = shlex.split(block("kohya-ss", "sh").replace("\\\n", ""))
     at = words.index("--optimizer_args")
     given = [word for word in words[at + 1 :] if not word.startswith(left_out or ("\0",))]
@@ -63,7 +63,7 @@ def test_kohya_command_line(seed: int, figure: Any) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"master": "residual16"}], ids=str)
 def test_kohya_blockwise_hooks(options: dict[str, Any], seed: int) -> None:
-    """An optimizer for each block steps when its last gradient arrives, and frees them."""
+    """Each block's optimizer steps when its last gradient arrives, and frees the gradients."""
     dtype = torch.bfloat16 if options else torch.float32
     whole, parted = matrices(seed).to(dtype), matrices(seed).to(dtype)
     options = {"lr": 1e-2, "rounding": "nearest", **options}  # stochastic rounding depends on parameters' numbers
@@ -92,7 +92,7 @@ def test_kohya_blockwise_hooks(options: dict[str, Any], seed: int) -> None:
 
 
 def clipped(model: torch.nn.Module, opt: torch.optim.Optimizer, clip: Any) -> dict[str, bytes]:
-    """The weights after steps after backward, whose gradients are each clipped alone."""
+    """The weights after steps after backward, with each gradient clipped separately."""
 
     def step() -> None:
         for param in model.parameters():
@@ -188,7 +188,7 @@ def test_onetrainer_fused_back_pass(seed: int) -> None:
 
 
 def test_onetrainer_backup_with_a_part_more(seed: int, tmp_path: Path) -> None:
-    """A backup's dict also names its groups. Restored, they have the numbers of the new ones, and an added one has no entries."""
+    """A backup's dict also names its groups. Restored groups have the numbers of the new ones; an added one has no entries."""
     straight = matrices(seed)
     wanted = train(straight, optim.AdamW8bit(straight.parameters(), lr=1e-2).step, BUILDER_STEPS)
     model, more = matrices(seed), torch.nn.Linear(64, 64)
@@ -204,14 +204,14 @@ def test_onetrainer_backup_with_a_part_more(seed: int, tmp_path: Path) -> None:
 
 
 class Optimi(ModuleType):
-    """Stands for torch-optimi, whose classes SimpleTuner's table names."""
+    """Stands for torch-optimi, whose classes are in SimpleTuner's table."""
 
     def __getattr__(self, name: str) -> Any:
         return torch.optim.AdamW
 
 
 def test_simpletuner(seed: int, monkeypatch: pytest.MonkeyPatch, figure: Any) -> None:
-    """Its table of optimizers, and what reads `--optimizer` and `--optimizer_config`; its start wants diffusers."""
+    """Its table of optimizers, and its code that reads `--optimizer` and `--optimizer_config`. Its start needs diffusers."""
     pytest.importorskip("torchao")
     monkeypatch.setitem(sys.modules, "optimi", Optimi("optimi"))
     with without_start("simpletuner", "simpletuner.helpers", "simpletuner.helpers.training"):
@@ -234,7 +234,7 @@ def test_simpletuner(seed: int, monkeypatch: pytest.MonkeyPatch, figure: Any) ->
 
 @pytest.mark.parametrize("releases", [False, True])
 def test_diffusion_pipe(releases: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class by its name in pytorch_optimizer with the configuration's other entries, for all parameters or for each one."""
+    """A class by its name in pytorch_optimizer with the configuration's other entries, for all parameters or one at a time."""
     tomllib = pytest.importorskip("tomllib")  # of Python 3.11
     package = ModuleType("pytorch_optimizer")
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", package)

@@ -1,4 +1,4 @@
-"""The hooks of docs/frameworks.md in the frameworks' own code, and packages whose own start needs more than is tested."""
+"""The hooks of docs/frameworks.md in the frameworks' own code, and packages that need more to start than is tested."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PAGE = Path(__file__).parents[3] / "docs" / "frameworks.md"
 
 
 def section_text(title: str, page: Path = PAGE) -> str:
-    """The text below that heading of a page."""
+    """The text below this heading of a page."""
     found = re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^##+ |\Z)", page.read_text(), re.S | re.M)
     assert found, f"{page.name} has no section {title!r}"
     return found[1]
 
 
 def section(page: Path, title: str, languages: str) -> list[str]:
-    """The blocks of code in these languages, as "py|yaml", below that heading of a page."""
+    """The code blocks in these languages, such as "py|yaml", below this heading of a page."""
     return re.findall(rf"^```(?:{languages})\n(.*?)^```", section_text(title, page), re.S | re.M)
 
 
@@ -41,7 +41,7 @@ def blocks(title: str) -> list[str]:
 
 @contextmanager
 def without_start(*packages: str) -> Iterator[dict[str, ModuleType]]:
-    """Lets modules of these packages be imported while the packages' `__init__` does not run; all of them go again."""
+    """Allows imports of modules of these packages without running the packages' `__init__`, and removes all afterwards."""
     made, tops = {}, {name.partition(".")[0] for name in packages}
     try:
         for name in packages:
@@ -59,13 +59,13 @@ def without_start(*packages: str) -> Iterator[dict[str, ModuleType]]:
 
 
 def matrices(seed: int) -> torch.nn.Sequential:
-    """A model with state in 8 bits and in 32."""
+    """A model with 8-bit and 32-bit state."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(96, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
 
 
 def gradients(model: torch.nn.Module, step: int) -> None:
-    """Gradients that depend on the weights, and on nothing else but the number of the step."""
+    """Gradients that depend only on the weights and the number of the step."""
     inputs = torch.randn(8, 96, generator=torch.Generator().manual_seed(step))
     model.zero_grad()
     model(inputs).square().mean().backward()
@@ -88,7 +88,7 @@ BUILDER_STEPS, CUT = range(6), 3
 
 
 def direct(seed: int, **options: Any) -> dict[str, bytes]:
-    """The weights that Lowtide's class makes of the same model."""
+    """The weights that Lowtide's class makes from the same model."""
     model = matrices(seed)
     return train(model, lowtide.AdamW(model.parameters(), **options).step, BUILDER_STEPS)
 
@@ -104,7 +104,7 @@ def check_built(optimizer: torch.optim.Optimizer, model: torch.nn.Module, seed: 
 
 
 def test_torchtune(seed: int, figure: Any) -> None:
-    """Its `__init__` wants a torchao before 0.18; its reader of components does not."""
+    """Its `__init__` needs a torchao before 0.18; its reader of components does not."""
     omegaconf = pytest.importorskip("omegaconf")
     pytest.importorskip("torchao")
     (block,) = blocks("torchtune")
@@ -117,7 +117,7 @@ def test_torchtune(seed: int, figure: Any) -> None:
 
 
 def test_verl(seed: int, figure: Any) -> None:
-    """Its `__init__` wants ray; what builds an optimizer does not."""
+    """Its `__init__` needs ray; its builder of optimizers does not."""
     omegaconf = pytest.importorskip("omegaconf")
     (block,) = blocks("verl")
     with without_start("verl", "verl.workers", "verl.workers.config"):
@@ -141,7 +141,7 @@ def test_nemo_automodel(seed: int, figure: Any) -> None:
 
 
 def test_betas_and_budgets_of_omegaconf(seed: int) -> None:
-    """Its lists and mappings as they are, without a framework that turns them into plain ones."""
+    """Its lists and mappings unchanged, without a framework that turns them into plain ones."""
     omegaconf = pytest.importorskip("omegaconf")
     given = omegaconf.OmegaConf.create({"lr": 1e-2, "betas": [0.9, 0.95], "state": "dynamic8", "memory": {"host": "8GiB"}})
     assert type(given.betas) is omegaconf.ListConfig
@@ -167,7 +167,7 @@ CALLS: dict[str, Callable[[torch.nn.Module, Any], Any]] = {
 
 @pytest.mark.parametrize("stack", CALLS)
 def test_calls_of_rl_stacks(stack: str, seed: int) -> None:
-    """As their code, which no package has, calls torch's class."""
+    """Calls like their code, which no package has, calls torch's class."""
     assert stack in section_text("Reinforcement learning")
     model = matrices(seed)
     assert train(model, CALLS[stack](model, lowtide.AdamW).step, BUILDER_STEPS) == direct(seed, lr=1e-2, weight_decay=0.01)
@@ -175,7 +175,7 @@ def test_calls_of_rl_stacks(stack: str, seed: int) -> None:
 
 @pytest.mark.parametrize("paged", [False, True])
 def test_torchtitan(paged: bool, seed: int, tmp_path: Path, figure: Any) -> None:
-    """Its containers of optimizers and schedules save, load into fresh ones and go on."""
+    """Its containers of optimizers and schedules save, load into new ones and continue."""
     pytest.importorskip("torchtitan")
     from torchtitan.components.optimizer import LRSchedulersContainer
 
@@ -212,7 +212,7 @@ def test_torchtitan(paged: bool, seed: int, tmp_path: Path, figure: Any) -> None
 
 
 def test_megatron_core(seed: int, figure: Any) -> None:
-    """`FP32Optimizer.__init__` puts a constant on a GPU; all other code of Megatron runs as it is."""
+    """`FP32Optimizer.__init__` puts a constant on a GPU. All other code of Megatron runs unchanged."""
     pytest.importorskip("megatron.core")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Apex and Transformer Engine are not installed
@@ -297,7 +297,7 @@ class Stream:
 def test_megatron_hybrid_device_optimizer(
     state: str, overlap: bool, seed: int, monkeypatch: pytest.MonkeyPatch, figure: Any
 ) -> None:
-    """Megatron-core's own class, whose load assigns every entry of its sub-optimizers' state; it needs stand-ins of a GPU."""
+    """Megatron-core's own class, whose load assigns every entry of its sub-optimizers' state. It needs stand-ins for a GPU."""
     pytest.importorskip("megatron.core")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -341,8 +341,8 @@ def test_megatron_hybrid_device_optimizer(
 
 
 STEPS = 6
-# Relative, between losses of two AdamW in float32 that differ in rounding alone (2^-24 each operation): over these few
-# steps of a model of 0.1 M weights, 100 times that and more.
+# Relative difference between losses of two float32 AdamWs that differ only in rounding (2^-24 per operation): 100 times that
+# and more, over these few steps of a model with 0.1 M weights.
 CLOSE = 1e-4
 
 
@@ -451,7 +451,7 @@ def test_trl_by_the_attribute(kind: str, seed: int, tmp_path: Path, figure: Any)
 
 
 def test_axolotl(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Any) -> None:
-    """The real plugin interface and manager. The trainer is transformers': Axolotl's inherits it, and reads the same
+    """The real plugin interface and manager. The trainer is transformers', from which Axolotl's inherits; both read the same
     attribute."""
     base = pytest.importorskip("axolotl.integrations.base")
     mine = ModuleType("my_module")
@@ -469,8 +469,8 @@ def test_axolotl(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fig
 
 
 def test_llama_factory(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Any) -> None:
-    """A stand-in: LLaMA-Factory 0.9.5 cannot be imported beside today's trl. Its trainer makes an optimizer of its own
-    for GaLore and the like, and else leaves it to transformers', as this one does."""
+    """A stand-in: LLaMA-Factory 0.9.5 cannot be imported beside today's trl. Its trainer makes its own optimizer for GaLore and
+    the like, and otherwise leaves it to transformers', as this one does."""
     made: list[Any] = []
 
     def create_custom_optimizer(model: Any, *args: Any) -> torch.optim.Optimizer | None:
@@ -496,7 +496,7 @@ def test_llama_factory(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_unsloth_embedding_learning_rate(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in, which like UnslothTrainer asks SFTTrainer's method for the class if embeddings have a rate of their own."""
+    """A stand-in that, like UnslothTrainer, asks SFTTrainer's method for the class if embeddings have their own rate."""
 
     class UnslothTrainer(Trainer):
         def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
@@ -520,8 +520,8 @@ def test_unsloth_embedding_learning_rate(seed: int, tmp_path: Path, monkeypatch:
 
 
 def test_ms_swift(seed: int, tmp_path: Path, figure: Any) -> None:
-    """The real callback class; the table of callbacks and the trainer that asks it are stand-ins. That trainer, too,
-    drops groups without parameters: LoRA trains none of those that do not decay."""
+    """The real callback class, with stand-ins for the table of callbacks and the trainer that asks it. That trainer also drops
+    groups without parameters: LoRA trains no parameters without decay."""
     with without_start("swift", "swift.optimizers") as packages:
         from swift.optimizers.base import OptimizerCallback
 

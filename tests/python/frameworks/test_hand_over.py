@@ -1,4 +1,5 @@
-"""Hand-over loops: other projects' own functions, unchanged, that take the state off its device and back mean `offload()` and `onload()`."""
+"""Hand-over loops: functions of other projects, unchanged, that take the state off its device and back, like `offload()` and
+`onload()`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""LoRA through transformers' Trainer with clipping, accumulation and a schedule: a resumed run is the one that was
-never stopped, with state in RAM and with state that pages."""
+"""LoRA through transformers' Trainer with clipping, accumulation and a schedule: a resumed run equals one that never stopped,
+with state in RAM and with paged state."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_resumed_lora_is_the_uninterrupted_one(
 
 
 class Ends(TrainerCallback):
-    """Sends this process a SIGTERM in a step after the regular checkpoint, and waits until the Trainer knows of it."""
+    """Sends this process a SIGTERM in a step after the regular checkpoint, and waits until the Trainer notices."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if state.global_step == CUT + 1:
@@ -99,7 +99,7 @@ def test_a_checkpoint_at_sigterm_resumes(paged: bool, tmp_path: Path, seed: int,
 
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_schedule_free_saves_the_weights_that_the_model_has(evaluates: bool, tmp_path: Path, seed: int) -> None:
-    """Those to train, or after an evaluation the average; and warms up once, for half of the steps."""
+    """Saves the training weights or, after an evaluation, the average. Warms up once, for half of the steps."""
     args = TrainingArguments(
         str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, seed=7, max_steps=4, save_steps=2, logging_steps=1,
         eval_strategy="steps" if evaluates else "no", eval_steps=2, learning_rate=5e-3, warmup_steps=0.5, lr_scheduler_type="constant",

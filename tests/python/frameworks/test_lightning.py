@@ -41,7 +41,7 @@ class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
 
 
 def train(folder: Path, model: Any, memory: lowtide.Memory | None, precision: Any, resume: bool) -> dict[str, bytes]:
-    """All epochs, or those after the checkpoint that the first one has left."""
+    """Trains for all epochs, or for those after the checkpoint that the first one left."""
     save = lightning.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
     trainer = lightning.Trainer(
         accelerator="cpu", precision=precision, max_epochs=EPOCHS, gradient_clip_val=CLIP, callbacks=[save],
@@ -69,7 +69,7 @@ def test_resumed_lora_is_the_uninterrupted_one(precision: str, tmp_path: Path, s
 
 
 class Forgetful(Module):
-    """Goes on with torch's AdamW."""
+    """Continues with torch's AdamW."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW((p for p in self.model.parameters() if p.requires_grad), lr=5e-3)

@@ -1,6 +1,6 @@
-"""Lightning's FSDP strategy on two ranks of the CPU: its own setup of optimizers, steps, checkpoints and their loading. The Trainer
-refuses `FSDPStrategy` itself for processes on CPUs, and the strategy would wrap for a GPU: a subclass that changes nothing is not
-refused, and the module wraps itself."""
+"""Lightning's FSDP strategy on two CPU ranks: its own setup of optimizers, steps, checkpoints and loading. The Trainer refuses
+`FSDPStrategy` itself for CPU processes, and the strategy would wrap for a GPU, so the test uses an unchanged subclass, and the
+module wraps itself."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
 
 
 def train(which: str, kind: str, folder: str, resume: bool) -> tuple[list[float], dict[str, bytes]]:
-    """Losses, and weights and state of this rank: of all epochs, or of those after the first checkpoint. kind: of
-    checkpoint, "full" or "sharded". All ranks have the same data."""
+    """Losses, weights and state of this rank, for all epochs or those after the first checkpoint. kind: of checkpoint, "full"
+    or "sharded". All ranks have the same data."""
     warnings.filterwarnings("ignore")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", LOCAL_WORLD_SIZE=os.environ["WORLD_SIZE"])
     random = torch.Generator().manual_seed(1)

@@ -1,5 +1,5 @@
-"""Linear4bit of bitsandbytes, PEFT's adapters, FSDP1 and FSDP2, and a paged class, all in one: the usual way to fine-tune on several
-devices."""
+"""Linear4bit of bitsandbytes, PEFT's adapters, FSDP1 and FSDP2, and a paged class together: the usual way to fine-tune on
+several devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 6
 
 
 def quantized(seed: int) -> Any:
-    """The model of `lora_support` with a base in NF4, in storage of float32: FSDP1 flattens parameters of one type."""
+    """The model of `lora_support` with a base in NF4, stored as float32, because FSDP1 flattens parameters of one type."""
     model = adapted(seed, dropout=0.0)
     for name, linear in [(name, one) for name, one in model.named_modules() if type(one) is torch.nn.Linear and "lora_" not in name]:
         four = bitsandbytes.nn.Linear4bit(
@@ -71,7 +71,8 @@ def local_bits(opt: torch.optim.Optimizer) -> list[bytes]:
 @pytest.mark.parametrize("version", [1, 2])
 @on_ranks(2)
 def test_qlora_under_fsdp_with_paged_state(version: int, seed: int, tmp_path: Path) -> str:
-    """Paged to a disk, or not: the same bits. Torch's AdamW falls as far, or a twentieth farther: its state is exact."""
+    """Paged to disk or not: the same bits. With torch's AdamW, whose state is exact, the loss falls as far, or a twentieth
+    farther."""
     own = tmp_path / str(torch.distributed.get_rank())
     own.mkdir()
     torchs, _, _ = trained(seed, version, lambda params: torch.optim.AdamW(params, lr=1e-2))

@@ -1,4 +1,4 @@
-"""Budgets: state on disk changes no bit, survives every way of saving, and says where it is; arguments of users."""
+"""Budgets: state on disk changes no bit, survives every way of saving, and says where it is. Also users' arguments."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_size_without_a_name_is_told_it(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_directory_is_checked_by_optimizers_and_not_by_forecasts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Before any step; a forecast is for another machine."""
+    """Checks come before any step. A forecast may be for another machine."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     wanted = "for scratch files, wanted an existing directory that is not a symbolic link"
@@ -472,7 +472,7 @@ def test_a_group_added_later_takes_no_memory_above_the_budget(tmp_path: Path, fi
 
 @pytest.mark.parametrize("late", [8, 2000, 8000, 12_000, 40_000])
 def test_a_group_added_to_a_full_budget_goes_to_the_disk_with_the_others(late: int, tmp_path: Path) -> None:
-    """State that fitted whole leaves no room to stream beside it; the bits are those without a budget."""
+    """State that fitted whole leaves no room to stream beside it. Bits equal those without a budget."""
     runs = []
     for memory in (None, lowtide.Memory(host="1MiB", disk=tmp_path)):
         params = [torch.nn.Parameter(torch.ones(500, 256)), torch.nn.Parameter(torch.ones(late))]

@@ -1,4 +1,4 @@
-"""Incidents while a program trains: a disk that refuses writes, a change of directory, threads that look on."""
+"""Incidents during training: a disk that refuses writes, a change of directory, threads that read along."""
 
 import json
 import os
@@ -147,9 +147,9 @@ _LARGE: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", _LARGE)
 def test_large_metadata_is_parsed_and_not_copied(name: str, tmp_path: Path, share: float, figure: Callable[[str], None]) -> None:
-    """`load` reads metadata as one text, and parses that: it calls no function for each value, as a deep copy does (some 10 for
-    each list), and its memory is Python's own: values of 56 bytes and the list or dict around them, for some 4 characters of the
-    text and more. Calls are counted, since seconds are the machine's."""
+    """`load` reads metadata as one text and parses it. It calls no function for each value, as a deep copy does (some 10 per
+    list), and its memory is Python's own: values of 56 bytes and their list or dict, for at least some 4 characters of text.
+    Calls are counted, because seconds depend on the machine."""
     extra, refusal = _LARGE[name]
     if share < 1:  # half of the values, of which copies are seen as well
         extra = {key: value[: len(value) // 2] if isinstance(value, list) else value for key, value in extra.items()}

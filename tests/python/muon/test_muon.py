@@ -1,4 +1,5 @@
-"""`lowtide.Muon` against torch.optim.Muon for matrices and lowtide.AdamW for the rest; quantized, under budgets, saved."""
+"""`lowtide.Muon` compared with torch.optim.Muon for matrices and lowtide.AdamW for the rest: quantized, under budgets,
+saved."""
 
 import contextlib
 import copy
@@ -37,10 +38,10 @@ SHAPES = [(64, 96), (96, 32), (48, 48), (1, 20)]
     ids=["default", "not nesterov", "no momentum", "other coefficients"],
 )
 def test_matrices_with_float32_state_are_stepped_as_by_torch(options, maximize, seed, figure):
-    """Both round d to bfloat16 before the same operations. Directions differ by a few roundings of float32, so one
-    element in about 2¹⁴ is rounded to another bfloat16, 2⁻⁸ of it away, and the iteration, of slope a at 0, makes up to
-    a⁵ of that: 3.4⁵ 2⁻⁸ / √2¹⁴ = 1.5 % of the norm per step at most. Where none is, weights are equal to a rounding or two of
-    float32: torch rounds the decayed weight, the core the move."""
+    """Both round d to bfloat16 before the same operations. Directions differ by a few float32 roundings, so about one element
+    in 2¹⁴ rounds to another bfloat16, 2⁻⁸ of it away. The iteration, of slope a at 0, amplifies that by up to a⁵: 3.4⁵ 2⁻⁸ /
+    √2¹⁴ = 1.5 % of the norm per step at most. Without such elements, weights agree to a rounding or two of float32: torch
+    rounds the decayed weight, the core the move."""
     a = [parameter(*shape) for shape in SHAPES]
     b = [torch.nn.Parameter(p.detach().clone()) for p in a]
     start = [p.detach().clone() for p in a]
@@ -88,8 +89,8 @@ def groups(module):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_is_no_matrix_is_stepped_by_adamw(codec, seed, figure):
-    """The bits of `lowtide.AdamW` over vectors and over groups without Muon. (Others round to nearest, and small ones in
-    float8 keep float32: random bits go by the number of a parameter.)"""
+    """Has the bits of `lowtide.AdamW` over vectors and over groups without Muon. (Others round to nearest, and small ones in
+    float8 keep float32, because random bits depend on a parameter's number.)"""
     module, twin = model(), model()
     least, rounding = (100, "nearest") if codec != "float8" else (10**6, "auto")
     opt = lowtide.Muon(
@@ -180,7 +181,7 @@ def test_skipped_steps_change_nothing(seed):
 
 
 def test_quantized_momentum_converges(seed, figure):
-    """A linear map from samples without noise: the loss with 8-bit momentum ends where that with float32 does."""
+    """A linear map from noiseless samples: with 8-bit momentum, the loss ends where it does with float32."""
     losses = {}
     for state in ("fp32", "dynamic8"):
         torch.manual_seed(7)
@@ -220,7 +221,7 @@ def test_bad_arguments_are_refused(options, words):
 
 
 def test_a_long_momentum_in_4_bits_is_refused_as_that_of_muon(seed):
-    """The core keeps it by the rule sgd, which nobody asked for."""
+    """The core keeps it by the rule sgd, which the user did not name."""
     params = [parameter(64, 96)]
     words = ("parameter group 0", "got state 'dynamic4' for Muon with a beta of 0.95 for its momentum_buffer")
     with pytest.raises(ValueError) as caught:
@@ -260,7 +261,7 @@ def everything(params, opt):
 @pytest.mark.parametrize("state", ["fp32", "dynamic8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_masters_of_matrices_are_those_of_adamw(dtype, state, tmp_path, seed, figure):
-    """Each has the bytes and the bits of its kind, under a budget too; residual16 of bfloat16 has the bits of float32 weights."""
+    """Each has the bytes and bits of its kind, even under a budget. residual16 of bfloat16 has the bits of float32 weights."""
     first = [torch.nn.Parameter(torch.randn(*shape).to(dtype)) for shape in ((64, 256), (200, 96), (8192,))]
     whole = [torch.nn.Parameter(p.detach().float()) for p in first]
     options = {"lr": 1e-3, "state": state, "min_quantized_numel": 0, "rounding": "nearest"}
@@ -293,8 +294,8 @@ def test_masters_of_matrices_are_those_of_adamw(dtype, state, tmp_path, seed, fi
 
 @pytest.mark.parametrize("state", ["fp32", "dynamic8"])
 def test_experts_are_matrices_by_themselves(state, seed, figure):
-    """A stack of matrices is stepped as each of them would be as a parameter of its own, to the bit. Rows of 256 elements
-    have the same blocks in both, and everything rounds to nearest, for random bits go by the number of a parameter."""
+    """A stack of matrices gets the same bits as each matrix as its own parameter. Rows of 256 elements have the same blocks in
+    both, and everything rounds to nearest, because random bits depend on a parameter's number."""
     stack = parameter(6, 32, 256)
     tall = torch.nn.Parameter(torch.randn(3, 96, 32).bfloat16())
     experts = [[torch.nn.Parameter(matrix.clone()) for matrix in each.detach()] for each in (stack, tall)]
@@ -324,7 +325,7 @@ def test_experts_are_matrices_by_themselves(state, seed, figure):
     {"state": "fp32", "min_quantized_numel": 1},
 ])  # fmt: skip
 def test_options_that_decide_the_rule_or_the_format_cannot_change(changed):
-    """`use_muon` of a group was once looked at when the group was added and never again, without an error."""
+    """A group's `use_muon` was once only read when the group was added, and later changes were ignored without an error."""
     opt = lowtide.Muon([parameter(64, 256), parameter(9)])
     random_gradients(opt.param_groups[0]["params"])
     before = dict(opt.param_groups[0])
@@ -363,7 +364,7 @@ def test_dicts_without_options_of_muon(seed):
 
 
 def failing_at(monkeypatch, call, error, times=1):
-    """Makes products raise `error` at that call and the next `times` - 1."""
+    """Makes products raise `error` at that call and the next `times` - 1 calls."""
     calls = itertools.count(1)
 
     def orthogonal(*args):
@@ -393,7 +394,7 @@ def test_products_that_fail_leave_everything_as_it_was(error, state, seed, monke
 
 
 def test_an_interrupt_between_batches_is_raised_when_all_have_moved(seed, monkeypatch):
-    """And an error that persists leaves each matrix, with its state, as it was or as it will be, and says so."""
+    """A persistent error leaves each matrix, with its state, either unchanged or stepped, and says so."""
     monkeypatch.setattr("lowtide.optimizers.muon._BUCKET", 1)
     first = [parameter(64, 64) for _ in range(4)]
     ends = []

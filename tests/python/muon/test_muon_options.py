@@ -1,4 +1,4 @@
-"""Coefficients of Muon's iterations beside emerging-optimizers', state dicts as dion writes them, and QK-clip."""
+"""Coefficients of Muon's iterations compared with emerging-optimizers', state dicts in dion's form, and QK-clip."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +21,9 @@ OF_DION = (
 @pytest.mark.parametrize(("name", "given", "steps"), [(POLAR_EXPRESS, POLAR_EXPRESS, 5), (POLAR_EXPRESS, POLAR_EXPRESS, 10),
                                                       ("quintic", OF_DION, 5), ("simple", (3.4445, -4.775, 2.0315), 5)])  # fmt: skip
 def test_coefficients_are_those_of_emerging_optimizers(name: str, given: Any, steps: int, seed: int, figure: Callable[[str], None]) -> None:
-    """Singular values go through the polynomials in float64 here. There, four decimals of the coefficients are kept, and products are
-    in float32, with errors below 2⁻²⁰ of a value near 1; slopes carry both from iteration to iteration, twice as far with what is of
-    second order."""
+    """Here singular values go through the polynomials in float64. There, coefficients have four decimals, and products are in
+    float32, with errors below 2⁻²⁰ of a value near 1. Slopes carry both from iteration to iteration; second-order terms double
+    the bound."""
     theirs = pytest.importorskip("emerging_optimizers.orthogonalized_optimizers.muon_utils", reason="needs emerging-optimizers")
     coefficients = schedule(given, steps)
     assert coefficients is not None and len(coefficients) == steps
@@ -43,7 +43,7 @@ def test_coefficients_are_those_of_emerging_optimizers(name: str, given: Any, st
 
 
 def test_polar_express_makes_singular_values_one(seed: int, figure: Callable[[str], None]) -> None:
-    """From 0.001 of the norm on, in eight iterations, but for the roundings of bfloat16: sums of 64 products of 2⁻⁹ each."""
+    """From 0.001 of the norm up, in eight iterations, except for bfloat16 rounding: sums of 64 products of 2⁻⁹ each."""
     u, _, v = torch.linalg.svd(torch.randn(64, 64))
     matrix = u @ torch.diag(torch.logspace(-2, 0, 64)) @ v
     found = {}
@@ -82,8 +82,8 @@ def of_dion(params: list[torch.nn.Parameter], steps: int, **options: Any) -> dic
 
 
 def test_state_dicts_of_dion(seed: int, figure: Callable[[str], None]) -> None:
-    """A step after it is dion's: its momentum is μ times itself plus the gradient, and its rates go by √(rows / columns). The
-    tolerance for the matrix is that of a direction that rounds to another bfloat16 (test_muon.py)."""
+    """The next step is dion's: its momentum is μ times itself plus the gradient, and its rates scale with √(rows / columns).
+    The tolerance for the matrix allows a direction that rounds to another bfloat16 (test_muon.py)."""
     params = [parameter(40, 64), parameter(64), parameter(20, 64)]
     opt = lowtide.Muon(
         [{"params": params[:1]}, {"params": params[1:], "use_muon": False}], state="fp32", ns_coefficients=OF_DION
@@ -134,7 +134,7 @@ def logits_of(query: torch.Tensor, key: torch.Tensor, x: torch.Tensor, heads: in
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (8, 2)])
 def test_qk_clip_bounds_the_heads_that_are_too_large(heads: int, key_heads: int, seed: int, figure: Callable[[str], None]) -> None:
-    """To the rounding of float32: 2⁻²⁴ for each of a few operations and of a sum of 16 products. The others keep their logits."""
+    """Up to float32 rounding: 2⁻²⁴ for each of a few operations and a sum of 16 products. Other heads keep their logits."""
     query, key = parameter(heads * 8, 16), parameter(key_heads * 8, 16)
     x = torch.randn(20, 16)
     with torch.no_grad():
@@ -189,7 +189,7 @@ def test_qk_clip_of_shards_has_the_bits_of_one_process() -> str:
 
 
 def test_logits_that_are_not_finite_clip_nothing(seed: int) -> None:
-    """A step that overflowed is skipped, or never taken (GradScaler); the weights must outlive it."""
+    """A step that overflowed is skipped, or never taken (GradScaler). The weights must survive it."""
     query, key = parameter(16, 8), parameter(8, 8)
     before = [bits(query), bits(key)]
     opt = torch.optim.SGD([query, key], lr=0.0)

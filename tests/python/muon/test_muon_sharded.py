@@ -1,4 +1,4 @@
-"""Muon over meshes: the bits of one process, each matrix made orthogonal once, as many bytes sent as stated."""
+"""Muon over meshes: the bits of one process, each matrix orthogonalized once, and as many bytes sent as stated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-# Rows that no number of ranks divides, wide and tall, fewer rows than ranks, a matrix smaller than the mesh, 16 bits.
+# Rows that no number of ranks divides, wide and tall matrices, fewer rows than ranks, a matrix smaller than the mesh, 16 bits.
 MATRICES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "uneven": ((37, 300), torch.float32),
     "tall": ((64, 48), torch.float32),
@@ -44,7 +44,7 @@ LEAST = 512  # elements from which on state is in 8 bits
 
 
 class Layout(NamedTuple):
-    """cuts: by dimension of the mesh, the tensor dimension that it cuts, or None for copies; () for plain tensors."""
+    """cuts: for each mesh dimension, the tensor dimension that it cuts, or None for copies; () for plain tensors."""
 
     cuts: tuple[int | None, ...]
     mesh: tuple[int, ...] = (1,)
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
 
 class Net(torch.nn.Module):
     def __init__(self, layout: Layout, experts: Layout | None = None) -> None:
-        """experts: how stacks of experts lie; None: there are none."""
+        """experts: the layout of stacks of experts; None: there are none."""
         super().__init__()
         self.layouts: dict[str, Layout] = dict.fromkeys(MATRICES, layout)
         self.layouts |= dict.fromkeys(EXPERTS, experts) if experts else {}
@@ -107,7 +107,7 @@ def train(net: Net, opt: lowtide.Muon, steps: range) -> None:
 
 @contextmanager
 def counting() -> Iterator[dict[str, int]]:
-    """Counts the bytes that torch is given to send to others and to get from them, and the calls of all collectives."""
+    """Counts the bytes that torch sends to and gets from other ranks, and the calls of all collectives."""
     counts = {"sent": 0, "received": 0, "exchanges": 0}
     names = [name for name in dir(dist) if name.startswith(_COLLECTIVE) and callable(getattr(dist, name))]
     kept = {name: getattr(dist, name) for name in names}
@@ -142,8 +142,8 @@ _COLLECTIVE = ("all_", "barrier", "batch_isend", "broadcast", "gather", "irecv",
 def trained(
     layout: Layout, experts: Layout | None, state: str, room: int = 64 << 20, disk: str | None = None
 ) -> tuple[dict[str, bytes], Communication, dict[str, int]]:
-    """Weights and state after 3 steps; what a step is said to send; what one sent. room: elements of directions at a time.
-    disk: a directory, for a budget that state does not fit into."""
+    """Weights and state after 3 steps, the stated traffic of a step, and the actual one. room: elements of directions at a
+    time. disk: a directory, for a budget too small for the state."""
     muon._BUCKET = room
     memory = None
     if disk is not None:
@@ -160,7 +160,7 @@ def trained(
 
 
 class Experts(torch.nn.Module):
-    """A layer in which every token goes through every expert, between two matrices."""
+    """A layer in which every token passes every expert, between two matrices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def _all(params: list[torch.nn.Parameter], opt: lowtide.Muon) -> dict[str, bytes
 
 
 class _BrokenDisk:
-    """A core whose second call of a step fails, as it does when a disk cannot be read: the first steps what AdamW steps."""
+    """A core whose second call in a step fails, as if a disk could not be read. The first call steps AdamW's parameters."""
 
     def __init__(self, core: Any) -> None:
         self._core, self._steps = core, 0
@@ -261,8 +261,8 @@ COPIES = Layout((None,), (2,))
 @pytest.mark.parametrize("state", ["fp32", "bf16", "dynamic8", "float8"])
 @pytest.mark.share
 def test_every_mesh_gives_the_bits_of_one_process(state: str, figure) -> None:
-    """Owners make the same products of the same matrices as a process alone. Matrices that are cut by columns have
-    float32 state in place of formats with scales, as all parameters have."""
+    """Owners compute the same products of the same matrices as a single process. Matrices cut by columns have float32 state
+    instead of formats with scales, like all parameters."""
     ranks = shared_ranks()
     compared = meshes = 0
     for layouts, alone in (([*ROWS, HSDP, COPIES], state), ([*COLUMNS, *BOTH], "bf16" if state == "bf16" else "fp32")):
@@ -278,9 +278,9 @@ def test_every_mesh_gives_the_bits_of_one_process(state: str, figure) -> None:
 @pytest.mark.parametrize("layout", [*ROWS, HSDP, *COLUMNS[1:], *BOTH, COPIES], ids=str)
 @on_ranks()
 def test_bytes_sent_are_those_stated(layout: Layout) -> str:
-    """In a step, counted where torch is given them. Each matrix is made orthogonal once. Elements go as bfloat16,
-    to which the iterations round first. On a mesh of one dimension, all that a matrix's owner does not have comes to it,
-    and goes from it; of what is copied, each element goes once to each of the others."""
+    """Bytes of a step, counted where torch gets them. Each matrix is orthogonalized once. Elements travel as bfloat16, to which
+    the iterations round first. On a one-dimensional mesh, whatever a matrix's owner lacks comes to it and goes back; each
+    element of a copied matrix goes once to each other rank."""
     _, stated, counts = trained(layout, layout, "dynamic8")
     assert (counts["sent"], counts["received"], counts["exchanges"]) == stated[:3]
     assert set(counts) <= {"sent", "received", "exchanges", "all_reduce"}, "only the agreement beside"
@@ -302,7 +302,7 @@ def test_bytes_sent_are_those_stated(layout: Layout) -> str:
 @pytest.mark.parametrize("layout", [ROWS[2], HSDP, BOTH[0]], ids=str)
 @on_ranks()
 def test_batches_under_way_change_no_bit(layout: Layout) -> str:
-    """With room for nothing every batch has a part for each rank, and three are under way."""
+    """Without room, every batch has a part for each rank, and three are under way."""
     expected, few, _ = trained(layout, layout, "fp32")
     found, stated, counts = trained(layout, layout, "fp32", 1)
     compared = same(found, expected)
@@ -321,9 +321,9 @@ def test_state_on_disk_changes_no_bit(layout: Layout, tmp_path: Path) -> str:
 @pytest.mark.parametrize("layout", [ROWS[2], HSDP, BOTH[0]], ids=str)
 @on_ranks()
 def test_work_and_memory_are_divided(layout: Layout) -> str:
-    """Giving the largest piece of work left to whom has least leaves nobody with more than the mean and the largest piece
-    less its share (as any list schedule: Graham 1966). A batch has at most the elements that there is room for on each
-    rank, and one matrix more, unless that is too few for a matrix on each."""
+    """Giving the largest remaining piece of work to the rank with the least leaves nobody with more than the mean plus the
+    largest piece less its share (as for any list schedule: Graham 1966). A batch has at most as many elements per rank as there
+    is room for, and one matrix more, unless that is too few for one matrix each."""
     room = 30_000
     share = room * 4 // (3 * 12)  # elements of each of three batches, of 12 bytes for the 4 of a direction
     mesh = init_device_mesh("cpu", layout.mesh)
@@ -347,7 +347,7 @@ def test_work_and_memory_are_divided(layout: Layout) -> str:
 
 
 def test_experts_that_are_cut_between_matrices_send_nothing(figure) -> None:
-    """Two-dimensional matrices are copies on each rank here, so that experts alone could send."""
+    """Two-dimensional matrices are copied on each rank here, so only experts could send."""
     layout = Layout((0,), (4,))
     answers = shared_ranks().run(4, trained, PLAIN, layout, "dynamic8")
     alone = shared_ranks().run(1, trained, PLAIN, PLAIN, "dynamic8")[0][0]
@@ -375,8 +375,8 @@ def test_a_checkpoint_goes_to_any_mesh(state: str, tmp_path, figure) -> None:
 )
 @on_ranks()
 def test_models_under_fully_shard_train_as_alone(world: int, columns: bool, before: int) -> str:
-    """Also with an optimizer that was made, and has stepped, before the model was sharded. All ranks have the same data: a
-    mean of two or four equal gradients is that gradient."""
+    """Even with an optimizer that was made, and has stepped, before the model was sharded. All ranks have the same data: a mean
+    of two or four equal gradients is that gradient."""
     results, sent = [], 0
     for cut in (True, False):
         net = Experts()
@@ -400,7 +400,7 @@ def test_models_under_fully_shard_train_as_alone(world: int, columns: bool, befo
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
 @on_ranks(4)
 def test_four_ranks_do_what_torch_does_on_one() -> str:
-    """The tolerance is that of a process alone (test_muon.py): a direction that rounds to another bfloat16."""
+    """The tolerance is that of a single process (test_muon.py): a direction that rounds to another bfloat16."""
     mesh = init_device_mesh("cpu", (4,))
     whole = [torch.randn(size, generator=torch.Generator().manual_seed(size[0])) for size in ((37, 60), (64, 20), (3, 8))]
     theirs = [torch.nn.Parameter(value.clone()) for value in whole]
@@ -423,8 +423,8 @@ def test_four_ranks_do_what_torch_does_on_one() -> str:
 
 @on_ranks(4)
 def test_tensor_parallelism_under_fully_shard() -> str:
-    """Two-dimensional meshes, also with strided shards, of sizes that no number of ranks divides, beside one process that has
-    the same gradients, which torch puts together."""
+    """Two-dimensional meshes, even with strided shards, with sizes that no number of ranks divides, compared with one process
+    that has the same gradients, which torch assembles."""
     net = sharded("tensor")
     params = [p for p in net.parameters() if p.requires_grad]
     alone = [torch.nn.Parameter(p.detach().full_tensor()) for p in params]
@@ -485,8 +485,8 @@ def test_matrices_of_several_meshes_in_one_group() -> str:
 )
 @on_ranks(3)
 def test_what_one_rank_cannot_step_none_does(kind: str, nonfinite: str, words: tuple[str, str] | None) -> str:
-    """A good step, one that is spoilt on rank 1, a good one: the end is that of the two good steps alone. `words`: in the error
-    of rank 1 and of the others; None: no error, a skipped step."""
+    """A good step, a bad one on rank 1, a good one: the end equals the two good steps alone. words: in the errors of rank 1 and
+    the others; None: no error, only a skipped step."""
     ends, on_1 = [], dist.get_rank() == 1
     for spoil in (True, False):
         params, opt = _matrices(nonfinite=nonfinite)
@@ -508,7 +508,7 @@ def test_what_one_rank_cannot_step_none_does(kind: str, nonfinite: str, words: t
 
 @on_ranks(3)
 def test_an_error_between_batches_leaves_no_rank_waiting() -> str:
-    """The core of rank 1 fails: matrices stay as they were everywhere, and every rank says so."""
+    """The core of rank 1 fails. Matrices stay unchanged everywhere, and every rank says so."""
     params, opt = _matrices()
     on_1, before = dist.get_rank() == 1, [bits(param.detach().full_tensor()) for param in params]
     if on_1:
@@ -535,7 +535,7 @@ def _no_memory(*_: Any) -> Any:
 
 @on_ranks(3)
 def test_a_rank_without_memory_for_products_leaves_no_rank_waiting() -> str:
-    """Rank 1: its matrix stays as it was, with its state, on all ranks, which raise; the next step takes all."""
+    """On rank 1: its matrix and state stay unchanged on all ranks, which raise. The next step takes all."""
     params, opt = _matrices()
     on_1 = dist.get_rank() == 1
     ends = [[bits(param.detach().full_tensor()) for param in params]]

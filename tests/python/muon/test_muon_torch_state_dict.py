@@ -1,4 +1,5 @@
-"""State dicts of torch.optim.Muon: momentum goes on here and there; what it cannot mean is refused, and changes nothing."""
+"""State dicts of torch.optim.Muon: momentum continues in both directions. What cannot be expressed is refused, and changes
+nothing."""
 
 import copy
 import math
@@ -16,7 +17,7 @@ OPTIONS = [
     {"lr": 0.02, "momentum": 0.5, "ns_steps": 3, "ns_coefficients": (2.0, -1.5, 0.5), "adjust_lr_fn": "original"},
 ]
 NAMES = ["default", "not nesterov", "other coefficients"]
-# b / (1 - μ) here, b there: 1 - μ is rounded to float32 once by each, and so are the quotient and the product.
+# b / (1 - μ) here, b there: each rounds 1 - μ to float32 once, and the quotient and product, too.
 ROUNDINGS = 4 * 2.0**-24
 
 
@@ -40,7 +41,7 @@ def muon(params, **options):
 
 
 def step_both(ours, theirs, mine, others):
-    """One step with the same gradients; returns, for each matrix, what the moves differ by, of the move's norm."""
+    """One step with the same gradients. Returns the difference of the moves for each matrix, relative to the move's norm."""
     before = [p.detach().clone() for p in others]
     step_alike((others, theirs), (mine, ours))
     moves = [(q - s).detach().norm() for q, s in zip(others, before, strict=True)]
@@ -95,7 +96,7 @@ def test_momentum_of_torch_is_encoded(state, bound, seed, figure):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=NAMES)
 def test_momentum_of_ours_goes_on_in_torch(options, seed, figure):
-    """And back: what was saved, multiplied and divided by 1 - μ. The bounds are those of the way here."""
+    """And back: saved values multiplied and divided by 1 - μ. The bounds are as in the other direction."""
     params = [parameter(*shape) for shape in SHAPES]
     ours = muon(params, state="fp32", **options)
     for _ in range(3):
@@ -119,7 +120,7 @@ def test_momentum_of_ours_goes_on_in_torch(options, seed, figure):
 
 
 def test_without_momentum_nothing_is_loaded_or_written(seed, figure):
-    """b is then g of the last step, and no later one reads it: the next step is torch's, to two roundings of float32."""
+    """b is then the last step's g, which no later step reads: the next step equals torch's, up to two float32 roundings."""
     params, theirs = trained_by_torch(lr=0.02, momentum=0.0)
     ours = muon(copies := copies_of(params), momentum=0.0)
     ours.load_state_dict(theirs.state_dict())
@@ -166,7 +167,7 @@ def test_malformed_ones_are_refused_whole(seed):
 
 
 def test_what_torch_does_not_have_is_refused_both_ways(seed):
-    """Parameters that AdamW steps, and maximize: torch would do something else with them."""
+    """Parameters that AdamW steps, and maximize: torch would treat them differently."""
     weight, bias, head = parameter(8, 8), parameter(8), parameter(8, 8)
     theirs = torch.optim.Muon([weight])
     for params, options, words in (

@@ -41,7 +41,7 @@ CASES = {
 
 
 def largest_update(name, options, sizes, grads):
-    """U: the largest update in units of lr, with sums of absolute values as numerators. sizes: |g| + |L2 term|,
+    """U: the largest update in units of lr, with sums of absolute values as numerators. sizes: |g| + |L2 term|.
     grads: g with it, [steps, elements]."""
     eps = options.get("eps", 1e-10)
     most = sizes.max(0).values
@@ -144,8 +144,8 @@ NAMES = {
 
 @pytest.mark.parametrize("rule", NAMES)
 def test_every_codec_and_type_stays_near_float32(rule, seed, figure):
-    """The first step sees exact state: its move is that of float32 state within the type's rounding. After 20 steps the
-    move differs by the codec's error; a rule that mixed states up would be off by as much as it moved."""
+    """The first step has exact state: its move equals that with float32 state, up to the type's rounding. After 20 steps the
+    move differs by the codec's error; a rule that confused states would be off by as much as it moved."""
     cases, worst = 0, 0.0
     for dtype in DTYPES:
         for codec in CODECS:
@@ -174,7 +174,7 @@ SHAPES = [(1000,), (33, 65)]
 
 
 def run(ours, theirs, params):
-    """Steps both optimizers over the same gradients; returns, per parameter, these and the difference after the last."""
+    """Steps both optimizers over the same gradients. Returns, per parameter, these and the final difference."""
     a, b = params
     grads = []
     for _ in range(STEPS):
@@ -226,7 +226,7 @@ def test_sgd(momentum, dampening, nesterov, maximize, weight_decay, seed, figure
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98), (0.0, 0.5)])
 def test_lion_against_float64(betas, maximize, weight_decay, seed, figure):
-    """The reference is algorithm 2 in float64. Where |c| is below its own rounding, either sign is right: left out."""
+    """The reference is algorithm 2 in float64. Where |c| is below its own rounding, either sign is right, so it is left out."""
     lr = 0.01
     param = torch.nn.Parameter(torch.randn(5000))
     opt = lowtide.Lion([param], lr, betas, weight_decay, maximize=maximize, state="fp32")

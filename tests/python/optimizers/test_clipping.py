@@ -1,5 +1,5 @@
-"""`Optimizer.clip_grad_norm_` and max_grad_norm beside torch.nn.utils.clip_grad_norm_: the norm, the steps, and what
-becomes of a request whose gradients are gone."""
+"""`Optimizer.clip_grad_norm_` and max_grad_norm compared with torch.nn.utils.clip_grad_norm_: the norm, the steps, and requests
+whose gradients are gone."""
 
 import functools
 import math
@@ -34,7 +34,7 @@ def give_gradients(params, scale, seed, dtype=None):
 
 @functools.cache
 def exact_norm(dtype):
-    """The norm of `wide_gradients`, by Python's integers: each float32 is a whole number of 2^-149."""
+    """The norm of `wide_gradients` in Python's integers: each float32 is a whole number of 2^-149."""
     total = 0
     for param in wide_gradients(dtype):
         for x in param.grad.float().flatten().tolist():
@@ -55,8 +55,8 @@ def wide_gradients(dtype):
 
 @pytest.mark.parametrize("foreach", [True, False])
 def test_steps_are_torchs_with_its_own_clipping(foreach, figure):
-    """Two groups, steps that are clipped and steps that are not. torch rounds g c to float32 and so does the step; c is torch's
-    but for its rounding, since torch adds up float32: each step's update differs by a few units of 2^-24 of its size, lr."""
+    """Two groups, steps with and without clipping. torch rounds g c to float32, and so does the step. c equals torch's up to
+    rounding, because torch adds up float32: each step's update differs by a few units of 2^-24 of lr."""
     ours, theirs = leaves(), leaves()
     lr, rounds = 1e-2, 8
     opt = lowtide.AdamW([{"params": ours[:2]}, {"params": ours[2:], "lr": lr}], lr=lr, weight_decay=0.01, state="fp32")
@@ -80,7 +80,7 @@ def test_steps_are_torchs_with_its_own_clipping(foreach, figure):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("target", lowtide._core.cpu_targets())
 def test_norm_is_the_exact_one_rounded_once(dtype, target, figure):
-    """On every path, for all numbers of threads, strides and orders, whatever the range of magnitudes."""
+    """On every path, for all thread numbers, strides and orders, whatever the range of magnitudes."""
     params = wide_gradients(dtype)
     norms, threads = set(), torch.get_num_threads()
     for count in (1, 2, 5):
@@ -119,7 +119,7 @@ def test_gradients_are_only_read(figure):
 
 
 def test_the_option_is_the_call(figure):
-    """To the bit, also where a closure makes the gradients."""
+    """Bit for bit, even if a closure makes the gradients."""
     runs = []
     for option in (None, 0.5):
         ours = leaves()
@@ -142,7 +142,7 @@ def test_the_option_is_the_call(figure):
 
 @pytest.mark.parametrize("amp", [False, True])
 def test_the_norm_is_of_unscaled_gradients(amp, figure):
-    """GradScaler unscales before the step, or hands over its scale (amp_scaling)."""
+    """GradScaler unscales before the step, or passes its scale (amp_scaling)."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     ours, plain = leaves(), leaves()
     opt = lowtide.AdamW(ours, amp_scaling=amp, max_grad_norm=0.5)
@@ -227,8 +227,8 @@ def test_a_change_while_the_norm_is_measured_is_noticed(monkeypatch):
 
 
 def test_groups_that_step_one_after_another_are_clipped_alike(figure):
-    """A wrapper leaves one group at a time in param_groups: one call clips all of them, and the option, which would clip each
-    to a norm of its own, is refused."""
+    """A wrapper leaves one group at a time in param_groups. One call clips all groups; the option, which would clip each to its
+    own norm, is refused."""
 
     def moves(each, **options):
         params = leaves()[:2]
@@ -253,7 +253,7 @@ def test_groups_that_step_one_after_another_are_clipped_alike(figure):
 
 
 def test_gradients_of_inference_mode_are_clipped():
-    """torch counts no versions of these."""
+    """torch counts no versions for these."""
     ours, plain = leaves(), leaves()
     with torch.inference_mode():
         give_gradients(ours, 3.0, 1)
@@ -301,7 +301,7 @@ def test_a_measured_step_does_not_read_gradients_for_a_check(monkeypatch):
 
 
 def test_python_does_no_work_for_each_tensor(figure):
-    """Neither in the call nor in the step after it: what Python calls is as much for 40 times as many tensors."""
+    """Neither in the call nor in the following step: Python makes as many calls for 40 times as many tensors."""
     calls = []
     for tensors in (5, 200):
         params = [torch.nn.Parameter(torch.ones(8)) for _ in range(tensors)]
@@ -338,7 +338,7 @@ def test_a_request_keeps_no_gradient_alive():
 
 
 def test_magnitudes_that_a_step_would_refuse_are_checked():
-    """2^62 and above, which squares would not survive, unless clipping brings them below."""
+    """Magnitudes of 2^62 and above, whose squares would overflow, unless clipping reduces them."""
     p = torch.nn.Parameter(torch.ones(4))
     for limit, skipped in ((math.inf, 1), (1.0, 0)):
         opt = lowtide.AdamW([p])

@@ -1,5 +1,5 @@
-"""Clipping parameters on a device: norms and steps are the bits of the CPU's. Torch's part of a device, its streams and tensors, is a
-stand-in (stand_in.py), so that this shows what Lowtide's own kernels compute."""
+"""Clipping parameters on a device: norms and steps have the CPU's bits. A stand-in replaces torch's part of a device, its
+streams and tensors (stand_in.py), so this tests Lowtide's own kernels."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def test_norms_and_steps_are_those_of_the_cpu(device: StandIn, dtype: torch.dtyp
 
 
 def test_the_option_gives_the_bits_of_the_cpu(device: StandIn, seed: int, figure: Figure) -> None:
-    """By the option; and of a rule whose norms of parameters the host needs, too."""
+    """By the option, and for a rule whose norms of parameters the host also needs."""
     for cls in (lowtide.AdamW, lowtide.LAMB):
         twins = Twins(device, SHAPES, cls, lr=0.01, max_grad_norm=0.5)
         norms = []
@@ -88,7 +88,7 @@ def test_a_frozen_parameter_elsewhere_may_come_first(device: StandIn, where: str
 
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_parameters_may_move_apart(device: StandIn, when: str, seed: int) -> None:
-    """Before the first clip, and between it and its step, to another device or, as a group that is added, to the CPU."""
+    """Before the first clip, and between it and its step: to another device or, in an added group, to the CPU."""
     twins = Twins(device, SHAPES, lr=0.1)
     twins.gradients()
     if when == "before":

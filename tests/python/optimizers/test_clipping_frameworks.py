@@ -1,5 +1,5 @@
-"""Clipping in the step under the real Trainer, Accelerate and Lightning: the runs are those of torch's clipping, and torch's
-function, which each of them would call, is never called."""
+"""Clipping in the step under the real Trainer, Accelerate and Lightning: runs equal those with torch's clipping, and torch's
+function, which each would call, is never called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS, CLIP, LR = 5, 0.25, 5e-3
 
 @pytest.fixture
 def clips(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The limits that torch's function is called with."""
+    """The limits passed to torch's function."""
     called: list[float] = []
     torchs = torch.nn.utils.clip_grad_norm_
 
@@ -38,8 +38,8 @@ def trained(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def apart(runs: list[list[torch.Tensor]]) -> float:
-    """In units of the learning rate. Factors and products are rounded in other places, so that gradients differ by a few units
-    of 2^-24; where the second moment has only these, a step is that of another sign: few weights, by at most two steps."""
+    """In units of the learning rate. Factors and products are rounded in different places, so gradients differ by a few units
+    of 2^-24. Where the second moment has nothing else, a step has another sign: few weights, by at most two steps."""
     return max(float((a - b).abs().mean()) for a, b in zip(*runs, strict=True)) / LR
 
 
@@ -70,7 +70,7 @@ def test_trainer(limit: float, tmp_path: Path, seed: int, clips: list[float], fi
 
 
 def test_accelerate(seed: int, clips: list[float], figure: Any) -> None:
-    """With accumulation; and calls for other parameters go on as before."""
+    """With accumulation. Calls for other parameters work as before."""
     runs, counts = [], []
     for in_step in (False, True):
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)

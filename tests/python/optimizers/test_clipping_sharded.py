@@ -1,4 +1,4 @@
-"""Clipping over shards: the norm and the bits of a step are those of one process, on any mesh; ranks refuse together."""
+"""Clipping over shards: norm and step have the bits of one process on any mesh, and ranks refuse together."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ PLACEMENTS: dict[str, list[Any]] = {
 
 
 def clipped(kind: str, mixed: bool) -> tuple[list[tuple[bytes, bytes]], list[float], float]:
-    """For norms of both orders: the norm's bits and those of all weights after the step, which ranks gather; the norms, and
-    torch's of order 2. mixed: some parameters stay plain, and others are on a mesh of their own."""
+    """For norms of both orders: the bits of the norm and of all weights after the step, which ranks gather; the norms, and
+    torch's of order 2. mixed: some parameters stay plain, and others have their own mesh."""
     placements, world = PLACEMENTS[kind], dist.get_world_size()
     mesh = init_device_mesh("cpu", (2, world // 2) if len(placements) == 2 else (world,))
     other = init_device_mesh("cpu", (world,))
@@ -64,7 +64,7 @@ MESHES += [(3, "copies"), (4, "copies of rows"), (4, "rows of rows"), (4, "rows 
 
 
 def test_any_mesh_gives_the_bits_of_one_process(figure) -> None:
-    """Norms of both orders; torch's, added up in float32 and in another order, is as far away as rounding takes it."""
+    """Norms of both orders. torch's, added up in float32 in another order, differs by rounding."""
     alone, (norm, largest), torchs = shared_ranks().run(1, clipped, "plain", False)[0]
     compared, worst = 0, abs(torchs / norm - 1)
     for world, kind in MESHES:
@@ -98,7 +98,7 @@ def test_fsdp1_with_its_process_group(original: bool, world: int) -> str:
 @pytest.mark.parametrize("kind", ["other layout on one rank", "partial", "placement"])
 @on_ranks(2)
 def test_ranks_refuse_together(kind: str) -> str:
-    """Where gradients of rank 1 cannot be measured, and where they changed after that."""
+    """Because gradients of rank 1 cannot be measured, or have changed since."""
     params, opt = parts()
     before = [bits(param.detach().to_local()) for param in params]
     give(params, 0)

@@ -1,5 +1,5 @@
-"""Claim: a plain model on the CPU goes a short way. What is counted are the functions of Lowtide's that Python enters, each once,
-comprehensions and lambdas among them."""
+"""A plain model on the CPU takes a short path. Counts the functions of Lowtide that Python enters, each once, including
+comprehensions and lambdas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import lowtide
 import torch
 
 ROOT = str(Path(lowtide.__file__).parent)
-# A change that needs another one says why here.
+# A change that needs another function says why here.
 MOST = {"construct": 45, "step": 12, "load": 40}
 
 

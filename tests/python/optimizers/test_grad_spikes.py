@@ -34,7 +34,7 @@ def norms_of(opt: lowtide.Optimizer) -> tuple[float, ...]:
 
 
 def give_norm(params: list[Any], norm: float) -> None:
-    """Random gradients of this norm, but for rounding."""
+    """Random gradients of this norm, up to rounding."""
     random_gradients(params)
     times = norm / float(torch.nn.utils.get_total_norm([param.grad for param in params]))
     for param in params:
@@ -78,8 +78,8 @@ def trained(numbers: list[int], planted: int, **options: Any) -> tuple[list[floa
 @pytest.mark.filterwarnings("ignore:a step was skipped")
 @pytest.mark.parametrize("limit", [None, 1.0], ids=["unclipped", "clipped"])
 def test_a_planted_batch_leaves_nothing_behind(limit: float | None, figure: Figure) -> None:
-    """The run goes on as one that never had the batch, to the bit. Without the option, its moments hold the batch for long: Adam's
-    second moment shrinks by 0.999 a step, so steps stay small."""
+    """The run continues bit for bit like one without the batch. Without the option, moments remember the batch for long: Adam's
+    second moment shrinks by 0.999 per step, so steps stay small."""
     planted, numbers = 100, [*range(200)]
     with_batch = trained(numbers, planted, max_grad_norm=limit, max_grad_spike=10)
     without = trained([n for n in numbers if n != planted], planted, max_grad_norm=limit)
@@ -129,7 +129,8 @@ def test_a_skipped_step_changes_nothing(rule: str, seed: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:a step was skipped")
 def test_the_window(seed: int, figure: Figure) -> None:
-    """It has norms of steps that were taken, the last 128; before the sixteenth nothing is a spike; norms of 0 do not count."""
+    """It has the norms of the last 128 steps that were taken. Nothing is a spike before the sixteenth. Norms of 0 do not
+    count."""
     params, opt = made(max_grad_norm=0.5)
     steps(params, opt, [1.0] * (FEWEST - 2) + [1e6])
     for param in params:
@@ -148,8 +149,8 @@ def test_the_window(seed: int, figure: Figure) -> None:
 
 
 def test_skips_speak(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """As other skips do: each in the log, the first and the tenth in a row by a warning. The first one warns although a
-    gradient that was not finite has done so before."""
+    """Like other skips: each in the log, the first and the tenth in a row by a warning. The first one warns even after an
+    earlier warning about a non-finite gradient."""
     params, opt = made(max_grad_norm=0.5)
     with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.WARNING, logger="lowtide"):
         warnings.simplefilter("always")
@@ -183,7 +184,7 @@ def test_a_norm_that_is_not_finite_is_left_to_nonfinite(policy: str, seed: int) 
 
 
 def through(way: str, opt: Any, new: Callable[[], tuple[Any, Any]], tmp_path: Path) -> tuple[Any, Any]:
-    """Parameters and an optimizer that go on, by this kind of checkpoint."""
+    """Parameters and an optimizer that continue from this kind of checkpoint."""
     if way in ("pickle", "deepcopy"):
         params, other = pickle.loads(pickle.dumps((opt.param_groups[0]["params"], opt))) if way == "pickle" else (None, copy.deepcopy(opt))
         return params or other.param_groups[0]["params"], other
@@ -212,7 +213,7 @@ def through(way: str, opt: Any, new: Callable[[], tuple[Any, Any]], tmp_path: Pa
 @pytest.mark.filterwarnings("ignore:a step was skipped")
 @pytest.mark.parametrize("way", ["file", "dict", "pickle", "deepcopy", "nested", "flat"])
 def test_a_resumed_run_skips_the_same_steps(way: str, tmp_path: Path, seed: int, figure: Figure) -> None:
-    """A spike comes three steps after the checkpoint, where a window of its own would be too short to tell."""
+    """A spike comes three steps after the checkpoint, when a new window would be too short to tell."""
     params, opt = made()
     steps(params, opt, [*torch.rand(20).add(1).tolist()])
     others, other = through(way, opt, made, tmp_path)
@@ -227,7 +228,7 @@ def test_a_resumed_run_skips_the_same_steps(way: str, tmp_path: Path, seed: int,
 
 
 def test_dicts_without_norms_and_for_others(seed: int) -> None:
-    """A dict without norms, of torch too, begins without; an optimizer without the option takes and keeps none."""
+    """After a dict without norms, even torch's, the window starts empty. An optimizer without the option ignores norms."""
     params, opt = made()
     steps(params, opt, [1.0] * 3)
     plain = lowtide.AdamW(copies_of(params), lr=1e-2)
@@ -271,7 +272,8 @@ def test_a_reset_of_all_forgets_norms(seed: int) -> None:
 @pytest.mark.parametrize("amp", [False, True])
 @pytest.mark.parametrize("called", [False, True])
 def test_norms_are_those_of_unscaled_gradients(amp: bool, called: bool, seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Also where clip_grad_norm_ has measured scaled ones. The scale changes on the way; a spike is a warning, not a search."""
+    """Even if clip_grad_norm_ measured scaled gradients. The scale changes on the way. A spike warns; it is no search for a
+    scale."""
     params, opt = made(amp_scaling=amp)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
     with caplog.at_level(logging.WARNING, logger="lowtide"):

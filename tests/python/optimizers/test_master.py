@@ -1,4 +1,4 @@
-"""Weights of 16 bits with a master: as precise as float32 ones, through checkpoints and budgets, and small."""
+"""16-bit weights with a master: as precise as float32, through checkpoints and budgets, and small."""
 
 import copy
 import pickle
@@ -42,7 +42,7 @@ def test_residual16_is_float32(seed, figure):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_dicts_have_the_residual_as_bytes(dtype, seed):
-    """No check of a checkpoint's values meets a NaN; dicts of earlier forms load as well."""
+    """No check of a checkpoint's values meets a NaN. Dicts of earlier forms load, too."""
     params, opt = started(dtype, master="residual16")
     random_gradients(params)
     opt.step()
@@ -84,7 +84,7 @@ def test_resume_and_budgets_change_no_bit(master, seed, tmp_path, figure):
 @pytest.mark.parametrize("master", ["residual16", "residual8"])
 @pytest.mark.parametrize("tier", ["ram", "disk"])
 def test_residuals_without_momentum_resume(rule, master, tier, seed, tmp_path):
-    """A residual keeps to the states that it lies with, wherever it lies: here none."""
+    """A residual stays with its states wherever it is; here there are none."""
     memory = lowtide.Memory(host="48KiB", disk=tmp_path, chunk="4KiB") if tier == "disk" else None
     begin = torch.randn(128, 512).bfloat16()
 
@@ -172,7 +172,7 @@ def test_join_takes_the_local_part_of_a_dtensor(seed):
 @pytest.mark.parametrize("master", ["residual16", "residual8"])
 @pytest.mark.parametrize("memory", [None, "64MiB", "streams"])
 def test_a_run_begins_with_a_master(seed, dtype, master, memory, tmp_path):
-    """As the docstring of `split` has it: a step of zero gradients leaves the float32 weights, and other names are refused."""
+    """As the docstring of `split` says: a step with zero gradients leaves the float32 weights, and other names are refused."""
     given = {None: None, "64MiB": lowtide.Memory(host="64MiB"), "streams": lowtide.Memory(host="96KiB", disk=tmp_path)}[memory]
     weights = torch.randn(64, 512)
     half, residual = split(weights, dtype, master)
@@ -217,7 +217,7 @@ def test_bytes_per_parameter(figure):
 
 
 def learned(dtype: torch.dtype, **options: object) -> float:
-    """The loss that AdamW takes off in 300 steps at a rate of fine-tunes, a twentieth of the way to a random linear map."""
+    """How far AdamW reduces the loss in 300 steps at a fine-tuning rate, a twentieth of the way to a random linear map."""
     source = torch.Generator().manual_seed(3)
     weights, goal = ((torch.randn(128, 128, generator=source) / 12).bfloat16().float() for _ in range(2))
     param = torch.nn.Parameter(weights.to(dtype, copy=True))
@@ -255,7 +255,7 @@ def test_auto_rounds_stochastically(rule, seed):
 
 
 def test_auto_in_groups_and_overrides(seed):
-    """A group, an override or nothing: each parameter has what it is given."""
+    """From a group, an override or nothing: each parameter has what it was given."""
     first = [parameter(64, 256, dtype=torch.bfloat16) for _ in range(3)]
     runs = []
     for default in ("auto", "stochastic"):
@@ -273,7 +273,7 @@ def test_auto_in_groups_and_overrides(seed):
 
 @pytest.mark.parametrize("way", ["dict", "file"])
 def test_runs_change_between_masters_that_keep_nothing(way, seed, tmp_path):
-    """In both directions, and those with a residual are refused by name: it would be lost."""
+    """In both directions. Masters with a residual, which would be lost, are refused by name."""
     first = [parameter(64, 256, dtype=torch.bfloat16)]
 
     def made(**options):
@@ -306,7 +306,7 @@ def test_runs_change_between_masters_that_keep_nothing(way, seed, tmp_path):
 
 
 def test_a_dtype_may_change_where_nothing_is_kept(seed):
-    """After steps, in place or by another tensor in the group: the same bits, and 16 bits are rounded stochastically from then on."""
+    """After steps, in place or by another tensor in the group: the same bits. 16-bit weights then round stochastically."""
     first = [parameter(64, 256)]
     made = []
     for in_place, master in ((True, "auto"), (False, "auto"), (True, None)):
@@ -344,7 +344,7 @@ def test_what_cannot_be_is_refused(seed):
 @pytest.mark.parametrize("master", ["residual16", "residual8", "stochastic"])
 @pytest.mark.parametrize("before", ["step", "state_dict", "load_state_dict"])
 def test_a_model_that_is_rounded_after_its_optimizer_was_made_has_a_master(dtype, master, before, figure) -> None:
-    """As one that was rounded before: the same bits. A float32 weight needs none, so that the core had none."""
+    """Like a model rounded earlier: the same bits. Float32 weights need no master, so the core had none."""
     torch.manual_seed(5)
     made = []
     for early in (True, False):

@@ -1,5 +1,5 @@
-"""NAdam while a scheduler cycles β1, or users change ψ: the product of μ is the one over the steps that were, as torch.optim's
-"mu_product" is, and goes where the state goes."""
+"""NAdam while a scheduler cycles β1 or users change ψ: the product of μ covers the steps taken, like torch.optim's
+"mu_product", and moves with the state."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_dicts_have_the_product_only_where_options_would_give_another(seed: int)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("steps", [1, 5])
 def test_resuming_is_exact(way: str, steps: int, paged: bool, tmp_path: Path, seed: int) -> None:
-    """After a scheduler has changed β1 for the step to come, and with it cycled on."""
+    """After a scheduler has changed β1 for the next step, and continuing with it."""
     options = {"memory": lowtide.Memory(host="8KiB", disk=tmp_path, chunk="4KiB")} if paged else {}
     params, opt = trained(steps, **options)
     others, back = carried(way, params, opt, tmp_path, **options)
@@ -116,7 +116,7 @@ def test_a_dict_of_torch_goes_on_here_and_back(seed: int) -> None:
 
 
 def test_a_step_that_is_skipped_leaves_the_product(device: Any, seed: int) -> None:
-    """On a device, where the verdict on gradients comes after the step was counted; and its steps are the CPU's."""
+    """On a device, where the verdict on gradients comes after the step was counted. Its steps equal the CPU's."""
     params = [parameter(48, 256)]
     there = device.parameters(params)
     a, b = lowtide.NAdam(params), lowtide.NAdam(there)
@@ -138,7 +138,7 @@ def test_a_step_that_is_skipped_leaves_the_product(device: Any, seed: int) -> No
 
 @pytest.mark.parametrize("way", WAYS[:2])
 def test_products_of_overrides_go_to_optimizers_without_them(way: str, tmp_path: Path, seed: int) -> None:
-    """β1 of one parameter was another in each step: its product does not follow from the options of its group."""
+    """One parameter had another β1 in each step, so its product does not follow from its group's options."""
     params = [parameter(*shape) for shape in SHAPES]
     lowtide.override(params[0], betas=(0.5, 0.999))
     opt = lowtide.NAdam(params)

@@ -1,4 +1,4 @@
-"""Schedule-Free AdamW against the package schedulefree, its two kinds of weights, and runs that go on after both."""
+"""Schedule-Free AdamW compared with the package schedulefree, its two kinds of weights, and runs that continue from either."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def falling(step: int) -> float:
-    """A learning rate that a scheduler would set: it rises, and falls to a tenth."""
+    """A scheduled learning rate that rises and then falls to a tenth."""
     return 2e-3 * (1 if step < 10 else 1.5 if step < 20 else 0.1)
 
 
@@ -152,7 +152,7 @@ def test_an_evaluation_refuses_steps_and_ends() -> None:
 
 
 def test_a_weight_of_its_own_reaches_a_step_by_its_group() -> None:
-    """A group that is added during an evaluation takes part in it; parameters without a gradient follow, too."""
+    """A group added during an evaluation takes part in it. Parameters without a gradient follow, too."""
     params, opt = trained()
     opt.eval()
     added = parameter(5, 300)
@@ -170,7 +170,7 @@ def test_a_weight_of_its_own_reaches_a_step_by_its_group() -> None:
 @pytest.mark.parametrize("name", [*WAYS, "override"])
 @pytest.mark.parametrize("master", [None, "stochastic"])
 def test_a_run_goes_on_with_the_same_bits(master: Any, name: str, evaluating: bool, tmp_path: Path) -> None:
-    """After learning rates that the options of now do not tell, in either mode, and after two switches at that step."""
+    """After learning rates that current options do not reveal, in either mode, and after two switches at that step."""
     params, opt = trained(dtype=torch.bfloat16 if master else torch.float32, master=master)
     opt.eval()
     opt.train()
@@ -261,7 +261,7 @@ def test_checkpoints_of_torch_distributed_keep_the_sum() -> None:
 
 @pytest.mark.parametrize("how", ["scheduled", "overridden"])
 def test_weights_go_back_by_the_beta_by_which_they_came(how: str) -> None:
-    """A scheduler cycles β1 while the model is evaluated, or an override does, for which the optimizer gets a core of its own."""
+    """A scheduler cycles β1 during an evaluation, or an override does, for which the optimizer gets a separate core."""
     params, opt = trained(state="fp32")
     before = [param.detach().clone() for param in params]
     opt.eval()
@@ -350,7 +350,7 @@ def test_a_closure_is_not_called_for_weights_to_evaluate() -> None:
 
 @pytest.mark.parametrize("way", ["eval", "train"])
 def test_a_disk_that_refuses_leaves_a_switch_to_be_repeated(way: str, tmp_path: Path) -> None:
-    """Residuals on a disk that writes nothing: what has moved is known, and a second call moves the rest."""
+    """Residuals on a disk that writes nothing: the test knows what has moved, and a second call moves the rest."""
     params = [parameter(64, 256, dtype=torch.bfloat16) for _ in range(3)]
     twins = copies_of(params)
     memory = lowtide.Memory(host="64KiB", disk=tmp_path, chunk="4KiB")
@@ -401,7 +401,7 @@ def test_bfloat16_weights_with_a_master(master: Any, figure: Callable[[str], Non
 
 
 def test_accelerate_switches_it() -> None:
-    """As the Trainer does through it, with an optimizer that has train() and eval()."""
+    """As the Trainer does through Accelerate, with an optimizer that has train() and eval()."""
     from accelerate import Accelerator
 
     _, opt = trained()

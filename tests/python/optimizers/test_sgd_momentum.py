@@ -1,4 +1,4 @@
-"""SGD's buffer and its momentum: switched off and on, saved, copied and loaded as torch.optim.SGD does."""
+"""SGD's buffer and its momentum: switched off and on, saved, copied and loaded as in torch.optim.SGD."""
 
 import copy
 import pickle
@@ -33,8 +33,8 @@ def twins(count):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_buffer_outlives_a_step_without_momentum(codec, momentum, seed, figure):
-    """Three steps at 0.9, one at 0, save and load (into either momentum), deepcopy or pickle, then 0.9 again: the run
-    without a break, bit for bit."""
+    """Three steps at 0.9, one at 0, save and load (into either momentum), deepcopy or pickle, then 0.9 again: bit for bit the
+    run without a break."""
     (whole, broken, loaded), grads = twins(3)
     unbroken = lowtide.SGD(whole, lr=0.1, momentum=0.9, dampening=0.3, state=codec)
     opt = lowtide.SGD(broken, lr=0.1, momentum=0.9, dampening=0.3, state=codec)
@@ -60,7 +60,7 @@ def test_the_buffer_outlives_a_step_without_momentum(codec, momentum, seed, figu
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(("saved", "live"), [(0.9, 0.0), (0.0, 0.9), (0.0, 0.0), (0.9, 0.9)])
 def test_momentum_comes_with_the_dict(saved, live, codec, seed):
-    """A dict saved at one momentum is loaded by an optimizer built with another, trained or new: it goes on alike."""
+    """An optimizer built with another momentum, trained or new, loads a dict and continues alike."""
     (first, second, third), grads = twins(3)
     opt = lowtide.SGD(first, lr=0.1, momentum=saved, state=codec)
     run(opt, first, grads[:2])

@@ -1,4 +1,4 @@
-"""Gradient release: the bits of steps after backward, no gradients left, and errors where it cannot be."""
+"""Gradient release: the bits of steps after backward, no gradients left, and errors if it is impossible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 4
 
 
 class Model(nn.Module):
-    """Shared weights, a parameter that is not always used, one that is frozen."""
+    """Shared weights, a parameter that is not always used, and a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def test_bits_of_steps_after_backward(bucket: Any, seed: int, figure: Figure) ->
 def test_trainers_hooks_that_step_single_parameters(
     way: str, options: dict[str, Any], seed: int, figure: Figure, tmp_path: Path
 ) -> None:
-    """As kohya-ss's and OneTrainer's fused backward passes call: each gradient is clipped by its own norm, stepped and freed."""
+    """Like kohya-ss's and OneTrainer's fused backward passes: clips each gradient by its own norm, steps and frees it."""
     torch.set_num_threads(1)
     if "memory" in options:
         options = {"memory": lowtide.Memory(host="24KiB", disk=tmp_path, chunk="4KiB")}
@@ -274,7 +274,7 @@ def test_a_scaler_of_losses_is_refused(seed: int) -> None:
 
 
 def test_autograd_sees_the_change(figure: Figure) -> None:
-    """A value that backward still needs, and that no gradient waits for, must not be computed with in its new form."""
+    """Backward must not compute with the new form of a value that it still needs and no gradient waits for."""
     weight, scale = parameter(4, 4), parameter(4, 4)
     opt = lowtide.SGD([weight, scale], lr=0.1, step_in_backward=0)
     x = scale * weight.detach()  # needs weight's old values, after its gradient is complete

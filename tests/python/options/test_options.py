@@ -1,4 +1,4 @@
-"""Options of groups: those of the core, as param_groups say them, whatever happened since the last step; removed state starts afresh."""
+"""Options of groups are the core's, as param_groups say, whatever happened since the last step. Removed state starts afresh."""
 
 import copy
 import inspect
@@ -58,7 +58,7 @@ RESETS = {
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("how", RESETS)
 def test_removed_state_starts_afresh_however_it_was_removed(how, rule, seed):
-    """Twice in a row, so that what takes note of a removal does so again; the other parameter goes on."""
+    """Twice in a row, so that a removal is noticed again. The other parameter continues."""
     a = parameter(5000)
     opt = make(rule, [a])
     for _ in range(2):
@@ -149,7 +149,7 @@ def test_an_equal_tensor_in_place_of_a_number_is_another_value():
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("name", ["set_hyper", "set_rounding"])
 def test_an_interrupt_leaves_no_options_behind(name, before):
-    """Ctrl-C before or after the core has taken them: the next step has those of param_groups, also the old ones."""
+    """Ctrl-C before or after the core has taken them: the next step has the options of param_groups, even the old ones."""
     (param, twin), (opt, other) = pair(momentum=0.9, state="bf16", min_quantized_numel=0)
     opt.step()
     other.step()
