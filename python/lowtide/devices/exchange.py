@@ -17,6 +17,9 @@ import torch
 import torch.distributed as dist
 
 from lowtide.devices.pieces import Coordinates, Piece, Route, pieces_of
+from lowtide.devices.sharding import moment_shape
+
+_WORDS = 2  # elements of 16 bits for one float32
 
 
 class Part(NamedTuple):
@@ -26,6 +29,7 @@ class Part(NamedTuple):
     first: int  # index of the first matrix in this rank's stack
     matrices: int
     shape: torch.Size  # the whole parameter's shape
+    moments: bool = False  # the row moments of its matrices, float32, travel behind its elements, of 16 bits
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -77,6 +81,7 @@ class Exchange:
         self.parts, self.route, self.owners = list(parts), route, list(owners)
         self._here, self._cuts = route.here, len(route.cut)
         self._pieces = [pieces_of(route, part.shape) for part in parts]
+        self._moments = [pieces_of(route, moment_shape(part.shape)) if part.moments else {} for part in parts]
         cuts, copies = range(self._cuts), range(self._cuts, len(route.sizes))
         self.gather = [self._stage(place, back=False) for place in reversed(cuts)]
         self.scatter = [self._stage(place, back=True) for place in (*cuts, *copies)]
@@ -90,24 +95,58 @@ class Exchange:
     def stages(self) -> list[Stage]:
         return [*self.gather, *self.scatter]
 
-    def join(self, n: int, flat: torch.Tensor) -> torch.Tensor:
-        """Joins part `n` to whole matrices [matrices, rows, columns]."""
+    def join(self, n: int, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Part `n` as whole matrices, [matrices, rows, columns], and their row moments, float32 [matrices, rows, 1], if it has
+        them."""
         part = self.parts[n]
         whole = flat.new_empty(part.matrices, *part.matrix)
+        moments = flat.new_empty(part.matrices, part.matrix[0], 1, dtype=torch.float32) if part.moments else None
         start = 0
-        for piece in self._pieces[n].values():
-            stop = start + part.matrices * piece.numel
-            piece.write(flat[start:stop], whole)
+        for at, piece in self._pieces[n].items():
+            stop = start + self._size(n, at)
+            elements, own = self._split(n, at, flat[start:stop])
+            piece.write(elements, whole)
+            if moments is not None and own is not None:
+                self._moments[n][at].write(own, moments)
             start = stop
-        return whole
+        return whole, moments
 
-    def cut(self, n: int, whole: torch.Tensor) -> torch.Tensor:
-        """Reverses `join`."""
-        return torch.cat([piece.read(whole) for piece in self._pieces[n].values()])
+    def cut(self, n: int, whole: torch.Tensor, moments: torch.Tensor | None) -> torch.Tensor:
+        """The reverse of `join`."""
+        pieces = []
+        for at, piece in self._pieces[n].items():
+            own = None if moments is None else self._moments[n][at].read(moments)
+            pieces.append(packed(piece.read(whole), own))
+        return torch.cat(pieces)
 
     def piece(self, n: int) -> Piece:
         """This rank's piece of each matrix of part `n`."""
         return self._pieces[n][self._here[: self._cuts]]
+
+    def own(self, n: int, elements: torch.Tensor, moments: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        """This rank's share of part `n`, flat, from its part of the parameter and of its row moments. like: gives dtype and device."""
+        part, here = self.parts[n], self._here[: self._cuts]
+
+        def flat(of: torch.Tensor, piece: Piece) -> torch.Tensor:
+            return of.reshape(-1)[part.first * piece.numel : (part.first + part.matrices) * piece.numel].to(like.device)
+
+        rows = None if moments is None else flat(moments, self._moments[n][here])
+        return packed(flat(elements, self._pieces[n][here]).to(like), rows)
+
+    def split(self, n: int, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The reverse of `own`: flat elements, and flat row moments."""
+        return self._split(n, self._here[: self._cuts], flat)
+
+    def _split(self, n: int, at: Coordinates, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        count = self.parts[n].matrices * self._pieces[n][at].numel
+        if not self.parts[n].moments:
+            return flat, None
+        return flat[:count], flat[count:].clone().view(torch.float32)  # the clone is aligned
+
+    def _size(self, n: int, at: Coordinates) -> int:
+        """Elements of part `n` that the ranks at these coordinates have, with their row moments."""
+        more = _WORDS * self._moments[n][at].numel if self.parts[n].moments else 0
+        return self.parts[n].matrices * (self._pieces[n][at].numel + more)
 
     def _stage(self, place: int, back: bool) -> Stage:
         """The stage along dimension `place` of the route. back: messages travel from the owners, not to them."""
@@ -166,18 +205,22 @@ class Exchange:
         )
 
     def _ranges(self, n: int, place: int) -> list[tuple[int, int]]:
-        """For each coordinate along that dimension, the range of its ranks' shares of part `n` in a flat tensor of all
-        shares."""
-        count, pieces = self.parts[n].matrices, self._pieces[n]
+        """For each coordinate along that dimension, the range of its ranks' shares in part `n`, in the flat tensor of a rank
+        that has all shares."""
         ranks = self.route.sizes[place]
         if place >= self._cuts:
-            return [(0, count * self.piece(n).numel)] * ranks
+            return [(0, self._size(n, self._here[: self._cuts]))] * ranks
         sizes = [0] * ranks
-        for at, piece in pieces.items():
+        for at in self._pieces[n]:
             if at[:place] == self._here[:place]:
-                sizes[at[place]] += count * piece.numel
+                sizes[at[place]] += self._size(n, at)
         ends = list(accumulate(sizes))
         return list(zip([0, *ends], ends, strict=False))
+
+
+def packed(elements: torch.Tensor, moments: torch.Tensor | None) -> torch.Tensor:
+    """Flat elements, of 16 bits, and flat row moments behind them as bits of that type."""
+    return elements if moments is None else torch.cat([elements, moments.contiguous().view(elements.dtype)])
 
 
 def balanced(works: Sequence[int], ranks: int, loads: list[int]) -> list[int]:

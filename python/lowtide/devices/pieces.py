@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from lowtide.devices.sharding import Sharding
+from lowtide.devices.sharding import Sharding, local_of, moment_shape
 
 Coordinates = tuple[int, ...]  # along the dimensions of a route, or a prefix of them
 
@@ -96,6 +96,15 @@ def pieces_of(route: Route, shape: torch.Size) -> dict[Coordinates, Piece]:
     """The pieces of each matrix of a parameter with this whole shape, by coordinates along `route.cut`, in their order."""
     cuts = tuple((route.placements[dim], route.mesh.size(dim)) for dim in route.cut)
     return _pieces(cuts, tuple(shape))
+
+
+def local_moments(param: torch.Tensor, of: Sharding | None) -> torch.Size:
+    """The shape of this rank's row moments of a parameter."""
+    local, route = local_of(param).shape, route_of(of)
+    if route is None:
+        return moment_shape(local)
+    piece = pieces_of(route, moment_shape(param.shape))[route.here[: len(route.cut)]]
+    return torch.Size((*local[:-2], piece.rows, piece.columns))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -21,14 +21,21 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-STREAMED = "streamed"  # the name of the one-device mesh dimension of `lowtide.stream`
-OK, NONFINITE, FAILED = 0, 1, 2  # a rank's verdict before a step; all ranks act on the largest
+STREAMED = "streamed"  # the dimension of a mesh of one device, to which `lowtide.stream` has torch bring the weights
+ROW_MOMENT = "row_moment"  # one float32 for each row of a matrix, beside the core's tensors of a parameter
+OK, NONFINITE, FAILED = 0, 1, 2  # a rank's finding before a step; all ranks act on the largest
 
 
 def rows_of(shape: Sequence[int]) -> tuple[int, int]:
     """The number and the length of rows. Blocks never cross rows."""
     rows = shape[0] if len(shape) > 1 else 1
     return rows, math.prod(shape) // max(rows, 1)
+
+
+def moment_shape(shape: Sequence[int]) -> torch.Size:
+    """The shape of row moments: with one column, so that DTensors of them are cut like the parameter. If columns are cut, the first
+    part has the moments."""
+    return torch.Size((*shape[:-1], 1))
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
@@ -106,7 +113,9 @@ class Sharding(NamedTuple):
         return local_of(distribute_tensor(whole, self.spec.mesh, self.spec.placements, src_data_rank=None))
 
     def shape_of(self, name: str, local: torch.Tensor) -> torch.Size:
-        """The whole shape of the core's tensor `name`."""
+        """The whole shape of the core's tensor called `name`."""
+        if name == ROW_MOMENT:
+            return moment_shape(self.spec.shape)
         rows, length = rows_of(self.spec.shape)  # rows may be cut; a single row is not
         if name.endswith("_scale"):
             return torch.Size((rows, local.shape[1]))

@@ -15,13 +15,15 @@ from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices import places, sharding
 from lowtide.devices.flattened import shard_of
+from lowtide.devices.pieces import local_moments
 from lowtide.devices.places import HOST, Place
-from lowtide.devices.sharding import Recut
+from lowtide.devices.sharding import ROW_MOMENT, Recut, local_of
 from lowtide.engine.cores import Core, Cores, KeptErrors, carry
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, all_core_groups, are_fixed, are_same, core_groups, fixed_options, refused, register
 from lowtide.engine.host_steps import settle
 from lowtide.engine.mirrors import MirrorCore
+from lowtide.engine.row_moments import RowMoments
 from lowtide.engine.params import Param, examine, examine_all, parameter, wanted_places
 from lowtide.engine.shares import UNLIMITED, Shares, outgrown, shares_of
 from lowtide.engine.unread import Copies
@@ -64,16 +66,17 @@ class Engine:
         self.groups: list[CoreGroup] = []  # by number in the core
         self.members: list[Members] = []  # by number of the parameter group
         self.meshes: list[DeviceMesh] = []  # meshes of the DTensors
-        self.core: Core  # made with the first group, which tells the place
-        self.cores: dict[Place, _core.Optimizer] = {}  # the cores behind `core`, one per device
-        self.place: Place | None = None  # the one place of parameters; None: several, or none yet
-        self.on_host = True  # whether all places are
-        self.captured = False  # whether a graph has captured a step
-        self.awaited: list[int] = []  # parameters with missing or incomplete entries in Optimizer.state
-        self.assigned: set[int] = set()  # parameters with values replaced in their entries
-        self.away: set[int] = set()  # parameters whose shown state users moved to the host
-        self.aside: set[int] = set()  # parameters with entries that show zeros since `put_aside`
-        self.copies = Copies(self.lock)  # copies of state that must be read before it changes
+        self.core: Core  # made with the first group, once the place of parameters is known
+        self.cores: dict[Place, _core.Optimizer] = {}  # the cores behind it, one per device
+        self.place: Place | None = None  # the core's place; None: several places, or none yet
+        self.on_host = True  # all places are
+        self.captured = False  # a step was captured in a graph
+        self.awaited: list[int] = []  # parameters whose entry in Optimizer.state is missing or incomplete
+        self.assigned: set[int] = set()  # parameters whose entries had values replaced since they were shown
+        self.away: set[int] = set()  # parameters whose state `Optimizer.state` shows on the host: users moved it there
+        self.aside: set[int] = set()  # parameters whose entries have shown zeros since `put_aside`, and may have been copied
+        self.moments = RowMoments()
+        self.copies = Copies(self.lock)  # of state, to be read before the state changes
         self.entry = entry
         self._threads = torch.get_num_threads()
         self.shows_sizes = True  # whether state is shown that views cannot show; its codes are read-only
@@ -400,13 +403,40 @@ class Engine:
                 if source >= 0:
                     recut = Recut(self.params[source].sharding, now[number].sharding, f"state of parameter {number}")
                     carry(self.core_of(source), source, cores[now[number].place or wanted[0]], number, recut, kept)
+            moments = self._carried_moments(now, range(len(now)) if sources is None else sources)
             report = old.report()
             self.count(report["steps"], report["skipped_steps"])
             fixed = [Members(of.tensors, of.memory, fixed_options(self.family, group)) for of, group in zip(members, groups)]
             self._adopt(cores, [param.taken() for param in now], made, shares, fixed)
+            self.moments = moments
             self.away, self.aside = set(), set()
             self._told.clear()
             self.renewed = True
+
+    def _carried_moments(self, now: Sequence[Param], sources: Iterable[int]) -> RowMoments:
+        made = RowMoments()
+        for number, source in enumerate(sources):
+            had = self.row_moment(source) if source >= 0 else None
+            if had is not None:
+                recut = Recut(self.params[source].sharding, now[number].sharding, f"state of parameter {number}")
+                made.put(number, recut(ROW_MOMENT, had.cpu()).to(local_of(now[number].tensor).device))
+        return made
+
+    def row_moment(self, number: int) -> torch.Tensor | None:
+        """This rank's row moments of a parameter, float32 [..., rows, 1], live; None: it has none."""
+        return self.moments.get(number, self.core_of(number).step_count(number))
+
+    def begin_moments(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Gives parameters whose options ask for row moments zeros before their first step."""
+        for each in self.groups:
+            for i in each.params if self.family.has_moments(each.rule, each.options_of(groups)) else ():
+                if self.row_moment(i) is None and i not in self.foreign:
+                    self.moments.put(i, self.no_moment(i))
+
+    def no_moment(self, number: int) -> torch.Tensor:
+        """Row moments before the first step."""
+        param = self.params[number]
+        return torch.zeros(local_moments(param.tensor, param.sharding), device=local_of(param.tensor).device)
 
     def _adopt(
         self, cores: dict[Place, _core.Optimizer], params: list[Param], groups: list[CoreGroup], shares: Shares, members: list[Members]
@@ -541,6 +571,7 @@ class Engine:
         """The core's report, with steps of earlier cores added."""
         with self.lock:
             found: CoreReport = self.core.report()
+        found["state_bytes"] += self.moments.nbytes
         found["steps"] += self._steps
         found["skipped_steps"] += self._skipped
         return found

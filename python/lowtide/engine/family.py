@@ -40,6 +40,10 @@ class Family:
         """The core's rule for a parameter with these options; "" means `core_rule`."""
         return ""
 
+    def has_moments(self, rule: str, options: Mapping[str, Any]) -> bool:
+        """True if parameters of that rule with these options have row moments."""
+        return False
+
     def core_options(self, rule: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options, except hyper-parameters and budgets, that the core takes for parameters of that rule."""
         taken = dict(zip(GROUP_OPTIONS, _GROUP_VALUES(options), strict=True))

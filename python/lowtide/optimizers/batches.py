@@ -31,10 +31,11 @@ class Matrix(NamedTuple):
     shape: torch.Size  # the whole shape
     local: torch.Size
     route: Route | None
+    moments: bool  # it has row moments
 
     @classmethod
-    def of(cls, number: int, param: torch.Tensor, sharding: Sharding | None) -> Matrix:
-        return cls(number, param.shape, local_of(param).shape, route_of(sharding))
+    def of(cls, number: int, param: torch.Tensor, sharding: Sharding | None, moments: bool = False) -> Matrix:
+        return cls(number, param.shape, local_of(param).shape, route_of(sharding), moments)
 
     @property
     def stack(self) -> int:
@@ -99,7 +100,7 @@ def _parts(matrix: Matrix, ranks: int) -> list[Part]:
     """One part per rank, if there are enough matrices."""
     count = min(matrix.stack, ranks) if math.prod(matrix.shape[-2:]) else 0
     edges = [matrix.stack * k // count for k in range(count + 1)] if count else []
-    return [Part(matrix.number, a, b - a, matrix.shape) for a, b in itertools.pairwise(edges)]
+    return [Part(matrix.number, a, b - a, matrix.shape, matrix.moments) for a, b in itertools.pairwise(edges)]
 
 
 def _coordinates(route: Route, dims: Sequence[int]) -> list[Coordinates]:

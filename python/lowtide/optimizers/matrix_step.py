@@ -14,7 +14,7 @@ from lowtide.devices.sharding import local_of
 from lowtide.engine.engine import Engine
 from lowtide.engine.groups import CoreGroup
 from lowtide.optimizers.batches import IN_FLIGHT, Batch
-from lowtide.optimizers.orthogonal import WORKING, orthogonal, ratio, schedule
+from lowtide.optimizers.orthogonal import WORKING, orthogonal, ratio, row_scaled, schedule
 from lowtide.report.log import warn
 
 UnderWay = list[Generator[None]]  # batches whose pieces are travelling, oldest first
@@ -64,7 +64,10 @@ class MatrixStep:
 
     def _take_whole(self, batch: Batch, batches: Sequence[Batch], before: Mapping[int, int]) -> None:
         def take() -> None:
-            self._commit(batch.params, {i: self._orthogonal(i, d) for i, d in self._directions(batch).items()})
+            found = self._directions(batch)
+            made = {i: self._made(i, d, self._moment(i) if self._has_moments(i) else None) for i, d in found.items()}
+            moments = {i: moment for i, (_, moment) in made.items() if moment is not None}
+            self._commit(batch.params, {i: update for i, (update, _) in made.items()}, moments)
 
         try:
             take()
@@ -108,15 +111,19 @@ class MatrixStep:
             found[i] = direction.to(WORKING).to(self._local(i).device)
         return found
 
-    def _commit(self, numbers: list[int], updates: Mapping[int, Tensor]) -> None:
-        """Steps these parameters and their state; `updates` move matrices."""
+    def _commit(self, numbers: list[int], updates: Mapping[int, Tensor], moments: Mapping[int, Tensor]) -> None:
+        """Steps these parameters and their state; `updates` move matrices, and `moments` are their next row moments."""
         moves, held = [], []
         for i, update in updates.items():
             shape, options = self._engine.tensors[i].shape, self._matrices[i].options_of(self._groups)
             held.append(update.to(self._memory(i)).contiguous())  # until the call returns
             moves.append((i, held[-1].data_ptr(), ratio(options["adjust_lr_fn"], shape[-2], shape[-1])))
+        for i, moment in moments.items():
+            self._engine.moments.begin(i, self._count(i) + 1, moment)
         if numbers or not self._matrices:
             self._engine.core.step(self._scale, True, *self._queue(), numbers, updates=moves)
+        for i in moments:
+            self._engine.row_moment(i)  # which now are these
 
     def _queue(self) -> tuple[int, int]:
         engine = self._engine
@@ -131,27 +138,40 @@ class MatrixStep:
         place = self._engine.params[number].place
         return torch.device("cpu") if place is None or place.on_host else place.device
 
-    def _orthogonal(self, number: int, direction: Tensor) -> Tensor:
-        options = self._matrices[number].options_of(self._groups)
+    def _options(self, number: int) -> Mapping[str, Any]:
+        return self._matrices[number].options_of(self._groups)
+
+    def _has_moments(self, number: int) -> bool:
+        return self._engine.family.has_moments(self._matrices[number].rule, self._options(number))
+
+    def _moment(self, number: int) -> Tensor:
+        """This rank's row moments of a matrix before the step."""
+        moment = self._engine.row_moment(number)
+        return self._engine.no_moment(number) if moment is None else moment
+
+    def _made(self, number: int, direction: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The update of a whole matrix, or of a stack, and its next row moments."""
+        options = self._options(number)
         coefficients = schedule(options["ns_coefficients"], options["ns_steps"])
-        assert coefficients is not None  # checked when the group was added or the option changed
-        return orthogonal(direction, coefficients, options["eps"])
+        assert coefficients is not None  # as checked when the group was added, or the option changed
+        update = orthogonal(direction, coefficients, options["eps"])
+        return (update, None) if moment is None else row_scaled(update, moment, float(options["row_beta2"]))
 
     def _exchanged(self, batch: Batch, exchange: Exchange) -> Generator[None]:
         """Steps a batch of matrices. Yields while messages are in transit, equally often on every rank."""
         here = self._local(batch.params[0]).device
         mesh = exchange.route.mesh.device_type  # the device that sends messages; parameters may be offloaded from it
         like = torch.empty(0, dtype=WORKING, device=here if here.type == mesh else mesh)
+        rows: dict[int, list[Tensor]] = {part.number: [] for part in exchange.parts if part.moments}
         try:
             found = self._directions(batch)
+            moments = {i: self._moment(i) for i in rows}
         except Exception as error:
             self._failure = self._failure or error
             found = {i: _lacking(like.new_empty(self._local(i).shape)) for i in batch.params}
-        flats = {}
-        for n, part in enumerate(exchange.parts):
-            of_matrix = exchange.piece(n).numel
-            start, size = part.first * of_matrix, part.matrices * of_matrix
-            flats[n] = found[part.number].view(-1)[start : start + size].to(like)
+            moments = {i: self._engine.no_moment(i) for i in rows}
+        parts = enumerate(exchange.parts)
+        flats = {n: exchange.own(n, found[part.number], moments.get(part.number), like) for n, part in parts}
         sizes = {i: direction.shape for i, direction in found.items()}
         found.clear()
         for stage in exchange.gather:
@@ -162,25 +182,34 @@ class MatrixStep:
             yield from stage.run(flats, like)
         pieces: dict[int, list[Tensor]] = {i: [] for i in sizes}
         for n, part in enumerate(exchange.parts):
-            pieces[part.number].append(flats.pop(n))
+            piece, own = exchange.split(n, flats.pop(n))
+            pieces[part.number].append(piece)
+            if own is not None:
+                rows[part.number].append(own)
         updates = {i: torch.cat([like, *flat]).view(sizes[i]) for i, flat in pieces.items()}
+        moments = {i: torch.cat(flat).view(had.shape).to(had.device) for (i, flat), had in zip(rows.items(), moments.values(), strict=True)}
         marks = torch.stack([_is_lacking(update) for update in updates.values()]).tolist()  # waits for a device
         left = [i for i, lacks in zip(updates, marks, strict=True) if lacks]
         self._left += left
         try:
-            self._commit([i for i in batch.params if i not in left], {i: u for i, u in updates.items() if i not in left})
+            going = [i for i in batch.params if i not in left]
+            self._commit(going, *({i: each[i] for i in going if i in each} for each in (updates, moments)))
         except Exception as error:
             self._failure = self._failure or error
 
     def _update(self, exchange: Exchange, n: int, flat: Tensor) -> Tensor:
-        """Computes the pieces of a matrix's update from those of its direction. Marks them as lacking if those are, or if this
-        rank cannot compute them (out of memory, for example), because other ranks wait for them."""
+        """The pieces of a matrix's update and row moments, computed from its direction's; marked as lacking if those are, or if this
+        rank cannot compute it (out of memory, for example): the others wait for them."""
         part = exchange.parts[n]
-        lacks = _is_lacking(flat)
         try:
-            whole = exchange.join(n, flat)
-            update = self._orthogonal(part.number, whole if len(part.shape) == 3 else whole[0])
-            pieces = exchange.cut(n, update if len(part.shape) == 3 else update[None])
+            whole, moments = exchange.join(n, flat)
+            lacks = _is_lacking(whole)
+            if len(part.shape) == 3:
+                update, moments = self._made(part.number, whole, moments)
+            else:
+                update, moment = self._made(part.number, whole[0], None if moments is None else moments[0])
+                update, moments = update[None], None if moment is None else moment[None]
+            pieces = exchange.cut(n, update, moments)
             pieces.view(torch.int16).masked_fill_(lacks, _LACKING)  # on a device, without waiting for it
             return pieces
         except Exception as error:

@@ -57,8 +57,13 @@ class MuonFamily(Family):
         expect(schedule(coefficients, steps) is not None, "ns_coefficients", coefficients, wanted)
         expect(0 < eps < math.inf, "eps", eps, "a number above 0")
         expect(options["adjust_lr_fn"] in ADJUSTMENTS, "adjust_lr_fn", options["adjust_lr_fn"], f"one of {ADJUSTMENTS}")
-        hyper["nesterov"] = bool(hyper["nesterov"]) and hyper["momentum"] > 0  # without momentum, both are g
+        if options.get("row_beta2") is not None:  # dicts of earlier versions lack it
+            expect(0 <= number("row_beta2", options["row_beta2"]) < 1, "row_beta2", options["row_beta2"], "None, or 0 or more and less than 1")
+        hyper["nesterov"] = bool(hyper["nesterov"]) and hyper["momentum"] > 0  # without momentum both are g
         return hyper
+
+    def has_moments(self, rule: str, options: Mapping[str, Any]) -> bool:
+        return rule == _MOMENTUM and options.get("row_beta2") is not None
 
     def overridable(self) -> list[str]:
         return self.given
@@ -80,6 +85,7 @@ class _Plan(NamedTuple):
     of: list[CoreGroup]  # another list after parameters were rebound
     groups: int  # grows with the list
     matrices: dict[int, CoreGroup]  # matrices moved by directions, by number
+    moments: set[int]  # matrices that have row moments
     batches: list[Batch]
 
 
@@ -97,11 +103,17 @@ class Muon(Optimizer):
     and the owner sends every rank its part of O(d): the same bits as in one process. Owners have about equal work. Momentum
     stays where the parameter is (docs/distributed.md); `communication()` gives the bytes.
 
+    With row_beta2 (β2) steps are NorMuon's (arXiv 2510.05491, as in dion/normuon.py of microsoft/dion, 0333cc1): each matrix O = O(d)
+    is replaced by O' of the same norm, whose rows are scaled:
+
+        v = β2 v + (1 − β2) mean of squares of a row of O       O' = |O| Ô / |Ô|, Ô: each row of O divided by its √v + 1e-8
+
     State of a matrix: "momentum_buffer" (b / (1 − μ)), with the parameter's shape; 1.02 bytes per parameter with
     state="dynamic8" (1.015625, rows of a multiple of 256 elements), 2 with "bf16", 4 with "fp32". Eight bits are enough for it
-    (arXiv 2509.23106). For other parameters see `AdamW`. While it runs, a step takes 4 bytes per element of 256 MiB of
-    matrices, or of the largest one, 16 MiB for copies of state, besides the memory of products; for DTensors, 12 bytes per element of one matrix for each
-    of three batches, if that is more.
+    (arXiv 2509.23106). With row_beta2 also "row_moment" (v), float32 [rows, 1], of a stack [matrices, rows, 1]: where the weights are,
+    outside of budgets and forecasts. For other parameters see `AdamW`. While it runs, a step takes 4 bytes per element of 256 MiB of
+    matrices, or of the largest one, 16 MiB for copies of state, and the memory of products (with row_beta2, 8 bytes per element of one
+    matrix, if that is more); for DTensors, 12 bytes per element of one matrix for each of three batches, if that is more.
 
     Args:
         params, lr, options: as in `AdamW`.
@@ -120,6 +132,8 @@ class Muon(Optimizer):
         adamw_lr: learning rate for parameters that AdamW steps; None: lr.
         betas, adamw_eps: for AdamW. Schedulers that cycle a momentum (OneCycleLR, CyclicLR) cycle `momentum`, as with
             torch.optim.Muon, and leave betas unchanged, which `defaults` does not contain.
+        row_beta2: β2, in [0, 1), or None: rows are not scaled. dion's is 0.95. It can change between steps; v starts at zeros when it
+            is first set, and is dropped by a step with None.
 
     An exception in a step (Ctrl-C, or a failing product) never leaves a matrix between its old and its new momentum and weights.
     If no parameter has moved, none does; otherwise the others move too before it is raised or, if they cannot, a warning says how
@@ -149,6 +163,7 @@ class Muon(Optimizer):
         adamw_lr: float | Tensor | None = None,
         betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
+        row_beta2: float | None = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(params, "muon", locals(), options)
@@ -175,12 +190,15 @@ class Muon(Optimizer):
     def _plan(self, numbers: list[int]) -> _Plan:
         """The plan for a step of these parameters."""
         engine, last = self.engine, self._planned
-        if last and last.numbers == numbers and last.of is engine.groups and last.groups == len(engine.groups):
+        scaled = [group for group in engine.groups if engine.family.has_moments(group.rule, group.options_of(self.param_groups))]
+        moments = {i for group in scaled for i in group.params}
+        known = last and last.numbers == numbers and last.of is engine.groups and last.groups == len(engine.groups)
+        if last and known and last.moments == moments:
             return last
         ours = {i: group for group in engine.groups if group.rule for i in group.params}
-        matrices = [Matrix.of(i, engine.tensors[i], engine.params[i].sharding) for i in numbers if i in ours]
+        matrices = [Matrix.of(i, engine.tensors[i], engine.params[i].sharding, i in moments) for i in numbers if i in ours]
         batches = batches_of([i for i in numbers if i not in ours], matrices, _BUCKET)
-        self._planned = _Plan(numbers, engine.groups, len(engine.groups), ours, batches)
+        self._planned = _Plan(numbers, engine.groups, len(engine.groups), ours, moments, batches)
         return self._planned
 
     def _step_core(
@@ -195,6 +213,7 @@ class Muon(Optimizer):
             engine.count(skipped=1)
             return -1
         plan = self._plan(here)
+        self._follow_moments(plan, here)
         try:
             MatrixStep(engine, self.param_groups, plan.matrices, scale).take(plan.batches)
         except BaseException:
@@ -202,3 +221,13 @@ class Muon(Optimizer):
                 self._adopt_new_state()
             raise
         return -1
+
+    def _follow_moments(self, plan: _Plan, numbers: list[int]) -> None:
+        """Drops row moments that no option asks for any more; entries in `state` show those that begin in this step."""
+        engine = self.engine
+        had = {i for i in numbers if i in plan.matrices and engine.row_moment(i) is not None}
+        wanted = plan.moments.intersection(numbers)
+        for i in had - wanted:
+            engine.moments.put(i, None)
+        if had != wanted:
+            engine.await_states({*engine.awaited, *(had ^ wanted)})

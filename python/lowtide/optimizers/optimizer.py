@@ -333,6 +333,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         del group, skip_non_grad_params  # a budget may cover all groups, so all state is placed at once
         self._follow()
         self._place_states()
+        self.engine.begin_moments(self.param_groups)
         self.engine.show_unstepped(True)
         self._show_state()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from torch import Tensor, addmm, baddbmm, bfloat16
+from torch import Tensor, addmm, baddbmm, bfloat16, stack
 from torch.linalg import vector_norm
 
 ADJUSTMENTS = (None, "original", "match_rms_adamw", "spectral_unclamped")
@@ -25,6 +25,7 @@ _FOR_ANY = (
 _POLAR_EXPRESS = (*((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _FOR_ANY), (1.875, -1.25, 0.375))
 
 Coefficients = tuple[float, float, float]
+_ROW_EPS = 1e-8  # dion's
 
 
 def schedule(given: Any, steps: int) -> list[Coefficients] | None:
@@ -51,6 +52,24 @@ def orthogonal(matrix: Tensor, coefficients: Sequence[Coefficients], eps: float)
         gram = x @ x.mT
         x = add(x, add(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
+
+
+def row_scaled(update: Tensor, moment: Tensor, beta2: float) -> tuple[Tensor, Tensor]:
+    """NorMuon's row scaling (arXiv 2510.05491) as in dion/normuon.py of microsoft/dion (0333cc1, 2026): v = β2 v + (1 − β2) mean of
+    squares of a row, rows divided by √v + 1e-8, then each matrix brought back to its norm. update: [..., rows, columns]; moment: v,
+    float32 [..., rows, 1]. Returns the scaled update, in `WORKING`, and the next v. Takes 8 bytes per element of one matrix."""
+    if update.numel() == 0:
+        return update, moment
+    if update.ndim > 2:
+        made = [row_scaled(*each, beta2) for each in zip(update, moment, strict=True)]
+        return stack([one for one, _ in made]), stack([one for _, one in made])
+    rows = update.float().contiguous()  # a transposed one would be summed in an order that depends on its rows
+    squares = rows.square().mean(dim=-1, keepdim=True)
+    moment = moment.lerp(squares, 1 - beta2)
+    factor = 1 / (moment.sqrt() + _ROW_EPS)
+    before, after = (sums.sum().sqrt() for sums in (squares, squares * factor.square()))
+    factor *= before / after.clamp(min=_ROW_EPS)
+    return rows.mul_(factor).to(WORKING), moment
 
 
 def cost(count: int, rows: int, columns: int) -> int:

@@ -2,12 +2,16 @@
 
 The core stores one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]}; with
 DTensor parameters also "lowtide_shards": [the position of this rank's part of each, null for a plain parameter]; if the options
-of NAdam or Schedule-Free changed during the run, also "lowtide_carried": {parameter number: {name: number}} (carried.py). A
-file holds one rank's part and is for the same rank of an equal mesh.
+of NAdam or Schedule-Free have changed during the run also "lowtide_carried": {parameter number: {name: number}} (carried.py);
+with row moments also "lowtide_rows": {parameter number: base64 of this rank's, little-endian float32 in row-major order}; one
+that is missing is zeros. A file holds one rank's part and is for the same rank of an equal mesh.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import ctypes
 import json
 import os
 from collections.abc import Sequence
@@ -17,7 +21,9 @@ from typing import Any
 import torch
 
 from lowtide import _core
-from lowtide.checks.values import expect
+from lowtide.checks.values import check_moment, expect
+from lowtide.devices.pieces import local_moments
+from lowtide.devices.sharding import local_of
 from lowtide.engine.cores import KeptErrors
 from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import size_of
@@ -29,6 +35,8 @@ from lowtide.state.groups import read_groups
 
 _SHARDS = "lowtide_shards"
 _CARRIED = "lowtide_carried"
+_ROWS = "lowtide_rows"
+_MOST_ROWS = 18_000_000  # the core's header has room for 100 MB, and base64 takes 16/3 bytes for each
 
 
 def save(engine: Engine, param_groups: Sequence[dict[str, Any]], path: str | os.PathLike[str]) -> None:
@@ -52,7 +60,11 @@ def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
     carried = own_numbers(engine, param_groups)
-    metadata = {GROUPS: groups, **_shards(engine), **({_CARRIED: carried} if carried else {})}
+    count = engine.moments.nbytes // 4
+    expect(count <= _MOST_ROWS, "save", f"{count} row moments", f"{_MOST_ROWS} at most in one file: save state_dict()")
+    rows = {i: moment for i in range(len(engine.params)) if (moment := engine.row_moment(i)) is not None}
+    texts = {i: _text(moment.cpu().contiguous()) for i, moment in rows.items()}
+    metadata = {GROUPS: groups, **_shards(engine), **({_CARRIED: carried} if carried else {}), **({_ROWS: texts} if texts else {})}
     return json.dumps(metadata, default=_refuse)
 
 
@@ -82,13 +94,41 @@ def load(
     expect(each, f"{name}, {_CARRIED}", got, f"a dict with one for each of {number} parameters at most")
     names = [tuple(engine.core_of(i).carried(i)) for i in range(number)]
     given = {i: checked(own[str(i)], names[i], f"{name}, {_CARRIED}") for i in range(number) if names[i] and str(i) in own}
+    rows = _rows(engine, metadata.get(_ROWS, {}), f"{name}, {_ROWS}")
     engine.copies.read(engine)
     kept.call(engine.core.load, name)
+    for i in range(number):
+        engine.moments.put(i, rows.get(i))
     engine.away, engine.aside = set(), set()
     for i, of_param in engine.options_of(new_groups).items():
         if names[i] and (steps := engine.core_of(i).step_count(i)):
             engine.core_of(i).set_carried(i, given.get(i) or as_now(engine.family, of_param, steps))
     return new_groups
+
+
+def _text(values: torch.Tensor) -> str:
+    return base64.b64encode(ctypes.string_at(values.data_ptr(), values.nbytes) if values.nbytes else b"").decode()
+
+
+def _rows(engine: Engine, saved: Any, where: str) -> dict[int, torch.Tensor]:
+    """Row moments of a file, by parameter number, checked."""
+    expect(isinstance(saved, dict), where, type(saved).__name__, "a dict")
+    found: dict[int, torch.Tensor] = {}
+    matrices = {str(i): i for i, tensor in enumerate(engine.tensors) if tensor.ndim >= 2}
+    for key, text in saved.items():
+        expect(key in matrices, where, f"parameter {key!r:.40}", "numbers of matrices")
+        i = matrices[key]
+        at, param = f"{where}, parameter {i}", engine.params[i]
+        shape = local_moments(param.tensor, param.sharding)
+        try:
+            values = base64.b64decode(text, validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise ValueError(f"{at}: got {text!r:.40}, wanted base64") from None
+        expect(len(values) == 4 * shape.numel(), at, f"{len(values)} bytes", 4 * shape.numel())
+        moment = torch.frombuffer(bytearray(values), dtype=torch.float32) if values else torch.zeros(0)
+        check_moment(moment, at, engine.settings.nonfinite, positive=True)
+        found[i] = moment.view(shape).to(local_of(param.tensor).device)
+    return found
 
 
 def _shards(engine: Engine) -> dict[str, Any]:

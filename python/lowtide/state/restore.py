@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from lowtide import _core
-from lowtide.checks.values import check_moment, expect, read_step
-from lowtide.devices.sharding import local_of
+from lowtide.checks.values import check_floats, check_moment, expect, read_step
+from lowtide.devices.pieces import local_moments
+from lowtide.devices.sharding import ROW_MOMENT, local_of, moment_shape
 from lowtide.state.elsewhere import Noting, Shown, as_core
 from lowtide.engine.cores import RESIDUAL, KeptErrors
 from lowtide.engine.engine import Engine
@@ -48,27 +49,31 @@ def plan(
     made = {}
     options = engine.options_of(found.groups) if found.groups else {}
     of_group = {i: each.of for each in engine.groups for i in each.params}
+    rules = {i: each.rule for each in engine.groups for i in each.params}
     in_dict = {of_group.get(i) for i in entries}
     for i in range(len(engine.params)):
         where = f"state of parameter {i}"
         own = entries.get(i, None if of_group.get(i) in in_dict else {})
+        has_moments = engine.family.has_moments(rules[i], options[i]) if i in options else None
         if found.spread:
             entry = spread.read_entry(engine, i, own, where)
         elif found.codecs is not None:
-            entry = _read_own(engine, i, own, found.codecs[i], where)
+            entry = _read_own(engine, i, own, found.codecs[i], where, has_moments)
         elif reader:
             param, codec = engine.tensors[i], engine.core_of(i).state_codec(i)
             shape = local_of(param).shape
             spec = ParamSpec(engine.family.rule, param.shape, codec, engine.signed(i), param, found.saved[of_group[i]])
             entry = reader.read_entry(spec, entries.get(i, {}), where)
             if entry.tensors:  # other libraries have no residuals
+                given, moment = _apart_from_moment(entry.tensors)
+                entry = entry._replace(tensors=given)
                 live = {name: like for name, like in views.layout(engine, i).items() if name != RESIDUAL}
                 tensors = _local(engine, i, entry.tensors, live, where) if engine.params[i].sharding else entry.tensors
                 if entry.encode:
                     check_values(tensors, [name for name in live if name in spec.signed], shape, where)
                 else:
                     tensors = check_entry({"step": entry.step, **tensors}, live, shape, codec, codec, where)
-                entry = entry._replace(tensors=tensors)
+                entry = _with_moment(engine, i, entry._replace(tensors=tensors), moment, has_moments, where)
         else:
             entry = _read_torch(engine, i, entries.get(i, {}), options[i], where)
         made[i] = _checked(engine, i, entry, options.get(i), where)
@@ -87,10 +92,39 @@ def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, An
     return entry
 
 
+def _apart_from_moment(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The core's tensors of an entry, and its row moments; None: it has none."""
+    return {name: value for name, value in tensors.items() if name != ROW_MOMENT}, tensors.get(ROW_MOMENT)
+
+
+def _with_moment(engine: Engine, number: int, entry: Entry, moment: Any, wanted: bool | None, where: str) -> Entry:
+    """An entry with row moments, checked. wanted: its options ask for them; None: unknown."""
+    where, of, whole = f"{where}, {ROW_MOMENT}", engine.params[number].sharding, moment_shape(engine.tensors[number].shape)
+    if moment is None:
+        expect(not (wanted and entry.step), where, "none", "one for each row: row_beta2 of its group is set")
+        return entry
+    expect(wanted is not False, where, type(moment).__name__, "none: row_beta2 of its group is None")
+    local = of.unwrap(ROW_MOMENT, moment, torch.empty(0), where.rpartition(",")[0]) if of else moment
+    check_floats(local, where, local_moments(engine.tensors[number], of) if of else whole)
+    return entry._replace(tensors={**entry.tensors, ROW_MOMENT: local})
+
+
 def _read_own(
-    engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str, live: dict[str, torch.Tensor] | None = None
+    engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str, has_moments: bool | None,
+    live: dict[str, torch.Tensor] | None = None,
+) -> Entry:  # fmt: skip
+    """An entry in Lowtide's format. None: missing, while others exist. has_moments: see `_with_moment`. live: its other required
+    tensors; None: all."""
+    if entry:
+        given, moment = _apart_from_moment(entry)
+        return _with_moment(engine, number, _read_core(engine, number, given, codec, where, live), moment, has_moments, where)
+    return _read_core(engine, number, entry, codec, where, live)
+
+
+def _read_core(
+    engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str, live: dict[str, torch.Tensor] | None
 ) -> Entry:
-    """Reads an entry in Lowtide's format. None: missing, although others exist. live: its required tensors; None: all."""
+    """`_read_own` without row moments."""
     if entry is None:
         stepped = engine.core_of(number).has_state(number) and engine.tensors[number].requires_grad
         expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
@@ -148,7 +182,7 @@ def follow(engine: Engine, groups: Sequence[dict[str, Any]], states: MutableMapp
             if engine.has_entry(i):
                 taken[i] = NOTHING
         elif i in engine.assigned or not isinstance(entry, Shown) or not entry.is_of(param):
-            known = {"step", *views.layout(engine, i), *engine.signed(i), *engine.core_of(i).carried(i)}
+            known = {"step", ROW_MOMENT, *views.layout(engine, i), *engine.signed(i), *engine.core_of(i).carried(i)}
             if isinstance(entry, Shown) and entry.is_of(param):
                 entry.take_copied_step(engine.core_of(i).state(i)["step"])
                 if entry.keeps(known):
@@ -184,15 +218,18 @@ def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: 
     """Reads an entry assigned in `Optimizer.state`. Before the first step it may contain only a residual, from master.split;
     moments are then zeros."""
     where, live = f"assigned state of parameter {number}", views.layout(engine, number)
+    given, moment = _apart_from_moment(given)
     if RESIDUAL in given and given.keys() <= {"step", RESIDUAL} and not engine.has_entry(number):
         live = {name: like for name, like in live.items() if name in ("step", RESIDUAL)}
     given.setdefault("step", engine.core_of(number).step_count(number))
     names = [] if MOMENTUM in live and given.keys() == {"step"} else live.keys() - {"step"}
     own = all(isinstance(given.get(name), torch.Tensor) and given[name].dtype == live[name].dtype for name in names)
     if own or RESIDUAL in live:
-        read = _read_own(engine, number, given, engine.core_of(number).state_codec(number), where, live)
+        read = _read_core(engine, number, given, engine.core_of(number).state_codec(number), where, live)
     else:
         read = _read_torch(engine, number, given, options, where)
+    rule = next(each.rule for each in engine.groups if each.has(number))
+    read = _with_moment(engine, number, read, moment, engine.family.has_moments(rule, options), where)
     core = engine.core_of(number)
     if read.carried is None and read.step == core.step_count(number):  # loops that move state know only what it shows
         read = read._replace(carried=core.carried(number) or None)
@@ -240,6 +277,14 @@ def apply(
         engine.copies.read(engine)
     if engine.away or engine.aside:
         bring_back(engine, states)
+    moments: dict[int, torch.Tensor] = {}
+    plain: dict[int, Entry] = {}
+    for i, entry in entries.items():
+        tensors, moment = _apart_from_moment(entry.tensors)
+        plain[i] = entry._replace(tensors=tensors)
+        if moment is not None:
+            moments[i] = moment.detach().to(local_of(engine.tensors[i]).device, torch.float32, copy=True).contiguous()
+    entries = plain
     waiting = {*engine.awaited}
     for i, entry in entries.items():
         if entry.tensors:
@@ -273,6 +318,7 @@ def apply(
             live["step"].fill_(entry.step)
         elif entry.carried is not None:
             core.set_carried(i, dict(entry.carried))
+        engine.moments.put(i, moments.get(i))
         if engine.has_entry(i):
             dict.__setitem__(states, engine.tensors[i], views.shown(engine, i))
             waiting.discard(i)

@@ -22,7 +22,7 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import check_floats, check_moment, expect, read_step
-from lowtide.devices.sharding import local_of, rows_of
+from lowtide.devices.sharding import ROW_MOMENT, local_of, rows_of
 from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.engine import Engine
 from lowtide.state import views
@@ -40,7 +40,9 @@ def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     same moments have the same names, as FSDP1 requires: scales if any can have them (0: this one has none), and likewise
     residuals."""
     raw = [views.local_state(engine, i) for i in range(len(engine.params))]
-    # The options decide, not this rank's parts: another rank may have larger parts with other formats.
+    rows = [i for i, entry in enumerate(raw) if ROW_MOMENT in entry]
+    expect(not rows, "state_dict", f"row moments of parameters {rows[:8]} beside FSDP1's parameters", "none: row_beta2=None, or FSDP2")
+    # Decided by the options, not by this rank's parts: another rank may have larger parts with other formats.
     scaled = any(_core.code_sizes(group.options["state"], True, 1, BLOCK)[2] for group in engine.groups if group.params)
     residual = any(RESIDUAL in views.layout(engine, i) for i in range(len(engine.params)))
     return {param: _spread(engine, i, raw[i], scaled, residual) for i, param in enumerate(engine.tensors) if raw[i]}

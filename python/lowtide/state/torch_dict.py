@@ -72,6 +72,8 @@ def _check_muon(engine: Engine, number: int, mine: dict[str, Any], where: str) -
     expect(not others, where, f"parameters {others[:8]} that AdamW steps, or stacks of matrices", alone)
     maximize = any(each.options_of({number: mine})["maximize"] for each in parts)
     expect(not maximize, f"{where}: maximize", True, "False: torch.optim.Muon does not have it")
+    rows = any(engine.family.has_moments(each.rule, each.options_of({number: mine})) for each in parts)
+    expect(not rows, f"{where}: row_beta2", mine.get("row_beta2"), "None: torch.optim.Muon has no row moments")
     coefficients = mine["ns_coefficients"]
     alike = not isinstance(coefficients, str) and len(coefficients) == 3 and isinstance(coefficients[0], (int, float))
     expect(alike, f"{where}: ns_coefficients", coefficients, "3 numbers: torch.optim.Muon has the same for each iteration")

@@ -9,7 +9,7 @@ import torch
 from lowtide import _core
 from lowtide.devices.flattened import shard_of
 from lowtide.devices.places import HOST
-from lowtide.devices.sharding import local_of
+from lowtide.devices.sharding import ROW_MOMENT, local_of
 from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.engine import Engine
 from lowtide.state.elsewhere import Elsewhere, Shown
@@ -22,7 +22,7 @@ def shown(engine: Engine, number: int) -> Shown:
     """The entry of a parameter in `Optimizer.state`. A class of optimizers may make it from an engine, a number and views
     (`Engine.entry`)."""
     place, of = engine.params[number].place, engine.params[number].sharding
-    entry = engine.core_of(number).state(number)
+    entry = _with_moment(engine, number, engine.core_of(number).state(number))
     entry = of.wrap(entry) if of else entry
     if engine.shows_sizes and place and not engine.in_ram:
         device = HOST.device if place.on_host or number in engine.away else place.device
@@ -41,7 +41,13 @@ def local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
     with engine.lock:
         if not core.has_state(number) and not core.step_count(number):
             return {}
-        return core.read_state(number) if core.is_paged(number) else core.state(number)
+        found = core.read_state(number) if core.is_paged(number) else core.state(number)
+        return _with_moment(engine, number, found)
+
+
+def _with_moment(engine: Engine, number: int, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    moment = engine.row_moment(number)
+    return entry if moment is None else {**entry, ROW_MOMENT: moment}
 
 
 def live(engine: Engine, number: int) -> dict[str, torch.Tensor]:

@@ -53,7 +53,7 @@ def test_residuals_and_muon(machine: Machine, kind: str, seed: int, monkeypatch:
 
     monkeypatch.setattr(Cores, "step", step_and_wait)
     if kind == "muon":
-        twins = spread(machine, lowtide.Muon, ("cpu", "xpu:0") * 2, SHAPES[:4], dtypes=[torch.float32])
+        twins = spread(machine, lowtide.Muon, ("cpu", "xpu:0") * 2, SHAPES[:4], dtypes=[torch.float32], row_beta2=0.9)
     else:
         twins = spread(machine, "adamw", ("cuda:0", "cpu", "cuda:1", "cpu"), SHAPES[:4], dtypes=[torch.bfloat16], lr=1e-3, master=kind)
     twins.step()

@@ -84,7 +84,7 @@ def model():
 def groups(module):
     ends = [module[0].weight, module[3].weight]
     middle = [p for p in module.parameters() if all(p is not end for end in ends)]
-    return [{"params": middle}, {"params": ends, "use_muon": False, "adamw_lr": 3e-3}]
+    return [{"params": middle, "row_beta2": 0.9}, {"params": ends, "use_muon": False, "adamw_lr": 3e-3}]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -111,7 +111,7 @@ def test_what_is_no_matrix_is_stepped_by_adamw(codec, seed, figure):
     ]
     figure(f"{sum(same)} of {len(same)} parameters bit-equal")
     assert all(same) and len(same) == 6
-    assert [name.removesuffix("_codes") for name in opt.state[module[1].weight]][:2] == ["step", "momentum_buffer"]
+    assert {name.removesuffix("_codes") for name in opt.state[module[1].weight]} - {"momentum_buffer_scale"} == {"step", "momentum_buffer", "row_moment"}
     assert {"exp_avg", "exp_avg_codes"} & opt.state[module[0].weight].keys() and opt.report()["steps"] == 5
 
 
@@ -264,7 +264,7 @@ def test_masters_of_matrices_are_those_of_adamw(dtype, state, tmp_path, seed, fi
     """Each has the bytes and bits of its kind, even under a budget. residual16 of bfloat16 has the bits of float32 weights."""
     first = [torch.nn.Parameter(torch.randn(*shape).to(dtype)) for shape in ((64, 256), (200, 96), (8192,))]
     whole = [torch.nn.Parameter(p.detach().float()) for p in first]
-    options = {"lr": 1e-3, "state": state, "min_quantized_numel": 0, "rounding": "nearest"}
+    options = {"lr": 1e-3, "state": state, "min_quantized_numel": 0, "rounding": "nearest", "row_beta2": 0.9}
     plain = lowtide.Muon(whole, **options)
     ends = {}
     for master in (None, "auto", "stochastic", "residual8", "residual16"):
@@ -292,14 +292,15 @@ def test_masters_of_matrices_are_those_of_adamw(dtype, state, tmp_path, seed, fi
     figure(f"{len(ends)} masters, in RAM and on a disk: 0 bits differ")
 
 
+@pytest.mark.parametrize("row_beta2", [None, 0.9])
 @pytest.mark.parametrize("state", ["fp32", "dynamic8"])
-def test_experts_are_matrices_by_themselves(state, seed, figure):
-    """A stack of matrices gets the same bits as each matrix as its own parameter. Rows of 256 elements have the same blocks in
-    both, and everything rounds to nearest, because random bits depend on a parameter's number."""
+def test_experts_are_matrices_by_themselves(state, row_beta2, seed, figure):
+    """A stack of matrices is stepped as each of them would be as a parameter of its own, to the bit. Rows of 256 elements
+    have the same blocks in both, and everything rounds to nearest, for random bits go by the number of a parameter."""
     stack = parameter(6, 32, 256)
     tall = torch.nn.Parameter(torch.randn(3, 96, 32).bfloat16())
     experts = [[torch.nn.Parameter(matrix.clone()) for matrix in each.detach()] for each in (stack, tall)]
-    options = {"lr": 0.02, "state": state, "min_quantized_numel": 0, "rounding": "nearest", "master": None}
+    options = {"lr": 0.02, "state": state, "min_quantized_numel": 0, "rounding": "nearest", "master": None, "row_beta2": row_beta2}
     ours = lowtide.Muon([stack], use_muon="experts", **options)
     lowtide.override(tall, state="fp32")
     ours.add_param_group({"params": [tall]})
@@ -380,7 +381,7 @@ def failing_at(monkeypatch, call, error, times=1):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_products_that_fail_leave_everything_as_it_was(error, state, seed, monkeypatch):
     params = [parameter(64, 64), parameter(9), parameter(64, 300)]
-    opt = lowtide.Muon(params, state=state, min_quantized_numel=0)
+    opt = lowtide.Muon(params, state=state, min_quantized_numel=0, row_beta2=0.9)
     for step in range(2):  # also in the first step
         random_gradients(params)
         before = everything(params, opt)
@@ -400,7 +401,7 @@ def test_an_interrupt_between_batches_is_raised_when_all_have_moved(seed, monkey
     ends = []
     for times in (0, 1, 9):
         params = copies_of(first)
-        opt = lowtide.Muon(params)
+        opt = lowtide.Muon(params, row_beta2=0.9)
         torch.manual_seed(seed)
         random_gradients(params)
         with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as told:
@@ -428,7 +429,7 @@ def test_signals_find_the_old_or_the_new(batches, seed, figure, monkeypatch):
     random = np.random.default_rng(seed)
     old = new = 0
     params, twins = copies_of(first), copies_of(first)
-    opt, twin = lowtide.Muon(params), lowtide.Muon(twins)
+    opt, twin = lowtide.Muon(params, row_beta2=0.9), lowtide.Muon(twins, row_beta2=0.9)
     handler = signal.signal(signal.SIGALRM, late)
     try:
         for _ in range(60):

@@ -119,8 +119,8 @@ def test_state_dicts_of_dion(seed: int, figure: Callable[[str], None]) -> None:
         with refused(opt, *words):
             opt.load_state_dict(of_dion(params, 7, **options))
     bad = of_dion(params, 7)
-    bad["param_groups"][0]["algorithm"] = "normuon"
-    with refused(opt, "algorithm", "normuon"):
+    bad["param_groups"][0]["algorithm"] = "muon2"
+    with refused(opt, "algorithm", "muon2"):
         opt.load_state_dict(bad)
     with pytest.raises(ValueError, match="a group from the package dion"):
         lowtide.AdamW([{"params": params[:1]}, {"params": params[1:]}]).load_state_dict(of_dion(params, 7))

@@ -93,7 +93,7 @@ def _random(name: str, step: int, shape: tuple[int, ...]) -> torch.Tensor:
 def build(layout: Layout, experts: Layout | None, state: str, **options: Any) -> tuple[Net, lowtide.Muon]:
     net = Net(layout, experts)
     named = list(net.named_parameters())
-    groups = [{"params": named[::2]}, {"params": named[1::2], "lr": 3e-2, "nesterov": False, "momentum": 0.8}]
+    groups = [{"params": named[::2], "row_beta2": 0.9}, {"params": named[1::2], "lr": 3e-2, "nesterov": False, "momentum": 0.8}]
     options = {"lr": 1e-2, "state": state, "min_quantized_numel": LEAST, "use_muon": "experts", **options}
     return net, lowtide.Muon(groups, **options)
 
@@ -278,9 +278,9 @@ def test_every_mesh_gives_the_bits_of_one_process(state: str, figure) -> None:
 @pytest.mark.parametrize("layout", [*ROWS, HSDP, *COLUMNS[1:], *BOTH, COPIES], ids=str)
 @on_ranks()
 def test_bytes_sent_are_those_stated(layout: Layout) -> str:
-    """Bytes of a step, counted where torch gets them. Each matrix is orthogonalized once. Elements travel as bfloat16, to which
-    the iterations round first. On a one-dimensional mesh, whatever a matrix's owner lacks comes to it and goes back; each
-    element of a copied matrix goes once to each other rank."""
+    """In a step, counted where torch is given them. Each matrix is made orthogonal once. Elements go as bfloat16,
+    to which the iterations round first, and row moments as float32. On a mesh of one dimension, all that a matrix's owner does not have comes to it,
+    and goes from it; of what is copied, each element goes once to each of the others."""
     _, stated, counts = trained(layout, layout, "dynamic8")
     assert (counts["sent"], counts["received"], counts["exchanges"]) == stated[:3]
     assert set(counts) <= {"sent", "received", "exchanges", "all_reduce"}, "only the agreement beside"
@@ -288,13 +288,16 @@ def test_bytes_sent_are_those_stated(layout: Layout) -> str:
     total = sum(each.sent_bytes for each in every)
     assert total == sum(each.received_bytes for each in every)
     two = [shape for name, (shape, _) in MATRICES.items() if len(shape) == 2 and name != "frozen"]
+    scaled = [MATRICES[name][0][0] for name in ("uneven", "few", "bfloat")]  # rows of matrices with row moments
     stacks = 0 if layout.cuts == (0,) else sum(shape[0] for shape, _ in EXPERTS.values())
     assert sum(each.matrices for each in every) == (len(two) + stacks if layout.world > 1 else 0)
     if layout == COPIES:
         elements = sum(a * b for a, b in two) + sum(a * b * c for (a, b, c), _ in EXPERTS.values())
-        assert total == 2 * elements
+        assert total == 2 * elements + 4 * (sum(scaled) + 3 * 72)
     elif layout == ROWS[1]:  # two ranks: one has the larger half, as torch cuts, and each owner lacks one of them
-        least, most = (sum(4 * ((rows + more) // 2) * width for rows, width in two) for more in (0, 1))
+        least, most = (
+            sum(4 * ((rows + more) // 2) * width for rows, width in two) + sum(8 * ((rows + more) // 2) for rows in scaled) for more in (0, 1)
+        )
         assert least <= total <= most
     return f"{layout.cuts} over {layout.mesh}: {total} bytes of all ranks, all as stated"
 
@@ -380,7 +383,7 @@ def test_models_under_fully_shard_train_as_alone(world: int, columns: bool, befo
     results, sent = [], 0
     for cut in (True, False):
         net = Experts()
-        options: dict[str, Any] = {"state": "fp32" if columns else "dynamic8", "min_quantized_numel": 100}
+        options: dict[str, Any] = {"state": "fp32" if columns else "dynamic8", "min_quantized_numel": 100, "row_beta2": 0.9}
         opt = lowtide.Muon(net.parameters(), lr=0.05, use_muon="experts", **options)
         for step in range(before):
             _learn(net, opt, step)

@@ -82,7 +82,7 @@ def of_flashoptim():
 
 SOURCES = {
     "own": (own, lowtide.AdamW, {}),
-    "own, Muon": (lambda: stepped(lowtide.Muon(p := parameters()), p).state_dict(), lowtide.Muon, {}),
+    "own, Muon": (lambda: stepped(lowtide.Muon(p := parameters(), row_beta2=0.9), p).state_dict(), lowtide.Muon, {}),
     "bitsandbytes": (of_bitsandbytes, lowtide.AdamW, {}),
     "torch, AdamW": (lambda: of_torch("AdamW"), lowtide.AdamW, {"state": "fp32"}),
     "torch, NAdam": (lambda: of_torch("NAdam"), lowtide.NAdam, {}),

@@ -54,9 +54,8 @@ class Sequence:
         self.state = pick(FORMATS)
         self.rule = pick([name for name in (*RULES, "muon") if self.state != "dynamic4" or name not in (*LONG_AVERAGES, "muon")])
         self.dtype = pick((torch.float32, torch.bfloat16))
-        masters = MASTERS if self.rule != "muon" else (None,)
         self.options: Dict = {"state": self.state, "min_quantized_numel": 256, "lr": 1e-2, "seed": seed % 1000}
-        self.options["master"] = pick(masters) if self.dtype != torch.float32 else None
+        self.options["master"] = pick(MASTERS) if self.dtype != torch.float32 else None
         memory: Dict = {}
         if device is None:
             budgets = (None, lowtide.Memory(host="1GiB"), lowtide.Memory(host="50%"), self.on_disk("16KiB"), self.on_disk("4KiB"))
@@ -83,7 +82,7 @@ class Sequence:
         ends = [*self.cuts, len(params)]
         groups = [{"params": params[a:b], "lr": 0.01 * (n + 1)} for n, (a, b) in enumerate(zip([0, *self.cuts], ends))]
         if self.rule == "muon":
-            return lowtide.Muon(groups, **self.options, **more)
+            return lowtide.Muon([{**groups[0], "row_beta2": 0.9}, *groups[1:]], **self.options, **more)
         return make(self.rule, groups, **self.options, **more)
 
     @staticmethod
