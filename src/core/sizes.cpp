@@ -71,16 +71,19 @@ int64_t parse_bytes(const std::string& text) {
 }
 
 std::string format_bytes(int64_t bytes) {
-  const double magnitude = bytes < 0 ? -static_cast<double>(bytes) : static_cast<double>(bytes);
+  __extension__ using Wide = unsigned __int128;
+  const uint64_t magnitude = bytes < 0 ? 0 - static_cast<uint64_t>(bytes) : static_cast<uint64_t>(bytes);
   if (magnitude < 1024) return std::to_string(bytes) + " B";
-  double value = magnitude;
+  // Hundredths of a unit, a tie to the even one. 1023.995 and more would be printed as 1024.00.
+  int64_t hundredths = 1024 * 100;
   size_t power = 0;
-  // 1023.995 and more would be printed as 1024.00.
-  for (value /= 1024; value >= 1023.995 && power + 1 < kPrefixes.size(); ++power) value /= 1024;
-  char digits[32];
-  const auto end = std::to_chars(digits, digits + sizeof digits, value, std::chars_format::fixed, 2);
-  return format("%s%.*s %ciB", bytes < 0 ? "-" : "", static_cast<int>(end.ptr - digits), digits,
-                kPrefixes[power] - 'a' + 'A');
+  for (; hundredths >= 1024 * 100 && power < kPrefixes.size(); ++power) {
+    const Wide exact = Wide{magnitude} * 100;
+    const size_t bits = 10 * (power + 1);
+    hundredths = static_cast<int64_t>((exact + (Wide{1} << (bits - 1)) - 1 + ((exact >> bits) & 1)) >> bits);
+  }
+  return format("%s%lld.%02lld %ciB", bytes < 0 ? "-" : "", ll(hundredths / 100), ll(hundredths % 100),
+                kPrefixes[power - 1] - 'a' + 'A');
 }
 
 }  // namespace lowtide
