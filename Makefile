@@ -56,7 +56,7 @@ bench-quality: ## train a small model with every state format, and compare (ARGS
 gpu-check: ## on a machine with a GPU: test and measure the CUDA backend (ARGS="run --seconds 280"; docs/project/gpu-check.md)
 	@python3 tools/gpu_check.py $(or $(ARGS),plan)
 
-gpu-bundle: ## build and collect what gpu-check needs on a machine with a GPU (ARGS="--target-python python3.12")
+gpu-bundle: ## build and collect what gpu-check needs on a machine with a GPU (ARGS="--python 3.13")
 	@tools/bootstrap.sh --no-package
 	@$(PYTHON) tools/gpu_bundle.py $(ARGS)
 

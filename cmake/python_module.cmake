@@ -1,19 +1,19 @@
-# The Python module lowtide._core (nanobind), which links the library's objects. For a wheel of the stable ABI
-# (wheel.py-api), scikit-build-core sets the component that finds it.
-find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module ${SKBUILD_SABI_COMPONENT})
+# The Python module lowtide._core (nanobind), with the library's objects linked in: one file for all versions of Python
+# from 3.10 on, by the stable ABI. nanobind's own part, of each version, is in the package nanobind-backend.
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 if(NOT nanobind_DIR AND NOT LOWTIDE_FOR_WHEEL)
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
     OUTPUT_VARIABLE lt_nanobind_dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   list(APPEND CMAKE_PREFIX_PATH "${lt_nanobind_dir}")
 endif()
-find_package(nanobind CONFIG QUIET)
+find_package(nanobind 3.1 CONFIG QUIET)
 if(NOT nanobind_FOUND)
-  message(FATAL_ERROR "LOWTIDE_PYTHON needs nanobind >= 2.5: ${Python_EXECUTABLE} -m pip install nanobind")
+  message(FATAL_ERROR "LOWTIDE_PYTHON needs nanobind >= 3.1: ${Python_EXECUTABLE} -m pip install nanobind nanobind-backend")
 endif()
 
 nanobind_add_module(
-  _core NB_STATIC STABLE_ABI NB_SUPPRESS_WARNINGS NOMINSIZE
+  _core BACKEND_MODULE nanobind_backend NB_SUPPRESS_WARNINGS NOMINSIZE
   python/checkpoint_binding.cpp
   python/collective_binding.cpp
   python/core_module.cpp
@@ -31,11 +31,6 @@ nanobind_add_module(
   python/spec_binding.cpp
   python/tensor_reader.cpp)
 target_compile_definitions(_core PRIVATE LOWTIDE_VERSION="${PROJECT_VERSION}")
-if(SKBUILD_SABI_COMPONENT)
-  # nanobind prints to stderr; Python's headers include stdio.h for it, but the stable ABI's headers do not.
-  target_compile_options(_core PRIVATE -include stdio.h)
-  target_compile_options(nanobind-static-abi3 PRIVATE -include stdio.h)
-endif()
 target_link_libraries(_core PRIVATE lowtide_objects)
 set(lt_core_map "${PROJECT_BINARY_DIR}/core.map")
 set(lt_core_exports "")

@@ -161,7 +161,7 @@ missing_packages() {
     command -v qemu-aarch64 >/dev/null || echo qemu-user
     [[ -f /usr/share/keyrings/debian-archive-keyring.gpg ]] || echo debian-archive-keyring
   fi
-  if [[ $system_only == no ]]; then
+  if [[ $system_only == no || ",$extras," == *,wheels,* ]]; then
     is_whole "$base_python" || echo python3-venv python3-dev
   fi
 }

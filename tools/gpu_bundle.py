@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Collects what tools/gpu_check.py needs on a GPU machine, on a machine without a GPU: a folder and its tar.
 
-    python3 tools/gpu_bundle.py --target-python python3.12            build/gpu-bundle and build/gpu-bundle.tar
-    python3 tools/gpu_bundle.py --with bitsandbytes,tests             includes a library to compare with, and pytest
+    python3 tools/gpu_bundle.py --python 3.12                         build/gpu-bundle and build/gpu-bundle.tar
+    python3 tools/gpu_bundle.py --with bitsandbytes,tests             with one of the compared libraries, and pytest
 
-The folder has source.tar.gz (the last commit), revision, sources (their hash), prebuilt.tar.xz (the module for that Python, the
-plug-in for --architectures, the tests of devices), and the wheels that --with names: only what the GPU machine lacks. Put
-plug-ins to compare with the package's into its folder variants. Needs the packages that tools/bootstrap.sh --system-only
-installs, nvcc, pip, nanobind in this Python, and a Python of the GPU machine's version with headers (no packages).
+The folder holds: source.tar.gz (the last commit), revision, sources (their hash), prebuilt.tar.xz (the module, the
+plug-in for --architectures, the tests of devices), and wheels: nanobind-backend's, which the module needs, and what
+--with asks for. Name with --with only what the GPU machine lacks; plug-ins to compare with the package's go into its
+folder variants. Needs the packages that tools/bootstrap.sh --system-only installs, nvcc, and pip and nanobind in this Python.
 """
 
 from __future__ import annotations
@@ -75,26 +75,20 @@ def thinned(folder: Path, cuda: str) -> None:
         whole.unlink()
 
 
-def build(out: Path, python: str, architectures: str, revision: str, digest: str) -> None:
-    """Builds the prebuilt parts. Keeps objects in build/gpu-prebuilt for next time."""
-    if not shutil.which(python):
-        die(f"--target-python: got {python}, wanted a Python of the GPU machine's version, with headers")
+def build(out: Path, architectures: str, revision: str, digest: str) -> None:
+    """The prebuilt parts. Objects are kept in build/gpu-prebuilt, for the next time."""
     if not importlib.util.find_spec("nanobind"):
         die(f"{sys.executable} has no nanobind: pip install nanobind")
     folder = ROOT / "build" / "gpu-prebuilt"
-    nanobind = output(sys.executable, "-m", "nanobind", "--cmake_dir").strip()
-    tag = output(python, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))").strip()
-    for old in folder.glob("_core.*.so"):
-        old.unlink()
-    (folder / "CMakeCache.txt").unlink(missing_ok=True)  # it would keep the flags of another preset
-    output(*parts.configure(folder, python, nanobind, architectures))
+    (folder / "CMakeCache.txt").unlink(missing_ok=True)  # which keeps the flags of another preset
+    output(*parts.configure(folder, sys.executable, architectures))
     plugin = re.search(r"^lowtide_cuda\d+(?=:)", output("cmake", "--build", str(folder), "--target", "help"), re.M)
     if not plugin:
         die("no target lowtide_cuda<N>: nvcc was not found")
     output("cmake", "--build", str(folder), "--target", "_core", plugin[0], parts.TESTS)
     library = Path(output("g++", f"-print-file-name={parts.LIBRARY}").strip())
-    about = {"python": tag, "architectures": architectures.split(";"), "revision": revision.strip(),
-             "sources": digest, "made_on": platform.platform()}  # fmt: skip
+    about = {"architectures": architectures.split(";"), "revision": revision.strip(), "sources": digest,
+             "made_on": platform.platform()}  # fmt: skip
     parts.pack(folder, library, out / parts.ARCHIVE, about)
 
 
@@ -105,7 +99,7 @@ def size(folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-bundle")
-    parser.add_argument("--target-python", default="python3.12", help="of the GPU machine's version (default: %(default)s)")
+    parser.add_argument("--python", default="3.12", help="the GPU machine's version, for wheels (default: %(default)s)")
     parser.add_argument("--architectures", default="90", help="compute capabilities, as 80;90 (default: %(default)s)")
     parser.add_argument("--cuda", default="130", help="of torch over there, as bitsandbytes names it (default: %(default)s)")
     parser.add_argument("--with", dest="extra", default="bitsandbytes,torchao,flashoptim",
@@ -128,12 +122,9 @@ def main() -> None:
     if revision.strip().endswith("-dirty"):
         print("uncommitted work is in the prebuilt parts, and not in source.tar.gz: with that, the check builds anew")
     output("git", "archive", "--format=tar.gz", "--prefix=lowtide/", "-o", str(out.resolve() / "source.tar.gz"), "HEAD")
-    build(out, args.target_python, args.architectures, revision, digest)
-    if extra:
-        # The interpreter knows the version, whatever its name.
-        version = output(args.target_python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
-        wheels(out / "wheels", [wheel for name in extra for wheel in WHEELS[name]], version)
-        thinned(out / "wheels", args.cuda)
+    build(out, args.architectures, revision, digest)
+    wheels(out / "wheels", ["nanobind-backend", *(wheel for name in extra for wheel in WHEELS[name])], args.python)
+    thinned(out / "wheels", args.cuda)
     count = size(out)
     print(f"{out}: {count / (1 << 20):.1f} MiB of {MOST_BYTES >> 20}")
     for path in sorted(out.rglob("*")):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes the wheels to publish, audits them, and tries each in a bare environment.
 
-    make wheels                                            x86-64 and ARM64, CPython 3.10 to 3.13, into dist
-    make wheels ARGS="--arch x86_64 --python 3.11"         only this one
-    make wheels ARGS="--plugins cuda13,sycl"               also wheels of plug-ins, x86-64, for all versions of Python
-    make wheels ARGS=--torch                               tries wheels with torch, which is installed for each version
+    make wheels                                            x86-64 and ARM64, for CPython 3.10 and newer, into dist
+    make wheels ARGS="--arch x86_64 --python 3.11"         one, tried with Python 3.11
+    make wheels ARGS="--plugins cuda13,sycl"               also those of plug-ins, for x86-64
+    make wheels ARGS=--torch                               tried with torch, which is installed for each version
 
 Tools and libraries come from PyPI and Debian into build/wheels, not into the system (docs/project/wheels.md).
 """
@@ -19,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-from wheels.interpreters import VERSIONS, find  # noqa: E402
 from wheels.work import Failure, Work, say  # noqa: E402
 
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -33,7 +32,7 @@ def words(text: str) -> list[str]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=words, default=list(ARCHITECTURES), help="comma-separated (default: both)")
-    parser.add_argument("--python", type=words, default=list(VERSIONS), help="comma-separated (default: 3.10 to 3.13)")
+    parser.add_argument("--python", type=words, default=["3.10", "3.13"], help="to try them with (default: 3.10,3.13)")
     parser.add_argument(
         "--torch-python",
         type=Path,
@@ -54,7 +53,6 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     checked = (
         ("--arch", args.arch, ARCHITECTURES),
-        ("--python", args.python, VERSIONS),
         ("--plugins", args.plugins, PLUGINS),
     )
     for name, got, known in checked:
@@ -70,8 +68,7 @@ def make(args: argparse.Namespace, work: Work) -> None:
     from wheels.recipe import Recipe
 
     start = time.monotonic()
-    interpreters = {version: find(work, version) for version in args.python}
-    recipe = Recipe(work, interpreters, Borrowed(work, args.torch_python, args.torch), args.out.resolve())
+    recipe = Recipe(work, args.python, Borrowed(work, args.torch_python, args.torch), args.out.resolve())
     recipe.source()
     for arch in sorted(args.arch, key=ARCHITECTURES.index):
         recipe.make(arch)
@@ -83,7 +80,7 @@ def make(args: argparse.Namespace, work: Work) -> None:
         if wheel := plugins.fitting():
             plugins.try_beside(wheel, plugin, name)
         else:
-            say(f"{plugin.name}: not tried, for want of a wheel of lowtide for this Python in {args.out}")
+            say(f"{plugin.name}: not tried, for want of a wheel of lowtide in {args.out}")
     say(f"done in {time.monotonic() - start:.0f} s; the wheels are in {args.out}")
 
 

@@ -44,7 +44,6 @@ print(json.dumps(found, default=str))
 class Found:
     python: str
     gpu: dict[str, str] = field(default_factory=dict)
-    soabi: str = ""  # of that Python
     torch: dict[str, Any] = field(default_factory=dict)
     lowtide: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -89,7 +88,6 @@ def look(python: str, deadline: Deadline) -> Found:
     paths = [folder / "compute-sanitizer" for folder in cuda]
     return Found(
         python, gpu(deadline.within(60)),
-        output([python, "-c", "import sysconfig; print(sysconfig.get_config_var('SOABI'))"], deadline.within(30)).strip(),
         sanitizer=shutil.which("compute-sanitizer") or next((str(path) for path in paths if os.access(path, os.X_OK)), ""),
     )  # fmt: skip
 

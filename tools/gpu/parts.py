@@ -1,5 +1,5 @@
-"""Parts built where the bundle is made: the Python module for the GPU machine's Python, the plug-in for its GPU, the tests of
-devices, and a library that they need and a bare system lacks. Nothing is installed into that Python.
+"""Parts that are built where the bundle is made: the Python module, the plug-in for the GPU over there,
+the tests of devices, and a library that they need and a bare system lacks. Nothing is installed into that Python.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Folders:
         return env
 
 
-def configure(folder: Path, python: str, nanobind: str, architectures: str) -> list[str]:
-    """Configures the build that users get, and the program that tests devices. Without asserts, because host times count."""
+def configure(folder: Path, python: str, architectures: str) -> list[str]:
+    """The build that users get, and the program that tests devices. The host's times count, so no asserts are on."""
     return ["cmake", "--preset", "release", "-B", str(folder), "-DLOWTIDE_DEV=ON", "-DLOWTIDE_PYTHON=ON",
             "-DLOWTIDE_CUDA=ON", "-DLOWTIDE_SYCL=OFF", "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON", f"-DPython_EXECUTABLE={python}",
-            f"-Dnanobind_DIR={nanobind}", f"-DLOWTIDE_CUDA_ARCHITECTURES={architectures}"]  # fmt: skip
+            f"-DLOWTIDE_CUDA_ARCHITECTURES={architectures}"]  # fmt: skip
 
 
 def pack(built: Path, library: Path, target: Path, about: dict[str, Any]) -> None:
@@ -140,9 +140,7 @@ def unfit(about: dict[str, Any], found: Found, sources: str) -> str:
     if about.get("sources") != sources:
         return f"they are of other sources than this tree ({about.get('revision', 'no commit')}): make the bundle anew"
     architecture = found.architecture or "unknown"
-    if about["python"] != found.soabi:
-        return f"they are for {about['python']}, and the Python that has torch is {found.soabi or 'unknown'}"
-    # Machine code runs on devices with the same major number and an equal or higher minor one.
+    # Machine code runs on devices of the same major number and no smaller minor one.
     if not any(architecture[:-1] == a[:-1] and architecture >= a for a in about["architectures"]):
         return f"they are for sm_{', sm_'.join(about['architectures'])}, and the GPU is sm_{architecture}"
     return ""

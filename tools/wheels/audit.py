@@ -15,20 +15,20 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from wheels.work import Failure, Words, Work, say
 
-NEWEST = (2, 28)  # version of glibc: wheels are manylinux_2_28 or older
-MAX_BYTES = 8_000_000
-# The parts of glibc. A wheel needs no other system library.
+NEWEST = (2, 28)  # of glibc's versions: the wheel is manylinux_2_28 or older
+MAX_BYTES = 5_000_000
+# The parts of glibc. A wheel needs no other library of the system.
 GLIBC = re.compile(r"^(lib(c|m|dl|rt|pthread)\.so\.[0-9]+|ld-linux-[a-z0-9-]+\.so\.[0-9]+)$")
 GLIBC_VERSION = re.compile(r"^GLIBC_([0-9]+)\.([0-9]+)(\.[0-9]+)?$")
 # The functions that a library exports. All else is hidden, because two C++ libraries in one process must not meet.
 SHOWN = {
-    re.compile(r"_core\..*\.so$"): re.compile(r"PyInit__core$"),
+    re.compile(r"_core\.abi3\.so$"): re.compile(r"PyInit__core$"),
     re.compile(r"liblowtide_cuda[0-9]+\.so$"): re.compile(r"lt_cuda_plugin$"),
     re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"lt_sycl_plugin$"),
 }
-# Libraries besides glibc that one of them needs, and the newest symbol versions that manylinux_2_28 has.
-LENT = {re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"(libsycl|libstdc\+\+|libgcc_s)\.so\.[0-9]+$")}
-LENT_VERSION = re.compile(r"^(GLIBCXX_3\.4(\.([0-9]|1[0-9]|2[0-4]))?|CXXABI_1\.3(\.([0-9]|1[01]))?|GCC_[34]\..*)$")
+# The C++ library, and of its symbols' versions the newest that manylinux_2_28 has.
+CXX = re.compile(r"^(libstdc\+\+\.so\.6|libgcc_s\.so\.1)$")
+CXX_VERSION = re.compile(r"^(GLIBCXX_3\.4(\.([0-9]|1[0-9]|2[0-4]))?|CXXABI_1\.3(\.([0-9]|1[01]))?|GCC_[34]\..*)$")
 
 
 @dataclass
@@ -56,9 +56,9 @@ def repair(work: Work, wheel: Path, arch: str, out: Path, *, most: int = MAX_BYT
     path = {"PATH": f"{tools}:/usr/bin:/bin"}
     work.run(f"auditing {wheel.name}", [tools / "auditwheel", "repair", *options, wheel], env=path)
     [made] = repaired.glob("*.whl")
-    if "-abi3-" in made.name:
+    if "-abi3-" in made.name:  # plug-ins know nothing of Python
         work.run(f"auditing the stable ABI of {made.name}", [tools / "abi3audit", "--strict", "--report", made])
-    found = offences(made, arch)
+    found = offences(made, arch, excluded)
     if "manylinux" not in made.name:
         found.append("has no manylinux tag")
     if made.stat().st_size > most:
@@ -73,12 +73,12 @@ def repair(work: Work, wheel: Path, arch: str, out: Path, *, most: int = MAX_BYT
     return made.replace(out / made.name)
 
 
-def offences(wheel: Path, arch: str = "x86_64") -> list[str]:
-    """Describes every offence of a wheel's shared libraries."""
+def offences(wheel: Path, arch: str = "x86_64", excluded: str = "") -> list[str]:
+    """Everything in a wheel's shared libraries that it may not have, in words; excluded: as for repair."""
     libraries = list(_libraries(wheel))
     if not libraries:
         raise Failure(f"{wheel.name} has no shared library")
-    return [offence for library in libraries for offence in _offences(library, arch)]
+    return [offence for library in libraries for offence in _offences(library, arch, excluded)]
 
 
 def _libraries(wheel: Path) -> Iterator[Library]:
@@ -113,21 +113,19 @@ def _newest(library: Library) -> tuple[int, ...]:
     return max((tuple(int(n) for n in match.groups()[:2]) for match in found if match), default=(2, 0))
 
 
-def _offences(library: Library, arch: str) -> Iterator[str]:
+def _offences(library: Library, arch: str, excluded: str) -> Iterator[str]:
     machine = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[arch]
     if library.machine != machine:
         yield f"{library.name} is for {library.machine}, wanted {machine}"
-    lent = [needed for pattern, needed in LENT.items() if pattern.search(library.name)]
     for needed in library.needed:
-        if not GLIBC.match(needed) and not any(pattern.match(needed) for pattern in lent):
-            yield f"{library.name} needs {needed}, wanted glibc's libraries alone"
+        if not GLIBC.match(needed) and not CXX.match(needed) and needed != excluded:
+            yield f"{library.name} needs {needed}, wanted libraries of glibc and C++ alone"
     for needed, versions in library.versions.items():
         for version in sorted(versions):
-            if lent and LENT_VERSION.match(version):
-                continue
             match = GLIBC_VERSION.match(version)
-            if not match or tuple(int(n) for n in match.groups()[:2]) > NEWEST:
-                yield f"{library.name} needs {version} of {needed}, wanted GLIBC_{NEWEST[0]}.{NEWEST[1]} or older"
+            is_old = tuple(int(n) for n in match.groups()[:2]) <= NEWEST if match else CXX_VERSION.match(version)
+            if not is_old:
+                yield f"{library.name} needs {version} of {needed}, newer than manylinux_{NEWEST[0]}_{NEWEST[1]} has"
     for path in library.paths:
         if path != "$ORIGIN" and not path.startswith("$ORIGIN/"):
             yield f"{library.name} looks for libraries in {path}, wanted no folder but $ORIGIN and those in it"

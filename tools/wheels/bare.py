@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from wheels.hashes import Hashes, hashes_in
-from wheels.work import ROOT, Failure, Work, say
+from wheels.work import ROOT, Failure, Words, Work, say
 
 INSTALL_TO_STEP_S = 10.0  # with torch present; processor time, which other work does not lengthen
 BITS = Path(__file__).with_name("bits.py")
@@ -33,26 +33,28 @@ def _processor_seconds() -> float:
 
 
 class Bare:
-    """An environment of one interpreter."""
+    """An environment of Python `version`, which uv looks for and else fetches; wheels: the package's, and nanobind-backend's."""
 
-    def __init__(self, work: Work, wheel: Path, version: str, interpreter: Path) -> None:
-        self._work, self._wheel, self._version = work, wheel, version
+    def __init__(self, work: Work, wheels: list[Path], version: str) -> None:
+        self._work, self._wheels, self._version = work, wheels, version
         self._venv = work.folder / "bare" / version
         self._python = self._venv / "bin" / "python"
-        work.run(f"bare environment of Python {version}", [interpreter, "-m", "venv", "--clear", self._venv])
+        uv: Words = [work.tools() / "uv", "venv", "--clear", "--seed", "--python", version, self._venv]
+        work.run(f"bare environment of Python {version}", uv)
 
     def bits(self) -> Hashes:
-        """Installs only the wheel, and returns what bits.py prints."""
-        self._pip("install", "--no-deps", self._wheel)
+        """Installs the wheels alone, and returns what bits.py prints."""
+        self._pip("install", "--no-deps", *self._wheels)
         printed = self._run("steps without torch", BITS)
         self._uninstall()
         return hashes_in(printed)
 
     def use(self, lent: list[Path]) -> None:
-        """Installs the wheel beside torch, runs README's first block, the programs and the golden hashes, and uninstalls it."""
+        """Installs the wheels beside torch, runs README's first block, its programs and the golden hashes, and
+        uninstalls it."""
         self._lend(lent)
         start, before = time.monotonic(), _processor_seconds()
-        self._pip("install", self._wheel)
+        self._pip("install", *self._wheels)
         self._run("README's block", "-c", readme_block())
         seconds, used = time.monotonic() - start, _processor_seconds() - before
         took = f"pip install to README's last step took {used:.1f} s of a processor, wanted {INSTALL_TO_STEP_S:.0f} at most"

@@ -1,12 +1,14 @@
-"""The packages that a wheel is tried with: torch, the project's other dependencies, and those of the golden hashes.
+"""The packages that a wheel is tried with: nanobind-backend, torch, what else the project depends on, and what the golden
+hashes need.
 
-They are lent from environments that have them, or installed by uv, whose cache keeps one copy of common files.
+All but the first are lent from environments that have them, or installed by uv, whose cache keeps one copy of what several have.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 from wheels.work import ROOT, Failure, Words, Work, say
@@ -28,8 +30,20 @@ class Borrowed:
         self._work, self._pythons, self._install = work, pythons, install
         self._folder = work.folder / "torch"
 
-    def folders(self, version: str, interpreter: Path) -> list[Path]:
-        """The folders of packages for Python `version`; none if no Python has torch for it."""
+    def backend(self, version: str, arch: str) -> Path:
+        """The wheel of nanobind-backend for Python `version` and an architecture."""
+        folder = self._work.folder / "backend" / f"{arch}-{version}"
+        if not folder.is_dir():
+            new = folder.with_suffix(".new")
+            pip: Words = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", new]
+            target = ["--only-binary=:all:", f"--python-version={version}", f"--platform=manylinux_2_28_{arch}"]
+            self._work.run(f"nanobind-backend for {arch}, Python {version}", [*pip, *target, "nanobind-backend"])
+            new.rename(folder)
+        [wheel] = folder.glob("*.whl")
+        return wheel
+
+    def folders(self, version: str) -> list[Path]:
+        """The folders of packages for Python `version`; none if nobody has torch for it."""
         for python in filter(Path.is_file, self._pythons):
             done = subprocess.run([python, "-c", _LISTED, version], capture_output=True, text=True, check=False)
             if done.stdout:
@@ -37,23 +51,23 @@ class Borrowed:
         if not self._install:
             say(f"Python {version}: no torch is lent for it (--torch-python), and none installed (--torch)")
             return []
-        return [self._installed(f"torch for Python {version}", version, interpreter, [])]
+        return [self._installed(f"torch for Python {version}", version, version, [])]
 
-    def foreign(self, arch: str, version: str, interpreter: Path) -> list[Path]:
-        """Like `folders`, for packages of another architecture."""
+    def foreign(self, arch: str, version: str) -> list[Path]:
+        """The same, of packages for another architecture."""
         if not self._install:
             return []
         platform = ["--python-platform", f"{arch}-manylinux_2_28", "--only-binary", ":all:"]
-        return [self._installed(f"torch for {arch}", f"{arch}-{version}", interpreter, platform, CPU_ON_ARM64)]
+        return [self._installed(f"torch for {arch}", f"{arch}-{version}", version, platform, CPU_ON_ARM64)]
 
-    def _installed(self, what: str, name: str, interpreter: Path, options: list[str], without_index: str = "torch") -> Path:
+    def _installed(self, what: str, name: str, version: str, options: list[str], without_index: str = "torch") -> Path:
         target = self._folder / name
         if target.is_dir():
             return target
         new = target.with_suffix(".new")
         # pip compiles what it installs, too.
         options = ["--quiet", "--compile-bytecode", *options]
-        uv: Words = [self._work.tools() / "uv", "pip", "install", "--python", interpreter, "--target", new, *options]
+        uv: Words = [self._work.tools() / "uv", "pip", "install", "--python", version, "--target", new, *options]
         pyproject, *packages = WANTED
         try:  # torch's own index has it without CUDA
             self._work.run(f"installing {what}, without CUDA", [*uv, "--torch-backend=cpu", "-r", pyproject, *packages])

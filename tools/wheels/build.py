@@ -1,77 +1,47 @@
-"""Makes wheels of the package: compiles the library once per architecture, and the binding for each interpreter."""
+"""Makes wheels: of the package, one for an architecture and all versions of Python, and of plug-ins."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from wheels.interpreters import STABLE, is_stable
 from wheels.toolchain import Toolchain
 from wheels.work import Failure, Words, Work
 
-# Entries of a build folder's cache about the previous interpreter.
-_PYTHON_LINES = re.compile(r"^_?(Python3?|PYTHON|NB)_.*\n", re.MULTILINE)
-
 
 def raw_wheel(
-    work: Work, what: str, source: Path, python: Path, build: Path, out: Path, settings: Mapping[str, str],
-    env: Mapping[str, str], py_api: str = "",
+    work: Work, what: str, source: Path, build: Path, out: Path, settings: Mapping[str, str], env: Mapping[str, str],
+    flags: Words,
 ) -> Path:  # fmt: skip
-    """Builds the wheel of a source folder, the only one in `out`. Its platform is linux until auditwheel (audit.py) changes it.
-    settings: CMake settings for the folder `build`. py_api: the oldest version of a stable ABI."""
+    """The wheel of a source folder as built, the only one in `out`: its platform is linux, which auditwheel (audit.py)
+    raises. settings: of CMake, whose build folder is `build`; flags: of uv build."""
     shutil.rmtree(out, ignore_errors=True)
-    options = {"build-dir": str(build), "install.strip": "false"}  # the linker strips, because strip knows only one machine
-    if py_api:
-        options["wheel.py-api"] = py_api
+    options = {"build-dir": str(build), "install.strip": "false"}  # the linker strips: strip knows one machine
     options |= {f"cmake.define.{name}": value for name, value in settings.items()}
-    uv: Words = [work.tools() / "uv", "build", "--wheel", "--python", python, "--out-dir", out]
+    uv: Words = [work.tools() / "uv", "build", "--wheel", "--python", sys.executable, *flags, "--out-dir", out]
     work.run(what, [*uv, *(f"-C{name}={value}" for name, value in options.items()), source], env=env)
     [wheel] = out.glob("*.whl")
     return wheel
 
 
-class Builder:
-    """Makes wheels of a source folder with one toolchain."""
-
-    def __init__(self, work: Work, toolchain: Toolchain, source: Path) -> None:
-        self._work = work
-        self._source = source
-        self._toolchain = toolchain
-        self._build = toolchain.folder / "build"
-        # The types of the module. A cross build cannot load the module to write them.
-        self._stub = work.folder / "_core.pyi"
-
-    def wheel(self, version: str, interpreter: Path) -> Path:
-        """Builds the wheel for an interpreter. From STABLE on, it serves all later versions, too."""
-        arch = self._toolchain.arch
-        cache = self._build / "CMakeCache.txt"
-        if cache.is_file():
-            cache.write_text(_PYTHON_LINES.sub("", cache.read_text()))
-        settings = {"LOWTIDE_CUDA": "OFF", "LOWTIDE_SYCL": "OFF", "LOWTIDE_NATIVE": "OFF"}
-        settings["nanobind_DIR"] = self._nanobind()
-        settings |= self._toolchain.settings
-        # CMake from requirements.txt, because Debian's does not know the stable ABI.
-        env = self._toolchain.environment() | {"PATH": f"{self._work.tools()}:{os.environ['PATH']}"}
-        if self._toolchain.is_cross:
-            if not self._stub.is_file():
-                raise Failure(f"got no {self._stub}, which this machine's own wheels leave: make one of those first")
-            settings["LOWTIDE_CORE_STUB"] = str(self._stub)
-            # How scikit-build-core learns of a cross build.
-            env["_PYTHON_HOST_PLATFORM"] = f"linux-{arch}"
-            env["SETUPTOOLS_EXT_SUFFIX"] = f".cpython-{version.replace('.', '')}-{arch}-linux-gnu.so"
-        out = self._toolchain.folder / "raw" / version
-        what = f"wheel for {arch}, Python {version}"
-        py_api = STABLE if is_stable(version) else ""
-        wheel = raw_wheel(self._work, what, self._source, interpreter, self._build, out, settings, env, py_api)
-        if not self._toolchain.is_cross:
-            shutil.copyfile(self._build / "_core.pyi", self._stub)
-        return wheel
-
-    def _nanobind(self) -> str:
-        """One nanobind for all builds. Those in uv's environments have another folder each time, so they would be compiled
-        again."""
-        python = self._work.tools() / "python"
-        return self._work.run("looking for nanobind", [python, "-m", "nanobind", "--cmake_dir"]).strip()
+def package_wheel(work: Work, toolchain: Toolchain, source: Path) -> Path:
+    """The wheel of the package, as built."""
+    settings = {"LOWTIDE_CUDA": "OFF", "LOWTIDE_SYCL": "OFF", "LOWTIDE_NATIVE": "OFF"} | toolchain.settings
+    env = toolchain.environment() | {"PATH": f"{work.tools()}:{os.environ['PATH']}"}
+    build, stub = toolchain.folder / "build", work.folder / "_core.pyi"
+    if toolchain.is_cross:
+        # The types of the module, which a cross build cannot load to write them down.
+        if not stub.is_file():
+            raise Failure(f"got no {stub}, which this machine's own wheel leaves: make that first")
+        settings["LOWTIDE_CORE_STUB"] = str(stub)
+        env["_PYTHON_HOST_PLATFORM"] = f"linux-{toolchain.arch}"  # as scikit-build-core wants to be told of a cross build
+    # With the nanobind of requirements.txt: an environment of its own would be in another folder each time, and all that
+    # includes its headers compiled anew.
+    flags: Words = ["--no-build-isolation"]
+    wheel = raw_wheel(work, f"wheel for {toolchain.arch}", source, build, toolchain.folder / "raw", settings, env, flags)
+    if not toolchain.is_cross:
+        shutil.copyfile(build / "_core.pyi", stub)
+    return wheel

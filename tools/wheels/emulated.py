@@ -15,29 +15,23 @@ from wheels.hashes import Hashes, hashes_in
 from wheels.debian import Debian
 from wheels.work import Failure, Words, Work, say
 
-PACKAGES = ("python3.11-minimal", "libpython3.11-stdlib", "libstdc++6")  # torch needs the last
-VERSION = "3.11"  # of Debian's Python
+PACKAGES = ("python3.11-minimal", "libpython3.11-stdlib", "libstdc++6")
+VERSION = "3.11"  # of Debian's
 _RUN = "import runpy, sys; sys.path[:0] = {folders!r}; sys.argv = {argv!r}; runpy.{run}({what!r}, run_name='__main__')"
 
 
 class Emulated:
-    """A folder with Debian's Python for `arch`, unpacked."""
+    """A folder with Debian's Python for `arch`, and wheels, unpacked."""
 
-    def __init__(self, work: Work, arch: str) -> None:
+    def __init__(self, work: Work, arch: str, wheels: list[Path]) -> None:
         self._work, self._arch = work, arch
         self._root = work.folder / arch / "python"
         self._site = self._root / "site"
-
-    def unpack(self, wheel: Path, version: str) -> bool:
-        """Prepares the wheel for use. Returns False for a version of Python that Debian does not have."""
-        if version != VERSION:
-            say(f"{wheel.name}: audited, not run: Debian's Python for {self._arch} is {VERSION}")
-            return False
-        Debian(self._work).unpack(f"Python for {self._arch}", PACKAGES, self._arch, self._root, needs=True)
+        Debian(work).unpack(f"Python for {arch}", PACKAGES, arch, self._root, needs=True)
         shutil.rmtree(self._site, ignore_errors=True)
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(self._site)
-        return True
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(self._site)
 
     def bits(self) -> Hashes:
         """The hashes that bits.py prints."""

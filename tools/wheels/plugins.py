@@ -1,17 +1,14 @@
 """Makes the wheels of plug-ins. Each is its own Python package (packages/), for all versions of Python.
 
-CUDA's host code is compiled like the package, and its kernels by nvcc from PyPI (cuda.txt). The SYCL plug-in uses libstdc++, as
-libsycl does (libstdcxx.py).
+Host code is compiled as the package's is, and CUDA's kernels by nvcc from PyPI (cuda.txt).
 """
 
 from __future__ import annotations
 
 import json
-import re
-import sys
 from pathlib import Path
 
-from wheels import audit, libstdcxx
+from wheels import audit
 from wheels.build import raw_wheel
 from wheels.hashes import require_equal
 from wheels.toolchain import Toolchain, write
@@ -20,8 +17,9 @@ from wheels.work import Failure, Words, Work, say
 ARCHITECTURE = "x86_64"
 BITS = Path(__file__).with_name("bits.py")
 CUDA_PACKAGES = Path(__file__).with_name("cuda.txt")
-CUDA_BYTES = 64_000_000  # the most for a wheel with machine code for four architectures
-SYCL_PACKAGES = "intel-sycl-rt==2026.2.*\nintel-opencl-rt==2026.2.*\n"  # the last is for kernels and the trial
+CUDA_BYTES = 64_000_000  # of a wheel with machine code for four architectures
+BACKEND = "nanobind-backend\n"  # for the trials
+SYCL_PACKAGES = f"intel-sycl-rt==2026.2.*\nintel-opencl-rt==2026.2.*\n{BACKEND}"  # the second for kernels, too
 _BACKENDS = "import sys; from lowtide import _core; print(_core.backends()[sys.argv[1]])"
 
 
@@ -42,7 +40,7 @@ class Plugins:
         """Tries the plug-in in its own environment, beside a wheel of the package, without torch. CUDA's must load without a
         driver; SYCL's steps on the CPU must have the bits of the CPU backend."""
         backend = name.rstrip("0123456789")
-        folder = self._work.environment(name, SYCL_PACKAGES if backend == "sycl" else "")
+        folder = self._work.environment(name, SYCL_PACKAGES if backend == "sycl" else BACKEND)
         python = folder / "bin" / "python"
         pip: Words = [python, "-m", "pip", "install", "--no-input", "-q", "--no-deps", "--force-reinstall"]
         self._work.run(f"installing {plugin.name}", [*pip, wheel, plugin])
@@ -60,17 +58,12 @@ class Plugins:
             require_equal(plugin.name, hashes, hashes[backend])
 
     def fitting(self) -> Path | None:
-        """The package's wheel in `out` for this Python, which runs the trials; None if there is none."""
-        minor = sys.version_info[1]
-        for wheel in sorted(self._out.glob(f"lowtide-*_{ARCHITECTURE}.whl")):
-            found = re.search(r"-cp3(\d+)-(abi3)?", wheel.name)
-            if found and (int(found[1]) == minor or (found[2] and int(found[1]) <= minor)):
-                return wheel
-        return None
+        """The wheel of the package in `out`; None if there is none."""
+        return next(self._out.glob(f"lowtide-*_{ARCHITECTURE}.whl"), None)
 
     def _sycl(self, name: str) -> Path:
         settings = {
-            "CMAKE_TOOLCHAIN_FILE": str(libstdcxx.make(self._work, self._toolchain)),
+            "CMAKE_TOOLCHAIN_FILE": str(self._toolchain.file),
             "LOWTIDE_SYCL_ROOT": str(self._work.environment(name, SYCL_PACKAGES)),
         }
         return audit.repair(self._work, self._wheel(name, settings), ARCHITECTURE, self._out, excluded="libsycl.so.9")
@@ -88,6 +81,6 @@ class Plugins:
     def _wheel(self, name: str, settings: dict[str, str]) -> Path:
         folder = self._toolchain.folder / f"lowtide-{name}"
         return raw_wheel(
-            self._work, f"wheel of lowtide-{name}", self._source / "packages" / f"lowtide-{name}", Path(sys.executable),
-            folder / "build", folder / "raw", settings, self._toolchain.environment(),
+            self._work, f"wheel of lowtide-{name}", self._source / "packages" / f"lowtide-{name}",
+            folder / "build", folder / "raw", settings, self._toolchain.environment(), [],
         )  # fmt: skip

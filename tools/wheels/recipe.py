@@ -1,25 +1,25 @@
-"""For each architecture, builds, audits, stores and tries the wheel of each Python."""
+"""The recipe: for each architecture, the wheel is built, audited, put into the folder, and tried with each Python."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from wheels import audit, bare, source
+from wheels import audit, source
+from wheels.bare import Bare
 from wheels.borrowed import Borrowed
-from wheels.build import Builder
-from wheels.emulated import Emulated
-from wheels.interpreters import STABLE, is_stable
+from wheels.build import package_wheel
+from wheels.emulated import VERSION, Emulated
 from wheels.hashes import Cells, Hashes, require_equal
 from wheels.toolchain import Toolchain
 from wheels.work import Work
 
 
 class Recipe:
-    """Makes wheels for `interpreters` (by version) into `out`, and tries them with the packages that `borrowed` has."""
+    """Makes wheels into `out`, and tries them with the versions `pythons` and what `borrowed` has for them."""
 
-    def __init__(self, work: Work, interpreters: dict[str, Path], borrowed: Borrowed, out: Path) -> None:
-        self._work, self._interpreters, self._borrowed, self._out = work, interpreters, borrowed, out
-        self._hashes: Cells = {}  # of all wheels so far, by cell
+    def __init__(self, work: Work, pythons: list[str], borrowed: Borrowed, out: Path) -> None:
+        self._work, self._pythons, self._borrowed, self._out = work, pythons, borrowed, out
+        self._hashes: Cells = {}  # of all that was tried, by cell
 
     def source(self) -> None:
         """Makes the source distribution. `files` becomes the folder of its contents."""
@@ -27,35 +27,28 @@ class Recipe:
 
     def try_source(self) -> None:
         """Builds the source distribution as docs/quick-start.md says, without network."""
-        version, interpreter = next(iter(self._interpreters.items()))
-        self._compare(self._archive.name, source.trial(self._work, self._archive, version, interpreter))
+        self._compare(self._archive.name, source.trial(self._work, self._archive))
 
     def make(self, arch: str) -> None:
-        """Makes and tries the wheels of an architecture."""
+        """Makes and tries the wheel of an architecture."""
         toolchain = Toolchain(self._work, arch)
         toolchain.make()
-        builder = Builder(self._work, toolchain, self.files)
-        made: dict[str, Path] = {}  # by version, or STABLE for all later ones
-        for version, interpreter in self._interpreters.items():
-            name = STABLE if is_stable(version) else version
-            if name not in made:
-                made[name] = audit.repair(self._work, builder.wheel(version, interpreter), arch, self._out)
-            tried = (self._try_emulated if toolchain.is_cross else self._try_here)(made[name], arch, version, interpreter)
-            if tried:
-                self._compare(f"{made[name].name}, Python {version}", tried)
+        wheel = audit.repair(self._work, package_wheel(self._work, toolchain, self.files), arch, self._out)
+        for version in [VERSION] if toolchain.is_cross else self._pythons:
+            wheels = [wheel, self._borrowed.backend(version, arch)]
+            trial = self._try_emulated if toolchain.is_cross else self._try_here
+            self._compare(f"{wheel.name}, Python {version}", trial(wheels, arch, version))
 
-    def _try_here(self, wheel: Path, arch: str, version: str, interpreter: Path) -> Hashes:
-        trial = bare.Bare(self._work, wheel, version, interpreter)
+    def _try_here(self, wheels: list[Path], arch: str, version: str) -> Hashes:
+        trial = Bare(self._work, wheels, version)
         hashes = trial.bits()
-        if lent := self._borrowed.folders(version, interpreter):
+        if lent := self._borrowed.folders(version):
             trial.use(lent)
         return hashes
 
-    def _try_emulated(self, wheel: Path, arch: str, version: str, interpreter: Path) -> Hashes | None:
-        trial = Emulated(self._work, arch)
-        if not trial.unpack(wheel, version):
-            return None
-        if lent := self._borrowed.foreign(arch, version, interpreter):
+    def _try_emulated(self, wheels: list[Path], arch: str, version: str) -> Hashes:
+        trial = Emulated(self._work, arch, wheels)
+        if lent := self._borrowed.foreign(arch, version):
             trial.use(lent)
         return trial.bits()
 

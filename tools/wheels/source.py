@@ -31,21 +31,20 @@ def distribution(work: Work, out: Path) -> tuple[Path, Path]:
     return archive, folder
 
 
-def trial(work: Work, archive: Path, version: str, interpreter: Path) -> Hashes:
-    """Builds and installs the archive without network, with this machine's compiler and libraries. Returns bits.py's hashes."""
+def trial(work: Work, archive: Path) -> Hashes:
+    """Builds and installs the archive without network, with this machine's compiler and libraries; bits.py's hashes."""
     if not shutil.which("unshare"):
         raise Failure("got no unshare (util-linux), wanted it to try the source distribution without network")
     venv = work.folder / "bare" / "source"
     python = venv / "bin" / "python"
     pip: Words = [python, "-m", "pip", "--no-input", "--disable-pip-version-check"]
-    work.run("environment of the source distribution", [interpreter, "-m", "venv", "--clear", venv])
-    work.run("its build tools", [*pip, "install", "scikit-build-core", "nanobind", "typing_extensions"])
+    work.run("environment of the source distribution", [sys.executable, "-m", "venv", "--clear", venv])
+    work.run("its build tools", [*pip, "install", "scikit-build-core", "nanobind", "nanobind-backend", "typing_extensions"])
     env = {"CMAKE_ARGS": OPTIONS}
     if shutil.which("ccache"):
         env["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
     install = ["install", "--no-index", "--no-build-isolation", "--no-deps"]
-    what = f"source distribution, built without network, Python {version}"
-    work.run(what, [*OFFLINE, *pip, *install, archive], env=env, cwd=venv)
+    work.run("source distribution, built without network", [*OFFLINE, *pip, *install, archive], env=env, cwd=venv)
     return hashes_in(work.run("its steps without torch", [python, BITS], cwd=venv))
 
 

@@ -104,9 +104,10 @@ def test_the_audit_lends_the_sycl_plugin_libsycl_and_no_library_that_is_newer_th
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(built[0], f"lowtide_sycl/{built[0].name}")
         archive.write(built[0], "lowtide_cuda13/liblowtide_cuda13.so")
-    offences = [found.removeprefix("lowtide_sycl/") for found in audit.offences(wheel) if found.startswith("lowtide_sycl/")]
+    every = audit.offences(wheel, excluded="libsycl.so.9")
+    offences = [found.removeprefix("lowtide_sycl/") for found in every if found.startswith("lowtide_sycl/")]
     figure(f"offences of the system's compiler in the SYCL plug-in: {len(offences)}")
     assert offences and not any("needs lib" in found or "shows" in found for found in offences)
-    assert any("of libstdc++.so.6, wanted" in found for found in offences)
+    assert any("of libstdc++.so.6, newer than manylinux_2_28 has" in found for found in offences)
     others = [found for found in audit.offences(wheel) if found.startswith("lowtide_cuda13/")]
     assert any("needs libsycl" in found for found in others) and any("shows lt_sycl_plugin" in found for found in others)
