@@ -20,7 +20,7 @@ Buffer::Buffer(Env& env, size_t wanted) {
   const bool huge = wanted >= kHugePage;
   if (wanted > SIZE_MAX - 2 * kHugePage) fail(ErrorKind::kOutOfMemory, "could not allocate %zu bytes", wanted);
   const size_t bytes = (wanted + kPage - 1) / kPage * kPage;
-  // mmap only aligns to 4 KiB: take one huge page more and unmap the excess.
+  // mmap aligns only to 4 KiB, so map one extra huge page and unmap the excess.
   const size_t taken = bytes + (huge ? kHugePage : 0);
   void* raw = nullptr;
   if (const int result = env.map(taken, &raw)) {
@@ -34,8 +34,8 @@ Buffer::Buffer(Env& env, size_t wanted) {
   if (skip) env.unmap(begin, skip);
   if (skip < kHugePage) env.unmap(data() + bytes, kHugePage - skip);
 #if defined(MADV_HUGEPAGE)
-  // 10-25 % more bandwidth for one thread. Only advice: a kernel without huge pages ignores it, and systems other than
-  // Linux do not have it.
+  // Huge pages give one thread 10-25 % more bandwidth. This is only advice: a kernel without them ignores it, and
+  // systems other than Linux lack the flag.
   madvise(data(), bytes, MADV_HUGEPAGE);
 #endif
 }

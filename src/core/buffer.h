@@ -1,4 +1,4 @@
-// Memory from the system for optimizer state: zeroed, page-aligned, in huge pages if they help. Move-only owner.
+// Owns zeroed, page-aligned system memory for optimizer state, in huge pages where they help. Move-only.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace lowtide {
 
-// Memory and files are rounded up and aligned to this.
+// Memory and files are rounded up to whole pages and aligned to them.
 inline constexpr int64_t kPageBytes = 4096;
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -26,7 +26,7 @@ class Buffer {
   // Throws kOutOfMemory, naming the bytes, if the system cannot provide them. env outlives the buffer.
   Buffer(Env& env, size_t bytes);
 
-  // Returns the pages to the system; the addresses stay, and read as zero until they are written again.
+  // Returns the pages to the system. The addresses stay valid and read as zero until written again.
   void drop_pages() const;
 
   std::byte* data() const { return data_.get(); }

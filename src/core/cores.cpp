@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kMostCores = static_cast<int>(CoreSet{}.size());
 
-// "0-3,8,12-13" as numbers; empty if the text is not such a list.
+// Parses "0-3,8,12-13"; returns nothing if the text is not such a list.
 std::vector<int> numbers_of(const std::string& list) {
   std::vector<int> all;
   std::istringstream parts(list);
@@ -91,7 +91,7 @@ MemoryNodes read_nodes(const std::string& folder, const CoreSet& cores) {
       of_core = static_cast<int>(nodes.cores.size());
       ++count;
     }
-    if (count) nodes.cores.push_back(count);  // nodes with only memory have no cores
+    if (count) nodes.cores.push_back(count);  // a node may have memory but no cores
     named += count;
   }
   return named && named == static_cast<int>(cores.count()) ? nodes : one_node(cores);

@@ -1,5 +1,5 @@
-// The cores that this process may run on, their NUMA nodes, and their cache. This is the only file that asks the system
-// about them: Linux answers, other systems do not.
+// The cores that this process may run on, their NUMA nodes and their cache. Only this file asks the system about them,
+// and only Linux answers.
 #pragma once
 
 #include <bitset>
@@ -9,10 +9,10 @@
 
 namespace lowtide {
 
-using CoreSet = std::bitset<1024>;  // by number; as many as Linux's own set holds
+using CoreSet = std::bitset<1024>;  // indexed by core number; as large as Linux's cpu_set_t
 
-// The cores that any thread of the process may run on; empty if the system does not report them. One thread's own set
-// is not enough: OpenMP runtimes bind every thread they see (OMP_PROC_BIND), including the caller, to a single core.
+// The cores that any thread of the process may run on; empty if the system does not report them. The caller's own set
+// is not enough: OpenMP runtimes bind every thread they see (OMP_PROC_BIND), including the caller, to one core.
 CoreSet process_cores();
 
 // The core that the calling thread is on, or -1.
@@ -20,12 +20,12 @@ int current_core();
 // Restricts the calling thread to these cores, if the system supports it.
 void keep_to(const CoreSet& cores);
 
-// The largest cache of the machine; 0: unknown.
+// Bytes of the machine's largest cache; 0 if unknown.
 int64_t last_cache_bytes();
 
-// NUMA nodes that own a core of the set, renumbered from 0.
+// The NUMA nodes that own at least one core of a set, renumbered from 0.
 struct MemoryNodes {
-  std::vector<int> cores;    // for each node: cores of the set
+  std::vector<int> cores;    // for each node: how many cores of the set it owns
   std::vector<int> of_core;  // for each core of the machine: its node, or -1
 
   int of(int core) const {
@@ -33,10 +33,11 @@ struct MemoryNodes {
   }
 };
 
-// folder: like /sys/devices/system/node. One node with all cores if it cannot be read or does not name every core.
+// folder is laid out like /sys/devices/system/node. Returns one node with all cores if it is unreadable or omits a
+// core.
 MemoryNodes read_nodes(const std::string& folder, const CoreSet& cores);
 
-// Nodes of the cores that the process had at the first call.
+// The nodes of the cores that the process had at the first call.
 const MemoryNodes& process_nodes();
 
 }  // namespace lowtide

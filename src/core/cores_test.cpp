@@ -16,7 +16,7 @@ void write(const std::filesystem::path& file, const char* text) {
   std::ofstream(file) << text << "\n";
 }
 
-// A machine of two sockets, a node of memory alone between them, and a set of cores that leaves most of them out.
+// Two sockets, a memory-only node between them, and a set that omits most cores.
 TEST(Cores, NodesHaveThoseOfTheirCoresThatAreInTheSet) {
   const TemporaryDirectory folder;
   const std::filesystem::path at(folder.path());
@@ -34,7 +34,7 @@ TEST(Cores, NodesHaveThoseOfTheirCoresThatAreInTheSet) {
   EXPECT_EQ(nodes.of(100000), -1);
 }
 
-// No such folder (containers), a core that no node has, a text that is no list.
+// The folder is missing (containers), no node names a core, or the text is not a list.
 TEST(Cores, AreOneNodeWhereNodesAreNotKnown) {
   const TemporaryDirectory folder;
   const std::filesystem::path at(folder.path());

@@ -47,7 +47,7 @@ int64_t Env::pwrite(int fd, const void* from, int64_t bytes, int64_t offset) {
 int Env::allocate(int fd, int64_t bytes) {
   struct rlimit limit {};
   if (bytes > 0 && ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(bytes) > limit.rlim_cur) {
-    return -EFBIG;  // the call itself would raise SIGXFSZ, which kills a process without a handler
+    return -EFBIG;  // posix_fallocate would raise SIGXFSZ, which kills a process without a handler
   }
   return -::posix_fallocate(fd, 0, bytes);
 }

@@ -17,14 +17,14 @@ std::string vformat(const char* pattern, va_list args) {
   return text;
 }
 
-// Escapes control characters, of ASCII and C1 in UTF-8: messages quote names that files contain, and go to terminals.
+// Escapes control characters (ASCII, and C1 in UTF-8): messages quote names from files and go to terminals.
 std::string printable(const std::string& text) {
   std::string shown;
   bool may_be_c1 = false;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     const bool control = byte < 0x20 || byte == 0x7f || (may_be_c1 && byte >= 0x80 && byte < 0xa0);
-    if (control && byte >= 0x80) shown.pop_back();  // its first byte
+    if (control && byte >= 0x80) shown.pop_back();  // the first byte of the C1 character
     shown += control ? format("\\x%02x", static_cast<unsigned>(byte)) : std::string(1, c);
     may_be_c1 = byte == 0xc2;
   }

@@ -1,4 +1,4 @@
-// Functions that throw errors with a formatted message, which says what was given, what was wanted and what to do.
+// Throws errors with formatted messages, which say what was given, what was wanted and what to do.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace lowtide {
 
-// A number in the type that %lld takes.
+// Converts a number to the type that %lld takes.
 inline constexpr long long ll(int64_t n) { return n; }
 
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);

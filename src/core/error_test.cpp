@@ -1,4 +1,4 @@
-// Claims: messages contain no control characters, whatever they quote, and all other text as it is.
+// Claims: messages escape control characters in whatever they quote and leave all other text unchanged.
 #include "core/error.h"
 
 #include <cerrno>

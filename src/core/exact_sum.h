@@ -1,5 +1,5 @@
-// An exact sum of floats times powers of two, so that the order of terms does not matter: a fixed-point number wide
-// enough for all of them.
+// Sums floats times powers of two exactly, in a fixed-point number wide enough for all of them, so that the order of
+// the terms does not matter.
 #pragma once
 
 #include <algorithm>
@@ -28,18 +28,18 @@ class ExactSum {
 
   static constexpr int kLimbBits = 32;
   static constexpr int kLowest = kSmallestExponent - 149;  // the exponent of bit 0, which is the smallest float's
-  // Holds the largest float times 2^kLargestExponent, kMostTerms times.
+  // Wide enough for kMostTerms terms of the largest float times 2^kLargestExponent.
   static constexpr int kLimbs = (128 + kLargestExponent + 48 - kLowest) / kLimbBits + 2;
   using Limbs = std::array<int64_t, kLimbs>;
-  // The sum as 32-bit numbers, the lowest first: equal sums have equal limbs, and the limbs of several sums can be
-  // added and passed to set_limbs(). A NaN sum has none.
+  // The sum as 32-bit digits, lowest first. Equal sums have equal limbs; the limbs of several sums may be added and
+  // passed to set_limbs(). Limbs cannot express NaN.
   Limbs limbs() const;
   void set_limbs(const Limbs& limbs);
 
  private:
   static constexpr int64_t kTermsBetweenCarries = int64_t{1} << 30;
 
-  void add_word(uint32_t word, int at);  // at: position of its bit 0
+  void add_word(uint32_t word, int at);  // at: where the word's bit 0 goes
   void count_term();
   static void carry(uint64_t (&limbs)[kLimbs]);
 

@@ -18,7 +18,7 @@ double sum_of(const std::vector<Term>& terms) {
   return sum.value();
 }
 
-// Terms over all exponents, so that a float sum, or a double's, would depend on their order.
+// The terms span so many exponents that a sum in double would depend on their order.
 TEST(ExactSum, DoesNotDependOnTheOrderOfItsTerms) {
   std::mt19937 rng(50);
   int64_t orders = 0, differing = 0, differing_in_double = 0;

@@ -1,11 +1,11 @@
-// Counts the forks of this process. Process ids do not tell: in a new pid namespace the child may have its parent's id.
+// Counts the forks of this process. Process ids cannot: in a new pid namespace the child may have its parent's id.
 #pragma once
 
 #include <cstdint>
 
 namespace lowtide {
 
-// Forks between the process that called this first and the current one. Throws kOutOfMemory, only in the first call.
+// The forks between the first caller's process and the current one. Only the first call can throw kOutOfMemory.
 int64_t forks();
 
 }  // namespace lowtide

@@ -68,7 +68,7 @@ Layout Layout::make(std::span<const int64_t> sizes, std::span<const int64_t> str
     out.numel *= size;
   }
   if (sizes.size() >= 2) out.rows = sizes[0];
-  // Even without rows: a shard without rows still has a block length.
+  // Computed even for zero rows: a shard without rows still has a block length.
   out.row_length = 1;
   for (const int64_t size : sizes.subspan(sizes.size() >= 2 ? 1 : 0)) {
     LT_REQUIRE(size == 0 || out.row_length <= kMost / size,

@@ -1,4 +1,4 @@
-// Traverses a strided tensor as (rows, row length) of elements in row-major order, whatever its strides.
+// Traverses a tensor of any strides as rows of elements, in row-major order.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace lowtide {
 
 inline int64_t blocks_per_row(int64_t row_length, int64_t block) { return (row_length + block - 1) / block; }
 
-// Elements before block number `index`, if rows of `row_length` are cut into blocks of `block` from their start.
+// The elements before block `index` when rows of `row_length` are cut into blocks of `block` elements.
 int64_t elements_before_block(int64_t row_length, int64_t index, int64_t block);
 
 // Sizes and strides in elements, with dims of size 1 dropped and adjacent contiguous dims merged.
@@ -28,7 +28,7 @@ struct Layout {
   // True if two elements may share an address (an expanded or self-overlapping view).
   bool overlaps_itself() const;
 
-  // Blocks of `block` elements, counted row by row; no block crosses a row.
+  // The number of blocks of `block` elements; no block crosses the end of a row.
   int64_t blocks(int64_t block) const { return numel ? rows * blocks_per_row(row_length, block) : 0; }
 
   // Copies elements [first, first + n), in row-major order, between the tensor and a packed buffer.

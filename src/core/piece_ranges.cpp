@@ -38,7 +38,7 @@ int64_t PieceRanges::take(Place& at) {
       const int64_t piece = range.next.fetch_add(1, std::memory_order_relaxed);
       if (piece < range.end) return piece;
     }
-    // First the ranges of the own node in turn, then all others.
+    // Try the own node's ranges in turn, then all others.
     if (at.seen + 1 < at.count) {
       at.range = at.first + (at.range - at.first + 1) % at.count;
     } else if (at.seen + 1 == at.count) {

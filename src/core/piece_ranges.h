@@ -1,10 +1,10 @@
-// Pieces of work, cut into ranges to which workers return in every step.
+// Cuts pieces of work into ranges to which workers return in every step.
 //
-// State is allocated untouched, so its pages end up on the node of the thread that first steps them. With a single
-// counter for all workers, a piece would go to another worker in every step, on multi-node machines usually on another
-// node. Here each NUMA node has a span of the pieces in proportion to its cores, and each worker a range of its node's
-// span. A worker that has finished takes the remainder of other ranges, starting with its own node's: nobody waits
-// while a piece is left, and if all are equally fast, pieces stay with their workers.
+// State is not touched when it is allocated, so each page lands on the node of the thread that first steps it. A single
+// counter would hand a piece to another worker in every step, usually on another node. Here each NUMA node has a span
+// of pieces in proportion to its cores, and each worker a range of its node's span. A worker that has finished takes
+// pieces from other ranges, its own node's first: nobody waits while a piece is left, and equally fast workers keep
+// their pieces.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ namespace lowtide {
 
 class PieceRanges {
  public:
-  static constexpr int kMost = 256;  // ranges; further workers start with the remainders
+  static constexpr int kMost = 256;  // ranges; further workers share them
 
   // node_cores: the number of cores of each node. Allocates nothing.
   PieceRanges(int64_t pieces, int workers, std::span<const int> node_cores);
@@ -26,13 +26,13 @@ class PieceRanges {
   // A worker's position in the ranges.
   struct Place {
     int first, count;  // its node's ranges
-    int range;         // the range from which it takes now
-    int seen;          // number of ranges that it has found empty
+    int range;         // the range it takes from now
+    int seen;          // ranges found empty so far
   };
 
-  // node: the one it runs on now; -1: unknown. On a single node a worker has the same range in every step.
+  // node: where the worker runs now, -1 if unknown. On a single node a worker has the same range in every step.
   Place begin(int worker, int node);
-  // The next piece, or -1: all have been taken.
+  // Returns the next piece, or -1 if all have been taken.
   int64_t take(Place& at);
   // Drops the rest of the range from which the worker took its last piece.
   void drop_rest(const Place& at);
@@ -49,7 +49,7 @@ class PieceRanges {
 
   int64_t pieces_;
   int ranges_, nodes_;
-  std::array<int, kMostNodes + 1> first_;  // range of each node
+  std::array<int, kMostNodes + 1> first_;  // each node's first range
   std::array<std::atomic<int>, kMostNodes> begun_;
   std::array<Range, kMost> range_;
 };

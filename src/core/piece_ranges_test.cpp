@@ -11,9 +11,9 @@ namespace {
 
 // One step of simulated workers. Worker w needs seconds[w] for each piece and runs on node_of[w].
 struct Step {
-  std::vector<int> by;        // of each piece: its worker
-  double last = 0, work = 0;  // when the last worker is done; seconds of all together
-  bool once = true;           // every piece was taken, and by one worker
+  std::vector<int> by;        // each piece's worker
+  double last = 0, work = 0;  // when the last worker finishes; total seconds of work
+  bool once = true;           // every piece was taken exactly once
 };
 
 std::vector<int> nodes_of(int workers, const std::vector<int>& node_cores) {
@@ -33,7 +33,7 @@ Step simulate(int64_t pieces, const std::vector<double>& seconds, const std::vec
   PieceRanges ranges(pieces, workers, node_cores);
   std::vector<PieceRanges::Place> places;
   for (int w = 0; w < workers; ++w) places.push_back(ranges.begin(w, nodes[static_cast<size_t>(w)]));
-  using Free = std::pair<double, int>;  // when a worker is free, and which
+  using Free = std::pair<double, int>;  // when a worker is free, and its index
   std::priority_queue<Free, std::vector<Free>, std::greater<>> next;
   for (int w = 0; w < workers; ++w) next.emplace(0, w);
   Step step{std::vector<int>(static_cast<size_t>(pieces), -1)};
@@ -61,8 +61,8 @@ std::vector<double> speeds(int workers, double spread, std::mt19937& rng) {
 
 const std::vector<std::vector<int>> kMachines = {{2}, {64}, {64, 64}, {48, 16}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-// No worker waits while a piece is left, so all are done within the time of one piece after the first that found none
-// (Graham's bound for lists): last <= average + the slowest worker's piece.
+// No worker waits while a piece is left, so all finish within one piece of the first idle worker (Graham's bound for
+// list scheduling): last <= average + the slowest worker's piece.
 TEST(PieceRanges, ForOneTo256WorkersOnAnyNodesTheLastIsDoneWithinOnePieceOfTheFirst) {
   std::mt19937 rng(22);
   int64_t runs = 0;
@@ -84,7 +84,7 @@ TEST(PieceRanges, ForOneTo256WorkersOnAnyNodesTheLastIsDoneWithinOnePieceOfTheFi
   figure("{} cuts, the last worker done at {} of the bound or before", runs, worst);
 }
 
-// Moved: stepped by another worker, or on another node, than in the step before.
+// Fractions of the pieces that changed worker, or node, since the previous step.
 struct Moved {
   double worker, node;
 };
@@ -106,9 +106,9 @@ TEST(PieceRanges, WorkersThatAreEquallyFastHaveTheSamePiecesInEveryStep) {
       }
 }
 
-// Speeds that are drawn anew in every step, 10 % up or down. A worker leaves at most what it is late by to others;
-// those of its node take first. A node of n workers is late by the mean of n such draws, of deviation 0.1 / sqrt(3 n):
-// within four deviations of two steps, 0.33 / sqrt(n) of the pieces change nodes, and one a node where they are few.
+// Speeds are redrawn in every step, 10 % up or down. A worker loses at most the pieces it is late for, first to its own
+// node. A node of n workers is late by the mean of n draws, of deviation 0.1 / sqrt(3 n). Within four deviations of two
+// steps, 0.33 / sqrt(n) of the pieces change nodes, plus one per node where pieces are few.
 TEST(PieceRanges, PiecesKeepToTheirNodeWhereSpeedsChange) {
   std::mt19937 rng(6);
   for (const auto& machine : kMachines) {
@@ -137,12 +137,12 @@ TEST(PieceRanges, PiecesKeepToTheirNodeWhereSpeedsChange) {
           machine.size(), workers, 100 * all.worker, 100 * all.node, 100 * bound,
           100 * (1 - 1.0 / static_cast<double>(machine.size())));
       EXPECT_LE(all.node, bound);
-      EXPECT_LE(all.worker, 0.2);  // twice the 10 % that a worker is late by at most
+      EXPECT_LE(all.worker, 0.2);  // twice the 10 % by which a worker can be late
     }
   }
 }
 
-// The span of a node is as long as its share of the cores, to half a range at each end.
+// A node's span matches its share of the cores to within half a range at each end.
 TEST(PieceRanges, EachNodeHasItsShare) {
   for (const auto& machine : kMachines) {
     constexpr int64_t kPieces = 12800;

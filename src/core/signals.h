@@ -6,7 +6,7 @@
 
 namespace lowtide {
 
-// Blocks all signals of this thread for its lifetime; threads created meanwhile inherit that.
+// Blocks all signals in this thread for the object's lifetime; threads created meanwhile inherit the mask.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {

@@ -74,7 +74,7 @@ std::string format_bytes(int64_t bytes) {
   __extension__ using Wide = unsigned __int128;
   const uint64_t magnitude = bytes < 0 ? 0 - static_cast<uint64_t>(bytes) : static_cast<uint64_t>(bytes);
   if (magnitude < 1024) return std::to_string(bytes) + " B";
-  // Hundredths of a unit, a tie to the even one. 1023.995 and more would be printed as 1024.00.
+  // Hundredths of a unit, a tie to the even one. 1023.995 and more would print as 1024.00.
   int64_t hundredths = 1024 * 100;
   size_t power = 0;
   for (; hundredths >= 1024 * 100 && power < kPrefixes.size(); ++power) {

@@ -1,4 +1,4 @@
-// Sizes are read exactly, or refused with a reason; what is printed can be read again.
+// Sizes are read exactly or refused with a reason; printed sizes can be read again.
 #include "core/sizes.h"
 
 #include "support/test.h"
@@ -35,7 +35,7 @@ TEST(ParseBytes, ReadsNumbersExactly) {
                         {"0.9999999999999999999999999999999999KiB", 1023},  // rounded down, any number of digits
                         {"1.0000000000000000000000000000000001KiB", 1024},
                         {"0.000KiB", 0},
-                        {"9007199254740993", 9007199254740993},  // 2^53 + 1: no double on the way
+                        {"9007199254740993", 9007199254740993},  // 2^53 + 1: a double would lose the last bit
                         {"9223372036854775807", kMax},
                         {"7.9999999999999999999EiB", kMax},  // 2^63 less a fraction
                         {"7.99 EiB", 9211842821808707338}};
@@ -61,7 +61,7 @@ TEST(ParseBytes, RefusesEverythingElse) {
   figure("sizes refused: {}", std::size(cases));
 }
 
-// Against a second way of computing: whole bytes as a fraction of powers of ten, in 128 bits.
+// The reference computes in 128 bits, with the fraction as digits over a power of ten.
 TEST(ParseBytes, AgreesWithWideArithmetic) {
   Rng rng = seeded("random sizes", 20261);
   const char* units[] = {"B",  "kB",  "MB",  "GB",  "TB",  "PB",  "EB",
@@ -120,7 +120,7 @@ TEST(FormatBytes, IsReadAgainWithinItsTwoDecimals) {
     const double off = static_cast<double>(parse_bytes(text) - bytes);
     if (bytes < 1024) {
       EXPECT_EQ(off, 0) << text;
-    } else {  // half of the last decimal, and the byte that reading rounds down
+    } else {  // half of the last decimal plus the byte lost to rounding down
       EXPECT_LE(off < 0 ? -off : off, 1 + 0.00501 * static_cast<double>(bytes)) << text << " for " << bytes;
     }
   }

@@ -20,8 +20,8 @@
 namespace lowtide {
 namespace {
 
-// Default rounding and denormals for one scope. A host program may have set flush-to-zero for its threads, which would
-// change the bits of a step.
+// Sets default rounding and denormals for one scope. The host program may have set flush-to-zero in its threads, which
+// would change the bits of a step.
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint() {
@@ -111,14 +111,14 @@ class ThreadPool {
   }
 
   static constexpr int kHelperBits = 16;
-  // More threads would only wait for each other, and stay as long as the process. At least eight: tests of the order of
-  // pieces need more threads than a small machine has cores.
+  // More threads would only wait for each other, and would live as long as the process. The minimum of eight serves
+  // tests of the order of pieces, which need more threads than a small machine has cores.
   const int most_threads_ = std::max(8, available_threads());
 
   std::mutex mutex_;
   std::vector<std::thread> workers_;
-  // Job number << kHelperBits | helper count: they share a word, so a late worker cannot pair one job's number with
-  // another's count.
+  // Job number << kHelperBits | helper count. One word holds both, so that a late worker cannot pair one job's number
+  // with another's count.
   std::atomic<uint64_t> signal_{0};
   std::atomic<int> running_{0};
   // The caller writes these before signal_; the job's helpers read them, and the caller waits for the helpers.
@@ -128,8 +128,8 @@ class ThreadPool {
 
 std::atomic<ThreadPool*> pool_instance{nullptr};
 
-// The pool is never destroyed: its detached threads may outlive every static object. After fork() the child has none of
-// the threads and starts with a new pool.
+// The pool is never destroyed: its detached threads may outlive every static object. A forked child has none of the
+// threads and starts with a new pool.
 ThreadPool& pool() {
   static const bool once = [] {
     pool_instance.store(new ThreadPool);

@@ -1,4 +1,4 @@
-// One thread pool for the whole process. Jobs are short; the caller cuts them into pieces and works along.
+// One thread pool for the whole process. Jobs are short; the caller cuts them into pieces and works too.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace lowtide {
 
-// Cores this process may run on.
+// The number of cores that this process may run on, at least 1.
 int available_threads();
 
 // Runs job(worker) once on each of `threads` workers (0 is the calling thread) and returns when all are done. Every
