@@ -33,8 +33,7 @@ struct MemoryNodes {
   }
 };
 
-// folder is laid out like /sys/devices/system/node. Returns one node with all cores if it is unreadable or omits a
-// core.
+// folder: like /sys/devices/system/node. Returns one node with all cores if it is unreadable or omits a core.
 MemoryNodes read_nodes(const std::string& folder, const CoreSet& cores);
 
 // The nodes of the cores that the process had at the first call.

@@ -21,8 +21,7 @@ class Env {
   virtual int close(int fd);
   virtual int64_t pread(int fd, void* to, int64_t bytes, int64_t offset);
   virtual int64_t pwrite(int fd, const void* from, int64_t bytes, int64_t offset);
-  // posix_fallocate from 0, so that ENOSPC comes now and not later. Returns -EFBIG beyond RLIMIT_FSIZE, without a
-  // signal.
+  // posix_fallocate from 0: ENOSPC comes now, not later. Beyond RLIMIT_FSIZE returns -EFBIG without a signal.
   virtual int allocate(int fd, int64_t bytes);
   virtual int truncate(int fd, int64_t bytes);
   virtual int sync(int fd);  // fsync

@@ -20,7 +20,7 @@ namespace lowtide {
 std::shared_ptr<AsyncSave> AsyncSave::begin(const Tables& tables, const std::string& path, const std::string& metadata,
                                             int64_t copy_bytes) {
   LT_REQUIRE(copy_bytes >= -1, "got copy_bytes=%lld, wanted 0 or more, or -1 for no limit", ll(copy_bytes));
-  // A forked child has the object without the thread, perhaps with a mutex that stays locked: leak it.
+  // A forked child has the object but not its thread, and its mutex may stay locked: leak it.
   std::shared_ptr<AsyncSave> save(new AsyncSave(tables, path, metadata, copy_bytes), [](AsyncSave* of) {
     if (!of->is_of_parent()) delete of;
   });
@@ -44,10 +44,10 @@ std::shared_ptr<AsyncSave> AsyncSave::begin(const Tables& tables, const std::str
 
 namespace {
 
-// The path stays valid if the working directory changes. A name that is refused stays as it is.
+// Makes the path independent of later changes of the working directory. Leaves a name that will be refused unchanged.
 std::string absolute_path(const std::string& path) {
   if (path.empty() || path.find('\0') != std::string::npos) return path;
-  std::error_code error;  // without a working directory: the path as given
+  std::error_code error;  // no working directory: keep the path as given
   const std::filesystem::path whole = std::filesystem::absolute(path, error);
   return error ? path : whole.string();
 }
@@ -63,7 +63,7 @@ AsyncSave::AsyncSave(const Tables& tables, const std::string& path, const std::s
 
 AsyncSave::~AsyncSave() { join(); }
 
-// Called by the last owner of the object, or at the exit of the process.
+// Called by the last owner of the object or when the process exits.
 void AsyncSave::join() {
   std::call_once(joined_, [this] {
     if (thread_.joinable()) thread_.join();
@@ -83,7 +83,7 @@ void AsyncSave::let_go(const ParamTable& table) const noexcept {
     if (Store* const store = residence->store()) store->unwatch();
 }
 
-// -- The thread that writes
+// -- The writing thread
 
 void AsyncSave::run() noexcept {
   try {
@@ -148,7 +148,7 @@ AsyncSave::Next AsyncSave::next(size_t& part, Copy& copy) {
 }
 
 void AsyncSave::end(std::exception_ptr failure) noexcept {
-  writer_.close();  // a failed save has removed its files before the failure is reported
+  writer_.close();  // remove a failed save's files before reporting the failure
   const std::lock_guard lock(mutex_);
   failure_ = std::move(failure);
   copies_.clear();
@@ -173,7 +173,7 @@ void AsyncSave::leave() noexcept {
   changed_.notify_all();
 }
 
-// Copies a part that is about to change; the copy goes to the file.
+// Copies a part that is about to change, for the thread to write.
 void AsyncSave::keep(size_t number, const std::byte* memory) noexcept {
   if (is_of_parent()) return;
   const SavedPart& part = at(number);
@@ -277,7 +277,7 @@ int64_t AsyncSave::most_kept_bytes() const {
   return most_kept_;
 }
 
-// Skips a save whose optimizer is in the call from which exit was called: that call never ends.
+// Skips a save whose optimizer is inside the call that called exit: that call never ends.
 void AsyncSave::finish_for_exit() noexcept {
   if (is_of_parent()) return;
   std::unique_lock lock(mutex_);
@@ -301,7 +301,7 @@ struct List {
 
 std::atomic<List*> last = nullptr;  // never freed: a thread may be using it while the process exits
 
-// The list; nullptr if there is none.
+// This process's list, or nullptr.
 List* list_of_this_process() {
   List* const list = last;
   return list && list->of_forks == forks() ? list : nullptr;

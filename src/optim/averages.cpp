@@ -1,5 +1,5 @@
-// Switches the weights of rules that evaluate weights other than those they train (Schedule-Free), by their first
-// state.
+// Moves weights between training and evaluation for rules that evaluate other weights than they train (Schedule-Free).
+// The first state holds the difference.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -12,16 +12,16 @@ namespace lowtide {
 namespace {
 
 constexpr int64_t kAtOnce = int64_t{1} << 18;       // elements
-constexpr uint64_t kOwnBits = 0x9e3779b97f4a7c15u;  // makes random bits that no step has
+constexpr uint64_t kOwnBits = 0x9e3779b97f4a7c15u;  // sets this file's random bits apart from a step's
 
 // The number of switches of a parameter's weights since its last step.
 double& switches_of(Parameter& param) { return param.carried.of[rule_info(param.rule).switches]; }
-// Before the first step a switch rounds nothing, whether there is state or not.
+// Before the first step a switch rounds nothing, with or without state.
 void note_switch(Parameter& param) {
   if (param.steps > 0) switches_of(param) += 1;
 }
 
-// Memory that the parameters' backend can access: the host's, or a copy on the device.
+// Memory that the parameters' backend can access: host memory, or a copy on the device.
 class Reached {
  public:
   Reached(const ParamTable& table, int64_t bytes, void* stream) : device_(table.on.device), stream_(stream) {
@@ -33,7 +33,7 @@ class Reached {
   ~Reached() {  // even after an exception: queued work still uses the memory
     try {
       wait();
-    } catch (...) {  // a lost device uses nothing
+    } catch (...) {  // a lost device uses no memory
     }
   }
   Reached(const Reached&) = delete;
@@ -70,9 +70,7 @@ class Move {
   Move(ParamTable& table, int64_t number, bool evaluating, void* stream)
       : table_(table), param_(table.at(number)), number_(number), evaluating_(evaluating), stream_(stream) {
     RuleInput in = rule_input(table.group_of(param_).hyper, param_.steps, false);
-    if (!evaluating && param_.evaluating_beta1 > 0)
-      in.beta1 = param_.evaluating_beta1;  // the way back uses the same
-                                           // beta1
+    if (!evaluating && param_.evaluating_beta1 > 0) in.beta1 = param_.evaluating_beta1;  // undo with the same beta1
     beta1_ = in.beta1;
     rule_info(param_.rule).make_average_args(in, evaluating, args_);
     item_.param = param_.data, item_.param_dtype = param_.dtype, item_.param_layout = &param_.layout;
@@ -82,8 +80,8 @@ class Move {
     item_.args = args_;
     item_.origin = param_.origin;
     item_.master.kind = param_.master;
-    // Each switch has its own random bits, however many switches there are between two steps: with the same bits, pairs
-    // of switches would push every weight in one direction.
+    // Each switch draws its own random bits, even when several fall between two steps: with equal bits, pairs of
+    // switches would push every weight in one direction.
     if (param_.master)
       set_keys(table.seed ^ (kOwnBits + static_cast<uint64_t>(switches_of(param_))), param_.steps, number, item_);
     item_.stochastic = 0;
@@ -97,13 +95,13 @@ class Move {
   }
 
  private:
-  // A slice: its blocks and elements.
+  // A range of the parameter's blocks and their elements.
   struct Slice {
     int64_t block, blocks, begin, count;
   };
 
   void take_resident() {
-    const int residual = param_.states(param_.state_rule);  // after the states, if it exists
+    const int residual = param_.states(param_.state_rule);  // follows the states, if it exists
     const StateFormat format = param_.format(param_.state_rule, 0);
     for_each_slice([&](const Slice& slice, Reached& state, StepItem& item) {
       CodecItem codes;
@@ -122,7 +120,7 @@ class Move {
     });
   }
 
-  // Everything that can fail, except writing a residual, comes before anything moves.
+  // Everything that can fail, except writing a residual, runs before any weight moves.
   void take_paged() {
     const int residual = param_.states(param_.state_rule);
     const auto bytes_of = [&](int64_t elements) { return residual_bytes(param_.master, elements); };
@@ -146,14 +144,14 @@ class Move {
       master.copy_out(of_slice, bytes_of(slice.count));
     });
     if (!param_.has_residual()) return;
-    // The weights have moved: a residual that is only half written to a disk is refused until it is loaded again.
+    // The weights have moved: a residual that was half written to a disk is refused until it is loaded again.
     for_each_part(table_, number_, residual, true, [&](const CodecItem& item, int64_t first, int64_t elements) {
       copy_bytes(item.codes, rest.data() + bytes_of(first), bytes_of(elements));
     });
   }
 
-  // Calls take(slice, memory for its first state as floats, its step) for each slice in turn. The step takes the first
-  // state from that memory, and zeros as the second state.
+  // Calls take(slice, memory for its first state as floats, its step) for each slice. The step reads the first state
+  // from that memory and zeros as the second.
   template <class Fn>
   void for_each_slice(Fn&& take) {
     const int64_t row = param_.layout.row_length, blocks = param_.layout.blocks(kBlockElements);
@@ -168,7 +166,7 @@ class Move {
       StepItem item = item_;
       item.first_block = slice.block, item.blocks = slice.blocks;
       item.codes[0] = state.data(), item.codes[1] = second.data();
-      // Gradients are the state times 0; they are addressed by their position in the whole parameter.
+      // Gradients are the state times 0, addressed by position in the whole parameter.
       item.grad = reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(state.data()) -
                                                 static_cast<uintptr_t>(slice.begin) * sizeof(float));
       take(slice, state, item);
@@ -196,14 +194,13 @@ void Optimizer::set_evaluating(bool evaluating, void* stream) {
   const auto moves = [&](const Parameter& param) {
     return param.evaluating != evaluating && rule_info(param.rule).make_average_args;
   };
-  {  // frameworks ask before every batch: if nothing moves, do not bring state back or wait
+  {  // frameworks call this before every batch: if nothing moves, do not bring state back or wait
     const Impl::Call call(*impl_);
     if (std::none_of(table.params.begin(), table.params.end(), moves)) return;
   }
   const Impl::StateCall call(*impl_);
   if (impl_->on_device) impl_->on_device->synchronize();  // steps may have used another stream
-  std::optional<StateChange> change;                      // for residuals; other state stays unchanged, even beside a
-                                                          // save
+  std::optional<StateChange> change;                      // for residuals; other state is unchanged
   for (size_t i = 0; i < table.params.size(); ++i) {
     Parameter& param = table.params[i];
     if (!moves(param)) continue;
@@ -231,7 +228,7 @@ void Optimizer::mark_evaluating(int64_t param, bool evaluating, double beta1) {
              "got parameter %lld of rule '%s', which evaluates the weights that it trains, wanted schedulefree",
              ll(param), rule_info(of.rule).name);
   of.note_moved(evaluating, beta1 > 0 ? beta1 : impl_->table.group_of(of).hyper.beta1);
-  if (evaluating && switches_of(of) == 0) note_switch(of);  // a file does not tell, but the weights were moved once
+  if (evaluating && switches_of(of) == 0) note_switch(of);  // a file does not say how often, but at least once
 }
 
 }  // namespace lowtide

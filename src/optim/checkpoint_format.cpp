@@ -14,7 +14,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the file is little-endian and is written from memory");
 
-// \r\n and \x1a: reveal at once that a text-mode transfer has changed the file.
+// \r
+// and \x1a reveal at once that a text-mode transfer has changed the file.
 constexpr char kMagic[] = "\x89LTCK\r\n\x1a";
 
 void put(std::string* to, const void* value, size_t bytes) { to->append(static_cast<const char*>(value), bytes); }
@@ -30,7 +31,7 @@ void check_name(const char* what, const std::string& name) {
              name.size(), kMostNameBytes);
 }
 
-// The product of all sizes from `first` on; 0 if one of them is 0.
+// The product of all sizes from `first` on; 0 if any is 0.
 int64_t product(const CheckpointParam& param, size_t first) {
   int64_t result = 1;
   bool empty = false;
@@ -47,7 +48,7 @@ int64_t product(const CheckpointParam& param, size_t first) {
   return empty ? 0 : result;
 }
 
-// True for whole bytes per element, or for 1, 2 or 4 bits with rows that start at a byte.
+// True for whole bytes per element, and for 1, 2 or 4 bits per element in rows that start at a byte.
 bool codes_fit(int64_t bytes, int64_t rows, int64_t row) {
   if (rows == 0 || row == 0) return bytes == 0;
   for (const int width : {1, 2, 4, 8}) {
@@ -70,7 +71,7 @@ void check_state(const CheckpointParam& param, const CheckpointState& state, int
       "4 or 8 bytes or 1, 2 or 4 bits per element",
       name, of, ll(state.code_bytes), ll(rows), ll(row));
   const int64_t blocks = param.block && row ? rows * ((row - 1) / param.block + 1) : 0;
-  // Beside states with scales, a residual has none. Codes of 4 bits have one scale per half block.
+  // A residual has no scales, even beside states that do. 4-bit codes have one scale per half block.
   const int64_t of_block = row > 1 && state.code_bytes == rows * ((row - 1) / 2 + 1) ? 2 : 1;
   const int64_t wanted = state.name == kResidual ? 0 : 4 * of_block * blocks;
   LT_REQUIRE(state.scale_bytes == wanted,

@@ -1,5 +1,5 @@
-// The parts of a checkpoint file (docs/project/checkpoint-format.md), for its writer and its reader: the position of
-// each, and the valid values. Both use the same checks, so nothing is written that would not be read.
+// The layout and valid values of a checkpoint file (docs/project/checkpoint-format.md). Writer and reader share these
+// checks, so nothing is written that could not be read.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ constexpr int64_t kPrefixBytes = 64;
 constexpr int64_t kPieceBytes = int64_t{4} << 20;  // size of a written piece
 constexpr int64_t kSmallestPiece = 4096, kLargestPiece = int64_t{16} << 20;
 constexpr int64_t kMostHeaderBytes = 100'000'000;
-constexpr int64_t kMostBytes = int64_t{1} << 60;  // limit of data and file: sums of a few cannot overflow
+constexpr int64_t kMostBytes = int64_t{1} << 60;  // limit of data and file: a sum of a few cannot overflow
 constexpr size_t kMostNameBytes = 4096, kMostSizes = 64, kMostStates = 64;
 
 // prefix | header | zeros up to a multiple of kAlignment | data | table of piece checksums | root
@@ -37,30 +37,29 @@ Prefix decode_prefix(std::string_view bytes);  // throws kInvalidArgument; the r
 // One array of the data: all codes or all scales of a state, cut into pieces from its start.
 struct Array {
   StatePart part;
-  int64_t offset = 0, bytes = 0;  // in the data
+  int64_t offset = 0, bytes = 0;  // offset: in the data
   int64_t pieces(int64_t piece_bytes) const { return (bytes + piece_bytes - 1) / piece_bytes; }
 };
 // The arrays in file order, back to back. Checks every value of the checkpoint; throws kInvalidArgument.
 std::vector<Array> arrays_of(const Checkpoint& checkpoint);
 
-// The header: JSON, compact, with sorted keys. Both throw kInvalidArgument; besides the text and the result,
+// The header is compact JSON with sorted keys. Both throw kInvalidArgument. Besides the text and the result,
 // decode_header() holds at most one parameter at a time.
 std::string encode_header(const Checkpoint& checkpoint);
 Checkpoint decode_header(std::string_view text);
 
 uint64_t piece_checksum(const void* data, int64_t bytes, int64_t index);
-// Covers everything but the data: prefix, header and zeros, then the table.
+// Covers everything except the data: prefix, header, zeros and table.
 uint64_t root_checksum(std::string_view head, const std::vector<uint64_t>& table);
 
-// The file to which a checkpoint is written until it is whole, `<path>.tmp-<pid>-<16 hex digits>`, and such files left
-// by killed writers. A writer holds a lock on its file until the file has its final name, so a file of this kind that
-// can be locked belongs to nobody. (On file systems without locks nothing is removed.) Returns another name on each
-// call.
+// A checkpoint is written to `<path>.tmp-<pid>-<16 hex digits>` until it is whole; killed writers leave such files
+// behind. A writer locks its file until the file has its final name, so a temporary file that can be locked belongs to
+// nobody. (Without locks in the file system nothing is removed.) Returns another name on each call.
 std::string temporary_name(const std::string& path);
 
 enum class Lock {
   kHeld,
-  kLost,  // another process has it, or the file has lost its name: it was considered abandoned before it was locked
+  kLost,  // another process holds the lock, or considered the file abandoned and removed it before it was locked
   kNone,  // the file system has no locks
 };
 // Locks the open file until its descriptor is closed.
@@ -69,12 +68,12 @@ Lock lock_temporary(Env& env, int fd);
 // Removes the temporary files of `path` whose writers are gone. Files that cannot be removed stay.
 void remove_abandoned(Env& env, const std::string& path) noexcept;
 
-// Writes a checkpoint whose data arrive in any order. One thread at a time uses it.
+// Writes a checkpoint whose data arrive in any order. For one thread at a time.
 class Writer {
  public:
-  // Checks the name and every value, without touching a file. env outlives this object. Throws kInvalidArgument.
+  // Checks the name and every value without touching a file. env outlives this object. Throws kInvalidArgument.
   Writer(Env& env, std::string path, const Checkpoint& checkpoint, int64_t piece_bytes = kPieceBytes);
-  // Unless commit() has returned, a file that existed before is untouched and nothing is left behind.
+  // Unless commit() has returned, leaves an existing file untouched and nothing else behind.
   ~Writer();
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
@@ -83,18 +82,18 @@ class Writer {
   const std::string& path() const { return path_; }
   int64_t piece_bytes() const { return prefix_.piece_bytes; }
 
-  // Call each once, in this order; write() once for every byte of the data. Each throws kIo. commit() reads back a
-  // piece that was written in parts, checks it against each part's checksum, and computes the piece's own.
+  // Call open(), write() once for every byte of the data, then commit(). All throw kIo. commit() reads back each piece
+  // that was written in parts, checks every part's checksum and computes the piece's.
   void open();
-  // Bytes [at, at + bytes) of the arrays()[array].
+  // Writes bytes [at, at + bytes) of arrays()[array].
   void write(size_t array, int64_t at, const std::byte* from, int64_t bytes);
   void commit();
-  // Discards an uncommitted file: nothing is left behind.
+  // Discards an uncommitted file and leaves nothing behind.
   void close() noexcept;
 
  private:
   class Replacement;
-  struct Part {                // part of a piece, written separately
+  struct Part {                // one write of less than a whole piece
     int64_t piece, at, bytes;  // at: in the data
     uint64_t checksum;
   };
@@ -112,7 +111,7 @@ class Writer {
   std::unique_ptr<Replacement> file_;
 };
 
-// save_checkpoint() with a different piece size.
+// Like save_checkpoint(), with another piece size.
 void save(Env& env, const std::string& path, const Checkpoint& checkpoint, const StateReader& read,
           int64_t piece_bytes);
 

@@ -19,7 +19,7 @@ struct CheckpointFile::File {
   std::vector<Array> arrays = {};
   std::vector<uint64_t> table = {};
 
-  // Returns the bytes read: fewer than requested only at the end of the file.
+  // Returns the bytes read; fewer than requested only at the end of the file.
   int64_t read(void* to, int64_t bytes, int64_t offset) const {
     int64_t done = 0;
     while (done < bytes) {
@@ -39,9 +39,9 @@ struct CheckpointFile::File {
     LT_REQUIRE(got == bytes, "truncated: it ends at byte %lld", ll(offset + got));
   }
 
-  // Reads everything but the data. Allocates nothing that the file does not hold.
+  // Reads everything except the data. Allocates no more than the file holds.
   Checkpoint open(const std::string& path) {
-    // O_NONBLOCK: a pipe of that name must not block; on files it does nothing.
+    // O_NONBLOCK keeps a pipe of that name from blocking and has no effect on files.
     fd = Descriptor::open(env, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd.get() < 0) fail_io(-fd.get(), "could not open it");
     std::string head(static_cast<size_t>(checkpoint::kPrefixBytes), '\0');
@@ -72,7 +72,7 @@ struct CheckpointFile::File {
     return contents;
   }
 
-  // Checks that the file is exactly as long as the prefix says: the last byte is there, and none follows it.
+  // Checks that the file has exactly as many bytes as the prefix says.
   void check_length() const {
     char byte;
     const auto wanted = ll(prefix.file_bytes());
@@ -83,7 +83,7 @@ struct CheckpointFile::File {
 
 namespace {
 
-// Calls fn; adds the file's name to its errors.
+// Calls fn and adds the file's name to its errors.
 template <class Fn>
 void naming(const std::string& path, Fn&& fn) {
   try {
@@ -124,7 +124,7 @@ void CheckpointFile::for_each_piece(const StateWriter* write) const {
                    ll(bytes), ll(offset), contents_.params[array.part.param].states[array.part.state].name.c_str(),
                    contents_.params[array.part.param].name.c_str());
       });
-      if (write) (*write)(array.part, at, piece.get(), bytes);  // its exceptions pass unchanged
+      if (write) (*write)(array.part, at, piece.get(), bytes);  // the writer's exceptions pass unchanged
     }
   }
 }

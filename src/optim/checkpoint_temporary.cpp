@@ -1,4 +1,4 @@
-// The files to which checkpoints are written until they are whole.
+// Names, locks and removes the files that hold checkpoints until they are whole.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ bool only(std::string_view text, std::string_view of) {
   return !text.empty() && text.find_first_not_of(of) == text.npos;
 }
 
-// True if temporary_name() makes such names for a file that will be called `name`.
+// True if temporary_name() could have made `candidate` for a file named `name`.
 bool is_temporary_of(std::string_view candidate, std::string_view name) {
   const std::string_view mark(kMark);
   if (!candidate.starts_with(name) || !candidate.substr(name.size()).starts_with(mark)) return false;
@@ -39,12 +39,12 @@ bool is_temporary_of(std::string_view candidate, std::string_view name) {
 }
 
 void remove_if_abandoned(Env& env, const std::string& file) {
-  // O_NONBLOCK: a planted FIFO must not block this.
+  // O_NONBLOCK: a planted FIFO must not block.
   constexpr int kFlags = O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   const Descriptor fd = Descriptor::open(env, file, kFlags);
   struct stat status {};
   if (fd.get() < 0 || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
-  // Removed under the lock: if its writer has not locked it yet, the writer will notice.
+  // Removes it under the lock, so that a writer that has not locked it yet notices.
   if (lock_temporary(env, fd.get()) == Lock::kHeld) retry_interrupted([&] { return env.unlink(file.c_str()); });
 }
 
@@ -66,7 +66,7 @@ Lock lock_temporary(Env& env, int fd) {
   return ::fstat(fd, &status) == 0 && status.st_nlink == 1 ? Lock::kHeld : Lock::kLost;
 }
 
-// Uses readdir(): std::filesystem::directory_iterator without exceptions ends the process when memory is short.
+// Uses readdir(): directory_iterator without exceptions ends the process when memory is short.
 void remove_abandoned(Env& env, const std::string& path) noexcept {
   try {
     const std::filesystem::path whole(path);
@@ -75,7 +75,7 @@ void remove_abandoned(Env& env, const std::string& path) noexcept {
     const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(directory.c_str()), ::closedir);
     while (const dirent* entry = entries ? ::readdir(entries.get()) : nullptr)
       if (is_temporary_of(entry->d_name, name)) remove_if_abandoned(env, (directory / entry->d_name).string());
-  } catch (const std::exception&) {  // memory is short: the next save will do it
+  } catch (const std::exception&) {  // memory is short: leave it to the next save
   }
 }
 

@@ -20,7 +20,7 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// The rename would replace whatever has the name: if root saves to /dev/null, /dev/null for the whole system.
+// The rename replaces whatever has the name: a save to /dev/null as root would replace it for the whole system.
 void refuse_special(Env& env, const std::string& path) {
   unsigned mode = 0;
   if (env.mode_of(path.c_str(), &mode) != 0 || S_ISREG(mode)) return;  // absent: creating the file reports errors
@@ -32,12 +32,12 @@ void refuse_special(Env& env, const std::string& path) {
 
 }  // namespace
 
-// A new file beside `path` that either takes its name or leaves nothing.
+// A new file beside `path` that either takes its name or disappears.
 class Writer::Replacement {
  public:
   Replacement(Env& env, const std::string& path) : env_(env), path_(path) {
     refuse_special(env, path);
-    remove_abandoned(env, path);  // first: abandoned files may take the room that this one needs
+    remove_abandoned(env, path);  // first: abandoned files may take room that this one needs
     for (int tries = 0; tries < kMostTries && !exists_; ++tries) create();
     if (!exists_) fail_io(EEXIST, "could not create '%s' and keep it: something removes it at once", name());
   }
@@ -48,10 +48,10 @@ class Writer::Replacement {
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;
 
-  // Reports a full disk now, not after all state has been read.
+  // Reports a full disk now rather than after all state has been read.
   void allocate(int64_t bytes) {
     const int result = retry_interrupted([&] { return env_.allocate(file_.get(), bytes); });
-    if (result == -EOPNOTSUPP || result == -EINVAL || result == -ENOSYS) return;  // this file system cannot
+    if (result == -EOPNOTSUPP || result == -EINVAL || result == -ENOSYS) return;  // this file system cannot allocate
     if (result < 0) fail_io(-result, "no room for %lld bytes in '%s'", ll(bytes), name());
   }
 
@@ -67,10 +67,10 @@ class Writer::Replacement {
   }
 
   void commit() {
-    // Never retried after an error, not even EINTR: the system may have dropped the data that it could not write.
+    // Never retry after an error, not even EINTR: the system may have dropped data that it could not write.
     if (const int result = env_.sync(file_.get())) fail_io(-result, "could not sync '%s'", name());
     if (const int result = file_.close()) fail_io(-result, "could not close '%s'", name());
-    // Before the rename, so that only one thing can fail after it.
+    // Opened before the rename, so that only one thing can fail after it.
     const std::string directory = directory_of(path_);
     const Descriptor names = Descriptor::open(env_, directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (names.get() < 0) fail_io(-names.get(), "could not open the directory '%s'", directory.c_str());
@@ -88,7 +88,7 @@ class Writer::Replacement {
  private:
   static constexpr int kMostTries = 100;
 
-  // Calls call(bytes done so far) until all bytes are done.
+  // Repeats call(bytes done so far) until all bytes are done.
   template <class Call>
   void transfer(const char* what, int64_t at, int64_t bytes, Call&& call) {
     for (int64_t all = 0; all < bytes;) {
@@ -107,13 +107,13 @@ class Writer::Replacement {
     retry_interrupted([&] { return env_.unlink(name()); });
   }
 
-  // Leaves nothing, and exists_ false, if the name is taken or another save has considered the new file abandoned.
+  // Leaves nothing and exists_ false if the name is taken or another save considered the new file abandoned.
   void create() {
     temporary_ = temporary_name(path_);
     file_ = Descriptor::open(env_, temporary_, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (file_.get() == -EEXIST) return;
     if (file_.get() < 0) fail_io(-file_.get(), "could not write '%s': no file '%s' there", path_.c_str(), name());
-    // A separate descriptor: the lock must outlive the closing of the file, before the rename.
+    // The lock has its own descriptor: it must outlive the closing of the file before the rename.
     lock_ = Descriptor::open(env_, temporary_, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
     const int opened = lock_.get();
     exists_ = opened >= 0 && lock_temporary(env_, opened) != Lock::kLost;

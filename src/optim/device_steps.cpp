@@ -11,7 +11,7 @@
 namespace lowtide {
 namespace {
 
-// Returns the slots that prefetch() borrowed for a step, whether the step is executed, skipped or refused.
+// Returns the slots that prefetch() borrowed for a step, whether the step runs, is skipped or is refused.
 class Borrowed {
  public:
   explicit Borrowed(ParamTable& table) : table_(table) {}
@@ -19,7 +19,7 @@ class Borrowed {
     if (ended_) return;
     for (const std::unique_ptr<Residence>& residence : table_.residences) try {
         end(*residence);
-      } catch (...) {  // the step's own failure is the one to report
+      } catch (...) {  // report the step's own failure instead
       }
   }
   Borrowed(const Borrowed&) = delete;
@@ -47,7 +47,7 @@ DeviceSteps::DeviceSteps(ParamTable& table, StepBuffers& buffers)
 DeviceSteps::~DeviceSteps() {
   try {
     wait_for_steps();
-  } catch (...) {  // a lost device uses nothing
+  } catch (...) {  // a lost device uses no memory
   }
 }
 
@@ -71,9 +71,9 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
   const std::shared_ptr<QueuedClip> clip = take_clip(own);
   StepPlan plan(table_, buffers_, grads, own, ballots);
   Borrowed borrowed(table_);
-  announce(options);  // before memory is allocated
+  announce(options);  // before allocating memory
   plan.gather();
-  // A step that waits for norms is taken, or not, when it returns.
+  // A step that waits for norms knows when it returns whether it was taken.
   const bool searches = plan.searches() && !table_.waits_for_norms();
   const std::shared_ptr<Guard> guard = queue_guard(plan, clip, searches, options);
   const bool pending = guard && searches;
@@ -89,7 +89,7 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
     try {
       note_queued(options.stream);
       if (pending_) pending_->queued = queued_;
-    } catch (...) {  // a lost device uses nothing
+    } catch (...) {  // a lost device uses no memory
     }
     throw;
   }
@@ -109,8 +109,8 @@ std::shared_ptr<Guard> DeviceSteps::queue_guard(StepPlan& plan, const std::share
   return searches ? backend_.queue_guard(plan.items(), options.stream) : nullptr;
 }
 
-// A clip computed by the device is applied to the items there. A clip that the host knows, or must know for norms of
-// parameters, becomes an ordinary factor; then this returns nullptr.
+// Returns a clip that the device computes, to be applied there. If the host knows the clip, or must know it for norms
+// of parameters, turns it into an ordinary factor and returns nullptr.
 std::shared_ptr<QueuedClip> DeviceSteps::take_clip(StepOptions& options) const {
   std::shared_ptr<QueuedClip> clip = std::move(options.clip);
   if (!clip) return nullptr;
@@ -125,7 +125,7 @@ std::shared_ptr<QueuedClip> DeviceSteps::take_clip(StepOptions& options) const {
   return nullptr;
 }
 
-// Budgets under automatic residency share the free memory.
+// Budgets under automatic residency divide the free memory evenly.
 void DeviceSteps::announce(const StepOptions& options) {
   int64_t automatic = 0;
   for (const std::unique_ptr<Residence>& residence : table_.residences) automatic += residence->automatic();
@@ -135,7 +135,8 @@ void DeviceSteps::announce(const StepOptions& options) {
 
 int64_t DeviceSteps::prefetch(int64_t bytes, void* stream) {
   if (device_.is_capturing(stream)) return 0;
-  if (pending_ && !pending_->replayed && device_.has_happened(pending_->queued)) resolve();  // which does not wait then
+  // resolve() does not wait for an event that has happened.
+  if (pending_ && !pending_->replayed && device_.has_happened(pending_->queued)) resolve();
   int64_t taken = 0;
   for (const std::unique_ptr<Residence>& residence : table_.residences)
     if (DeviceStore* const store = residence->device_store()) {
@@ -177,14 +178,14 @@ void DeviceSteps::resolve() {
   }
   if (pending_->replayed) {
     device_.host_wait(device_.record(replay_queue_));
-    // Else the answer belongs to an earlier one. Only the last recording counts: a new recording gives up the earlier
-    // ones.
+    // Otherwise the answer belongs to an earlier replay. Only the last recording counts; earlier ones are no longer
+    // replayed.
     require_replayed(recordings_.back()->step->was_replayed());
   }
   const int64_t bad = pending_->guard->first();
   Pending step = std::move(*pending_);
   pending_.reset();
-  // Its steps may still be running.
+  // The step that uses the guard may still be running.
   std::erase_if(old_guards_, [&](const auto& old) { return device_.has_happened(old.first); });
   if (!step.replayed) old_guards_.emplace_back(step.queued, std::move(step.guard));
   if (bad < 0) return;

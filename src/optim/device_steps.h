@@ -1,5 +1,5 @@
-// Steps on a device. Only these can be pending (the device checks the gradients itself, and the step is uncounted if
-// one is not finite), be recorded for replays, and borrow device memory between steps.
+// Steps on a device. Only these can be pending (the device checks the gradients, and the step is uncounted if one is
+// not finite), be recorded for replays, and borrow device memory between steps.
 #pragma once
 
 #include <deque>
@@ -14,37 +14,37 @@ namespace lowtide {
 
 class DeviceSteps {
  public:
-  // Both outlive this object.
+  // Both arguments outlive this object.
   DeviceSteps(ParamTable& table, StepBuffers& buffers);
-  // Waits until all work queued on the callers' queues is done.
+  // Waits for all work queued on the callers' queues.
   ~DeviceSteps();
 
   StepResult step(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots);
   StepResult prepare_replay(const StepOptions& options);
   int64_t prefetch(int64_t bytes, void* stream);
   int64_t demote(int64_t bytes);
-  // Call after queueing work for the parameters there.
+  // Call after queueing work on the parameters.
   void note_queued(void* stream) { queued_ = device_.record(stream); }
 
   // Waits until it is known whether the last step was taken.
   void resolve();
-  // Also throws the error that a pending step could not throw itself.
+  // Also throws the error that a pending step could not throw.
   void resolve_and_raise();
   void synchronize();
-  // Announces a step to the residences: its queue, and the free memory.
+  // Tells the residences of a step's queue and of the free memory.
   void announce(const StepOptions& options);
 
  private:
-  // A step that is counted, and queued with a guard.
+  // A step that was counted and queued with a guard.
   struct Pending {
     struct Before {
       int64_t param, steps;
       Carried carried;
       bool uninitialized;
-      size_t pieces;  // number of entries in Pending::progress, which follow the previous one's
+      size_t pieces;  // entries in Pending::progress, after the previous parameter's
     };
     std::shared_ptr<Guard> guard;
-    Device::Event queued;         // all of the step
+    Device::Event queued;         // happens when the whole step is done
     std::vector<int64_t> params;  // parameters of the guarded items
     std::vector<Before> before;   // for undoing the step
     std::vector<Progress> progress;
@@ -54,7 +54,7 @@ class DeviceSteps {
 
   struct Recording {
     std::shared_ptr<Guard> guard;         // or nullptr
-    bool decides = false;                 // by a search, or by what the framework has found
+    bool decides = false;                 // by a search, or by what the framework found
     bool scales = false;                  // by the framework's loss scale; infinities are then skipped
     std::optional<double> clipped_scale;  // the gradients' scale, if the guard multiplies them
     std::vector<StepItem> parts;
@@ -63,16 +63,17 @@ class DeviceSteps {
     std::shared_ptr<RecordedStep> step;
   };
 
-  // If the guard finds a bad gradient, the step is uncounted to the plan's counts.
+  // If the guard finds a bad gradient, the plan's counts are restored.
   void begin_pending(const StepPlan& plan, std::shared_ptr<Guard> guard, bool replayed);
   std::shared_ptr<QueuedClip> take_clip(StepOptions& options) const;
-  // A guard of the plan's items that clips, searches, or both; nullptr for neither, or where there is none.
+  // Returns a guard of the plan's items that clips, searches or does both; nullptr if it has nothing to do or is
+  // unsupported.
   std::shared_ptr<Guard> queue_guard(StepPlan& plan, const std::shared_ptr<QueuedClip>& clip, bool searches,
                                      const StepOptions& options) const;
   void wait_for_steps();
   void raise_nonfinite();
 
-  // recorded_steps.cpp: a step on a capturing queue, and the input of its replays.
+  // recorded_steps.cpp: steps on a capturing queue and the input of their replays.
   StepResult record(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots);
   // Refuses state that a recorded step could not use.
   void require_in_place() const;
@@ -83,11 +84,11 @@ class DeviceSteps {
   StepBuffers& buffers_;
   Backend& backend_;
   Device& device_;
-  Device::Event queued_;  // everything that the last step has queued on the caller's stream
+  Device::Event queued_;  // everything that the last step queued on the caller's stream
   std::optional<Pending> pending_;
   std::optional<int64_t> unraised_;  // the parameter with a bad gradient that kRaise has not reported yet
   std::vector<std::pair<Device::Event, std::shared_ptr<Guard>>> old_guards_;  // each with the work that uses it
-  std::vector<std::unique_ptr<Recording>> recordings_;  // all of them, because replays of any of them read their memory
+  std::vector<std::unique_ptr<Recording>> recordings_;  // all of them: replays of any recording read its memory
   void* replay_queue_ = nullptr;
   bool replays_ = false;
 };

@@ -42,7 +42,7 @@ void check_all(const ParamTable& table, std::span<const Gradient> grads, const v
   LT_REQUIRE(!stream || table.on.device, "got a stream for CPU parameters, wanted nullptr");
 }
 
-// Items whose gradients alone are read.
+// Items for reading gradients only.
 std::vector<StepItem> items_of(ParamTable& table, std::span<const Gradient> grads) {
   std::vector<StepItem> items;
   for (size_t i = 0; i < grads.size(); ++i) {

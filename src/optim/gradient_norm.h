@@ -9,24 +9,24 @@
 
 namespace lowtide {
 
-// Reads the gradients once; on a device it runs behind the work queued on `stream`, and the call waits. Throws
+// Reads the gradients once. On a device this runs after the work queued on `stream`, and the call waits. Throws
 // kInvalidArgument for gradients that a step would refuse.
 cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, void* stream);
 
-// Throws kInvalidArgument for a gradient factor that is not finite as float32.
+// Throws kInvalidArgument if the gradient factor is not finite in float32.
 void check_grad_scale(double scale);
-// Refuses loss scaling for a step that is not recorded: there the host knows the scale.
+// Refuses loss scaling for a step that is not recorded: there, the host knows the scale.
 void require_no_scaling(const StepOptions& options);
 
-// The norm to compute from gradients times a factor. norm_type: 2 or infinity. Throws kInvalidArgument.
+// Describes the norm of gradients times a factor. norm_type: 2 or infinity. Throws kInvalidArgument.
 kernels::ClipTo clip_request(double max_norm, double norm_type, double factor);
 
-// The norm, not finite if a gradient is not; the factor with which a step reduces a larger norm to max_norm, as in
-// torch; and whether the step may then skip its check of gradients. A norm that is not finite clips nothing: the step's
-// own check reports the gradient.
+// Returns the norm, which is not finite if a gradient is not; the factor by which a step reduces a larger norm to
+// max_norm, as in torch; and whether the step may skip its check of gradients. A norm that is not finite clips nothing:
+// the step's own check reports the gradient.
 kernels::Clip clip_of(const cpu::GradientSums& sums, const kernels::ClipTo& to);
 
-// The same options with the clip's factor in grad_scale instead; waits for the clip.
+// Waits for the clip and returns the options with its factor in grad_scale instead.
 StepOptions without_clip(const StepOptions& options);
 
 }  // namespace lowtide

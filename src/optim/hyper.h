@@ -1,4 +1,4 @@
-// Hyper-parameters by name, as lowtide/hyper.def lists them, their ranges, and their checks.
+// Hyper-parameters by name, as lowtide/hyper.def lists them, with their ranges and checks.
 #pragma once
 
 #include "backend/catalog.h"
@@ -14,12 +14,12 @@ void for_each_hyper(H& hyper, Fn&& field) {
 #undef LT_HYPER
 }
 
-// The range of a value in words: "0 or more". "" for flags.
+// The range of a value in words, such as "0 or more"; "" for flags.
 const char* range_of(const std::string& hyper_parameter);
 
-// Throws kInvalidArgument naming the value and what was wanted. rule: one that users can name.
+// Throws kInvalidArgument, naming the value and what was wanted. rule: one that users can name.
 void check_hyper(int rule, const Hyper& hyper);
-// The input from which RuleInfo::make_args computes the rule's arguments for step `t`.
+// The input of RuleInfo::make_args, which computes the rule's arguments for step `t`.
 RuleInput rule_input(const Hyper& hyper, int64_t t, bool first);
 
 }  // namespace lowtide

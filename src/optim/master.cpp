@@ -1,4 +1,4 @@
-// Masters outside of steps: converts weights and residuals to floats and back.
+// Converts weights and residuals to floats and back, outside of steps.
 #include <cstring>
 
 #include "backend/catalog.h"
@@ -28,7 +28,7 @@ struct Converter {
   }
 };
 
-// Without a residual.
+// Weights without a residual.
 template <class T>
 struct Converter<T, 0> {
   static float decode(bf16 x) { return bf16_decode(u32{x.bits}); }

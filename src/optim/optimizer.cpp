@@ -10,7 +10,7 @@
 namespace lowtide {
 namespace {
 
-// Adds a store's field to the total; for texts the first one stays.
+// Adds a store's field to the total; of texts, keeps the first.
 template <class Number>
 void add_field(Number part, Number& sum) {
   sum += part;
@@ -206,7 +206,7 @@ MemoryReport Optimizer::report() const {
     report.disk_bytes += residence->on_disk_bytes();
     report.allocated_bytes += residence->direct_bytes() - residence->on_disk_bytes();
     if (!residence->store()) continue;
-    // Norms are computed in a separate pass over what the step reads.
+    // A separate pass computes norms from what the step reads.
     const bool twice = std::any_of(table.params.begin(), table.params.end(), [&](const Parameter& param) {
       return &table.residence_of(param) == residence.get() && param.paged && param.norms_read_arrays();
     });

@@ -1,4 +1,4 @@
-// An Optimizer holds a table of parameters and, on a device, the machinery of steps there. The public calls are in
+// An Optimizer holds a table of parameters and, on a device, the machinery for steps there. The public calls are in
 // optimizer.cpp (parameters, steps, signs, tiers), optimizer_state.cpp and optimizer_checkpoint.cpp.
 #pragma once
 
@@ -22,7 +22,7 @@ struct Optimizer::Impl {
     if (table.saving) table.saving->finish();
   }
 
-  // Keeps a save beside steps from reading for its lifetime.
+  // While it lives, a running save reads no state.
   class Inside {
    public:
     explicit Inside(Impl& impl) : saving_(impl.table.saving) {
@@ -38,7 +38,7 @@ struct Optimizer::Impl {
     const std::shared_ptr<AsyncSave> saving_;
   };
 
-  // Refuses a second call while one is running (on another thread, or from a callback of this one).
+  // Refuses a second call during the first (from another thread, or from a callback on this one).
   class Call {
    public:
     explicit Call(Impl& impl) : impl_(impl) {
@@ -59,7 +59,7 @@ struct Optimizer::Impl {
     std::optional<Inside> inside_;
   };
 
-  // A call that touches state: it first resolves the last step and brings back state that was put aside.
+  // A call that touches state: it first resolves the last step and brings back state that was set aside.
   class StateCall : Call {
    public:
     explicit StateCall(Impl& impl) : Call(impl) {
@@ -68,7 +68,7 @@ struct Optimizer::Impl {
     }
   };
 
-  // A call that only reads state: it resolves the last step. State that a device has put aside is read where it is.
+  // A call that only reads state: it resolves the last step but reads state that a device has set aside in place.
   class ReadCall : Call {
    public:
     explicit ReadCall(Impl& impl) : Call(impl) {
@@ -80,7 +80,7 @@ struct Optimizer::Impl {
   void resolve() {
     if (on_device) on_device->resolve();
   }
-  // Call once its outcome has been reported.
+  // Call once the save's outcome has been reported.
   void forget_save() {
     if (!table.saving || !table.saving->is_over()) return;
     table.saving->let_go(table);
@@ -89,19 +89,19 @@ struct Optimizer::Impl {
 
   ParamTable table;
   StepBuffers buffers;
-  std::unique_ptr<DeviceSteps> on_device;  // nullptr: steps are done when they return
+  std::unique_ptr<DeviceSteps> on_device;  // nullptr if steps are done when they return
   std::atomic_flag busy;
 };
 
-// The library's access to the inside of an Optimizer. Not part of the public interface.
+// Gives the library access to the inside of an Optimizer. Not public.
 struct OptimizerEnv {
   using Call = Optimizer::Impl::Call;
   using Inside = Optimizer::Impl::Inside;
   using StateCall = Optimizer::Impl::StateCall;
   static Optimizer::Impl& impl(Optimizer& of) { return *of.impl_; }
 
-  // An Optimizer whose files and state memory go through the given Env, where tests can make any call fail. Like
-  // Optimizer(options). env outlives the optimizer. device: the parameters' backend, if they are not in host memory.
+  // Like Optimizer(options), but files and state memory go through the given Env, where tests can make any call fail.
+  // env outlives the optimizer. device: the parameters' backend if they are not in host memory.
   static Optimizer make(const OptimizerOptions& options, Env& env, std::unique_ptr<Backend> device = nullptr);
 };
 

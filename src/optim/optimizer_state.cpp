@@ -1,4 +1,4 @@
-// Single states: their descriptions, and copies of them wherever they live.
+// Describes and copies single states, wherever they live.
 #include "optim/optimizer_impl.h"
 #include "optim/state_parts.h"
 

@@ -1,4 +1,4 @@
-// A parameter in the optimizer: its description (ParamSpec), its address, and its state.
+// A parameter in the optimizer: its description (ParamSpec), address and state.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace lowtide {
 
-// The progress of a piece of a parameter. Pieces differ only after a failing disk stopped a step half-way.
+// The progress of a piece of a parameter. Pieces differ only after a failing disk has stopped a step half-way.
 struct Progress {
-  int64_t behind = 0;  // steps of the parameter that the piece has missed
+  int64_t behind = 0;  // steps of the parameter that the piece missed
   bool uninitialized = false;
   bool done = false;  // within a step
 };
@@ -22,33 +22,33 @@ constexpr uint32_t kAllStates = (uint32_t{1} << kMaxArrays) - 1;
 struct Parameter : ParamSpec {
   explicit Parameter(ParamSpec spec) : ParamSpec(std::move(spec)) {}
 
-  // A step of many small parameters is bound by memory latency: the fields that every step reads are together, after
-  // the numbers of the specification.
+  // Memory latency limits a step of many small parameters, so the fields that every step reads lie together, after the
+  // numbers of the specification.
   int group = 0;
   DType dtype = DType::kF32;
   int64_t steps = 0;
   Carried carried;                 // after these steps
-  uint32_t partially_written = 0;  // bit k: replacing state k failed half-way, so part of it is old
-  bool evaluating = false;         // the parameter has its evaluation weights: see Optimizer::set_evaluating
+  uint32_t partially_written = 0;  // bit k: replacing state k failed half-way, leaving part of it old
+  bool evaluating = false;         // the weights are those for evaluation: see Optimizer::set_evaluating
   bool has_state = false;
-  bool uninitialized = false;  // the state is empty: no step, and nothing was restored into it
+  bool uninitialized = false;  // the state is empty: not stepped and not restored
   bool paged = false;          // the state is in its budget's store; codes and scales are null
-  bool wants_state = false;    // before its first gradient, together with the others of its budget
+  bool wants_state = false;    // until its first gradient, together with the rest of its budget
   Layout layout;               // its own strided layout
   int state_rule = 0;          // the rule whose states are allocated; SGD keeps its buffer while momentum is 0
   void* data = nullptr;
-  Layout grad_layout;                 // layout of the last strided gradient
-  std::vector<int64_t> grad_strides;  // the strides from which grad_layout was made; empty: none
+  Layout grad_layout;                 // of the last strided gradient
+  std::vector<int64_t> grad_strides;  // from which grad_layout was made; empty: none
   std::vector<Progress> progress;     // for each piece, if paged
-  double evaluating_beta1 = 0;        // the beta1 with which the weights moved to the evaluation weights
+  double evaluating_beta1 = 0;        // beta1 of the move to the evaluation weights
   void* codes[kMaxArrays] = {};
   float* scales[kMaxArrays] = {};
 
-  // The layout of a gradient of this, the number-th parameter; valid until one with other strides. Throws
-  // kInvalidArgument for an invalid element type or strides.
+  // Returns the layout of a gradient of this, the number-th, parameter; valid until a gradient with other strides.
+  // Throws kInvalidArgument for an invalid element type or strides.
   const Layout& gradient_layout(const Gradient& grad, size_t number);
 
-  // Counts one more step of all its state, if it has any.
+  // Counts one more step of the parameter and all its state.
   void count_step() {
     ++steps;
     if (uninitialized && arrays(rule) > 0) uninitialized = false;
@@ -63,14 +63,14 @@ struct Parameter : ParamSpec {
     uninitialized = now;
     for (Progress& piece : progress) piece.uninitialized = now;
   }
-  // The parameter now has the states of `of_rule`, which are empty.
+  // Gives the parameter the states of `of_rule`, which are empty.
   void begin_state(int of_rule) {
     has_state = true;
     partially_written = 0;
     state_rule = of_rule;
     uninitialized = true;
   }
-  // Allocates them, decoding to zero. Throws kOutOfMemory and changes nothing.
+  // Allocates states that decode to zero. Throws kOutOfMemory and then changes nothing.
   void allocate_state(Arena& arena, int of_rule);
 };
 

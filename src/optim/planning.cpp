@@ -23,9 +23,9 @@ void check_rate(const char* name, double rate) {
 struct Members {
   int64_t params = 0, elements = 0, state_bytes = 0;
   std::vector<ShapedParam> shaped;
-  bool read_twice = false;  // norms of whole parameters are computed from their state before a step
-  double seconds = 0;       // for stepping them
-  bool known = true;        // all the rates needed are known
+  bool read_twice = false;  // norms of whole parameters need their state before a step
+  double seconds = 0;       // for stepping all of them
+  bool known = true;        // all needed rates are known
 
   void add(const ParamSpec& param, double step_rate) {
     const int64_t bytes = param.bytes(param.rule);
@@ -40,7 +40,7 @@ struct Members {
 
 bool is_on_device(const Memory& memory) { return memory.device >= 0 || memory.managed; }
 
-// All at once for a store, or if a limit holds them; one by one without a limit.
+// Allocates all at once for a store or where a limit holds them, one by one without a limit.
 void forecast_bytes(const Memory& memory, const Members& members, const StoreRates& rates, Forecast& out) {
   Placement placement = placement_of(memory, 0, members.shaped);
   if (is_on_device(memory)) {
@@ -118,7 +118,7 @@ Forecast sum(const std::vector<Forecast>& budgets) {
         &Forecast::resident_bytes, &Forecast::streamed_bytes, &Forecast::slot_bytes, &Forecast::chunks,
         &Forecast::moved_per_step, &Forecast::disk_moved_per_step})
     add(field);
-  // Known if it is known for every budget with bytes to step or to move.
+  // The total is known if it is known for every budget with bytes to step or move.
   const auto add_seconds = [&](double Forecast::*seconds, int64_t Forecast::*bytes) {
     for (const Forecast& budget : budgets)
       if (budget.*seconds <= 0 && budget.*bytes != 0) return;
@@ -160,7 +160,7 @@ Forecasts forecast(const ForecastRequest& request) {
       const ParamSpec spec = make_spec(group, param.sizes, param.dtype, param.whole);
       LT_REQUIRE(spec.shape.numel <= kMostElements - elements, "got more than 2^52 elements in all");
       elements += spec.shape.numel;
-      // Under a limit, state comes with the first step, and nothing is stepped here.
+      // Under a limit, state is allocated by the first step, and no step here steps an empty parameter.
       const Memory& memory = memories[group.budget];
       if (spec.shape.numel > 0 || (memory.host < 0 && !is_on_device(memory)))
         members[group.budget].add(spec, planned.step_rate);

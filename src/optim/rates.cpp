@@ -1,5 +1,5 @@
-// Measures the rates with which planning.h predicts: steps through the optimizer itself, the disk through the scratch
-// file that streaming state uses.
+// Measures the rates from which planning.h predicts: steps through the optimizer itself, and the disk through the
+// scratch file of streaming state.
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -37,13 +37,13 @@ void check_seconds(double seconds, double most) {
 
 constexpr int64_t kRow = 4096;
 
-// A working set of four times the last-level cache, at 10 bytes per element (8-bit state), of at least 16 Mi elements.
+// Four times the last-level cache, at 10 bytes per element (8-bit state), and at least 16 Mi elements.
 int64_t elements_beyond_cache() {
   constexpr int64_t kFewest = int64_t{16} << 20, kMost = int64_t{256} << 20;
   return std::clamp(4 * last_cache_bytes() / 10 / kRow * kRow, kFewest, kMost);
 }
 
-// Fills memory with numbers that neither a codec nor a disk can compress: splitmix64.
+// Fills memory with splitmix64 numbers, which neither a codec nor a disk can compress.
 void fill_random(Buffer& memory, const std::function<void(uint64_t word, std::byte* to)>& put) {
   uint64_t state = 0;
   for (size_t i = 0; i + 8 <= memory.bytes(); i += 8) {
@@ -61,7 +61,7 @@ int64_t free_bytes(const std::string& directory) {
   return static_cast<int64_t>(found.f_bavail) * static_cast<int64_t>(found.f_frsize);
 }
 
-// Seconds of one pass over the file, with as many concurrent transfers as there are buffers.
+// Seconds of one pass over the file, with one concurrent transfer per buffer.
 double pass(ScratchFile& file, std::vector<Buffer>& memory, bool write) {
   const auto start = Clock::now();
   std::vector<ScratchFile::Ticket> tickets;
@@ -99,7 +99,7 @@ double measure_step_rate(const StepMeasurement& what) {
       reinterpret_cast<float*>(to)[half] = static_cast<float>(static_cast<int32_t>(word)) * 0x1p-31f;
   });
   const Gradient gradients[] = {{gradient.data()}};
-  for (int i = 0; i < 2; ++i) optimizer.step(gradients);  // touches all memory, starts the threads
+  for (int i = 0; i < 2; ++i) optimizer.step(gradients);  // touch all memory, start the threads
   std::vector<double> times;
   const auto start = Clock::now();
   while (times.size() < 3 || seconds_since(start) < what.seconds) {
@@ -125,13 +125,13 @@ DiskRates measure_disk_rates(const std::string& directory, int64_t bytes, double
   LT_REQUIRE(out.bytes > 0, "%s has %s free, wanted at least %s to measure with: free some, or give another directory",
              directory.c_str(), format_bytes(out.disk.free_bytes).c_str(), format_bytes(2 * kLargestChunk).c_str());
   ScratchFile file(system_env(), directory, out.bytes);
-  constexpr size_t kAhead = 2;  // a step with three slots or more keeps this many reads and this many writes in flight
+  constexpr size_t kAhead = 2;  // a step with three or more slots keeps this many reads and writes in flight
   std::vector<Buffer> memory;
   for (size_t i = 0; i < kAhead; ++i) {
     fill_random(memory.emplace_back(system_env(), static_cast<size_t>(kLargestChunk)),
                 [](uint64_t word, std::byte* to) { *reinterpret_cast<uint64_t*>(to) = word; });
   }
-  pass(file, memory, true);  // the first write of allocated space behaves differently
+  pass(file, memory, true);  // the first write to allocated space behaves differently
   std::vector<double> reads, writes;
   const auto start = Clock::now();
   do {

@@ -1,4 +1,4 @@
-// Records steps on a capturing queue, and prepares their replays.
+// Records steps on a capturing queue and prepares their replays.
 #include <algorithm>
 
 #include "backend/gradient_reader.h"
@@ -19,7 +19,7 @@ void DeviceSteps::require_in_place() const {
   }
 }
 
-// Called on a capturing queue: waits for nothing, and only the backend allocates.
+// Runs on a capturing queue: it waits for nothing, and only the backend allocates.
 StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
   LT_REQUIRE(!ballots && options.directions.empty() && options.updates.empty(),
              "got ballots, directions or updates on a queue that is being captured, wanted one that is not");

@@ -49,10 +49,10 @@ Residence::Residence(Env& env, const Memory& memory, Backend& backend, const Dev
         ll(memory.device), memory.managed, memory.automatic, memory.transfer.c_str());
   }
   if (memory.disk.empty()) return;
-  std::error_code error;  // without a working directory: the path as given, which will be refused
+  std::error_code error;  // no working directory: keep the path as given, which will be refused
   if (std::filesystem::path whole = std::filesystem::absolute(memory.disk, error); !error)
     memory_.disk = whole.string();
-  check_scratch_directory(env, memory_.disk);  // now, not when the first step needs it
+  check_scratch_directory(env, memory_.disk);  // now rather than when the first step needs it
 }
 
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params) {
@@ -68,7 +68,7 @@ Placement placement_of(const Memory& memory, int64_t taken, std::span<const Shap
 }
 
 void Residence::add_to_store(const Placement& placement) {
-  // A single store, however often it refuses: its queues live as long as the device.
+  // Create one store, however often it refuses: its queues live as long as the device.
   if (device_ && !on_device_) {
     DeviceStoreOptions options{memory_};
     if (!memory_.disk.empty()) options.memory.transfer = transfer_mode_name(TransferMode::kCopy);
@@ -105,10 +105,10 @@ void Residence::place(std::span<Parameter* const> params, std::span<const int64_
     for (Parameter* const param : params) param->allocate_state(arena_, param->rule);
     return;
   }
-  // An earlier attempt may have put some of them there.
+  // An earlier attempt may have placed some of them.
   std::erase_if(placement.shaped, [&](const ShapedParam& of) { return store() && store()->has(of.param); });
   add_to_store(placement);
-  // All memory before the first change: after it the store has the parameters, even for a second attempt.
+  // Allocate all memory before the first change: after it the store has the parameters, even for a second attempt.
   std::vector<std::vector<Progress>> progress;
   for (const int64_t number : numbers)
     progress.emplace_back(store()->has(number) ? store()->pieces(number) : 0, Progress{0, true});
@@ -120,7 +120,7 @@ void Residence::place(std::span<Parameter* const> params, std::span<const int64_
   }
 }
 
-// All memory that holds state.
+// All RAM that holds state.
 std::vector<const Buffer*> Residence::ram_buffers() {
   std::vector<const Buffer*> buffers = in_ram_ ? in_ram_->shrink() : std::vector<const Buffer*>();
   for (const Buffer& buffer : arena_.buffers()) buffers.push_back(&buffer);

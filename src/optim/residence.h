@@ -16,42 +16,42 @@ namespace lowtide {
 // Throws kInvalidArgument on a bad value.
 void check_memory(const Memory& memory);
 
-// The decision of Residence::place.
+// What Residence::place decides.
 struct Placement {
-  std::vector<ShapedParam> shaped;  // the parameters whose rule has state
-  int64_t record_bytes = 0;         // their bytes if they are directly addressable
-  bool direct = false;              // they are: there is no limit, or the remaining budget holds all of them
-  StoreOptions store;               // otherwise the options of the store that takes them
+  std::vector<ShapedParam> shaped;  // parameters whose rule has state
+  int64_t record_bytes = 0;         // bytes they need if directly addressable
+  bool direct = false;              // there is no limit, or the remaining budget holds all of them
+  StoreOptions store;               // otherwise: for the store that takes them
 };
-// taken: bytes of the budget used by directly addressable state of other parameters.
+// taken: bytes of the budget that other directly addressable state uses.
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params);
 
 class Residence {
  public:
-  // Throws kInvalidArgument on a bad value. env and backend, which steps, outlive this object. A disk's relative path
-  // is resolved now, so a later change of the working directory has no effect.
+  // Throws kInvalidArgument on a bad value. env and the stepping backend outlive this object. A disk's relative path is
+  // resolved now, so later changes of the working directory do not matter.
   Residence(Env& env, const Memory& memory, Backend& backend, const DeviceAllocator& allocator = {});
 
-  // True if state is placed for all parameters together: with a budget to divide, or chunks to cut.
+  // True if state is placed for all parameters together, to divide a budget or cut chunks.
   bool waits() const { return device_ || memory_.host >= 0; }
   // Gives all of `params` their state: directly addressable if they are in host memory and the remaining budget holds
-  // all of them, else in the store. Throws kInvalidArgument, kOutOfMemory or kIo, and changes nothing.
+  // all of them, otherwise in the store. Throws kInvalidArgument, kOutOfMemory or kIo and then changes nothing.
   void place(std::span<Parameter* const> params, std::span<const int64_t> numbers);
 
   // Throws kInvalidArgument if offload() is impossible: no disk, or its limit is too low.
   void check_offload();
-  // Moves all state from RAM to the disk, or from device memory to RAM, and back. No-ops if that is already the case.
-  // Throws like check_offload(), or kIo; the state then stays where it was.
+  // Move all state from RAM to the disk, or from device memory to RAM, and back; no-ops if it is already there. They
+  // throw like check_offload(), or kIo, and then leave the state where it was.
   void offload(int threads);
   void onload(int threads);
   bool may_be_offloaded() const { return offloaded_ || on_device_; }
-  // Bytes that offload() has put aside, and the part of them on disk.
+  // Bytes that offload() has set aside, and how many of them are on disk.
   int64_t offloaded_bytes() const { return on_device_ ? on_device_->offloaded_bytes() : on_disk_bytes(); }
   int64_t on_disk_bytes() const { return offloaded_ ? offloaded_->bytes() : 0; }
 
-  // nullptr if parameters are in host memory, or there is no state yet.
+  // nullptr if parameters are in host memory or there is no state yet.
   DeviceStore* device_store() { return on_device_.get(); }
-  // Sets the queue that orders further work; before a step, also calls DeviceStore::set_free_bytes().
+  // Sets the queue that orders further work. Before a step, also pass the free bytes.
   void tell(void* queue, std::optional<int64_t> free_bytes = {});
   bool automatic() const { return memory_.automatic; }
   Store* store() { return on_device_ ? static_cast<Store*>(on_device_.get()) : in_ram_.get(); }
@@ -65,7 +65,7 @@ class Residence {
   Env& env_;
   Memory memory_;
   Backend& backend_;
-  Device* device_;  // nullptr: parameters are in host memory
+  Device* device_;  // nullptr if parameters are in host memory
   DeviceAllocator allocator_;
   void* queue_ = nullptr;
   std::optional<int64_t> free_bytes_;  // before the last step

@@ -1,7 +1,7 @@
-// The tables whose state one file holds, and a description of that state.
+// The tables whose state goes into one file, and the description of that state.
 //
-// The bytes of a checkpoint's data, in parts that are read or copied one at a time: chunks, and pieces of directly
-// addressable arrays. Each byte of the data is in exactly one part.
+// Divides a checkpoint's data into parts that are read or copied one at a time: chunks, and pieces of directly
+// addressable arrays. Each byte is in exactly one part.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace lowtide {
 
-// The tables among which an optimizer's parameters are divided. All have the same parameter and group numbers.
+// The tables that divide an optimizer's parameters among them. All use the same parameter and group numbers.
 class Tables {
  public:
   explicit Tables(ParamTable& only) : all_{&only} {}
@@ -34,22 +34,22 @@ class Tables {
 
  private:
   std::vector<ParamTable*> all_;
-  std::vector<int> owner_;  // empty: there is one table
+  std::vector<int> owner_;  // empty if there is one table
 };
 
-// A parameter with the states of this rule; -1: without state.
+// Describes a parameter with the states of this rule; -1: without state.
 CheckpointParam describe(const Parameter& param, int of_rule);
-// The current state. Throws kInvalidArgument for partly replaced state.
+// Describes the current state. Throws kInvalidArgument for partly replaced state.
 Checkpoint describe(const Tables& tables, const std::string& metadata);
-// The file has one count per parameter: training continues from the same counts after a save and after a load.
+// Sets the counts that the file holds, one per parameter, so that training continues alike after a save and a load.
 void count_as_saved(const Tables& tables);
 
 struct SavedPart {
   struct Range {
     size_t array;             // number in the file
-    int64_t at, from, bytes;  // in the array; in the part
+    int64_t at, from, bytes;  // at: in the array; from: in the part
   };
-  Store* store = nullptr;  // the chunk's store; nullptr: at `memory`
+  Store* store = nullptr;  // the chunk's store; nullptr: the part is at `memory`
   size_t chunk = 0;
   const std::byte* memory = nullptr;
   int64_t bytes = 0;
@@ -64,10 +64,10 @@ class SavedParts {
  public:
   SavedParts(const Tables& tables, const checkpoint::Writer& file);
 
-  // Pieces in file order, then chunks in the order of their stores.
+  // Pieces in file order, then chunks in their stores' order.
   const std::vector<SavedPart>& all() const { return all_; }
   int64_t largest() const { return largest_; }
-  // Calls fn(number) for the pieces of a parameter. Parameters added since, and chunks, have none.
+  // Calls fn(number) for each piece of a parameter. Chunks, and parameters added later, have none.
   template <class Fn>
   void of_param(size_t param, Fn&& fn) const {
     if (param >= of_param_.size()) return;
@@ -92,7 +92,7 @@ class SavedParts {
 
   std::vector<SavedPart> all_;
   std::vector<Pieces> of_param_;
-  std::unordered_map<Store*, std::vector<size_t>> of_chunk_;  // by number; kNone: the file contains nothing of it
+  std::unordered_map<Store*, std::vector<size_t>> of_chunk_;  // by chunk; kNone: nothing of it is in the file
   int64_t largest_ = 0;
 };
 

@@ -9,12 +9,12 @@
 
 namespace lowtide {
 
-// memcpy that accepts null pointers if there is nothing to copy.
+// memcpy that accepts null pointers when there is nothing to copy.
 inline void copy_bytes(void* to, const void* from, int64_t bytes) {
   if (bytes) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-// Begins a replacement of state, which must not report the failures of earlier calls.
+// Begins a replacement of state, which must not report failures of earlier calls.
 class StateChange {
  public:
   explicit StateChange(ParamTable& table) : table_(table) {
@@ -22,7 +22,7 @@ class StateChange {
       if (residence->store()) residence->store()->forget_unwritten();
     if (table_.saving) table_.saving->before_any_change();
   }
-  // Throws kIo if replaced state could not be written: it is complete, and kept in RAM.
+  // Throws kIo if replaced state could not be written; the state is complete and kept in RAM.
   void check_written() const {
     for (const std::unique_ptr<Residence>& residence : table_.residences)
       if (residence->store()) residence->store()->check_written();
@@ -45,8 +45,8 @@ inline void require_decoded(ParamTable& table, int64_t number, int k) {
              k, ll(number));
 }
 
-// Calls visit(item, first element, elements) for the parts of array k: one part if it is directly addressable, else
-// each piece. The item of a residual only has codes, in no codec.
+// Calls visit(item, first element, elements) for the parts of array k: one if it is directly addressable, otherwise
+// each piece. A residual's item has only codes, in no codec.
 template <class Fn>
 void for_each_part(ParamTable& table, int64_t number, int k, bool change, Fn&& visit) {
   Parameter& param = table.with_state(number, k);

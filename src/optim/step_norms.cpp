@@ -1,5 +1,5 @@
-// Norms of whole parameters, for the arguments of rules that need them (LAMB, LARS): a pass before the step over what
-// it will read. Sums are exact, so no bit depends on threads, chunks or tiers.
+// Computes norms of whole parameters, for rules whose arguments need them (LAMB, LARS), in a pass over what the step
+// will read. Sums are exact, so no bit depends on threads, chunks or tiers.
 #include <bit>
 #include <cmath>
 #include <mutex>
@@ -12,9 +12,9 @@
 namespace lowtide {
 namespace {
 
-// One call of the backend gives 1 MiB of results.
+// One call of the backend returns 1 MiB of results.
 constexpr int64_t kBlocksAtOnce = int64_t{1} << 16;
-// A thread adds this many at a time: some 30 us of work, compared with which a merge of sums is negligible.
+// A thread adds this many at a time: about 30 us of work, beside which merging sums is negligible.
 constexpr int64_t kBlocksOfThread = int64_t{1} << 12;
 
 }  // namespace
@@ -40,7 +40,7 @@ StepItem slice_of(const StepItem& item, int64_t begin, int64_t count) {
   return out;
 }
 
-// Sums of squares for parameters, by number.
+// Sums of squares by parameter number.
 class StepPlan::NormSums {
  public:
   NormSums(const ParamTable& table, void* stream) : on_(table.on), stream_(stream), sums_(table.params.size()) {}
@@ -79,7 +79,7 @@ class StepPlan::NormSums {
     ExactSum of[2];
 
     void add(std::span<const BlockNorms> blocks) {
-      // A unit is a normal power of two: its exponent is in its bits.
+      // A unit is a normal power of two, so its exponent bits give the exponent.
       for (const BlockNorms& block : blocks)
         for (int k = 0; k < 2; ++k)
           of[k].add(block.sum[k], 2 * (static_cast<int>(std::bit_cast<uint32_t>(block.unit[k]) >> 23) - 127));
@@ -180,7 +180,7 @@ void StepPlan::measure(size_t first, size_t count) {
     residence->store()->look(
         [&](std::span<const Store::PlacedChunk> chunks) {
           for_each_part(chunks, [&](const StepItem& part, const Piece& piece) { sums.add(part, piece.param); });
-          sums.add_waiting();  // when this returns, another chunk uses their memory
+          sums.add_waiting();  // the next chunk reuses their memory
         },
         table_.on.threads, wanted, options_.stream);
   }

@@ -1,4 +1,4 @@
-// Directions of a step that changes nothing: states are stepped in copies, which are dropped.
+// Computes the directions of a step that changes nothing: it steps copies of the states and drops them.
 #include <algorithm>
 
 #include "core/buffer.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kRoom = int64_t{16} << 20;  // bytes of copies at a time
 constexpr int64_t kAlignment = 64;
 
-// Bytes of the copies of `blocks` blocks of an item, at most.
+// An upper bound on the bytes of copies of `blocks` blocks of an item.
 int64_t bytes_of(const StepItem& item, int64_t blocks) {
   int64_t sum = 0;
   for (int k = 0; k < rule_info(item.rule).states; ++k) {
@@ -24,7 +24,7 @@ int64_t bytes_of(const StepItem& item, int64_t blocks) {
 
 }  // namespace
 
-// Steps items with copies of their states, as many at a time as there is room for.
+// Steps items with copies of their states, as many at a time as fit.
 class StepPlan::StateCopies {
  public:
   StateCopies(ParamTable& table, StepBuffers& buffers, void* stream)
@@ -104,7 +104,7 @@ void StepPlan::preview() {
     residence->store()->look(
         [&](std::span<const Store::PlacedChunk> chunks) {
           for_each_part(chunks, [&](const StepItem& part, const Piece&) { copies.add(part); });
-          copies.take();  // when this returns, another chunk uses their memory
+          copies.take();  // the next chunk reuses their memory
         },
         table_.on.threads, wanted, options_.stream);
   }
