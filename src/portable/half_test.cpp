@@ -1,4 +1,4 @@
-// bf16 and fp16 conversion against the definition in double, and against the CPU's own fp16 instructions.
+// bf16 and fp16 conversion, against the definition in double and against the CPU's own fp16 instructions.
 #include "support/half_reference.h"
 #include "support/test.h"
 
@@ -44,14 +44,14 @@ TEST(Half, DecodesAllCodesExactly) {
   }
 }
 
-// Every value where rounding changes, and its two neighbours in float.
+// Every value at which rounding changes, and its two neighbours in float.
 TEST(Half, RoundsEveryBoundaryToEven) {
   for (const Format& f : kFormats) {
     int checked = 0, ties_up = 0;
     for (u32 h = 0; h < static_cast<u32>(f.definition.largest_exponent << f.definition.mantissa_bits); ++h) {
       const double below = half_value(static_cast<u16>(h), f.definition);
       const double above = half_value(static_cast<u16>(h + 1), f.definition);
-      // The last code's upper neighbour is infinity; it rounds as if there were one more finite value.
+      // The last code's upper neighbour is infinity; rounding treats it as one more finite value.
       const double step = below - half_value(static_cast<u16>(h - 1), f.definition);
       const float middle = static_cast<float>(std::isinf(above) ? below + step / 2 : (below + above) / 2);
       const u32 even = h & 1 ? h + 1 : h;

@@ -18,7 +18,7 @@ LT_FN float as_float(u32 u) {
 LT_FN u32 truncate(float x) { return static_cast<u32>(static_cast<int>(x)); }  // for x in [0, 2^31)
 LT_FN u32 gather(const u32* table, u32 i) { return table[i]; }
 LT_FN float gather(const float* table, u32 i) { return table[i]; }
-// Look-up by the lowest bits of i, in tables that fit into registers.
+// Looks up by the lowest bits of i, in a table that fits into registers.
 LT_FN u32 pick(const u32 (&table)[32], u32 i) { return table[i & 31u]; }
 LT_FN float pick(const float (&table)[16], u32 i) { return table[i & 15u]; }
 

@@ -1,5 +1,5 @@
-// Stochastic rounding by these bits: the chance of one element over steps, and sums over many elements in one
-// step. An element is rounded up where `fraction`, of 65536, and its 16 bits carry.
+// Stochastic rounding by these bits: one element's chance over many steps, and sums over many elements in one step. An
+// element is rounded up if `fraction`, of 65536, plus its 16 bits carries.
 #include "support/test.h"
 
 namespace {
@@ -10,7 +10,7 @@ using lowtide::testing::figure;
 constexpr u64 kSeed = 11, kState = 2 * kStreamsOfParameter + 1;
 RandomKey key_of_step(u64 step, u64 seed = kSeed, u64 state = kState) { return random_key(seed, step, state, 0); }
 
-// The design that was considered and rejected: a lower byte that all elements of a state share in a step.
+// A rejected design: all elements of a state share a lower byte in each step.
 u32 with_shared_byte(u32 index, RandomKey key) { return (random_16(index, key) & 0xff00u) | key.k1 >> 24; }
 
 bool rounds_up(u32 random, u32 fraction) { return random + fraction >= 65536; }
@@ -22,11 +22,11 @@ double chi_squared_z(const std::vector<uint32_t>& counts, double total) {
   return (chi - degrees) / std::sqrt(2 * degrees);
 }
 
-// Over steps, one element has each of its 16 bits' values as often, and what the next step, another seed, another state
-// and other elements have says nothing about it: pairs of the upper 6 bits.
+// Over steps, each value of one element's 16 bits is equally frequent and independent of the bits in the next step,
+// with another seed, of another state and of other elements. Pairs compare the upper 6 bits.
 TEST(RandomRounding, OneElementsBitsAreEvenAndIndependentOverSteps) {
   constexpr u64 kSteps = 1u << 20;
-  constexpr double kLimit = 4;  // of 88 statistics; by chance with a probability of 88 * 6e-5, for fixed keys
+  constexpr double kLimit = 4;  // for 88 statistics; exceeded by chance with a probability of 88 * 6e-5, for fixed keys
   double worst = 0;
   int statistics = 0;
   const auto see = [&](const std::vector<uint32_t>& counts, const char* what, u32 of) {
@@ -65,14 +65,14 @@ TEST(RandomRounding, OneElementsBitsAreEvenAndIndependentOverSteps) {
   figure("{} statistics of 4 elements over {} steps: worst |z| {}", statistics, kSteps, worst);
 }
 
-// Sums over elements with the same fraction: their mean over steps is fraction * elements, and their variance that of
+// Sums over elements with the same fraction: over steps, their mean is fraction * elements, and their variance that of
 // independent roundings, n p (1 - p).
 //
-// The lower byte's share, p = (h + l) / 256 with an upper part h and 0 <= l < 1: given the lower bytes, element i goes
-// up with the chance (h + [lower byte i carries]) / 256, so two elements correlate by 2^-16 l (1 - l) / (p (1 - p))
-// times the correlation of their lower bytes: 2^-8 (1 - l) / (1 - p) at most, for h = 0. Two elements with one lower
-// byte make that 1 + (1 - l) / 256 times the variance of independent roundings; one byte for all would make it
-// 1 + (n - 1) (1 - l) / 256 times.
+// The lower byte adds little. Write p = (h + l) / 256 with an upper part h and 0 <= l < 1. Given the lower bytes,
+// element i goes up with the chance (h + [lower byte i carries]) / 256, so two elements correlate by 2^-16 l (1 - l) /
+// (p (1 - p)) times the correlation of their lower bytes: at most 2^-8 (1 - l) / (1 - p), for h = 0. If pairs of
+// elements share a lower byte, the variance is 1 + (1 - l) / 256 times that of independent roundings; if all do, 1 + (n
+// - 1) (1 - l) / 256 times.
 struct Sum {
   u32 fraction;
   double sum = 0, squares = 0, shared_sum = 0, shared_squares = 0;
@@ -103,8 +103,8 @@ TEST(RandomRounding, SumsOverElementsVaryAsThoseOfIndependentRoundings) {
         "fraction %5u / 65536: mean off by %5.2f standard errors, variance %.3f of independent; one byte for "
         "all: %.1f\n",
         of.fraction, z, ratio, shared);
-    // The estimate of a variance scatters by sqrt((2 + excess) / steps), with a sum's excess kurtosis of at most
-    // 1 / (n p (1 - p)), which is 1/4 for the smallest fraction.
+    // The estimated variance scatters by sqrt((2 + excess) / steps). A sum's excess kurtosis is at most 1 / (n p (1 -
+    // p)), which is 1/4 for the smallest fraction.
     EXPECT_LT(std::fabs(z), 4);
     EXPECT_LT(std::fabs(ratio - 1), 4 * std::sqrt((2 + 1 / wanted) / kSteps));
     const double l = (of.fraction % 256) / 256.0;
@@ -114,11 +114,11 @@ TEST(RandomRounding, SumsOverElementsVaryAsThoseOfIndependentRoundings) {
   }
 }
 
-// Sums over every 256 k-th element, as a column of a matrix has them: too few go up in a step to count, but if upper
-// bytes are independent, the variance is known: 1 + (r - 1) / 256 of that of independent roundings at most, where r is
-// the variance of the number of lower bytes that carry over that of independent ones. One byte for all has r = rows. An
-// estimate of r scatters by sqrt(2 / steps).
-// carry_from: the least lower byte that carries.
+// Sums over every 256 k-th element, as in a column of a matrix. Too few go up in a step to count, but if upper bytes
+// are independent, the variance is at most 1 + (r - 1) / 256 times that of independent roundings, where r is the same
+// ratio for the number of lower bytes that carry. One byte for all has r = rows. An estimate of r scatters by sqrt(2 /
+// steps).
+// carry_from: the lowest lower byte that carries.
 double lower_bytes_variance(u32 rows, u32 blocks, u32 column, u32 steps, u32 carry_from) {
   const double p = (256 - carry_from) / 256.0;
   double sum = 0, squares = 0;
@@ -150,11 +150,11 @@ TEST(RandomRounding, SumsOverColumnsVaryAsThoseOfIndependentRoundings) {
       "{} columns of {} rows: the lower bytes' variance is {} of independent ones' in the mean, {} at most: sums vary "
       "by {} % more at most",
       columns, kRows, total / columns, worst, (worst - 1) / 2.56);
-  EXPECT_LT(worst, 2);  // what two elements with one lower byte have
+  EXPECT_LT(worst, 2);  // the ratio when pairs share a lower byte
 }
 
-// Many rows of lengths at which lower bytes of different hashes go together. Nothing bounds r there but the number of
-// rows; the limit is what is bearable, a tenth more variance of sums.
+// Many rows whose length makes the lower bytes of different hashes coincide. Only the number of rows bounds r here; the
+// limit allows sums a tenth more variance.
 TEST(RandomRounding, SumsOverLongColumnsVaryLittleMore) {
   constexpr u32 kSteps = 150;
   constexpr double kMost = 1 + 0.1 * 256;
@@ -172,10 +172,10 @@ TEST(RandomRounding, SumsOverLongColumnsVaryLittleMore) {
   }
 }
 
-// Roundings of elements at a distance, in one step: no correlation at lags 1 to 64 and at those of blocks.
+// In one step, elements do not round alike at lags 1 to 64 or at the lags of blocks.
 TEST(RandomRounding, NeighboursRoundIndependently) {
   constexpr u32 kValues = 1u << 22;
-  constexpr double kLimit = 5;  // of 222 statistics; the smallest fraction's are skewed: 16 pairs are expected
+  constexpr double kLimit = 5;  // for 222 statistics; the smallest fraction's are skewed: 16 pairs are expected
   std::vector<u32> lags;
   for (u32 lag = 1; lag <= 64; ++lag) lags.push_back(lag);
   for (u32 lag = 128; lag <= 1u << 16; lag *= 2) lags.push_back(lag);

@@ -6,7 +6,7 @@ namespace {
 
 using lowtide::testing::figure;
 
-// Written once more from the definition, in 64-bit arithmetic reduced to 32 bits.
+// The definition again, in 64-bit arithmetic reduced to 32 bits.
 constexpr uint64_t kMask = 0xffffffff;
 uint64_t half_by_definition(uint64_t index, uint64_t k0) {
   const uint64_t x = (index * 0x9E3779B9 + k0) & kMask;
@@ -20,7 +20,7 @@ uint32_t hash_by_definition(uint64_t index, uint64_t k0, uint64_t k1, bool secon
 }
 
 TEST(Random, GivesKnownAnswers) {
-  // Splitmix64 started at 0 and at 1234567: the published first outputs of the generator.
+  // The published first outputs of splitmix64 from the seeds 0 and 1234567.
   EXPECT_EQ(splitmix64(0), 0xe220a8397b1dcdafull);
   EXPECT_EQ(splitmix64(1234567), 6457827717110365317ull);
   int checked = 0;
@@ -40,8 +40,7 @@ TEST(Random, KeysDifferInEveryInput) {
   for (const RandomKey& other : others) EXPECT_TRUE(other.k0 != base.k0 && other.k1 != base.k1);
 }
 
-// Chi-squared of counts against equal expectation, as a standard normal (Wilson-Hilferty is not needed at >= 4095
-// degrees).
+// Chi-squared of counts against equal expectation, as a standard normal (4095 or more degrees need no Wilson-Hilferty).
 double chi_squared_z(const std::vector<uint32_t>& counts, double total) {
   const double expected = total / static_cast<double>(counts.size());
   double chi = 0;
@@ -51,9 +50,9 @@ double chi_squared_z(const std::vector<uint32_t>& counts, double total) {
 }
 
 constexpr u32 kValues = 1u << 22;
-// A step as long averages need it, one in 4096, is decided by the upper bits: 6 of both partners.
+// The upper bits decide a rounding of one in 4096, as long averages need it: 6 bits of each partner.
 constexpr int kPairBits = 6;
-// About 60 statistics below: |z| > 4 by chance has a probability of 60 * 6e-5 for a fixed, printed set of keys.
+// For about 60 statistics, chance exceeds |z| = 4 with a probability of 60 * 6e-5, for a fixed, printed set of keys.
 constexpr double kLimit = 4;
 
 double bins_z(const std::vector<u16>& values) {
@@ -69,7 +68,7 @@ double pairs_z(const std::vector<u16>& a, const std::vector<u16>& b, u32 lag) {
   return chi_squared_z(counts, static_cast<double>(n));
 }
 
-// The random numbers of stochastic rounding, for elements from 0 on.
+// The random numbers of stochastic rounding for elements from 0 on.
 template <class Hash>
 std::vector<u16> stream(Hash&& random) {
   std::vector<u16> values(kValues);
@@ -77,7 +76,7 @@ std::vector<u16> stream(Hash&& random) {
   return values;
 }
 
-// z of all statistics of one stream and of its neighbours; prints them unless `name` is nullptr. Returns the worst |z|.
+// z of all statistics of a stream and of its neighbours; prints them if `name` is given. Returns the worst |z|.
 double judge(const char* name, const std::vector<u16>& values,
              const std::vector<std::pair<const char*, const std::vector<u16>*>>& others) {
   double worst = 0;
@@ -115,7 +114,7 @@ TEST(Random, BitsOfRoundingAreEvenAndIndependent) {
   EXPECT_LT(worst, kLimit);
 }
 
-// The whole hash, whose bytes neighbours share, and which breaks ties of votes.
+// Tests the whole hash, whose bytes neighbours share and which breaks ties of votes.
 TEST(Random, BothHalvesOfAHashAreEvenAndIndependent) {
   double worst = 0;
   for (const u64 seed : {1ull, 2ull}) {
@@ -144,7 +143,7 @@ TEST(Random, TheStatisticsCatchOneMultiplication) {
   EXPECT_GT(z, 4 * kLimit);
 }
 
-// Neighbours have bytes of one hash and of its half, and a key of its own for what is above 32 bits of the index.
+// Neighbours share the bytes of one hash and of its half; index bits above 32 select another key.
 TEST(Random, RoundingTakesTheBytesOfTheDefinition) {
   const RandomKey key = random_key(3, 4, 5, 0);
   for (const u32 index : {0u, 1u, 2u, 3u, 4u, 77777u, 77778u, 77779u, 0xfffffffcu, 0xfffffffeu, 0xffffffffu}) {

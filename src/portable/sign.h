@@ -1,5 +1,5 @@
-// Signs as bits, 1 for +, and votes over them. Words W are unsigned integers with one element per bit, the first in the
-// lowest.
+// Packs signs into bits, 1 for +, and counts votes. A word W is an unsigned integer with one element per bit, the first
+// in the lowest.
 
 // Reverses the bits of each byte: converts between the orders "little" and "big".
 template <class W>
@@ -30,14 +30,14 @@ struct SignBits<f16> {
   static constexpr Raw kInfinity = 0x7c00, kMinusZero = 0x8000, kOne = 0x3c00;
 };
 
-// A sign is + if x >= 0, everywhere: both zeros are +, no NaN is. Decided on integers, because devices that flush
-// denormals would treat them as zeros.
+// The sign is + if x >= 0, on all targets: + for both zeros, never for NaN. It compares integers because devices that
+// flush denormals would treat them as zeros.
 template <class T>
 LT_FN bool is_plus(typename SignBits<T>::Raw x) {
   return (x <= SignBits<T>::kInfinity) | (x == SignBits<T>::kMinusZero);
 }
 
-// The same, except that zeros of both signs are `zero_is_plus`.
+// The same, but `zero_is_plus` decides for both zeros.
 template <class T>
 LT_FN bool is_plus(typename SignBits<T>::Raw x, bool zero_is_plus) {
   const bool positive = (x != 0) & (x <= SignBits<T>::kInfinity);
@@ -76,8 +76,8 @@ LT_FN void carry_save_add(W a, W b, W c, W* sum, W* carry) {
   *sum = differ ^ c;
 }
 
-// Counters, one per bit of a word, in planes: bit j of all counters is plane[j]. Adds 2^j to counters with a 1 in
-// `row`.
+// Counters, one per bit of a word, stored in planes: bit j of every counter is in plane[j]. Adds 2^j to the counters
+// with a 1 in `row`.
 template <class W>
 LT_FN void count_row(W* plane, int planes, int j, W row) {
   for (; j < planes; ++j) {
@@ -87,7 +87,7 @@ LT_FN void count_row(W* plane, int planes, int j, W row) {
   }
 }
 
-// Adds eight rows: seven additions, and one carry of weight 2^(j + 3) that ripples on. The planes must be able to hold
+// Adds eight rows with seven additions and one carry of weight 2^(j + 3) that ripples on. The planes must have room for
 // the sum.
 template <class W>
 LT_FN void count_rows(W* plane, int planes, int j, const W (&row)[8]) {
@@ -98,8 +98,8 @@ LT_FN void count_rows(W* plane, int planes, int j, const W (&row)[8]) {
   count_row(plane, planes, j + 3, eight);
 }
 
-// For each bit, sums the weights of the voters with a 1: row(v) is voter v's word, requested once for each 1 in its
-// weight, weights[v]. The planes must be able to hold the sum of all weights.
+// For each bit, sums the weights of the voters with a 1. row(v) returns voter v's word and is called once for each 1 in
+// weights[v]. The planes must have room for the sum of all weights.
 template <class W, class Weights, class Row>
 LT_FN void count_votes(W* plane, int planes, const Weights& weights, int voters, Row&& row) {
   for (int j = 0; j < planes; ++j) plane[j] = 0;
@@ -117,7 +117,7 @@ LT_FN void count_votes(W* plane, int planes, const Weights& weights, int voters,
   }
 }
 
-// The same for a small, known number of planes, which then need no memory.
+// The same for a small, known number of planes, which stay in registers.
 template <int kPlanes, class W, class Row>
 LT_FN void count_votes_in_registers(W (&plane)[kPlanes], const u32* weights, int voters, Row&& row) {
   for (W& p : plane) p = 0;
@@ -130,7 +130,7 @@ LT_FN void count_votes_in_registers(W (&plane)[kPlanes], const u32* weights, int
   }
 }
 
-// The counters above half of `sum`, and those equal to half of it.
+// Which counters are above half of `sum`, and which equal half of it.
 template <class W>
 struct Majority {
   W plus, tie;
@@ -150,8 +150,8 @@ LT_FN Majority<W> majority(const W* plane, int planes, u32 sum) {
   return {above, sum & 1u ? W{0} : equal};
 }
 
-// The same if the number of votes differs between the elements of a word and is itself in planes: `half` is the number
-// (rounded down) and `odd` is true if the number is odd.
+// The same if the number of votes differs between elements and is itself in planes: `half` is half of it, rounded down,
+// and `odd` marks odd numbers.
 template <class W>
 LT_FN Majority<W> majority(const W* plane, int planes, const W* half, W odd) {
   W above = 0, equal = static_cast<W>(~W{0});
@@ -162,7 +162,7 @@ LT_FN Majority<W> majority(const W* plane, int planes, const W* half, W odd) {
   return {above, equal & ~odd};
 }
 
-// Random bits of ties: random_bits(group's low half, key of its high half) gives the bits of elements from 32 * group.
+// Random bits for ties: random_bits(group's low half, key of its high half) serves elements from 32 * group on.
 LT_FN RandomKey tie_key(u64 seed, u64 step, u64 group_high) {
   constexpr u64 kStream = 0x7469657300000000ull;  // distinct from the keys of parameters
   return random_key(seed, step, kStream, group_high);
@@ -171,7 +171,7 @@ LT_FN u32 tie_group(u64 seed, u64 step, u64 group) {
   return random_bits(static_cast<u32>(group), tie_key(seed, step, group >> 32));
 }
 
-// One random bit for each bit of W, for the elements from `index`.
+// One random bit for each bit of W, for the elements from `index` on.
 template <class W>
 LT_FN W tie_bits(u64 seed, u64 step, u64 index) {
   W all = 0;
@@ -185,7 +185,7 @@ LT_FN W tie_bits(u64 seed, u64 step, u64 index) {
   return all;
 }
 
-// A vote's result. previous: the earlier result's word, only read for kPrevious.
+// The result of a vote. previous: the word of the previous result; only kPrevious reads it.
 template <class W>
 LT_FN W break_ties(const Majority<W>& of, Tie rule, u64 seed, u64 step, u64 index, W previous) {
   if (of.tie == 0) return of.plus;

@@ -28,7 +28,7 @@ struct u4 {
   u8 pair;
 };
 
-// The number of Code for n elements, which is also the position of element n in an array of them.
+// kCodesOf: element codes in one Code. code_count: the Codes of n elements, which is also where element n begins.
 template <class Code>
 inline constexpr int kCodesOf = 1;
 template <>

@@ -1,13 +1,13 @@
-// State in bfloat16: 2 bytes, no scale. A positive second moment is never stored as 0: a value below half of the
-// smallest denormal becomes that denormal. Stochastic: 16 random bits are added below the code and carry into it.
+// State in bfloat16: 2 bytes, no scale. A positive second moment below half of the smallest denormal becomes that
+// denormal, never 0. Stochastic rounding adds 16 random bits below the code, which carry into it.
 struct Bf16 {
   using Code = bf16;
   static constexpr const char* kName = "bf16";
   static constexpr bool kScaled = false;
-  static constexpr float kError = 0x1p-9f;  // bound of a typical value's relative error
+  static constexpr float kError = 0x1p-9f;  // bound on the relative error of typical values
   struct Tables {};
 
-  // code: the 16 bits, in a U.
+  // code: the value's 16 bits, in a U.
   template <bool kSigned, class U>
   LT_FN auto decode(const Tables&, U code) {
     return bf16_decode(code);

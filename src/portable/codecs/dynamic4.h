@@ -1,30 +1,31 @@
-// dynamic4: 4 bits for each value, two to a byte, with one float32 scale per 128 values within a row.
-// Signed states use the 4-bit dynamic map (Dettmers et al., arXiv 2110.02861; Li et al., arXiv 2309.01507). It has an
-// entry at 1 and none at -1, so the scale maps the absmax to +-.8875, the largest entry with both signs: with the
-// absmax at 1, an average of negative gradients would shrink by .8875 in every step and end at half its size. Second
-// moments have 16 entries whose roots are evenly spaced: (k / 16)^2, k = 1 ... 16, hence no zero. In a block of zeros
-// they decode to zero because the scale is zero.
+// dynamic4: 4 bits per value, two values to a byte, with one float32 scale per 128 values within a row. Signed states
+// use the 4-bit dynamic map (Dettmers et al., arXiv 2110.02861; Li et al., arXiv 2309.01507). It has an entry at 1 but
+// none at -1, so the scale maps the absmax to +-.8875, the largest entry with both signs: if it mapped it to 1, an
+// average of negative gradients would shrink by .8875 in every step and end at half its size. Second moments have 16
+// entries with evenly spaced roots, (k / 16)^2 for k = 1 ... 16, hence no zero; a block of zeros decodes to zero
+// because its scale is zero.
 //
-// Nearest, signed: entry i is left for i + 1 if x = value * (1 / scale) is above the midpoint (c[i] + c[i+1]) / 2
-// computed in float32; a tie keeps the lower index. Second moments have no such form: they are always rounded
-// stochastically, and values from outside as with the middle of all random numbers.
+// Nearest, signed: x = value * (1 / scale) takes entry i + 1 rather than i if it is above the midpoint (c[i] + c[i+1])
+// / 2, computed in float32; a tie keeps the lower index. Second moments are never rounded to nearest: they are always
+// rounded stochastically, and values from outside use the middle random number.
 //
-// Stochastic: one of the two entries around x, chosen in proportion to its distance, so that decoded values are x on
-// average. y(x) is the straight line between these two, with rank r at entry r, in float32 as x * slope + intercept;
-// the floor of y plus a random fraction of 1 is the rank.
+// Stochastic: x becomes one of the two entries around it, with probabilities that make the decoded mean equal x. y(x)
+// is the straight line between these two, with rank r at entry r, in float32 as x * slope + intercept; the rank is the
+// floor of y plus a random fraction of 1.
 //
-// The rank below x, or the nearest, is looked up by the exponent and 2 bits of mantissa: there are 32 such buckets from
-// 2^-8, the lowest second moment, to 1, and no bucket contains two boundaries. One boundary of signed states is lower,
-// and is compared separately.
+// A table finds the rank below x, or the nearest, by the exponent and 2 bits of mantissa. Its 32 buckets reach from
+// 2^-8, the lowest second moment, to 1, and none contains two boundaries. One boundary of signed states lies lower and
+// is compared separately.
 struct Dynamic4Table {
-  static constexpr int kBuckets = 32, kBits = 21;  // kBits: bits of a float below a bucket
+  static constexpr int kBuckets = 32, kBits = 21;  // kBits: the low bits of a float that a bucket ignores
   static constexpr float kLowest = 0x1p-8f, kBelowOne = 0x1.fffffep-1f;
   alignas(64) float value[16];  // decoded value of a code, in units of the scale
-  // Added to the bits of a magnitude: the upper bits of the sum are the rank.
+  // Adding these to a magnitude's bits leaves the rank in the upper bits.
   alignas(64) u32 below[kBuckets], nearest[kBuckets];
-  // Between a rank's entry and the next, in units of 2^-16 of a rank plus half a unit, for truncation.
+  // The line from a rank's entry to the next, in units of 2^-16 of a rank, plus half a unit because truncation rounds
+  // down.
   alignas(64) float slope[16], intercept[16];
-  float least;  // signed, to nearest: magnitudes up to this are 0
+  float least;  // signed states rounded to nearest: magnitudes up to this are 0
 };
 
 struct Dynamic4 {
@@ -35,10 +36,10 @@ struct Dynamic4 {
   };
   static constexpr const char* kName = "dynamic4";
   static constexpr bool kScaled = true;
-  static constexpr float kError = 0x1p-2f;               // bound of a typical value's relative error
+  static constexpr float kError = 0x1p-2f;               // bound on the relative error of typical values
   static constexpr bool kNeedsRandom[] = {true, false};  // [is signed]
-  static constexpr float kTop = .8875f;                  // the largest entry that has a negative one
-  static constexpr u32 kSignedZero = 7;  // code of 0; the rank of a magnitude counts from here, both ways
+  static constexpr float kTop = .8875f;                  // the largest entry with a negative counterpart
+  static constexpr u32 kSignedZero = 7;                  // code of 0; magnitudes count up and down from here
   struct Tables {
     Dynamic4Table side[2];
   };  // [0] unsigned, [1] signed
@@ -73,7 +74,7 @@ struct Dynamic4 {
     return code + (code >> 31);                                      // there is no entry at -1: -1 becomes 0
   }
 
-  // Fills the tables from the lists. Host only; once per process.
+  // Fills the tables. Host only; once per process.
   LT_HOST_FN void make_tables(Tables& t) {
     constexpr float kMagnitudes[] = {0.f, .0055f, .0325f, .0775f, .2125f, .4375f, .6625f, .8875f, 1.f};
     float roots[16], middle[8];
@@ -83,7 +84,7 @@ struct Dynamic4 {
     for (int i = 0; i < 8; ++i) middle[i] = (kMagnitudes[i] + kMagnitudes[i + 1]) * 0.5f;
     make_lines(t.side[0], roots, 15);
     make_lines(t.side[1], kMagnitudes, 8);
-    make_buckets(t.side[0].nearest, roots, 0, false);  // none
+    make_buckets(t.side[0].nearest, roots, 0, false);  // no nearest rounding
     make_buckets(t.side[1].nearest, middle, 8, true);
     t.side[0].least = 0.f, t.side[1].least = middle[0];
   }
@@ -102,7 +103,7 @@ struct Dynamic4 {
     return (truncate(y) + random) >> 16;
   }
 
-  // Bucket tables for ranks that count how many of n boundaries are below a value, or (unless above) at it.
+  // A rank is the number of boundaries, out of n, that are below a value or (unless `above`) equal to it.
   LT_HOST_FN void make_buckets(u32 (&buckets)[Dynamic4Table::kBuckets], const float* boundary, int n, bool above) {
     constexpr int kBits = Dynamic4Table::kBits;
     const u32 first = bits(Dynamic4Table::kLowest) >> kBits;
@@ -116,11 +117,11 @@ struct Dynamic4 {
       buckets[key & (Dynamic4Table::kBuckets - 1)] = ((before - key) << kBits) + carry;
     }
   }
-  // Lines between entries 0 ... n.
+  // Makes the lines between entries 0 ... n.
   LT_HOST_FN void make_lines(Dynamic4Table& table, const float* entry, int n) {
     make_buckets(table.below, entry + 1, n - 1, false);
     for (int rank = 0; rank < 16; ++rank) {
-      const int low = rank < n ? rank : n - 1;  // there are no others
+      const int low = rank < n ? rank : n - 1;  // later ranks do not exist
       const double slope = 65536 / (double{entry[low + 1]} - double{entry[low]});
       table.slope[rank] = float(slope);
       table.intercept[rank] = float(65536.0 * low - slope * double{entry[low]} + 0.5);

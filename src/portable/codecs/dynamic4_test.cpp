@@ -1,4 +1,4 @@
-// dynamic4 on plain floats: its entries, nearest by definition, and stochastic rounding whose mean is the value.
+// dynamic4 on plain floats: its entries, nearest rounding by definition, and stochastic rounding with the right mean.
 #include "support/dynamic4_map.h"
 #include "support/test.h"
 
@@ -35,7 +35,7 @@ TEST(Dynamic4, DecodesWhatIsListed) {
   EXPECT_EQ(sizeof(u4), 1u);
 }
 
-// Every 7th float of [2^-31, 1], of both signs, and all around midpoints.
+// Sweeps every 7th float of [2^-31, 1], with both signs, and all floats around midpoints.
 TEST(Dynamic4, IsNearestForFloatsOfBothSigns) {
   const Dynamic4Map map(true);
   int64_t swept = 0, differing = 0, ties = 0;
@@ -54,9 +54,9 @@ TEST(Dynamic4, IsNearestForFloatsOfBothSigns) {
   EXPECT_EQ(ties, 15) << "a tie keeps the lower entry";
 }
 
-// Over all 65536 random numbers a value gives two neighbours at most, and has the mean of what is decoded. y is up to
-// 2^20 and so a multiple of 2^-4 in units of 2^-16 of a step; slope, intercept, product and sum are rounded: 4 halves
-// of that at most, and the slope's, times 2^-24 of up to 2^20; half a unit is what truncation leaves.
+// Over all 65536 random numbers a value becomes at most two neighbours, whose mean is the value. y is up to 2^20 and
+// thus a multiple of 2^-4, in units of 2^-16 of a step. Rounding slope, intercept, product and sum costs at most 4
+// halves of that, plus the slope's error, 2^-24 of up to 2^20; truncation costs half a unit.
 TEST(Dynamic4, StochasticRoundingHasTheValueAsItsMean) {
   constexpr u32 kRandoms = 65536;
   constexpr double kBound = 0.5 + 5 * 0x1p-5;
@@ -71,7 +71,7 @@ TEST(Dynamic4, StochasticRoundingHasTheValueAsItsMean) {
       };
       const u32 near = of(0), far = of(kRandoms - 1);
       ASSERT_LE(near > far ? near - far : far - near, 1u) << x;
-      u32 low = 0, high = kRandoms - 1;  // more random only moves away from zero
+      u32 low = 0, high = kRandoms - 1;  // a larger random number only moves away from zero
       while (low < high) {
         const u32 middle = (low + high) / 2;
         of(middle) == near ? low = middle + 1 : high = middle;
@@ -97,7 +97,7 @@ TEST(Dynamic4, StochasticRoundingHasTheValueAsItsMean) {
   }
 }
 
-// Values below the lowest second moment become that, zero included; entries are not rounded.
+// Values below the lowest second moment become it, zero included; entries are not rounded.
 TEST(Dynamic4, KeepsEntriesAndTheFloor) {
   const Dynamic4Map moments(false), averages(true);
   for (u32 random = 0; random < 65536; random += 13) {

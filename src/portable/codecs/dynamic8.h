@@ -2,44 +2,44 @@
 // et al., arXiv 2110.02861). Signed states use 127 negative entries, 0, 127 positive entries and 1; second moments use
 // the unsigned map of 256 entries.
 //
-// Nearest: entry i is left for i + 1 if x = value * (1 / absmax) is above the midpoint (c[i] + c[i+1]) / 2 computed in
-// float32; a tie keeps the lower index. In addition, a positive second moment never encodes to 0. (In a block whose
-// values span many decades the smallest would be stored as 0, and the next step would divide by eps alone.)
+// Nearest: x = value * (1 / absmax) takes entry i + 1 rather than i if it is above the midpoint (c[i] + c[i+1]) / 2,
+// computed in float32; a tie keeps the lower index. A positive second moment never encodes to 0: in a block that spans
+// many decades, the smallest values would become 0, and the next step would divide by eps alone.
 //
-// Stochastic: one of the two entries around x, chosen in proportion to its distance, so that decoded values are x on
-// average. y(x) passes through the entries, with rank r at entry r; the floor of y plus a random fraction of 1 is the
-// rank. y consists of straight pieces, because a decade's entries are evenly spaced: one per decade, one per joint of
-// two decades, one up to the first entry, and one from the second-to-last entry to 1. Up to that entry their slopes
-// fall, so y(x) is the least of all pieces, however the relevant pieces are found: that minimum, each in float32 as x *
-// slope + intercept, is the definition.
+// Stochastic: x becomes one of the two entries around it, with probabilities that make the decoded mean equal x. y(x)
+// has rank r at entry r; the rank is the floor of y plus a random fraction of 1. y is piecewise straight, because a
+// decade's entries are evenly spaced: one piece per decade, one per joint of two decades, one up to the first entry,
+// and one from the second-to-last entry to 1. Up to that entry the slopes fall, so y(x) is the least of all pieces.
+// That minimum, each piece in float32 as x * slope + intercept, is the definition, however the relevant pieces are
+// found.
 #include "portable/codecs/dynamic8_map.h"
 
 struct Dynamic8Table {
-  // Buckets of floats that share their top 16 bits: 7 bits of mantissa are enough for a bucket to hold at most one
-  // midpoint. The first is that of 2^-22, which is above the unsigned map's first midpoint (1.6e-7: all positive values
-  // are code 1 or above) and below the signed map's (2.75e-7); the last is that of 1.
+  // A bucket holds the floats that share their top 16 bits: with 7 bits of mantissa it has at most one midpoint. The
+  // first bucket is at 2^-22, above the unsigned map's first midpoint (1.6e-7: all positive values are code 1 or more)
+  // and below the signed map's (2.75e-7); the last is at 1.
   static constexpr u32 kFirstKey = 0x3480u, kLastKey = 0x3f80u;
   float value[256];                      // decoded value of a code, in units of absmax
   u32 bucket[kLastKey - kFirstKey + 1];  // (rank below the bucket << 16) + (0xffff - low half of the midpoint, if any)
 
-  // Stochastic rounding, in units of 2^-16 of a rank plus half a unit, for truncation. For each binade from that of
-  // kLowestRow to that of 1, row (exponent & kRowMask) has the two pieces that can be the least there. If a decade
-  // begins inside a binade, adding `carry` to the bits of a value above the joint's middle carries into the exponent:
-  // the next row. The last row is the piece up to 1.
+  // Lines for stochastic rounding, in units of 2^-16 of a rank, plus half a unit because truncation rounds down. For
+  // each binade from kLowestRow's to that of 1, row (exponent & kRowMask) has the two pieces that can be least there.
+  // If a decade begins inside a binade, adding `carry` to a value above the joint's middle carries into its exponent
+  // and so selects the next row. The last row is the piece up to 1.
   static constexpr int kRows = 32;
   static constexpr u32 kRowMask = 31, kFirstExponent = 127 - 22, kLastExponent = 127;  // exponents
   static constexpr float kLowestRow = 0x1p-22f;
   alignas(64) u32 carry[kRows];
   alignas(64) float slope[kRows], intercept[kRows], joint_slope[kRows], joint_intercept[kRows];
-  float lowest;  // second moments: of rank 1, whatever is added
+  float lowest;  // the lowest second moment: it has rank 1 whatever is added
 };
 
 struct Dynamic8 {
   using Code = u8;
   static constexpr const char* kName = "dynamic8";
   static constexpr bool kScaled = true;
-  static constexpr float kError = 0x1p-5f;  // bound of a typical value's relative error
-  static constexpr u32 kSignedZero = 127;   // code of 0; the rank of a magnitude counts from here, both ways
+  static constexpr float kError = 0x1p-5f;  // bound on the relative error of typical values
+  static constexpr u32 kSignedZero = 127;   // code of 0; magnitudes count up and down from here
   struct Tables {
     Dynamic8Table side[2];
   };  // [0] unsigned, [1] signed
@@ -54,7 +54,7 @@ struct Dynamic8 {
     return gather(t.side[kSigned].value, code);
   }
 
-  // magnitude: of value * inverse. random: 16 bits.
+  // magnitude: |value * inverse|. random: 16 bits.
   template <bool kSigned, class F, class U>
   LT_FN U stochastic_rank(const Dynamic8Table& t, F magnitude, U random) {
     if constexpr (!kSigned) magnitude = max(magnitude, F(t.lowest));
@@ -69,7 +69,7 @@ struct Dynamic8 {
 
   template <bool kSigned, class F, class U>
   LT_FN U encode_with(const Tables& t, F value, F inverse, bool stochastic, U random) {
-    const F x = value * inverse;  // at most 1, or so little above it that it is in the last bucket
+    const F x = value * inverse;  // at most 1, or so little above 1 that it is in the last bucket
     if (stochastic) {
       const U rank = stochastic_rank<kSigned>(t.side[kSigned], abs(x), random);
       if constexpr (!kSigned) return select(value > F(0.f), rank, U(0u));
@@ -79,7 +79,7 @@ struct Dynamic8 {
     const U sign = bits(x) >> 31;
     // A midpoint belongs to the lower index: for negative values that is the larger magnitude.
     const F magnitude = kSigned ? as_float((bits(x) & U(0x7fffffffu)) + sign) : x;
-    const U u = bits(max(magnitude, F(0x1p-22f)));  // a NaN becomes the floor
+    const U u = bits(max(magnitude, F(0x1p-22f)));  // a NaN becomes 2^-22
     const U rank = (gather(t.side[kSigned].bucket, (u >> 16) - U(Dynamic8Table::kFirstKey)) + (u & U(0xffffu))) >> 16;
     if constexpr (kSigned) {
       const U code = (rank ^ (U(0u) - sign)) + sign + U(kSignedZero);  // kSignedZero +- rank
@@ -108,13 +108,13 @@ struct Dynamic8 {
     }
   }
 
-  // For tables.
+  // For making and testing tables.
   struct Line {
     float slope = 0, intercept = 0;
   };
-  // Rank of a decade's first entry; decade 7 consists of the entry 1.
+  // The rank of a decade's first entry. Decade 7 is the entry 1 alone.
   LT_HOST_FN int first_rank(bool is_signed, int decade) { return is_signed ? 1 << decade : (2 << decade) - 1; }
-  // The beginning of decade + 1, for 0 to 6; entry: the map from rank 0.
+  // Where decade + 1 begins, for decades 0 to 6. entry: the map from rank 0 on.
   LT_HOST_FN float decade_end(const float* entry, bool is_signed, int decade) {
     const int next = first_rank(is_signed, decade + 1);
     return decade == 6 ? entry[next - 1] : (entry[next - 1] + entry[next]) * 0.5f;
@@ -125,7 +125,7 @@ struct Dynamic8 {
     return {float(slope), float(65536.0 * low - slope * double{entry[low]} + 0.5)};
   }
 
-  // The line up to entry 1, with that rank, exact there.
+  // The line up to entry 1, which has this rank; exact there.
   LT_HOST_FN Line last_line(const float* entry, int rank) {
     const float slope = line(entry, rank - 1, rank).slope;
     return {slope, 65536.f * float(rank) - slope};
@@ -136,7 +136,7 @@ struct Dynamic8 {
     const float* entry = table.value + (is_signed ? kSignedZero : 0);
     const auto first = [=](int decade) { return first_rank(is_signed, decade); };
     const auto joint = [=](int decade) { return decade_end(entry, is_signed, decade); };
-    for (int row = 0; row < Dynamic8Table::kRows; ++row)  // other entries are never read
+    for (int row = 0; row < Dynamic8Table::kRows; ++row)  // rows that stay 0 are never read
       table.carry[row] = 0,
       table.slope[row] = table.intercept[row] = table.joint_slope[row] = table.joint_intercept[row] = 0;
     int decade = 0;
@@ -146,10 +146,10 @@ struct Dynamic8 {
       const bool ends = decade < 7 && bits(joint(decade)) >> 23 == key;
       table.carry[row] = ends ? 0x7fffffu - (bits(joint(decade)) & 0x7fffffu) : 0;
       const int low = first(decade), high = decade < 7 ? first(decade + 1) - 1 : low;
-      // The joint at the end of the decade where this row lies.
+      // The joint in reach of this row: the one after its decade, or the one before.
       Line of_joint = decade < 6 && 2 * begin > entry[high] ? line(entry, high, high + 1) : line(entry, low - 1, low);
       Line of_decade = low < high ? line(entry, low, high) : of_joint;
-      if (is_signed && decade == 0) of_decade = line(entry, 0, 1), of_joint = line(entry, 1, 2);  // two ends, one entry
+      if (is_signed && decade == 0) of_decade = line(entry, 0, 1), of_joint = line(entry, 1, 2);  // one entry only
       if (decade == 7) of_decade = of_joint = last_line(entry, low);
       table.slope[row] = of_decade.slope, table.intercept[row] = of_decade.intercept;
       table.joint_slope[row] = of_joint.slope, table.joint_intercept[row] = of_joint.intercept;

@@ -1,5 +1,5 @@
-// The dynamic map's constants and the portable quantizer at every boundary, on plain floats. Dense sweeps of all
-// instruction sets are in backend/cpu/codec_test.cpp.
+// The dynamic map's constants, and the portable quantizer at every boundary on plain floats. backend/cpu/codec_test.cpp
+// sweeps all instruction sets densely.
 #include "support/dynamic_map.h"
 #include "support/sha256.h"
 #include "support/test.h"
@@ -38,7 +38,7 @@ TEST(DynamicMap, HasThePublishedDigests) {
   EXPECT_EQ(sha256(kDynamic8SignedBits, sizeof kDynamic8SignedBits), signed_digest);
   EXPECT_EQ(sha256(kDynamic8UnsignedBits, sizeof kDynamic8UnsignedBits),
             "305f002cc11278fb769d13b25b9fd0c7c83c8402c40a878fe086f4039fde6398");
-  // Control: one ulp in one entry is another digest.
+  // Control: one ulp in one entry changes the digest.
   u32 altered[256];
   std::copy(kDynamic8SignedBits, kDynamic8SignedBits + 256, altered);
   altered[200] ^= 1;
@@ -61,8 +61,8 @@ TEST(DynamicMap, IsWhatItsDefinitionGives) {
   }
 }
 
-// Every midpoint keeps the lower index, its successor the upper one. The only exception is the promise that a positive
-// second moment is never 0: it takes the lower side of the first unsigned midpoint.
+// Every midpoint keeps the lower index; the next float takes the upper one. The only exception: a positive second
+// moment is never 0, so the lower side of the first unsigned midpoint takes code 1.
 TEST(Dynamic8, CutsExactlyAtEveryMidpoint) {
   int checked = 0;
   for (const bool is_signed : {false, true}) {
@@ -104,7 +104,7 @@ TEST(Dynamic8, NeverStoresAPositiveSecondMomentAsZero) {
     ASSERT_GE(encode(false, v, 0x1p-20f), 1u) << v << ", whose product with the inverse may underflow";
     ASSERT_GE(encode(false, v, 0.f), 1u) << v << " in a block of denormal absmax";
   }
-  // Control: without the rule the nearest entry is 0 for many of them.
+  // Control: without the rule, the nearest entry of small values is 0.
   EXPECT_EQ(DynamicMap(false).nearest(1e-7f), 0);
   figure("{} positive values, 0 stored as zero", 3 * checked);
 }

@@ -1,21 +1,21 @@
-// float8: 8-bit floating point with a power of two as the scale of a block of 256 within a row. Signed states have a
-// sign, 3 bits of exponent and 4 of mantissa (E3M4), second moments 4 bits of exponent and 4 of mantissa (E4M4); both
-// have subnormals. Because scales are powers of two, all values of a state lie on one grid, on which a change of a
-// block's largest value moves no other value.
+// float8: 8-bit floating point with a power of two as the scale of each block of 256 within a row. Signed states have a
+// sign, 3 bits of exponent and 4 of mantissa (E3M4); second moments have 4 of each (E4M4). Both have subnormals.
+// Because scales are powers of two, all values of a state lie on one grid: a change of a block's largest value moves no
+// other.
 //
-// Values x = value / scale are below 4, and the top code is 3.875: the scale is the smallest power of two with which no
-// magnitude of the block exceeds it. A code consists of bits of a float: with t = max(x, x / 2 + low / 2), where low is
-// the smallest normal number, t equals x from low on, and below low the mantissa of t is x; code = t's exponent and
-// upper 4 bits of mantissa, counted from those of x = 0. Stochastic: 16 random bits (plus half a bit) are added to the
-// 19 bits that are cut off. Nearest (values that come from outside): half of a code's last bit is added, so ties go
-// away from zero. A positive second moment never encodes to 0: below the smallest code it becomes that code.
+// Values x = value / scale are below 4, and the top code is 3.875: the scale is the smallest power of two at which no
+// magnitude of the block exceeds it. A code is cut out of a float's bits. Let t = max(x, x / 2 + low / 2), where low is
+// the smallest normal number: from low on, t equals x; below low, the mantissa of t is x. The code is t's exponent and
+// upper 4 bits of mantissa, counted from those of x = 0. Stochastic rounding adds 16 random bits (plus half a bit) to
+// the 19 bits that are cut off. Nearest rounding (for values from outside) adds half of a code's last bit, so ties go
+// away from zero. A positive second moment below the smallest code becomes that code, never 0.
 struct Float8 {
   using Code = u8;
   static constexpr const char* kName = "float8";
   static constexpr bool kScaled = true;
-  static constexpr float kError = 0x1p-5f;              // bound of a typical value's relative error
-  static constexpr bool kNeedsRandom[] = {true, true};  // [is signed]: to nearest, averages freeze far from themselves
-  static constexpr int kCut = 19;                       // bits of a float's mantissa that are not in a code
+  static constexpr float kError = 0x1p-5f;              // bound on the relative error of typical values
+  static constexpr bool kNeedsRandom[] = {true, true};  // [is signed]: averages rounded to nearest freeze far off
+  static constexpr int kCut = 19;                       // mantissa bits of a float that a code drops
   struct Tables {};
 
   // Half of the smallest normal number, which is t at x = 0.
@@ -24,7 +24,7 @@ struct Float8 {
   template <bool kSigned>
   static constexpr u32 kZeroBits = (kSigned ? 127u - 6u : 127u - 14u) << 23;
 
-  // 2^(e - 1) for absmax <= 1.9375 * 2^e, with e at least -100: blocks of smaller values have codes near 0.
+  // The scale is 2^(e - 1) for absmax <= 1.9375 * 2^e. e is at least -100: codes of smaller values are near 0.
   template <bool kSigned>
   LT_FN BlockScale block_scale(float absmax) {
     constexpr u32 kLeast = (127u - 100u) << 23, kRoom = 0x7fffffu - 0x780000u;  // kRoom: the mantissas above 0.9375

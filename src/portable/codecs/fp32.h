@@ -1,9 +1,9 @@
-// State as it is: float32. Nothing is rounded.
+// State in float32, without rounding.
 struct Fp32 {
   using Code = float;
   static constexpr const char* kName = "fp32";
   static constexpr bool kScaled = false;  // has a float32 scale per block
-  static constexpr float kError = 0.f;    // bound of a typical value's relative error
+  static constexpr float kError = 0.f;    // bound on the relative error of typical values
   struct Tables {};
 
   template <bool kSigned, class F>

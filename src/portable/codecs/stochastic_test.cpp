@@ -1,5 +1,5 @@
-// Stochastic rounding on plain floats: every codec gives one of the two codes around a value, so often that the mean
-// over all 65536 random numbers is the value.
+// Stochastic rounding on plain floats: every codec gives one of the two codes around a value, and the mean over all
+// 65536 random numbers is the value.
 #include "support/test.h"
 
 namespace {
@@ -22,10 +22,10 @@ constexpr u32 kRandoms = 65536;
 
 struct Figures {
   int values = 0;
-  double worst_bias = 0;  // in units of the distance of both codes, times 65536
+  double worst_bias = 0;  // in units of the codes' distance, times 65536
 };
 
-// All random numbers for one value of a block with this scale. The codes that come out are two neighbours at most.
+// Tries all random numbers for one value of a block with this scale. They give at most two neighbouring codes.
 template <class C, bool kSigned>
 void see(float value, BlockScale of, Figures& f) {
   const auto& t = tables<C>();
@@ -34,7 +34,7 @@ void see(float value, BlockScale of, Figures& f) {
                C::template decode<kSigned>(t, C::template encode_with<kSigned>(t, value, of.inverse, true, random))} *
            of.scale;
   };
-  // More random only moves away from zero, so that one number parts them.
+  // A larger random number only moves away from zero, so one number separates the two codes.
   const double near = decoded(0), far = decoded(kRandoms - 1);
   u32 low = 0, high = kRandoms - 1;
   while (low < high) {
@@ -48,7 +48,7 @@ void see(float value, BlockScale of, Figures& f) {
   ASSERT_EQ(decoded(near == far ? 0 : low), far) << value << ": a third code";
   ASSERT_LE(std::fabs(near), std::fabs(far)) << value;
   const double mean = near + (far - near) * of_far / kRandoms;
-  // Where only one came out, the nearer of its neighbours is as far away.
+  // If only one code came out, its distance to the next code stands for the gap.
   double gap = std::fabs(far - near);
   if (near == far) {
     const u32 code = static_cast<u32>(C::template encode_with<kSigned>(t, value, of.inverse, true, 0u));
@@ -60,19 +60,19 @@ void see(float value, BlockScale of, Figures& f) {
   f.worst_bias = std::max(f.worst_bias, std::fabs(mean - double{value}) / gap * kRandoms);
 }
 
-// 2 / 65536 of a step: float32 arithmetic on ranks up to 255 (half a unit for each of four roundings).
+// The tolerance is 2 / 65536 of a step: float32 arithmetic on ranks up to 255 rounds four times, by half a unit each.
 TEST(StochasticRounding, Dynamic8HasTheValueAsItsMean) {
   Rng rng(31);
   Figures f[2];
   for (int i = 0; i < 40000; ++i) {
     const float x = static_cast<float>(std::fabs(rng.over_binades(-24, 0)));
-    if (x <= 0.99296f) {  // the last entry below 0: there is none at -1
+    if (x <= 0.99296f) {  // the last entry with a negative counterpart
       see<Dynamic8, true>(x, {1.f, 1.f}, f[1]);
       see<Dynamic8, true>(-x, {1.f, 1.f}, f[1]);
     }
     if (x >= 3.2500001e-7f) see<Dynamic8, false>(x, {1.f, 1.f}, f[0]);  // the smallest second moment
   }
-  // Around every entry and every middle of two.
+  // Values around every entry and every midpoint.
   for (const bool is_signed : {false, true})
     for (u32 i = is_signed ? 128 : 2; i < 256; ++i) {
       const float* const value = tables<Dynamic8>().side[is_signed].value;
@@ -86,7 +86,7 @@ TEST(StochasticRounding, Dynamic8HasTheValueAsItsMean) {
   }
 }
 
-// The definition is the least of all lines: the rows of the table hold those that matter.
+// By definition the least of all lines counts; the table's rows hold the lines that can be least.
 TEST(StochasticRounding, Dynamic8TakesTheLeastOfAllLines) {
   int64_t compared = 0, differing = 0;
   for (const bool is_signed : {false, true}) {
@@ -135,7 +135,7 @@ TEST(StochasticRounding, Dynamic8KeepsZeroOneAndTheFloor) {
   figure("{} random numbers: 0 is 0, 1 is 1, and what is above 0 stays so", kRandoms);
 }
 
-// float8 by its definition in double.
+// The definition of float8, in double.
 double float8_value(bool is_signed, u32 code) {
   const u32 magnitude = is_signed ? code & 127 : code, e = magnitude >> 4, m = magnitude & 15;
   const int low = is_signed ? -5 : -13;  // exponent of the smallest normal number
@@ -148,17 +148,17 @@ TEST(Float8, CodesAreThoseOfItsDefinition) {
   for (u32 code = 0; code < 256; ++code) {
     EXPECT_EQ(double{Float8::decode<true>(t, code)}, float8_value(true, code)) << code;
     EXPECT_EQ(double{Float8::decode<false>(t, code)}, float8_value(false, code)) << code;
-    for (u32 random = 0; random < kRandoms; random += 255) {  // what a code is is not rounded
+    for (u32 random = 0; random < kRandoms; random += 255) {  // values of a code are not rounded
       EXPECT_EQ(Float8::encode_with<true>(t, Float8::decode<true>(t, code), 1.f, true, random), code);
       EXPECT_EQ(Float8::encode_with<false>(t, Float8::decode<false>(t, code), 1.f, true, random), code);
     }
   }
-  // Range: no step of a first moment is larger than the root of the smallest second moment.
+  // Range: no step of a first moment exceeds the root of the smallest second moment.
   EXPECT_LE(float8_value(true, 1) / float8_value(true, 127),
             std::sqrt(float8_value(false, 1) / float8_value(false, 255)));
 }
 
-// Blocks of every absmax: a power of two, and the largest value neither overflows nor wastes a bit.
+// At any absmax the scale is a power of two, and the largest value neither overflows nor wastes a bit.
 TEST(Float8, ScalesArePowersOfTwoThatFit) {
   Rng rng(32);
   Figures f[2];
@@ -191,7 +191,7 @@ TEST(Float8, ScalesArePowersOfTwoThatFit) {
   for (const bool is_signed : {false, true}) {
     figure("float8 {}: {} scales, {} values, means off by {} / 65536 of a step at most",
            is_signed ? "signed" : "unsigned", scales, f[is_signed].values, f[is_signed].worst_bias);
-    // Half of the last of 16 random bits; below the smallest normal number x has as many bits, so half of its last
+    // Half of the last of 16 random bits. Below the smallest normal number x has as many bits, so half of its last bit
     // more.
     EXPECT_LE(f[is_signed].worst_bias, 0.5 + 1 / 16.0);
   }

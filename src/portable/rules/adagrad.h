@@ -1,6 +1,6 @@
 // Adagrad (Duchi et al., JMLR 2011, diagonal form), like torch.optim.Adagrad:
-//   g = g + weight_decay p      s = s + g^2, from `initial`      p = p - lr / (1 + (t - 1) lr_decay) g / (sqrt(s) +
-//   eps)
+//   g = g + weight_decay p                 s = s + g^2, from `initial`
+//   p = p - lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)
 
 struct AdagradArgs {
   float step_size, eps, l2;

@@ -1,8 +1,8 @@
 // AdEMAMix (Pagliardini et al., arXiv 2409.03137, algorithm 1): AdamW with a second, slow average of gradients.
 //   m1 = b1 m1 + (1 - b1) g      m2 = b3(t) m2 + (1 - b3(t)) g      v = b2 v + (1 - b2) g^2
 //   p = p - lr ((m1 / (1 - b1^t) + alpha(t) m2) / (sqrt(v) / sqrt(1 - b2^t) + eps) + weight_decay p)
-// alpha(t) = min(alpha t / t_alpha, alpha); b3(t) goes from b1 to b3 in t_beta3 steps, evenly in its half-life's time
-// (their equation for beta3's scheduler). Without t_alpha or t_beta3 (0) they are alpha and b3 from the start.
+// alpha(t) = min(alpha t / t_alpha, alpha). b3(t) goes from b1 to b3 in t_beta3 steps, its half-life growing evenly
+// (the paper's scheduler of beta3). Where t_alpha or t_beta3 is 0, alpha or b3 applies from the start.
 
 struct AdemamixArgs : MomentArgs {
   float beta3, one_minus_beta3;

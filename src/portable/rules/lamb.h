@@ -1,8 +1,8 @@
 // LAMB (You et al., arXiv 1904.00962, algorithm 2, phi(z) = z): AdamW whose update is as long as the parameter.
 //   m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2
 //   r = (m / (1 - b1^t)) / (sqrt(v) / sqrt(1 - b2^t) + eps) + weight_decay p
-//   p = p - lr (|p| / |r|) r, and p - lr r where a norm is 0
-// max_unorm > 0: instead, AdamW whose update, without its decay, is at most max_unorm |p| long.
+//   p = p - lr (|p| / |r|) r, or p - lr r if a norm is 0
+// With max_unorm > 0 it is AdamW instead, with an update (without decay) at most max_unorm |p| long.
 
 struct LambArgs : MomentArgs {
   float inverse_bias;  // 1 / (1 - beta1^t)

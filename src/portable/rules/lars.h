@@ -1,18 +1,16 @@
-// LARS (You, Gitman & Ginsburg, arXiv 1708.03888, algorithm 1), with the learning rate outside of the momentum and the
+// LARS (You, Gitman & Ginsburg, arXiv 1708.03888, algorithm 1), with the learning rate outside the momentum and the
 // options of torch.optim.SGD:
-//   g = local (g + weight_decay p),  local = trust_coefficient |p| / (|g| + weight_decay |p| + eps), or 1 for norms of
-//   0
-//
+//   local = trust_coefficient |p| / (|g| + weight_decay |p| + eps), or 1 if a norm is 0
+//   g = local (g + weight_decay p)
 //   b = momentum b + (1 - dampening) g, but b = g at the first step
-//
 //   p = p - lr (nesterov ? g + momentum b : b)
-// max_unorm > 0: instead, local = 1, and what lr multiplies is at most max_unorm |p| long.
+// With max_unorm > 0, local is 1 and lr multiplies a direction at most max_unorm |p| long.
 
 struct LarsArgs {
   float lr, l2, local;
   float keep, take;      // b = keep b + take g
   float from_g, from_b;  // direction = from_g g + from_b b
-  float inside;          // l2 of the direction whose norm is taken
+  float inside;          // weight decay in the direction whose norm is limited
 };
 
 struct LarsBase {
@@ -75,7 +73,7 @@ struct Lars : LarsBase {
   }
 };
 
-// With max_unorm.
+// LARS with max_unorm.
 struct LarsClipped : Lars {
   using Family = Lars;
   template <class H>
@@ -91,7 +89,7 @@ struct LarsClipped : Lars {
   }
 };
 
-// Without momentum.
+// LARS without momentum.
 struct LarsPlain : LarsBase {
   using Family = Lars;
   template <class H>

@@ -1,4 +1,4 @@
-// The two moments that Adam and its kin keep, the bias of their averages, and what the step divides by:
+// The two moments of Adam and similar rules, and the bias-corrected divisor of a step:
 //   m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2          sqrt(v) / sqrt(1 - b2^t) + eps
 
 struct MomentArgs {
@@ -7,7 +7,7 @@ struct MomentArgs {
   float eps;
 };
 
-// Rules whose states are these derive from it.
+// The base of rules with exactly these states.
 struct TwoMoments {
   static constexpr int kStates = 2;
   static constexpr u32 kSigned = 0b01;  // bit k: state k takes both signs; others are second moments, never negative

@@ -2,8 +2,8 @@
 // torch.optim.RMSprop:
 //   g = g + weight_decay p      s = alpha s + (1 - alpha) g^2      a = alpha a + (1 - alpha) g  (centered)
 //   d = g / (sqrt(s - a^2) + eps)      p = p - lr (momentum ? b : d),  b = momentum b + d
-// If s - a^2 is no larger than the rounding error of the stored averages, that error bound replaces it: a difference of
-// noise, often zero or less, would give steps of g / eps.
+// If s - a^2 is no larger than the rounding error of the stored averages, the bound on that error replaces it: the
+// difference would be noise, often zero or less, and give steps of g / eps.
 
 struct RmspropArgs {
   float alpha, one_minus_alpha, eps, lr, l2, momentum;
@@ -24,7 +24,7 @@ struct RmspropBase {
                 float(h.momentum), float(kAverages * h.error)};
   }
 
-  // The averages have alpha, the momentum buffer its momentum.
+  // Averages decay by alpha; rules with a momentum buffer override this.
   template <class H>
   LT_HOST_FN double decay(const H& h, int) {
     return h.alpha;

@@ -57,7 +57,7 @@ struct AdamWScheduleFree {
       after[1] = h.carried[1] > now ? h.carried[1] : now;
       sum = h.carried[0] + weight(h, h.t, after[1]);
     } else {
-      after[1] = h.t > 0 ? rate(h, h.t) : 0;  // the rate never falls in such steps
+      after[1] = h.t > 0 ? rate(h, h.t) : 0;  // with equal hyper-parameters the rate never falls
       double t = 0;
       while (t < h.t && t < kOneByOne) ++t, sum += weight(h, t, rate(h, t));
       if (const double end = h.t < h.warmup_steps ? h.t : __builtin_floor(h.warmup_steps); t < end) {
