@@ -1,4 +1,4 @@
-// Weights to evaluate and weights to train: what they are, the same bits everywhere, and what is refused meanwhile.
+// Weights to evaluate and weights to train: their definition, equal bits everywhere, and what is refused meanwhile.
 #include "optim/optimizer_impl.h"
 #include "support/faulty_env.h"
 #include "support/optimizer_case.h"
@@ -7,7 +7,7 @@
 namespace lowtide::testing {
 namespace {
 
-// Whole blocks, and ends of blocks.
+// Sizes with whole blocks and with partial last blocks.
 const std::vector<std::vector<int64_t>> kSizes = {{40, 300}, {3, 256}, {5000}, {1}, {}, {0, 7}};
 
 struct Trained {
@@ -51,7 +51,7 @@ Config config_of(const std::string& state, const std::string& master = "") {
 
 const std::vector<std::string> kStates = {"fp32", "bf16", "dynamic8", "float8"};
 
-// x = y - d (1 - b1) / b1, of what is stored: one rounding of the product and one of the difference.
+// x = y - d (1 - b1) / b1 from stored values: the product is rounded once and the difference once.
 TEST(Averages, AreTheWeightsLessAShareOfTheFirstState) {
   double farthest = 0;
   for (const std::string& state : kStates) {
@@ -73,7 +73,7 @@ TEST(Averages, AreTheWeightsLessAShareOfTheFirstState) {
   EXPECT_LE(farthest, 1);
 }
 
-// There and back, weights are what they were but for two roundings, and states keep every bit.
+// After a round trip, weights differ by at most two roundings, and states keep every bit.
 TEST(Averages, GoThereAndBack) {
   for (const DType dtype : kDTypes)
     for (const std::string master : {"", "residual16", "residual8", "stochastic"}) {
@@ -88,12 +88,12 @@ TEST(Averages, GoThereAndBack) {
       EXPECT_EQ(run.everything(), there) << "a second call moves nothing";
       run.optimizer.set_evaluating(false);
       double farthest = 0;
-      // Units in the last place, of either weight: half of one for each rounding to nearest, one where it is
-      // stochastic.
+      // Units in the last place of either weight: half of one for each rounding to nearest, one for stochastic
+      // rounding.
       const double unit = dtype == DType::kF32 ? 0x1p-23 : dtype == DType::kBF16 ? 0x1p-7 : 0x1p-10;
       for (size_t i = 0; i < y.size(); ++i)
         for (int64_t e = 0; e < y[i].numel; ++e) {
-          const double was = y[i].get(e), way = 0.1;  // longer than any from y to x here
+          const double was = y[i].get(e), way = 0.1;  // longer than any move from y to x here
           const double bound = unit * (std::fabs(was) + way) + (dtype == DType::kF16 ? 0x1p-24 : 0);
           farthest = std::max(farthest, std::fabs(run.params[i].get(e) - was) / bound);
         }
@@ -103,8 +103,8 @@ TEST(Averages, GoThereAndBack) {
     }
 }
 
-// Stochastic rounding of many switches at one step is a random walk: squares of the ways add up. Rounding by the same
-// bits each time would push every weight one way, and the square of all would be kPairs times as large.
+// Stochastic rounding of many switches at one step is a random walk: the squares of the moves add up. Rounding with the
+// same bits each time would push every weight one way, and the sum of squares would be kPairs times as large.
 TEST(Averages, OfManySwitchesAtOneStepWalkAtRandom) {
   constexpr int kPairs = 64;
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
@@ -126,11 +126,11 @@ TEST(Averages, OfManySwitchesAtOneStepWalkAtRandom) {
     const double ratio = squares(start) / singles;
     figure("type {}: {} pairs went {} times as far as independent ones, squared; the same bits: {}",
            static_cast<int>(dtype), kPairs, ratio, kPairs);
-    EXPECT_NEAR(ratio, 1, 0.2);  // of 17,000 weights: a standard deviation of about 1 in 90
+    EXPECT_NEAR(ratio, 1, 0.2);  // 17,000 weights: a standard deviation of about 1 in 90
   }
 }
 
-// On every instruction set, number of threads and tier.
+// Claim: bits are equal on every instruction set, number of threads and tier.
 TEST(Averages, HaveTheSameBitsEverywhere) {
   const TemporaryDirectory folder;
   int64_t bytes = 0, cases = 0;
@@ -159,8 +159,8 @@ TEST(Averages, HaveTheSameBitsEverywhere) {
   figure("{} cases, {} bytes, 0 differ", cases, bytes);
 }
 
-// A disk that cannot be read stops the move before the parameter of which something is missing, one that cannot be
-// written is told of at the end; a later call goes on from there.
+// A disk that cannot be read stops the move before the first parameter whose state is missing; one that cannot be
+// written is reported at the end. A later call continues from there.
 TEST(Averages, SurviveADiskThatFails) {
   const TemporaryDirectory folder;
   for (const bool writes : {false, true}) {
@@ -194,7 +194,7 @@ TEST(Averages, SurviveADiskThatFails) {
   }
 }
 
-// A parameter of several slices, with a residual, resident and through chunks.
+// A parameter of several slices with a residual, resident and through chunks.
 TEST(Averages, OfManySlicesHaveTheSameBits) {
   const TemporaryDirectory folder;
   constexpr int64_t kRows = 3, kLength = 250'001;

@@ -1,4 +1,4 @@
-// Numbers that rules carry beside their states: the bits of the plain loop, in a fraction of its time.
+// Claim: numbers that rules carry beside their states have the plain loop's bits, in a fraction of its time.
 #include "optim/carried.h"
 
 #include "backend/catalog.h"
@@ -30,7 +30,7 @@ double mu(const Hyper& hyper, int64_t t) {
   return hyper.beta1 * (1 - 0.5 * std::pow(0.96, static_cast<double>(t) * hyper.momentum_decay));
 }
 
-// As the definition has it, step by step.
+// The definition, step by step.
 double plain_product(const Hyper& hyper, int64_t steps) {
   double product = 1;
   for (int64_t t = 1; t <= steps && product > 0x1p-60; ++t) product *= mu(hyper, t);
@@ -54,7 +54,7 @@ TEST(MuProduct, HasTheBitsOfThePlainLoop) {
     const double beta1 = 1 - std::pow(10, -9 * random.uniform()), decay = std::pow(10, 6 * random.uniform() - 3);
     compare(beta1, decay, random.below(5000));
   }
-  compare(1 - 1e-9, 100, int64_t{1} << 19);  // most of them by a multiplication with beta1 alone
+  compare(1 - 1e-9, 100, int64_t{1} << 19);  // most steps multiply by beta1 alone
   figure("{} products, 0 differ", cases);
 }
 
@@ -84,7 +84,7 @@ TEST(MuProduct, GoesOnFromWhereItIs) {
   EXPECT_EQ(next_carried(param, now).of[0], NadamBase::kNoProduct);
 }
 
-// Arguments of a step are those of the formula with the product that was. They are float32: each rounds by 2^-24.
+// A step's arguments follow the formula with the carried product. They are float32: each rounds by 2^-24.
 TEST(MuProduct, IsInTheArgumentsOfAStep) {
   double farthest = 0;
   for (const double beta1 : {0.5, 0.9, 0.99})
@@ -111,7 +111,7 @@ TEST(MuProduct, IsInTheArgumentsOfAStep) {
   EXPECT_LE(farthest, 1.01 * 0x1p-24);
 }
 
-// The package schedulefree's loop over a group: k, lr_max and weight_sum.
+// The loop of the package schedulefree over a group: k, lr_max and weight_sum.
 struct PlainWeights {
   double sum = 0, most = -1, c = 0;
   void step(const Hyper& h, int64_t k) {
@@ -130,7 +130,7 @@ Hyper schedule_free(double warmup, double r, double power) {
   return hyper;
 }
 
-// Rates that rise and fall: the sum and the largest rate are the loop's, and c is in the arguments to a rounding.
+// With rates that rise and fall, the sum and the largest rate equal the loop's, and the arguments give c to a rounding.
 TEST(ScheduleFreeWeights, AreThoseOfAPlainLoop) {
   double farthest = 0;
   for (const double warmup : {0.0, 1.0, 7.0, 200.0})
@@ -156,7 +156,7 @@ TEST(ScheduleFreeWeights, AreThoseOfAPlainLoop) {
   EXPECT_LE(farthest, 1.01 * 0x1p-24);
 }
 
-// Without the numbers, those of steps that were all alike: in a closed form behind the first thousands.
+// Without carried numbers all steps count as alike: a closed form replaces the loop after the first thousands.
 TEST(ScheduleFreeWeights, OfStepsThatWereAlikeNeedNoLoop) {
   double farthest = 0;
   for (const double warmup : {0.0, 300.0, 6000.0})

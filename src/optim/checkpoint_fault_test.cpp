@@ -1,5 +1,5 @@
-// Whatever fails, and whenever the process ends, the path holds the whole old or the whole new checkpoint; and saving
-// takes the memory of a piece, not of the state.
+// Claims: whatever fails, and whenever the process ends, the path holds either the whole old or the whole new
+// checkpoint; and saving takes the memory of one piece, not of the state.
 #include <sys/wait.h>
 
 #include <csignal>
@@ -40,11 +40,11 @@ TEST(CheckpointFault, AnyFailedCallLeavesTheOldOrTheNew) {
   int runs = 0, old_count = 0, new_count = 0, wrong = 0, failed_syncs = 0, accepted_syncs = 0;
   int64_t files_left = 0, open_fds = 0;
   for (const auto& [call, nth] : points) {
-    for (const int error : {EIO, ENOSPC, EINTR, EROFS, 0}) {  // 0: short
+    for (const int error : {EIO, ENOSPC, EINTR, EROFS, 0}) {  // 0: a short count
       for (const bool persistent : {false, true}) {
         const bool retried = call == Call::kOpen || call == Call::kPwrite || call == Call::kAllocate;
         if (error == 0 && call != Call::kPwrite) continue;
-        if (error == EINTR && persistent && retried) continue;  // signals that never end
+        if (error == EINTR && persistent && retried) continue;  // endless signals
         older.save(path);
         Fault fault{.call = call,
                     .nth = nth,
@@ -67,10 +67,10 @@ TEST(CheckpointFault, AnyFailedCallLeavesTheOldOrTheNew) {
           ++failed_syncs;
           accepted_syncs += !threw;
         }
-        // Interrupted and short calls are resumed; all else is an error.
+        // Interrupted and short calls are resumed; everything else is an error.
         EXPECT_EQ(threw, error != 0 && (error != EINTR || !retried));
         const Holds holds = held(path, older, newer);
-        // The sync of the directory, the last of two, comes after the rename.
+        // The directory's sync, the second of two, follows the rename.
         const bool renamed = !threw || (call == Call::kSync && nth == 2);
         wrong += holds != (renamed ? Holds::kNew : Holds::kOld);
         (holds == Holds::kOld ? old_count : new_count)++;
@@ -92,7 +92,7 @@ TEST(CheckpointFault, AnyFailedCallLeavesTheOldOrTheNew) {
       points.size(), runs, old_count, new_count, wrong, files_left, open_fds, accepted_syncs, failed_syncs);
 }
 
-// Closes, and says that it failed: a network file system that could not write.
+// Closes but reports a failure, like a network file system that could not write.
 class FailingClose : public FaultyEnv {
  public:
   explicit FailingClose(int of_error) : error(of_error) {}
@@ -176,7 +176,7 @@ TEST(CheckpointFault, AKilledProcessLeavesTheOldOrTheNew) {
   int points = 0, killed = 0, old_count = 0, new_count = 0, missing = 0, wrong = 0;
   for (int64_t nth = 1; nth <= calls; ++nth) {
     for (const bool before : {true, false}) {
-      for (const bool first : {false, true}) {  // first: there is no old checkpoint
+      for (const bool first : {false, true}) {  // first: no old checkpoint exists
         std::filesystem::remove(path);
         if (!first) older.save(path);
         const pid_t child = ::fork();
@@ -249,7 +249,7 @@ TEST(CheckpointFault, AThrowingCallbackLeavesTheOld) {
     EXPECT_THROW(checkpoint::save(env, path, newer.description, throw_at(k), kSmallPiece), std::logic_error);
     untouched += held(path, older, newer) == Holds::kOld && directory.names().size() == 1 && env.open_fds() == 0;
   }
-  // A writer's exception comes through as it is, too.
+  // A writer's exception also passes unchanged.
   const CheckpointFile file(env, path);
   EXPECT_THROW(file.load([](const StatePart&, int64_t, const std::byte*, int64_t) { throw std::logic_error("stop"); }),
                std::logic_error);
@@ -267,7 +267,7 @@ int64_t peak_resident_bytes() {
   return -1;
 }
 
-// By how much `work` raises the peak of resident memory, in a process of its own; -1 if it failed.
+// How much `work`, in its own process, raises the peak of resident memory; -1 if it failed.
 template <class Work>
 int64_t growth_of(Work work) {
   int ends[2];
@@ -276,7 +276,7 @@ int64_t growth_of(Work work) {
   if (child == 0) {
     int64_t growth = -1;
     try {
-      std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts again from what is resident
+      std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak to what is resident now
       const int64_t start = peak_resident_bytes();
       if (work()) growth = peak_resident_bytes() - start;
     } catch (...) {
@@ -332,8 +332,8 @@ TEST(CheckpointMemory, SavingAndLoadingTakeLessThanTwoPieces) {
          static_cast<double>(loading) / 1e6, kLimit / 1e6);
 }
 
-// Headers that a document of the whole would blow up many times, with right checksums. The file is held once; a string
-// that is not closed is copied a few times more, into the parser's message.
+// Headers that would grow many times in a parsed document, with right checksums. The reader holds the file once; the
+// parser's message copies an unclosed string a few more times.
 TEST(CheckpointMemory, AHostileHeaderTakesBoundedMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's own memory hides that of the code";

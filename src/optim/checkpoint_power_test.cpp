@@ -1,4 +1,4 @@
-// Claim: whenever the power fails in a save, and whatever of the unsynced bytes and names survives, the path holds the
+// Claim: whenever the power fails in a save, and whichever unsynced bytes and names survive, the path holds either the
 // whole old or the whole new checkpoint.
 #include "support/checkpoint_case.h"
 #include "support/power_env.h"
@@ -11,9 +11,9 @@ struct Tally {
   int64_t points = 0, images = 0, old_count = 0, new_count = 0, none = 0, wrong = 0;
 };
 
-// Every point of failure, every number of surviving changes of names, every way to lose bytes.
+// Every point of failure, every number of surviving name changes and every way to lose bytes.
 Tally all_failures(const Content& older, const Content& newer, bool first, bool with_syncs) {
-  const TemporaryDirectory directory;  // empty: the files are in memory
+  const TemporaryDirectory directory;  // stays empty: the files are in memory
   const std::string path = directory.file("c");
   PowerEnv::Image before;
   if (!first) {

@@ -1,5 +1,5 @@
-// A save removes what killed writers of its path have left, and nothing else: no file of a writer that is alive,
-// nothing that only looks alike.
+// Claim: a save removes what killed writers of its path have left and nothing else: no live writer's file, and nothing
+// that only looks similar.
 #include "optim/checkpoint_format.h"
 
 #include <fcntl.h>
@@ -38,13 +38,13 @@ TEST(CheckpointTemporary, OnlyAbandonedFilesOfThisPathGo) {
                                           "c.tmp-1" + tag + ".bak"};
   for (const auto& names : {abandoned, alike})
     for (const std::string& name : names) write_file(directory.file(name), "x");
-  // Entries with such a name that are no such file.
+  // Entries with such a name that are not such files.
   const std::string folder = "c.tmp-2" + tag, link = "c.tmp-3" + tag, fifo = "c.tmp-4" + tag, twice = "c.tmp-5" + tag;
   std::filesystem::create_directory(directory.file(folder));
   std::filesystem::create_symlink(directory.file("d.tmp-1" + tag), directory.file(link));
   ASSERT_EQ(::mkfifo(directory.file(fifo).c_str(), 0600), 0);
   std::filesystem::create_hard_link(directory.file("c.tmp"), directory.file(twice));
-  // The file of a writer that is alive.
+  // A live writer's file.
   const std::string live = "c.tmp-6" + tag;
   write_file(directory.file(live), "x");
   const int fd = ::open(directory.file(live).c_str(), O_WRONLY | O_CLOEXEC);
@@ -57,7 +57,7 @@ TEST(CheckpointTemporary, OnlyAbandonedFilesOfThisPathGo) {
   EXPECT_EQ(names_in(directory), wanted);
   EXPECT_EQ(open_descriptors(), descriptors);
   ::close(fd);
-  content.save(path);  // control: the lock was what kept it
+  content.save(path);  // control: the lock kept it
   wanted.erase(live);
   EXPECT_EQ(names_in(directory), wanted);
   EXPECT_TRUE(same(content, load(path)));
@@ -65,7 +65,7 @@ TEST(CheckpointTemporary, OnlyAbandonedFilesOfThisPathGo) {
          abandoned.size(), wanted.size() - 1);
 }
 
-// Another save of the same path, whole, at each call of one that is under way.
+// Runs another whole save of the same path at each call of a running one.
 TEST(CheckpointTemporary, SavesToOnePathDoNotTakeEachOthersFile) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("c");
@@ -85,7 +85,7 @@ TEST(CheckpointTemporary, SavesToOnePathDoNotTakeEachOthersFile) {
       EXPECT_EQ(env.struck(), 1);
       const Content now = load(path);
       whole += same(content, now) || same(other, now);
-      // The other one's name comes last only from the rename on.
+      // The other save's name comes last only after the rename.
       wrong += same(other, now) != (nth + (before ? 0 : 1) > calls - 1);
       left += static_cast<int>(directory.names().size()) - 1;
     }

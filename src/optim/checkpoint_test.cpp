@@ -1,4 +1,4 @@
-// A checkpoint is read as it was written, and nothing else is read as a checkpoint.
+// Claim: a checkpoint reads back as it was written, and nothing else is accepted as a checkpoint.
 #include "optim/checkpoint.h"
 
 #include <sys/socket.h>
@@ -21,7 +21,7 @@ using checkpoint::Array;
 using checkpoint::Prefix;
 using nlohmann::json;
 
-// True if it is refused as it should be; any other exception, and a crash, fail the test.
+// True if it is refused with the right kind of error; any other exception, or a crash, fails the test.
 bool refused(const std::string& path) {
   try {
     load(path);
@@ -31,7 +31,7 @@ bool refused(const std::string& path) {
   return false;
 }
 
-// A file's parts, to be put together otherwise.
+// A file's parts, for reassembling them in other ways.
 struct Parts {
   explicit Parts(const std::string& file) : prefix(checkpoint::decode_prefix(file.substr(0, 64))) {
     const auto at = [](int64_t n) { return static_cast<size_t>(n); };
@@ -68,7 +68,7 @@ TEST(Checkpoint, IsReadAsItWasWritten) {
     with_data += !content.arrays.empty();
     pieces += static_cast<int>(Parts(read_file(path)).pieces.size());
   }
-  Content large;  // by the public function: several whole pieces, then a short one
+  Content large;  // through the public function: several whole pieces, then a short one
   large.description.rule = "adamw";
   large.description.params = {param_of("w", {3, 3 << 20}, 1, 1, 256)};
   large.fill(rng);
@@ -96,7 +96,7 @@ TEST(Checkpoint, ReplacesNothingButRegularFiles) {
   const int socket_fd = socket(AF_UNIX, SOCK_STREAM, 0);
   ASSERT_EQ(bind(socket_fd, reinterpret_cast<const sockaddr*>(&name), sizeof name), 0);
   std::vector<std::string> special = {pipe, folder, plug, link};
-  const std::string device = directory.file("device");  // as /dev/null, where this process may make one
+  const std::string device = directory.file("device");  // like /dev/null, where this process may make one
   const bool has_device = mknod(device.c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0;
   if (has_device) special.push_back(device);
   for (const std::string& path : special) {
@@ -125,7 +125,7 @@ TEST(Checkpoint, IsNotWrittenFromWrongValues) {
       [](Checkpoint& c) { c.rule = ""; },
       [](Checkpoint& c) { c.metadata = "\xff"; },
       [](Checkpoint& c) { c.metadata = std::string(100'000'000, 'x'); },
-      [](Checkpoint& c) { c.metadata = std::string(20'000'000, '\x01'); },  // six bytes each
+      [](Checkpoint& c) { c.metadata = std::string(20'000'000, '\x01'); },  // escaped to six bytes each
       [](Checkpoint& c) { c.params[1].name = c.params[0].name; },
       param([](CheckpointParam& p) { p.name = ""; }),
       param([](CheckpointParam& p) { p.name = std::string(4097, 'x'); }),
@@ -181,7 +181,7 @@ TEST(Checkpoint, EveryFlippedBitAndEveryLengthIsFound) {
   content.save(path);
   const std::string good = read_file(path);
   ASSERT_TRUE(same(content, load(path)));
-  // One byte is changed in place: writing the whole file each time would take most of the test.
+  // Changes one byte in place: writing the whole file each time would take most of the test.
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   const auto put = [&](size_t at, char byte) {
     file.seekp(static_cast<std::streamoff>(at));
@@ -226,7 +226,7 @@ TEST(Checkpoint, APieceInAnothersPlaceIsFound) {
     ++*count;
     *found += refused(path);
   };
-  check(now.forged(), &swaps, &swaps_found);  // forging itself is right: this one is read
+  check(now.forged(), &swaps, &swaps_found);  // control: an unchanged forgery is read
   ASSERT_EQ(std::exchange(swaps_found, 0), 0);
   swaps = 0;
   for (size_t i = 0; i < now.pieces.size(); ++i) {
@@ -236,13 +236,13 @@ TEST(Checkpoint, APieceInAnothersPlaceIsFound) {
       swapped.put(i, now.piece(j));
       swapped.put(j, now.piece(i));
       check(swapped.forged(), &swaps, &swaps_found);
-      std::swap(swapped.table[i], swapped.table[j]);  // and its checksum with it, and a new root
+      std::swap(swapped.table[i], swapped.table[j]);  // swaps the checksums too, under a new root
       check(swapped.forged(), &swaps, &swaps_found);
     }
     Parts mixed = now;
     mixed.put(i, before.piece(i));
     check(mixed.forged(), &stale, &stale_found);
-    // The older checksum too, under the new root: a write that was lost in data and table.
+    // The older checksum too, under the new root: a write that was lost from data and table.
     std::string file = mixed.forged();
     std::memcpy(file.data() + now.prefix.table_offset() + 8 * static_cast<int64_t>(i), &before.table[i], 8);
     check(file, &stale, &stale_found);
@@ -254,7 +254,7 @@ TEST(Checkpoint, APieceInAnothersPlaceIsFound) {
   figure("found: swapped pieces {}/{}, pieces of an older checkpoint {}/{}", swaps_found, swaps, stale_found, stale);
 }
 
-// Headers that are wrong in one place each.
+// Headers with one mistake each.
 std::vector<std::string> wrong_headers(const std::string& good) {
   std::vector<std::string> out;
   const auto set = [&](const char* at, json value) {
@@ -299,14 +299,14 @@ std::vector<std::string> wrong_headers(const std::string& good) {
   }
   set("/params/1/name", "weight");
   set("/params/0/states/1/name", "exp_avg");
-  set("/params/0/sizes", {int64_t{1} << 32, int64_t{1} << 32, 9000});  // 9000 modulo 2^64 in part: overflows
+  set("/params/0/sizes", {int64_t{1} << 32, int64_t{1} << 32, 9000});  // 9000 modulo 2^64: the product overflows
   set("/params/0/sizes", {int64_t{1} << 40, int64_t{1} << 40, 0});
   set("/params/0/sizes", {3, 3000, 2});
   set("/params/0/sizes", json(std::vector<int>(65, 1)));
   set("/params/0/states/0/codes", {0, 9000, 0});
   set("/params/0/states/0/codes", {1, 9000});   // a hole
   set("/params/0/states/1/codes", {0, 9000});   // an overlap
-  set("/params/0/states/0/codes", {0, 18000});  // past what it has
+  set("/params/0/states/0/codes", {0, 18000});  // past its end
   set("/extra", 1);
   set("/params/0/extra", 1);
   set("/params/0/states/0/extra", 1);
@@ -367,7 +367,7 @@ TEST(Checkpoint, AWrongHeaderIsRefusedThoughItsChecksumsAreRight) {
   }
   EXPECT_EQ(found, headers.size());
 
-  // The prefix: values at and past every limit, with a right checksum of it.
+  // The prefix: values at and beyond every limit, with a correct checksum.
   size_t prefixes = 0, prefixes_found = 0;
   const std::string file = good.forged();
   for (const size_t at : {12u, 16u, 24u, 32u, 40u, 48u}) {
@@ -384,7 +384,7 @@ TEST(Checkpoint, AWrongHeaderIsRefusedThoughItsChecksumsAreRight) {
   }
   EXPECT_EQ(prefixes_found, prefixes);
 
-  // Random changes: whatever is still accepted is a valid description of the same data.
+  // Random changes: whatever is accepted describes the same data in a valid way.
   Rng rng = seeded("mutated headers", 21);
   int refusals = 0, accepted = 0;
   for (int i = 0; i < 5000; ++i) {
@@ -445,11 +445,11 @@ TEST(Checkpoint, RandomBytesAreNotACheckpoint) {
   EXPECT_TRUE(refused(directory.file("missing")));
   const std::string pipe = directory.file("pipe");
   ASSERT_EQ(::system(("mkfifo '" + pipe + "'").c_str()), 0);
-  EXPECT_TRUE(refused(pipe));  // and does not wait for a writer
+  EXPECT_TRUE(refused(pipe));  // without waiting for a writer
   figure("random files refused: {}/{}, and a directory, a pipe, a device, a missing file", found, kFiles);
 }
 
-// tools/read_checkpoint.py is written from the document alone: both readers agree on what is a checkpoint.
+// tools/read_checkpoint.py follows the document alone: both readers agree on what is a checkpoint.
 TEST(Checkpoint, IsReadByTheIndependentReader) {
   const std::filesystem::path tool = std::filesystem::path(__FILE__).parent_path() / "../../tools/read_checkpoint.py";
   if (!std::filesystem::exists(tool)) GTEST_SKIP() << "no " << tool << ": the sources are not here";
@@ -494,7 +494,7 @@ TEST(Checkpoint, IsReadByTheIndependentReader) {
   EXPECT_EQ(run(bad), 1);
   const std::string err = read_file(directory.file("err"));
   for (int i = 0; i < bad_count; ++i) {
-    // Its own message, not a traceback.
+    // The tool's own message, not a traceback.
     const bool found = err.find(directory.file("bad" + std::to_string(i)) + ": ") != std::string::npos;
     EXPECT_TRUE(found) << "bad" << i;
     bad_found += found;

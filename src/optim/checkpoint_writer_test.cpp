@@ -1,5 +1,5 @@
-// Claims: a checkpoint whose data come in any order and any cuts is, byte for byte, the one that is written from front
-// to back; bytes that the disk does not give back as they were written are found before the file has its name.
+// Claims: data in any order and any cuts give, byte for byte, the checkpoint that is written from front to back; bytes
+// that the disk does not return as written are found before the file gets its name.
 #include "core/error.h"
 #include "support/checkpoint_case.h"
 #include "support/faulty_env.h"
@@ -53,7 +53,7 @@ TEST(CheckpointWriter, AnyOrderAndAnyCutsGiveTheSameFile) {
   figure("{} files of {} bytes in {} cuts: {} differ", files, bytes, cuts, differing);
 }
 
-// Flips a bit of what is read back.
+// Flips a bit of whatever is read back.
 class DamagedEnv : public Env {
  public:
   int64_t pread(int fd, void* to, int64_t bytes, int64_t offset) override {

@@ -1,5 +1,5 @@
-// Hyper-parameters: every value that is none is refused by name, for the rules that read it, and what decides which
-// states there are stays.
+// Hyper-parameters: invalid values are refused by name by each rule that reads them, and values that decide which
+// states exist cannot change.
 #include "optim/hyper.h"
 
 #include "backend/catalog.h"
@@ -16,7 +16,7 @@ std::string why_not(const std::string& rule, const Hyper& hyper) {
   return refusal([&] { make_group({.hyper = hyper}, find_rule(rule)); });
 }
 
-// Sets the number of that name.
+// Sets the hyper-parameter of that name.
 void set(Hyper& hyper, const std::string& name, double value) {
   bool found = false;
   for_each_hyper(hyper, [&](const char* field, auto& member) {
@@ -68,7 +68,7 @@ TEST(Hyper, WhatOneRuleCannotReadAnotherCan) {
   Hyper both = with("adamw", "amsgrad", 1);
   both.nesterov = true;
   expect_in("got amsgrad and nesterov for adamw", why_not("adamw", both));
-  make_group({.hyper = both}, find_rule("lion"));  // reads neither
+  make_group({.hyper = both}, find_rule("lion"));  // Lion reads neither
   expect_in("got nesterov with momentum=0", why_not("sgd", with("sgd", "nesterov", 1)));
   Hyper damped = with("sgd", "nesterov", 1);
   damped.momentum = 0.9, damped.dampening = 0.1;
@@ -82,8 +82,7 @@ TEST(Hyper, WhatOneRuleCannotReadAnotherCan) {
   make_group({.hyper = large}, find_rule("ademamix"));
 }
 
-// A group of one parameter, whose codes have 4 bits if those of `state` do: whether there can be one is said when it
-// is added.
+// A group of one parameter whose codes have 4 bits if `state` does. Adding it reveals whether the group is possible.
 constexpr int64_t kElements = 512;
 Optimizer group_of_one(const std::string& rule, const char* state, const Hyper& hyper,
                        const std::vector<int64_t>& sizes = {kElements}) {
@@ -94,7 +93,7 @@ Optimizer group_of_one(const std::string& rule, const char* state, const Hyper& 
   return optimizer;
 }
 
-// In 4 bits a step of an average of both signs must not be lost: betas of 0.9 at most, and no Lion.
+// With 4 bits, a step of a signed average must not get lost: betas are at most 0.9, and Lion is refused.
 TEST(Hyper, LongAveragesOfBothSignsAreRefusedIn4Bits) {
   const auto said = [](const std::string& rule, const char* state, const Hyper& hyper) {
     return refusal([&] { group_of_one(rule, state, hyper); });
@@ -115,26 +114,26 @@ TEST(Hyper, LongAveragesOfBothSignsAreRefusedIn4Bits) {
   has(said("lion", state, with("lion", "beta2", 0.5)), "for lion");
   has(said("ademamix", state, default_hyper("ademamix")), "beta of 0.9999 for its exp_avg_slow, wanted 0.9 at most");
   Hyper scheduled = default_hyper("ademamix");
-  scheduled.t_beta3 = 1e6;  // begins at beta1
+  scheduled.t_beta3 = 1e6;  // beta3 begins at beta1
   has(said("ademamix", state, scheduled), "beta of 0.9999");
   for (const char* rule : {"adam", "adamw", "lamb"})
     has(said(rule, state, with(rule, "beta1", 0.95)), "beta of 0.95 for its exp_avg,");
   for (const char* rule : {"sgd", "lars", "rmsprop"})
     has(said(rule, state, with(rule, "momentum", 0.95)), "beta of 0.95 for its momentum_buffer,");
   has(said("rmsprop", state, with("rmsprop", "centered", 1)), "beta of 0.99 for its grad_avg,");
-  // Accepted are short averages, second moments and sums of any length.
+  // Short averages, and second moments and sums of any length, are accepted.
   for (const std::string rule : {"adam", "adamw", "lamb", "sgd", "lars", "rmsprop", "adagrad"})
     group_of_one(rule, state, default_hyper(rule));
   group_of_one("sgd", state, with("sgd", "momentum", 0.9));
   group_of_one("ademamix", state, with("ademamix", "beta3", 0.9));
-  // Betas of a group that is there.
+  // Changed betas of an existing group are checked too.
   Optimizer optimizer = group_of_one("adam", state, default_hyper("adam"));
   has(refusal([&] { optimizer.set_hyper(0, with("adam", "beta1", 0.99)); }), "beta of 0.99");
   EXPECT_EQ(optimizer.hyper(0).beta1, 0.9);
   figure("{} groups refused by name", refused);
 }
 
-// Where no parameter of the group has codes of 4 bits, there is nothing to refuse until one comes.
+// Without parameters of 4-bit codes in the group, nothing is refused until one is added.
 TEST(Hyper, LongAveragesOfParametersWithout4BitsAreFine) {
   Hyper slow = default_hyper("adam");
   slow.beta1 = 0.99;
@@ -180,7 +179,7 @@ TEST(Hyper, WhatDecidesAboutStatesStaysOnceThereAreParameters) {
     const Hyper before = optimizer.hyper(0);
     Hyper after = before;
     set(after, change.name, change.value);
-    optimizer.set_hyper(0, after);  // no parameter yet: as if it had been so from the start
+    optimizer.set_hyper(0, after);  // without parameters, as if set from the start
     optimizer.set_hyper(0, before);
     float param[4] = {1, 2, 3, 4};
     optimizer.add_param(0, {param, DType::kF32, {4}, {}});
@@ -189,7 +188,7 @@ TEST(Hyper, WhatDecidesAboutStatesStaysOnceThereAreParameters) {
     expect_in(change.name, said);
     Hyper lower = before;
     lower.lr = 1e-5;
-    optimizer.set_hyper(0, lower);  // what decides nothing may change
+    optimizer.set_hyper(0, lower);  // values that decide nothing may change
     EXPECT_EQ(optimizer.hyper(0).lr, 1e-5);
     ++refused;
   }

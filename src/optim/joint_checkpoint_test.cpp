@@ -1,5 +1,5 @@
-// Several optimizers that have the parameters of one between them write the file of that one, and go on from it, or
-// stay as they were.
+// Claim: several optimizers that share one optimizer's parameters write its file and continue from it, or stay
+// unchanged.
 #include "optim/joint_checkpoint.h"
 
 #include "optim/optimizer_impl.h"
@@ -18,7 +18,7 @@ std::string bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Parameters that `count` optimizers share; each has the others' as tensors without elements.
+// `count` optimizers that share parameters; each has the others' as tensors without elements.
 class Joint {
  public:
   explicit Joint(uint64_t seed, int count = 2, const std::string& rule = "adamw", Env& env = system_env())
@@ -53,7 +53,7 @@ class Joint {
   void save(const std::string& path) { save_together(all_, owner_, path, "words"); }
   SaveHandle save_async(const std::string& path) { return save_together_async(all_, owner_, path, "words", 0); }
   std::string load(const std::string& path) { return load_together(all_, owner_, path); }
-  // Values, counts and state of each parameter, of the optimizer that has it.
+  // Values, counts and state of each parameter, from the optimizer that owns it.
   std::vector<std::byte> snapshot() const {
     std::vector<std::byte> out;
     for (size_t n = 0; n < all_.size(); ++n) {
@@ -199,13 +199,13 @@ TEST(JointCheckpoint, RefusesOptimizersThatDoNotMakeOne) {
   Optimizer few = make_optimizer({});
   Optimizer *const first = two.all()[0], *const second = two.all()[1];
   const std::pair<std::vector<Optimizer*>, std::vector<int>> wrong[] = {
-      {{}, kOwner},                           // none
-      {{first, &few}, kOwner},                // with another number of parameters
-      {{first, lion.all()[1]}, kOwner},       // of another rule
+      {{}, kOwner},                           // no optimizers
+      {{first, &few}, kOwner},                // another number of parameters
+      {{first, lion.all()[1]}, kOwner},       // another rule
       {{first, second}, {0, 1, 1, 0}},        // too few owners
-      {{first, second}, {0, 1, 1, 0, 1, 0}},  // too many
-      {{first, second}, {0, 1, 1, 0, 2}},     // one that is not there
-      {{first, second}, {0, 1, 1, 0, -1}},    // likewise
+      {{first, second}, {0, 1, 1, 0, 1, 0}},  // too many owners
+      {{first, second}, {0, 1, 1, 0, 2}},     // no such owner
+      {{first, second}, {0, 1, 1, 0, -1}},    // no such owner
   };
   for (const auto& set : wrong) {
     EXPECT_NE(refusal([&] { save_together(set.first, set.second, path, ""); }), "");

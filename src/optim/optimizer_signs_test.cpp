@@ -1,4 +1,4 @@
-// Ballots and steps by signs through the optimizer, against a twin that really steps zeros.
+// Ballots and sign steps through the optimizer, against a twin that really steps parameters of zero.
 #include "support/fake/fake_backend.h"
 #include "backend/signs.h"
 #include "support/device_twins.h"
@@ -21,7 +21,7 @@ struct Signs {
   bool operator==(const Signs&) const = default;
 };
 
-// An optimizer that votes, and its twin, whose parameters are zeros before every step of lr 1 without decay.
+// An optimizer that votes, and its twin, which steps parameters of zero with lr 1 and no decay.
 struct Model {
   std::vector<Tensor> params, zeros, grads;
   Optimizer votes, twin;
@@ -47,7 +47,7 @@ struct Model {
     }
   }
 
-  // Normal ones, stretches of zeros, and some parameters without.
+  // Normal gradients with stretches of zeros; some parameters get none.
   std::vector<Gradient> new_gradients(Rng& rng) {
     std::vector<Gradient> out;
     for (Tensor& grad : grads) {
@@ -61,7 +61,7 @@ struct Model {
     return out;
   }
 
-  // The result of the twin's step with these gradients.
+  // The twin's step with these gradients gives the expected signs.
   Signs expected(const std::vector<Gradient>& gradients, bool zero_is_plus) {
     Signs out(votes);
     std::fill(out.bits.begin(), out.bits.end(), std::byte{0});
@@ -85,7 +85,7 @@ struct Model {
   }
 };
 
-// All rules, codecs and types of gradients; targets, threads and memory at random, twice.
+// All rules, codecs and gradient types, twice, with random targets, threads and memory.
 TEST(OptimizerSigns, BallotsAreThoseOfATwinThatSteps) {
   auto rng = seeded("ballots of optimizers", 95);
   const TemporaryDirectory directory;
@@ -115,7 +115,7 @@ TEST(OptimizerSigns, BallotsAreThoseOfATwinThatSteps) {
             const bool zero_is_plus = rng.chance(0.5);
             StepOptions options;
             Signs got(model.votes);
-            if (step == 2) {  // a step that is skipped votes for nothing
+            if (step == 2) {  // a skipped step casts no votes
               Tensor& bad = model.grads[8];
               const float value = bad.get(777);
               bad.set(777, INFINITY);
@@ -152,7 +152,7 @@ TEST(OptimizerSigns, BallotsAreThoseOfATwinThatSteps) {
   EXPECT_GT(streamed, share_of(1000000));
 }
 
-// One voter's ballot, applied, is Lion itself (where no sign is 0: bits have two values).
+// Applying one voter's ballot equals Lion (except for signs of 0: a bit has two values).
 TEST(OptimizerSigns, OneVoterStepsAsLion) {
   auto rng = seeded("one voter", 96);
   int64_t compared = 0, differing = 0, zeros = 0;
@@ -187,7 +187,7 @@ TEST(OptimizerSigns, OneVoterStepsAsLion) {
   EXPECT_EQ(differing, 0);
 }
 
-// An element whose gradient was always zero has no presence and so stays where it is; without presence it would drift.
+// An element whose gradient was always zero has no presence and so stays in place; without presence it would drift.
 TEST(OptimizerSigns, ZeroGradientsDoNotDrift) {
   constexpr int kSteps = 10000;
   int64_t drift = 0, control = 0;
@@ -218,7 +218,7 @@ TEST(OptimizerSigns, ZeroGradientsDoNotDrift) {
   EXPECT_GT(control, 1000);
 }
 
-// Late, with state that streams: the same signs as in host memory.
+// A late device with streaming state gives the same signs as host memory.
 TEST(OptimizerSigns, OnADeviceThatRunsLate) {
   int64_t steps = 0, differing = 0, moved = 0;
   for (const int64_t device_bytes : {int64_t{-1}, int64_t{4096 * 16}}) {
@@ -317,7 +317,7 @@ TEST(OptimizerSigns, RefusesWhatMakesNoSense) {
   refuses([&] { optimizer.sign_offset(2); }, "parameter 2");
   EXPECT_EQ(optimizer.steps(0), 0);
   EXPECT_EQ(bits[0], std::byte{0x77}) << "what was refused has written nothing";
-  // After a refusal a step is a step.
+  // After a refusal, a step works as usual.
   grad.set(0, 1);
   optimizer.step(gradients);
   EXPECT_NE(param.get(0), 0.f);

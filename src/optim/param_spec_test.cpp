@@ -1,5 +1,5 @@
-// Claims: an optimizer and a plan take the same groups and parameters and refuse the others with the same words; what a
-// spec says of a parameter's state is what the optimizer then has.
+// Claims: an optimizer and a plan accept the same groups and parameters and refuse others with the same words; the
+// optimizer's state is what the spec describes.
 #include "optim/param_spec.h"
 
 #include "core/error.h"
@@ -64,7 +64,7 @@ std::vector<Shard> shards() {
           {{4096}, WholeParam{{2, 4096}}}};
 }
 
-// "": taken.
+// Returns "" if the act is accepted.
 template <class Fn>
 std::string refusal_of(Fn&& act) {
   try {
@@ -79,7 +79,7 @@ std::string optimizer_says(const Case& c, std::vector<StateView>* views = nullpt
   return refusal_of([&] {
     Optimizer optimizer(OptimizerOptions{.rule = c.rule, .threads = 1});
     const int group = optimizer.add_group(c.group);
-    alignas(64) static float memory[64 * 512];  // of those that get state
+    alignas(64) static float memory[64 * 512];  // for parameters with state
     optimizer.add_param(group, {memory, c.dtype, c.sizes, {}}, views != nullptr, c.whole);
     if (views) *views = optimizer.state(0);
   });
@@ -119,7 +119,7 @@ TEST(ParamSpec, OptimizerAndPlanTakeAndRefuseTheSame) {
   std::set<std::string> texts;
   for_each_case([&](const Case& c) {
     ++cases;
-    // The masters and least sizes multiply what is alike: a sixteenth of the product, spread over all of it.
+    // Masters and least sizes multiply similar cases: test a sixteenth of the product, spread over all of it.
     if (cases % 16 != (cases / 16) % 16 || !in_share(cases / 16)) return;
     const std::string made = optimizer_says(c), planned = refusal_of([&] { plan_of(c); });
     taken += made.empty();

@@ -1,4 +1,4 @@
-// Claim: what forecast() says before a run is, to the byte, what report() says after its first step.
+// Claim: forecast() predicts, to the byte, what report() says after the first step.
 #include "lowtide/planning.h"
 
 #include "backend/catalog.h"
@@ -58,7 +58,7 @@ ForecastRequest random_request(Rng& rng, const std::string& disk) {
     PlannedGroup& group = request.groups.emplace_back();
     group.options.state = codecs[static_cast<size_t>(rng.below(static_cast<int64_t>(codecs.size())))];
     group.options.min_quantized_numel = rng.chance(0.5) ? 4096 : 0;
-    // Traffic of a budget that rules with norms share with others is planned as if all had them.
+    // A plan assumes norms for a whole budget if any of its rules has them, so the two kinds are not mixed.
     const bool other_rule = rng.chance(0.2) && !has_norms(request.options.rule);
     if (other_rule) do
         group.options.rule = rules[static_cast<size_t>(rng.below(static_cast<int64_t>(rules.size())))];
@@ -66,7 +66,7 @@ ForecastRequest random_request(Rng& rng, const std::string& disk) {
     const std::string& rule = other_rule ? group.options.rule : request.options.rule;
     group.options.hyper = random_variant(rule, rng);
     if (rule == "sgd" && rng.chance(0.3)) group.options.hyper.momentum = 0;
-    // Nor do norms that read states go with norms that do not.
+    // Nor are norms that read states mixed with norms that do not.
     if (has_norms(rule)) group.options.hyper.max_unorm = request.groups[0].options.hyper.max_unorm;
     const auto states = codec_names_of(rule, group.options.hyper);
     if (std::find(states.begin(), states.end(), group.options.state) == states.end()) group.options.state = "dynamic8";
@@ -80,7 +80,7 @@ ForecastRequest random_request(Rng& rng, const std::string& disk) {
   return request;
 }
 
-// The report after a step of an optimizer of this kind. Parameters and gradients all lie in one piece of memory each.
+// The report after one step of such an optimizer, whose parameters and gradients each lie in one piece of memory.
 MemoryReport report_of(const ForecastRequest& request) {
   Optimizer optimizer(request.options);
   std::vector<Tensor> params;
@@ -92,7 +92,7 @@ MemoryReport report_of(const ForecastRequest& request) {
     const int number = optimizer.add_group(group.options);
     for (size_t k = 0; k < group.params.size(); ++k, ++i) {
       optimizer.add_param(number, params[i].view());
-      gradients.push_back(params[i].gradient());  // an empty tensor's is null, and has none
+      gradients.push_back(params[i].gradient());  // an empty tensor has none: its data are null
     }
   }
   optimizer.step(gradients);
@@ -149,7 +149,7 @@ TEST(Planning, BytesAreThoseOfTheReport) {
       fits, kCases, on_disk, params, state, most_off, refused);
 }
 
-// The report after a step on a device that runs late.
+// The report after a step on a late device.
 MemoryReport report_on_device(const ForecastRequest& request, uint64_t seed) {
   auto fake = std::make_unique<fake::FakeBackend>(fake::FakeBackendOptions{.seed = seed, .steps_pinned = true});
   Device& device = *fake;
@@ -222,7 +222,7 @@ TEST(Planning, BytesOnADeviceAreThoseOfTheReport) {
       kCases, streams, on_disk, moved, refused, most_off);
 }
 
-// The bytes that a refusal asks for are enough, and one page less is not.
+// The bytes that a refusal asks for suffice, and one page less does not.
 TEST(Planning, ARefusalSaysHowMuchIsNeeded) {
   ForecastRequest request;
   PlannedGroup& group = request.groups.emplace_back();
@@ -239,7 +239,7 @@ TEST(Planning, ARefusalSaysHowMuchIsNeeded) {
          problem);
 }
 
-// Sizes of models that no test could allocate.
+// Models too large for any test to allocate.
 TEST(Planning, LargeModelsTakeNoMemory) {
   ForecastRequest request;
   PlannedGroup& group = request.groups.emplace_back();
@@ -310,7 +310,7 @@ TEST(Planning, BadRequestsAreRefused) {
   with("link_rate=-1", [](ForecastRequest& r) { r.link_rate = -1; });
   with("chunk=5", [](ForecastRequest& r) { r.groups[0].options.memory = Budget{1 << 20, "", -1, 5}; });
   with("without a limit of host memory", [](ForecastRequest& r) { r.options.memory.disk = "/nowhere"; });
-  // Not wrong in itself, but more than fits: told apart from the above.
+  // Valid but too large to fit, which forecast() reports separately.
   ForecastRequest small;
   small.groups.emplace_back().params = {PlannedParam{{int64_t{1} << 20, int64_t{1} << 20}}};
   small.options.memory = {1 << 20, "/nowhere", -1, 4096};
@@ -333,7 +333,7 @@ TEST(Rates, OfAStep) {
     EXPECT_GT(rate, 1e6);
     EXPECT_LT(rate, 1e13);
   }
-  what.rule = "sgd";  // without momentum it has no state
+  what.rule = "sgd";  // SGD without momentum has no state
   EXPECT_EQ(measure_step_rate(what), 0);
   for (const double bad : {0.0, -1.0, 61.0, std::numeric_limits<double>::quiet_NaN()}) {
     what.seconds = bad;
