@@ -53,10 +53,10 @@ TEST(ParseBytes, RefusesEverythingElse) {
                              std::string("16MiB\0", 6), std::string(100000, '9')});
   for (const std::string& text : cases) {
     const std::string what = refusal([&] { parse_bytes(text); });
-    expect_in("16MiB", what);  // says what to write
+    expect_in("16MiB", what);  // the message says what to write
     EXPECT_LT(what.size(), 300u);
     if (text.size() < 40 && text.find('\0') == std::string::npos)
-      expect_in('"' + text + '"', what);  // and what was got
+      expect_in('"' + text + '"', what);  // and quotes the input
   }
   figure("sizes refused: {}", std::size(cases));
 }

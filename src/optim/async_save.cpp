@@ -44,7 +44,7 @@ std::shared_ptr<AsyncSave> AsyncSave::begin(const Tables& tables, const std::str
 
 namespace {
 
-// Makes the path independent of later changes of the working directory. Leaves a name that will be refused unchanged.
+// Makes the path independent of later changes of the working directory. An invalid name stays as it is, to be refused.
 std::string absolute_path(const std::string& path) {
   if (path.empty() || path.find('\0') != std::string::npos) return path;
   std::error_code error;  // no working directory: keep the path as given

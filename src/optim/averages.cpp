@@ -1,5 +1,5 @@
-// Moves weights between training and evaluation for rules that evaluate other weights than they train (Schedule-Free).
-// The first state holds the difference.
+// Moves weights between training and evaluation, for rules that evaluate weights other than those they train
+// (Schedule-Free). The first state holds the difference.
 #include <algorithm>
 #include <optional>
 #include <vector>

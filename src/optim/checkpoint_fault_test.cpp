@@ -332,8 +332,8 @@ TEST(CheckpointMemory, SavingAndLoadingTakeLessThanTwoPieces) {
          static_cast<double>(loading) / 1e6, kLimit / 1e6);
 }
 
-// Headers that would grow many times in a parsed document, with right checksums. The reader holds the file once; the
-// parser's message copies an unclosed string a few more times.
+// Headers that would grow many times if parsed into a document, with correct checksums. The reader holds the file once;
+// the parser's message copies an unclosed string a few more times.
 TEST(CheckpointMemory, AHostileHeaderTakesBoundedMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's own memory hides that of the code";

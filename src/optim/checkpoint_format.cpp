@@ -14,8 +14,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the file is little-endian and is written from memory");
 
-// \r
-// and \x1a reveal at once that a text-mode transfer has changed the file.
+// \r\n and \x1a reveal at once that a text-mode transfer has changed the file.
 constexpr char kMagic[] = "\x89LTCK\r\n\x1a";
 
 void put(std::string* to, const void* value, size_t bytes) { to->append(static_cast<const char*>(value), bytes); }

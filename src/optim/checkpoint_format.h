@@ -1,4 +1,4 @@
-// The layout and valid values of a checkpoint file (docs/project/checkpoint-format.md). Writer and reader share these
+// The layout of a checkpoint file and its valid values (docs/project/checkpoint-format.md). Writer and reader share the
 // checks, so nothing is written that could not be read.
 #pragma once
 
@@ -43,7 +43,7 @@ struct Array {
 // The arrays in file order, back to back. Checks every value of the checkpoint; throws kInvalidArgument.
 std::vector<Array> arrays_of(const Checkpoint& checkpoint);
 
-// The header is compact JSON with sorted keys. Both throw kInvalidArgument. Besides the text and the result,
+// The header is compact JSON with sorted keys. Both functions throw kInvalidArgument. Besides the text and the result,
 // decode_header() holds at most one parameter at a time.
 std::string encode_header(const Checkpoint& checkpoint);
 Checkpoint decode_header(std::string_view text);

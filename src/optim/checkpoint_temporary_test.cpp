@@ -38,7 +38,7 @@ TEST(CheckpointTemporary, OnlyAbandonedFilesOfThisPathGo) {
                                           "c.tmp-1" + tag + ".bak"};
   for (const auto& names : {abandoned, alike})
     for (const std::string& name : names) write_file(directory.file(name), "x");
-  // Entries with such a name that are not such files.
+  // Entries with matching names that are not temporary files.
   const std::string folder = "c.tmp-2" + tag, link = "c.tmp-3" + tag, fifo = "c.tmp-4" + tag, twice = "c.tmp-5" + tag;
   std::filesystem::create_directory(directory.file(folder));
   std::filesystem::create_symlink(directory.file("d.tmp-1" + tag), directory.file(link));

@@ -299,7 +299,7 @@ std::vector<std::string> wrong_headers(const std::string& good) {
   }
   set("/params/1/name", "weight");
   set("/params/0/states/1/name", "exp_avg");
-  set("/params/0/sizes", {int64_t{1} << 32, int64_t{1} << 32, 9000});  // 9000 modulo 2^64: the product overflows
+  set("/params/0/sizes", {int64_t{1} << 32, int64_t{1} << 32, 9000});  // the product overflows
   set("/params/0/sizes", {int64_t{1} << 40, int64_t{1} << 40, 0});
   set("/params/0/sizes", {3, 3000, 2});
   set("/params/0/sizes", json(std::vector<int>(65, 1)));
@@ -384,7 +384,7 @@ TEST(Checkpoint, AWrongHeaderIsRefusedThoughItsChecksumsAreRight) {
   }
   EXPECT_EQ(prefixes_found, prefixes);
 
-  // Random changes: whatever is accepted describes the same data in a valid way.
+  // Random changes: any header still accepted is a valid description of the same data.
   Rng rng = seeded("mutated headers", 21);
   int refusals = 0, accepted = 0;
   for (int i = 0; i < 5000; ++i) {

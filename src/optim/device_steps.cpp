@@ -178,8 +178,8 @@ void DeviceSteps::resolve() {
   }
   if (pending_->replayed) {
     device_.host_wait(device_.record(replay_queue_));
-    // Otherwise the answer belongs to an earlier replay. Only the last recording counts; earlier ones are no longer
-    // replayed.
+    // Otherwise the answer belongs to an earlier replay. Only the last recording counts; recording again abandons
+    // earlier ones.
     require_replayed(recordings_.back()->step->was_replayed());
   }
   const int64_t bad = pending_->guard->first();

@@ -31,7 +31,7 @@ class DeviceSteps {
   // Also throws the error that a pending step could not throw.
   void resolve_and_raise();
   void synchronize();
-  // Tells the residences of a step's queue and of the free memory.
+  // Tells the residences about a step's queue and the free memory.
   void announce(const StepOptions& options);
 
  private:

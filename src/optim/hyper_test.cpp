@@ -1,5 +1,5 @@
-// Hyper-parameters: invalid values are refused by name by each rule that reads them, and values that decide which
-// states exist cannot change.
+// Hyper-parameters: each rule refuses invalid values of those it reads, by name, and values that decide which states
+// exist cannot change.
 #include "optim/hyper.h"
 
 #include "backend/catalog.h"
@@ -82,7 +82,7 @@ TEST(Hyper, WhatOneRuleCannotReadAnotherCan) {
   make_group({.hyper = large}, find_rule("ademamix"));
 }
 
-// A group of one parameter whose codes have 4 bits if `state` does. Adding it reveals whether the group is possible.
+// A group of one parameter whose codes have 4 bits if `state` says so. Adding it reveals whether the group is possible.
 constexpr int64_t kElements = 512;
 Optimizer group_of_one(const std::string& rule, const char* state, const Hyper& hyper,
                        const std::vector<int64_t>& sizes = {kElements}) {

@@ -11,8 +11,8 @@
 
 namespace lowtide {
 
-// all: distinct, borrowed for the call; each refuses other calls meanwhile. owner: for each parameter, the index in
-// `all` of its optimizer. These throw like Optimizer::save, save_async and load, and on failure change as little.
+// all: distinct optimizers, borrowed for the call; each refuses other calls meanwhile. owner: for each parameter, the
+// index in `all` of its optimizer. These fail like Optimizer::save, save_async and load.
 void save_together(std::span<Optimizer* const> all, std::span<const int> owner, const std::string& path,
                    const std::string& metadata);
 SaveHandle save_together_async(std::span<Optimizer* const> all, std::span<const int> owner, const std::string& path,

@@ -68,7 +68,7 @@ struct Optimizer::Impl {
     }
   };
 
-  // A call that only reads state: it resolves the last step but reads state that a device has set aside in place.
+  // A call that only reads state: it resolves the last step. State that a device has set aside is read where it lies.
   class ReadCall : Call {
    public:
     explicit ReadCall(Impl& impl) : Call(impl) {

@@ -14,7 +14,7 @@ namespace lowtide {
 struct Progress {
   int64_t behind = 0;  // steps of the parameter that the piece missed
   bool uninitialized = false;
-  bool done = false;  // within a step
+  bool done = false;  // in the current step
 };
 
 constexpr uint32_t kAllStates = (uint32_t{1} << kMaxArrays) - 1;
@@ -27,13 +27,13 @@ struct Parameter : ParamSpec {
   int group = 0;
   DType dtype = DType::kF32;
   int64_t steps = 0;
-  Carried carried;                 // after these steps
+  Carried carried;                 // the numbers after these steps
   uint32_t partially_written = 0;  // bit k: replacing state k failed half-way, leaving part of it old
   bool evaluating = false;         // the weights are those for evaluation: see Optimizer::set_evaluating
   bool has_state = false;
   bool uninitialized = false;  // the state is empty: not stepped and not restored
   bool paged = false;          // the state is in its budget's store; codes and scales are null
-  bool wants_state = false;    // until its first gradient, together with the rest of its budget
+  bool wants_state = false;    // place the state before the first gradient, with the rest of its budget
   Layout layout;               // its own strided layout
   int state_rule = 0;          // the rule whose states are allocated; SGD keeps its buffer while momentum is 0
   void* data = nullptr;
@@ -44,8 +44,8 @@ struct Parameter : ParamSpec {
   void* codes[kMaxArrays] = {};
   float* scales[kMaxArrays] = {};
 
-  // Returns the layout of a gradient of this, the number-th, parameter; valid until a gradient with other strides.
-  // Throws kInvalidArgument for an invalid element type or strides.
+  // Returns the layout of a gradient of this parameter, whose index is `number`; valid until a gradient with other
+  // strides comes. Throws kInvalidArgument for an invalid element type or strides.
   const Layout& gradient_layout(const Gradient& grad, size_t number);
 
   // Counts one more step of the parameter and all its state.
@@ -58,7 +58,7 @@ struct Parameter : ParamSpec {
     evaluating = to_evaluate;
     evaluating_beta1 = to_evaluate ? by_beta1 : 0;
   }
-  int64_t state_bytes() const { return has_state ? bytes(state_rule) : 0; }  // allocated now
+  int64_t state_bytes() const { return has_state ? bytes(state_rule) : 0; }  // of the state allocated now
   void set_uninitialized(bool now) {
     uninitialized = now;
     for (Progress& piece : progress) piece.uninitialized = now;

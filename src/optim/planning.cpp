@@ -160,7 +160,7 @@ Forecasts forecast(const ForecastRequest& request) {
       const ParamSpec spec = make_spec(group, param.sizes, param.dtype, param.whole);
       LT_REQUIRE(spec.shape.numel <= kMostElements - elements, "got more than 2^52 elements in all");
       elements += spec.shape.numel;
-      // Under a limit, state is allocated by the first step, and no step here steps an empty parameter.
+      // Under a limit, the first step allocates state, and steps skip empty parameters.
       const Memory& memory = memories[group.budget];
       if (spec.shape.numel > 0 || (memory.host < 0 && !is_on_device(memory)))
         members[group.budget].add(spec, planned.step_rate);

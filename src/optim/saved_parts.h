@@ -1,7 +1,7 @@
 // The tables whose state goes into one file, and the description of that state.
 //
-// Divides a checkpoint's data into parts that are read or copied one at a time: chunks, and pieces of directly
-// addressable arrays. Each byte is in exactly one part.
+// SavedParts divides a checkpoint's data into parts that are read or copied one at a time: chunks, and pieces of
+// directly addressable arrays. Each byte is in exactly one part.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +46,7 @@ void count_as_saved(const Tables& tables);
 
 struct SavedPart {
   struct Range {
-    size_t array;             // number in the file
+    size_t array;             // index in the file
     int64_t at, from, bytes;  // at: in the array; from: in the part
   };
   Store* store = nullptr;  // the chunk's store; nullptr: the part is at `memory`

@@ -166,7 +166,7 @@ void StepPlan::measure(size_t first, size_t count) {
   std::vector<int64_t> wanted;
   for (size_t i = 0; i < count; ++i) {
     const Parameter& param = table_.params[static_cast<size_t>(numbers[i])];
-    if (!rule_info(param.rule).norms) continue;  // in a group with another rule
+    if (!rule_info(param.rule).norms) continue;  // its group has another rule
     if (streams(param) && param.norms_read_arrays()) {
       buffers_.streamed[static_cast<size_t>(numbers[i])] = &items[i];
       wanted.push_back(numbers[i]);

@@ -1,5 +1,5 @@
 // Stochastic rounding by these bits: one element's chance over many steps, and sums over many elements in one step. An
-// element is rounded up if `fraction`, of 65536, plus its 16 bits carries.
+// element is rounded up if the sum of `fraction` and its 16 bits reaches 65536.
 #include "support/test.h"
 
 namespace {
@@ -22,8 +22,8 @@ double chi_squared_z(const std::vector<uint32_t>& counts, double total) {
   return (chi - degrees) / std::sqrt(2 * degrees);
 }
 
-// Over steps, each value of one element's 16 bits is equally frequent and independent of the bits in the next step,
-// with another seed, of another state and of other elements. Pairs compare the upper 6 bits.
+// Over steps, all values of one element's 16 bits are equally frequent and independent of its next bits and of the bits
+// for other seeds, states and elements. Pairs compare the upper 6 bits.
 TEST(RandomRounding, OneElementsBitsAreEvenAndIndependentOverSteps) {
   constexpr u64 kSteps = 1u << 20;
   constexpr double kLimit = 4;  // for 88 statistics; exceeded by chance with a probability of 88 * 6e-5, for fixed keys

@@ -50,7 +50,7 @@ double chi_squared_z(const std::vector<uint32_t>& counts, double total) {
 }
 
 constexpr u32 kValues = 1u << 22;
-// The upper bits decide a rounding of one in 4096, as long averages need it: 6 bits of each partner.
+// The upper 6 bits of both partners decide a rounding of one in 4096, which long averages need.
 constexpr int kPairBits = 6;
 // For about 60 statistics, chance exceeds |z| = 4 with a probability of 60 * 6e-5, for a fixed, printed set of keys.
 constexpr double kLimit = 4;

@@ -130,7 +130,7 @@ LT_FN void count_votes_in_registers(W (&plane)[kPlanes], const u32* weights, int
   }
 }
 
-// Which counters are above half of `sum`, and which equal half of it.
+// The counters above half of `sum`, and the counters equal to it.
 template <class W>
 struct Majority {
   W plus, tie;
@@ -150,8 +150,8 @@ LT_FN Majority<W> majority(const W* plane, int planes, u32 sum) {
   return {above, sum & 1u ? W{0} : equal};
 }
 
-// The same if the number of votes differs between elements and is itself in planes: `half` is half of it, rounded down,
-// and `odd` marks odd numbers.
+// The same where each element has its own number of votes, in planes: `half` is half of that number, rounded down, and
+// `odd` marks odd numbers.
 template <class W>
 LT_FN Majority<W> majority(const W* plane, int planes, const W* half, W odd) {
   W above = 0, equal = static_cast<W>(~W{0});

@@ -1,6 +1,6 @@
 // dynamic4: 4 bits per value, two values to a byte, with one float32 scale per 128 values within a row. Signed states
 // use the 4-bit dynamic map (Dettmers et al., arXiv 2110.02861; Li et al., arXiv 2309.01507). It has an entry at 1 but
-// none at -1, so the scale maps the absmax to +-.8875, the largest entry with both signs: if it mapped it to 1, an
+// none at -1, so the scale maps the absmax to +-.8875, the largest entry with both signs: with the absmax at 1, an
 // average of negative gradients would shrink by .8875 in every step and end at half its size. Second moments have 16
 // entries with evenly spaced roots, (k / 16)^2 for k = 1 ... 16, hence no zero; a block of zeros decodes to zero
 // because its scale is zero.

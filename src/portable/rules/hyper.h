@@ -27,9 +27,9 @@ LT_HOST_FN bool is_carried(const H& h) {
   return h.carried[0] >= 0;
 }
 
-// A rule that evaluates other weights than it trains has average_args(h, evaluating): the arguments of a step that,
-// given gradients of 0, moves the weights there or back by state 0. The states of such a rule include the learning
-// rate, so it has no direction independent of the rate.
+// A rule whose evaluation weights differ from its training weights has average_args(h, evaluating): the arguments of a
+// step that, given gradients of 0, moves the weights there or back by state 0. The states of such a rule include the
+// learning rate, so it has no direction independent of the rate.
 
 // A rule that users name may have refuses(h): nullptr, or why it cannot run with these hyper-parameters. {rule} and
 // {name of a hyper-parameter} are replaced by their values.
