@@ -34,7 +34,7 @@ TEST(Cores, NodesHaveThoseOfTheirCoresThatAreInTheSet) {
   EXPECT_EQ(nodes.of(100000), -1);
 }
 
-// The folder is missing (containers), no node names a core, or the text is not a list.
+// The folder is missing (containers), a core belongs to no node, or the text is not a list.
 TEST(Cores, AreOneNodeWhereNodesAreNotKnown) {
   const TemporaryDirectory folder;
   const std::filesystem::path at(folder.path());

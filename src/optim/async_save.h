@@ -35,7 +35,7 @@ class AsyncSave {
 
   // -- For the optimizer, one call at a time. Nothing here throws; a failure is the save's.
 
-  // Surround each of the optimizer's calls: the thread reads no state between them.
+  // Call at the start and end of each of the optimizer's calls: the thread reads no state in between.
   void enter() noexcept;
   void leave() noexcept;
   // Call before a parameter's directly addressable state changes, or before any other state does.
@@ -59,7 +59,7 @@ class AsyncSave {
   // Bytes of state that steps have copied so far, and the largest amount kept at once.
   int64_t copied_bytes() const;
   int64_t most_kept_bytes() const;
-  // Like finish(), but gives up if an optimizer is inside a call, which the exit of the process interrupts.
+  // Like finish(), but gives up if an optimizer is inside a call: the exiting process never finishes it.
   void finish_for_exit() noexcept;
 
  private:

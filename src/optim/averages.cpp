@@ -101,7 +101,7 @@ class Move {
   };
 
   void take_resident() {
-    const int residual = param_.states(param_.state_rule);  // follows the states, if it exists
+    const int residual = param_.states(param_.state_rule);  // its array follows the states, if it exists
     const StateFormat format = param_.format(param_.state_rule, 0);
     for_each_slice([&](const Slice& slice, Reached& state, StepItem& item) {
       CodecItem codes;
@@ -228,7 +228,7 @@ void Optimizer::mark_evaluating(int64_t param, bool evaluating, double beta1) {
              "got parameter %lld of rule '%s', which evaluates the weights that it trains, wanted schedulefree",
              ll(param), rule_info(of.rule).name);
   of.note_moved(evaluating, beta1 > 0 ? beta1 : impl_->table.group_of(of).hyper.beta1);
-  if (evaluating && switches_of(of) == 0) note_switch(of);  // a file does not say how often, but at least once
+  if (evaluating && switches_of(of) == 0) note_switch(of);  // a file does not count switches; there was one at least
 }
 
 }  // namespace lowtide

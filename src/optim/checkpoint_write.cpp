@@ -107,7 +107,7 @@ class Writer::Replacement {
     retry_interrupted([&] { return env_.unlink(name()); });
   }
 
-  // Leaves nothing and exists_ false if the name is taken or another save considered the new file abandoned.
+  // If the name is taken or another save considered the new file abandoned, leaves no file and exists_ false.
   void create() {
     temporary_ = temporary_name(path_);
     file_ = Descriptor::open(env_, temporary_, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);

@@ -63,7 +63,7 @@ class DeviceSteps {
     std::shared_ptr<RecordedStep> step;
   };
 
-  // If the guard finds a bad gradient, the plan's counts are restored.
+  // If the guard finds a bad gradient, resolve() restores the counts from before the step.
   void begin_pending(const StepPlan& plan, std::shared_ptr<Guard> guard, bool replayed);
   std::shared_ptr<QueuedClip> take_clip(StepOptions& options) const;
   // Returns a guard of the plan's items that clips, searches or does both; nullptr if it has nothing to do or is
@@ -84,7 +84,7 @@ class DeviceSteps {
   StepBuffers& buffers_;
   Backend& backend_;
   Device& device_;
-  Device::Event queued_;  // everything that the last step queued on the caller's stream
+  Device::Event queued_;  // happens when everything that the last step queued is done
   std::optional<Pending> pending_;
   std::optional<int64_t> unraised_;  // the parameter with a bad gradient that kRaise has not reported yet
   std::vector<std::pair<Device::Event, std::shared_ptr<Guard>>> old_guards_;  // each with the work that uses it

@@ -1,5 +1,5 @@
-// Hyper-parameters: each rule refuses invalid values of those it reads, by name, and values that decide which states
-// exist cannot change.
+// Hyper-parameters: each rule refuses, by name, invalid values that it reads, and values that decide which states exist
+// cannot change.
 #include "optim/hyper.h"
 
 #include "backend/catalog.h"

@@ -1,4 +1,4 @@
-// One file for several optimizers that share a set of parameters, each stepping those on its own device.
+// One file for several optimizers that share a set of parameters: each steps the parameters on its own device.
 //
 // All have the same groups and parameter numbers; each holds the others' parameters as tensors without elements. The
 // file equals, bit for bit, that of one optimizer with all parameters, and either can load it.

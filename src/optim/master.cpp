@@ -44,7 +44,7 @@ struct Converter<T, 0> {
   }
 };
 
-// Calls with(Converter) for weights of this type.
+// Calls with(Converter) for weights of type `dtype`.
 template <class Fn>
 void convert(const std::string& master, DType dtype, const void* weights, const void* residual, const void* floats,
              int64_t n, Fn&& with) {

@@ -171,7 +171,7 @@ void Optimizer::synchronize() {
 void Optimizer::offload() {
   const Impl::Call call(*impl_);
   impl_->resolve();
-  for (const auto& residence : impl_->table.residences) residence->check_offload();  // offload all of them or none
+  for (const auto& residence : impl_->table.residences) residence->check_offload();  // check all before the first moves
   if (impl_->table.saving) impl_->table.saving->before_any_change();
   for (const auto& residence : impl_->table.residences) residence->offload(impl_->table.on.threads);
 }

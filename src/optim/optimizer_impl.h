@@ -22,7 +22,7 @@ struct Optimizer::Impl {
     if (table.saving) table.saving->finish();
   }
 
-  // While it lives, a running save reads no state.
+  // While an Inside exists, a running save reads no state.
   class Inside {
    public:
     explicit Inside(Impl& impl) : saving_(impl.table.saving) {

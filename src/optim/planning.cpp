@@ -40,7 +40,7 @@ struct Members {
 
 bool is_on_device(const Memory& memory) { return memory.device >= 0 || memory.managed; }
 
-// Allocates all at once for a store or where a limit holds them, one by one without a limit.
+// Forecasts one allocation for a store or under a limit that holds everything, and one per parameter without a limit.
 void forecast_bytes(const Memory& memory, const Members& members, const StoreRates& rates, Forecast& out) {
   Placement placement = placement_of(memory, 0, members.shaped);
   if (is_on_device(memory)) {

@@ -52,7 +52,7 @@ Residence::Residence(Env& env, const Memory& memory, Backend& backend, const Dev
   std::error_code error;  // no working directory: keep the path as given, which will be refused
   if (std::filesystem::path whole = std::filesystem::absolute(memory.disk, error); !error)
     memory_.disk = whole.string();
-  check_scratch_directory(env, memory_.disk);  // now rather than when the first step needs it
+  check_scratch_directory(env, memory_.disk);  // fail now, not when the first step needs the disk
 }
 
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params) {

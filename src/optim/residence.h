@@ -21,7 +21,7 @@ struct Placement {
   std::vector<ShapedParam> shaped;  // parameters whose rule has state
   int64_t record_bytes = 0;         // bytes they need if directly addressable
   bool direct = false;              // there is no limit, or the remaining budget holds all of them
-  StoreOptions store;               // otherwise: for the store that takes them
+  StoreOptions store;               // otherwise: options of the store
 };
 // taken: bytes of the budget that other directly addressable state uses.
 Placement placement_of(const Memory& memory, int64_t taken, std::span<const ShapedParam> params);

@@ -180,7 +180,7 @@ void StepPlan::measure(size_t first, size_t count) {
     residence->store()->look(
         [&](std::span<const Store::PlacedChunk> chunks) {
           for_each_part(chunks, [&](const StepItem& part, const Piece& piece) { sums.add(part, piece.param); });
-          sums.add_waiting();  // the next chunk reuses their memory
+          sums.add_waiting();  // before the next chunk reuses this memory
         },
         table_.on.threads, wanted, options_.stream);
   }

@@ -104,7 +104,7 @@ void StepPlan::preview() {
     residence->store()->look(
         [&](std::span<const Store::PlacedChunk> chunks) {
           for_each_part(chunks, [&](const StepItem& part, const Piece&) { copies.add(part); });
-          copies.take();  // the next chunk reuses their memory
+          copies.take();  // before the next chunk reuses this memory
         },
         table_.on.threads, wanted, options_.stream);
   }

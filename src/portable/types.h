@@ -1,5 +1,4 @@
-// Names of the fixed-width types, and the function markers. An includer for a device first defines LT_FN and
-// LT_HOST_FN.
+// Names the fixed-width types and the function markers. Device code defines LT_FN and LT_HOST_FN before including this.
 #ifndef LT_FN
 #define LT_FN static inline __attribute__((always_inline))
 #endif
