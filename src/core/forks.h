@@ -5,7 +5,7 @@
 
 namespace lowtide {
 
-// The forks between the first caller's process and the current one. Only the first call can throw kOutOfMemory.
+// The number of forks between the first caller's process and this one. Only the first call can throw kOutOfMemory.
 int64_t forks();
 
 }  // namespace lowtide

@@ -102,7 +102,7 @@ class AsyncSave {
   std::thread thread_;  // the last member, because it uses all others
 };
 
-// The saves of this process that are still running: its exit waits for them. A forked child has its own list.
+// The running saves of this process, whose exit waits for them. A forked child has its own list.
 namespace running_saves {
 
 // Any thread. Throws std::bad_alloc.

@@ -16,7 +16,7 @@ namespace lowtide {
 // Throws kInvalidArgument on a bad value.
 void check_memory(const Memory& memory);
 
-// What Residence::place decides.
+// Where Residence::place puts the state.
 struct Placement {
   std::vector<ShapedParam> shaped;  // parameters whose rule has state
   int64_t record_bytes = 0;         // bytes they need if directly addressable

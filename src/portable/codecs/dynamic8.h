@@ -112,7 +112,7 @@ struct Dynamic8 {
   struct Line {
     float slope = 0, intercept = 0;
   };
-  // The rank of a decade's first entry. Decade 7 is the entry 1 alone.
+  // The rank of a decade's first entry. Decade 7 has only the entry 1.
   LT_HOST_FN int first_rank(bool is_signed, int decade) { return is_signed ? 1 << decade : (2 << decade) - 1; }
   // Where decade + 1 begins, for decades 0 to 6. entry: the map from rank 0 on.
   LT_HOST_FN float decade_end(const float* entry, bool is_signed, int decade) {
