@@ -1,5 +1,6 @@
 #include "backend/backend.h"
 
+#include "backend/catalog.h"
 #include "core/error.h"
 
 namespace lowtide {
@@ -19,6 +20,12 @@ void Device::use_allocator(const Allocator&) {
 
 void Backend::norms(std::span<const StepItem>, int, std::span<BlockNorms>, void*) {
   fail(ErrorKind::kUnsupported, "the %s backend cannot return norms to the host", name());
+}
+
+void Backend::sum_terms(std::span<const StepItem> items, int, TermSums&) {
+  fail(ErrorKind::kUnsupported,
+       "got rule '%s' on the %s backend, which cannot sum over all parameters, wanted them in host memory",
+       rule_info(items.front().rule).name, name());
 }
 
 void Backend::add_norms(std::span<const StepItem>, void*) {
