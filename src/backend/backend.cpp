@@ -1,6 +1,5 @@
 #include "backend/backend.h"
 
-#include "backend/catalog.h"
 #include "core/error.h"
 
 namespace lowtide {
@@ -22,10 +21,9 @@ void Backend::norms(std::span<const StepItem>, int, std::span<BlockNorms>, void*
   fail(ErrorKind::kUnsupported, "the %s backend cannot return norms to the host", name());
 }
 
-void Backend::sum_terms(std::span<const StepItem> items, int, TermSums&) {
+void Backend::sum_terms(std::span<const StepItem>, int, TermSums&) {
   fail(ErrorKind::kUnsupported,
-       "got rule '%s' on the %s backend, which cannot sum over all parameters, wanted them in host memory",
-       rule_info(items.front().rule).name, name());
+       "the %s backend cannot sum over all parameters: keep parameters of this rule in host memory", name());
 }
 
 void Backend::add_norms(std::span<const StepItem>, void*) {

@@ -33,6 +33,7 @@ class MuonFamily(Family):
     """Two rules of the core: one with momentum for matrices, and AdamW for everything else."""
 
     CORE_RULE = "adamw"
+    MOMENTS = True
     FIXED = ("use_muon",)  # it determines a parameter's rule
 
     def rule_for(self, param: Tensor, options: Mapping[str, Any]) -> str:

@@ -31,16 +31,19 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
                     raise TypeError(f"betas: got {betas!r}, wanted a tuple of {count} numbers")
                 place = BETAS.index(key)
                 values.append(number(f"betas[{place}]", betas[place]))
-            elif key in FLAGS:
+                continue
+            if key in FLAGS:
                 if not isinstance(group[key], (bool, int)):
                     raise TypeError(f"{key}: got {group[key]!r} ({type(group[key]).__name__}), wanted a bool")
                 values.append(bool(group[key]))
-            elif key in OPTIONAL and group[group_key(key)] is None:
+                continue
+            name = RENAMED.get(key, key)
+            if key in OPTIONAL and group[name] is None:
                 values.append(0.0)
             else:
-                values.append(number(group_key(key), group[group_key(key)]))
+                values.append(number(name, group[name]))
                 whole = key not in COUNTS or not isfinite(values[-1]) or values[-1].is_integer()
-                expect(whole, key, group[group_key(key)], "a whole number of steps")
+                expect(whole, key, group[name], "a whole number of steps")
     except KeyError as error:
         raise ValueError(
             f"got no {error}, wanted all of {sorted({group_key(key) for key in keys})}"

@@ -54,11 +54,16 @@ def plan(
     for i in range(len(engine.params)):
         where = f"state of parameter {i}"
         own = entries.get(i, None if of_group.get(i) in in_dict else {})
-        has_moments = engine.family.has_moments(rules[i], options[i]) if i in options else None
+        has_moments: bool | None = False
+        if engine.family.MOMENTS:
+            has_moments = engine.family.has_moments(rules[i], options[i]) if i in options else None
         if found.spread:
             entry = spread.read_entry(engine, i, own, where)
         elif found.codecs is not None:
-            entry = _read_own(engine, i, own, found.codecs[i], where, has_moments)
+            given, moment = _apart_from_moment(own) if own and ROW_MOMENT in own else (own, None)
+            entry = _read_own(engine, i, given, found.codecs[i], where)
+            if own and (has_moments is not False or moment is not None):
+                entry = _with_moment(engine, i, entry, moment, has_moments, where)
         elif reader:
             param, codec = engine.tensors[i], engine.core_of(i).state_codec(i)
             shape = local_of(param).shape
@@ -81,13 +86,14 @@ def plan(
 
 
 def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, Any] | None, where: str) -> Entry:
-    """An entry from whose values steps can continue. If it carries no numbers, it gets those that its options imply."""
+    """An entry from whose values steps can continue. If it carries no numbers, it gets those that its options imply; numbers that all
+    parameters share stay as they are."""
     core = engine.core_of(number)
     signed = dict(core.states_of(number))
     for name, tensor in entry.tensors.items():
         positive = not signed.get(name, False)  # scales are positive, too
         check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
-    if entry.step and entry.carried is None and options is not None and core.carried(number):
+    if entry.step and entry.carried is None and not engine.family.SUMS and options is not None and core.carried(number):
         return entry._replace(carried=as_now(engine.family, options, entry.step))
     return entry
 
@@ -110,21 +116,10 @@ def _with_moment(engine: Engine, number: int, entry: Entry, moment: Any, wanted:
 
 
 def _read_own(
-    engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str, has_moments: bool | None,
-    live: dict[str, torch.Tensor] | None = None,
-) -> Entry:  # fmt: skip
-    """An entry in Lowtide's format. None: missing, while others exist. has_moments: see `_with_moment`. live: its other required
-    tensors; None: all."""
-    if entry:
-        given, moment = _apart_from_moment(entry)
-        return _with_moment(engine, number, _read_core(engine, number, given, codec, where, live), moment, has_moments, where)
-    return _read_core(engine, number, entry, codec, where, live)
-
-
-def _read_core(
-    engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str, live: dict[str, torch.Tensor] | None
+    engine: Engine, number: int, entry: dict[str, Any] | None, codec: str, where: str, live: dict[str, torch.Tensor] | None = None
 ) -> Entry:
-    """`_read_own` without row moments."""
+    """An entry in Lowtide's format, without row moments. None: missing, while others exist. live: its other required tensors;
+    None: all."""
     if entry is None:
         stepped = engine.core_of(number).has_state(number) and engine.tensors[number].requires_grad
         expect(not stepped, where, "no entry", "one (empty for a frozen parameter)")
@@ -225,7 +220,7 @@ def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: 
     names = [] if MOMENTUM in live and given.keys() == {"step"} else live.keys() - {"step"}
     own = all(isinstance(given.get(name), torch.Tensor) and given[name].dtype == live[name].dtype for name in names)
     if own or RESIDUAL in live:
-        read = _read_core(engine, number, given, engine.core_of(number).state_codec(number), where, live)
+        read = _read_own(engine, number, given, engine.core_of(number).state_codec(number), where, live)
     else:
         read = _read_torch(engine, number, given, options, where)
     rule = next(each.rule for each in engine.groups if each.has(number))
@@ -280,9 +275,10 @@ def apply(
     moments: dict[int, torch.Tensor] = {}
     plain: dict[int, Entry] = {}
     for i, entry in entries.items():
-        tensors, moment = _apart_from_moment(entry.tensors)
-        plain[i] = entry._replace(tensors=tensors)
-        if moment is not None:
+        plain[i] = entry
+        if ROW_MOMENT in entry.tensors:
+            tensors, moment = _apart_from_moment(entry.tensors)
+            plain[i] = entry._replace(tensors=tensors)
             moments[i] = moment.detach().to(local_of(engine.tensors[i]).device, torch.float32, copy=True).contiguous()
     entries = plain
     waiting = {*engine.awaited}
@@ -318,7 +314,8 @@ def apply(
             live["step"].fill_(entry.step)
         elif entry.carried is not None:
             core.set_carried(i, dict(entry.carried))
-        engine.moments.put(i, moments.get(i))
+        if engine.family.MOMENTS:
+            engine.moments.put(i, moments.get(i))
         if engine.has_entry(i):
             dict.__setitem__(states, engine.tensors[i], views.shown(engine, i))
             waiting.discard(i)

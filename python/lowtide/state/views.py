@@ -22,7 +22,9 @@ def shown(engine: Engine, number: int) -> Shown:
     """The entry of a parameter in `Optimizer.state`. A class of optimizers may make it from an engine, a number and views
     (`Engine.entry`)."""
     place, of = engine.params[number].place, engine.params[number].sharding
-    entry = _with_moment(engine, number, engine.core_of(number).state(number))
+    entry = engine.core_of(number).state(number)
+    if engine.family.MOMENTS:
+        entry = _with_moment(engine, number, entry)
     entry = of.wrap(entry) if of else entry
     if engine.shows_sizes and place and not engine.in_ram:
         device = HOST.device if place.on_host or number in engine.away else place.device
