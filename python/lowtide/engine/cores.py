@@ -104,7 +104,7 @@ class Cores:
     def step(
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None,
-        updates: Sequence[tuple[int, int, float]] | None = None, sums: tuple[list[int], bool] | None = None,
+        updates: Sequence[tuple[int, int, float]] | None = None, sums: tuple[Sequence[int], bool] | None = None,
     ) -> int:  # fmt: skip
         """Like `_core.Optimizer.step`. Waits for all devices to agree: if one refuses or has a non-finite gradient, none steps.
         If a device or disk fails later, the devices after it are not stepped."""

@@ -178,7 +178,7 @@ class MirrorCore(_core.Optimizer):
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None, clip: Any = None,
         loss_scale: int = 0, found_inf: int = 0, updates: Sequence[tuple[int, int, float]] | None = None,
-        sums: tuple[list[int], bool] | None = None,
+        sums: tuple[Sequence[int], bool] | None = None,
     ) -> int:  # fmt: skip
         """Like `_core.Optimizer.step`. If a disk fails, changes made before are copied back, too. Raises RuntimeError if the
         device fails: before the step, nothing has changed; after it, weights that could not be copied back stay in host memory

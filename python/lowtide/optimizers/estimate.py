@@ -20,7 +20,7 @@ class TermSums(NamedTuple):
     limbs: list[int]
     finite: bool
 
-    def __add__(self, other: tuple[object, ...]) -> TermSums:  # type: ignore[override]
+    def __add__(self, other: tuple[object, ...]) -> TermSums:
         limbs, finite = other
         return TermSums([a + b for a, b in zip(self.limbs, limbs, strict=True)], self.finite and bool(finite))  # type: ignore[call-overload]
 
