@@ -4,6 +4,7 @@
 #include "device/device_support.h"
 #include "optim/optimizer_impl.h"
 #include "support/matrix.h"
+#include "support/plainest_target.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
@@ -12,9 +13,9 @@ namespace {
 TEST(DeviceMatrix, EveryCellIsCorrectOrRefusedByName) {
   LT_NEEDS_DEVICE();
   const std::vector<MatrixCell> cells = matrix_cells();
-  OptimizerOptions scalar;
-  scalar.cpu_target = "scalar", scalar.threads = 1;
-  MatrixRun wanted(cells, Optimizer(scalar));
+  OptimizerOptions plainest;
+  plainest.cpu_target = plainest_target(), plainest.threads = 1;
+  MatrixRun wanted(cells, Optimizer(plainest));
   wanted.run();
   const auto make = [](const lowtide::Memory& memory) {
     OptimizerOptions options{.memory = memory};
