@@ -2,7 +2,6 @@
 // rest.
 #pragma once
 
-#include <limits>
 #include <string>
 
 #include "lowtide/export.h"
