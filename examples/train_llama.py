@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a LLaMA on real text with torch's AdamW and with Lowtide's, and compare.
 
-    python examples/train_llama.py                          # about a minute and a half on two cores
+    python examples/train_llama.py                          # about two minutes on two cores
     python examples/train_llama.py --data my_notes.txt      # your own text, folder, or Alpaca JSON
     python examples/train_llama.py --resume                 # after Ctrl-C
     python examples/train_llama.py --optimizers torch,lowtide,paged --host 2MiB --disk .   # the third with state on disk

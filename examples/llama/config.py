@@ -15,7 +15,7 @@ FREE = ("out", "optimizers", "state", "host", "disk", "data", "eval_every", "eva
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a training run. The defaults take about a minute and a half on two CPU cores."""
+    """All settings of a training run. The defaults take about two minutes on two CPU cores."""
 
     out: str = "out/train"
     optimizers: str = "torch,again,lowtide"
@@ -35,7 +35,7 @@ class Config:
     beta1: float = 0.9
     beta2: float = 0.95
     clip: float = 1.0
-    batch: int = 8
+    batch: int = 4
     context: int = 128
 
     # Large enough to see the state of torch's AdamW in the memory of the process.
