@@ -226,6 +226,8 @@ class Muon(Optimizer):
     def _follow_moments(self, plan: _Plan, numbers: list[int]) -> None:
         """Drops row moments that no option asks for any more; entries in `state` show those that begin in this step."""
         engine = self.engine
+        if not (plan.moments or engine.moments.nbytes):
+            return
         had = {i for i in numbers if i in plan.matrices and engine.row_moment(i) is not None}
         wanted = plan.moments.intersection(numbers)
         for i in had - wanted:
