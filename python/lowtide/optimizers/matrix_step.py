@@ -3,6 +3,7 @@ call of the core changes state and weights together."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -37,10 +38,9 @@ class MatrixStep:
         that fails sends what others wait for, marked as lacking: those matrices stay unchanged on every rank, and all raise."""
         before = {i: self._count(i) for batch in batches for i in batch.params}
         try:
-            for batch in batches:
-                if batch.exchange is None:
-                    self._take_whole(batch, batches, before)
-            self._take_exchanged([batch for batch in batches if batch.exchange is not None])
+            exchanged = [batch for batch in batches if batch.exchange is not None]
+            self._take_all([batch for batch in batches if batch.exchange is None], before, waited=bool(exchanged))
+            self._take_exchanged(exchanged)
             if self._failure is None and self._left:
                 names = ", ".join(self._engine.params[i].where for i in self._left)
                 raise RuntimeError(f"Muon: another rank could not compute the updates of {names}: its error says why")
@@ -62,26 +62,26 @@ class MatrixStep:
     def _count(self, number: int) -> int:
         return self._engine.core_of(number).step_count(number)
 
-    def _take_whole(self, batch: Batch, batches: Sequence[Batch], before: Mapping[int, int]) -> None:
-        def take() -> None:
-            found = self._directions(batch)
-            made = {i: self._made(i, d, self._moment(i) if self._has_moments(i) else None) for i, d in found.items()}
-            moments = {i: moment for i, (_, moment) in made.items() if moment is not None}
-            self._commit(batch.params, {i: update for i, (update, _) in made.items()}, moments)
-
+    def _take_all(self, batches: Sequence[Batch], before: Mapping[int, int], waited: bool) -> None:
+        """Steps batches of whole matrices. waited: other ranks wait for what this rank sends later."""
         try:
-            take()
-        except BaseException as error:  # even KeyboardInterrupt and what a signal handler raises
-            self._failure = self._failure or error
-            if any(self._count(i) != before[i] for i in batch.params):
-                return
-            if any(each.exchange for each in batches):  # other ranks wait
-                if not isinstance(error, Exception):
-                    raise
-            elif all(self._count(i) == count for i, count in before.items()):
+            for batch in batches:
+                self._take(batch)
+        except BaseException as error:  # even KeyboardInterrupt and what a signal handler raises, between two batches, too
+            self._failure = error
+            begun = any(self._count(i) != count for i, count in before.items())
+            if not isinstance(error, Exception) if waited else not begun:
                 raise
-            else:
-                take()
+            for batch in batches:
+                if all(self._count(i) == before[i] for i in batch.params):
+                    with contextlib.suppress(Exception) if waited else contextlib.nullcontext():
+                        self._take(batch)
+
+    def _take(self, batch: Batch) -> None:
+        found = self._directions(batch)
+        made = {i: self._made(i, d, self._moment(i) if self._has_moments(i) else None) for i, d in found.items()}
+        moments = {i: moment for i, (_, moment) in made.items() if moment is not None}
+        self._commit(batch.params, {i: update for i, (update, _) in made.items()}, moments)
 
     def _take_exchanged(self, batches: Sequence[Batch]) -> None:
         under_way: UnderWay = []

@@ -83,7 +83,7 @@ def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torc
         if engine.family.has_moments(core_group.rule, core_group.options_of(groups)):
             for i in core_group.params:
                 if saved.get(params[i]) and ROW_MOMENT not in saved[params[i]]:
-                    of, moment = engine.params[i].sharding, engine.no_moment(i)
+                    of, moment = engine.params[i].sharding, engine.no_moment(i).cpu()
                     saved[params[i]][ROW_MOMENT] = of.whole_of(ROW_MOMENT, moment) if of else moment
     for entry in saved.values():
         if RESIDUAL in entry:

@@ -24,7 +24,7 @@ def shown(engine: Engine, number: int) -> Shown:
     place, of = engine.params[number].place, engine.params[number].sharding
     entry = engine.core_of(number).state(number)
     if engine.family.MOMENTS:
-        entry = _with_moment(engine, number, entry)
+        entry = _with_moment(entry, engine.row_moment(number))
     entry = of.wrap(entry) if of else entry
     if engine.shows_sizes and place and not engine.in_ram:
         device = HOST.device if place.on_host or number in engine.away else place.device
@@ -38,17 +38,17 @@ def shown(engine: Engine, number: int) -> Shown:
 
 
 def local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    """The core's tensors of a parameter, copied if they stream. Empty before its first step unless state is allocated."""
+    """A parameter's tensors on the CPU, copied if they are elsewhere. Empty before its first step unless state is allocated."""
     core = engine.core_of(number)
     with engine.lock:
         if not core.has_state(number) and not core.step_count(number):
             return {}
         found = core.read_state(number) if core.is_paged(number) else core.state(number)
-        return _with_moment(engine, number, found)
+        moment = engine.row_moment(number)
+        return _with_moment(found, None if moment is None else moment.cpu())
 
 
-def _with_moment(engine: Engine, number: int, entry: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    moment = engine.row_moment(number)
+def _with_moment(entry: dict[str, torch.Tensor], moment: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return entry if moment is None else {**entry, ROW_MOMENT: moment}
 
 

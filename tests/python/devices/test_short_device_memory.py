@@ -164,7 +164,7 @@ def test_a_guarded_call_is_made_again(
     opt.zero_grad()
     with pytest.raises(torch.OutOfMemoryError, match=r"2 GiB \(lowtide moved 3.00 MiB .* and tried again\)") as caught:
         opt.oom_guard()(short.__call__)()
-    assert short.calls == 4 and opt.oom_guard()(short.__call__).__doc__ == "The micro-batch."
+    assert short.calls == 4 and opt.oom_guard()(short.__call__).__doc__ == Short.__call__.__doc__
     figure(str(caught.value))
 
 
