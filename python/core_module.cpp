@@ -1,6 +1,7 @@
 // The Python module lowtide._core: general functions, and the calls that bind everything else.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -105,16 +106,17 @@ NB_MODULE(_core, m) {
       },
       "rule"_a, "All hyper-parameters of the core, with the rule's defaults.");
   m.def(
-      "carried_most",
+      "carried_range",
       [](const std::string& name) {
         for (const lowtide::RuleInfo& rule : lowtide::rules()) {
           int k = 0;
           for (const char* const own : rule.carried_names)
-            if (const double most = rule.most_carried(k++); name == own) return most;
+            if (const int at = k++; name == own) return std::pair(rule.least_carried(at), rule.most_carried(at));
         }
         throw nb::value_error(("no rule carries '" + name + "'").c_str());
       },
-      "name"_a, "The largest value of a number that a rule carries beside states.");
+      "name"_a, "The least and the largest value of a number that a rule carries beside states.");
+  m.attr("TERM_SUM_LIMBS") = lowtide::TermSums::kLimbs;
   m.attr("NO_MU_PRODUCT") = lowtide::kNoMuProduct;  // a product at or below it is not multiplied further
   m.def(
       "carried_as_now",

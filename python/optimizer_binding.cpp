@@ -92,7 +92,7 @@ groups). whole: of a shard, see shard_of in lowtide.devices.flattened.)")
       .def(
           "step", &PyOptimizer::step, "grad_scale"_a = 1.0, "assume_finite"_a = false, "stream"_a = 0,
           "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none(), "clip"_a = nb::none(),
-          "loss_scale"_a = 0, "found_inf"_a = 0, "updates"_a = nb::none(),
+          "loss_scale"_a = 0, "found_inf"_a = 0, "updates"_a = nb::none(), "sums"_a = nb::none(),
           R"(One step over every parameter whose `.grad` is not None. Returns -1 when applied or not known yet, else (skipped)
 the number of the first parameter with a non-finite gradient. Releases the GIL while computing.
 
@@ -100,10 +100,14 @@ free_bytes: see lowtide::StepOptions. only: parameters with other numbers count 
 each parameter an address of contiguous float32, or 0: it gets what would be subtracted, without learning rate and
 weight decay, and nothing else changes (StepOptions::preview). updates: (number, address of contiguous bfloat16, scale)
 of parameters that these move in place of their rules (StepOptions::updates). loss_scale, found_inf: addresses, as
-lowtide::LossScaling has them.)")
+lowtide::LossScaling has them. sums: of all optimizers and processes that step together, from term_sums; None: its own.)")
       .def("gradient_sums", &PyOptimizer::gradient_sums, "only"_a = nb::none(), "stream"_a = 0,
            "The exact sum of the squares of the gradients, as 32-bit numbers that may be added to another optimizer's, "
            "and the largest magnitude as float bits. Waits for it.")
+      .def("term_sums", &PyOptimizer::term_sums, "grad_scale"_a = 1.0, "only"_a = nb::none(),
+           "The sums that a step of Prodigy needs, as 32-bit numbers that may be added to another optimizer's, and "
+           "whether "
+           "they are finite. Changes nothing but that states may be allocated.")
       .def("queue_clip", &PyOptimizer::queue_clip, "max_norm"_a, "norm_type"_a, "grad_scale"_a, "norm"_a, "stream"_a,
            "loss_scale"_a = 0, "The clip for `step`; CUDA queues it. Writes the norm as float32 to the address `norm`.")
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)

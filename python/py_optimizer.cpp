@@ -1,6 +1,7 @@
 #include "py_optimizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <string_view>
 
@@ -61,7 +62,15 @@ int64_t PyOptimizer::step(double grad_scale, bool assume_finite, Address stream,
                           const std::optional<std::vector<int64_t>>& only,
                           const std::optional<std::vector<Address>>& directions,
                           const std::shared_ptr<QueuedClip>& clip, Address loss_scale, Address found_inf,
-                          const std::optional<std::vector<GivenUpdate>>& updates) {
+                          const std::optional<std::vector<GivenUpdate>>& updates,
+                          const std::optional<GivenSums>& sums) {
+  TermSums of_all;
+  if (sums) {
+    if (sums->first.size() != static_cast<size_t>(TermSums::kLimbs))
+      throw nb::value_error("got sums of another size, wanted those of term_sums");
+    of_all = TermSums::of_limbs(sums->first);
+    if (!sums->second) of_all.second.add(INFINITY, 0);
+  }
   std::vector<float*> addresses;
   if (directions) addresses.assign(directions->begin(), directions->end());
   std::vector<Update> moves(updates ? static_cast<size_t>(core_.param_count()) : 0);
@@ -78,7 +87,8 @@ int64_t PyOptimizer::step(double grad_scale, bool assume_finite, Address stream,
                               .preview = !addresses.empty(),
                               .updates = moves,
                               .clip = clip,
-                              .scaling = {loss_scale, found_inf}});
+                              .scaling = {loss_scale, found_inf},
+                              .sums = sums ? &of_all : nullptr});
   });
   if (result.applied && addresses.empty()) binding_.note_changed([&](size_t i) { return grads[i].data; });
   return result.nonfinite_param;
@@ -102,6 +112,14 @@ std::pair<ExactSum::Limbs, int64_t> PyOptimizer::gradient_sums(const std::option
   const nb::gil_scoped_release nogil;
   const auto sums = lowtide::gradient_sums(core_, grads, stream);
   return {sums.squares.limbs(), sums.largest};
+}
+
+GivenSums PyOptimizer::term_sums(double grad_scale, const std::optional<std::vector<int64_t>>& only) {
+  const Busy busy(*this);
+  const auto& grads = binding_.collect(only);
+  const nb::gil_scoped_release nogil;
+  const TermSums sums = lowtide::term_sums(core_, grads, {.grad_scale = grad_scale});
+  return {sums.limbs(), sums.are_finite()};
 }
 
 std::shared_ptr<QueuedClip> PyOptimizer::queue_clip(double max_norm, double norm_type, double grad_scale, Address norm,

@@ -22,6 +22,7 @@
 #include "lowtide/optimizer.h"
 #include "optim/carried.h"
 #include "optim/gradient_norm.h"
+#include "optim/term_sums.h"
 #include "param_binding.h"
 #include "python_allocator.h"
 
@@ -59,6 +60,8 @@ NumberDict number_dict(const std::vector<const char*>& names, const Carried& num
 
 using GivenUpdate = std::tuple<int64_t, Address, double>;  // number, contiguous bfloat16, scale
 
+using GivenSums = std::pair<std::vector<int64_t>, bool>;          // TermSums::limbs(), are_finite()
+
 // The Python object: owns the optimizer and references to the tensors of its parameters. Refuses calls that change it
 // while another thread is in a call (steps release the GIL).
 class PyOptimizer {
@@ -75,11 +78,12 @@ class PyOptimizer {
   int64_t step(double grad_scale, bool assume_finite, Address stream, int64_t free_bytes,
                const std::optional<std::vector<int64_t>>& only, const std::optional<std::vector<Address>>& directions,
                const std::shared_ptr<QueuedClip>& clip, Address loss_scale, Address found_inf,
-               const std::optional<std::vector<GivenUpdate>>& updates);
+               const std::optional<std::vector<GivenUpdate>>& updates, const std::optional<GivenSums>& sums);
   int64_t check(double grad_scale, Address stream, bool assume_finite, int64_t free_bytes,
                 const std::optional<std::vector<int64_t>>& only);
   // The exact sum of the squares of the gradients as the limbs of an ExactSum, and the largest magnitude as float bits.
   std::pair<ExactSum::Limbs, int64_t> gradient_sums(const std::optional<std::vector<int64_t>>& only, Address stream);
+  GivenSums term_sums(double grad_scale, const std::optional<std::vector<int64_t>>& only);
   std::shared_ptr<QueuedClip> queue_clip(double max_norm, double norm_type, double grad_scale, Address norm,
                                          Address stream, Address loss_scale);
   void prepare_replay(double grad_scale, Address stream);

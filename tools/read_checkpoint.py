@@ -223,7 +223,8 @@ class Checkpoint:
             )
         except (ValueError, RecursionError) as error:
             raise Refused(f"the header is not valid JSON: {error}") from None
-        keys_of(self.header, "the header", ["metadata", "params", "rule"])
+        keys_of(self.header, "the header", [*(["estimate"] if "estimate" in self.header else []), "metadata", "params", "rule"])
+        text(self.header.get("estimate", ""), "the estimate", None, 0)
         text(self.header["metadata"], "the metadata", None, 0)
         text(self.header["rule"], "the rule")
         self.arrays: list[tuple[dict[str, Any], dict[str, Any], str, int, int]] = []

@@ -2,6 +2,7 @@
 // rest.
 #pragma once
 
+#include <limits>
 #include <string>
 
 #include "lowtide/export.h"

@@ -120,6 +120,7 @@ struct Update {
 
 // A gradient norm that a device may still be computing: Optimizer::queue_clip_grad_norm.
 class QueuedClip;
+struct TermSums;
 
 struct StepOptions {
   // The device queue (an in-order sycl::queue*, a cudaStream_t) on which the step is ordered. When the call returns,
@@ -154,6 +155,9 @@ struct StepOptions {
   // NonFinite policy; no replay checks the gradients. queue_clip_grad_norm() with a scale measures divided gradients;
   // pass only found_inf to its step.
   LossScaling scaling = {};
+  // Internal, for Prodigy: the sums over the parameters of all optimizers and processes that step together
+  // (optim/term_sums.h). nullptr: over this optimizer's.
+  const TermSums* sums = nullptr;
 };
 
 struct StepResult {

@@ -21,6 +21,11 @@ void Backend::norms(std::span<const StepItem>, int, std::span<BlockNorms>, void*
   fail(ErrorKind::kUnsupported, "the %s backend cannot return norms to the host", name());
 }
 
+void Backend::sum_terms(std::span<const StepItem>, int, TermSums&) {
+  fail(ErrorKind::kUnsupported,
+       "the %s backend cannot sum over all parameters: keep parameters of this rule in host memory", name());
+}
+
 void Backend::add_norms(std::span<const StepItem>, void*) {
   fail(ErrorKind::kUnsupported, "the %s backend cannot add norms on its device", name());
 }

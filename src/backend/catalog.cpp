@@ -72,6 +72,7 @@ RuleInfo make_rule(const char* name) {
   info.args_bytes = sizeof(typename R::Args);
   info.decay = [](const lowtide::RuleInput& h, int k) { return R::decay(h, k); };
   info.norms = kHasNorms<R>;
+  info.sums = kHasSums<R>;
   if constexpr (kHasNorms<R>) info.norms_read_state = R::kNormsReadState;
   if constexpr (requires { typename R::Family; }) {
     info.family = kNumber<typename R::Family>;
@@ -89,16 +90,15 @@ RuleInfo make_rule(const char* name) {
     info.carried_names = {std::begin(R::kCarriedNames), std::end(R::kCarriedNames)};
     info.carried_most = R::kCarriedMost;
     info.carry = [](const lowtide::RuleInput& h, double(&after)[kMaxCarried]) {
-      double of_rule[kMaxCarriedByRule] = {};
+      double of_rule[std::size(R::kCarriedNames)] = {};
       R::carry(h, of_rule);
+      std::fill(std::begin(after), std::end(after), 0.0);
       std::copy(std::begin(of_rule), std::end(of_rule), after);
-      after[kMaxCarriedByRule] = 0;
     };
+    if constexpr (requires { R::kCarriedSigned; }) info.carried_signed = R::kCarriedSigned;
   }
   if constexpr (requires(const lowtide::RuleInput& h) { R::average_args(h, true); }) {
-    static_assert(std::size(R::kCarriedNames) == kMaxCarriedByRule,
-                  "the number of switches follows the rule's own numbers");
-    info.switches = kMaxCarriedByRule;
+    info.switches = static_cast<int>(info.carried_names.size());
     info.carried_names.push_back("switches");
     info.make_average_args = [](const lowtide::RuleInput& h, bool evaluating, void* out) {
       const typename R::Args args = R::average_args(h, evaluating);

@@ -26,9 +26,9 @@ struct StateFormat {
 };
 
 // Numbers that are carried from step to step in addition to states. The rule's own numbers (portable/rules/hyper.h)
-// come first. Rules that evaluate other weights than they train add the number of switches since the last step. While
-// the numbers are unknown, the first is kCarriedUnknown.
-inline constexpr int kMaxCarriedByRule = 2, kMaxCarried = kMaxCarriedByRule + 1;
+// come first. For rules that evaluate other weights than they train, the number of switches since the last step
+// follows. While the numbers are unknown, the first is kCarriedUnknown.
+inline constexpr int kMaxCarriedByRule = 4, kMaxCarried = kMaxCarriedByRule + 1;
 inline constexpr double kCarriedUnknown = -1;
 inline constexpr double kMostSwitches = 0x1p52;  // half of the range in which a double counts
 
@@ -37,7 +37,7 @@ struct RuleInput {
 #define LT_HYPER(type, name, value, range) type name = {};
 #include "lowtide/hyper.def"
 #undef LT_HYPER
-  double norm[2] = {};
+  double norm[2] = {};  // or sums
   double carried[kMaxCarried] = {kCarriedUnknown};
   double t = 1;
   bool first = false;
@@ -61,6 +61,7 @@ struct RuleInfo {
   // norms: the arguments depend on norms of the whole parameter (Backend::norms). norms_read_state: the norms need
   // states.
   bool norms = false, norms_read_state = false;
+  bool sums = false;  // they depend on sums of terms over all parameters (Backend::sum_terms)
   int family = 0;  // the rule that users name
   bool (*runs_for)(const Hyper&) = nullptr;
   // The hyper-parameters that a user-visible rule reads, beyond those that all rules read.
@@ -72,8 +73,10 @@ struct RuleInfo {
   // index of the number that counts switches, or -1.
   std::vector<const char*> carried_names;
   double carried_most = 0;
+  unsigned carried_signed = 0;  // bit k: number k may be negative
   int switches = -1;
   double most_carried(int k) const { return k == switches ? kMostSwitches : carried_most; }
+  double least_carried(int k) const { return (carried_signed >> k) & 1 ? -carried_most : 0; }
   void (*carry)(const RuleInput&, double (&after)[kMaxCarried]) = nullptr;
   // For a rule whose weights and gradients are evaluated at different points, makes the arguments of a step that moves
   // the weights to the other point, or back, using only state 0. nullptr if there is only one point.

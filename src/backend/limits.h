@@ -5,8 +5,8 @@
 
 namespace lowtide {
 
-inline constexpr int kMaxStates = 3;        // per rule
-inline constexpr int kMaxArrays = 4;        // per parameter: its states and its residual
+inline constexpr int kMaxStates = 4;        // per rule
+inline constexpr int kMaxArrays = 5;        // per parameter: its states and its residual
 inline constexpr int kBlockElements = 256;  // elements that share a scale
 inline constexpr size_t kArgsBytes = 64;    // room for any rule's Args
 

@@ -1,6 +1,8 @@
 #include "optim/carried.h"
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 
 #include "core/error.h"
 #include "optim/hyper.h"
@@ -10,24 +12,37 @@ namespace lowtide {
 namespace {
 #include "portable/portable.h"
 
-Carried after(int rule, const Hyper& hyper, int64_t t, const Carried& before) {
-  Carried out;
-  if (!carried_count(rule)) return out;
-  RuleInput in = rule_input(hyper, t, false);
-  for (int k = 0; k < kMaxCarried; ++k) in.carried[k] = before.of[k];
-  rule_info(rule).carry(in, out.of);
-  return out;
+// where: for the error.
+void check_carried(int number_of_rule, const Carried& numbers, const std::string& where) {
+  const RuleInfo& rule = rule_info(number_of_rule);
+  for (int k = 0; k < carried_count(number_of_rule); ++k) {
+    const double number = numbers.of[k], least = rule.least_carried(k), most = rule.most_carried(k);
+    const bool counts = k == rule.switches;
+    LT_REQUIRE(number >= least && number <= most && (!counts || std::floor(number) == number),
+               "got %s=%g for %s, wanted a%s number from %g to %g", rule.carried_names[static_cast<size_t>(k)], number,
+               where.c_str(), counts ? " whole" : "", least, most);
+  }
 }
 
 }  // namespace
 
 const double kNoMuProduct = NadamBase::kNoProduct;
 
-Carried next_carried(const Parameter& param, const Hyper& hyper) {
-  return after(param.rule, hyper, param.steps + 1, param.carried);
+Carried next_carried(int rule, const Hyper& hyper, int64_t t, const Carried& before, const double (&sums)[2]) {
+  Carried out;
+  if (!carried_count(rule)) return out;
+  RuleInput in = rule_input(hyper, t, false);
+  for (int k = 0; k < kMaxCarried; ++k) in.carried[k] = before.of[k];
+  in.norm[0] = sums[0], in.norm[1] = sums[1];
+  rule_info(rule).carry(in, out.of);
+  return out;
 }
 
-Carried carried_as_now(int rule, const Hyper& hyper, int64_t steps) { return after(rule, hyper, steps, {}); }
+Carried next_carried(const Parameter& param, const Hyper& hyper) {
+  return next_carried(param.rule, hyper, param.steps + 1, param.carried, {});
+}
+
+Carried carried_as_now(int rule, const Hyper& hyper, int64_t steps) { return next_carried(rule, hyper, steps, {}, {}); }
 
 const std::vector<const char*>& carried_names(const Optimizer& of, int64_t param) {
   return rule_info(OptimizerEnv::impl(const_cast<Optimizer&>(of)).table.at(param).rule).carried_names;
@@ -44,19 +59,38 @@ Carried carried_of(const Optimizer& of, int64_t param) {
   return out;
 }
 
+std::string estimate_text(const Carried& estimate) {
+  std::string text;
+  if (!estimate.known()) return text;
+  for (const double number : estimate.of) {
+    char one[32];
+    std::snprintf(one, sizeof one, "%s%.17g", text.empty() ? "" : " ", number);
+    text += one;
+  }
+  return text;
+}
+
+Carried estimate_of(int rule, const std::string& text) {
+  Carried out;
+  const char* at = text.c_str();
+  for (double& number : out.of) {
+    char* end = nullptr;
+    number = std::strtod(at, &end);
+    LT_REQUIRE(end != at && (*end == ' ' || *end == 0), "got the estimate '%.100s' in a checkpoint, wanted %d numbers",
+               text.c_str(), kMaxCarried);
+    at = end;
+  }
+  LT_REQUIRE(*at == 0, "got the estimate '%.100s' in a checkpoint, wanted %d numbers", text.c_str(), kMaxCarried);
+  check_carried(rule, out, "the estimate in a checkpoint");
+  return out;
+}
+
 void set_carried(Optimizer& of, int64_t param, const Carried& numbers) {
   auto& impl = OptimizerEnv::impl(of);
   const OptimizerEnv::Call call(impl);
   impl.resolve();
   Parameter& at = impl.table.at(param);
-  const RuleInfo& rule = rule_info(at.rule);
-  for (int k = 0; k < carried_count(at.rule); ++k) {
-    const double number = numbers.of[k], most = rule.most_carried(k);
-    const bool counts = k == rule.switches;
-    LT_REQUIRE(number >= 0 && number <= most && (!counts || std::floor(number) == number),
-               "got %s=%g for parameter %lld, wanted a%s number from 0 to %g",
-               rule.carried_names[static_cast<size_t>(k)], number, ll(param), counts ? " whole" : "", most);
-  }
+  check_carried(at.rule, numbers, "parameter " + std::to_string(param));
   if (carried_count(at.rule)) at.carried = numbers;
 }
 

@@ -1,10 +1,11 @@
 // Numbers that are carried from step to step beside states: NAdam's product of mu ("mu_product"), Schedule-Free's sum
 // of weights and largest learning rate ("weight_sum", "lr_max"), and the number of switches of its weights since the
-// last step ("switches"). The rule's header says how a step changes them (portable/rules/hyper.h). They depend on the
+// last step ("switches"); Prodigy's estimate ("d", "d_max", "d_numerator", "k"), which all its parameters share. The rule's header says how a step changes them (portable/rules/hyper.h). They depend on the
 // hyper-parameters of every step; if these are unknown, the current ones stand for all.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "backend/catalog.h"
@@ -21,8 +22,15 @@ inline int carried_count(int rule) { return static_cast<int>(rule_info(rule).car
 
 // A parameter's carried numbers one step later, with these hyper-parameters.
 Carried next_carried(const Parameter& param, const Hyper& hyper);
+// A rule's carried numbers after step t, from those before it, with these hyper-parameters and sums (RuleInfo::sums).
+Carried next_carried(int rule, const Hyper& hyper, int64_t t, const Carried& before, const double (&sums)[2]);
 // The carried numbers of a rule after that many steps with these hyper-parameters.
 Carried carried_as_now(int rule, const Hyper& hyper, int64_t steps);
+
+// An estimate as the text in a checkpoint, empty if it is unknown; and from such a text, for a rule with sums. Throws
+// kInvalidArgument for another text.
+std::string estimate_text(const Carried& estimate);
+Carried estimate_of(int rule, const std::string& text);
 
 // The names of a parameter's carried numbers, constants, and equally many numbers.
 const std::vector<const char*>& carried_names(const Optimizer& of, int64_t param);

@@ -65,6 +65,7 @@ TEST(Carried, BelongsToTheRulesThatNameThem) {
   const std::map<std::string, std::vector<std::string>> wanted = {
       {"adam_nesterov", {"mu_product"}},
       {"adamw_nesterov", {"mu_product"}},
+      {"prodigy", {"d", "d_max", "d_numerator", "k"}},
       {"schedulefree", {"weight_sum", "lr_max", "switches"}}};
   EXPECT_EQ(with, wanted);
 }

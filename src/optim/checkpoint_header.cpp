@@ -94,7 +94,9 @@ class Decoder {
     LT_REQUIRE(!text.empty() && text.front() == '{', "the header is not a JSON object");
     json::sax_parse(text.begin(), text.end(), this);
     const JsonValue& rest = root_;
-    check_object(rest, "a header", 3);
+    const JsonValue* const estimate = rest.find("estimate");
+    check_object(rest, "a header", estimate ? 4 : 3);
+    if (estimate) out_.estimate = text_at(rest, "estimate");
     out_.metadata = text_at(rest, "metadata");
     array_at(rest, "params");
     out_.rule = text_at(rest, "rule");
@@ -171,7 +173,7 @@ class Decoder {
     std::optional<std::string>& last = keys_[static_cast<size_t>(depth)];
     LT_REQUIRE(!last || *last < key, "keys of the header are not sorted, or \"%.100s\" is there twice", key.c_str());
     last = key;
-    LT_REQUIRE(depth != 1 || key == "metadata" || key == "params" || key == "rule", "the header has a key \"%.100s\"",
+    LT_REQUIRE(depth != 1 || key == "estimate" || key == "metadata" || key == "params" || key == "rule", "the header has a key \"%.100s\"",
                key.c_str());
   }
 
@@ -220,7 +222,9 @@ class Decoder {
 
 std::string encode_header(const Checkpoint& checkpoint) {
   // Written by hand, compact and with sorted keys: see JsonValue.
-  std::string out = "{\"metadata\":" + quoted(checkpoint.metadata) + ",\"params\":[";
+  std::string out = "{";
+  if (!checkpoint.estimate.empty()) out += "\"estimate\":" + quoted(checkpoint.estimate) + ",";
+  out += "\"metadata\":" + quoted(checkpoint.metadata) + ",\"params\":[";
   int64_t offset = 0;
   const auto extent = [&](int64_t bytes) {
     out += '[' + std::to_string(offset) + ',' + std::to_string(bytes) + ']';

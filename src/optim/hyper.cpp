@@ -10,8 +10,8 @@
 namespace lowtide {
 namespace {
 
-enum Range { kZeroOrMore, kBelowOne, kPositive, kFinite, kFlag };
-constexpr const char* kRanges[] = {"0 or more", "0 <= x < 1", "above 0", "finite", ""};
+enum Range { kZeroOrMore, kBelowOne, kPositive, kOneOrMore, kFinite, kFlag };
+constexpr const char* kRanges[] = {"0 or more", "0 <= x < 1", "above 0", "1 or more, or infinity", "finite", ""};
 
 bool fits_float(double value) { return std::isfinite(static_cast<float>(value)); }
 
@@ -28,6 +28,9 @@ void check_range(const char* name, double value, Range range) {
       LT_REQUIRE(static_cast<float>(value) > 0 && fits_float(value),
                  "got %s=%g, wanted %s > 0 as float32 (with 0, a gradient that was always zero would give 0/0)", name,
                  value, name);
+      return;
+    case kOneOrMore:
+      LT_REQUIRE(value >= 1, "got %s=%g, wanted 1 or more, or infinity", name, value);
       return;
     case kFinite:
       LT_REQUIRE(fits_float(value), "got %s=%g, wanted a finite number", name, value);

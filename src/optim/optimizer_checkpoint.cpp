@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 
+#include "optim/carried.h"
 #include "optim/checkpoint.h"
 #include "optim/joint_checkpoint.h"
 #include "optim/async_save.h"
@@ -54,6 +55,9 @@ void check_fits(const Tables& tables, const Checkpoint& saved) {
   LT_REQUIRE(saved.rule == mine, "got a checkpoint of '%s', wanted one of '%s'", saved.rule.c_str(), mine);
   LT_REQUIRE(saved.params.size() == tables.params(), "got a checkpoint of %zu parameters, wanted %zu",
              saved.params.size(), tables.params());
+  for (size_t i = 0; i < tables.params(); ++i)
+    if (const int rule = tables.at(i).rule; rule_info(rule).sums && !saved.estimate.empty())
+      estimate_of(rule, saved.estimate);  // refuses a wrong one before anything changes
   for (size_t i = 0; i < tables.params(); ++i) {
     const CheckpointParam& got = saved.params[i];
     const CheckpointParam wanted = describe(tables.at(i), rule_saved(tables.at(i), got));
@@ -119,7 +123,8 @@ void commit(const Tables& tables, const Checkpoint& saved) {
     Parameter& param = tables.at(i);
     const bool empty = saved.params[i].states.empty();
     param.steps = saved.params[i].steps;
-    param.carried = {};
+    param.carried =
+        rule_info(param.rule).sums && !saved.estimate.empty() ? estimate_of(param.rule, saved.estimate) : Carried{};
     for (Progress& piece : param.progress) piece.behind = 0;
     const int arrays = empty && param.has_state ? param.arrays(param.state_rule) : 0;
     for (int k = 0; k < arrays; ++k) clear_state(tables.of(i), static_cast<int64_t>(i), k);

@@ -44,7 +44,8 @@ TEST(Directions, AreWhatAStepWouldSubtract) {
   int cases = 0, streamed = 0;
   g_bits = 0;
   for (const std::string& rule : rule_names()) {
-    if (rule_info(find_rule(rule)).norms || rule_info(find_rule(rule)).make_average_args) continue;  // refused
+    if (const RuleInfo& info = rule_info(find_rule(rule)); info.norms || info.sums || info.make_average_args)
+      continue;  // refused
     for (const std::string& state : testing::codec_names_of(rule, {.momentum = 0.9}))
       for (const bool paged : {false, true}) {
         SCOPED_TRACE(rule + ", " + state + (paged ? ", paged" : ""));
@@ -112,7 +113,8 @@ TEST(Directions, CanBePreviewed) {
   const TemporaryDirectory folder;
   int cases = 0, streamed = 0;
   for (const std::string& rule : rule_names()) {
-    if (rule_info(find_rule(rule)).norms || rule_info(find_rule(rule)).make_average_args) continue;  // refused
+    if (const RuleInfo& info = rule_info(find_rule(rule)); info.norms || info.sums || info.make_average_args)
+      continue;  // refused
     for (const std::string& state : testing::codec_names_of(rule, {.momentum = 0.9}))
       for (const bool paged : {false, true}) {
         SCOPED_TRACE(rule + ", " + state + (paged ? ", paged" : ""));

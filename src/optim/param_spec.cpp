@@ -206,7 +206,7 @@ StateShape ParamSpec::state_shape(int of_rule) const {
 
 bool ParamSpec::norms_read_arrays() const {
   const RuleInfo& of = rule_info(rule);
-  return of.norms && (of.norms_read_state || has_residual());
+  return of.sums || (of.norms && (of.norms_read_state || has_residual()));
 }
 
 uint32_t ParamSpec::make_args(const GroupSpec& group, const StepTerms& step, std::byte* args) const {

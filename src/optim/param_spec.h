@@ -99,7 +99,7 @@ struct ParamSpec {
 
   // The rule with all states that the parameter can have: SGD's momentum may come later.
   int fullest_rule() const { return states(rule) < states(family) ? family : rule; }
-  // True if the rule's norms of whole parameters, if any, are computed from arrays.
+  // True if the rule's norms of whole parameters or sums over all, if any, are computed from arrays.
   bool norms_read_arrays() const;
 
   // Writes the rule's arguments of a step, at most kArgsBytes. Returns which states are rounded stochastically: bit k.

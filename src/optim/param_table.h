@@ -78,6 +78,11 @@ struct ParamTable {
   kernels::NormSums* norm_sums();
   bool waits_for_norms() { return needs_norms && !norm_sums(); }
 
+  // The numbers that all parameters of rules with sums carry (RuleInfo::sums), unknown before the first step; and
+  // setting them. Throws kInvalidArgument if parameters carry different ones.
+  Carried shared_estimate() const;
+  void share_estimate(const Carried& now);
+
   // True if the memory of two parameters may overlap: among all of them, or among the `stepped` alone.
   bool overlap() { return overlap_ ? *overlap_ : *(overlap_ = find_overlap()); }
   bool overlap(std::span<const int64_t> stepped) const;
@@ -90,6 +95,7 @@ struct ParamTable {
   std::vector<std::unique_ptr<Residence>> residences;  // the first belongs to groups without their own budget
   std::vector<GroupSpec> groups;
   bool needs_norms = false;      // some rule needs norms of whole parameters before each step
+  bool has_sums = false;         // some rule needs sums over all parameters before each step
   bool has_average = false;      // some rule evaluates weights other than those it trains (RuleInfo::make_average_args)
   std::deque<Parameter> params;  // stable addresses: items and callers point into them
   int64_t steps = 0, skipped_steps = 0;

@@ -7,6 +7,7 @@
 
 #include "backend/catalog.h"
 #include "backend/limits.h"
+#include "optim/carried.h"
 
 namespace lowtide {
 
@@ -107,6 +108,8 @@ Checkpoint describe(const Tables& tables, const std::string& metadata) {
   Checkpoint out;
   out.rule = tables.rule();
   out.metadata = metadata;
+  for (const ParamTable* const table : tables.all())
+    if (out.estimate.empty() && table->has_sums) out.estimate = estimate_text(table->shared_estimate());
   for (size_t i = 0; i < tables.params(); ++i) {
     const Parameter& param = tables.at(i);
     tables.of(i).require_whole(param, i);

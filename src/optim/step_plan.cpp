@@ -40,9 +40,10 @@ StepPlan::StepPlan(ParamTable& table, StepBuffers& buffers, std::span<const Grad
                             : options.updates.empty() ? nullptr
                                                       : "updates";
   if (!given) return;
-  LT_REQUIRE(!table.needs_norms,
-             "got %s of %s, wanted a rule that needs no norms of whole parameters: adamw, lion, sgd ...", given,
-             rule_info(table.rule).name);
+  LT_REQUIRE(
+      !table.needs_norms && !table.has_sums,
+      "got %s of %s, wanted a rule that needs no norms of whole parameters or sums over all: adamw, lion, sgd ...",
+      given, rule_info(table.rule).name);
   LT_REQUIRE(!table.has_average,
              "got %s of a rule whose states hold the learning rate, wanted another rule: adamw, lion, sgd ...", given);
   if (!ballots) return;
@@ -58,6 +59,7 @@ void StepPlan::gather() {
   buffers_.empty.clear();
   buffers_.wanted.clear();
   buffers_.norms.clear();
+  if (table_.has_sums) begin_estimate();
   if (ballots_) make_targets();
   if (!options_.updates.empty()) make_move_args();
   const bool moves = !ballots_ && options_.directions.empty() && options_.updates.empty();
@@ -163,7 +165,10 @@ const StepArgs& StepPlan::find_args(const Parameter& param, int64_t number, int6
   made = {param.group, param.rule, param.codec, t, before, first, own, moves, 0, 0.f, {}};
   made.grad_scale = static_cast<float>((group.hyper.maximize ? -1 : 1) * options_.grad_scale);
   StepTerms terms{t, first, moves, before, {}};
-  if (own) std::copy_n(buffers_.norms[static_cast<size_t>(number)].of, 2, terms.norm);
+  if (rule_info(param.rule).sums)
+    std::copy_n(sums_, 2, terms.norm);
+  else if (own)
+    std::copy_n(buffers_.norms[static_cast<size_t>(number)].of, 2, terms.norm);
   made.stochastic = param.make_args(group, terms, made.bytes);
   return made;
 }

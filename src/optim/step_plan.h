@@ -11,6 +11,7 @@
 #include "backend/random_keys.h"
 #include "optim/carried.h"
 #include "optim/param_table.h"
+#include "optim/term_sums.h"
 
 namespace lowtide {
 
@@ -29,9 +30,9 @@ struct StepArgs {
     return t == step && carried == carried_before(param, step) && group == param.group && first == begins &&
            codec == param.codec && rule == param.rule && moves == what && !own;
   }
-  // Pieces that are steps behind get arguments from the current hyper-parameters.
+  // Pieces that are steps behind get arguments from the current hyper-parameters, and the estimate of all parameters.
   static Carried carried_before(const Parameter& param, int64_t step) {
-    return step == param.steps + 1 ? param.carried : Carried{};
+    return step == param.steps + 1 || rule_info(param.rule).sums ? param.carried : Carried{};
   }
 };
 
@@ -96,10 +97,15 @@ class StepPlan {
   // The result of a step that such an item stops. Throws for NonFinite::kRaise.
   StepResult refuse(int64_t bad) const;
   [[noreturn]] static void fail_nonfinite(int64_t param);
+  // The same for sums over all parameters that are not finite.
+  StepResult refuse_sums() const;
 
   // Takes the step and counts it, or counts it as skipped if gradients are not finite. guarded: the items' guard checks
   // them. See Optimizer::step for its exceptions.
   StepResult take(bool guarded = false);
+
+  // The sums of the items' terms (step_sums.cpp).
+  TermSums sum_terms();
 
   // If the device sums norms itself, makes the items add theirs to sums that are zero from here on, and returns true.
   bool place_norms();
@@ -161,10 +167,23 @@ class StepPlan {
       table_.params[static_cast<size_t>(number)].count_step();
     }
   }
-  void carry(Parameter& param) const {  // over the step that is about to be counted
-    if (carried_count(param.rule)) param.carried = next_carried(param, table_.group_of(param).hyper);
+  void carry(Parameter& param) {  // over the step that is about to be counted
+    if (rule_info(param.rule).sums) {
+      if (!estimate_.known()) return;  // shared already
+      table_.share_estimate(estimate_);
+      estimate_ = {};
+    } else if (carried_count(param.rule)) {
+      param.carried = next_carried(param, table_.group_of(param).hyper);
+    }
   }
   void commit();
+
+  // step_sums.cpp. Refuses groups that cannot have one estimate, and gives it to all parameters.
+  void begin_estimate();
+  void check_alike(size_t one, size_t other) const;
+  const Hyper& estimating_hyper() const { return table_.groups[static_cast<size_t>(estimating_)].hyper; }
+  // Gives all items arguments with these sums.
+  void take_sums(const TermSums& sums);
 
   // step_norms.cpp. A call that throws has changed nothing. Finds the norms of the items from `first` on, and gives
   // them arguments with these. Waits for the device.
@@ -183,6 +202,9 @@ class StepPlan {
   size_t args_used_ = 0;
   const StepArgs* args_ = nullptr;  // the last item's
   int mover_ = 0;                   // the rule that moves by updates: SGD without momentum
+  double sums_[2] = {};             // over all parameters; 0: not known yet
+  int estimating_ = -1;             // the group with the estimate's hyper-parameters
+  Carried estimate_;                // after this step, until it is counted
   bool ordered_ = false;            // parameters share memory: step them one after another
 };
 

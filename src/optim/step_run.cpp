@@ -9,7 +9,12 @@ namespace lowtide {
 
 StepResult StepPlan::take(bool guarded) {
   const int64_t bad = guarded ? -1 : first_bad();
-  const StepResult found = bad < 0 ? StepResult{true, -1, guarded} : refuse(bad);
+  StepResult found = bad < 0 ? StepResult{true, -1, guarded} : refuse(bad);
+  if (table_.has_sums && found.applied) {
+    const TermSums sums = options_.sums ? *options_.sums : sum_terms();
+    if (table_.nonfinite != NonFinite::kPropagate && !sums.are_finite()) found = refuse_sums();
+    if (found.applied) take_sums(sums);
+  }
   if (ballots_ || !options_.directions.empty()) clear_targets();
   if (!found.applied) {
     ++table_.skipped_steps;
@@ -49,6 +54,7 @@ StepResult StepPlan::take(bool guarded) {
   }
   count(buffers_.empty);
   if (!buffers_.wanted.empty()) step_streamed();
+  if (options_.sums && estimate_.known()) table_.share_estimate(estimate_);  // others have stepped
   ++table_.steps;
   return found;
 }

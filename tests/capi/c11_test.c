@@ -60,7 +60,7 @@ int lt_test_c11(const char* target) {
   CHECK(lt_state_formats(&names) == LT_OK && strcmp(names[2], "dynamic8") == 0);
   CHECK(lt_hyper_names(&names) == LT_OK && strcmp(names[0], "lr") == 0);
   while (*names) ++names;
-  CHECK(strcmp(names[-1], "weight_lr_power") == 0 && lt_rule_names(NULL) == LT_INVALID_ARGUMENT);
+  CHECK(strcmp(names[-1], "safeguard_warmup") == 0 && lt_rule_names(NULL) == LT_INVALID_ARGUMENT);
   CHECK(lt_backends(NULL, 1, &count) == LT_INVALID_ARGUMENT && lt_backends(NULL, 0, NULL) == LT_INVALID_ARGUMENT);
   options.rule = "sgd";
   group_options.state = "fp32";

@@ -37,7 +37,7 @@ inline std::vector<GoldenRule> golden_rules() {
   const std::string cases = golden_section("cases").read();
   for (const std::string& rule : rule_names()) {
     Hyper hyper = default_hyper(rule);
-    hyper.lr = 0.01, hyper.weight_decay = 0.05, hyper.trust_coefficient = 0.1;  // moves 16-bit weights
+    hyper.lr = 0.01, hyper.weight_decay = 0.05, hyper.trust_coefficient = 0.1, hyper.d0 = 1;  // moves 16-bit weights
     rules.push_back({rule, rule, hyper});
     std::istringstream lines(cases);
     for (std::string line; std::getline(lines, line);) {

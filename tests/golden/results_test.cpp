@@ -124,6 +124,7 @@ void add_mixed(Results& results, const OptimizerOptions& options) {
       Optimizer optimizer(own);
       std::vector<Model> models;
       for (const GoldenRule& rule : golden_rules()) {
+        if (rule_info(find_rule(rule.rule)).sums && rule.name != rule.rule) continue;  // one estimate for all groups
         Model& model = models.emplace_back(kGoldenTypes[models.size() % 2], 1000 * models.size());
         try {
           model.add_to(optimizer, optimizer.add_group(group_of(rule, format)));

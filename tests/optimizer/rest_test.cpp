@@ -41,7 +41,7 @@ TEST(Rest, ACoordinateWithoutGradientStaysBesideOthers) {
   for (const std::string& rule : rule_names())
     for (const std::string& state : codec_names_of(rule, {.momentum = 0.9})) {
       Config config;
-      config.rule = rule, config.state = state, config.hyper.momentum = 0.9;
+      config.rule = rule, config.state = state, config.hyper.momentum = 0.9, config.hyper.d0 = 1;
       Tensor p(DType::kF32, {1000}), g(DType::kF32, {1000});
       p.randomize(rng);
       const Tensor before = p;

@@ -54,7 +54,7 @@ TEST(Scale, PowersOfTwoChangeNoBit) {
   int64_t runs = 0, failing = 0, controls = 0, caught = 0;
   for (const std::string& rule : rule_names()) {
     Config config{.rule = rule, .hyper = default_hyper(rule)};
-    config.hyper.lr = 0.01, config.hyper.momentum = 0.9, config.hyper.weight_decay = 0;
+    config.hyper.lr = 0.01, config.hyper.momentum = 0.9, config.hyper.weight_decay = 0, config.hyper.d0 = 1;
     int highest_least = kLeast;
     for (const std::string& state : codec_names_of(rule, config.hyper)) {
       config.state = state;

@@ -25,6 +25,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "rmsprop": {"momentum": 0.9, "centered": True},
     "ademamix": {"t_alpha": 10, "t_beta3": 20},
     "schedulefree": {"warmup_steps": 3},
+    "prodigy": {"d0": 1e-3, "use_bias_correction": True},
 }
 # name → class, options: every rule of the core, and variants
 RULES: dict[str, tuple[type[lowtide.Optimizer], dict[str, Any]]] = {
@@ -52,6 +53,8 @@ def _takes_four_bits(rule: str) -> bool:
     return True
 
 
+# They step single parameters; the others' classes refuse that, because a step needs the gradients of all.
+SINGLE_STEPS = [rule for rule in RULES if not RULES[rule][0].FAMILY.SUMS]
 LONG_AVERAGES = [rule for rule in RULES if not _takes_four_bits(rule)]
 
 

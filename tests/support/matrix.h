@@ -46,7 +46,7 @@ inline std::vector<std::pair<Hyper, std::string>> rule_options(const std::string
   std::set<std::string> seen;  // the outcomes: the rule whose arguments it gets, or a refusal
   for (unsigned set = 0; set < 1u << std::size(kOptions); ++set) {
     Hyper hyper = default_hyper(rule);
-    hyper.lr = 0.01, hyper.momentum = 0, hyper.trust_coefficient = 0.1;  // large enough to move 16-bit weights
+    hyper.lr = 0.01, hyper.momentum = 0, hyper.trust_coefficient = 0.1, hyper.d0 = 1;  // moves 16-bit weights
     std::string names, becomes;
     for (size_t i = 0; i < std::size(kOptions); ++i)
       if (set >> i & 1) kOptions[i].set(hyper), names += (names.empty() ? "" : " ") + std::string(kOptions[i].name);

@@ -104,7 +104,7 @@ class Cores:
     def step(
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None,
-        updates: Sequence[tuple[int, int, float]] | None = None,
+        updates: Sequence[tuple[int, int, float]] | None = None, sums: tuple[Sequence[int], bool] | None = None,
     ) -> int:  # fmt: skip
         """Like `_core.Optimizer.step`. Waits for all devices to agree: if one refuses or has a non-finite gradient, none steps.
         If a device or disk fails later, the devices after it are not stepped."""
@@ -117,7 +117,7 @@ class Cores:
         # Device steps are queued first, so that devices work while the host steps.
         with KeptErrors() as kept:
             for place, core in sorted(asked, key=lambda each: each[0].on_host):
-                kept.call(partial(core.step, updates=updates), grad_scale, True, place.queue(), self._room(place), only, directions)
+                kept.call(partial(core.step, updates=updates, sums=sums), grad_scale, True, place.queue(), self._room(place), only, directions)
         self.steps_beside += directions is None and (not asked or asked[0][1] is not self._list[0])
         return -1
 

@@ -24,11 +24,12 @@ class Family:
     """The rule of a class, and the translation of its group options to the core's hyper-parameters. Subclasses are for classes
     that use several rules, or fewer options."""
 
-    CORE_RULE: ClassVar[str] = ""  # the core's name for the rule, if it differs
-    MAY_WAIT: ClassVar[bool] = True  # whether trained parameters may be on meta until a step
-    SEVERAL: ClassVar[bool] = True  # whether they may be on several devices
-    MOMENTS: ClassVar[bool] = False  # whether parameters may have row moments
-    FIXED: ClassVar[tuple[str, ...]] = ()  # options fixed when a group is added, besides those of every class
+    CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, if it differs
+    MAY_WAIT: ClassVar[bool] = True  # trained parameters may be on meta until a step
+    SEVERAL: ClassVar[bool] = True  # they may be on several devices
+    MOMENTS: ClassVar[bool] = False  # parameters may have row moments
+    SUMS: ClassVar[bool] = False  # each step needs sums over all parameters
+    FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, in addition to every class's
 
     def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:
         """name: the name of the class, for errors. given: the options of a group, including hyper-parameters."""

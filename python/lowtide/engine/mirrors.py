@@ -170,10 +170,15 @@ class MirrorCore(_core.Optimizer):
         self._fetch(only)
         return super().gradient_sums(only, stream)
 
+    def term_sums(self, grad_scale: float = 1.0, only: Sequence[int] | None = None) -> Any:
+        self._fetch(only)
+        return super().term_sums(grad_scale, only)
+
     def step(
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,
         only: Sequence[int] | None = None, directions: Sequence[int] | None = None, clip: Any = None,
         loss_scale: int = 0, found_inf: int = 0, updates: Sequence[tuple[int, int, float]] | None = None,
+        sums: tuple[Sequence[int], bool] | None = None,
     ) -> int:  # fmt: skip
         """Like `_core.Optimizer.step`. If a disk fails, changes made before are copied back, too. Raises RuntimeError if the
         device fails: before the step, nothing has changed; after it, weights that could not be copied back stay in host memory
@@ -185,7 +190,7 @@ class MirrorCore(_core.Optimizer):
         taken = self._fetch(only, weights=True)
         bad = -1
         try:
-            bad = super().step(grad_scale, assume_finite, stream, free_bytes, only, None, clip, loss_scale, found_inf, updates)
+            bad = super().step(grad_scale, assume_finite, stream, free_bytes, only, None, clip, loss_scale, found_inf, updates, sums)
         finally:
             for mirror in taken:
                 mirror.forget()

@@ -204,7 +204,9 @@ class StepInBackward(InBackward):
 
     @classmethod
     def refuse_norms(cls, engine: Engine, where: str) -> None:
-        """Raises ValueError for options that need the norm of all gradients."""
+        """Raises ValueError for options that need the norm of all gradients, and rules that need sums over them."""
+        got = f"{engine.family.name}, whose d needs all gradients"
+        expect(not engine.family.SUMS, where, got, "step() after backward, or another class")
         for name in BY_NORM:
             limit = getattr(engine.settings, name)
             expect(limit is None, where, f"{name}={limit}", cls.NO_NORM)

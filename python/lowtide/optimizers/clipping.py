@@ -247,7 +247,7 @@ def _measured(
     """Does `measure` on the host. Communicates with other ranks through tensors on `device`."""
     total: Sums | None = None
     failure: BaseException | None = None
-    for sharding, numbers in _parts(engine, group):
+    for sharding, numbers in parts_of(engine, group):
         found = Sums(_core.limbs_of(0.0), 0)
         if failure is None:
             try:
@@ -270,9 +270,9 @@ def _measured(
 _Over = Any  # a mesh, a process group, or None
 
 
-def _parts(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
-    """The parameters whose gradients this rank reads, grouped by the ranks over which sums are added; None: all parameters.
-    Groups are the same on all ranks."""
+def parts_of(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
+    """The parameters whose gradients this rank reads, grouped by the ranks over which their sums are added. The same on all
+    ranks. None: all parameters."""
     if not engine.meshes:
         return [(group, None)]
     numbers = range(len(engine.params))
@@ -307,15 +307,21 @@ def _sum_over(over: _Over, sums: Sums, norm_type: float, failed: bool, device: t
         values, op = [*sums.squares, int(bits > _INFINITY), int(bits == _INFINITY), int(failed)], dist.ReduceOp.SUM
     else:
         values, op = [bits, int(failed)], dist.ReduceOp.MAX
+    found = all_reduced(over, values, op, device)
+    if norm_type == 2.0:
+        *squares, nans, infinities, failures = found
+        return Sums(squares, _NAN if nans else _INFINITY if infinities else 0), bool(failures)
+    return Sums(sums.squares, found[0]), bool(found[1])
+
+
+def all_reduced(over: _Over, values: list[int], op: Any, device: torch.device) -> list[int]:
+    """The values reduced over all ranks of a mesh or group, whose tensors are on `device`."""
     if hasattr(over, "get_group"):
         device, groups = torch.device(over.device_type), [over.get_group(dim) for dim in range(over.ndim) if over.size(dim) > 1]
     else:
         groups = [over]
     ballot = torch.tensor(values, device=device)
     for group in groups:
-        dist.all_reduce(ballot, op, group)
-    found = ballot.tolist()
-    if norm_type == 2.0:
-        *squares, nans, infinities, failures = found
-        return Sums(squares, _NAN if nans else _INFINITY if infinities else 0), bool(failures)
-    return Sums(sums.squares, found[0]), bool(found[1])
+        torch.distributed.all_reduce(ballot, op, group)
+    found: list[int] = ballot.tolist()
+    return found

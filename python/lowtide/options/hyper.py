@@ -14,8 +14,9 @@ from lowtide.devices import places
 # The core's hyper-parameters that form the tuple "betas" here, and those that are bools.
 BETAS = ("beta1", "beta2", "beta3")
 FLAGS = [each.name for each in _core.hyper_parameters() if each.flag]
-SCHEDULES = ("t_alpha", "t_beta3")  # number of steps, or None for no schedule
-COUNTS = ("warmup_steps",)  # whole numbers: a value below 1, elsewhere a share of all steps, would mean none here
+RENAMED = {"d_beta": "beta3"}  # Prodigy's, as in the package; AdEMAMix's beta3 is one of its betas
+OPTIONAL = ("t_alpha", "t_beta3", "d_beta")  # None: 0, which means no schedule, or the root of β2
+COUNTS = ("warmup_steps",)  # whole numbers: elsewhere a value below 1 is a share of all steps, which would mean no warm-up here
 
 
 def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, ...]:
@@ -30,16 +31,19 @@ def hyper_values(keys: Sequence[str], group: Mapping[str, Any]) -> tuple[float, 
                     raise TypeError(f"betas: got {betas!r}, wanted a tuple of {count} numbers")
                 place = BETAS.index(key)
                 values.append(number(f"betas[{place}]", betas[place]))
-            elif key in FLAGS:
+                continue
+            if key in FLAGS:
                 if not isinstance(group[key], (bool, int)):
                     raise TypeError(f"{key}: got {group[key]!r} ({type(group[key]).__name__}), wanted a bool")
                 values.append(bool(group[key]))
-            elif key in SCHEDULES and group[key] is None:
+                continue
+            name = RENAMED.get(key, key)
+            if key in OPTIONAL and group[name] is None:
                 values.append(0.0)
             else:
-                values.append(number(key, group[key]))
+                values.append(number(name, group[name]))
                 whole = key not in COUNTS or not isfinite(values[-1]) or values[-1].is_integer()
-                expect(whole, key, group[key], "a whole number of steps")
+                expect(whole, key, group[name], "a whole number of steps")
     except KeyError as error:
         raise ValueError(
             f"got no {error}, wanted all of {sorted({group_key(key) for key in keys})}"
@@ -60,8 +64,8 @@ def hyper_keys(rule: str, given: Container[str]) -> tuple[str, ...]:
 
 
 def group_key(key: str) -> str:
-    """The name in a parameter group of the core's hyper-parameter `key`."""
-    return "betas" if key in BETAS else key
+    """The name of the core's hyper-parameter `key` in a parameter group."""
+    return "betas" if key in BETAS else RENAMED.get(key, key)
 
 
 def check_on_host(keys: Sequence[str], group: Mapping[str, Any], where: str) -> None:

@@ -1,6 +1,8 @@
-"""Numbers carried from step to step beside states, in dicts and files: NAdam's "mu_product" (as in torch.optim), and
-Schedule-Free's "weight_sum", "lr_max" and "switches" (of its weights since the last step). They depend on the options of all
-steps so far. An entry has NAdam's number only if the current options would give another; it always has Schedule-Free's."""
+"""Numbers that are carried from step to step beside states, in dicts and files: NAdam's "mu_product" (as in torch.optim),
+Schedule-Free's "weight_sum", "lr_max" and "switches" (of its weights since the last step), Prodigy's "d", "d_max",
+"d_numerator" and "k", which all its parameters share. They depend on the options of all
+steps so far. An entry contains NAdam's number only if the current options would give another; the others' numbers are
+always there."""
 
 from __future__ import annotations
 
@@ -73,10 +75,10 @@ def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
 
 
 def _checked(number: Any, name: str, where: str) -> float:
-    most = _core.carried_most(name)
-    valid = isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number <= most
+    least, most = _core.carried_range(name)
+    valid = isinstance(number, (int, float)) and not isinstance(number, bool) and least <= number <= most
     valid = valid and (name != SWITCHES or float(number).is_integer())
-    expect(valid, where, repr(number), f"a {'whole ' if name == SWITCHES else ''}number from 0 to {most:g}")
+    expect(valid, where, repr(number), f"a {'whole ' if name == SWITCHES else ''}number from {least:g} to {most:g}")
     return float(number)
 
 

@@ -12,7 +12,7 @@ from lowtide.engine.engine import Engine
 from lowtide.options.options import FIXED, check_kinds
 from lowtide.state import torch_dict
 from lowtide.state.entries import Entry, ParamSpec
-from lowtide.state.foreign import bitsandbytes, dion, flashoptim, schedulefree, torchao
+from lowtide.state.foreign import bitsandbytes, dion, flashoptim, prodigyopt, schedulefree, torchao
 from lowtide.state.format import MODE, NORMS, OWN_KEYS, SEED, SPREAD, STAMP, is_stamped, read_norms, read_stamp
 
 
@@ -30,7 +30,7 @@ class Reader(Protocol):
         """The state of one parameter."""
 
 
-READERS: tuple[Reader, ...] = (dion, schedulefree, bitsandbytes, torchao, flashoptim)
+READERS: tuple[Reader, ...] = (dion, schedulefree, prodigyopt, bitsandbytes, torchao, flashoptim)
 
 
 class Groups(NamedTuple):

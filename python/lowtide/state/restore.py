@@ -86,13 +86,14 @@ def plan(
 
 
 def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, Any] | None, where: str) -> Entry:
-    """An entry from whose values steps can continue. If it carries no numbers, it gets those that its options imply."""
+    """An entry from whose values steps can continue. If it carries no numbers, it gets those that its options imply; numbers that all
+    parameters share stay as they are."""
     core = engine.core_of(number)
     signed = dict(core.states_of(number))
     for name, tensor in entry.tensors.items():
         positive = not signed.get(name, False)  # scales are positive, too
         check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
-    if entry.step and entry.carried is None and options is not None and core.carried(number):
+    if entry.step and entry.carried is None and not engine.family.SUMS and options is not None and core.carried(number):
         return entry._replace(carried=as_now(engine.family, options, entry.step))
     return entry
 

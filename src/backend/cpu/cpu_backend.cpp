@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <iterator>
+#include <mutex>
 
 #include "backend/cpu/kernel_tables.h"
 #include "backend/cpu/pieces.h"
@@ -16,6 +17,7 @@
 #include "backend/catalog.h"
 #include "backend/gradient_limit.h"
 #include "backend/random_keys.h"
+#include "backend/term_sums.h"
 #include "core/error.h"
 
 namespace lowtide::cpu {
@@ -143,7 +145,18 @@ class CpuBackend final : public Backend {
     for_each_blocks(items, threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
       // starts_ holds the number of blocks in earlier items.
       const int64_t before = starts_[static_cast<size_t>(&item - items.data())] - item.first_block;
-      norm_blocks(item, begin, end, out.data() + before);
+      norm_blocks(item, begin, end, [&](NormRun& run, int64_t at) { run.out = out.data() + before + at; });
+      return true;
+    });
+  }
+
+  void sum_terms(std::span<const StepItem> items, int threads, TermSums& to) override {
+    std::mutex merging;
+    for_each_blocks(items, threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
+      TermSums part;
+      norm_blocks(item, begin, end, [&](NormRun& run, int64_t) { run.sums = &part; });
+      const std::lock_guard lock(merging);
+      to.merge(part);
       return true;
     });
   }
@@ -245,8 +258,9 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // out[0] belongs to block 0 of the item.
-  void norm_blocks(const StepItem& item, int64_t begin, int64_t end, BlockNorms* out) const {
+  // put(run, first block): sets where the run's norms or sums go.
+  template <class Put>
+  void norm_blocks(const StepItem& item, int64_t begin, int64_t end, Put&& put) const {
     const NormKernel kernel = pick_norms(item.rule, item.codec, target_.bit);
     const RuleInfo& rule = rule_info(item.rule);
     NormRun run{};
@@ -258,10 +272,11 @@ class CpuBackend final : public Backend {
       for (int64_t done = 0; done < n; done += kStaged) {
         const int64_t e = first + done, at = block + done / kBlock;
         run.n = std::min(kStaged, n - done);
-        run.param = static_cast<const float*>(param.read(*item.param_layout, item.param, e, run.n));
         run.grad = static_cast<const float*>(grad.read(*item.grad_layout, item.grad, e, run.n));
-        run.out = out + at;
-        for (int k = 0; rule.norms_read_state && k < rule.states; ++k) {
+        run.param = rule.sums ? run.grad  // sums need no weights
+                              : static_cast<const float*>(param.read(*item.param_layout, item.param, e, run.n));
+        put(run, at);
+        for (int k = 0; (rule.sums || rule.norms_read_state) && k < rule.states; ++k) {
           const StateFormat& format = format_of(item.rule, item.codec, k);
           run.codes[k] = static_cast<const std::byte*>(item.codes[k]) + format.code_bytes(e - origin);
           run.scales[k] = item.scales[k] ? item.scales[k] + (at - item.first_block) * format.scales : nullptr;

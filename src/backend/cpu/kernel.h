@@ -6,6 +6,9 @@
 #include "backend/limits.h"
 #include "backend/norms.h"
 
+namespace lowtide {
+struct TermSums;  // backend/term_sums.h
+}
 namespace lowtide::cpu {
 
 // One contiguous run of elements of one row: whole blocks of 256 from its start, of which the last may be short.
@@ -24,7 +27,7 @@ struct StepRun {
 
 using StepKernel = void (*)(const StepRun&);
 
-// A run like a step's, but of floats; `out` gets the norms of its blocks.
+// A run like a step's, of floats; the norms of its blocks go to `out`, or its terms to `sums`.
 struct NormRun {
   const float *param, *grad;  // [n]
   int64_t n;
@@ -33,6 +36,7 @@ struct NormRun {
   const void* args;
   float grad_scale;
   BlockNorms* out;  // [ceil(n / 256)]
+  TermSums* sums;
 };
 using NormKernel = void (*)(const NormRun&);
 

@@ -1,4 +1,5 @@
-// The CPU driver of norms: decode -> terms -> sums of squares, over blocks of 256 floats. Only the sums are stored.
+// The CPU driver of norms: decode -> terms -> sums of squares, or exact sums, over blocks of 256 floats. Only the sums
+// are stored.
 // With one-lane vectors it is the scalar reference.
 
 static_assert(kNormLanes % kLanes == 0 && kBlock % kNormLanes == 0);
@@ -21,10 +22,18 @@ HWY_INLINE void sum_squares(const float* values, vf largest, float* sum, float* 
   *unit = norm_unit(exponent);
 }
 
+template <class R>
+constexpr bool terms_read_state() {
+  if constexpr (kHasSums<R>)
+    return true;
+  else
+    return R::kNormsReadState;
+}
+
 template <class R, class C>
 struct NormDriver {
-  static constexpr int K = R::kNormsReadState ? R::kStates : 0;
-  static constexpr int kStored = K ? K : 1;  // arrays cannot have size 0
+  static constexpr int K = terms_read_state<R>() ? R::kStates : 0;
+  static constexpr int kStored = K ? K : 1;  // no arrays of size 0
   template <int k>
   static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
   template <int k>
@@ -33,8 +42,9 @@ struct NormDriver {
   StateCodecs<R, C> codecs{};
   typename R::Args args;
   vf grad_scale;
+  TermSums* sums;
 
-  explicit NormDriver(const NormRun& run) : grad_scale(run.grad_scale) {
+  explicit NormDriver(const NormRun& run) : grad_scale(run.grad_scale), sums(run.sums) {
     __builtin_memcpy(&args, run.args, sizeof args);
   }
 
@@ -42,6 +52,7 @@ struct NormDriver {
                         const float* const (&scales)[kStored], BlockNorms* out) const {
     alignas(64) float values[2][kBlock];
     vf largest[2] = {vf(0.f), vf(0.f)};
+    vu most[2] = {vu(0u), vu(0u)}, least[2] = {vu(0xffffffffu), vu(0xffffffffu)};
     for (int at = 0; at < kBlock; at += kTile) {
       vf s[kStored][kTileVectors];
       each<K>([&](auto k) {
@@ -54,12 +65,23 @@ struct NormDriver {
         for (int k = 0; k < K; ++k) state[k] = s[k][i];
         R::template terms<vf>(load(p + e), load(g + e) * grad_scale, state, args, x);
         for (int t = 0; t < 2; ++t) {
-          largest[t] = max_abs(largest[t], x[t]);
+          if constexpr (kHasSums<R>) {
+            const vu magnitude = bits(abs(x[t]));
+            most[t] = max(most[t], magnitude);
+            least[t] = min(least[t], magnitude - vu(1u));  // 0 wraps to the largest number
+          } else {
+            largest[t] = max_abs(largest[t], x[t]);
+          }
           store(x[t], values[t] + e);
         }
       }
     }
-    for (int t = 0; t < 2; ++t) sum_squares(values[t], largest[t], &out->sum[t], &out->unit[t]);
+    if constexpr (kHasSums<R>) {
+      add_block(values[0], most[0], least[0], sums->below, sums->above);
+      add_block(values[1], most[1], least[1], sums->second, sums->second);
+    } else {
+      for (int t = 0; t < 2; ++t) sum_squares(values[t], largest[t], &out->sum[t], &out->unit[t]);
+    }
   }
 
   // Runs the same code for a short block, on copies padded with zeros.
@@ -88,7 +110,8 @@ struct NormDriver {
     BlockNorms* out = run.out;
     int64_t at = 0;
     for (; at + kBlock <= run.n; at += kBlock) {
-      driver.block(run.param + at, run.grad + at, codes, scales, out++);
+      driver.block(run.param + at, run.grad + at, codes, scales, out);
+      if constexpr (!kHasSums<R>) ++out;
       each<K>([&](auto k) {
         codes[k] += kBlock * kCodeBits<Code<k>> / 8;
         scales[k] += kScales<C, kSigned<k>>;

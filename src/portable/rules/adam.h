@@ -114,7 +114,7 @@ struct NadamBase : TwoMoments {
     return is_carried(h) ? times_mu(h.carried[0], h, h.t) : mu_product(h, h.t);
   }
   template <class H>
-  LT_HOST_FN void carry(const H& h, double (&after)[2]) {
+  LT_HOST_FN void carry(const H& h, double (&after)[1]) {
     after[0] = product_after(h);
   }
 

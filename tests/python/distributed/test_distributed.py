@@ -68,6 +68,8 @@ def test_the_log_says_what_each_rank_has() -> str:
         ("lion", "dynamic8"),
         ("sgd", "dynamic8"),
         ("schedulefree", "dynamic8"),
+        ("prodigy", "dynamic8"),
+        ("prodigy", "fp32"),
     ],
 )
 @pytest.mark.share
@@ -97,6 +99,14 @@ def test_a_mesh_gives_the_bits_of_no_mesh(rule: str, figure) -> None:
         assert (scales[0] >= 0).all() and (scales[1] == -1).all(), "without codes of its own"
         assert "uneven.exp_avg_sq_scale" in found and "edge.exp_avg_sq_scale" in found, "judged by the whole"
         figure(f"{rule}, {layout}: {sum(len(alone[name]) for name in same)} bytes compared, 0 differ")
+
+
+@pytest.mark.parametrize("layout", [Layout("rows", (1,)), Layout("rows", (2,)), Layout("rows", (2, 2)), Layout("columns", (3,))], ids=str)
+def test_one_d_serves_all_shards(layout: Layout, figure) -> None:
+    """Prodigy's sums over all parameters have the bits of one process; with float32 state so has everything."""
+    alone = shared_ranks().run(1, jobs.uninterrupted, Layout("plain"), "prodigy", "fp32")[0]
+    found = shared_ranks().run(layout.world, jobs.uninterrupted, layout, "prodigy", "fp32")[0]
+    figure(f"{layout}: {same(found, alone, str(layout))} bytes compared, 0 differ")
 
 
 @pytest.mark.parametrize("layout", [Layout("rows", (3,)), Layout("columns", (2,)), Layout("replicas", (2,))], ids=str)

@@ -18,7 +18,7 @@ from lowtide.state.elsewhere import Elsewhere
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from support import RULES, bits, copies_of, make, parameter, random_gradients, state_bits, step_alike
+from support import RULES, SINGLE_STEPS, bits, copies_of, make, parameter, random_gradients, state_bits, step_alike
 
 SHAPES = ((64, 256), (70, 100), (9,), ())
 
@@ -340,7 +340,7 @@ def in_parts(opt: torch.optim.Optimizer, size: int, **others: Any) -> None:
                 opt.param_groups = groups
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", SINGLE_STEPS)
 @pytest.mark.parametrize("size", [1, 2])
 def test_copies_of_groups_step_their_parameters(rule, size, seed, figure):
     """From the first step on, and with changing options."""

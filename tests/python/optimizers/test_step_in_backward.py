@@ -15,7 +15,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from support import RULES, bits, make, parameter, state_bits
+from support import SINGLE_STEPS, bits, make, parameter, state_bits
 from torch import nn
 
 Figure = Callable[[str], None]
@@ -60,7 +60,7 @@ def loss_of(model: Callable[..., torch.Tensor], tokens: torch.Tensor, labels: to
 def test_bits_of_steps_after_backward(bucket: Any, seed: int, figure: Figure) -> None:
     torch.set_num_threads(1)
     compared, most = 0, 0
-    for rule in RULES:
+    for rule in SINGLE_STEPS:
         model = Model()
         other = twin(model)
         before = make(rule, model.parameters(), lr=0.01)
@@ -138,7 +138,7 @@ def test_trainers_hooks_that_step_single_parameters(
     figure(f"{sum(p.numel() for p in model.parameters())} weights, {STEPS} steps: the bits of steps after backward")
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", SINGLE_STEPS)
 def test_single_parameters_step_by_every_rule(rule: str, seed: int) -> None:
     params, copies = [parameter(32, 256), parameter(9)], []
     for param in params:

@@ -241,7 +241,7 @@ def test_defaults_and_options_are_those_of_the_core(rule):
         here = name in hyper_keys(rule, group)
         assert here == (name in reads or name == "maximize"), f"{name}: the class and docs/rules.md differ"
         if here:
-            got = group[key] if key == name else group[key][int(name[-1]) - 1]
+            got = group[key][int(name[-1]) - 1] if key == "betas" else group[key]
             assert (got or 0) == value, name  # None of a schedule is 0 there
     assert reads <= set(wanted)
 

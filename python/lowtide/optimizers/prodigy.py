@@ -1,0 +1,147 @@
+"""Prodigy: AdamW that finds its learning rate."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
+
+from lowtide._core import QueuedClip
+from lowtide.checks.values import expect
+from lowtide.engine.family import Family
+from lowtide.optimizers.clipping import LossScaling
+from lowtide.optimizers.estimate import sums_of_all
+from lowtide.optimizers.optimizer import Optimizer
+from lowtide.optimizers.registry import steps
+from lowtide.options.options import Options
+from lowtide.state.foreign.prodigyopt import FIXED, check_fixed
+from lowtide.state.format import ESTIMATE
+
+
+class ProdigyFamily(Family):
+    """Prodigy's options and the core's names for them."""
+
+    SUMS = True
+
+    def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
+        hyper = super().hyper_of(rule, options)
+        expect(
+            options["beta3"] is None or hyper["d_beta"] > 0, "beta3", options["beta3"], "above 0, or None for the root of β2"
+        )
+        return hyper
+
+    def overridable(self) -> list[str]:
+        return ["lr", "eps", "weight_decay", "maximize"]  # the others belong to d
+
+
+@steps("prodigy")
+class Prodigy(Optimizer):
+    """AdamW that estimates its learning rate (Mishchenko & Defazio, arXiv 2306.06101, algorithm 4), like the package prodigyopt:
+
+        m = β1 m + (1 − β1) d g      v = β2 v + (1 − β2) d² g²            rate = lr d, times √(1 − β2ᵗ) / (1 − β1ᵗ)
+        s = β3 s + rate (d / d0) g   n = β3 n + rate (d / d0) ⟨g, p0 − p⟩         with use_bias_correction
+        d' = max(d, d_coef n / ‖s‖₁), at most growth_rate d               p = p − rate (m / (√v + d' eps) + λ p)
+
+    d is one number for all parameters, and the sums of n and ‖s‖₁ go over all of them: over groups, and the shards of DTensors.
+    They are exact, so d has the same bits for every number of threads, every mesh and every memory tier. Each step reads
+    gradients and state twice. Groups may differ in lr, eps and weight_decay; lr=0 leaves a group alone, and its terms out of the
+    sums. A scheduler sets lr as usual.
+
+    `param_groups[i]` shows "d", "d_max" (the largest estimate), "d_numerator" (n) and "k" (steps that moved something) after each
+    step; write to them with `load_state_dict` only. A step that is skipped leaves them as they are.
+
+    State per parameter: "exp_avg" (m), "exp_avg_sq" (v), "s" and "p_minus_p0" (p − p0), with the parameter's shape: 16 bytes per
+    parameter in float32 as with prodigyopt, 4.06 with state="dynamic8". Formats of 4 bits are refused. `load_state_dict` takes
+    prodigyopt's dicts; load the weights before.
+
+    Args:
+        params, eps, options: as in `AdamW`, on the CPU. What would step some parameters before all gradients are there
+            (step_in_backward, `step_param`) is refused.
+        lr: as in `AdamW`; a factor on d, finite and ≥ 0.
+        betas: β1 and β2, each in [0, 1).
+        beta3: β3 in (0, 1); None: the root of β2.
+        weight_decay: λ, finite and ≥ 0, decoupled.
+        use_bias_correction: see above.
+        safeguard_warmup: s takes d in place of the rate, so that a warm-up of lr does not raise d'.
+        d0: the first d, > 0.
+        d_coef: > 0.
+        growth_rate: ≥ 1.
+
+    Raises: like `AdamW`; ValueError also for prodigyopt's decouple=False and for a slice_p other than 1.
+    """
+
+    FAMILY = ProdigyFamily
+    WAITS_FOR_CLIPS = True  # the sums are of clipped gradients
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1.0,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        beta3: float | None = None,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decouple: bool = True,
+        use_bias_correction: bool = False,
+        safeguard_warmup: bool = False,
+        d0: float = 1e-6,
+        d_coef: float = 1.0,
+        growth_rate: float = math.inf,
+        slice_p: int = 1,
+        **options: Unpack[Options],
+    ) -> None:
+        given = {**locals()}
+        check_fixed(given, "")
+        super().__init__(params, "prodigy", {name: given[name] for name in given if name not in FIXED}, options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if isinstance(param_group, dict):
+            check_fixed(param_group, f"parameter group {len(self.param_groups)}: ")
+            beside = {*FIXED, *ESTIMATE}
+            param_group = {key: value for key, value in param_group.items() if key not in beside}
+        super().add_param_group(param_group)
+        self._show_estimate()
+
+    def _step_core(
+        self, scale: float, known_finite: bool, only: list[int] | None, clip: QueuedClip | None = None,
+        words: LossScaling | None = None,
+    ) -> int:  # fmt: skip
+        expect(only is None, "step", "some of the parameters", "all of them in one step: d needs all gradients")
+        try:
+            return self.engine.core.step(scale, known_finite, sums=sums_of_all(self.engine, scale))
+        finally:  # also after a disk error in a step that was taken
+            self._show_estimate()
+
+    def _show_estimate(self) -> None:
+        """Shows the numbers of the core in the groups."""
+        engine = self.engine
+        number = next((i for i in range(len(engine.params)) if engine.core_of(i).step_count(i)), 0)
+        if engine.params:
+            numbers = engine.core_of(number).carried(number)
+            shown = {**{name: numbers[name] for name in ESTIMATE}, "k": int(numbers["k"])}
+            for group in self.param_groups:
+                group.update(shown)
+
+    def reset(self, params: Iterable[Tensor] | None = None) -> None:
+        """Like `Optimizer.reset`. d starts afresh only with all parameters; a single one starts with the others' d."""
+        super().reset(params)
+        self._show_estimate()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Like `Optimizer.load_state_dict`; also takes dicts of the package prodigyopt."""
+        super().load_state_dict(state_dict)
+        self._show_estimate()
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Like `Optimizer.load`."""
+        super().load(path)
+        self._show_estimate()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._show_estimate()

@@ -1,0 +1,86 @@
+"""Reads state dicts of Prodigy from the package prodigyopt.
+
+    {"state": {number: {"step", "s" and "p0": flat, p0 one zero if all weights were, "exp_avg" (none with β1 = 0), "exp_avg_sq"}},
+     "param_groups": [{"lr", "betas", "beta3", "eps", "weight_decay", "d0", "d_coef", "growth_rate", "use_bias_correction",
+                       "safeguard_warmup", "decouple", "slice_p", "fsdp_in_use", "d", "d_max", "d_numerator", "k": steps, "d_hat",
+                       "d_denom", "params"}]}
+
+The state here is p - p0, so reading needs the model's weights that were saved with the dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lowtide.checks.values import check_floats, expect, number, read_step
+from lowtide.devices.sharding import local_of
+from lowtide.state.carried import checked
+from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_keys
+from lowtide.state.format import ESTIMATE
+
+FIXED = {"decouple": True, "slice_p": 1}  # options of prodigyopt that have one value here, and that value
+_RULE = "prodigy"
+_OPTIONS = (
+    "lr", "betas", "beta3", "eps", "weight_decay", "d0", "d_coef", "growth_rate", "use_bias_correction", "safeguard_warmup",
+)  # fmt: skip
+_OWN = (*FIXED, "fsdp_in_use", "d_hat", "d_denom")  # group keys that are no options here
+
+
+def check_fixed(options: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError for prodigyopt's options that have another value than the only one here."""
+    for name, only in FIXED.items():
+        why = "weight decay is decoupled" if name == "decouple" else "the sums go over all elements"
+        expect(options.get(name, only) == only, f"{where}{name}", options.get(name), f"{only}: {why}")
+
+
+def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
+    del state  # may be empty
+    return any({"d0", "growth_rate", *ESTIMATE} <= set(group) for group in groups)
+
+
+def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
+    expect(rule == _RULE, where, "a group from the package prodigyopt", f"a state_dict of lowtide's {rule!r}")
+    missing = [key for key in (*_OPTIONS, *ESTIMATE) if key not in group]
+    expect(not missing, where, f"no {missing}", "all options of prodigyopt.Prodigy: no other class is read")
+    # Without weight decay its two kinds are one.
+    check_fixed(group if group["weight_decay"] else {**group, "decouple": True}, f"{where}: ")
+    return {**mine, **{key: value for key, value in group.items() if key not in _OWN}}
+
+
+def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
+    if not entry:
+        return NOTHING
+    check_keys(entry, ["step", "s", "p0", "exp_avg", "exp_avg_sq"], where)
+    for name in ("step", "s", "p0", "exp_avg_sq"):
+        expect(name in entry, where, f"no {name!r}", "'step', 's', 'p0' and 'exp_avg_sq'")
+    expect(not spec.param.is_meta, where, "weights on meta", "the weights that were saved with this dict: load the model first")
+    whole = type(local_of(spec.param)) is type(spec.param)
+    expect(
+        whole,
+        where,
+        "a DTensor parameter",
+        "a whole one: load before the model is sharded, and carry on by Lowtide's state_dict",
+    )
+    numel = spec.shape.numel()
+    check_floats(entry["s"], f"{where}, s", torch.Size([numel]))
+    p0 = entry["p0"]
+    check_floats(p0, f"{where}, p0", torch.Size([]) if isinstance(p0, torch.Tensor) and p0.ndim == 0 else torch.Size([numel]))
+    second = entry["exp_avg_sq"]
+    check_floats(second, f"{where}, exp_avg_sq", spec.shape)
+    step = read_step(entry, where)
+    expect(step > 0, f"{where}, step", step, "1 or more: there is state")
+    numbers: dict[str, float] = {}
+    for name in ESTIMATE:
+        numbers |= checked({name: number(name, spec.group[name])}, (name,), f"{where}, {name} of its group")
+    weights = spec.param.detach().to("cpu", torch.float32)  # a device may have no room for all of them at once
+    first = p0.detach().to("cpu", torch.float32)
+    moments = {
+        "exp_avg": entry.get("exp_avg", torch.zeros_like(second)),
+        "exp_avg_sq": second,
+        "s": entry["s"].reshape(spec.shape),
+        "p_minus_p0": weights - (first if first.ndim == 0 else first.reshape(spec.shape)),
+    }
+    return Entry(step, moments, True, numbers)

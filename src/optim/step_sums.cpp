@@ -1,0 +1,137 @@
+// Sums of terms over all parameters, for rules whose steps have one estimate in common (Prodigy's d): a pass before the
+// step over what it will read. Sums are exact, so no bit depends on threads, chunks, tiers, devices or shards. All
+// parameters carry the estimate, so that each of them can be saved alone.
+#include <string_view>
+
+#include "core/error.h"
+#include "optim/gradient_norm.h"
+#include "optim/hyper.h"
+#include "optim/optimizer_impl.h"
+#include "optim/step_plan.h"
+#include "optim/term_sums.h"
+
+namespace lowtide {
+namespace {
+
+// Groups with one estimate may differ in these hyper-parameters.
+bool may_differ(std::string_view name) { return name == "lr" || name == "eps" || name == "weight_decay"; }
+
+double value_of(const Hyper& hyper, std::string_view wanted) {
+  double found = 0;
+  for_each_hyper(hyper, [&](const char* name, const auto& value) {
+    if (name == wanted) found = static_cast<double>(value);
+  });
+  return found;
+}
+
+}  // namespace
+
+Carried ParamTable::shared_estimate() const {
+  const Carried* found = nullptr;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const Parameter& param = params[i];
+    if (!rule_info(param.rule).sums || !param.carried.known()) continue;
+    if (!found) found = &param.carried;
+    LT_REQUIRE(*found == param.carried,
+               "got d=%.9g for parameter %zu and d=%.9g for one before it, wanted one for all: load the state of all "
+               "parameters from one run",
+               param.carried.of[0], i, found->of[0]);
+  }
+  return found ? *found : Carried{};
+}
+
+void ParamTable::share_estimate(const Carried& now) {
+  for (Parameter& param : params)
+    if (rule_info(param.rule).sums) param.carried = now;
+}
+
+void StepPlan::begin_estimate() {
+  estimating_ = -1;
+  int any = -1;  // of a step by which only other optimizers' parameters move
+  for (size_t i = 0; i < table_.params.size(); ++i) {
+    const Parameter& param = table_.params[i];
+    if (!rule_info(param.rule).sums || param.group == estimating_) continue;
+    if (any < 0) any = param.group;
+    if (!grads_[i].data) continue;
+    const bool first = estimating_ < 0;
+    if (!first) check_alike(static_cast<size_t>(estimating_), static_cast<size_t>(param.group));
+    // The first group that moves, or the first one.
+    if (first || (estimating_hyper().lr == 0 && table_.group_of(param).hyper.lr != 0)) estimating_ = param.group;
+  }
+  if (estimating_ < 0) estimating_ = any;
+  table_.share_estimate(table_.shared_estimate());
+}
+
+void StepPlan::check_alike(size_t one, size_t other) const {
+  const GroupSpec &mine = table_.groups[other], &first = table_.groups[one];
+  for (const RuleHyper& read : rule_info(mine.rule).hyper) {
+    if (may_differ(read.name)) continue;
+    const double got = value_of(mine.hyper, read.name), wanted = value_of(first.hyper, read.name);
+    LT_REQUIRE(got == wanted,
+               "got %s=%g in group %zu and %s=%g in group %zu of %s, wanted the same: one d serves all groups",
+               read.name, got, other, read.name, wanted, one, rule_info(mine.rule).name);
+  }
+}
+
+TermSums StepPlan::sum_terms() {
+  TermSums sums;
+  buffers_.streamed.assign(table_.params.size(), nullptr);
+  buffers_.batch.clear();
+  std::vector<int64_t> wanted;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const int64_t number = params()[i];
+    const Parameter& param = table_.params[static_cast<size_t>(number)];
+    // Not in a group with another rule, or one that stands still.
+    if (!rule_info(param.rule).sums || table_.group_of(param).hyper.lr == 0) continue;
+    if (streams(param)) {
+      buffers_.streamed[static_cast<size_t>(number)] = &items_[i];
+      wanted.push_back(number);
+    } else {
+      buffers_.batch.push_back(items_[i]);
+    }
+  }
+  if (!buffers_.batch.empty()) backend_.sum_terms(buffers_.batch, table_.on.threads, sums);
+  for (const std::unique_ptr<Residence>& residence : table_.residences) {
+    if (!residence->store() || wanted.empty()) continue;
+    residence->store()->look(
+        [&](std::span<const Store::PlacedChunk> chunks) {
+          buffers_.batch.clear();
+          for_each_part(chunks, [&](const StepItem& part, const Piece&) { buffers_.batch.push_back(part); });
+          backend_.sum_terms(buffers_.batch, table_.on.threads, sums);
+        },
+        table_.on.threads, wanted, options_.stream);
+  }
+  return sums;
+}
+
+StepResult StepPlan::refuse_sums() const {
+  const int64_t first = items_.empty() ? 0 : params()[0];
+  if (table_.nonfinite != NonFinite::kRaise) return StepResult{false, first};
+  fail(ErrorKind::kInvalidArgument,
+       "the sums over the gradients and states of all parameters are not finite: a gradient on another device or "
+       "process "
+       "is not, or magnitudes are above what float32 holds; nothing was changed");
+}
+
+void StepPlan::take_sums(const TermSums& sums) {
+  sums.put(sums_);
+  if (estimating_ < 0) return;
+  const GroupSpec& group = table_.groups[static_cast<size_t>(estimating_)];
+  estimate_ = next_carried(effective_rule(group.rule, group.hyper), group.hyper, 1, table_.shared_estimate(), sums_);
+  args_used_ = 0, args_ = nullptr;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const Parameter& param = table_.params[static_cast<size_t>(params()[i])];
+    set_args(param, params()[i], param.steps, param.uninitialized, items_[i]);
+  }
+}
+
+TermSums term_sums(Optimizer& of, std::span<const Gradient> grads, const StepOptions& options) {
+  auto& impl = OptimizerEnv::impl(of);
+  const OptimizerEnv::Call call(impl);
+  const StepOptions own = without_clip(options);
+  StepPlan plan(impl.table, impl.buffers, grads, own);
+  plan.gather();
+  return plan.sum_terms();
+}
+
+}  // namespace lowtide
