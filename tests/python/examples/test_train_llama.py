@@ -149,7 +149,7 @@ MISTAKES = {
     "not a unit": ["--optimizers", "paged", "--host", "4MiX"],
     "no such directory": ["--optimizers", "paged", "--host", "4MiB", "--disk", "absent"],
     "go together": ["--host", "4MiB"],
-    "wanted a multiple of 16": ["--width", "9"],
+    "wanted a multiple of 8": ["--width", "9"],
     "no checkpoint in": ["--resume"],
 }
 
