@@ -49,9 +49,9 @@ def cell(model: str, size: int, ram: int) -> str:
     fits = found if found.fits else found.changed
     assert fits and fits.fits, (model, size, ram)
     disk = gb(fits.total.disk)
-    if "gpu" in found.change:
-        return f"disk\u00a0{disk}" if found.change.get("stream") else f"CPU + {disk}" if fits.total.disk else "CPU"
-    there = "streams" if found.change else "RAM" if fits.lines["state"].host else "device"
+    if fits.lines["weights"].disk:
+        return "CPU, " * ("gpu" in found.change) + f"disk\u00a0{disk}"
+    there = "CPU" if "gpu" in found.change else "streams" if found.change else "RAM" if fits.lines["state"].host else "device"
     return f"{there} + {disk}" if fits.total.disk else there
 
 
@@ -132,7 +132,7 @@ def page() -> str:
         "| streams | in RAM with their gradients, one layer at a time on the device; the CPU steps | in RAM |",
         "| … + 42 | as in a cell without a figure | 42 GB are on the disk, the rest in RAM |",
         "| CPU | in RAM, because the device has no room for a layer; the CPU computes | in RAM |",
-        "| disk 42 | on the disk (`lowtide.stream`), because RAM has no room for them; the CPU computes | on the disk; the figure includes the weights |",
+        "| disk 42 | as *streams*, but on the disk, because RAM has no room for them | on the disk; the figure includes the weights |",
         "",
         *table(["model", "GB of RAM", *(f"{size}\u00a0GB" for size in SIZES)], [
             [name, *row] for name, model in zip(names, MODELS.values(), strict=True) for row in by_ram(model)

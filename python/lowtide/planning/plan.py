@@ -78,8 +78,8 @@ def plan(
         accumulate: gradients are kept over several backward passes.
         step_in_backward: as for the optimizer: True or bytes.
         stream: weights stream to where layers compute (`lowtide.stream`). With a GPU: weights and gradients are in host memory,
-            where the CPU steps; one layer at a time is on the device, and tables of the vocabulary are units of their own.
-            Without: weights are on the disk, from which layers are read ahead.
+            where the CPU steps; one layer at a time is on the device, and tables of the vocabulary are units of their own. Without,
+            or if `ram` has no room for all weights: they are on the disk, from which layers are read ahead.
         hyper: momentum, amsgrad, centered, betas, alpha: as for the optimizer.
 
     Returns a Plan, whether it fits or not. Raises ValueError, TypeError or OSError for unusable arguments.
@@ -216,9 +216,9 @@ class _Training:
         masters = self._state(Budget(-1), self._master)["state_bytes"] - state
         lines = {"weights": self._weights(), **self._in_backward()}
         lines["process"] = Tiers(0, _PROCESS) if self.gpu is None else Tiers(_CONTEXT, _PROCESS_BESIDE_DEVICE)
-        if self.stream and self.gpu is None:
+        if from_disk := self._streams_from_disk(lines, state + masters):
             lines["weights"] = self._weights_on_disk(lines)
-        where, memory, problem = self._placed(summed(lines.values()), state + masters)
+        where, memory, problem = self._placed(summed(lines.values()), state + masters, from_disk)
         share = masters / max(state + masters, 1)
         lines["masters"] = Tiers(*(int(size * share) for size in where))
         lines["state"] = Tiers(*(size - part for size, part in zip(where, lines["masters"], strict=True)))
@@ -249,6 +249,14 @@ class _Training:
         # One unit at a time. A tied table belongs to no unit and stays.
         return Tiers((layer if of.tied else max(table, layer)) + of.tied * table, weights)
 
+    def _streams_from_disk(self, lines: Mapping[str, Tiers], state: int) -> bool:
+        """True if weights stream from the disk, because host memory has no room for all of them and for state, as in
+        `lowtide.stream`."""
+        if not self.stream or self.gpu is None:
+            return self.stream
+        beside = summed(lines.values()).host + min(state, STREAMED_STATE)
+        return self.disk is not None and self.ram is not None and beside > self.ram
+
     def _weights_on_disk(self, lines: Mapping[str, Tiers]) -> Tiers:
         """Divides host memory as `lowtide.stream` does: it holds as many layers and tables as fit; a tied table stays."""
         of, ram = self.model.decoder, self.ram
@@ -258,7 +266,7 @@ class _Training:
         sizes = layers if of.tied else [table, *layers, table]
         every, least = sum(sizes), min(sum(sizes), Schedule.least(sizes))
         beside = summed(line for name, line in lines.items() if name != "weights").host + kept + STREAMED_STATE
-        return Tiers(0, kept + (every if ram is None else max(least, min(every, ram - beside))), every)
+        return Tiers(lines["weights"].device, kept + (every if ram is None else max(least, min(every, ram - beside))), every)
 
     def _units(self) -> tuple[int, int]:
         """Bytes of weights of a table of the vocabulary, and of a layer. Includes frozen weights."""
@@ -306,23 +314,22 @@ class _Training:
         on_host = unit + self.step_in_backward if self.step_in_backward else every + self.accumulate * unit
         return {**found, "gradients": Tiers(most, on_host)}
 
-    def _placed(self, beside: Tiers, state: int) -> tuple[Tiers, str | None, str]:
+    def _placed(self, beside: Tiers, state: int, from_disk: bool) -> tuple[Tiers, str | None, str]:
         """Places state and masters beside the rest: where they are, the optimizer's `memory` for that, and the problem if they
-        fit nowhere."""
+        fit nowhere. from_disk: weights stream from the disk."""
         of = self.gpu, self.ram, self.disk
         device, host, disk = (None if size is None else size - taken for size, taken in zip(of, beside, strict=True))
         steps_there = self.gpu is not None and not self.stream
         # If a device has no room for the rest, state does not change what it lacks.
         there = min(max(device or 0, 0), state) if steps_there else 0
         elsewhere = Tiers(there, state - there)
-        streams_from_disk = self.stream and self.gpu is None
         if steps_there and there < min(state, _LEAST):
             return elsewhere, None, f"device lacks {size_text(_LEAST)} for state that streams"
-        if there == state or host is None or (host >= state - there and not streams_from_disk):
+        if there == state or host is None or (host >= state - there and not from_disk):
             return elsewhere, None, ""
         if disk is None:
             return elsewhere, None, f"host lacks {size_text(state - there - host)}"
-        buffers = STREAMED_STATE if streams_from_disk else _LEAST
+        buffers = STREAMED_STATE if from_disk else _LEAST
         if host < buffers:
             in_host = max(min(host, state - there), 0)
             return Tiers(there, in_host, state - there - in_host), None, f"host lacks {size_text(buffers)} for state that streams"
@@ -330,9 +337,9 @@ class _Training:
         if not found["fits"]:
             return elsewhere, None, found["problem"]
         memory = f"device={there},host={host},disk=DIR,step=device" if steps_there else f"host={host},disk=DIR"
-        if streams_from_disk:  # `lowtide.stream` has one budget for weights, gradients and state
-            outside = self._in_backward()
-            memory = f"host={host + beside.host - _PROCESS - outside['activations'].host - outside['never at once'].host},disk=DIR"
+        if from_disk:  # `lowtide.stream` has one budget for weights, gradients and state
+            outside, process = self._in_backward(), _PROCESS if self.gpu is None else _PROCESS_BESIDE_DEVICE
+            memory = f"host={host + beside.host - process - outside['activations'].host - outside['never at once'].host},disk=DIR"
         return Tiers(found["device_bytes"], found["host_bytes"], found["disk_bytes"]), memory, ""
 
     def _state(self, budget: Budget, master: str | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lowtide.checks.values import expect
 from lowtide.devices.sharding import STREAMED, is_dtensor, local_of
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.planning.schedule import device_peak
-from lowtide.streaming.weights import StreamingReport, Unit
+from lowtide.streaming.weights import Placed, StreamedWeights, StreamingReport, Unit, no_bytes, put_back
 
 _PLACED = "hf_device_map"  # tells transformers' Trainer to leave the model where it is
 _OF_TORCH = "torch.distributed.fsdp"
@@ -98,13 +98,22 @@ def may_pin(in_backward: bool) -> bool:
 class DeviceWeights:
     """The weights of one model, streamed by `fully_shard`."""
 
-    def __init__(self, model: nn.Module, units: Sequence[Unit], needs: Needs, device: torch.device, pinned: bool) -> None:
-        """Shards the model. Undoes that if it raises."""
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[Unit],
+        needs: Needs,
+        device: torch.device,
+        pinned: bool,
+        file: StreamedWeights | None = None,
+        but: Sequence[Placed] = (),
+    ) -> None:
+        """Shards the model. Undoes that if it raises. file: takes the units from host memory. but: parameters from meta."""
         try:
             from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
         except ImportError:
             raise NotImplementedError(f"stream: got torch {torch.__version__}, wanted 2.6 or newer: it has fully_shard") from None
-        self._model, self._needs = weakref.ref(model), needs
+        self._model, self._needs, self._file = weakref.ref(model), needs, file
         self._handles: list[Any] = []
         self._placed: Any = None
         self._optimizer: weakref.ref[Optimizer] | None = None
@@ -116,13 +125,22 @@ class DeviceWeights:
                 "offload_policy": CPUOffloadPolicy(pin_memory=pinned),
             }
             given = {name: vars(param) for name, param in model.named_parameters(remove_duplicate=False)}
-            for unit in units:
-                fully_shard(model.get_submodule(unit.name), **options)
+            empty = {id(each.now) for each in but}
+            names = {id(param): name for name, param in model.named_parameters()}
+            for number, unit in enumerate(units):
+                shards: Any = fully_shard(model.get_submodule(unit.name), **options)
+                if file:
+                    params = {id(param): model.get_parameter(names[id(param)]) for param in unit.params}
+                    file.units[number] = unit._replace(params=list(params.values()), looked_up=False)  # torch copies all rows
+                    file.take(number, [param for of, param in params.items() if of in empty])
+                    shards._apply(lambda tensor: tensor)  # makes torch drop its own references to what was there before
+                    for param in unit.params:
+                        param.data = param.detach().new_empty(0)
             fully_shard(model, **options)
             for name, param in model.named_parameters(remove_duplicate=False):
                 vars(param).update(given[name])  # overrides, and attributes of others
         except BaseException:
-            self.move_back()
+            self.move_back(but)
             raise
         self._placed = vars(model).get(_PLACED)
         setattr(model, _PLACED, {"": device})
@@ -136,22 +154,28 @@ class DeviceWeights:
         """Follows the optimizer of the model: its dicts have plain tensors, and at the end it gets the original parameters
         back. in_backward: it steps in backward passes, which leave no copies of weights on the device."""
         self._optimizer, model = weakref.ref(optimizer), self._model
+        if self._file:
+            self._file.watch(_alive(model), optimizer, in_backward)
         self._handles.append(optimizer.register_state_dict_post_hook(_plain_state))
         if not in_backward:
             self._handles.append(optimizer.register_step_pre_hook(lambda *_: _reshard(model())))
 
     def report(self) -> StreamingReport:
+        """Waits for the disk. Raises like `StreamedWeights.turn`."""
         needs = self._needs
-        return StreamingReport(
-            weight_bytes=needs.weights, memory_bytes=needs.device, read_bytes=-1, written_bytes=-1,
-            planned_read_bytes=needs.to_device, planned_written_bytes=needs.to_host,
-        )  # fmt: skip
+        found = self._file.report() if self._file else no_bytes()
+        if not self._file:
+            found["memory_bytes"] = needs.weights
+        found["weight_bytes"], found["device_bytes"] = needs.weights, needs.device
+        found["to_device_bytes"], found["to_host_bytes"] = needs.to_device, needs.to_host
+        return found
 
-    def move_back(self) -> None:
+    def move_back(self, but: Sequence[Placed] = ()) -> None:
         """Undoes `fully_shard`, which torch cannot: parameters become plain tensors in host memory again, in the optimizer,
-        too."""
-        model = self._model()
-        assert model is not None
+        too. Those that came from meta (`but`) go back there. Raises like `StreamedWeights.move_back`."""
+        model = _alive(self._model)
+        if self._file:
+            self._file.move_back(but)
         for handle in self._handles:
             handle.remove()
         vars(model).pop(_PLACED, None)
@@ -167,6 +191,7 @@ class DeviceWeights:
                 if not buffer.is_meta:
                     buffer.data = buffer.cpu()
             _take_off(module)
+        put_back(but)
         if self._optimizer and (optimizer := self._optimizer()):
             for group in optimizer.param_groups:
                 group["params"] = [plain.get(id(param), param) for param in group["params"]]
@@ -209,6 +234,12 @@ def _reshard(model: nn.Module | None) -> None:
 def _reshard_without_backward(model: nn.Module, *_: Any) -> None:
     if not torch.is_grad_enabled():
         _reshard(model)
+
+
+def _alive(of: weakref.ref[nn.Module]) -> nn.Module:
+    model = of()
+    assert model is not None
+    return model
 
 
 def _plain_parameter(param: Any) -> nn.Parameter:

@@ -17,7 +17,6 @@ from lowtide.devices.places import has_kernels, place_on
 from lowtide.memory.budgets import Memory, size_of
 from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, path_of
 from lowtide.optimizers.adam import AdamW
-from lowtide.optimizers.backward import StepInBackward
 from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.planning.forecasts import forecast
@@ -25,7 +24,7 @@ from lowtide.planning.schedule import Schedule
 from lowtide.report.log import logger
 from lowtide.streaming.device import DeviceWeights, Needs, accelerator, may_pin, units_for_device
 from lowtide.streaming.weights import (
-    StreamedWeights, StreamingReport, Unit, check_separate, layers_of, place_on_cpu, put_back, units_of
+    StreamedWeights, StreamingReport, Unit, check_separate, layers_of, no_bytes, place_on_cpu, place_without_values, put_back, units_of, with_memory
 )  # fmt: skip
 
 _LEAST_STATE = 16 << 20  # bytes of a device through which state streams
@@ -49,7 +48,8 @@ def stream(
 
     With it, torch's accelerator trains. If weights, gradients and part of the state fit there, the model moves to the device.
     Otherwise weights and gradients are in host memory, torch's `fully_shard` brings each layer to the device when it computes,
-    and the CPU steps; state is in `memory.host`, and on disk as far as it does not fit. Feed tensors on the device. Hooks on
+    and the CPU steps; state that does not fit into `memory.host` goes to `memory.disk`, and weights that do not, into a file there,
+    from which layers are read ahead. Feed tensors on the device. Hooks on
     parameters are lost then, and products of `Muon`, made on the CPU, may round differently.
 
     Args:
@@ -87,28 +87,21 @@ def stream(
         return model, _to_device(model, make, given, chosen, options, _state_bytes(model, optimizer, options))
     assert given.host is not None
     *units, kept = units_of(model, chosen)
-    sizes, host = [unit.bytes for unit in units], size_of("host", given.host)
+    host, weights = size_of("host", given.host), sum(unit.bytes for unit in units)
     always = kept.bytes + _gradient_bytes([*units, kept], options["step_in_backward"])
-    weights, least = sum(sizes), Schedule.least(sizes)
     if given.disk is None or weights + always + _state_bytes(model, optimizer, options) <= host:
         room = host - weights - always
         got, what = _core.format_bytes(host), _core.format_bytes(weights + always)
         expect(room >= 0, f"{where}: memory: host", got, f"{what} of weights and gradients, and room for state, or disk=DIRECTORY")
         return model, _resident(model, make, given.replaced(host=room), options)
-    room = host - always - STREAMED_STATE
-    wanted = f"{_core.format_bytes(least + always + STREAMED_STATE)}: three layers, their gradients, and buffers for state"
-    expect(room >= least, f"{where}: memory: host", _core.format_bytes(host), wanted)
-    limit = min(weights, room)
-    file = _core.MappedFile(path_of("memory: disk", given.disk), max(weights, 1))
-    streamed, placed = StreamedWeights.move(model, chosen, file, limit)
+    limit = _weights_in_memory(units, always, host)
+    streamed, placed = StreamedWeights.move(model, chosen, _file_for(units, given), limit)
     try:
         made = make(model.parameters(), memory=given.replaced(host=host - always - limit), **options)
     except BaseException:
         streamed.move_back(placed)
         raise
-    if isinstance(in_backward := made.in_backward, StepInBackward):
-        streamed.flush = in_backward.flush
-    streamed.watch(model, made, after_backward=options["step_in_backward"] is False)
+    streamed.watch(model, made, options["step_in_backward"] is not False)
     _STREAMED[model] = streamed
     _tell(model, len(units))
     return model, made
@@ -126,7 +119,7 @@ def _to_device(
     limit = size_of("device", given.device, place_on(device))
     host = None if given.host is None else size_of("host", given.host)
     gradients = _gradient_bytes([*units, kept], in_backward)
-    disk = "" if given.disk else f", or {size(STREAMED_STATE)} for state and disk=DIRECTORY"
+    disk = "" if given.disk else ", or disk=DIRECTORY"
     beside, steps_there = limit - needs.weights - gradients, has_kernels(device) and given.step != "host"
     if beside >= (min(state, _LEAST_STATE) if steps_there else 0):
         left = state - beside if steps_there else state
@@ -135,21 +128,33 @@ def _to_device(
         return _resident(model, make, given.replaced(device=beside if steps_there else None), options, device)
     expect(needs.device <= limit, f"{where}: device", size(limit), f"{size(needs.device)}: a layer, its gradients and the last one's")
     always = needs.weights + gradients
-    less = always - needs.weights - _gradient_bytes([*units, kept], True)
+    less = gradients - _gradient_bytes([*units, kept], True)
     hint = f", or {size(less)} less with step_in_backward=True" if in_backward is False and less else ""
     least = always + (min(state, STREAMED_STATE) if given.disk else state)
-    expect(host is None or host >= least, f"{where}: host", size(host or 0), f"{size(least)} of weights, gradients and state{disk}{hint}")
-    pinned = may_pin(in_backward is not False) and (host is None or host >= least - needs.weights + needs.pinned)
-    placed = place_on_cpu(model, lambda param: torch.zeros_like(param, device="cpu"))
-    streamed = None
+    at_once: int | None = None  # bytes of weights in host memory, if they are on the disk
+    pinned, beside = False, gradients
+    if host is not None and host < least:
+        expect(bool(given.disk), f"{where}: host", size(host), f"{size(least)} of weights, gradients and state{disk}{hint}")
+        beside += kept.bytes
+        at_once = _weights_in_memory(units, beside, host)
+    else:
+        pinned = may_pin(in_backward is not False) and (host is None or host >= least - needs.weights + needs.pinned)
+    taken = beside + (at_once if at_once is not None else needs.pinned if pinned else needs.weights)
+    placed, streamed = place_without_values(model), None
     try:
-        streamed = DeviceWeights(model, units, needs, device, pinned)
-        taken = gradients + (needs.pinned if pinned else needs.weights)
+        units, kept = units_for_device(model, layers, units_of(model, layers)[:-1])
+        empty = {id(each.now) for each in placed}
+        for unit in [kept] if at_once is not None else [*units, kept]:
+            with_memory(unit, empty)
+        file = None
+        if at_once is not None:
+            file = StreamedWeights(_file_for(units, given), [*units], Schedule([unit.bytes for unit in units], at_once))
+        streamed = DeviceWeights(model, units, needs, device, pinned, file, placed)
         memory = given.replaced(device=None, step=None, host=None if host is None else host - taken)
         made = make(model.parameters(), memory=memory, **options)
     except BaseException:
         if streamed:
-            streamed.move_back()
+            streamed.move_back(placed)
         put_back(placed)
         raise
     streamed.watch(made, in_backward is not False)
@@ -175,10 +180,11 @@ def _resident(
 
 def _tell(model: nn.Module, count: int) -> None:
     if logger.isEnabledFor(logging.INFO):  # only then, because the report waits for the disk
-        report = streaming_report(model)
+        report, size = streaming_report(model), _core.format_bytes
         logger.info(
-            "%s streams %d layers, %s of weights, at most %s at once: a step reads %s and writes %s", type(model).__name__, count,
-            *(_core.format_bytes(report[name]) for name in ("weight_bytes", "memory_bytes", "planned_read_bytes", "planned_written_bytes")),
+            "%s streams %d layers, %s of weights, at most %s in host memory at once: a step reads %s, writes %s, and copies %s to a device",
+            type(model).__name__, count, size(report["weight_bytes"]), size(report["memory_bytes"]), size(report["planned_read_bytes"]),
+            size(report["planned_written_bytes"]), size(report["to_device_bytes"]),
         )  # fmt: skip
 
 
@@ -203,9 +209,7 @@ def streaming_report(model: nn.Module) -> StreamingReport:
     """The bytes that a model's weights take and move; zeros if everything fits. Waits for the disk. Raises ValueError for a
     model that was not passed to `stream`, and OSError if the disk has failed."""
     if model in _RESIDENT:
-        return StreamingReport(
-            weight_bytes=0, memory_bytes=0, read_bytes=0, written_bytes=0, planned_read_bytes=0, planned_written_bytes=0
-        )
+        return no_bytes()
     return _streamed(model, "streaming_report").report()
 
 
@@ -213,6 +217,20 @@ def _streamed(model: nn.Module, where: str) -> StreamedWeights | DeviceWeights:
     if (streamed := _STREAMED.get(model)) is None:
         raise ValueError(f"{where}: got a {type(model).__name__} that does not stream, wanted a model that stream() has had")
     return streamed
+
+
+def _weights_in_memory(units: Sequence[Unit], beside: int, host: int) -> int:
+    """The bytes of units that may be in host memory at once. beside: bytes of other weights and of gradients."""
+    sizes = [unit.bytes for unit in units]
+    least, room = Schedule.least(sizes), host - beside - STREAMED_STATE
+    wanted = f"{_core.format_bytes(least + beside + STREAMED_STATE)}: three layers, their gradients, and buffers for state"
+    expect(room >= least, "stream: memory: host", _core.format_bytes(host), wanted)
+    return min(sum(sizes), room)
+
+
+def _file_for(units: Sequence[Unit], given: Memory) -> _core.MappedFile:
+    assert given.disk is not None
+    return _core.MappedFile(path_of("memory: disk", given.disk), max(sum(unit.bytes for unit in units), 1))
 
 
 def _gradient_bytes(units: Sequence[Unit], in_backward: bool | int | str) -> int:

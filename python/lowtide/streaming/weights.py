@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,9 @@ from typing_extensions import TypedDict
 
 from lowtide._core import MappedFile
 from lowtide.checks.values import expect
+from lowtide.devices.sharding import local_of
+from lowtide.optimizers.backward import StepInBackward
+from lowtide.optimizers.optimizer import Optimizer
 from lowtide.planning.schedule import Schedule
 
 _PAGE, _LINE = 4096, 64  # bytes of a page of memory, and of a line of a processor's cache
@@ -31,14 +34,24 @@ _SMALL = 1 << 20  # smaller modules outside layers stay in memory (bytes)
 
 
 class StreamingReport(TypedDict):
-    """Bytes of a streaming model: from disk or, with `device=` in the budget, from host memory to a device."""
+    """Bytes of a streaming model. Those of the file are 0 if all weights are in host memory, those of the device without one."""
 
-    weight_bytes: int  # weights that take turns in memory or on the device
-    memory_bytes: int  # the most that is there at once; on a device, with gradients
-    read_bytes: int  # from the file, since `stream`; -1 with a device, where torch moves them
+    weight_bytes: int  # weights that take turns in host memory or on the device
+    memory_bytes: int  # the most of them in host memory at once
+    read_bytes: int  # from the file, since `stream`
     written_bytes: int
-    planned_read_bytes: int  # by one forward and one backward pass: from the file, or to the device
-    planned_written_bytes: int  # into the file, or gradients to the host
+    planned_read_bytes: int  # from the file, by one forward and one backward pass
+    planned_written_bytes: int
+    device_bytes: int  # the most weights and gradients on the device at once
+    to_device_bytes: int  # weights copied by one forward and one backward pass
+    to_host_bytes: int  # gradients
+
+
+def no_bytes() -> StreamingReport:
+    return StreamingReport(
+        weight_bytes=0, memory_bytes=0, read_bytes=0, written_bytes=0, planned_read_bytes=0, planned_written_bytes=0,
+        device_bytes=0, to_device_bytes=0, to_host_bytes=0,
+    )  # fmt: skip
 
 
 class Unit(NamedTuple):
@@ -137,7 +150,7 @@ class StreamedWeights:
     """The units of one model, in a file."""
 
     file: MappedFile
-    units: list[Unit]
+    units: list[Unit]  # all, in the order of a forward pass
     schedule: Schedule
     offsets: list[int] = field(default_factory=list)
     changed: dict[int, int] = field(default_factory=dict)  # offsets in units from which on nothing is written yet
@@ -156,39 +169,42 @@ class StreamedWeights:
     def move(model: nn.Module, layers: Sequence[nn.Module], file: MappedFile, limit: int) -> tuple[StreamedWeights, list[Placed]]:
         """Moves the parameters of `model` into a file with room for all units. Parameters on meta get memory without values
         (zeros), and are listed in the result."""
-        placed = place_on_cpu(model, lambda param: torch.zeros((), dtype=param.dtype).expand(param.shape))
+        placed = place_without_values(model)
         empty = {id(each.now) for each in placed}
         *units, kept = units_of(model, layers)
-        for param in kept.params:
-            if id(param) in empty:
-                param.data = param.detach().clone(memory_format=torch.contiguous_format)
+        with_memory(kept, empty)
         self = StreamedWeights(file, units, Schedule([unit.bytes for unit in units], limit))
-        start = 0
         for number, unit in enumerate(units):
-            place, self.offsets = start, [*self.offsets, start]
-            for param in unit.params:
-                values = file.tensor(place, param.nbytes).view(param.dtype)
-                dense = id(param) not in empty and _is_dense(param)
-                values = values.as_strided(param.shape, param.stride()) if dense else values.view(param.shape)
-                place += _up(param.nbytes, _LINE)
-                if id(param) not in empty:
-                    values.copy_(param.detach())
-                param.data = values
-            self.addresses.append([param.data_ptr() for param in unit.params])
-            start += unit.bytes
-            self.changed[number] = 0
-            self.schedule.here.add(number)
-            self._let_go_to_limit()
+            self.take(number, [param for param in unit.params if id(param) in empty])
         return self, placed
 
-    def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer, after_backward: bool) -> None:
-        """Adds the hooks. after_backward: the optimizer steps all weights in its `step`."""
+    def take(self, number: int, empty: Sequence[nn.Parameter]) -> None:
+        """Moves a unit into the file, behind the units before it. empty: its parameters that have no values."""
+        unit = self.units[number]
+        self.offsets.append(place := sum(self.schedule.sizes[:number]))
+        for tensor, has_values in [(local_of(param), not any(param is each for each in empty)) for param in unit.params]:
+            values = self.file.tensor(place, tensor.nbytes).view(tensor.dtype)
+            dense = has_values and _is_dense(tensor)
+            values = values.as_strided(tensor.shape, tensor.stride()) if dense else values.view(tensor.shape)
+            place += _up(tensor.nbytes, _LINE)
+            if has_values:
+                values.copy_(tensor.detach())
+            tensor.data = values
+        self.addresses.append(_addresses(unit))
+        self.changed[number] = 0
+        self.schedule.here.add(number)
+        self._let_go_to_limit()
+
+    def watch(self, model: nn.Module, optimizer: Optimizer, in_backward: bool) -> None:
+        """Adds the hooks. in_backward: the optimizer steps weights in backward passes, otherwise all of them in its `step`."""
         me = weakref.ref(self)
+        if isinstance(steps := optimizer.in_backward, StepInBackward):
+            self.flush = steps.flush
         for number, unit in enumerate(self.units):
             module = model.get_submodule(unit.name)
             self._handles.append(module.register_forward_pre_hook(partial(_before, me, number), prepend=True))
-            self._handles.append(module.register_forward_hook(partial(_after, me, number)))
-        if after_backward:
+            self._handles.append(module.register_forward_hook(partial(_after, me, number), prepend=True))
+        if not in_backward:
             self._handles.append(optimizer.register_step_post_hook(partial(_stepped, me)))
 
     def turn(self, number: int) -> None:
@@ -219,7 +235,7 @@ class StreamedWeights:
         unit = self.units[number]
         if self._failure:
             raise OSError(*self._failure.args)
-        if [param.data_ptr() for param in unit.params] != self.addresses[number]:
+        if _addresses(unit) != self.addresses[number]:
             raise ValueError(
                 f"{unit.name}: got weights that have left the file (by .to(), .half() or an assignment), wanted unstream(model) before"
             )
@@ -241,26 +257,28 @@ class StreamedWeights:
     def report(self) -> StreamingReport:
         """Waits for the disk. Raises like `turn`."""
         self.wait()
-        schedule = self.schedule
+        schedule, found = self.schedule, no_bytes()
+        found["weight_bytes"], found["memory_bytes"] = sum(schedule.sizes), schedule.limit
+        found["read_bytes"], found["written_bytes"] = self.file.read_bytes, self.file.written_bytes
         read, written = schedule.step_bytes([unit.bytes - unit.first_trained() for unit in self.units])
-        return StreamingReport(
-            weight_bytes=sum(schedule.sizes), memory_bytes=schedule.limit, read_bytes=self.file.read_bytes,
-            written_bytes=self.file.written_bytes, planned_read_bytes=read, planned_written_bytes=written,
-        )  # fmt: skip
+        found["planned_read_bytes"], found["planned_written_bytes"] = read, written
+        return found
 
     def move_back(self, but: Sequence[Placed] = ()) -> None:
         """Removes the hooks and moves weights out of the file; those that came from meta go back there. If it raises, nothing
         has changed."""
         self.wait()
-        gone = {id(each.now) for each in but}
+        gone = {id(each.module._parameters[each.name]) for each in but}
         copies = []
-        for number, unit in enumerate(self.units):
+        units = self.units[: len(self.addresses)]
+        for number, unit in enumerate(units):
             self._check(number)
             self.file.bring(self.offsets[number], unit.bytes)
-            copies.append([param.data if id(param) in gone else param.detach().clone() for param in unit.params])
-        for unit, values in zip(self.units, copies, strict=True):
+            tensors = [(param, local_of(param).detach()) for param in unit.params]
+            copies.append([tensor if id(param) in gone else tensor.clone() for param, tensor in tensors])
+        for unit, values in zip(units, copies, strict=True):
             for param, value in zip(unit.params, values, strict=True):
-                param.data = value
+                local_of(param).data = value
         put_back(but)
         for handle in self._handles:
             handle.remove()
@@ -320,6 +338,10 @@ def _stepped(of: weakref.ref[StreamedWeights], *of_hook: Any) -> None:
         weights.after_step()
 
 
+def _addresses(unit: Unit) -> list[int]:
+    return [local_of(param).data_ptr() for param in unit.params]
+
+
 def _is_dense(param: torch.Tensor) -> bool:
     """True if the elements fill a range of memory."""
     order = sorted(zip(param.stride(), param.shape, strict=True))
@@ -358,6 +380,18 @@ def place_on_cpu(model: nn.Module, values: Callable[[nn.Parameter], torch.Tensor
                 module._parameters[name] = by[id(param)]
                 placed.append(Placed(module, name, param, by[id(param)]))
     return placed
+
+
+def place_without_values(model: nn.Module) -> list[Placed]:
+    """Gives parameters on meta tensors of one element on the CPU, spread over their shapes, until memory is found for them."""
+    return place_on_cpu(model, lambda param: torch.zeros((), dtype=param.dtype).expand(param.shape))
+
+
+def with_memory(unit: Unit, empty: Container[int]) -> None:
+    """Gives the parameters with these ids memory for each element."""
+    for param in unit.params:
+        if id(param) in empty:
+            param.data = param.detach().clone(memory_format=torch.contiguous_format)
 
 
 def put_back(placed: Sequence[Placed]) -> None:

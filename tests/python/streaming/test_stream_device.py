@@ -18,6 +18,7 @@ from xpu_device import Xpu
 
 import lowtide
 from lowtide.devices.sharding import local_of
+from lowtide.planning.schedule import Schedule
 from lowtide.streaming import device as streaming_device, stream as streaming, weights
 from lowtide.streaming.weights import layers_of, units_of
 
@@ -36,12 +37,22 @@ def needs_of(net: nn.Module) -> streaming_device.Needs:
     return streaming_device.Needs.of(net, *streaming_device.units_for_device(net, layers, units_of(net, layers)[:-1]))
 
 
+def least_host(net: nn.Module, in_backward: bool | int) -> int:
+    """Bytes of host memory for three units; the others are on the disk."""
+    layers = layers_of(net, None)
+    units, kept = streaming_device.units_for_device(net, layers, units_of(net, layers)[:-1])
+    gradients = streaming._gradient_bytes([*units, kept], in_backward)
+    return Schedule.least([unit.bytes for unit in units]) + kept.bytes + gradients + streaming.STREAMED_STATE
+
+
 def resident(net: nn.Module, **options: Any) -> tuple[nn.Module, lowtide.Optimizer]:
     return net.to("xpu"), lowtide.AdamW(net.parameters(), **options)
 
 
 def streamed(net: nn.Module, host: int | None = None, disk: Path | None = None, **options: Any) -> tuple[nn.Module, lowtide.Optimizer]:
-    """With the least memory of the device that will do."""
+    """With the least memory of the device that will do, and the least host memory with weights on the disk."""
+    if disk and host is None:
+        host = least_host(net, options.get("step_in_backward", True))
     found = lowtide.stream(net, {"device": needs_of(net).device, "host": host, "disk": disk}, **options)
     assert net in streaming._STREAMED
     return found
@@ -67,7 +78,8 @@ class Moved(TorchDispatchMode):
 def test_a_device_changes_no_bit(
     xpu: Xpu, kind: torch.dtype, options: dict[str, Any], in_backward: bool | int, reentrant: bool | None, tmp_path: Path, figure: Figure
 ) -> None:
-    """State in host memory, weights pinned; or state on the disk. Clipped, accumulated and under a schedule, or stepped in backward."""
+    """State in host memory, weights pinned; or state on the disk; or weights there, too. Clipped, accumulated and under a schedule, or
+    stepped in backward."""
     clipped = in_backward is False
     options = {"lr": 1e-2, **options, **({"max_grad_norm": 0.1} if clipped else {})}
 
@@ -84,14 +96,17 @@ def test_a_device_changes_no_bit(
     wanted = run(*resident(Net(kind, reentrant), **options))
     net, host = Net(kind), streaming.STREAMED_STATE + needs_of(Net(kind)).weights
     host += streaming._gradient_bytes(units_of(net, layers_of(net, None)), in_backward)
-    for budget in ({}, {"host": host, "disk": tmp_path}):
+    for budget in ({}, {"host": host, "disk": tmp_path}, {"disk": tmp_path}):
         net, opt = streamed(Net(kind, reentrant), **budget, step_in_backward=in_backward, **options)
         assert all(local_of(param).is_pinned() is not bool(budget) for param in net.parameters())
         assert run(net, opt) == wanted
         assert all(param.grad is None for param in net.parameters())
         assert (opt.report()["disk_bytes"] > 0) is bool(budget)
+        if [*budget] == ["disk"]:
+            report = lowtide.streaming_report(net)
+            assert report["read_bytes"] > 2 * report["planned_read_bytes"] > 0 and report["written_bytes"] > report["planned_written_bytes"] > 0
         lowtide.unstream(net)
-    figure(f"{kind}, step_in_backward={in_backward}, {[*options]}: 0 of {sum(map(len, wanted[1]))} bytes differ, in RAM and from the disk")
+    figure(f"{kind}, step_in_backward={in_backward}, {[*options]}: 0 of {sum(map(len, wanted[1]))} bytes differ, in RAM, with state on the disk, and with weights there")
 
 
 class Uneven(nn.Module):
@@ -127,15 +142,15 @@ def test_memory_and_copies_are_planned(xpu: Xpu, in_backward: bool, figure: Figu
             opt.step()
             opt.zero_grad()
         report = lowtide.streaming_report(net)
-        assert moved.bytes == {"xpu": report["planned_read_bytes"], "cpu": report["planned_written_bytes"]}
-        assert 0.9 <= peak / report["memory_bytes"] <= 1.1, (widths, tied)  # activations are small
-        figures.append(f"{peak / report['memory_bytes']:.3f}")
+        assert moved.bytes == {"xpu": report["to_device_bytes"], "cpu": report["to_host_bytes"]}
+        assert 0.9 <= peak / report["device_bytes"] <= 1.1, (widths, tied)  # activations are small
+        figures.append(f"{peak / report['device_bytes']:.3f}")
         lowtide.unstream(net)
     figure(f"peaks over plans: {', '.join(figures)}; bytes copied are those planned")
 
 
-@pytest.mark.parametrize("way", ["dicts", "file"])
-def test_saves_resume_on_either_side(xpu: Xpu, way: str, tmp_path: Path, figure: Figure) -> None:
+@pytest.mark.parametrize(("way", "on_disk"), [("dicts", False), ("dicts", True), ("file", False)])
+def test_saves_resume_on_either_side(xpu: Xpu, way: str, on_disk: bool, tmp_path: Path, figure: Figure) -> None:
     def save(net: nn.Module, opt: lowtide.Optimizer) -> None:
         torch.save(net.state_dict(), tmp_path / "weights")
         opt.save(tmp_path / "state") if way == "file" else torch.save(opt.state_dict(), tmp_path / "state")
@@ -149,25 +164,29 @@ def test_saves_resume_on_either_side(xpu: Xpu, way: str, tmp_path: Path, figure:
         made.norm = nn.LayerNorm(4800)  # a vector whose state has 8 bits
         return made
 
+    def streams(net: nn.Module, **options: Any) -> tuple[nn.Module, lowtide.Optimizer]:
+        return streamed(net, disk=tmp_path if on_disk else None, **options)
+
     compared = 0
-    for first in (resident, streamed):
+    for first in (resident, streams):
         one, opt = first(net(), lr=1e-2)
         train(one, opt, 2, device="xpu")
         save(one, opt)
         wanted = train(one, opt, 2, first=2, device="xpu"), values(one)
-        for then in (resident, streamed):
+        for then in (resident, streams):
             other, opt = then(net(), lr=1e-2)
             load(other, opt)
             assert (train(other, opt, 2, first=2, device="xpu"), values(other)) == wanted
             compared += 1
-            if then is streamed:
+            if then is streams:
                 lowtide.unstream(other)
-        if first is streamed:
+        if first is streams:
             lowtide.unstream(one)
     figure(f"{compared} runs go on from saves of the other kind and of their own: 0 bytes differ")
 
 
-def test_unstream_leaves_nothing(xpu: Xpu, figure: Figure) -> None:
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_unstream_leaves_nothing(xpu: Xpu, on_disk: bool, tmp_path: Path, figure: Figure) -> None:
     def entries(net: nn.Module) -> list[Any]:
         return [
             (type(module), {name: len(value) if isinstance(value, dict) else None for name, value in vars(module).items()})
@@ -180,7 +199,7 @@ def test_unstream_leaves_nothing(xpu: Xpu, figure: Figure) -> None:
     net.register_buffer("scale", torch.ones(3))
     before, last = entries(net), None
     for turn in range(2):  # as often as one likes
-        net, opt = streamed(net, lr=1e-2)
+        net, opt = streamed(net, disk=tmp_path if on_disk else None, lr=1e-2)
         assert dist.is_initialized() and entries(net) != before
         if last:
             opt.load_state_dict(last)
@@ -213,9 +232,10 @@ def test_what_fits_is_on_the_device(xpu: Xpu, tmp_path: Path, figure: Figure) ->
     figure(f"{state} bytes of state on the device")
 
 
-def test_meta_weights_get_memory(xpu: Xpu, figure: Figure) -> None:
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_meta_weights_get_memory(xpu: Xpu, on_disk: bool, tmp_path: Path, figure: Figure) -> None:
     wanted = train(*resident(Net(), lr=1e-2), 2, device="xpu")
-    net, opt = streamed(Net(device="meta"), lr=1e-2)
+    net, opt = streamed(Net(device="meta"), disk=tmp_path if on_disk else None, lr=1e-2)
     assert not any(local_of(param).any() for param in net.parameters())
     with pytest.raises(ValueError, match="load_state_dict: got assign=True, wanted values for the parameters that stream"):
         net.load_state_dict(Net().state_dict(), assign=True)
@@ -223,6 +243,32 @@ def test_meta_weights_get_memory(xpu: Xpu, figure: Figure) -> None:
     assert train(net, opt, 2, device="xpu") == wanted
     lowtide.unstream(net)
     figure(f"{len(wanted)} losses alike")
+
+
+def beside_the_file(net: nn.Module) -> int:
+    """Bytes of CPU tensors that are not in the file of weights."""
+    gc.collect()
+    file = streaming._STREAMED[net]._file
+    first = file.file.tensor(0, 1).data_ptr()
+    found = {}
+    for each in gc.get_objects():
+        if type(each) in (torch.Tensor, nn.Parameter) and each.device.type == "cpu":
+            memory = each.untyped_storage()
+            if not first <= memory.data_ptr() < first + sum(file.schedule.sizes):
+                found[memory.data_ptr()] = memory.nbytes()
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("before", ["cpu", "meta"])
+def test_weights_on_the_disk_have_no_copies_in_memory(xpu: Xpu, before: str, tmp_path: Path, figure: Figure) -> None:
+    net, opt = streamed(Net(device=before), disk=tmp_path, lr=1e-2)
+    found = [beside_the_file(net)]
+    train(net, opt, 2, device="xpu")
+    found.append(beside_the_file(net))
+    weights = lowtide.streaming_report(net)["weight_bytes"]
+    lowtide.unstream(net)
+    assert 100 * max(found) < weights
+    figure(f"{weights} bytes of weights in the file; beside it {found[0]}, and {found[1]} after two steps")
 
 
 def test_a_process_group_of_the_user_stays(xpu: Xpu) -> None:
@@ -243,8 +289,8 @@ def test_refusals(xpu: Xpu, tmp_path: Path, figure: Figure) -> None:
     cases: list[tuple[nn.Module, dict[str, Any], dict[str, Any], str]] = [
         (Net(), {"device": needs.device - 1}, {}, r"device: got .*, wanted .*: a layer, its gradients and the last one's"),
         (Net(), {"device": "auto"}, {}, "device: got 'auto', wanted bytes, or a share"),
-        (Net(), {"host": needs.weights}, {}, r"host: got .* wanted .* of weights, gradients and state, or .* and disk=DIRECTORY$"),
-        (Net(), {"host": needs.weights + 4096, "disk": tmp_path}, {"step_in_backward": 0}, "host: got .* wanted .* of weights, gradients and state$"),
+        (Net(), {"host": needs.weights}, {}, r"host: got .* wanted .* of weights, gradients and state, or disk=DIRECTORY$"),
+        (Net(), {"host": least_host(Net(), 0) - 1, "disk": tmp_path}, {"step_in_backward": 0}, "host: got .* three layers, their gradients, and"),
         (Net(), {"device": "1GiB", "host": 4096}, {"state": "fp32"}, None),  # all state is on the device
         (shared, {}, {}, "layers.1: got a parameter that other modules share"),
         (mixed, {}, {}, r"layers.2: got trained weights of torch.bfloat16, torch.float32, wanted one type in each layer"),
