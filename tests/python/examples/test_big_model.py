@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import xpu_device
 from llama_support import EXAMPLES  # puts the example on the path
 
 import big_model
@@ -44,6 +45,27 @@ def test_a_disk_changes_no_bit(
            f"a step as planned; weights and losses alike, one step of them after a save")  # fmt: skip
 
 
+def test_a_gpu_changes_no_bit(xpu: xpu_device.Xpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> None:
+    """Whatever is on the GPU, in RAM or on the disk; a save goes on with another budget."""
+    monkeypatch.setattr(streaming, "STREAMED_STATE", 256 << 10)
+    monkeypatch.setattr(big_model, "BUCKET", 100_000)
+    beside, unit = big_model.SHAPES["1e6"].beside(16), 1_500_000
+    ram, saves = big_model.BESIDE + 1_900_000, ["--save", str(tmp_path / "saves")]
+    runs = []
+    for steps, budget in (
+        ("3", ["--gpu", str(beside + 100 * unit), "--ram", "none"]), ("2", ["--gpu", str(beside + unit), "--ram", "none", *saves]),
+        ("3", ["--gpu", str(beside + unit), "--ram", str(ram), "--disk", str(tmp_path), *saves]),
+    ):  # fmt: skip
+        file = tmp_path / "run.json"
+        assert big_model.main([*SMALL, "--steps", steps, *budget, "--json", str(file)]) == 0
+        runs.append(json.loads(file.read_text()))
+    whole, streamed, on_disk = runs
+    assert streamed["losses"] + on_disk["losses"] == whole["losses"] and on_disk["weights"] == whole["weights"]
+    assert not any(whole["streaming"].values()) and streamed["streaming"]["to_device_bytes"] > 0
+    assert on_disk["state_on_disk"] > 0 and on_disk["moved"][-1]["weights read"] > 0
+    figure(f"{len(whole['losses'])} losses and the weights alike; {on_disk['streaming']}")
+
+
 def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, part in (
         (["--params", "7e9", "--ram", "2GiB"], "three layers, their gradients, and buffers for state"),
@@ -51,6 +73,7 @@ def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--params", "6e9"], "wanted one of 1e6, 125e6, 1.3e9, 7e9"),
         (["--steps", "0"], "wanted 1 or more"),
         (["--ram", "much"], "much"),
+        (["--gpu", "500MB"], "wanted more than 0.75 GiB for activations and the GPU's runtime"),
         (["--disk", str(tmp_path / "missing")], "missing"),
     ):
         assert big_model.main([*SMALL, *arguments]) == 2
