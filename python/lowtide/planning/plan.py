@@ -31,8 +31,8 @@ _LEAST = 16 << 20  # the least that a plan streams state through
 _PROCESS = 500_000_000  # measured: VmRSS of Python with torch 2.15, Transformers 5.24 and Lowtide after a step
 # Assumed, not measured: a CUDA context with workspaces of its libraries, and the process that has one.
 _CONTEXT, _PROCESS_BESIDE_DEVICE = 600_000_000, 1_500_000_000
-_TO_DEVICE = "Weights stream: lowtide.stream(model, memory, ...) with device= in memory, by torch's CPUOffloadPolicy (calculated, not yet measured)"
-_FROM_DISK = "Weights stream: lowtide.stream(model, memory, ...), which makes the optimizer"
+_STREAMS = "Weights stream: lowtide.stream(model, memory, ...), which makes the optimizer"
+_TO_DEVICE = ", by torch's CPUOffloadPolicy (calculated, not yet measured)"
 _MEANT = {"vram": "gpu", "device": "gpu", "host": "ram", "dtype": "weights"}  # `plan`'s names for what others call so
 _WORDS = {1: "one", 2: "two", 3: "three"}
 _LINES = ("weights", "gradients", "masters", "state", "activations", "process", "never at once")
@@ -218,7 +218,10 @@ class _Training:
         lines["process"] = Tiers(0, _PROCESS) if self.gpu is None else Tiers(_CONTEXT, _PROCESS_BESIDE_DEVICE)
         if from_disk := self._streams_from_disk(lines, state + masters):
             lines["weights"] = self._weights_on_disk(lines)
-        where, memory, problem = self._placed(summed(lines.values()), state + masters, from_disk)
+        where, memory, problem, moved = self._placed(summed(lines.values()), state + masters, from_disk)
+        if self.stream:
+            moved = summed([moved, self._weights_moved(lines["weights"].host if from_disk else None)])
+            memory = self._for_stream(lines, bool(from_disk or where.disk))
         share = masters / max(state + masters, 1)
         lines["masters"] = Tiers(*(int(size * share) for size in where))
         lines["state"] = Tiers(*(size - part for size, part in zip(where, lines["masters"], strict=True)))
@@ -232,7 +235,7 @@ class _Training:
         return Plan(
             self.model.name, self._elements, given, {name: lines[name] for name in _LINES if any(lines[name])},
             ", ".join(lacks) or problem, self.model.unknown, {name: value for name, value in options.items() if value},
-            "" if not self.stream else _FROM_DISK if self.gpu is None else _TO_DEVICE,
+            "" if not self.stream else _STREAMS if self.gpu is None else _STREAMS + _TO_DEVICE, moved,
         )  # fmt: skip
 
     def _at_work(self, size: int) -> Tiers:
@@ -259,14 +262,33 @@ class _Training:
 
     def _weights_on_disk(self, lines: Mapping[str, Tiers]) -> Tiers:
         """Divides host memory as `lowtide.stream` does: it holds as many layers and tables as fit; a tied table stays."""
-        of, ram = self.model.decoder, self.ram
-        assert of
-        table, layer = self._units()
-        layers, kept = [layer] * of.layers, of.tied * table
-        sizes = layers if of.tied else [table, *layers, table]
+        ram, (sizes, kept) = self.ram, self._turns()
         every, least = sum(sizes), min(sum(sizes), Schedule.least(sizes))
         beside = summed(line for name, line in lines.items() if name != "weights").host + kept + STREAMED_STATE
         return Tiers(lines["weights"].device, kept + (every if ram is None else max(least, min(every, ram - beside))), every)
+
+    def _turns(self) -> tuple[list[int], int]:
+        """Bytes of the layers and tables that take turns, and of a tied table, which stays."""
+        of = self.model.decoder
+        assert of
+        table, layer = self._units()
+        layers = [layer] * of.layers
+        return (layers, table) if of.tied else ([table, *layers, table], 0)
+
+    def _weights_moved(self, in_host: int | None) -> Tiers:
+        """Bytes of weights that move to the device or from and to the disk in a step, and of gradients on their way back. in_host:
+        bytes of weights in host memory, if they are on the disk."""
+        (sizes, kept), whole = self._turns(), self._size * self._elements + self.frozen
+        trained, disk = self._size * self._elements / whole, 0
+        if in_host is not None:
+            disk = sum(Schedule(sizes, in_host - kept).step_bytes([int(trained * size) for size in sizes]))
+        return Tiers(0 if self.gpu is None else 2 * whole - kept + self._size * self._elements, 0, disk)
+
+    def _for_stream(self, lines: Mapping[str, Tiers], on_disk: bool) -> str:
+        """`memory` for `lowtide.stream`: room for weights, gradients and state together."""
+        beside = summed(lines[name] for name in ("process", "activations", "never at once"))
+        rooms = (("device", self.gpu, beside.device), ("host", self.ram, beside.host))
+        return ",".join([*(f"{tier}={size - taken}" for tier, size, taken in rooms if size is not None), *["disk=DIR"] * on_disk])
 
     def _units(self) -> tuple[int, int]:
         """Bytes of weights of a table of the vocabulary, and of a layer. Includes frozen weights."""
@@ -314,9 +336,9 @@ class _Training:
         on_host = unit + self.step_in_backward if self.step_in_backward else every + self.accumulate * unit
         return {**found, "gradients": Tiers(most, on_host)}
 
-    def _placed(self, beside: Tiers, state: int, from_disk: bool) -> tuple[Tiers, str | None, str]:
-        """Places state and masters beside the rest: where they are, the optimizer's `memory` for that, and the problem if they
-        fit nowhere. from_disk: weights stream from the disk."""
+    def _placed(self, beside: Tiers, state: int, from_disk: bool) -> tuple[Tiers, str | None, str, Tiers]:
+        """Places state and masters beside the rest: where they are, the optimizer's `memory` for that, the problem if they fit nowhere,
+        and the bytes that a step moves. from_disk: weights stream from the disk."""
         of = self.gpu, self.ram, self.disk
         device, host, disk = (None if size is None else size - taken for size, taken in zip(of, beside, strict=True))
         steps_there = self.gpu is not None and not self.stream
@@ -324,23 +346,22 @@ class _Training:
         there = min(max(device or 0, 0), state) if steps_there else 0
         elsewhere = Tiers(there, state - there)
         if steps_there and there < min(state, _LEAST):
-            return elsewhere, None, f"device lacks {size_text(_LEAST)} for state that streams"
+            return elsewhere, None, f"device lacks {size_text(_LEAST)} for state that streams", Tiers()
         if there == state or host is None or (host >= state - there and not from_disk):
-            return elsewhere, None, ""
+            return elsewhere, None, "", Tiers(2 * (state - there) if steps_there else 0)
         if disk is None:
-            return elsewhere, None, f"host lacks {size_text(state - there - host)}"
+            return elsewhere, None, f"host lacks {size_text(state - there - host)}", Tiers()
         buffers = STREAMED_STATE if from_disk else _LEAST
         if host < buffers:
             in_host = max(min(host, state - there), 0)
-            return Tiers(there, in_host, state - there - in_host), None, f"host lacks {size_text(buffers)} for state that streams"
+            problem = f"host lacks {size_text(buffers)} for state that streams"
+            return Tiers(there, in_host, state - there - in_host), None, problem, Tiers()
         found = self._state(Budget(host, "DIR", max(disk, 0), device=there if steps_there else -1), self._master)
         if not found["fits"]:
-            return elsewhere, None, found["problem"]
+            return elsewhere, None, found["problem"], Tiers()
         memory = f"device={there},host={host},disk=DIR,step=device" if steps_there else f"host={host},disk=DIR"
-        if from_disk:  # `lowtide.stream` has one budget for weights, gradients and state
-            outside, process = self._in_backward(), _PROCESS if self.gpu is None else _PROCESS_BESIDE_DEVICE
-            memory = f"host={host + beside.host - process - outside['activations'].host - outside['never at once'].host},disk=DIR"
-        return Tiers(found["device_bytes"], found["host_bytes"], found["disk_bytes"]), memory, ""
+        moved = Tiers(found["moved_per_step"] if steps_there else 0, 0, found["disk_moved_per_step"])
+        return Tiers(found["device_bytes"], found["host_bytes"], found["disk_bytes"]), memory, "", moved
 
     def _state(self, budget: Budget, master: str | None) -> dict[str, Any]:
         """The core's forecast of state and masters."""

@@ -32,11 +32,12 @@ class Plan:
         lines: bytes by purpose: "weights", "gradients", "masters", "state", "activations", "process", each at its peak, and
             "never at once", which is negative: the part that is absent when a step takes most.
         total: the sum of the lines, which is the peak of a step on each tier.
+        moved: bytes of weights, gradients and state that a step of one forward and one backward pass copies to and from the device, and
+            reads from and writes to the disk. Steps in backward move some chunks of state twice (7 B: 1.09 times these bytes).
         fits: whether each tier has enough room.
         problem: if it does not fit: which tier lacks how much.
         unknown: why activations are not counted; "": they are counted.
-        optimizer: arguments of the optimizer, with DIR for the directory. If weights come from disk, `memory` is for
-            `lowtide.stream`.
+        optimizer: arguments of the optimizer, with DIR for the directory. If weights stream, `memory` is for `lowtide.stream`.
         streams: if weights stream: the call that makes them stream.
         change: if it does not fit: the smallest change of the arguments that fits, or all changes if none does.
         changed: the plan with that change.
@@ -50,6 +51,7 @@ class Plan:
     unknown: str
     optimizer: Mapping[str, Any]
     streams: str
+    moved: Tiers = Tiers()
     change: Mapping[str, Any] = field(default_factory=dict)
     changed: Plan | None = None
 
@@ -86,11 +88,12 @@ class Plan:
         named = {"activations": "activations, estimated", "process": "process" if self.given[0] is None else "process, assumed"}
         rows = [(named.get(name, name), *map(size_text, line)) for name, line in self.lines.items()]
         rows = [("", *Tiers._fields), *rows, ("total", *map(size_text, self.total)), ("given", *given)]
+        rows += [("moved a step", *map(size_text, self.moved))] if any(self.moved) else []
         return table_text([[row[0], *(row[1 + tier] for tier in tiers)] for row in rows])
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, in JSON's types."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         lines = {name: line._asdict() for name, line in self.lines.items()}
-        more = {"given": dict(zip(Tiers._fields, self.given, strict=True)), "total": self.total._asdict(), "fits": self.fits}
+        more = {"given": dict(zip(Tiers._fields, self.given, strict=True)), "total": self.total._asdict(), "fits": self.fits, "moved": self.moved._asdict()}
         return found | more | {"lines": lines, "changed": self.changed and self.changed.as_dict()}

@@ -19,6 +19,7 @@ from stream_support import LAYERS, Net, train, values
 from torch import nn
 
 import lowtide
+from lowtide.planning import plan as planning
 from lowtide.streaming import stream as streaming
 from lowtide.planning.schedule import Schedule
 from lowtide.streaming.weights import layers_of, units_of
@@ -335,3 +336,32 @@ def test_accelerate_prepares_weights_on_a_disk(small: None, tmp_path: Path, figu
     accelerate.state.AcceleratorState._reset_state(True)
     assert found[0] == found[1]
     figure(f"3 steps of Accelerate, clipped: 0 of {sum(map(len, found[0]))} bytes differ")
+
+
+def test_a_step_moves_what_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> None:
+    """Weights and state on the disk, within the plan's own `memory`. Steps in backward also read chunks of state at their borders twice."""
+    transformers = pytest.importorskip("transformers")
+    for module in (streaming, planning):
+        monkeypatch.setattr(module, "STREAMED_STATE", 1 << 20)
+    sizes = {"vocab_size": 2500, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 32, "num_attention_heads": 4}
+    ratios = []
+    for room in (12, 16, 20):  # MB for weights, gradients and state; weights are 28 MB
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=4, tie_word_embeddings=False))
+        given = {"weights": "fp32", "master": None, "seq": 8, "step_in_backward": 1 << 20, "stream": True, "disk": "1TB"}
+        beside = lowtide.plan(model, ram="1TB", **given).lines
+        ram = room * 10**6 + sum(beside[name].host for name in ("process", "activations", "never at once") if name in beside)
+        plan = lowtide.plan(model, ram=ram, **given)
+        assert plan.fits and plan.optimizer["memory"] == f"host={room * 10**6},disk=DIR"
+        model, opt = lowtide.stream(model, lowtide.Memory(host=room * 10**6, disk=tmp_path), lr=1e-3, step_in_backward=1 << 20)
+        moved = []
+        for step in range(3):
+            tokens = torch.randint(2500, (1, 8), generator=torch.Generator().manual_seed(step))
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            opt.step()
+            reports = lowtide.streaming_report(model), opt.report()
+            moved.append([each["read_bytes"] + each["written_bytes"] for each in reports])
+        weights, state = (now - before for now, before in zip(moved[2], moved[1], strict=True))
+        ratios.append((weights / (plan.moved.disk - 2 * plan.lines["state"].disk), state / (2 * plan.lines["state"].disk)))
+        lowtide.unstream(model)
+    figure(f"bytes of the disk in a step, over the plan: weights and state {ratios}")
+    assert all(0.97 < weights < 1.03 and 1 <= state < 1.25 for weights, state in ratios)
