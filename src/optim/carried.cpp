@@ -1,5 +1,7 @@
 #include "optim/carried.h"
 
+#include <bit>
+#include <cinttypes>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -54,6 +56,8 @@ Carried carried_of(const Optimizer& of, int64_t param) {
   impl.resolve();
   const Parameter& at = impl.table.at(param);
   if (at.carried.known()) return at.carried;
+  if (rule_info(at.rule).sums)  // an added or a reset parameter steps with the others' estimate
+    if (const Carried shared = impl.table.shared_estimate(); shared.known()) return shared;
   Carried out = carried_as_now(at.rule, impl.table.group_of(at).hyper, at.steps);
   if (const int k = rule_info(at.rule).switches; k >= 0) out.of[k] = at.carried.of[k];
   return out;
@@ -64,23 +68,25 @@ std::string estimate_text(const Carried& estimate) {
   if (!estimate.known()) return text;
   for (const double number : estimate.of) {
     char one[32];
-    std::snprintf(one, sizeof one, "%s%.17g", text.empty() ? "" : " ", number);
+    std::snprintf(one, sizeof one, "%s%016" PRIx64, text.empty() ? "" : " ", std::bit_cast<uint64_t>(number));
     text += one;
   }
   return text;
 }
 
 Carried estimate_of(int rule, const std::string& text) {
+  constexpr size_t kEach = 17;  // digits and a blank
   Carried out;
   const char* at = text.c_str();
-  for (double& number : out.of) {
+  bool whole = text.size() + 1 == kEach * kMaxCarried;
+  for (size_t k = 0; whole && k < kMaxCarried; ++k) {
     char* end = nullptr;
-    number = std::strtod(at, &end);
-    LT_REQUIRE(end != at && (*end == ' ' || *end == 0), "got the estimate '%.100s' in a checkpoint, wanted %d numbers",
-               text.c_str(), kMaxCarried);
+    out.of[k] = std::bit_cast<double>(static_cast<uint64_t>(std::strtoull(at, &end, 16)));
+    whole = end + 1 == text.c_str() + kEach * (k + 1);
     at = end;
   }
-  LT_REQUIRE(*at == 0, "got the estimate '%.100s' in a checkpoint, wanted %d numbers", text.c_str(), kMaxCarried);
+  LT_REQUIRE(whole, "got the estimate '%.100s' in a checkpoint, wanted %d numbers of 16 hexadecimal digits",
+             text.c_str(), kMaxCarried);
   check_carried(rule, out, "the estimate in a checkpoint");
   return out;
 }

@@ -1,6 +1,8 @@
 // Claim: numbers that rules carry beside their states have the plain loop's bits, in a fraction of its time.
 #include "optim/carried.h"
 
+#include <clocale>
+
 #include "backend/catalog.h"
 #include "optim/hyper.h"
 #include "support/test.h"
@@ -56,6 +58,27 @@ TEST(MuProduct, HasTheBitsOfThePlainLoop) {
   }
   compare(1 - 1e-9, 100, int64_t{1} << 19);  // most steps multiply by beta1 alone
   figure("{} products, 0 differ", cases);
+}
+
+TEST(Estimate, IsTheSameTextInEveryLocale) {
+  const int rule = find_rule("prodigy");
+  const Carried numbers{{1e-6, 0.1, -0.01854699972567474, 7, 0}};
+  const std::string text = estimate_text(numbers);
+  int locales = 0;
+  for (const char* name : {"C", "de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8"})
+    if (std::setlocale(LC_ALL, name)) {
+      EXPECT_EQ(estimate_text(numbers), text);
+      EXPECT_EQ(estimate_of(rule, text), numbers);
+      ++locales;
+    }
+  std::setlocale(LC_ALL, "C");
+  EXPECT_EQ(text.find_first_of(".,"), std::string::npos) << text;
+  int refused = 0;
+  for (const std::string& wrong :
+       {std::string(), std::string("0.001 0.1 0 7 0"), text + " ", text.substr(1), "7ff8000000000000" + text.substr(16),
+        std::string("bff0000000000000") + text.substr(16)})
+    expect_refusal([&] { estimate_of(rule, wrong); }, "estimate"), ++refused;
+  figure("{} locales, {} texts refused", locales, refused);
 }
 
 TEST(Carried, BelongsToTheRulesThatNameThem) {

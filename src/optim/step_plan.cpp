@@ -156,12 +156,12 @@ StepItem StepPlan::make_item(Parameter& param, size_t number) {
 // Returns arguments made for an earlier item, or new ones.
 const StepArgs& StepPlan::find_args(const Parameter& param, int64_t number, int64_t t, bool first, Moves moves) {
   const bool own = !buffers_.norms.empty();
+  const Carried before = carried_before(param, t);
   for (size_t i = own ? 0 : args_used_; i > 0; --i)
-    if (buffers_.args[i - 1].fit(param, t, first, moves)) return buffers_.args[i - 1];
+    if (buffers_.args[i - 1].fit(param, t, before, first, moves)) return buffers_.args[i - 1];
   if (args_used_ == buffers_.args.size()) buffers_.args.emplace_back();
   StepArgs& made = buffers_.args[args_used_++];
   const GroupSpec& group = table_.group_of(param);
-  const Carried before = StepArgs::carried_before(param, t);
   made = {param.group, param.rule, param.codec, t, before, first, own, moves, 0, 0.f, {}};
   made.grad_scale = static_cast<float>((group.hyper.maximize ? -1 : 1) * options_.grad_scale);
   StepTerms terms{t, first, moves, before, {}};

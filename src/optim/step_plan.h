@@ -26,13 +26,9 @@ struct StepArgs {
   float grad_scale;
   alignas(16) std::byte bytes[kArgsBytes];
 
-  bool fit(const Parameter& param, int64_t step, bool begins, Moves what) const {
-    return t == step && carried == carried_before(param, step) && group == param.group && first == begins &&
-           codec == param.codec && rule == param.rule && moves == what && !own;
-  }
-  // Pieces that are steps behind get arguments from the current hyper-parameters, and the estimate of all parameters.
-  static Carried carried_before(const Parameter& param, int64_t step) {
-    return step == param.steps + 1 || rule_info(param.rule).sums ? param.carried : Carried{};
+  bool fit(const Parameter& param, int64_t step, const Carried& before, bool begins, Moves what) const {
+    return t == step && carried == before && group == param.group && first == begins && codec == param.codec &&
+           rule == param.rule && moves == what && !own;
   }
 };
 
@@ -178,6 +174,12 @@ class StepPlan {
   }
   void commit();
 
+  // Pieces that are steps behind get arguments from the current hyper-parameters, and the estimate of all parameters.
+  Carried carried_before(const Parameter& param, int64_t step) const {
+    if (rule_info(param.rule).sums) return began_;
+    return step == param.steps + 1 ? param.carried : Carried{};
+  }
+
   // step_sums.cpp. Refuses groups that cannot have one estimate, and gives it to all parameters.
   void begin_estimate();
   void check_alike(size_t one, size_t other) const;
@@ -204,6 +206,7 @@ class StepPlan {
   int mover_ = 0;                   // the rule that moves by updates: SGD without momentum
   double sums_[2] = {};             // over all parameters; 0: not known yet
   int estimating_ = -1;             // the group with the estimate's hyper-parameters
+  Carried began_;                   // the estimate before this step
   Carried estimate_;                // after this step, until it is counted
   bool ordered_ = false;            // parameters share memory: step them one after another
 };

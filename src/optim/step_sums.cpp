@@ -32,10 +32,12 @@ Carried ParamTable::shared_estimate() const {
     const Parameter& param = params[i];
     if (!rule_info(param.rule).sums || !param.carried.known()) continue;
     if (!found) found = &param.carried;
-    LT_REQUIRE(*found == param.carried,
-               "got d=%.9g for parameter %zu and d=%.9g for one before it, wanted one for all: load the state of all "
-               "parameters from one run",
-               param.carried.of[0], i, found->of[0]);
+    const std::vector<const char*>& names = rule_info(param.rule).carried_names;
+    for (size_t k = 0; k < names.size(); ++k)
+      LT_REQUIRE(found->of[k] == param.carried.of[k],
+                 "got %s=%.17g for parameter %zu and %s=%.17g for one before it, wanted one for all: load the state of "
+                 "all parameters from one run",
+                 names[k], param.carried.of[k], i, names[k], found->of[k]);
   }
   return found ? *found : Carried{};
 }
@@ -46,20 +48,16 @@ void ParamTable::share_estimate(const Carried& now) {
 }
 
 void StepPlan::begin_estimate() {
+  // The first group that moves, or the first one, with gradients or without: optimizers of parts of a model agree.
   estimating_ = -1;
-  int any = -1;  // of a step by which only other optimizers' parameters move
-  for (size_t i = 0; i < table_.params.size(); ++i) {
-    const Parameter& param = table_.params[i];
+  for (const Parameter& param : table_.params) {
     if (!rule_info(param.rule).sums || param.group == estimating_) continue;
-    if (any < 0) any = param.group;
-    if (!grads_[i].data) continue;
     const bool first = estimating_ < 0;
     if (!first) check_alike(static_cast<size_t>(estimating_), static_cast<size_t>(param.group));
-    // The first group that moves, or the first one.
     if (first || (estimating_hyper().lr == 0 && table_.group_of(param).hyper.lr != 0)) estimating_ = param.group;
   }
-  if (estimating_ < 0) estimating_ = any;
-  table_.share_estimate(table_.shared_estimate());
+  began_ = table_.shared_estimate();
+  table_.share_estimate(began_);
 }
 
 void StepPlan::check_alike(size_t one, size_t other) const {
@@ -117,7 +115,7 @@ void StepPlan::take_sums(const TermSums& sums) {
   sums.put(sums_);
   if (estimating_ < 0) return;
   const GroupSpec& group = table_.groups[static_cast<size_t>(estimating_)];
-  estimate_ = next_carried(effective_rule(group.rule, group.hyper), group.hyper, 1, table_.shared_estimate(), sums_);
+  estimate_ = next_carried(effective_rule(group.rule, group.hyper), group.hyper, 1, began_, sums_);
   args_used_ = 0, args_ = nullptr;
   for (size_t i = 0; i < items_.size(); ++i) {
     const Parameter& param = table_.params[static_cast<size_t>(params()[i])];
