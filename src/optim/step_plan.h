@@ -118,7 +118,8 @@ class StepPlan {
     const Moves moves = update_of(number)                       ? Moves::kNothing
                         : ballots_ || is_direction(item, param) ? Moves::kDirection
                                                                 : Moves::kWeights;
-    if (!args_ || !args_->fit(param, steps + 1, first, moves) || !buffers_.norms.empty())
+    if (!args_ || !args_->fit(param, steps + 1, carried_before(param, steps + 1), first, moves) ||
+        !buffers_.norms.empty())
       args_ = &find_args(param, number, steps + 1, first, moves);
     item.args = args_->bytes;
     item.grad_scale = args_->grad_scale;
