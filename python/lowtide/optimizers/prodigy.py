@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,17 @@ from lowtide.optimizers.registry import steps
 from lowtide.options.options import Options
 from lowtide.state.foreign.prodigyopt import FIXED, check_fixed
 from lowtide.state.format import ESTIMATE
+
+
+_OF_D = (
+    "betas",
+    "beta3",
+    "d0",
+    "d_coef",
+    "growth_rate",
+    "use_bias_correction",
+    "safeguard_warmup",
+)  # options in which groups agree
 
 
 class ProdigyFamily(Family):
@@ -53,10 +64,11 @@ class Prodigy(Optimizer):
     sums. A scheduler sets lr as usual.
 
     `param_groups[i]` shows "d", "d_max" (the largest estimate), "d_numerator" (n) and "k" (steps that moved something) after each
-    step; write to them with `load_state_dict` only. A step that is skipped leaves them as they are.
+    step. Writing to them changes nothing; `load_state_dict` takes them from the entries. A step that is skipped leaves them as they are.
 
-    State per parameter: "exp_avg" (m), "exp_avg_sq" (v), "s" and "p_minus_p0" (p − p0), with the parameter's shape: 16 bytes per
-    parameter in float32 as with prodigyopt, 4.06 with state="dynamic8". Formats of 4 bits are refused. `load_state_dict` takes
+    State per parameter: "exp_avg" (m), "exp_avg_sq" (v), "s" and "p_minus_p0", with the parameter's shape: 16 bytes per parameter in
+    float32 as with prodigyopt, 4.06 with state="dynamic8". "p_minus_p0" sums the moves of steps, rounded to the state's format. What
+    else moves weights (a projection, averages swapped in, another model loaded) does not count, whereas prodigyopt subtracts its p0. Formats of 4 bits are refused. `load_state_dict` takes
     prodigyopt's dicts; load the weights before.
 
     Args:
@@ -104,6 +116,7 @@ class Prodigy(Optimizer):
             check_fixed(param_group, f"parameter group {len(self.param_groups)}: ")
             beside = {*FIXED, *ESTIMATE}
             param_group = {key: value for key, value in param_group.items() if key not in beside}
+            _check_alike([*self.param_groups, {**self.defaults, **param_group}])
         super().add_param_group(param_group)
         self._show_estimate()
 
@@ -112,6 +125,7 @@ class Prodigy(Optimizer):
         words: LossScaling | None = None,
     ) -> int:  # fmt: skip
         expect(only is None, "step", "some of the parameters", "all of them in one step: d needs all gradients")
+        _check_alike(self.param_groups)
         try:
             return self.engine.core.step(scale, known_finite, sums=sums_of_all(self.engine, scale))
         finally:  # also after a disk error in a step that was taken
@@ -132,8 +146,16 @@ class Prodigy(Optimizer):
         super().reset(params)
         self._show_estimate()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Like `Optimizer.state_dict`."""
+        self._follow()
+        self._show_estimate()
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Like `Optimizer.load_state_dict`; also takes dicts of the package prodigyopt."""
+        """Like `Optimizer.load_state_dict`; also takes dicts of the package prodigyopt. Raises ValueError for entries or groups that
+        differ in what all share."""
+        _check_shared(state_dict)
         super().load_state_dict(state_dict)
         self._show_estimate()
 
@@ -145,3 +167,39 @@ class Prodigy(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._show_estimate()
+
+
+def _check_alike(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError if groups differ in an option of d."""
+    for number, group in enumerate(groups):
+        for name in _OF_D:
+            got, wanted = (each.get(name, groups[0].get(name)) for each in (group, groups[0]))
+            got, wanted = (tuple(map(float, each)) if isinstance(each, (tuple, list)) else each for each in (got, wanted))
+            expect(got == wanted, f"parameter group {number}: {name}", got, f"{wanted} as in group 0: one d serves all groups")
+
+
+def _check_shared(saved: Any) -> None:
+    """Raises ValueError for a state dict of ours whose entries and groups have no estimate in common. Leaves other faults to those who
+    read it."""
+    state, groups = (saved.get(name) for name in ("state", "param_groups")) if isinstance(saved, dict) else (None, None)
+    if not (isinstance(state, dict) and isinstance(groups, list) and all(isinstance(group, dict) for group in groups)):
+        return
+    _check_alike(groups)
+    wanted: dict[str, float] = {}
+    for key, entry in state.items():
+        if isinstance(entry, dict) and "p0" not in entry and any(name in entry for name in ("s", "s_codes")):
+            missing = [name for name in ESTIMATE if name not in entry]
+            expect(
+                not missing, f"state[{key!r}]", f"no {', '.join(missing)}", "the numbers that all parameters of Prodigy share"
+            )
+            numbers = {name: float(entry[name]) for name in ESTIMATE}
+            _expect_same(f"state[{key!r}]", numbers, wanted := wanted or numbers)
+    for number, group in enumerate(groups):
+        if {*ESTIMATE} <= group.keys() and (wanted or not state) and "d0" in group:
+            fresh = {"d": group["d0"], "d_max": group["d0"], "d_numerator": 0.0, "k": 0}
+            _expect_same(f"param_groups[{number}]", {name: float(group[name]) for name in ESTIMATE}, wanted or fresh)
+
+
+def _expect_same(where: str, got: Mapping[str, float], wanted: Mapping[str, float]) -> None:
+    for name, number in got.items():
+        expect(number == wanted[name], f"{where}, {name}", number, f"{wanted[name]}: all parameters and groups share it")

@@ -59,7 +59,7 @@ def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:
     for group in param_groups:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
-    carried = own_numbers(engine, param_groups)
+    carried = {} if engine.family.SUMS else own_numbers(engine, param_groups)  # the core saves an estimate
     count = engine.moments.nbytes // 4
     expect(count <= _MOST_ROWS, "save", f"{count} row moments", f"{_MOST_ROWS} at most in one file: save state_dict()")
     rows = {i: moment for i in range(len(engine.params)) if (moment := engine.row_moment(i)) is not None}
@@ -100,7 +100,7 @@ def load(
     for i in range(number):
         engine.moments.put(i, rows.get(i))
     engine.away, engine.aside = set(), set()
-    for i, of_param in engine.options_of(new_groups).items():
+    for i, of_param in ({} if engine.family.SUMS else engine.options_of(new_groups)).items():
         if names[i] and (steps := engine.core_of(i).step_count(i)):
             engine.core_of(i).set_carried(i, given.get(i) or as_now(engine.family, of_param, steps))
     return new_groups

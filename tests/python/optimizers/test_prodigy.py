@@ -217,6 +217,74 @@ def test_reset_begins_with_d0_again() -> None:
     assert shown(opt)[3] == 2
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("change", ["add", "reset"])
+def test_parameters_without_steps_have_the_others_d(way: str, change: str, tmp_path: Path, seed: int) -> None:
+    """Added or reset, they go on from every kind of save, before a step of theirs."""
+    params = [parameter(*shape) for shape in SHAPES]
+    opt = lowtide.Prodigy(params, d0=1e-3)
+    run(params, opt, Valley(params), 4)
+    if change == "add":
+        params.append(parameter(30, 3))
+        opt.add_param_group({"params": params[-1:]})
+    else:
+        opt.reset(params[:1])
+    if way in ("pickle", "copy") or change == "reset":
+        again, other = carried(way, params, opt, tmp_path, d0=1e-3)
+    else:
+        again, other = copies_of(params), None
+        other = lowtide.Prodigy(again[:-1], d0=1e-3)
+        other.add_param_group({"params": again[-1:]})
+        if way == "state_dict":
+            other.load_state_dict(through_file(opt.state_dict()))
+        else:
+            opt.save(tmp_path / "file")
+            other.load(tmp_path / "file")
+    assert shown(other) == shown(opt) and shown(opt)[3] == 4
+    for mine, of in ((params, opt), (again, other)):
+        run(mine, of, Valley(params), 2)
+    assert [bits(p) for p in params] == [bits(p) for p in again] and shown(other) == shown(opt)
+
+
+ESTIMATES_THAT_DIFFER: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "another d": (lambda saved: saved["state"][1].update(d=torch.tensor(0.5, dtype=torch.float64)), "state[1], d: got 0.5"),
+    "no d": (
+        lambda saved: [entry.pop(name) for entry in saved["state"].values() for name in ESTIMATE],
+        "got no d, d_max, d_numerator, k",
+    ),
+    "d of a group": (lambda saved: saved["param_groups"][0].update(d=0.5), "param_groups[0], d: got 0.5"),
+    "d without state": (
+        lambda saved: (saved["state"].clear(), saved["param_groups"][0].update(d=0.5)),
+        "param_groups[0], d: got 0.5",
+    ),
+    "options of groups": (
+        lambda saved: saved["param_groups"].append({**saved["param_groups"][0], "beta3": 0.1}),
+        "beta3: got 0.1",
+    ),
+}
+
+
+@pytest.mark.parametrize("spoiler", ESTIMATES_THAT_DIFFER)
+def test_dicts_without_one_estimate_are_refused(spoiler: str) -> None:
+    params = [parameter(*shape) for shape in SHAPES]
+    opt = lowtide.Prodigy(params, d0=1e-3)
+    run(params, opt, Valley(params), 3)
+    saved = copy.deepcopy(opt.state_dict())
+    change, words = ESTIMATES_THAT_DIFFER[spoiler]
+    change(saved)
+    with refused(opt, words):
+        opt.load_state_dict(saved)
+
+
+def test_state_that_is_cleared_shows_d0() -> None:
+    params = [parameter(*shape) for shape in SHAPES]
+    opt = lowtide.Prodigy(params, d0=1e-3)
+    run(params, opt, Valley(params), 3)
+    opt.state.clear()
+    saved = opt.state_dict()
+    assert not saved["state"] and saved["param_groups"][0]["d"] == 1e-3 and shown(opt)[3] == 0
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_run_of_the_package_goes_on_here(options: dict[str, Any], seed: int, figure: Callable[[str], None]) -> None:
     params = [parameter(*shape) for shape in SHAPES]
@@ -282,6 +350,10 @@ def test_steps_of_some_parameters_are_refused() -> None:
     random_gradients(params)
     with pytest.raises(ValueError, match="whose d needs all gradients"):
         opt.step_param(params[0])
-    other = lowtide.Prodigy([{"params": params[:1]}, {"params": params[1:], "betas": (0.8, 0.9)}])
-    with pytest.raises(ValueError, match="one d serves all groups"):
+    for option, value in {"betas": (0.8, 0.9), "beta3": 0.5, "d0": 1e-3}.items():
+        with pytest.raises(ValueError, match=f"parameter group 1: {option}: got .* one d serves all groups"):
+            lowtide.Prodigy([{"params": params[:1]}, {"params": params[1:], option: value}])
+    other = lowtide.Prodigy([{"params": params[:1]}, {"params": params[1:]}])
+    other.param_groups[1]["beta3"] = 0.5
+    with pytest.raises(ValueError, match="parameter group 1: beta3: got 0.5, wanted None as in group 0"):
         other.step()
