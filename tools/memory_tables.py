@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes docs/will-it-fit.md: the memory of common models, by `lowtide.plan` and `lowtide.forecast`.
+"""Writes docs/will-it-fit.md, the memory of common models by `lowtide.plan` and `lowtide.forecast`, and the charts of charts.py.
 
-    .venv/bin/python tools/memory_tables.py           # writes the page
-    .venv/bin/python tools/memory_tables.py --check   # exits 1 if the page is stale
+    .venv/bin/python tools/memory_tables.py           # writes them
+    .venv/bin/python tools/memory_tables.py --check   # exits 1 if one is stale
 
-All figures are computed from the shapes of published models. Needs the package, but no weights and no device.
+All figures of the page are computed from the shapes of published models. Needs the package, but no weights and no device.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import lowtide
+from charts import CHARTS
 from lowtide.planning.models import DECODERS, elements
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "will-it-fit.md"
@@ -191,15 +192,16 @@ def page() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page or a chart is stale")
     options = parser.parse_args()
-    text = page()
+    made = {PAGE: page(), **{PAGE.parent / name: draw() for name, draw in CHARTS.items()}}
+    stale = [path.name for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE.name} is stale: run {Path(__file__).name} without --check")
-        return 1
-    return 0
+        for path, text in made.items():
+            path.write_text(text, encoding="utf-8")
+    elif stale:
+        print(f"stale: {', '.join(stale)}: run {Path(__file__).name} without --check")
+    return int(options.check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def test_comments_in_front_of_functions_are_their_text(site):
 
 
 def test_memory_tables_are_those_of_lowtide_plan(figure):
-    """tools/memory_tables.py --check: the page is what the command prints now for these models."""
+    """tools/memory_tables.py --check: the page is what the command prints now for these models, the charts show it and the records."""
     command = [sys.executable, ROOT / "tools" / "memory_tables.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     figure(f"memory tables: {done.stdout.strip() or 'as lowtide plan says'}")
