@@ -69,20 +69,18 @@ def losses() -> str:
         for beta2 in sorted({run["beta2"] for run in runs}):
             rows, _, base = analyse(runs, beta2, of_rule("AdamW"))
             for label, (names, _) in VARIANTS.items():
-                of = [(seed, gap) for row in rows if row.id in names for seed, gap in row.gaps.items()]
-                gaps[label] += [(tuned, gap / 10 / base[seed]) for seed, gap in of]
-    bottom = TOP + ROW * len(VARIANTS) + 4
-    parts = []
+                of = [gap for row in rows if row.id in names for gap in row.gaps.items()]
+                gaps[label] += [(tuned, gap / 10 / base[seed]) for seed, gap in of]  # mN to percent
+    bottom, parts = TOP + ROW * len(VARIANTS) + 4, []
     for y, (label, (_, color)) in zip(range(TOP, HEIGHT, ROW), VARIANTS.items()):
         row = text(0, y + 2, label) + f'<rect x="0" y="{y + 6}" width="{WIDTH}" height="15" fill="{BAND}"/>'
         row += f'<path d="M{place(0):.1f} {y + 6}v15" stroke="{INK}"/><g stroke="{color}" fill="{color}">'
         for tuned, gap in gaps[label]:
             if gap <= MOST:
                 row += f'<circle cx="{place(gap):.1f}" cy="{y + 13.5}" r="4.5" fill-opacity="{0 if tuned else 0.6}"/>'
-        note = ""
+        parts.append(row + "</g>")
         if beyond := [gap for _, gap in gaps[label] if gap > MOST]:
-            note = text(WIDTH - 4, y + 18, f"○ +{min(beyond):.1f} to {max(beyond):.1f} →", color, anchor="end")
-        parts.append(row + "</g>" + note)
+            parts.append(text(WIDTH - 4, y + 18, f"○ +{min(beyond):.1f} to {max(beyond):.1f} →", color, anchor="end"))
     parts.append("".join(text(place(tick), bottom + 14, f"{tick:+d} %" if tick else "0", anchor="middle") for tick in range(-1, 4)))
     parts.append(text(0, bottom + 32, "● a run from scratch   ○ a fine-tune"))
     return picture("Final loss minus that of fp32, 26 M parameters", "in % of the loss, each dot one run", parts)

@@ -27,6 +27,7 @@ LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 OF_THE_SITE = ("README.md",)  # the root's README is for the repository; the site's home is docs/README.md
 REFERENCE = "python-api.md"  # the page with docstrings
 HEADERS = "include/lowtide"
+BELOW_GUIDES = ("headers/", "benchmarks/", "project/", "CHANGELOG", "TRUST")  # in the results of a search
 OPTIONS = "python/lowtide/options/options.py"
 TYPE = re.compile(r"^(?:typedef )?(?:enum class|enum|struct|class)(?: LT_API)? (\w+)(?: final)?(?: : [^{;]*)? \{", re.M)
 OTHERS = re.compile(r"^(?!namespace|extern|using|[/ *]).*?(?:#define |\b)(\w+)(?<!_H_)(?:\(| =)", re.M)
@@ -116,6 +117,8 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     """Redirects links that leave docs/ to their pages. A link to a folder becomes plain text."""
     here = page.file.src_uri
     folder = posixpath.dirname(file_of(here))
+    if here.startswith(BELOW_GUIDES):
+        page.meta.setdefault("search", {"boost": 0.2})
 
     def moved(match: re.Match[str]) -> str:
         target = match[2]

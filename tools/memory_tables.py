@@ -100,7 +100,7 @@ def page() -> str:
         "This command answers before anything is allocated. If the training does not fit, it names the smallest change that makes it fit",
         "([options](command-line.md#lowtide-plan-will-it-fit)). 1 GB is 10⁹ bytes.",
         "",
-        "## 7 B on a 24 GB card",
+        "## Fine-tune 7B on a 24 GB GPU",
         "",
         "**Yes: all weights can be trained, in bf16 and with 8-bit state.** Checkpoint activations and step in backward; state that does not fit on the card",
         "then moves to RAM automatically. For a step with one sequence of 2,048 tokens, the plan predicts these figures, which no run on a 24 GB card has checked:",
