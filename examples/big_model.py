@@ -168,7 +168,7 @@ def train(shape: Shape, args: argparse.Namespace, run: Run, wait: Any) -> None:
         run.moved.append({name: now - then for name, now, then in zip(names, moved, before, strict=True)})
         shown = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run.seconds[-1].items())
         wait.say(f"step {number + 1}: loss {run.losses[-1]:.4f}; {shown}")
-        if args.save and (number + 1) % args.save_every == 0:
+        if args.save and ((number + 1) % args.save_every == 0 or number + 1 == args.steps):
             save(args.save, number + 1, model, optimizer)
             moved[2:] = weight_bytes(model)
     run.state_on_disk = optimizer.report()["disk_bytes"]
@@ -244,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gpu", help='what torch may take of a GPU, as "24GB"; without it the CPU computes')
     parser.add_argument("--disk", default="/tmp", help="directory for what has no room in RAM, best on a local SSD")
     parser.add_argument("--save", type=Path, help="folder for weights and state, and to go on from")
-    parser.add_argument("--save-every", type=int, default=1, help="steps from one save to the next; each save takes as much disk as the run")
+    parser.add_argument("--save-every", type=int, default=1, help="steps from one save to the next, besides the last; each save takes as much disk as the run")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch", type=int, default=1, help="sequences")
     parser.add_argument("--sequence", type=int, default=128, help="tokens")

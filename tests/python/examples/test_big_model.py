@@ -27,7 +27,7 @@ def test_a_disk_changes_no_bit(
     monkeypatch.setattr(big_model, "BUCKET", 100_000)
     runs = []
     ram = big_model.BESIDE + 1_900_000  # four of six layers, of 1.7 MB of weights and as much state
-    on_disk = ["--ram", str(ram), "--disk", str(tmp_path), "--save", str(tmp_path / "saves")]
+    on_disk = ["--ram", str(ram), "--disk", str(tmp_path), "--save", str(tmp_path / "saves"), "--save-every", "2"]
     for name, steps, budget in (("killed", "2", on_disk), ("disk", "3", on_disk), ("ram", "3", ["--ram", "none"])):
         file = tmp_path / f"{name}.json"
         assert big_model.main([*SMALL, "--steps", steps, *budget, "--master", master, "--json", str(file)]) == 0
@@ -35,7 +35,7 @@ def test_a_disk_changes_no_bit(
         assert runs[-1]["params"] == big_model.SHAPES["1e6"].elements
     killed, disk, ram_alone = runs
     assert killed["losses"] + disk["losses"] == ram_alone["losses"] and disk["weights"] == ram_alone["weights"]
-    assert [each.name for each in (tmp_path / "saves").iterdir()] == ["3"], "the last save alone stays"
+    assert [each.name for each in (tmp_path / "saves").iterdir()] == ["3"], "the last step is saved, and its save alone stays"
     assert killed["state_on_disk"] > 500_000 and ram_alone["state_on_disk"] == 0 and not ram_alone["streaming"]
     planned, moved = killed["streaming"], killed["moved"][-1]
     assert moved["weights read"] == planned["planned_read_bytes"] > 0
