@@ -4,7 +4,8 @@ The core stores one text beside the state: JSON of {"lowtide_groups": [the optio
 DTensor parameters also "lowtide_shards": [the position of this rank's part of each, null for a plain parameter]; if the options
 of NAdam or Schedule-Free have changed during the run also "lowtide_carried": {parameter number: {name: number}} (carried.py);
 with row moments also "lowtide_rows": {parameter number: base64 of this rank's, little-endian float32 in row-major order}; one
-that is missing is zeros. A file holds one rank's part and is for the same rank of an equal mesh.
+that is missing is zeros. {"lowtide_float": "inf"} is a float for which JSON has no number. A file holds one rank's part and is for the
+same rank of an equal mesh.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import base64
 import binascii
 import ctypes
-import json
 import os
 from collections.abc import Sequence
 from numbers import Integral, Real
@@ -29,7 +29,7 @@ from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import size_of
 from lowtide.memory.forecast import path_of
 from lowtide.state.carried import as_now, checked, own_numbers
-from lowtide.state.metadata import GROUPS, read_metadata
+from lowtide.state.metadata import GROUPS, read_metadata, write_metadata
 from lowtide.state.pending_save import PendingSave
 from lowtide.state.groups import read_groups
 
@@ -65,7 +65,7 @@ def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:
     rows = {i: moment for i in range(len(engine.params)) if (moment := engine.row_moment(i)) is not None}
     texts = {i: _text(moment.cpu().contiguous()) for i, moment in rows.items()}
     metadata = {GROUPS: groups, **_shards(engine), **({_CARRIED: carried} if carried else {}), **({_ROWS: texts} if texts else {})}
-    return json.dumps(metadata, default=_refuse)
+    return write_metadata(metadata, _refuse)
 
 
 def load(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,27 @@ from lowtide import _core
 from lowtide.memory.forecast import path_of
 
 GROUPS = "lowtide_groups"
+_FLOAT = "lowtide_float"  # {this: "inf"} is a float for which JSON has no number
 # More lists, dicts and values than the largest header of parameters has. Each takes Python at least 50 bytes.
 _MOST_CONTAINERS, _MOST_VALUES = 1 << 20, 1 << 22
+
+
+def write_metadata(metadata: dict[str, Any], default: Callable[[object], object]) -> str:
+    """JSON for `read_metadata`. default: as for json.dumps."""
+    return json.dumps(_marked(metadata), default=default, allow_nan=False)
+
+
+def _marked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _marked(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_marked(part) for part in value]
+    return {_FLOAT: str(float(value))} if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _unmarked(found: dict[str, Any]) -> Any:
+    text = found.get(_FLOAT) if len(found) == 1 else None
+    return float(text) if text in ("inf", "-inf", "nan") else found
 
 
 def read_metadata(text: str, where: str) -> Any:
@@ -23,7 +44,7 @@ def read_metadata(text: str, where: str) -> Any:
         wanted = f"{_MOST_CONTAINERS} lists and {_MOST_VALUES} values at most"
         raise ValueError(f"{where}: got metadata of {containers} lists and {values} values, wanted {wanted}")
     try:
-        return json.loads(text or "{}")
+        return json.loads(text or "{}", object_hook=_unmarked if _FLOAT in text else None)  # a call for each dict takes time
     except (ValueError, RecursionError) as error:  # also for numbers that are too long
         raise ValueError(f"{where}: got metadata that is not JSON: {error}") from None
 

@@ -3,6 +3,7 @@
 import copy
 import io
 import itertools
+import json
 import math
 import pickle
 import pickletools
@@ -11,8 +12,9 @@ import zipfile
 import lowtide
 import pytest
 import torch
+from lowtide import _core
 from support import (
-    CODECS, DTYPES, FOUR_BITS, LONG_AVERAGES, RULES, bits, drop, fresh, make, parameter, put, random_gradients,
+    CODECS, DTYPES, FOUR_BITS, LONG_AVERAGES, RULES, bits, copies_of, drop, fresh, make, parameter, put, random_gradients,
     refused, snapshot, state_bits, step_alike, through_file, trained,
 )  # fmt: skip
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
@@ -355,3 +357,21 @@ def test_codecs_are_never_converted_in_silence(live, held, seed):
     else:
         with refused(opt, held, live, "min_quantized_numel"):
             opt.load_state_dict(other.state_dict())
+
+
+def test_files_describe_infinite_options_in_valid_json(tmp_path, seed):
+    """RFC 8259 has no word for infinity. Files of earlier versions contain Python's."""
+    options = {"growth_rate": math.inf, "mine": [1.5, -math.inf, {"most": math.inf}]}
+    params = [parameter(4, 8)]
+    opt = lowtide.Prodigy([{"params": params, **options}])
+    random_gradients(params)
+    opt.step()
+    opt.save(tmp_path / "file")
+    text = _core.checkpoint_metadata(str(tmp_path / "file"))
+    groups = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))["lowtide_groups"]
+    opt._core.save(str(tmp_path / "earlier"), json.dumps({"lowtide_groups": [{**groups[0], **options}]}))
+    assert "Infinity" in _core.checkpoint_metadata(str(tmp_path / "earlier"))
+    for name in ("file", "earlier"):
+        other = lowtide.Prodigy(copies_of(params), growth_rate=2.0)
+        other.load(tmp_path / name)
+        assert other.param_groups[0]["growth_rate"] == math.inf and [*other.param_groups[0]["mine"]] == options["mine"]
