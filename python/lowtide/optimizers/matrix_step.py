@@ -162,7 +162,7 @@ class MatrixStep:
         here = self._local(batch.params[0]).device
         mesh = exchange.route.mesh.device_type  # the device that sends messages; parameters may be offloaded from it
         like = torch.empty(0, dtype=WORKING, device=here if here.type == mesh else mesh)
-        rows: dict[int, list[Tensor]] = {part.number: [] for part in exchange.parts if part.moments}
+        rows: dict[int, list[Tensor]] = {i: [] for i in batch.params if self._has_moments(i)}
         try:
             found = self._directions(batch)
             moments = {i: self._moment(i) for i in rows}
@@ -187,7 +187,8 @@ class MatrixStep:
             if own is not None:
                 rows[part.number].append(own)
         updates = {i: torch.cat([like, *flat]).view(sizes[i]) for i, flat in pieces.items()}
-        moments = {i: torch.cat(flat).view(had.shape).to(had.device) for (i, flat), had in zip(rows.items(), moments.values(), strict=True)}
+        came = {i: torch.cat(flat) for i, flat in rows.items() if flat}  # a matrix without elements keeps its row moments
+        moments = {i: came[i].view(had.shape).to(had.device) if i in came else had for i, had in moments.items()}
         marks = torch.stack([_is_lacking(update) for update in updates.values()]).tolist()  # waits for a device
         left = [i for i, lacks in zip(updates, marks, strict=True) if lacks]
         self._left += left

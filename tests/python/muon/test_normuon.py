@@ -347,3 +347,25 @@ def test_two_ranks_have_the_bits_of_one_process() -> str:
             assert ends[0] == ends[1], (dtype, master, disk)
             compared += sum(map(len, ends[0]))
     return f"2 ranks, {compared} bytes, 0 differ"
+
+
+@on_ranks(2)
+def test_matrices_without_elements_have_those_of_one_process() -> str:
+    """Even where no message has any: nothing is awaited again in every step."""
+    mesh = init_device_mesh("cpu", (2,))
+    for shape in ((0, 5), (8, 0), (0, 4, 5), (3, 4, 0)):
+        shapes = []
+        for cut in (False, True):
+            value = torch.zeros(shape)
+            p = torch.nn.Parameter(distribute_tensor(value, mesh, [Shard(len(shape) - 2)], src_data_rank=None) if cut else value)
+            opt = lowtide.Muon([p], use_muon="experts", row_beta2=0.9)
+            for _ in range(2):
+                p.grad = torch.zeros_like(p)
+                opt.step()
+                assert not opt.engine.awaited
+            shapes.append(opt.state[p][ROW].shape)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(opt.engine, "await_states", lambda numbers: pytest.fail(f"awaits {numbers}"))
+                opt.step()
+        assert shapes[0] == shapes[1] == (*shape[:-1], 1)
+    return "4 shapes"
