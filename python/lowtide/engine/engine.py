@@ -426,12 +426,16 @@ class Engine:
         """This rank's row moments of a parameter, float32 [..., rows, 1], live; None: it has none."""
         return self.moments.get(number, self.core_of(number).step_count(number))
 
+    def with_moments(self, groups: Sequence[dict[str, Any]]) -> set[int]:
+        """The parameters to which these options give row moments. Others may have some until a step drops them."""
+        scaled = (each for each in self.groups if self.family.has_moments(each.rule, each.options_of(groups)))
+        return {i for each in scaled for i in each.params}
+
     def begin_moments(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Gives parameters whose options ask for row moments zeros before their first step."""
-        for each in self.groups:
-            for i in each.params if self.family.has_moments(each.rule, each.options_of(groups)) else ():
-                if self.row_moment(i) is None and i not in self.foreign:
-                    self.moments.put(i, self.no_moment(i))
+        """Gives parameters zeros before their first step."""
+        for i in self.with_moments(groups) - self.foreign.keys():
+            if self.row_moment(i) is None:
+                self.moments.put(i, self.no_moment(i))
 
     def no_moment(self, number: int) -> torch.Tensor:
         """Row moments before the first step."""

@@ -27,7 +27,7 @@ class Family:
     CORE_RULE: ClassVar[str] = ""  # the core's name of the rule, if it differs
     MAY_WAIT: ClassVar[bool] = True  # trained parameters may be on meta until a step
     SEVERAL: ClassVar[bool] = True  # they may be on several devices
-    MOMENTS: ClassVar[bool] = False  # parameters may have row moments
+    MOMENTS: ClassVar[str] = ""  # the option that gives parameters row moments
     SUMS: ClassVar[bool] = False  # each step needs sums over all parameters
     FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, in addition to every class's
 

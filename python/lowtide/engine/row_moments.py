@@ -33,6 +33,10 @@ class RowMoments:
         if given is not None:
             self._now[number] = given
 
+    def numbers(self) -> set[int]:
+        """The parameters that may have some."""
+        return self._now.keys() | self._next.keys()
+
     @property
     def nbytes(self) -> int:
         return sum(moment.nbytes for moment in self._now.values())

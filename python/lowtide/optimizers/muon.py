@@ -33,7 +33,7 @@ class MuonFamily(Family):
     """Two rules of the core: one with momentum for matrices, and AdamW for everything else."""
 
     CORE_RULE = "adamw"
-    MOMENTS = True
+    MOMENTS = "row_beta2"
     FIXED = ("use_muon",)  # it determines a parameter's rule
 
     def rule_for(self, param: Tensor, options: Mapping[str, Any]) -> str:
@@ -58,7 +58,7 @@ class MuonFamily(Family):
         expect(schedule(coefficients, steps) is not None, "ns_coefficients", coefficients, wanted)
         expect(0 < eps < math.inf, "eps", eps, "a number above 0")
         expect(options["adjust_lr_fn"] in ADJUSTMENTS, "adjust_lr_fn", options["adjust_lr_fn"], f"one of {ADJUSTMENTS}")
-        if options.get("row_beta2") is not None:  # dicts of earlier versions lack it
+        if options.get("row_beta2") is not None:  # pickles of earlier versions lack it
             expect(0 <= number("row_beta2", options["row_beta2"]) < 1, "row_beta2", options["row_beta2"], "None, or 0 or more and less than 1")
         hyper["nesterov"] = bool(hyper["nesterov"]) and hyper["momentum"] > 0  # without momentum both are g
         return hyper
@@ -191,8 +191,7 @@ class Muon(Optimizer):
     def _plan(self, numbers: list[int]) -> _Plan:
         """The plan for a step of these parameters."""
         engine, last = self.engine, self._planned
-        scaled = [group for group in engine.groups if engine.family.has_moments(group.rule, group.options_of(self.param_groups))]
-        moments = {i for group in scaled for i in group.params}
+        moments = engine.with_moments(self.param_groups)
         known = last and last.numbers == numbers and last.of is engine.groups and last.groups == len(engine.groups)
         if last and known and last.moments == moments:
             return last
@@ -226,11 +225,9 @@ class Muon(Optimizer):
     def _follow_moments(self, plan: _Plan, numbers: list[int]) -> None:
         """Drops row moments that no option asks for any more; entries in `state` show those that begin in this step."""
         engine = self.engine
-        if not (plan.moments or engine.moments.nbytes):
-            return
-        had = {i for i in numbers if i in plan.matrices and engine.row_moment(i) is not None}
-        wanted = plan.moments.intersection(numbers)
-        for i in had - wanted:
+        had = {i for i in engine.moments.numbers() if engine.row_moment(i) is not None}
+        dropped, begun = had - plan.moments, plan.moments.intersection(numbers) - had
+        for i in dropped:  # even without a gradient, or v would go on from here if the option came back
             engine.moments.put(i, None)
-        if had != wanted:
-            engine.await_states({*engine.awaited, *(had ^ wanted)})
+        if dropped or begun:
+            engine.await_states({*engine.awaited, *dropped, *begun})

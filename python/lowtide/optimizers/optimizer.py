@@ -688,7 +688,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if self.state:
             self._place_states()
         spreads = first_flattened(self.engine.tensors) is not None
-        saved = spread.entries_of(self.engine) if spreads else dicts.saved_entries(self.engine, self.param_groups)
+        saved = spread.entries_of(self.engine, self.param_groups) if spreads else dicts.saved_entries(self.engine, self.param_groups)
         live = self.state
         self.state = States(dict, saved)
         try:
@@ -809,7 +809,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             "skipped_steps": report["skipped_steps"],
         }
         self.engine.bring_to_ram()
-        entries = [views.live(engine, i) for i in range(len(engine.params))]
+        with_moments = engine.with_moments(self.param_groups)
+        entries = [views.live(engine, i, i in with_moments) for i in range(len(engine.params))]
         for i, numbers in own_numbers(engine, self.param_groups).items():
             entries[i] |= as_tensors(numbers)
         defaults = {**self.defaults, **self._beside}

@@ -75,16 +75,15 @@ def saved_entries(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torc
     if not any(engine.has_entry(i) for i in range(len(params))):
         return {}
     saved: dict[torch.Tensor, dict[str, Any]] = {}
+    with_moments = engine.with_moments(groups)
     for i, param in enumerate(params):
         if engine.has_entry(i) or (param.requires_grad and i not in engine.foreign):
-            entry: dict[str, Any] = vectors.as_saved(engine, i, views.live(engine, i))
+            entry: dict[str, Any] = vectors.as_saved(engine, i, views.live(engine, i, i in with_moments))
             saved[param] = entry if engine.core_of(i).step_count(i) else {name: value.clone() for name, value in entry.items()}
-    for core_group in engine.groups:
-        if engine.family.has_moments(core_group.rule, core_group.options_of(groups)):
-            for i in core_group.params:
-                if saved.get(params[i]) and ROW_MOMENT not in saved[params[i]]:
-                    of, moment = engine.params[i].sharding, engine.no_moment(i).cpu()
-                    saved[params[i]][ROW_MOMENT] = of.whole_of(ROW_MOMENT, moment) if of else moment
+    for i in with_moments:
+        if saved.get(params[i]) and ROW_MOMENT not in saved[params[i]]:
+            of, moment = engine.params[i].sharding, engine.no_moment(i).cpu()
+            saved[params[i]][ROW_MOMENT] = of.whole_of(ROW_MOMENT, moment) if of else moment
     for entry in saved.values():
         if RESIDUAL in entry:
             entry[RESIDUAL] = residual_bytes(entry[RESIDUAL])

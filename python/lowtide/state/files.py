@@ -60,9 +60,9 @@ def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
     carried = {} if engine.family.SUMS else own_numbers(engine, param_groups)  # the core saves an estimate
-    count = engine.moments.nbytes // 4
+    rows = {i: moment for i in sorted(engine.with_moments(param_groups)) if (moment := engine.row_moment(i)) is not None}
+    count = sum(moment.numel() for moment in rows.values())
     expect(count <= _MOST_ROWS, "save", f"{count} row moments", f"{_MOST_ROWS} at most in one file: save state_dict()")
-    rows = {i: moment for i in range(len(engine.params)) if (moment := engine.row_moment(i)) is not None}
     texts = {i: _text(moment.cpu().contiguous()) for i, moment in rows.items()}
     metadata = {GROUPS: groups, **_shards(engine), **({_CARRIED: carried} if carried else {}), **({_ROWS: texts} if texts else {})}
     return write_metadata(metadata, _refuse)
@@ -94,7 +94,7 @@ def load(
     expect(each, f"{name}, {_CARRIED}", got, f"a dict with one for each of {number} parameters at most")
     names = [tuple(engine.core_of(i).carried(i)) for i in range(number)]
     given = {i: checked(own[str(i)], names[i], f"{name}, {_CARRIED}") for i in range(number) if names[i] and str(i) in own}
-    rows = _rows(engine, metadata.get(_ROWS, {}), f"{name}, {_ROWS}")
+    rows = _rows(engine, new_groups, metadata.get(_ROWS, {}), f"{name}, {_ROWS}")
     engine.copies.read(engine)
     kept.call(engine.core.load, name)
     for i in range(number):
@@ -110,15 +110,16 @@ def _text(values: torch.Tensor) -> str:
     return base64.b64encode(ctypes.string_at(values.data_ptr(), values.nbytes) if values.nbytes else b"").decode()
 
 
-def _rows(engine: Engine, saved: Any, where: str) -> dict[int, torch.Tensor]:
-    """Row moments of a file, by parameter number, checked."""
+def _rows(engine: Engine, groups: Sequence[dict[str, Any]], saved: Any, where: str) -> dict[int, torch.Tensor]:
+    """Row moments of a file with these groups, by parameter number, checked."""
     expect(isinstance(saved, dict), where, type(saved).__name__, "a dict")
     found: dict[int, torch.Tensor] = {}
-    matrices = {str(i): i for i, tensor in enumerate(engine.tensors) if tensor.ndim >= 2}
+    numbers, scaled = {str(i): i for i in range(len(engine.params))}, engine.with_moments(groups)
     for key, text in saved.items():
-        expect(key in matrices, where, f"parameter {key!r:.40}", "numbers of matrices")
-        i = matrices[key]
+        expect(key in numbers, where, f"parameter {key!r:.40}", f"one from 0 to {len(numbers) - 1}")
+        i = numbers[key]
         at, param = f"{where}, parameter {i}", engine.params[i]
+        expect(i in scaled, at, "row moments", "none: only matrices of a Muon whose group sets row_beta2 have some")
         shape = local_moments(param.tensor, param.sharding)
         try:
             values = base64.b64decode(text, validate=True)

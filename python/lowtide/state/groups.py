@@ -91,7 +91,9 @@ def read_groups(
         for key, value in group.items():
             if key not in drop:
                 made[key] = copied(value)
-        made.setdefault("maximize", mine["maximize"])  # older dicts lack it, and torch accepts them
+        for key in ("maximize", engine.family.MOMENTS):
+            if key in mine:
+                made.setdefault(key, mine[key])  # older dicts lack it, and torch accepts them
         if "param_names" in mine:
             made.setdefault("param_names", mine["param_names"])
         if NORMS in mine:

@@ -57,6 +57,8 @@ def plan(
         has_moments: bool | None = False
         if engine.family.MOMENTS:
             has_moments = engine.family.has_moments(rules[i], options[i]) if i in options else None
+            if has_moments and engine.family.MOMENTS not in found.saved[of_group[i]]:
+                has_moments = None  # an earlier version's dict: they begin from zeros
         if found.spread:
             entry = spread.read_entry(engine, i, own, where)
         elif found.codecs is not None:
@@ -104,14 +106,17 @@ def _apart_from_moment(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], Any]
 
 
 def _with_moment(engine: Engine, number: int, entry: Entry, moment: Any, wanted: bool | None, where: str) -> Entry:
-    """An entry with row moments, checked. wanted: its options ask for them; None: unknown."""
+    """An entry with row moments, checked. wanted: whether it must have some; None: it may."""
     where, of, whole = f"{where}, {ROW_MOMENT}", engine.params[number].sharding, moment_shape(engine.tensors[number].shape)
     if moment is None:
-        expect(not (wanted and entry.step), where, "none", "one for each row: row_beta2 of its group is set")
+        option, of_group = engine.family.MOMENTS, engine.params[number].group
+        begin = f"to begin from zeros, load with {option}=None, then set param_groups[{of_group}][{option!r}]"
+        expect(not (wanted and entry.step), where, "none", f"one for each row, as {option} of its group is set; {begin}")
         return entry
     expect(wanted is not False, where, type(moment).__name__, "none: row_beta2 of its group is None")
     local = of.unwrap(ROW_MOMENT, moment, torch.empty(0), where.rpartition(",")[0]) if of else moment
     check_floats(local, where, local_moments(engine.tensors[number], of) if of else whole)
+    expect(local.dtype == torch.float32, where, local.dtype, torch.float32)
     return entry._replace(tensors={**entry.tensors, ROW_MOMENT: local})
 
 
@@ -224,7 +229,10 @@ def _read_assigned(engine: Engine, number: int, given: dict[str, Any], options: 
     else:
         read = _read_torch(engine, number, given, options, where)
     rule = next(each.rule for each in engine.groups if each.has(number))
-    read = _with_moment(engine, number, read, moment, engine.family.has_moments(rule, options), where)
+    wanted, had = engine.family.has_moments(rule, options), engine.row_moment(number)
+    if not wanted and had is not None and isinstance(moment, torch.Tensor) and local_of(moment).data_ptr() == had.data_ptr():
+        moment = None  # shown until a step drops them
+    read = _with_moment(engine, number, read, moment, wanted, where)
     core = engine.core_of(number)
     if read.carried is None and read.step == core.step_count(number):  # loops that move state know only what it shows
         read = read._replace(carried=core.carried(number) or None)
@@ -279,7 +287,7 @@ def apply(
         if ROW_MOMENT in entry.tensors:
             tensors, moment = _apart_from_moment(entry.tensors)
             plain[i] = entry._replace(tensors=tensors)
-            moments[i] = moment.detach().to(local_of(engine.tensors[i]).device, torch.float32, copy=True).contiguous()
+            moments[i] = moment.detach().to(local_of(engine.tensors[i]).device, copy=True).contiguous()
     entries = plain
     waiting = {*engine.awaited}
     for i, entry in entries.items():

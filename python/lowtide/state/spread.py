@@ -14,7 +14,7 @@ are encoded again, to nearest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 
 from lowtide import _core
 from lowtide.checks.values import check_floats, check_moment, expect, read_step
-from lowtide.devices.sharding import ROW_MOMENT, local_of, rows_of
+from lowtide.devices.sharding import local_of, rows_of
 from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.engine import Engine
 from lowtide.state import views
@@ -35,12 +35,12 @@ from lowtide.state.views import MOMENTUM
 _PIECE = 1 << 20  # elements processed at a time
 
 
-def entries_of(engine: Engine) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+def entries_of(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     """The state of all parameters that have any, in new tensors, because FSDP1 accepts no empty entries. Parameters with the
     same moments have the same names, as FSDP1 requires: scales if any can have them (0: this one has none), and likewise
     residuals."""
     raw = [views.local_state(engine, i) for i in range(len(engine.params))]
-    rows = [i for i, entry in enumerate(raw) if ROW_MOMENT in entry]
+    rows = sorted(i for i in engine.with_moments(groups) if engine.row_moment(i) is not None)
     expect(not rows, "state_dict", f"row moments of parameters {rows[:8]} beside FSDP1's parameters", "none: row_beta2=None, or FSDP2")
     # Decided by the options, not by this rank's parts: another rank may have larger parts with other formats.
     scaled = any(_core.code_sizes(group.options["state"], True, 1, BLOCK)[2] for group in engine.groups if group.params)

@@ -37,14 +37,15 @@ def shown(engine: Engine, number: int) -> Shown:
     return Shown(entry, engine.tensors[number], number, engine.assigned, read_only=engine.shows_sizes)
 
 
-def local_state(engine: Engine, number: int) -> dict[str, torch.Tensor]:
-    """A parameter's tensors on the CPU, copied if they are elsewhere. Empty before its first step unless state is allocated."""
+def local_state(engine: Engine, number: int, moments: bool = False) -> dict[str, torch.Tensor]:
+    """A parameter's tensors on the CPU, copied if they are elsewhere. Empty before its first step unless state is allocated.
+    moments: with its row moments, if it has some."""
     core = engine.core_of(number)
     with engine.lock:
         if not core.has_state(number) and not core.step_count(number):
             return {}
         found = core.read_state(number) if core.is_paged(number) else core.state(number)
-        moment = engine.row_moment(number)
+        moment = engine.row_moment(number) if moments else None
         return _with_moment(found, None if moment is None else moment.cpu())
 
 
@@ -52,9 +53,9 @@ def _with_moment(entry: dict[str, torch.Tensor], moment: torch.Tensor | None) ->
     return entry if moment is None else {**entry, ROW_MOMENT: moment}
 
 
-def live(engine: Engine, number: int) -> dict[str, torch.Tensor]:
+def live(engine: Engine, number: int, moments: bool) -> dict[str, torch.Tensor]:
     """Like `local_state`, but with DTensors for a DTensor parameter."""
-    of, entry = engine.params[number].sharding, local_state(engine, number)
+    of, entry = engine.params[number].sharding, local_state(engine, number, moments)
     return of.wrap(entry) if of else entry
 
 

@@ -237,6 +237,63 @@ def test_the_option_begins_and_ends_them(seed: int) -> None:
     assert opt.report()["state_bytes"] == 4 * sum(p.numel() for p in params[:3]) + 8 * params[3].numel()
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_none_ends_those_of_frozen_layers(way: str, seed: int, tmp_path: Path) -> None:
+    """No copy has moments that no option asks for. A step drops them even without a gradient: they would go on if the option came back."""
+    params, opt = _trained(2, state="fp32")
+    others = copies_of(params)
+    opt.param_groups[0]["row_beta2"] = None
+    for step in range(2):
+        if way in ("pickle", "copy"):
+            others, other = pickle.loads(pickle.dumps((params, opt))) if way == "pickle" else copy.deepcopy((params, opt))
+        else:
+            other = opt if step else lowtide.Muon(others, use_muon="experts", row_beta2=0.9, state="fp32")
+            if way == "file":
+                opt.save(tmp_path / "saved")
+                other.load(tmp_path / "saved")
+            else:
+                other.load_state_dict(through_file(opt.state_dict()))
+        assert not any(ROW in entry for entry in (*opt.state_dict()["state"].values(), *other.state.values()))
+        if not step:
+            assert ROW in opt.state[params[0]]
+            opt.state[params[0]]["momentum_buffer"] = opt.state[params[0]]["momentum_buffer"] * 2  # read with what stands beside it
+            random_gradients(params[1:])
+            params[0].grad = None
+            opt.step()
+            assert not any(ROW in opt.state[p] for p in params)
+    opt.param_groups[0]["row_beta2"] = 0.9
+    assert not any(entry[ROW].any() for entry in itertools.islice(opt.state_dict()["state"].values(), 3))
+
+
+@pytest.mark.parametrize("way", ["dict", "file"])
+def test_what_earlier_versions_saved_begins_them(way: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their groups lack the option: it stays as it is, as if it had been set after a load without it."""
+    params, opt = _trained(2, row_beta2=None, state="fp32")
+    saved, ends, read = through_file(opt.state_dict()), [], files.read_metadata
+    for group in saved["param_groups"]:
+        del group["row_beta2"]
+
+    def older(*given: Any) -> Any:
+        metadata = read(*given)
+        return {**metadata, "lowtide_groups": [{key: group[key] for key in group if key != "row_beta2"} for group in metadata["lowtide_groups"]]}
+
+    monkeypatch.setattr(files, "read_metadata", older)
+    opt.save(tmp_path / "saved")
+    random_gradients(params)
+    for given in (None, 0.9):
+        mine = copies_of(params)
+        other = lowtide.Muon(mine, use_muon="experts", row_beta2=given, state="fp32", min_quantized_numel=0)
+        other.load(tmp_path / "saved") if way == "file" else other.load_state_dict(saved)
+        assert other.param_groups[0]["row_beta2"] == given
+        other.param_groups[0]["row_beta2"] = 0.9
+        for p, q in zip(mine, params, strict=True):
+            p.grad = q.grad
+        other.step()
+        ends.append(([bits(p) for p in mine], state_bits(other)))
+        assert other.state[mine[0]][ROW].any()
+    assert ends[0] == ends[1]
+
+
 def test_flattened_dicts_of_checkpoints(seed: int) -> None:
     """torch asks a fresh optimizer which state it will have."""
     options = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -288,11 +345,12 @@ def test_what_does_not_fit_is_refused(seed: int, tmp_path: Path, monkeypatch: py
         alone.torch_state_dict()
     saved = through_file(opt.state_dict())
     for change, *words in (
-        (lambda one: one["state"][0].pop(ROW), "state of parameter 0, row_moment", "got none", "row_beta2 of its group is set"),
+        (lambda one: one["state"][0].pop(ROW), "state of parameter 0, row_moment", "got none", 'with row_beta2=None, then set param_groups[0]['),
         (put(["param_groups", 0, "row_beta2"], None), "state of parameter 0, row_moment", "row_beta2 of its group is None"),
         (put(["state", 1, ROW], lambda t: t.T), "(1, 200)", "(200, 1)"),
         (put(["state", 1, ROW], lambda t: -t), "none below 0"),
         (put(["state", 1, ROW], lambda t: t.int()), "int32"),
+        (put(["state", 1, ROW], lambda t: t.double()), "got torch.float64, wanted torch.float32"),
         (put(["state", 3, ROW], torch.zeros(8192)), "parameter 3"),
     ):
         bad = through_file(saved)
@@ -304,11 +362,17 @@ def test_what_does_not_fit_is_refused(seed: int, tmp_path: Path, monkeypatch: py
         patch.setattr(files, "_MOST_ROWS", 383)
         opt.save(tmp_path / "other")
     read = files.read_metadata
-    for rows, *words in (([], "lowtide_rows", "a dict"), ({"3": ""}, "'3'", "numbers of matrices"), ({"0": "AA=="}, "1 bytes", "256"),
+    for rows, *words in (([], "lowtide_rows", "a dict"), ({"4": ""}, "'4'", "0 to 3"), ({"3": ""}, "parameter 3", "only matrices"), ({"0": "AA=="}, "1 bytes", "256"),
                          ({"0": "!"}, "base64"), ({"0": 3}, "base64"), ({"0": "AACAvw" + "A" * 336 + "=="}, "none below 0")):  # fmt: skip
         monkeypatch.setattr(files, "read_metadata", lambda *given, rows=rows: {**read(*given), "lowtide_rows": rows})
         with refused(opt, *words):
             opt.load(tmp_path / "saved")
+    monkeypatch.setattr(files, "read_metadata", lambda *given: {**read(*given), "lowtide_rows": {"0": "A" * 342 + "=="}})
+    for kind, options in ((lowtide.Muon, {"use_muon": False}), (lowtide.Muon, {"use_muon": "experts"}), (lowtide.AdamW, {})):
+        other: Any = kind(copies_of(params), **options)
+        other.save(tmp_path / "other")
+        with refused(other, "lowtide_rows, parameter 0: got row moments, wanted none"):
+            other.load(tmp_path / "other")
 
 
 @on_ranks(2)

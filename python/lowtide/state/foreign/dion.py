@@ -59,4 +59,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     for name, there in names.items():
         expect(there in entry, where, f"no {there!r}", f"{' and '.join(map(repr, names.values()))}")
         check_floats(entry[there], f"{where}, {there}", shapes[name])
-    return entry_of(spec, step, {name: entry[there] for name, there in names.items()})
+    moments = {name: entry[there] for name, there in names.items()}
+    if ROW_MOMENT in moments:
+        moments[ROW_MOMENT] = moments[ROW_MOMENT].float()
+    return entry_of(spec, step, moments)
