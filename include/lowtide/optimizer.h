@@ -156,7 +156,7 @@ struct StepOptions {
   // pass only found_inf to its step.
   LossScaling scaling = {};
   // Internal, for Prodigy: the sums over the parameters of all optimizers and processes that step together
-  // (optim/term_sums.h). nullptr: over this optimizer's.
+  // (optim/term_sums.h). nullptr: over this optimizer's parameters.
   const TermSums* sums = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// Claim: whenever the power fails in a save, and whichever unsynced bytes and names survive, the path holds either the
-// whole old or the whole new checkpoint.
+// Claim: wherever in a save the power fails, and whichever unsynced bytes and names survive, the path holds the whole
+// old or the whole new checkpoint.
 #include "support/checkpoint_case.h"
 #include "support/power_env.h"
 #include "support/test.h"

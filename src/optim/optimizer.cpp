@@ -10,7 +10,7 @@
 namespace lowtide {
 namespace {
 
-// Adds a store's field to the total; of texts, keeps the first.
+// Adds a store's field to the total; keeps the first text.
 template <class Number>
 void add_field(Number part, Number& sum) {
   sum += part;

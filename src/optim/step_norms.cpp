@@ -104,7 +104,7 @@ class StepPlan::NormSums {
   void* stream_;
   std::vector<Sums> sums_;
   std::vector<StepItem> waiting_;
-  std::vector<int64_t> owners_;  // parameters
+  std::vector<int64_t> owners_;  // the parameter of each waiting item
   int64_t waiting_blocks_ = 0;
   std::vector<BlockNorms> blocks_;
 };

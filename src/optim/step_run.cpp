@@ -33,7 +33,7 @@ StepResult StepPlan::take(bool guarded) {
     clear_norms();
     add_streamed_norms();
   }
-  // Norms, too, depend on what the parameters before have left. Parameters of a step that streams do not overlap.
+  // Norms, too, depend on what earlier parameters left. Parameters of a step that streams do not overlap.
   if (norms && ordered_ && buffers_.wanted.empty()) {
     for (size_t i = 0; i < items_.size(); ++i) {
       measure(i, 1);

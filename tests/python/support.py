@@ -1,4 +1,4 @@
-"""Shared by several Python tests: every rule by name, bit-for-bit snapshots, trained optimizers, spoilt dicts."""
+"""Parts that several Python tests share: every rule by name, bit-for-bit snapshots, trained optimizers, spoilt dicts."""
 
 import copy
 import io
@@ -72,7 +72,7 @@ def copies_of(params: Sequence[torch.Tensor]) -> list[torch.nn.Parameter]:
 
 
 def step_alike(*made: tuple[Sequence[torch.Tensor], torch.optim.Optimizer]) -> None:
-    """A step of each, parameters with their optimizer, by the same random gradients."""
+    """Steps each optimizer with its parameters on the same random gradients."""
     random_gradients(made[0][0])
     for params, _ in made[1:]:  # before any of them steps, which may write to gradients
         for param, first in zip(params, made[0][0], strict=True):
@@ -180,7 +180,7 @@ def carried(way: str, params: Any, opt: Any, folder: Path, **options: Any) -> tu
 
 
 def put(path: list[Any], value: Any) -> Callable[[Any], None]:
-    """A change of a nested dict: the node at `path` becomes `value`, or `value(node)` if that can be called."""
+    """A change of a nested dict: the node at `path` becomes `value`, or `value(node)` if `value` is callable."""
 
     def change(saved: Any) -> None:
         for key in path[:-1]:
@@ -202,7 +202,7 @@ def drop(*path: Any) -> Callable[[Any], None]:
 
 
 def run_and_list(*arguments: str, cwd: Path | None = None) -> tuple[subprocess.CompletedProcess[str], set[str]]:
-    """A Python process that has ended, and the modules that it has imported."""
+    """Runs a Python process; returns it, ended, and the modules that it imported."""
     command = [sys.executable, "-X", "importtime", *arguments]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]

@@ -26,7 +26,7 @@ SHOWN = {
     re.compile(r"liblowtide_cuda[0-9]+\.so$"): re.compile(r"lt_cuda_plugin$"),
     re.compile(r"liblowtide_sycl[0-9]+\.so$"): re.compile(r"lt_sycl_plugin$"),
 }
-# The C++ library, and of its symbols' versions the newest that manylinux_2_28 has.
+# The C++ library, and the newest version of its symbols that manylinux_2_28 has.
 CXX = re.compile(r"^(libstdc\+\+\.so\.6|libgcc_s\.so\.1)$")
 CXX_VERSION = re.compile(r"^(GLIBCXX_3\.4(\.([0-9]|1[0-9]|2[0-4]))?|CXXABI_1\.3(\.([0-9]|1[01]))?|GCC_[34]\..*)$")
 

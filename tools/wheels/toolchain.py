@@ -75,7 +75,7 @@ class Toolchain:
         self._zig_version = ""
 
     def make(self) -> None:
-        """Makes what is not there yet."""
+        """Makes the missing parts."""
         debian = Debian(self._work)
         debian.unpack(f"headers for {self.arch}", DEVELOPMENT + LIBSTDCXX, self.arch, self._root)
         self._make_programs()

@@ -112,7 +112,7 @@ def plan(
 
 def _model(given: Any, weights: str | torch.dtype) -> tuple[Model, str, int]:
     """The model, the type of its weights, and the bytes of its frozen weights."""
-    torch = sys.modules.get("torch")  # whoever has a module has imported torch
+    torch = sys.modules.get("torch")  # a caller with a module has imported torch
     if torch is not None and isinstance(given, torch.nn.Module):
         trained = [param for param in given.parameters() if param.requires_grad]
         types = {type_named(param.dtype) for param in trained}

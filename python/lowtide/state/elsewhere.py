@@ -136,7 +136,7 @@ class Elsewhere(WithoutMemory):
         return self._copy is not None and not self._copy.was_read and self._read.is_alike(other._read)
 
     def in_entry(self, entry: Shown, name: str) -> Elsewhere:
-        """Makes it show the state in an entry."""
+        """Makes this tensor show its state in an entry; returns the tensor."""
         self._copy, self._entry = None, (ref(entry), name)
         return self
 

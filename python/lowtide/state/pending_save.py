@@ -53,6 +53,6 @@ class PendingSave:
     def __repr__(self) -> str:
         try:
             standing = "done" if self.done() else "running"
-        except ValueError:  # a forked child's logs and debuggers show it, too
+        except ValueError:  # logs and debuggers of a forked child show it, too
             standing = "of the parent process"
         return f"PendingSave({self.path!r}, {standing})"

@@ -35,7 +35,7 @@ struct AdamBase : TwoMoments {
   }
 };
 
-// Both kinds of weight decay.
+// The two kinds of weight decay.
 template <class Base>
 struct WithL2 : Base {
   template <class F>

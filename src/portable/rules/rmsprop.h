@@ -19,7 +19,7 @@ struct RmspropBase {
   }
   template <class H>
   LT_HOST_FN Args args(const H& h) {
-    constexpr double kAverages = 3;  // errors in the difference: s's once, a's twice
+    constexpr double kAverages = 3;  // the difference has s's error once, a's twice
     return Args{float(h.alpha),    float(1 - h.alpha),        float(h.eps), float(h.lr), float(h.weight_decay),
                 float(h.momentum), float(kAverages * h.error)};
   }

@@ -30,7 +30,7 @@ std::byte* SharedMemory::find(Warp& warp, uint32_t lane, uint64_t address, uint3
   return bytes_.data() + at;
 }
 
-// Accesses before the block's last barrier are of no interest any more.
+// Accesses before the block's last barrier no longer matter.
 SharedMemory::Access& SharedMemory::renew(size_t at) {
   Access& access = accesses_[at];
   if (access.epoch != epoch_) access = {epoch_, 0, 0, 0, kNobody, kNobody};

@@ -146,7 +146,7 @@ def load(net: torch.nn.Module, opt: Any, path: str) -> None:
 def uninterrupted(
     layout: Layout, rule: str, state: str, path: str | None = None, disk: str | None = None
 ) -> dict[str, bytes]:
-    """Takes six steps. With a path, saves a checkpoint after three. Both are of weights to evaluate if the rule has them."""
+    """Takes six steps. With a path, saves a checkpoint after three. Both have evaluation weights if the rule has them."""
     net, opt = build(layout, rule, state, disk)
     train(net, opt, range(3))
     switch(opt, "eval")

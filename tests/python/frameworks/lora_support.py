@@ -19,7 +19,7 @@ from peft import LoraConfig, get_peft_model  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 TOKENS, LENGTH = 96, 24
-# So that adapters have 4096 elements and more, and get quantized state where it is asked for.
+# Adapters have at least 4096 elements, and so get quantized state on request.
 WIDTH, RANK = 128, 32
 
 

@@ -463,7 +463,7 @@ def test_axolotl(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fig
         trainer = Trainer(model_of(seed), arguments(tmp_path), train_dataset=Sequences())
         manager.post_trainer_create(None, trainer)
     finally:
-        manager.plugins.clear()  # the manager is one for the process
+        manager.plugins.clear()  # the process has one manager
     trainer.train()
     check_as_torch(trainer, by_torch(tmp_path, model_of(seed)), figure)
 

@@ -85,7 +85,7 @@ def test_dicts_have_the_product_only_where_options_would_give_another(seed: int)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("steps", [1, 5])
 def test_resuming_is_exact(way: str, steps: int, paged: bool, tmp_path: Path, seed: int) -> None:
-    """After a scheduler has changed β1 for the next step, and continuing with it."""
+    """A resumed run keeps every bit, also after a scheduler changed β1 for the next step and goes on changing it."""
     options = {"memory": lowtide.Memory(host="8KiB", disk=tmp_path, chunk="4KiB")} if paged else {}
     params, opt = trained(steps, **options)
     others, back = carried(way, params, opt, tmp_path, **options)

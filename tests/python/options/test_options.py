@@ -1,4 +1,4 @@
-"""Options of groups are the core's, as param_groups say, whatever happened since the last step. Removed state starts afresh."""
+"""The core's options are what param_groups say, whatever happened since the last step. Removed state starts afresh."""
 
 import copy
 import inspect
@@ -58,7 +58,7 @@ RESETS = {
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("how", RESETS)
 def test_removed_state_starts_afresh_however_it_was_removed(how, rule, seed):
-    """Twice in a row, so that a removal is noticed again. The other parameter continues."""
+    """The test removes state twice in a row, so that a removal is noticed again. The other parameter continues."""
     a = parameter(5000)
     opt = make(rule, [a])
     for _ in range(2):
@@ -93,7 +93,7 @@ def test_a_key_of_a_group_that_is_almost_an_option_is_warned_of():
     wanted = r"parameter group 0: got 'weight_deacy', .*did you mean 'weight_decay'\?"
     with pytest.warns(UserWarning, match=wanted):
         lowtide.AdamW([{"params": [param], "weight_deacy": 0.1}])
-    # Schedulers and frameworks put keys of their own into groups.
+    # Schedulers and frameworks put their own keys into groups.
     of_others = {"initial_lr": 1.0, "max_lr": 1.0, "min_lr": 0.0, "base_momentum": 0.9, "max_momentum": 0.9, "name": "a"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -34,8 +34,8 @@ WHEN = ["before the optimizer", "before the first step", "after steps"]
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("rule", RULES)
 def test_an_override_does_what_a_group_of_its_own_does(rule, when, seed, figure):
-    """The same bits as an optimizer that has the overridden parameters in groups with these options; of steps before a
-    late override those of before it."""
+    """The bits are those of an optimizer with the overridden parameters in groups with these options; before a late override, with the
+    earlier options."""
     ours, theirs = model(), model()
     lr, state = 0.02, "fp32"
 
@@ -88,7 +88,7 @@ def test_an_override_does_what_a_group_of_its_own_does(rule, when, seed, figure)
 
 
 def test_late_overrides_lose_nothing(seed, figure):
-    """To fp32 and back: codes become what they decode to, and again codes; others keep every bit; views are new."""
+    """To fp32 and back: codes become the values they decode to, then codes again; other state keeps every bit; views are new."""
     module = model()
     opt = lowtide.AdamW(module.parameters())
     train(module, opt)
@@ -114,7 +114,7 @@ def test_late_overrides_lose_nothing(seed, figure):
 
 @pytest.mark.parametrize("when", ["early", "late"])
 def test_budgets_keep_their_state(when, tmp_path, seed, figure):
-    """State that streams from a disk is converted, too, and the bits are those without a budget."""
+    """State that streams from a disk is converted too; its bits equal a run's without a budget."""
     results = []
     for memory in (None, lowtide.Memory(host="64KiB", disk=tmp_path, chunk=4096)):
         module = model()
@@ -172,7 +172,7 @@ def test_schedulers_move_the_group_alone(seed):
 
 
 def test_parameters_that_come_later_and_whole_modules(seed):
-    """Overrides of a module hold for what it has when an optimizer looks, and for groups that are added."""
+    """Overrides of a module hold for the parameters it has when an optimizer looks, and for added groups."""
     module = model()
     lowtide.override(module, state="fp32")
     module.append(torch.nn.Linear(256, 64))
@@ -351,7 +351,7 @@ def test_what_is_not_there_is_refused():
     with pytest.raises(ValueError, match="no options"):
         lowtide.override(module)
     opt = lowtide.AdamW(module.parameters())
-    assert formats(opt, module)["1.weight"] == "dynamic8"  # nothing of all that holds
+    assert formats(opt, module)["1.weight"] == "dynamic8"  # no override holds
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Overrides of modules hold for the DTensors that fully_shard puts in the place of their parameters."""
+"""Overrides of modules hold for the DTensors that fully_shard puts in place of their parameters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _codecs(model: torch.nn.Module, opt: Any) -> dict[str, str]:
 @pytest.mark.parametrize("when", ["early", "late"])
 @on_ranks(2)
 def test_overrides_survive_fully_shard(when: str) -> str:
-    """Overrides made before the model is sharded, or after steps, beside a model that is not sharded."""
+    """Overrides made before sharding, or after steps, act as on a model that is not sharded."""
     results = []
     for sharded in (True, False):
         model = _model()

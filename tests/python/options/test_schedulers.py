@@ -1,4 +1,4 @@
-"""Schedulers of torch and changes of hyper-parameters by hand, at any step."""
+"""Torch's schedulers and changes by hand set hyper-parameters at any step."""
 
 import copy
 
@@ -136,7 +136,7 @@ def test_the_momentum_of_muon_is_cycled_as_torch_does(name, seed, figure):
 
 
 def test_betas_of_muon_are_options_of_its_groups(seed):
-    """Though not among `defaults`: given, changed, copied and saved as all others."""
+    """They are not among `defaults`, yet are given, changed, copied and saved like all others."""
     vectors = [parameter(30), parameter(30)]
     opt = lowtide.Muon([{"params": vectors[:1], "betas": (0.5, 0.6)}, {"params": vectors[1:]}], betas=(0.7, 0.8))
     twins, other = copy.deepcopy((vectors, opt))

@@ -1,4 +1,4 @@
-"""Signatures show every option with its default; each mistake is told once, with what to write instead; what prints is short."""
+"""Signatures show every option with its default; an error names each mistake once and what to write instead; printed text is short."""
 
 from __future__ import annotations
 

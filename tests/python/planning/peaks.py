@@ -1,4 +1,4 @@
-"""Trains each LLaMA of a list in a process of its own. Prints the bytes that the process had before, when it had trained a tiny
+"""Trains each LLaMA of a list in its own process. Prints the bytes that the process had before, when it had trained a tiny
 one, and how much more it had at its peak."""
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def train(case: dict[str, Any], config: dict[str, Any], scratch: str) -> None:
 
 
 def peak(case: dict[str, Any], scratch: str) -> tuple[int, int]:
-    """Bytes of the process before, and what was there beyond them."""
+    """The process's bytes before training, and its peak beyond them."""
     train(case, {**case["config"], "vocab_size": 256, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1}, scratch)
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier work has freed would be taken for new
+    ctypes.CDLL(None).malloc_trim(0)  # memory that earlier work freed would count as new
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins at VmRSS
     before = memory("VmRSS")
     train(case, case["config"], scratch)

@@ -116,7 +116,7 @@ def test_shapes_of_a_configuration_are_those_of_transformers(tmp_path, kind, mor
     wanted = sorted(tuple(param.shape) for param in model.parameters())
     found = model_of(config_file(tmp_path, config, kind))
     assert found.decoder and sorted(found.shapes) == wanted
-    there = lowtide.plan(model, gpu="1GB")  # of the module: its own float32
+    there = lowtide.plan(model, gpu="1GB")  # the module's own float32
     assert there.lines == lowtide.plan(tmp_path, gpu="1GB", weights="fp32").lines
 
 
@@ -206,7 +206,7 @@ def test_a_disk_and_the_cpu_are_the_last_resorts():
 
 
 def test_lines_add_up():
-    """On every tier, for whatever is asked; nothing exceeds what is given where a plan fits."""
+    """On every tier and for every request, lines add up; where a plan fits, nothing exceeds the given memory."""
     for gpu, ram, disk, stream, checkpointing, accumulate in itertools.product(
         (None, "8GB", "24GB", "80GB"), (None, "16GB", "256GB"), (None, "1TB"), (False, True), (False, True), (False, True)
     ):

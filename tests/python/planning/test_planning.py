@@ -74,7 +74,7 @@ def test_bytes_are_those_of_the_report(rule, codec, seed, tmp_path, figure):
     assert streamed >= 4 or rule == "sgd_plain"
 
 
-# Options of a class that make another rule of it, or another number of passes over its state.
+# Options that turn a class into another rule, or change its number of passes over state.
 VARIANTS = {
     lowtide.Adam: ({}, {"amsgrad": True}),
     lowtide.AdamW: ({}, {"amsgrad": True}),
@@ -98,7 +98,7 @@ def test_every_variant_of_a_rule_is_planned(cls, tmp_path, figure):
     figure(f"{cls.__name__}: state and bytes moved a step: {found}")
 
 
-# Options that decide on averages of 4 bits, by class: some averages are short enough, some not.
+# Options that decide on averages of 4 bits, by class: some averages are short enough, others are not.
 AVERAGES = [
     (lowtide.AdamW, {}),
     (lowtide.AdamW, {"betas": (0.95, 0.999)}),
@@ -126,7 +126,7 @@ AVERAGES = [
 @pytest.mark.parametrize("state", [*CODECS, *FOUR_BITS])
 @pytest.mark.parametrize(("cls", "options"), AVERAGES)
 def test_what_an_optimizer_refuses_for_its_averages_is_not_planned(cls, options, state, figure):
-    """As arguments, as options of a group and as an override; in the optimizer's words, but for where."""
+    """Arguments, group options and overrides are all refused, in the optimizer's words except for the place."""
     layer = torch.nn.Linear(300, 300, bias=False)
     words = refusal(lambda: cls(layer.parameters(), state=state, lr=0.1, **options))
     rule = cls.__name__.lower()
@@ -249,7 +249,7 @@ def test_rates_are_measured(tmp_path, figure):
 
 
 def test_rates_of_what_is_refused_elsewhere_are_unknown():
-    """Rows of odd length have no 4 bits, and so any beta; what is measured has them."""
+    """Rows of odd length have no 4 bits and so take any beta; the measured rows have 4 bits."""
     for rule, options in (("lion", {}), ("adam", {"betas": (0.95, 0.999)})):
         found = lowtide.forecast([(64, 257)], rule=rule, state="dynamic4", rates="measure", **options)
         assert found.fits and found.state_bytes > 0
@@ -314,7 +314,7 @@ def test_bad_arguments_are_refused(arguments, kind, part):
 
 
 def test_a_number_of_parameters_is_enough():
-    """As for `plan`, whose state this is."""
+    """`plan` takes a number, too, and forecasts the same state."""
     found = lowtide.forecast(7e9)
     assert found == lowtide.forecast(7_000_000_000) and found.elements == 7e9
     assert found.state_bytes == lowtide.plan(7e9, master=None).lines["state"].host
@@ -342,7 +342,7 @@ def test_bad_directories_are_refused(tmp_path):
         with pytest.raises(ValueError, match=name):
             lowtide.measure_rates(tmp_path / name)
     with pytest.raises(OSError):
-        lowtide.measure_rates("/proc")  # where nothing can be created, even by root
+        lowtide.measure_rates("/proc")  # even root can create nothing there
     with pytest.raises(ValueError, match="seconds"):
         lowtide.measure_rates(states=["fp32"], seconds=math.nan)
 
@@ -415,7 +415,7 @@ def test_random_plans(
             random_gradients(here)
             device.give_gradients(there, here)
             optimizer.step()
-        except ValueError as error:  # too little room, in the same words but for the shares of two cores
+        except ValueError as error:  # too little room: the words differ only in the shares of two cores
             assert "give at least" in str(error)
             assert not plan.fits and plan.problem, (rule, codec, shapes, memory, str(error))
             refused += 1

@@ -3,7 +3,7 @@ changes the import, the device where torch has no XPU, and nothing else."""
 
 IMPORT = "import deepspeed.ops.xpu_packbits as xpu_pack"
 OURS = "import lowtide.compat.deepspeed.xpu_packbits as xpu_pack"
-# By the words of a listing, those for its device on a machine whose torch has no XPU.
+# Maps a listing's words to words for a machine whose torch has no XPU.
 CHANGES = {
     'f"xpu:{rank}"': '"cpu"',
     '"xpu:0"': '"cpu"',
@@ -289,7 +289,7 @@ class ErrorFeedbackSignSGD:
 
 
 def adapted(heading: str, device: str = "cpu") -> str:
-    """The listing, to be run: those behind the first take its imports for granted. device: "cpu" or "xpu"."""
+    """The listing, ready to run: later listings take the first one's imports for granted. device: "cpu" or "xpu"."""
     text = LISTINGS[heading]
     if IMPORT not in text:
         text = f"import torch\n{IMPORT}\n{text}"

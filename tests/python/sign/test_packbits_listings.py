@@ -21,7 +21,7 @@ from xpu_device import Xpu
 
 
 class Squares(torch.nn.Module):
-    """Parameters of sizes that are multiples of 8 and others; its gradients are what the batch says."""
+    """Some parameters' sizes are multiples of 8, others' are not; the batch gives the gradients."""
 
     def __init__(self, sizes: tuple[tuple[int, ...], ...]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def run(heading: str, kind: str, **given: Any) -> dict[str, Any]:
-    """The names that a listing leaves, run with these there before it."""
+    """Runs a listing with these names defined, and returns the names that it leaves."""
     names: dict[str, Any] = dict(given)
     exec(adapted(heading, kind), names)
     return names
@@ -105,7 +105,7 @@ def test_distributed_training_integration(kind: str, figure: Figure) -> None:
             summed = byte_sum(ballots)
         signs = torch.stack([unpackbits(ballot, ballot.numel(), 0)[:n] for ballot in ballots]).sum(0).sign()
         for _, grad, vote in (answer[number] for answer in answers):
-            # The document's trainer does what `byte_sum` says; the vote is that of counting.
+            # The document's trainer does what `byte_sum` says; the vote equals counting.
             assert torch.equal(grad.view(-1), unpackbits(summed, summed.numel(), 0)[:n])
             assert torch.equal(vote, majority(ballots, n))
             found = unpackbits(vote, vote.numel(), 0)[:n]
@@ -119,7 +119,7 @@ def test_memory_efficient_gradient_accumulation(kind: str, figure: Figure) -> No
     steps = 5
 
     class Kept:
-        """An optimizer that keeps what it was given."""
+        """An optimizer that keeps the gradients it was given."""
 
         def step(self) -> None:
             self.grads = [part.grad.clone() for part in model.parts]
@@ -141,7 +141,7 @@ def test_memory_efficient_gradient_accumulation(kind: str, figure: Figure) -> No
         n = part.numel()
         with pytest.warns(UserWarning, match="odd number.*no majority"):
             odd = parity(packed)
-        # The document's accumulator does what `parity` says; the vote is that of SignAccumulator.
+        # The document's accumulator does what `parity` says; the vote equals SignAccumulator's.
         assert torch.equal(grad.view(-1), unpackbits(odd, odd.numel(), 0)[:n])
         vote = unpackbits(majority(packed, n), -(-n // 8), 0)[:n]
         assert torch.equal(part.grad.sign().view(-1), vote)
@@ -152,7 +152,7 @@ def test_memory_efficient_gradient_accumulation(kind: str, figure: Figure) -> No
 
 def test_benchmarking_compression_speed(kind: str, capsys: pytest.CaptureFixture[str], share: float, figure: Figure) -> None:
     def repeats(count: int) -> range:
-        """All of them where there is time for that: 220 passes over 400 MiB."""
+        """All repeats where time allows: 220 passes over 400 MiB."""
         return builtins.range(count if share == 1 else max(1, count // 100))
 
     run("Benchmarking Compression Speed", kind, range=repeats)

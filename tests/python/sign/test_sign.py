@@ -1,4 +1,4 @@
-"""Signs as bits: the layout and the predicate against numpy, votes against counts, and what is refused."""
+"""Signs as bits: layout and predicate equal numpy's, votes equal counts, and bad input is refused."""
 
 import itertools
 import sys
@@ -21,7 +21,7 @@ SPECIALS = (0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-45, -1e-45,
 
 
 def elements(generator: np.random.Generator, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Random numbers; a fifth of them zeros of both signs, NaN of both, infinities and denormals."""
+    """Random numbers; a fifth are zeros and NaNs of both signs, infinities and denormals."""
     values = generator.standard_normal(count).astype(np.float32)
     special = generator.random(count) < 0.2
     values[special] = generator.choice(np.array(SPECIALS, np.float32), int(special.sum()))
@@ -88,7 +88,7 @@ def test_majorities_are_counts(seed: int, figure: Figure) -> None:
     for voters in (1, 2, 3, 4, 7, 8, 9, 16, 31, 63, 64, 65, 127, 128, 255, 256, 257):
         for order, rule, weighted in itertools.product(ORDERS, TIES, (False, True)):
             n = int(generator.integers(1, 300))
-            # Rows of a larger array: at a distance that is not their length.
+            # Rows of a larger array, whose distance differs from their length.
             whole = generator.integers(0, 256, (voters, sign.packed_bytes(n) + 3), dtype=np.uint8)
             if voters > 1:
                 whole[1, ::2] = ~whole[0, ::2]
@@ -167,14 +167,14 @@ def test_why_packed_bytes_are_joined_by_votes_alone(figure: Figure) -> None:
     assert vote == 1 and summed < 0.6
     lines = [f"{voters} voters: agreement with their majority: vote {vote:.1%}, sum of bytes {summed:.1%}"]
 
-    # Micro-batches of weak signals, whose sum has the sign that is wanted.
+    # Micro-batches of weak signals, whose sum has the wanted sign.
     mean = generator.standard_normal(n)
     for k in (3, 7, 15):
         gradients = 0.3 * mean + noise[:k]
         bits = np.packbits(gradients >= 0, axis=1, bitorder="little")
         goal = (gradients.sum(0) >= 0).astype(np.int64)
         parity, by_vote = agreement(np.bitwise_xor.reduce(bits), goal), agreement(sign.majority(bits, n), goal)
-        # For odd k a parity agrees a little where all k agree, which is less likely the more there are.
+        # For odd k a parity agrees a little where all k agree, which becomes rarer as k grows.
         assert by_vote > 0.75 and parity < by_vote - 0.1
         lines.append(f"{k} micro-batches: agreement with the sign of the sum: vote {by_vote:.1%}, XOR {parity:.1%}")
     figure("; ".join(lines))
@@ -269,7 +269,7 @@ def test_wrong_sizes_types_and_places_are_named() -> None:
     sparse = torch.eye(4).to_sparse()
     anything: Any = [1.0, -1.0]
     cases: list[tuple[type[Exception], str, Callable[[], object]]] = [
-        # The number of elements where bytes are meant, and the other way round.
+        # The number of elements in place of bytes, and bytes in place of elements.
         (ValueError, "got 3 bytes for n=3 signs, wanted 1: n counts signs", lambda: sign.unpack(bits, bits.numel())),
         (ValueError, "got 20 bytes for n=20 signs, wanted 3", lambda: sign.unpack(x.to(torch.uint8), 20)),
         (ValueError, "got 3 bytes for n=32 signs, wanted 4", lambda: sign.unpack(bits, 32)),
@@ -322,7 +322,7 @@ def test_wrong_sizes_types_and_places_are_named() -> None:
 
 
 def test_any_number_of_threads_gives_the_same_bits(seed: int, figure: Figure) -> None:
-    n = (1 << 23) + (1 << 20) + 13  # more than is turned round at a time for bitorder="big"
+    n = (1 << 23) + (1 << 20) + 13  # more than bitorder="big" reverses at a time
     x = torch.randn(n)
     ballots = torch.randint(0, 256, (4, sign.packed_bytes(n)), dtype=torch.uint8)
     found: dict[Any, list[bytes]] = {}
@@ -335,7 +335,7 @@ def test_any_number_of_threads_gives_the_same_bits(seed: int, figure: Figure) ->
         vote = sign.majority(ballots, n, seed=3, bitorder=order)
         found.setdefault(order, []).append(bits.numpy().tobytes() + vote.numpy().tobytes())
     assert all(len(set(results)) == 1 for results in found.values())
-    # The vote in the order "big" is that of the turned ballots.
+    # The vote in the order "big" equals the vote of the reversed ballots.
     turned = torch.from_numpy(np.packbits(np.unpackbits(ballots.numpy(), axis=1), axis=1, bitorder="little"))
     same = sign.majority(turned, n, seed=3).numpy()
     assert np.array_equal(signs_of(same, n, "little"), signs_of(vote.numpy(), n, "big"))

@@ -1,4 +1,4 @@
-"""Signs of tensors on a device: the bits of CPU tensors. Skipped without one (stand_in.py), but for what needs none."""
+"""Signs of tensors on a device have the bits of CPU tensors. Most tests are skipped without a device (stand_in.py)."""
 
 from collections.abc import Callable
 

@@ -38,7 +38,7 @@ def _table(signed: bool) -> torch.Tensor:
 def quantize(
     x: torch.Tensor, signed: bool, by_table: bool, positive: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and absmax in blocks that run flat: to the exactly nearest entry, or as the CPU library finds one."""
+    """Codes and absmax of flat blocks: the exactly nearest entry, or the CPU library's choice."""
     codes, scales = blockwise.encode(x, blockwise.dynamic_map(signed), BLOCK, positive)
     if by_table:
         each = scales.repeat_interleave(BLOCK)[: x.numel()]
@@ -118,7 +118,7 @@ class Twin:
             p.addcdiv_(g, s[0].sqrt().add_(h["eps"]), value=-lr)
 
     def entry(self, nested: bool = True) -> dict[str, Any]:
-        """The state as bitsandbytes' state_dict has it."""
+        """The state as in bitsandbytes' state_dict."""
         doubled = self.rule == "ademamix"
         tensors: dict[str, torch.Tensor] = {}
         for k, states in enumerate([[0, 2], [1]] if doubled else [[j] for j in range(len(self.signed))], 1):

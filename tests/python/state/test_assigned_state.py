@@ -66,7 +66,7 @@ def test_assigned_copies_are_the_state(state: str, moved: str) -> None:
 
 @pytest.mark.parametrize(("rule", "option", "value"), [(lowtide.AdamWScheduleFree, "lr", 1e-3), (lowtide.NAdam, "betas", (0.5, 0.9))])
 def test_assigned_copies_keep_what_state_does_not_show(rule: Any, option: str, value: Any) -> None:
-    """Numbers that depend on the options of all steps so far go on, though no entry shows them."""
+    """Numbers that depend on the options of all earlier steps go on, though no entry shows them."""
     params, optimizer = made("fp32", rule=rule)
     step(params, optimizer, 0)
     optimizer.param_groups[0][option] = value
@@ -81,7 +81,7 @@ def test_assigned_copies_keep_what_state_does_not_show(rule: Any, option: str, v
 
 @pytest.mark.parametrize("memory", [None, lowtide.Memory(host="64MiB")])
 def test_readers_on_other_threads_wait(memory: lowtide.Memory | None, tmp_path: Path) -> None:
-    """Neither they nor the thread that trains meet an error, and what they read is the state between two steps."""
+    """Neither readers nor the training thread meet an error, and readers get the state between two steps."""
     params, optimizer = made("fp32", memory=memory)
     step(params, optimizer, 0)
     over, read = threading.Event(), list[set[int]]()
@@ -134,12 +134,12 @@ def test_assigned_values_replace_the_state() -> None:
 
 
 def test_every_way_to_put_an_entry_in_counts() -> None:
-    """dict's own methods do not call each other: none may pass by what notes changes."""
+    """dict's own methods do not call each other: none may bypass the code that notes changes."""
 
     def absent(optimizer: lowtide.Optimizer, param: torch.nn.Parameter, entry: dict[str, torch.Tensor]) -> None:
         del optimizer.state[param]
         param.grad = None
-        optimizer.step()  # which looks, and finds none
+        optimizer.step()  # this reads the state and finds no entry
         optimizer.state.setdefault(param, entry)
 
     ways = {
@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("state", CODED)
 def test_codes_are_not_values(state: str) -> None:
-    """A loop that zeroes moments in place finds none of that name; codes and scales refuse to be written."""
+    """A loop that zeroes moments in place finds no entry of that name; codes and scales refuse writes."""
     params, optimizer = made(state)
     step(params, optimizer, 0)
     entry = optimizer.state[params[0]]
@@ -268,7 +268,7 @@ def test_state_is_empty_before_the_first_step() -> None:
 
 @pytest.mark.parametrize("memory", [lowtide.Memory(host="64MiB"), None])
 def test_an_interrupted_first_step_leaves_dicts_whole(memory: lowtide.Memory | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception while state is shown, as of a signal, costs no later dict its tensors."""
+    """An exception while state is shown, such as a signal's, costs no later dict its tensors."""
     params, optimizer = made(memory=memory)
     others, plain = made(memory=memory)
     shown = views.shown
@@ -328,7 +328,7 @@ def test_overrides_beside_a_residual_without_momentum(rule: type[lowtide.Optimiz
 
 
 def counted(entries: Any) -> dict[str, int]:
-    """As loops over an optimizer's state count its bytes."""
+    """Counts bytes as loops over an optimizer's state do."""
     found: dict[str, int] = {}
     for entry in entries:
         for name, value in entry.items():
@@ -413,11 +413,11 @@ def test_sizes_of_state_on_a_device(name: str, stepped: bool, device: Any, seed:
         opt.step()
         device.synchronize()
     check(opt, opt.engine.params[0].place.device, figure)
-    gc.collect()  # of the errors that were raised, whose frames have the optimizer
+    gc.collect()  # frames of raised errors hold the optimizer
 
 
 def test_values_are_those_of_the_time_of_reading_while_there_are_any(tmp_path: Path, seed: int) -> None:
-    """A copy of before a step is not changed by it; state that is no longer there is named."""
+    """A step changes no earlier copy; an error names state that is gone."""
     param = parameter(64, 256)
     opt = lowtide.AdamW([param], memory=lowtide.Memory(host="4KiB", disk=tmp_path, chunk="4KiB"))
     random_gradients([param])
@@ -482,7 +482,7 @@ def test_copies_of_state_that_is_put_aside_are_refused(state: str, way: str, the
 
 @pytest.mark.parametrize("then", ["step", "onload", "state_dict"])
 def test_state_assigned_before_it_is_put_aside_counts(then: str, tmp_path: Path) -> None:
-    """offload() takes what was assigned to `state` before it: those values were no zeros."""
+    """offload() takes values that were assigned to `state` before it: they were no zeros."""
     params, optimizer = made("dynamic8", memory=lowtide.Memory(host="4MiB", disk=tmp_path))
     others, twin = made("dynamic8")
     for one, opt in ((params, optimizer), (others, twin)):

@@ -45,7 +45,7 @@ def test_the_file_is_that_of_the_call(tmp_path, rule, tier):
     save = opt.save(tmp_path / "got", asynchronous=True, copies="64KiB")
     assert isinstance(save, lowtide.PendingSave) and save.path == str(tmp_path / "got")
     for group in (*opt.param_groups, *twin.param_groups):
-        group["lr"] = 0.5  # options of later are not in the file
+        group["lr"] = 0.5  # the file has no later options
     for seed in range(2, 5):
         opt.state_dict()
         step(params, opt, seed)
@@ -85,7 +85,7 @@ def test_failures_are_heard_of(tmp_path):
 
 
 def test_paths_are_those_of_a_synchronous_save(tmp_path, monkeypatch):
-    """Names of no file are refused at once, and `..` behind a link is the directory above the link's target."""
+    """Names that can be no file's are refused at once, and `..` behind a link is the directory above the link's target."""
     params, opt = make()
     step(params, opt, 0)
     (tmp_path / "a" / "b").mkdir(parents=True)

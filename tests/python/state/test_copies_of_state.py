@@ -53,7 +53,7 @@ def test_copies_keep_the_values_of_their_moment(change: str, device: Any, tmp_pa
     other.second.save(tmp_path / "other")
     saved = copy.deepcopy(twins.second.state_dict()["state"])
     made = copies(twins.second)
-    more = [(number, name, one.cpu()) for number, name, one in made]  # a copy of a copy that nobody has read
+    more = [(number, name, one.cpu()) for number, name, one in made]  # a copy of an unread copy
     assert twins.second.engine.copies.waits, "nothing is read before it is used"
     CHANGES[change](twins, tmp_path)
     for number, name, one in made + more:
@@ -126,7 +126,7 @@ def test_what_is_not_the_state_is_refused(device: Any, seed: int, figure: Callab
 
 
 def test_an_assigned_copy_is_the_state(device: Any, seed: int, figure: Callable[[str], None]) -> None:
-    """Wrappers that keep their own dict of the state, as Megatron's HybridDeviceOptimizer, see it change, as torch's."""
+    """Wrappers with their own dict of the state, such as Megatron's HybridDeviceOptimizer, see it change as torch's does."""
     twins = trained(device)
     opt, mine = twins.second, {}
     for param, entry in opt.state.items():
@@ -156,7 +156,7 @@ def test_too_little_host_memory_is_said(device: Any, seed: int, figure: Callable
 
 
 def test_a_copy_that_is_made_while_others_are_read_is_not_forgotten() -> None:
-    """Another thread makes it during read(), which must leave it to the next one."""
+    """Another thread makes the copy during read(), which must leave it to the next read()."""
     copies, host = Copies(threading.RLock()), torch.device("cpu")
     values = torch.zeros(1)
     made: list[Any] = []

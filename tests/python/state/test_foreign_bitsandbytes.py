@@ -1,4 +1,4 @@
-"""State dicts of bitsandbytes, old and new, in optimizers of Lowtide's; and those that are spoilt."""
+"""Lowtide's optimizers load state dicts of bitsandbytes, old and new, and refuse spoilt dicts."""
 
 import copy
 import math
@@ -96,7 +96,7 @@ def test_old_blocks_of_2048_keep_their_codes(seed, figure):
 
 
 def test_the_stored_map_is_honoured(seed, figure):
-    """A map from a machine without fused multiply-add, an ulp away in places, and a linear one: values are theirs."""
+    """Values follow the stored map: one from a machine without fused multiply-add, an ulp away in places, or a linear one."""
     book = blockwise.dynamic_map()
     near = torch.where(torch.arange(256) % 5 == 0, torch.nextafter(book, torch.tensor(2.0)), book)
     near[127] = 0.0
@@ -155,7 +155,7 @@ def test_an_empty_dict_brings_options(seed):
 
 
 def test_adam_with_decay_is_adamw(seed):
-    """Its Adam decays decoupled: ours is only the same without decay."""
+    """Its Adam decouples weight decay: ours equals it only without decay."""
     (twin,) = twins_of("adamw", (64, 256))
     opt = lowtide.Adam([torch.nn.Parameter(twin.p.clone())])
     saved = state_dict_of("adamw", [twin])
@@ -166,7 +166,7 @@ def test_adam_with_decay_is_adamw(seed):
 
 
 def test_paged_state_stays_in_its_budget(seed, tmp_path, figure):
-    """State that streams from a disk is loaded into the tier that it is in, and goes on as it does in RAM."""
+    """State that streams from a disk is loaded into its own tier, and goes on as in RAM."""
     twins = twins_of("adamw", (512, 256), (300, 256))
     saved = through_file(state_dict_of("adamw", twins))
     results = []
@@ -249,7 +249,7 @@ def test_spoilt_dicts_are_refused_whole(change, words, seed):
 
 
 def test_dicts_of_another_rule_are_refused(seed, figure):
-    """As far as a dict tells: by the number and the shape of states, and by its options."""
+    """The number and shapes of states, and the options, tell as much as a dict can."""
     met = 0
     for rule in RULES:
         (twin,) = twins_of(rule, (64, 256))
@@ -258,7 +258,7 @@ def test_dicts_of_another_rule_are_refused(seed, figure):
             if (rule == "ademamix" or rule == "adamw") == (other == "ademamix" or other == "adamw") and (
                 "ademamix" not in (rule, other) or rule == other
             ):
-                continue  # the same shapes and numbers: nothing in the dict tells one from the other
+                continue  # same shapes and numbers: nothing in the dict distinguishes them
             opt = optimizer(other, [torch.nn.Parameter(twin.p.clone())])
             before = snapshot(opt)
             with pytest.raises(ValueError):

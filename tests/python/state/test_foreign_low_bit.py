@@ -21,7 +21,7 @@ def moments():
 
 
 def torchao_parts(value, kind, signed):
-    """The parts that torchao's subclass of that kind holds of a tensor, and the values that they stand for."""
+    """A tensor's parts in torchao's subclass of that kind, and the values that they stand for."""
     block = 128 if kind == "4bit" else 256
     by_block = value.reshape(-1, block)
     scale = by_block.abs().amax(1)
@@ -63,7 +63,7 @@ def exported(opt, index=0):
 
 @pytest.mark.parametrize("kind", ["8bit", "4bit", "fp8"])
 def test_torchao_states_arrive(kind, seed, figure):
-    """As plain dicts of the parts."""
+    """They arrive as plain dicts of their parts."""
     saved, wanted = torchao_dict(kind)
     params, opt = pair(state="fp32")
     opt.load_state_dict(saved)
@@ -79,7 +79,7 @@ def test_torchao_states_arrive(kind, seed, figure):
 
 
 def test_torchao_itself(seed, figure):
-    """With torchao's own tensor subclasses, where it is installed; codes of 8 bits are kept."""
+    """Where torchao is installed, its own tensor subclasses arrive; codes of 8 bits are kept."""
     pytest.importorskip("torchao")
     from torchao.optim.subclass_4bit import OptimState4bit
     from torchao.optim.subclass_8bit import OptimState8bit
@@ -138,7 +138,7 @@ def flash_codes(value, signed):
 
 
 def flash_dict(dtype, shape=SHAPE, errors=torch.int8):
-    """As FlashAdamW's state_dict has it for a parameter of that type; and the moments in double."""
+    """FlashAdamW's state_dict of a parameter of that type, and the moments in double."""
     entry, wanted = {"step": torch.tensor(9)}, {}
     for name, value in {"exp_avg": torch.randn(shape), "exp_avg_sq": torch.rand(shape) ** 4}.items():
         codes, scales, wanted[name] = flash_codes(value, name == "exp_avg")

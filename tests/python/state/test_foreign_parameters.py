@@ -1,4 +1,4 @@
-"""Parameters that an optimizer is handed and does not step: frozen ones of any kind, and those without memory."""
+"""Optimizers accept parameters that they do not step: frozen parameters of any kind, and parameters without memory."""
 
 import copy
 import io
@@ -14,7 +14,7 @@ from support import bits, parameter, random_gradients, refused, snapshot, state_
 
 
 class Wrapped(torch.Tensor):
-    """A wrapper of another tensor, as torchao's quantized weights are: it has no memory of its own."""
+    """A wrapper of another tensor, like torchao's quantized weights: it has no memory of its own."""
 
     inner: torch.Tensor
 
@@ -63,7 +63,7 @@ FOREIGN: dict[str, Callable[[], nn.Parameter]] = {
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("where", ["first", "between", "own group"])
 def test_a_foreign_parameter_is_taken_along_and_costs_nothing(kind, where, seed, figure):
-    """Bits of the others are those of an optimizer with an empty tensor in its place, which keeps the numbers."""
+    """The others have the bits of an optimizer with an empty tensor in its place, which keeps the numbering."""
 
     def groups(one: nn.Parameter, other: nn.Parameter, two: nn.Parameter) -> Any:
         ways = {"first": [other, one, two], "between": [one, other, two]}
@@ -88,7 +88,7 @@ def test_a_foreign_parameter_is_taken_along_and_costs_nothing(kind, where, seed,
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_state_goes_round_with_a_foreign_parameter(kind, seed, tmp_path, figure):
-    """Through a dict in torch's file, `save`, and a copy: all of them go on with the same bits."""
+    """A dict in torch's file, `save` and a copy all go on with the same bits."""
     def made() -> tuple[list[nn.Parameter], lowtide.AdamW]:
         torch.manual_seed(3)
         params = [parameter(64, 256), FOREIGN[kind](), parameter(300)]
@@ -139,7 +139,7 @@ def test_a_gradient_that_cannot_be_stepped_is_refused_by_name(seed, figure):
 
 
 def test_a_parameter_that_has_become_fit_is_stepped_from_its_first_gradient(seed, figure):
-    """Unfrozen and dequantized: its state begins then, as that of a new optimizer; that of the others stays as it was."""
+    """Once it is unfrozen and dequantized, its state begins as in a new optimizer; other state stays as it was."""
     a, late, meta = parameter(64, 256), FOREIGN["int8"](), FOREIGN["meta that trains"]()
     opt = lowtide.AdamW([a, late, meta])
     random_gradients([a])
@@ -209,7 +209,7 @@ def test_torchao_weights_stay_aside(seed, figure):
 
 
 def test_a_parameter_that_trains_is_still_refused_at_once(seed):
-    """As before: only what is frozen, or has no memory yet, may wait."""
+    """Only parameters that are frozen, or have no memory yet, may wait."""
     for bad in (nn.Parameter(torch.zeros(3, dtype=torch.float64)), torch.zeros(3, dtype=torch.uint8)):
         with pytest.raises(ValueError, match="wanted one of torch.float32"):
             lowtide.AdamW([bad])

@@ -19,7 +19,7 @@ LR = 2e-3
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"weight_decay": 0.1, "betas": (0.5, 0.99), "r": 1.0},
-    {"warmup_steps": 3 * STEPS // 2, "weight_lr_power": 1.0},  # is not over when the run moves
+    {"warmup_steps": 3 * STEPS // 2, "weight_lr_power": 1.0},  # lasts beyond the run's move
 ]
 
 

@@ -1,4 +1,4 @@
-"""Saving and loading, bit for bit; what does not fit is refused as a whole."""
+"""Saving and loading keep every bit; a dict that does not fit is refused as a whole."""
 
 import copy
 import io
@@ -127,7 +127,7 @@ def test_format_is_as_documented(seed):
 
 
 def test_loading_into_a_frozen_parameter_keeps_its_state(seed):
-    """A parameter frozen after training has its state again after loading; an empty entry restarts a trained one."""
+    """Loading restores the state of a parameter frozen after training; an empty entry restarts a trained parameter."""
     params, opt = trained()
     saved = copy.deepcopy(opt.state_dict())
     copies = [torch.nn.Parameter(p.detach().clone(), requires_grad=i != 0) for i, p in enumerate(params)]
@@ -150,7 +150,7 @@ def test_own_state_dict_can_be_loaded(seed):
 
 
 def test_a_group_without_entries_starts_afresh(seed):
-    """As trainers mean a group that they add to a saved dict; its parameters may have taken steps here."""
+    """Trainers that add a group to a saved dict mean this; its parameters may have taken steps here."""
     params = [parameter(32, 256), parameter(16, 256), parameter(9)]
     opt = lowtide.AdamW([{"params": params[:2]}, {"params": params[2:]}])
     for _ in range(2):
@@ -201,7 +201,7 @@ def test_codes_of_a_format_that_there_is_not_are_not_loaded(codec, seed):
 
 
 def test_betas_that_4_bits_do_not_bear_are_not_loaded(seed):
-    """Nor is anything else then; parameters without codes of 4 bits take any."""
+    """Nothing else is loaded then, either; parameters without codes of 4 bits take any betas."""
     small = [parameter(64, 301), parameter(20)]
     slow = lowtide.AdamW(small, betas=(0.95, 0.99), state="dynamic4")
     random_gradients(small)
@@ -252,7 +252,7 @@ def test_distributed_checkpoints_neither_step_nor_lose_anything(flat, seed):
 
 
 def test_steps_of_frozen_parameters_are_saved(seed):
-    """Random bits go by them: a frozen parameter with a gradient and no state goes on as it would have."""
+    """Steps decide random bits: a frozen parameter with a gradient and no state goes on as if the run had not stopped."""
     made = []
     for _ in range(2):
         p = torch.nn.Parameter(torch.zeros(64, 256, dtype=torch.bfloat16), requires_grad=False)

@@ -13,7 +13,7 @@ SHAPES = ((8, 256), (9,))
 
 
 class Odd:
-    """No number, no tensor."""
+    """Neither a number nor a tensor."""
 
 
 def values():
@@ -93,7 +93,7 @@ SOURCES = {
 
 
 def paths(node, path=()):
-    """Every place of a dict, but those behind `params`, which are many and alike."""
+    """Every place of a dict, except places behind `params`, which are many and alike."""
     if path:
         yield path
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()

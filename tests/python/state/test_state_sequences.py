@@ -35,7 +35,7 @@ ON_CPU = {"deepcopy": 1, "pickled": 1, "distributed": 0.1}
 
 
 def of_dict(saved: Dict) -> dict[int, dict[str, Any]]:
-    """A dict's entries of parameters that have stepped, comparable with ==; the others have zeros, or no entry."""
+    """A dict's entries of parameters that have stepped, comparable with ==; other parameters have zeros or no entry."""
     found = {}
     for number, entry in saved["state"].items():
         values = {name: value if isinstance(value, str) else bits(value) for name, value in entry.items() if name != "step"}
@@ -73,7 +73,7 @@ class Sequence:
         self.memory = memory
         self.opt = self.build(self.params, **memory)
         self.truth = self.copied(self.opt.state_dict())
-        self.dicts = [self.truth]  # all that was true once
+        self.dicts = [self.truth]  # all earlier truths
         self.files: list[tuple[Path, Dict]] = []
         self.log: list[str] = [f"{self.rule} {self.dtype} {self.options} {memory} {self.cuts}"]
 
@@ -89,7 +89,7 @@ class Sequence:
 
     @staticmethod
     def copied(saved: Dict) -> Dict:
-        """A dict that shares nothing with live state, without the entries that are as none."""
+        """A dict that shares nothing with live state and lacks entries that equal no entry."""
         found = copy.deepcopy(saved)
         found["state"] = {i: entry for i, entry in found["state"].items() if int(entry.get("step", 0))}
         for group in found["param_groups"]:
@@ -129,7 +129,7 @@ class Sequence:
         self.device.synchronize()
         return [param.detach().cpu() for param in self.params]
 
-    # Readers: each gives what it says of the state.
+    # Readers: each gives its account of the state.
 
     def readers(self) -> list[str]:
         return ["read_dict", "read_file", "read_shown", *([] if self.device else ["read_copy"])]
@@ -229,7 +229,7 @@ class Sequence:
         return self.random.choice([*self.truth["state"], None]) if self.truth["state"] else None
 
     def moved(self, value: torch.Tensor) -> torch.Tensor:
-        """The same values in other memory, as loops that move state make them."""
+        """The same values in other memory, as loops that move state leave them."""
         ways: list[Callable[[], torch.Tensor]] = [
             value.clone, lambda: value.to("cpu", copy=True), lambda: value.detach().clone(), lambda: value.cpu().clone(),
             lambda: torch.empty(value.shape, dtype=value.dtype).copy_(value.cpu()), lambda: copy.deepcopy(value.cpu()),
@@ -248,7 +248,7 @@ class Sequence:
             entry[name] = self.moved(value)
 
     def assign_entry(self) -> None:
-        """An entry that was true once, or copies of what is there, by each way to put one in."""
+        """Puts in, by each way, an entry that was once true, or copies of the current one."""
         if (number := self.stepped()) is None:
             return
         param = self.params[number]
@@ -288,7 +288,7 @@ class Sequence:
         self.changed(number, {**true, name: value})
 
     def write(self) -> None:
-        """In place: taken or refused, and what is not a value is refused."""
+        """Writes in place: a value is taken or refused, and anything else is refused."""
         if (number := self.stepped()) is None:
             return
         entry, true = self.opt.state[self.params[number]], dict(self.truth["state"][number])
@@ -375,7 +375,7 @@ class Sequence:
             self.become(saved)
 
     def step_beside(self) -> None:
-        """A step while a file is written, which has the state before it."""
+        """Steps while a file is written, which has the state before the step."""
         path, before = self.folder / f"{len(self.files)}.lowtide", self.truth
         self.step()
         self.files.append((path, before))
@@ -465,7 +465,7 @@ class Sequence:
 
 
 def run(first: int, count: int, folder: Path, device: Any = None, length: int = 6) -> None:
-    """`count` sequences, whose seeds follow each other. A failure names the seed of its own."""
+    """Runs `count` sequences with consecutive seeds. A failure names its seed."""
     for seed in range(first, first + count):
         here = folder / str(seed)
         here.mkdir()

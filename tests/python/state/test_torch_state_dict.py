@@ -1,4 +1,4 @@
-"""State dicts of torch.optim, both ways: what torch saved goes on here, and what Lowtide saved goes on there."""
+"""State dicts of torch.optim, both ways: a run that torch saved goes on here, and a run that Lowtide saved goes on there."""
 
 import copy
 import math
@@ -124,7 +124,7 @@ def test_no_other_optimizer_reads_codes_as_values(codec: str, other: str, seed: 
 
 @pytest.mark.parametrize("codec", ["dynamic8", "float8", "dynamic4"])
 def test_a_file_of_our_own_dict_has_a_way_to_torch(codec, seed):
-    """docs/migrate.md has it: through an optimizer that reads the file."""
+    """docs/migrate.md shows the way: through an optimizer that reads the file."""
     params, ours = trained("adamw", state=codec)
     copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
     _, reader = fresh(params, ours)
@@ -217,7 +217,7 @@ def test_dicts_from_before_torch_had_maximize_keep_that_of_the_optimizer(whose, 
     [("Adam", "AdamW", {}), ("AdamW", "Adam", {}), ("NAdam", "NAdam", {"decoupled_weight_decay": True})],
 )
 def test_the_error_about_another_weight_decay_says_what_to_do(saved, live, options, seed):
-    """Both of its two ways work."""
+    """Both ways that the error names work."""
     params = [torch.nn.Parameter(torch.randn(64, 64))]
     theirs = getattr(torch.optim, saved)(params, weight_decay=0.1)
     params[0].grad = torch.randn(64, 64)

@@ -24,7 +24,7 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Layers between a table and a head; checkpointed in one of torch's two ways, or not."""
+    """Layers between a table and a head; optionally checkpointed in one of torch's two ways."""
 
     def __init__(self, kind: torch.dtype = torch.float32, reentrant: bool | None = None, device: str = "cpu") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""RamTorch's streamer of weights, on the CPU, with an optimizer of Lowtide's: the bits of a model in memory."""
+"""RamTorch's streamer of weights, on the CPU, with a Lowtide optimizer gives the bits of a model in memory."""
 
 from __future__ import annotations
 

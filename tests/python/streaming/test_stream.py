@@ -90,7 +90,7 @@ def test_steps_after_backward_accumulate_and_clip(small: None, tmp_path: Path, f
 
 
 def test_frozen_weights_are_read_alone(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
-    """As with LoRA: only what is trained is written."""
+    """As with LoRA, only trained weights are written."""
     nets = [Net(), Net()]
     for net in nets:
         for name, param in net.named_parameters():
@@ -247,10 +247,10 @@ def files_of_any_size() -> Any:
 
 
 def test_a_schedule_reads_least(figure: Callable[[str], None]) -> None:
-    """Against all ways to let units go, for few equal units: the fewest reads of a forward and a backward pass that repeat."""
+    """For few equal units, no other way to let units go reads less in repeated forward and backward passes."""
 
     def fewest(count: int, room: int) -> int:
-        """Tries all choices of what stays, by the reads so far for each set that may be in memory."""
+        """Tries all choices of units that stay; counts the reads so far for each set that may be in memory."""
         reads, totals = {frozenset[int](): 0}, []
         for _ in range(4):
             for unit in (*range(count), *reversed(range(count))):
@@ -275,7 +275,7 @@ def test_a_schedule_reads_least(figure: Callable[[str], None]) -> None:
 
 
 def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
-    """No file, mapping or thread outlives a model, nor `unstream`; also of a model that is a unit itself."""
+    """No file, mapping or thread outlives a model or `unstream`, even if the model is itself a unit."""
 
     class Positions(Net):
         def __init__(self) -> None:
@@ -294,7 +294,7 @@ def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None
             threading.Event().wait(0.05)
         return found
 
-    before = count_until(lambda found: found[2] == 0)  # collects what earlier tests have left
+    before = count_until(lambda found: found[2] == 0)  # collects what earlier tests left
     for kind in (Net, Positions):
         for in_backward in (True, False):
             net = kind()

@@ -50,7 +50,7 @@ def resident(net: nn.Module, **options: Any) -> tuple[nn.Module, lowtide.Optimiz
 
 
 def streamed(net: nn.Module, host: int | None = None, disk: Path | None = None, **options: Any) -> tuple[nn.Module, lowtide.Optimizer]:
-    """With the least memory of the device that will do, and the least host memory with weights on the disk."""
+    """Streams with the least device memory that suffices and, with weights on the disk, the least host memory."""
     if disk and host is None:
         host = least_host(net, options.get("step_in_backward", True))
     found = lowtide.stream(net, {"device": needs_of(net).device, "host": host, "disk": disk}, **options)
@@ -78,8 +78,8 @@ class Moved(TorchDispatchMode):
 def test_a_device_changes_no_bit(
     xpu: Xpu, kind: torch.dtype, options: dict[str, Any], in_backward: bool | int, reentrant: bool | None, tmp_path: Path, figure: Figure
 ) -> None:
-    """State in host memory, weights pinned; or state on the disk; or weights there, too. Clipped, accumulated and under a schedule, or
-    stepped in backward."""
+    """State is in host memory with weights pinned, or on the disk, or weights are there, too. Training clips, accumulates and follows a
+    schedule, or steps in backward."""
     clipped = in_backward is False
     options = {"lr": 1e-2, **options, **({"max_grad_norm": 0.1} if clipped else {})}
 
@@ -316,7 +316,7 @@ def test_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_accelerate_prepares_both(xpu: Xpu, figure: Figure) -> None:
-    """With its own backward and clipping."""
+    """Accelerate trains with its own backward and clipping."""
     accelerate = pytest.importorskip("accelerate")
     found = []
     for make in (resident, streamed):
@@ -346,7 +346,7 @@ def loss_of(net: nn.Module) -> torch.Tensor:
 
 
 def test_passes_without_backward_leave_no_old_weights(xpu: Xpu, figure: Figure) -> None:
-    """Between backward and step, and around Schedule-Free's eval(), which changes weights in place."""
+    """The passes run between backward and step, and around Schedule-Free's eval(), which changes weights in place."""
     found: dict[str, list[list[float]]] = {}
     for where in ("xpu", "streamed"):
         found[where] = []
@@ -380,7 +380,7 @@ def test_passes_without_backward_leave_no_old_weights(xpu: Xpu, figure: Figure) 
 
 
 def test_dicts_load_after_evaluation_and_part_by_part(xpu: Xpu) -> None:
-    """Tied tables are in dicts twice."""
+    """Dicts have tied tables twice."""
     for tied in (True, False):
         net, _ = streamed(Uneven((2, 2), tied), lr=1e-2)
         wanted = {name: torch.full_like(value, 0.5) for name, value in net.state_dict().items()}

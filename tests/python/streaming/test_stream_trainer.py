@@ -113,7 +113,7 @@ def test_a_device_changes_no_bit_of_a_trainer(
     xpu: Any, make: Callable[[int], Any], options: dict[str, Any], arguments: dict[str, Any], tmp_path: Path, seed: int,
     monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """It leaves the model in host memory; a checkpoint goes on with weights on either side, and loads as a plain one."""
+    """The trainer leaves the model in host memory; a checkpoint goes on with weights on either side, and loads as a plain one."""
     monkeypatch.setitem(globals(), "LAYERS", 4)
     monkeypatch.setattr(training_args, "is_torch_xpu_available", lambda: True)  # which remembers that there was none
     arguments = {"use_cpu": False, **arguments}

@@ -1,4 +1,4 @@
-"""The tools for GPU machines, importable, for the tests of them."""
+"""Makes the tools for GPU machines importable for their tests."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""bench/quality: its noise is that of the runs, and its results last."""
+"""bench/quality: its noise is the runs' noise, and its results last."""
 
 import json
 import math

@@ -58,7 +58,7 @@ def test_words_of_a_log(tmp_path, log, shown):
 
 @pytest.mark.parametrize("arguments", [["--nativ"], ["--native", "--build-dir", "build/dev"], ["--extras"]])
 def test_mistakes_are_refused_before_anything_is_done(tmp_path, arguments):
-    """In a copy: nothing may appear in it."""
+    """The script runs in a copy of the tree, in which nothing may appear."""
     (tmp_path / "tools").mkdir()
     shutil.copy(SCRIPT, tmp_path / "tools")
     done = subprocess.run(["bash", tmp_path / "tools/bootstrap.sh", *arguments], capture_output=True, text=True, timeout=60)

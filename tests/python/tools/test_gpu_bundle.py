@@ -39,7 +39,7 @@ def test_prebuilt_parts_travel_and_are_refused_where_they_do_not_fit(tmp_path: P
     assert "of other sources than this tree (v1)" in parts.unfit(about, machine.Found("python"), "b")
     assert "of other sources" in parts.unfit({"architectures": []}, machine.Found("python"), "a")
     assert parts.unfit(parts.unpack(parts.Folders(tmp_path / "gpu")), machine.Found("python"), "a") == "the bundle has none"
-    assert not folders.prebuilt.exists()  # what an earlier run has unpacked is of another bundle
+    assert not folders.prebuilt.exists()  # an earlier run unpacked another bundle
 
 
 def test_prebuilt_parts_that_cannot_be_imported_are_named(tmp_path: Path) -> None:

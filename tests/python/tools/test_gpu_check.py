@@ -49,12 +49,12 @@ def merged(folder: Path, target: Path) -> dict[str, Any]:
 
 @dataclass
 class Rehearsal:
-    """One of a whole command, which is shared: each of its processes imports torch."""
+    """One shared rehearsal of a whole command: each of its processes imports torch."""
 
     code: int
     errors: str
     out: Path
-    killed: Path  # the results as a command leaves them that is killed while its last step hangs
+    killed: Path  # the results that a command leaves when killed in a hanging last step
 
     @property
     def result(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Rehearsal:
 
 @pytest.fixture(scope="module", autouse=True)
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[Rehearsal]]:
-    """Begins with the first test of this file: it waits for half of its time, in which the others run."""
+    """Begins with the first test of this file: the rehearsal waits for half of its time, in which the other tests run."""
     folder = tmp_path_factory.mktemp("rehearsal")
     chosen = ["smoke", "bits.mantissas", "rehearsal.raises", "rehearsal.crashes", "suite device", "rehearsal.hangs"]
     command = [sys.executable, str(TOOL), "run", "--rehearse", "--build", str(folder / "gpu"),
@@ -169,7 +169,7 @@ def test_the_watchdog_kills_children_too(tmp_path: Path) -> None:
 
 
 def command(tmp_path: Path, seconds: float = 100) -> Check:
-    """A run of which nothing is run yet, on a machine without a Python that has torch."""
+    """A run that has not started, on a machine without a Python that has torch."""
     return Check(options(tmp_path), machine.Found("/no/python"), parts.Folders(tmp_path), plan.Deadline(seconds))
 
 

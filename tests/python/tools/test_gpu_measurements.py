@@ -19,7 +19,7 @@ NAMES = case.names()
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """A rehearsal's: the emulated CUDA runtime where that is built, else the CPU."""
+    """A rehearsal's device: the emulated CUDA runtime where it is built, else the CPU."""
     import emulated_cuda
 
     with contextlib.suppress(ImportError):  # its first import keeps an exception, with the frames that wanted it
@@ -138,7 +138,7 @@ def test_shapes_are_those_of_the_models() -> None:
 
 
 def test_a_variant_that_fails_stops_no_other(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Processes in place of those that measure: one dies, one has other bits, one is fastest."""
+    """Processes stand in for the measuring ones: one dies, one has other bits, one is fastest."""
     for name in ("1-dies", "2-wrong", "3-best"):
         (tmp_path / f"{name}.so").touch()
     program = tmp_path / "program.py"

@@ -1,4 +1,4 @@
-"""Machine code of CUDA kernels: what the report finds in it."""
+"""The report finds faults in the machine code of CUDA kernels."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def detail(backend: str, *folders: Path) -> str:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with a package `lowtide` that is its core alone."""
+    """A folder with a package `lowtide` that contains only its core."""
     site = tmp_path / "site"
     (site / "lowtide").mkdir(parents=True)
     (site / "lowtide" / "__init__.py").touch()

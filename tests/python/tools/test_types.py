@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-# A user's lines, and for each the error that mypy must report; none: it must take the line.
+# A user's lines, each with the error that mypy must report; without one, mypy must accept the line.
 LINES = [
     ("import lowtide, torch", None),
     ("model = torch.nn.Linear(2, 2)", None),

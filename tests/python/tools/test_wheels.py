@@ -78,7 +78,7 @@ def test_the_core_of_a_build_with_tests_has_what_stand_ins_of_devices_need(figur
 
 
 def test_the_audit_refuses_symbols_that_a_library_must_hide(tmp_path):
-    """A program of another's as _core: it shows functions of its own."""
+    """Another library stands in for _core: it exports its own functions."""
     import _ctypes
 
     foreign = tmp_path / "_core.abi3.so"

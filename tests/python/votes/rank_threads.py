@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Inline:
-    """Runs what an executor of one thread would, at once: queues are used by one thread at a time here."""
+    """Runs an executor's work at once: only one thread at a time uses the queues here."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -33,7 +33,7 @@ class Inline:
 
 
 class RankThreads:
-    """`size` ranks. moved: the kind of device whose memory the group moves itself, as NCCL would; None: none."""
+    """`size` ranks. moved: the kind of device whose memory the group moves itself, as NCCL would; None: no kind."""
 
     def __init__(self, patches: pytest.MonkeyPatch, size: int, moved: str | None = None) -> None:
         self.size, self.moved = size, moved
@@ -48,7 +48,7 @@ class RankThreads:
         patches.setattr(hooks, "ThreadPoolExecutor", Inline)
 
     def run(self, job: Callable[..., Result], *args: Any) -> list[Result]:
-        """The job's results, by rank; raises what the first of them raises."""
+        """The job's results, by rank; raises the error of the first rank that failed."""
         found: list[Any] = [None] * self.size
         failures: list[tuple[bool, BaseException]] = []
 
@@ -71,7 +71,7 @@ class RankThreads:
         return found
 
     def meet(self, rank: int, given: Any, take: Callable[[Sequence[Any]], Result]) -> Result:
-        """Returns what `take` makes of all ranks' `given`, which stay until all have taken theirs."""
+        """Applies `take` to all ranks' `given`, which stay until every rank has its result."""
         self._given[rank] = given
         self._wait()
         taken = take(self._given)

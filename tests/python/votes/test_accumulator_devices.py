@@ -24,7 +24,7 @@ def test_the_means_of_the_cpu(device: StandIn, seed: int, share: float, figure: 
         there = device.parameters(here)
         counts = [lowtide.distributed.SignAccumulator(params, most) for params in (here, there)]
         assert counts[0].nbytes == counts[1].nbytes
-        for _ in range(2):  # zeros go on in turns
+        for _ in range(2):  # zeros continue in turns
             for turn in range(choose.randint(1, min(most, 9))):
                 for param in here:
                     grad = torch.randint(-1, 2, param.shape).to(dtype)
@@ -53,7 +53,7 @@ def test_the_means_of_the_cpu(device: StandIn, seed: int, share: float, figure: 
 
 
 def test_a_gradient_elsewhere_is_refused(cuda: StandIn) -> None:
-    """Torch refuses it on a device that it knows, unless memory was exchanged behind its back."""
+    """Torch refuses such a gradient on a device that it knows, unless memory was exchanged behind its back."""
     param = cuda.parameters([torch.zeros(5)])[0]
     counts = lowtide.distributed.SignAccumulator([param])
     param.grad = torch.ones(5)

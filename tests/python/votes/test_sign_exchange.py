@@ -1,4 +1,4 @@
-"""Workers that cannot do what the others do, and gradients that only a loss scale keeps within float16."""
+"""Workers that cannot do as the others do, and gradients that only a loss scale keeps within float16."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_error_feedback_under_a_loss_scale(dtype: torch.dtype, loss_scale: float
 
 @on_ranks(3)
 def test_a_hook_that_is_interrupted_ends_backward() -> None:
-    """One rank's hook meets what is no Exception."""
+    """One rank's hook meets a BaseException that is no Exception."""
 
     def scale() -> float:
         if dist.get_rank() == 1:

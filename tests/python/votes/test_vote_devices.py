@@ -1,7 +1,7 @@
 """Votes of parameters on a device: the bits of the CPU's, for workers that each have parameters there.
 
-Devices are stood in for (stand_in.py), so this shows what Lowtide's kernels and copies do, and nothing of torch's streams. Ranks are threads of one process (rank_threads.py), but for a few cases over gloo. The CPU's votes are compared
-with plain torch elsewhere (test_votes.py)."""
+Stand-ins take the place of devices (stand_in.py), so this tests Lowtide's kernels and copies, and nothing of torch's streams. Ranks are
+threads of one process (rank_threads.py), except in a few cases over gloo. test_votes.py compares the CPU's votes with plain torch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from xpu_device import missing
 Figure = Callable[[str], None]
 CASES = 1200  # of each number of workers, each of three votes: 10,800 in all
 STAYING = 240  # of votes whose bits a group moves between devices
-FEW = 6  # where a share of them is asked for
+FEW = 6  # where a run asks for a share of them
 AT_A_TIME = 20  # cases, after which the device's memory is freed
 
 
 def run(ranks: RankThreads, device: StandIn, cases: Sequence[Any]) -> jobs.Found:
-    """The first rank's findings; what another one's differ in is a failure."""
+    """The first rank's findings; any difference in another rank's is a failure."""
     total = jobs.Found()
     for first in range(0, len(cases), AT_A_TIME):
         for rank, found in enumerate(ranks.run(jobs.compared, device, cases[first : first + AT_A_TIME])):
@@ -52,7 +52,7 @@ def test_votes(device: StandIn, world: int, seed: int, share: float, monkeypatch
 def test_votes_whose_bits_stay_on_the_device(
     device: StandIn, world: int, seed: int, share: float, monkeypatch: pytest.MonkeyPatch, figure: Figure
 ) -> None:
-    """As of a group of NCCL or XCCL: bits, presence and scales travel in tensors of the device. The threads stand in for the
+    """As in a group of NCCL or XCCL, bits, presence and scales travel in tensors of the device. The threads stand in for the
     collectives of torch.distributed, and a wait for torch's order on the stream."""
     fetched, between = _watch(monkeypatch, device)
     cases = cases_of(seed + 10 * world, STAYING if share == 1 else FEW)

@@ -1,4 +1,4 @@
-"""Workers that die while others vote: nobody hangs, and whoever has taken as many steps has the same parameters."""
+"""When workers die in a vote, nobody hangs, and survivors with equally many steps have the same parameters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def train(rank: int, world: int, store: str, kind: str, timeout: float, pipe: Co
     os._exit(0)  # a dead group's destructor would wait
 
 
-SLACK = 10.0  # seconds beyond the timeout, for a machine that does other things
+SLACK = 10.0  # seconds beyond the timeout, for a busy machine
 
 
 class Workers:
@@ -70,7 +70,7 @@ class Workers:
             self.processes.append(process)
 
     def listen(self, rank: int, seconds: float, messages: int = 2**31) -> bool:
-        """Reads a worker's messages until there are so many; returns whether it has ended (or died)."""
+        """Reads that many messages of a worker; returns whether the worker has ended (or died)."""
         until = time.monotonic() + seconds
         try:
             while len(self.told[rank]) < messages and self.pipes[rank].poll(max(0.0, until - time.monotonic())):
@@ -124,7 +124,7 @@ def test_a_lost_worker(
     kind: str, losses: int, world: int, timeout: float, how: signal.Signals, tmp_path: Path, seed: int,
     figure: Callable[[str], None],
 ) -> None:  # fmt: skip
-    shared_ranks()  # has the server of processes import what they need
+    shared_ranks()  # makes the server of processes import the ranks' modules
     rng = random.Random(seed)
     longest, steps, endings, apart = 0.0, 0, 0, 0
     for trial in range(losses):

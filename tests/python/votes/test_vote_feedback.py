@@ -20,7 +20,7 @@ SHAPES = ((1500,), (40, 30), (3,), (2, 1030))
 
 
 class Given(torch.nn.Module):
-    """The gradient of every parameter is what `forward` is given, times `scale`."""
+    """Every parameter's gradient is the argument of `forward`, times `scale`."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def add(sums: list[torch.Tensor], values: list[torch.Tensor]) -> None:
 
 
 def left_out(run: Run, weights: list[int]) -> list[torch.Tensor]:
-    """The residuals of each parameter: the weighted mean of the workers', and the shards'."""
+    """Each parameter's residuals: the weighted mean over workers, plus the shards' residuals."""
     layout, share = run.hook._layout, weights[dist.get_rank()] / sum(weights)
     found = torch.zeros(layout.count)
     for kept, offset in zip(run.hook._residuals.parts, layout.offsets, strict=True):
@@ -99,7 +99,7 @@ ROUNDING = {"fp32": 1e-5, "bf16": 20 * 2**-9 * 200**0.5 / 100, "dynamic8": 20 * 
 
 
 def sums_of(residual: str, feedback: bool, weights: list[int]) -> tuple[float, float, int]:
-    """The largest relative error of what came out in all, also with what is left; and bytes of residuals."""
+    """The largest relative error of the total output, without and with the residuals; and bytes of residuals."""
     run = Run(residual=residual, weight=weights[dist.get_rank()])
     sent, due = ([torch.zeros(shape) for shape in SHAPES] for _ in range(2))
     out: list[torch.Tensor] = []
@@ -124,7 +124,7 @@ def sums_of(residual: str, feedback: bool, weights: list[int]) -> tuple[float, f
 @on_ranks()
 def test_sums_are_those_of_means(residual: str, world: int, weights: list[int]) -> str:
     error, whole, kept = sums_of(residual, True, weights)
-    # Without what is left: that is bounded, and so 1 / PASSES of the sum.
+    # Without the residuals, which are bounded and so 1 / PASSES of the sum.
     assert whole < ROUNDING[residual] and error < 0.15
     numel = sum(torch.Size(shape).numel() for shape in SHAPES)
     width = {"fp32": 4, "bf16": 2, "dynamic8": 1}[residual]
@@ -216,7 +216,7 @@ def first_half(path: str, passes: int, weights: list[int]) -> tuple[float, float
 
 
 def second_half(path: str, passes: range) -> tuple[list[float], list[float], tuple[str, str]]:
-    """Goes on from there, and without residuals; errors of the sums over both halves."""
+    """Goes on from there, with and without residuals; returns errors of the sums over both halves."""
     found = []
     for take_over in (True, False):
         run = Run(residual="fp32")

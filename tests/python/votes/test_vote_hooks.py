@@ -1,5 +1,4 @@
-"""SignVote and ShardVote: what DistributedDataParallel and FSDP2 make of gradients is the majority of those that ranks
-compute without them."""
+"""SignVote and ShardVote: DistributedDataParallel and FSDP2 turn gradients into the majority of the gradients that ranks compute alone."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from vote_reference import aligned, elect, generator, tie_bits
 
 
 class Branches(torch.nn.Module):
-    """Ranks take different branches; one is taken by none."""
+    """Ranks take different branches; no rank takes one of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +55,7 @@ def local_gradients(plain: torch.nn.Module, dtype: torch.dtype, step: int, micro
 def reference(
     mine: list[torch.Tensor], votes: int, seed: int = 0, weights: tuple[int, ...] = (1,) * 4, ties_stay: bool = False
 ) -> tuple[list[torch.Tensor], int]:
-    """The majority of all ranks' gradients, and how many ties there were."""
+    """The majority of all ranks' gradients, and the number of ties."""
     every = of_all(mine)
     tie = tie_bits(sum(aligned(grad.numel()) for grad in mine), seed, votes)
     if ties_stay:
@@ -175,7 +174,7 @@ def zeros() -> list[torch.nn.Parameter]:
 @pytest.mark.parametrize("ties", ["hash", "plus", "minus", "zero", "previous"])
 @on_ranks()
 def test_buckets_change_no_bit(ties: str, world: int, seed: int, share: float) -> str:
-    """Buckets are voted on one by one, as they come: the result is that of one vote on all gradients. Hooks of equal models
+    """Ranks vote on buckets one by one, as they come; the result equals one vote on all gradients. Hooks of equal models
     have other buckets, the first without overlap, the second with buckets that wait for more."""
     params = zeros()
     all_cuts = (CUTS[0], CUTS[2], *CUTS)
@@ -206,7 +205,7 @@ def test_buckets_change_no_bit(ties: str, world: int, seed: int, share: float) -
 
 @on_ranks(3)
 def test_workers_with_other_buckets() -> None:
-    """The last rank's, in one pass; in the next one it has those of the others."""
+    """The last rank has other buckets in one pass, and the others' buckets in the next."""
     params, grads = zeros(), [torch.ones(size) for size in SIZES]
     hook = by_bucket(SignVote(torch.nn.ParameterList(params), timeout=15))
     kind, text = raised(lambda: one_pass(hook, params, grads, CUTS[2 if dist.get_rank() == 2 else 0]))
@@ -217,7 +216,7 @@ def test_workers_with_other_buckets() -> None:
 @pytest.mark.parametrize(("world", "wanted"), [(2, "one_phase"), (3, "two_phase")])
 @on_ranks()
 def test_nothing_is_measured_beside_computing(world: int, wanted: str) -> None:
-    """How bits travel: of a hook for a large model, one for a small model, and one that does not overlap."""
+    """Only a hook that overlaps and has a large model chooses how bits travel without measuring."""
     params, grads = zeros(), [torch.full((size,), -0.5) for size in SIZES]
     least = hooks.LEAST
     for large, overlap in ((True, True), (False, True), (True, False)):
@@ -274,7 +273,7 @@ def test_a_worker_that_fails_in_the_middle_of_a_pass(where: str) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 @on_ranks()
 def test_nan_on_one_rank(world: int) -> str:
-    """A NaN on rank 1 in the second of four passes; then a hook that takes over the state."""
+    """Rank 1 has a NaN in the second of four passes; then another hook takes over the state."""
     model = network("plain")
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.004)
     hook = by_bucket(SignVote(model))
@@ -366,7 +365,7 @@ def test_fsdp2_between_nodes() -> str:
 
 @on_ranks(4)
 def test_every_fsdp2_module_votes() -> str:
-    """`register` with modules within each other; where shards do not start alike, it refuses."""
+    """`register` takes nested modules; it refuses shards that do not start alike."""
     model, group = in_pairs()
     vote = ShardVote(group=group)
     vote.register(model)

@@ -1,4 +1,4 @@
-"""Bad input to votes: refused by name, on every worker; what one worker cannot do, the others hear of."""
+"""Every worker refuses bad input to votes by name; the others hear of a worker that cannot vote."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_without_process_group() -> None:
 
 
 def refuses_ballots(opt: Any) -> Callable[[], None]:
-    """Breaks the optimizer's ballots; returns what mends them."""
+    """Breaks the optimizer's ballots; returns a function that mends them."""
     ballots, opt._ballots = opt._ballots, lambda scale: [][1]
     return lambda: setattr(opt, "_ballots", ballots)
 
@@ -188,7 +188,7 @@ def test_one_hook_that_cannot_vote() -> None:
     assert kind == "RuntimeError" and ("loss_scale: got -3" if odd else "ranks [1] failed") in text, text
     scale[0] = 1.0
     model.zero_grad()
-    ddp = DistributedDataParallel(model)  # the reducer of a pass that was broken off is of no use
+    ddp = DistributedDataParallel(model)  # the reducer of an aborted pass is unusable
     hook.register(ddp)
     ddp(torch.ones(2, 30)).sum().backward()
     vote, tensor = Vote(), torch.ones(6, 5)

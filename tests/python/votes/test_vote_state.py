@@ -1,5 +1,5 @@
-"""State of voting optimizers: what is zero stays where it is, checkpoints go on bit for bit or with another number of
-workers, micro-batches fold into momentum."""
+"""State of voting optimizers: zeros stay in place, checkpoints go on bit for bit or with another number of workers, micro-batches fold into
+momentum."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def descend(model: torch.nn.Parameter, opt: torch.optim.Optimizer, steps: range,
 
 
 def before_change(rule: str, state: str, path: str, average: bool) -> tuple[list[float], list[bytes]]:
-    """Trains; leaves rank 0's checkpoint."""
+    """Trains and saves rank 0's checkpoint."""
     model = torch.nn.Parameter(torch.zeros(50, 100))
     late = torch.nn.Parameter(torch.ones(300))  # has a gradient on the last rank only
     opt = CLASSES[rule]([model, late], lr=1e-2, state=state)
@@ -112,7 +112,7 @@ def test_another_number_of_workers(
 
 
 def fold(state: str, micro_batches: int, gaps: bool) -> tuple[int, int, float]:
-    """The same gradients folded one by one and added up: parameters that differ, all of them, and how far momentum is apart."""
+    """Folds the same gradients one by one and added up; returns how many parameters differ, their total, and how far momentum is apart."""
     case = Case(rule="signum", hyper={"lr": 1e-2}, seed=3)
     params, folding = build(case, state=state, min_quantized_numel=0)
     others, adding = build(case, state=state, min_quantized_numel=0)
@@ -237,7 +237,7 @@ def test_counts_of_signs() -> str:
 
 @on_ranks(1)
 def test_momentum_that_changes() -> None:
-    """With gradients of 1, by β of each step; where β goes back to 0, any will do."""
+    """With gradients of 1, momentum follows each step's β; where β goes back to 0, any momentum will do."""
     param = torch.nn.Parameter(torch.ones(70))
     opt = Signum([param], state="fp32")
     for beta, wanted in ((0.0, 0.0), (0.0, 0.0), (0.5, 0.5), (0.5, 0.75), (0.0, None), (0.5, 0.875)):

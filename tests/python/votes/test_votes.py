@@ -27,7 +27,7 @@ RULES = {
 
 
 def cases_of(name: str, world: int, seed: int) -> list[Case]:
-    """Every rule of ties with gradients of few values, and one change each of the rest."""
+    """Every rule of ties with gradients of few values, and one change of each other option."""
     rule, hyper = RULES[name]
     base = {"rule": rule, "hyper": hyper, "world": world, "seed": seed}
     cases = [Case(**base, ties=ties, coarse=True, vote_seed=seed % 1000) for ties in TIES]
@@ -65,7 +65,7 @@ def test_bits_of_a_simulation(name: str, world: int, seed: int, figure: Callable
 
 
 def test_every_option_matters(seed: int) -> None:
-    """Control: what the cases above change changes parameters."""
+    """Control: each change in the cases above changes parameters."""
     base = dict(hyper=RULES["lion"][1], world=2, seed=seed, coarse=True)
     plain = Simulation(Case(**base)).run()
     for change in ({"ties": "plus"}, {"vote_seed": 5}, {"weights": (2, 1)}, {"rule": "signum"}, {"missing": True}):
@@ -140,7 +140,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", DIFFERENT)
 @on_ranks(3)
 def test_workers_that_differ(what: str) -> None:
-    """The last rank has another option (or parameters, or steps); and all go on once it has been put right."""
+    """The last rank has another option (or parameters, or steps); all go on once it has been corrected."""
     case = Case(hyper={"lr": 1e-2}, world=3)
     odd = dist.get_rank() == 2
     params, opt = vote_jobs.build(case, **(DIFFERENT[what][0] if odd else {}))

@@ -82,7 +82,7 @@ class Found:
 
 @contextmanager
 def device_of(kind: str) -> Iterator[StandIn]:
-    """The device in this process; an AssertionError where there is none."""
+    """The device in this process; raises AssertionError without one."""
     patches = pytest.MonkeyPatch()
     try:
         reason = prepare(patches) if kind == "cuda" else missing()
@@ -199,7 +199,7 @@ def _votes_on_tensors(case: Shards, device: StandIn, found: Found) -> list[str]:
 
 
 def _votes_of_hooks(case: Hooks, device: StandIn, found: Found) -> list[str]:
-    """DistributedDataParallel has no such device: the hooks are called as it calls them."""
+    """DistributedDataParallel has no such device: this calls the hooks as it would."""
     random = torch.Generator().manual_seed(case.seed * 97 + dist.get_rank())
     here = torch.nn.ParameterList(torch.zeros(n, dtype=case.dtype) for n in case.sizes)
     there = torch.nn.ParameterList(device.parameters(list(here)))
@@ -281,7 +281,7 @@ VOTES_EACH = 3  # of every case
 
 
 def cases_of(seed: int, count: int) -> list[Case | Shards | Hooks]:
-    """Half of them optimizers' steps, a quarter each tensors and hooks, in turns."""
+    """Half of the cases are optimizers' steps, a quarter each tensors and hooks, in turns."""
     optimizers, tensors, hooks = _optimizers(seed), _tensors(seed), _hooks(seed)
     order = (optimizers, tensors, optimizers, hooks)
     return [next(order[number % len(order)]) for number in range(count)]

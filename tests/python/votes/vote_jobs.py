@@ -58,7 +58,7 @@ def by_bucket(hook: Any) -> Any:
 
 
 class Bucket:
-    """As torch's GradBucket, of gradients one after another in a buffer."""
+    """Like torch's GradBucket: gradients one after another in a buffer."""
 
     def __init__(self, index: int, last: bool, params: Sequence[torch.nn.Parameter], buffer: torch.Tensor) -> None:
         self._index, self._last, self._params, self._buffer = index, last, params, buffer

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lowtide import sign
 
-# Odd sizes, several blocks with a ragged end, no dimension, none at all.
+# Odd sizes, several blocks with a ragged end, no dimension, no elements.
 SHAPES = ((7, 13), (1000,), (3, 65), (), (0, 5), (64, 70))
 BLOCK, ALIGNMENT = 64, 1024
 
@@ -100,7 +100,7 @@ def elect(
 
 
 class Simulation:
-    """All ranks; `params` are what each of them must have."""
+    """All ranks; each must have `params`."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -126,7 +126,7 @@ class Simulation:
         return m
 
     def step(self, gradients: list[list[torch.Tensor | None]]) -> None:
-        """gradients: of each rank, of each parameter."""
+        """gradients: by rank, then by parameter."""
         case, first = self.case, 0
         weights = [case.weight(rank) for rank in range(case.world)]
         for number, param in enumerate(self.params):
