@@ -19,6 +19,7 @@ from lowtide.optimizers.estimate import sums_of_all
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.registry import steps
 from lowtide.options.options import Options
+from lowtide.state.carried import estimate_of
 from lowtide.state.foreign.prodigyopt import FIXED, check_fixed
 from lowtide.state.format import ESTIMATE
 
@@ -133,10 +134,8 @@ class Prodigy(Optimizer):
 
     def _show_estimate(self) -> None:
         """Shows the numbers of the core in the groups."""
-        engine = self.engine
-        number = next((i for i in range(len(engine.params)) if engine.core_of(i).step_count(i)), 0)
-        if engine.params:
-            numbers = engine.core_of(number).carried(number)
+        if self.engine.params:
+            numbers = estimate_of(self.engine)
             shown = {**{name: numbers[name] for name in ESTIMATE}, "k": int(numbers["k"])}
             for group in self.param_groups:
                 group.update(shown)

@@ -35,10 +35,17 @@ def as_now(family: Family, options: Mapping[str, Any], step: int) -> Numbers:
     return of_hyper(rule, tuple(family.hyper_of(rule, options).items()), step)
 
 
+def estimate_of(engine: Engine) -> Numbers:
+    """The carried numbers that all parameters share (`Family.SUMS`), also those that have not been stepped yet."""
+    number = next((i for i in range(len(engine.params)) if engine.core_of(i).step_count(i)), 0)
+    return engine.core_of(number).carried(number)
+
+
 def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, Numbers]:
     """The carried numbers of parameters, by number, that differ from what current options give, with or without overrides,
     which a reader may not have."""
     found = dict[int, Numbers]()
+    shared = estimate_of(engine) if engine.family.SUMS and engine.params else None
     for each in engine.groups:
         options = [each.options_of(groups), groups[each.of]]
         for i in each.params:
@@ -46,7 +53,7 @@ def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, N
             if not (numbers := core.carried(i)):
                 break  # a group's rule has some for all parameters or for none
             if PRODUCT not in numbers:  # torch.distributed.checkpoint reads into the entries of a fresh optimizer
-                found.update({i: numbers} if core.has_state(i) else {})
+                found.update({i: shared or numbers} if core.has_state(i) else {})
                 continue
             given = (as_now(engine.family, own, core.step_count(i)) for own in options)
             if not all(_same(numbers, each) for each in given if each):  # if all are empty, an override changes the rule
