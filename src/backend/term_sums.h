@@ -2,6 +2,7 @@
 // same.
 #pragma once
 
+#include <type_traits>
 #include <vector>
 
 #include "core/exact_sum.h"
@@ -39,10 +40,12 @@ struct TermSums {
 
   // NaN for a sum with terms that are not finite.
   void put(double (&sums)[2]) const {
-    sums[0] = above.value() - below.value();
+    sums[0] = above.minus(below);
     sums[1] = second.value();
   }
   bool are_finite() const { return std::isfinite(below.value() + above.value() + second.value()); }
 };
+
+static_assert(std::is_standard_layout_v<TermSums> && std::is_trivially_copyable_v<TermSums>);  // for border.h
 
 }  // namespace lowtide

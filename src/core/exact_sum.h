@@ -25,6 +25,8 @@ class ExactSum {
 
   // The sum rounded to double, deterministically: equal sums give equal bits. 0 without terms.
   double value() const;
+  // This sum less another, rounded likewise: only their exact difference decides.
+  double minus(const ExactSum& other) const;
 
   static constexpr int kLimbBits = 32;
   static constexpr int kLowest = kSmallestExponent - 149;  // the exponent of bit 0, which is the smallest float's
@@ -117,6 +119,22 @@ inline double ExactSum::value() const {
   for (size_t i = 0; i < limbs.size(); ++i)
     sum += std::ldexp(static_cast<double>(limbs[i]), kLowest + static_cast<int>(i) * kLimbBits);
   return sum;
+}
+
+inline double ExactSum::minus(const ExactSum& other) const {
+  if (!finite_ || !other.finite_) return std::numeric_limits<double>::quiet_NaN();
+  Limbs more = limbs(), less = other.limbs();
+  const bool negative = std::lexicographical_compare(more.rbegin(), more.rend(), less.rbegin(), less.rend());
+  if (negative) more.swap(less);
+  int64_t borrowed = 0;
+  for (size_t i = 0; i < more.size(); ++i) {
+    more[i] -= less[i] + borrowed;
+    borrowed = more[i] < 0 ? 1 : 0;
+    more[i] += borrowed << kLimbBits;
+  }
+  ExactSum difference;
+  difference.set_limbs(more);
+  return negative ? -difference.value() : difference.value();
 }
 
 }  // namespace lowtide

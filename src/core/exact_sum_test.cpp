@@ -50,6 +50,39 @@ TEST(ExactSum, DoesNotDependOnTheOrderOfItsTerms) {
          differing_in_double, worst);
 }
 
+// However terms that cancel are split over two sums, the difference has the same bits. That of the rounded sums does
+// not.
+TEST(ExactSum, DifferencesDependOnNothingElse) {
+  std::mt19937 rng(51);
+  int64_t differing = 0, differing_when_rounded = 0, negative = 0;
+  for (int round = 0; round < 2000; ++round) {
+    ExactSum more, less;
+    const auto add_some = [&](ExactSum& to) {
+      to.add(std::generate_canonical<float, 24>(rng), static_cast<int>(rng() % 200) - 100);
+    };
+    for (int i = 0; i < 9; ++i) add_some(more), add_some(less);
+    const double first = more.minus(less), rounded = more.value() - less.value();
+    negative += first < 0;
+    EXPECT_EQ(less.minus(more), -first);
+    EXPECT_NEAR(first, rounded, 0x1p-51 * (more.value() + less.value()));
+    for (int i = 0; i < 9; ++i) {
+      ExactSum both;
+      add_some(both);
+      more.merge(both), less.merge(both);
+    }
+    differing += more.minus(less) != first;
+    differing_when_rounded += more.value() - less.value() != rounded;
+  }
+  EXPECT_EQ(differing, 0);
+  EXPECT_GT(differing_when_rounded, 0) << "control";
+  EXPECT_GT(negative, 0);
+  ExactSum none, one, infinite;
+  one.add(1, 0), infinite.add(std::numeric_limits<float>::infinity(), 0);
+  EXPECT_EQ(none.minus(one), -1);
+  EXPECT_EQ(one.minus(one), 0);
+  EXPECT_TRUE(std::isnan(one.minus(infinite)) && std::isnan(infinite.minus(one)));
+}
+
 TEST(ExactSum, HoldsTheLargestAndTheSmallest) {
   constexpr float kLargest = std::numeric_limits<float>::max(), kSmallest = std::numeric_limits<float>::denorm_min();
   EXPECT_EQ(sum_of({}), 0);
