@@ -58,10 +58,10 @@ Extras draw(StepCase& c, Rng& rng, Tally& tally) {
 void spoil(StepCase& c, Rng& rng) {
   const bool scaled = codec_info(c.codec).scaled;
   const int kinds = scaled ? 3 : 4;
-  // RMSprop's momentum and Schedule-Free's z - y turn infinity / infinity into a NaN.
+  // RMSprop's momentum, Schedule-Free's z - y and Prodigy's p - p0 turn infinity / infinity into a NaN.
   const std::string rule = rule_info(c.rule).name;
-  const bool divides =
-      scaled && (rule == "schedulefree" || (rule.find("rmsprop") == 0 && rule.find("momentum") != std::string::npos));
+  const bool divides = scaled && (rule == "schedulefree" || rule == "prodigy" ||
+                                  (rule.find("rmsprop") == 0 && rule.find("momentum") != std::string::npos));
   const double bad[] = {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), 0x1p100,
                         std::nan("")};
   for (int64_t n = 1 + c.layout.numel / 100; n > 0; --n)

@@ -39,7 +39,7 @@ struct StepCase {
       : rule(of_rule), codec(of_codec), param_dtype(p), grad_dtype(g) {
     if (codec_info(codec).has_pairs()) row_length += row_length % 2;  // such codes need rows of even length
     // If the root is zero and m is not, steps of m / eps must still fit fp16.
-    for (const char* family : {"adam", "ademamix", "lamb", "rmsprop"})
+    for (const char* family : {"adam", "ademamix", "lamb", "prodigy", "rmsprop"})
       if (std::strncmp(rule_info(rule).name, family, std::strlen(family)) == 0) lr = 1e-6;
     const int64_t sizes[] = {rows, row_length};
     layout = Layout::make(sizes, {});
@@ -111,6 +111,10 @@ struct StepCase {
                                .alpha = rule_info(rule).name == std::string("ademamix") ? 5 : 0.99,
                                .initial_accumulator_value = 0.1,
                                .momentum_decay = 4e-3,
+                               .d0 = 1e-3,
+                               .d_coef = 1,
+                               .growth_rate = 2,
+                               .norm = {0, rule_info(rule).sums ? 0.1 : 0},
                                .t = static_cast<double>(t),
                                .first = first},
                               args);
