@@ -42,13 +42,13 @@ BLOCKS, THREADS = 2, 256
 REGISTERS_OF_ALL, SHARED_OF_BLOCK = 65536, 1024
 SHARED_OF_ALL = {"sm_80": 164 << 10, "sm_90": 228 << 10, "sm_100": 228 << 10, "sm_120": 100 << 10}
 
-# Kernels whose threads index arrays of their own at run time: norms and feedback for tensors with strides, counters of votes,
-# and ballots. All others keep everything in registers.
-HAS_LOCAL = re.compile(r"norms_kernel|ballot_kernel|feedback_kernel|count_kernel|vote_kernel")
+# Kernels whose threads index arrays of their own at run time: norms and feedback for tensors with strides, sums of terms,
+# counters of votes, and ballots. All others keep everything in registers.
+HAS_LOCAL = re.compile(r"norms_kernel|terms_kernel|ballot_kernel|feedback_kernel|count_kernel|vote_kernel")
 
-# Steps with three states keep some of a lane's 48 values in local memory, because two blocks per multiprocessor leave a thread
-# 128 registers. One access is one instruction of some ten thousand.
-MOST_LOCAL_OF_THREE_STATES = 75
+# Steps with three or four states keep some of a lane's 48 or 64 values in local memory, because two blocks per multiprocessor
+# leave a thread 128 registers. One access is one instruction of some ten thousand. By the number of states.
+MOST_LOCAL = {3: 75, 4: 320}
 
 # Fast steps of dynamic8 lack one register: each round of the plain path reads the number of the tile's blocks from local
 # memory, one access per thousand instructions.
@@ -117,7 +117,7 @@ def fused(kernel: Kernel) -> tuple[int, int]:
 def wrong_everywhere(kernel: Kernel, name: str) -> list[str]:
     """The offences that any kernel can commit."""
     wrong = wrong_selectors(kernel)
-    most_local = MOST_LOCAL_OF_THREE_STATES if STATES.get(name.partition(" ")[0]) == 3 else 0
+    most_local = MOST_LOCAL.get(STATES.get(name.partition(" ")[0], 2), 0)
     if name.endswith(" dynamic8 fast"):
         most_local = max(most_local, MOST_LOCAL_OF_FAST_DYNAMIC8)
     if kernel.spills > most_local and not HAS_LOCAL.search(name):
