@@ -1,18 +1,21 @@
-# Reads rules.def, whose lines are LT_RULE(number, name, Struct), or LT_NORM_RULE for rules with norms. Sets lt_rules
-# (all names), lt_norm_rules and lt_struct_of_<name>.
+# Reads rules.def, whose lines are LT_RULE(number, name, Struct), or LT_NORM_RULE for rules with norms and LT_SUM_RULE for
+# rules with sums. Sets lt_rules (all names), lt_norm_rules, lt_sum_rules and lt_struct_of_<name>.
 macro(lt_read_rules rules_def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${rules_def}")
-  file(STRINGS "${rules_def}" lt_lines REGEX "^[ \t]*LT_(NORM_)?RULE[ \t]*\\(")
+  file(STRINGS "${rules_def}" lt_lines REGEX "^[ \t]*LT_((NORM|SUM)_)?RULE[ \t]*\\(")
   set(lt_rules)
   set(lt_norm_rules)
+  set(lt_sum_rules)
   foreach(lt_line IN LISTS lt_lines)
-    if(NOT lt_line MATCHES "LT_(NORM_)?RULE *\\( *[0-9]+ *, *([a-z0-9_]+) *, *([A-Za-z0-9_]+) *[,)]")
+    if(NOT lt_line MATCHES "LT_((NORM|SUM)_)?RULE *\\( *[0-9]+ *, *([a-z0-9_]+) *, *([A-Za-z0-9_]+) *[,)]")
       message(FATAL_ERROR "${rules_def}: cannot read the line\n  ${lt_line}\nwanted: LT_RULE(number, name, Struct)")
     endif()
-    list(APPEND lt_rules "${CMAKE_MATCH_2}")
-    set(lt_struct_of_${CMAKE_MATCH_2} "${CMAKE_MATCH_3}")
-    if(CMAKE_MATCH_1)
-      list(APPEND lt_norm_rules "${CMAKE_MATCH_2}")
+    list(APPEND lt_rules "${CMAKE_MATCH_3}")
+    set(lt_struct_of_${CMAKE_MATCH_3} "${CMAKE_MATCH_4}")
+    if(CMAKE_MATCH_2 STREQUAL "NORM")
+      list(APPEND lt_norm_rules "${CMAKE_MATCH_3}")
+    elseif(CMAKE_MATCH_2 STREQUAL "SUM")
+      list(APPEND lt_sum_rules "${CMAKE_MATCH_3}")
     endif()
   endforeach()
   if(NOT lt_rules)
@@ -34,7 +37,7 @@ endfunction()
 # example. Refuses unknown names.
 function(lt_select_rules rules_def wanted built_def)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${rules_def}")
-  file(STRINGS "${rules_def}" lines REGEX "^LT_(NORM_)?RULE\\(")
+  file(STRINGS "${rules_def}" lines REGEX "^LT_((NORM|SUM)_)?RULE\\(")
   set(known)
   foreach(line IN LISTS lines)
     string(REGEX REPLACE "^[A-Z_]*\\([0-9]+, ([a-z0-9]+)(_[a-z0-9_]+)?,.*" "\\1" family "${line}")
@@ -49,7 +52,11 @@ function(lt_select_rules rules_def wanted built_def)
 #ifndef LT_NORM_RULE
 #define LT_NORM_RULE LT_RULE
 #endif
+#ifndef LT_SUM_RULE
+#define LT_SUM_RULE LT_RULE
+#endif
 ${built}#undef LT_NORM_RULE
+#undef LT_SUM_RULE
 ")
 endfunction()
 

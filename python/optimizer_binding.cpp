@@ -104,10 +104,9 @@ lowtide::LossScaling has them. sums: of all optimizers and processes that step t
       .def("gradient_sums", &PyOptimizer::gradient_sums, "only"_a = nb::none(), "stream"_a = 0,
            "The exact sum of the squares of the gradients, as 32-bit numbers that may be added to another optimizer's, "
            "and the largest magnitude as float bits. Waits for it.")
-      .def("term_sums", &PyOptimizer::term_sums, "grad_scale"_a = 1.0, "only"_a = nb::none(),
+      .def("term_sums", &PyOptimizer::term_sums, "grad_scale"_a = 1.0, "only"_a = nb::none(), "stream"_a = 0,
            "The sums that a step of Prodigy needs, as 32-bit numbers that may be added to another optimizer's, and "
-           "whether "
-           "they are finite. Changes nothing but that states may be allocated.")
+           "whether they are finite. Waits for them. Changes nothing but that states may be allocated.")
       .def("queue_clip", &PyOptimizer::queue_clip, "max_norm"_a, "norm_type"_a, "grad_scale"_a, "norm"_a, "stream"_a,
            "loss_scale"_a = 0, "The clip for `step`; CUDA queues it. Writes the norm as float32 to the address `norm`.")
       .def("prepare_replay", &PyOptimizer::prepare_replay, "grad_scale"_a = 1.0, "stream"_a = 0)

@@ -114,11 +114,11 @@ std::pair<ExactSum::Limbs, int64_t> PyOptimizer::gradient_sums(const std::option
   return {sums.squares.limbs(), sums.largest};
 }
 
-GivenSums PyOptimizer::term_sums(double grad_scale, const std::optional<std::vector<int64_t>>& only) {
+GivenSums PyOptimizer::term_sums(double grad_scale, const std::optional<std::vector<int64_t>>& only, Address stream) {
   const Busy busy(*this);
   const auto& grads = binding_.collect(only);
   const nb::gil_scoped_release nogil;
-  const TermSums sums = lowtide::term_sums(core_, grads, {.grad_scale = grad_scale});
+  const TermSums sums = lowtide::term_sums(core_, grads, {.stream = stream, .grad_scale = grad_scale});
   return {sums.limbs(), sums.are_finite()};
 }
 

@@ -60,7 +60,7 @@ NumberDict number_dict(const std::vector<const char*>& names, const Carried& num
 
 using GivenUpdate = std::tuple<int64_t, Address, double>;  // number, contiguous bfloat16, scale
 
-using GivenSums = std::pair<std::vector<int64_t>, bool>;          // TermSums::limbs(), are_finite()
+using GivenSums = std::pair<std::vector<int64_t>, bool>;  // TermSums::limbs(), are_finite()
 
 // The Python object: owns the optimizer and references to the tensors of its parameters. Refuses calls that change it
 // while another thread is in a call (steps release the GIL).
@@ -83,7 +83,7 @@ class PyOptimizer {
                 const std::optional<std::vector<int64_t>>& only);
   // The exact sum of the squares of the gradients as the limbs of an ExactSum, and the largest magnitude as float bits.
   std::pair<ExactSum::Limbs, int64_t> gradient_sums(const std::optional<std::vector<int64_t>>& only, Address stream);
-  GivenSums term_sums(double grad_scale, const std::optional<std::vector<int64_t>>& only);
+  GivenSums term_sums(double grad_scale, const std::optional<std::vector<int64_t>>& only, Address stream);
   std::shared_ptr<QueuedClip> queue_clip(double max_norm, double norm_type, double grad_scale, Address norm,
                                          Address stream, Address loss_scale);
   void prepare_replay(double grad_scale, Address stream);

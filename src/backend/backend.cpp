@@ -21,7 +21,7 @@ void Backend::norms(std::span<const StepItem>, int, std::span<BlockNorms>, void*
   fail(ErrorKind::kUnsupported, "the %s backend cannot return norms to the host", name());
 }
 
-void Backend::sum_terms(std::span<const StepItem>, int, TermSums&) {
+void Backend::sum_terms(std::span<const StepItem>, int, TermSums&, void*) {
   fail(ErrorKind::kUnsupported,
        "the %s backend cannot sum over all parameters: keep parameters of this rule in host memory", name());
 }

@@ -150,9 +150,9 @@ class Backend {
   // (RuleInfo::norms): one for each block, item after item. Changes nothing, and reads states only if the rule needs
   // them (RuleInfo::norms_read_state). Synchronous. For backends without norm_sums().
   virtual void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream);
-  // Adds the terms of the items, whose rules have sums (RuleInfo::sums). Reads gradients and states. Synchronous. Throws
-  // kUnsupported for a backend without them.
-  virtual void sum_terms(std::span<const StepItem> items, int threads, TermSums& to);
+  // Adds the terms of the items, whose rules have sums (RuleInfo::sums). Reads gradients and states. Synchronous.
+  // Throws kUnsupported for a backend without them.
+  virtual void sum_terms(std::span<const StepItem> items, int threads, TermSums& to, void* stream);
   // Returns device memory for the sums of norms of `count` parameters. The memory lives as long as the backend and may
   // be copied like any other; zeros begin a sum. Returns nullptr if unsupported; then call norms().
   virtual kernels::NormSums* norm_sums(int64_t /*count*/) { return nullptr; }

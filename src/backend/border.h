@@ -14,6 +14,7 @@
 #include <span>
 
 #include "backend/gradient_reader.h"
+#include "backend/term_sums.h"
 #include "lowtide/hyper.h"
 
 namespace lowtide::border {
@@ -62,6 +63,7 @@ struct Table {
   Call<Handle<Device>*, Backend> device;
   Call<void, Backend, Items<const StepItem>, int, bool, void*> step;
   Call<void, Backend, Items<const StepItem>, int, Items<BlockNorms>, void*> norms;
+  Call<void, Backend, Items<const StepItem>, int, TermSums&, void*> sum_terms;
   Call<kernels::NormSums*, Backend, int64_t> norm_sums;
   Call<void, Backend, Items<const StepItem>, void*> add_norms;
   Call<int64_t, Backend, Items<const StepItem>, int, void*> first_nonfinite;
@@ -136,7 +138,7 @@ inline uint64_t digest(const Sample& sample) {
   add({sizeof(Table), sizeof(StepItem), sizeof(Layout), sizeof(BallotTarget), sizeof(BlockNorms), sizeof(CodecItem)});
   add({sizeof(SignItem), sizeof(VoteItem), sizeof(CountItem), sizeof(ApplyItem), sizeof(FeedbackItem), kMaxStates});
   add({sizeof(kernels::Sums), sizeof(kernels::ClipTo), sizeof(kernels::Clip), sizeof(LossScaling),
-       sizeof(kernels::NormSums), sizeof(Hyper)});
+       sizeof(kernels::NormSums), sizeof(TermSums), sizeof(Hyper)});
   add_each(sample.layout.sizes, sample.layout.strides);
   add_each(sample.vote.ballots, sample.vote.weights, sample.vote.presence);
   add_each(sample.count.ballots, sample.count.weights, sample.count.planes);

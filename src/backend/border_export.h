@@ -113,6 +113,7 @@ inline constexpr Table kTable = [] {
   table.device = Exported<&Backend::device>{};
   table.step = Exported<&Backend::step>{};
   table.norms = Exported<&Backend::norms>{};
+  table.sum_terms = Exported<&Backend::sum_terms>{};
   table.norm_sums = Exported<&Backend::norm_sums>{};
   table.add_norms = Exported<&Backend::add_norms>{};
   table.first_nonfinite = Exported<&Backend::first_nonfinite>{};

@@ -157,9 +157,11 @@ constexpr int kMasterNumbers[] = {
 static_assert(counts_up(kMasterNumbers), "masters.def is numbered 1, 2, 3, ...");
 static_assert(counts_up(kRuleNumbers) && counts_up(kCodecNumbers),
               "rules.def and codecs.def are numbered 0, 1, 2, ...");
-// LT_NORM_RULE lists exactly the rules with terms().
-#define LT_RULE(number, name, Rule) static_assert(!kHasNorms<Rule>, #name " has terms(), wanted LT_NORM_RULE");
-#define LT_NORM_RULE(number, name, Rule) static_assert(kHasNorms<Rule>, #name " has no terms(), wanted LT_RULE");
+// LT_NORM_RULE and LT_SUM_RULE list exactly the rules with terms().
+#define LT_RULE(number, name, Rule) \
+  static_assert(!kHasNorms<Rule> && !kHasSums<Rule>, #name " has terms(), wanted LT_NORM_RULE or LT_SUM_RULE");
+#define LT_NORM_RULE(number, name, Rule) static_assert(kHasNorms<Rule>, #name " has no norms, wanted another macro");
+#define LT_SUM_RULE(number, name, Rule) static_assert(kHasSums<Rule>, #name " has no sums, wanted another macro");
 #include "portable/rules.def"
 #undef LT_RULE
 #define LT_RULE(number, name, Rule) \

@@ -189,6 +189,9 @@ class PluginBackend final : public Backend, public GradientReader {
   void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) override {
     call(table_.norms, backend_.get(), items, threads, out, stream);
   }
+  void sum_terms(std::span<const StepItem> items, int threads, TermSums& to, void* stream) override {
+    call(table_.sum_terms, backend_.get(), items, threads, to, stream);
+  }
   kernels::NormSums* norm_sums(int64_t count) override { return call(table_.norm_sums, backend_.get(), count); }
   void add_norms(std::span<const StepItem> items, void* stream) override {
     call(table_.add_norms, backend_.get(), items, stream);

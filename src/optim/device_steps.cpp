@@ -73,8 +73,8 @@ StepResult DeviceSteps::step(std::span<const Gradient> grads, const StepOptions&
   Borrowed borrowed(table_);
   announce(options);  // before allocating memory
   plan.gather();
-  // A step that waits for norms knows when it returns whether it was taken.
-  const bool searches = plan.searches() && !table_.waits_for_norms();
+  // A step that waits for norms or sums knows when it returns whether it was taken.
+  const bool searches = plan.searches() && !table_.waits_for_device();
   const std::shared_ptr<Guard> guard = queue_guard(plan, clip, searches, options);
   const bool pending = guard && searches;
   if (guard) plan.set_guard(guard.get());
@@ -110,12 +110,12 @@ std::shared_ptr<Guard> DeviceSteps::queue_guard(StepPlan& plan, const std::share
 }
 
 // Returns a clip that the device computes, to be applied there. If the host knows the clip, or must know it for norms
-// of parameters, turns it into an ordinary factor and returns nullptr.
+// or sums, turns it into an ordinary factor and returns nullptr.
 std::shared_ptr<QueuedClip> DeviceSteps::take_clip(StepOptions& options) const {
   std::shared_ptr<QueuedClip> clip = std::move(options.clip);
   if (!clip) return nullptr;
   GradientReader* const reader = backend_.gradient_reader();
-  if (!table_.waits_for_norms() && reader && reader->has_queued(*clip)) {
+  if (!table_.waits_for_device() && reader && reader->has_queued(*clip)) {
     check_grad_scale(options.grad_scale);
     options.grad_scale = 1;
     return clip;

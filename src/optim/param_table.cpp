@@ -128,11 +128,6 @@ void ParamTable::add_residence(const Memory& memory) {
 int ParamTable::add_group(const GroupOptions& options) {
   GroupSpec group = make_group(options, rule, groups, residences.size());
   const RuleInfo& of = rule_info(group.rule);
-  if (of.sums && on.device)
-    fail(ErrorKind::kUnsupported,
-         "got rule '%s' on the %s backend, which cannot sum over all parameters, wanted parameters in host memory, or "
-         "step='host'",
-         of.name, on.at_params.name());
   groups.reserve(groups.size() + 1);
   if (options.memory) add_residence(*options.memory);
   groups.push_back(std::move(group));

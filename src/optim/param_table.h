@@ -77,6 +77,8 @@ struct ParamTable {
   // The device's sums for norms of whole parameters, by number; nullptr if the host sums them, and waits.
   kernels::NormSums* norm_sums();
   bool waits_for_norms() { return needs_norms && !norm_sums(); }
+  // True if a step on a device waits for numbers that its arguments need.
+  bool waits_for_device() { return has_sums || waits_for_norms(); }
 
   // The numbers that all parameters of rules with sums carry (RuleInfo::sums), unknown before the first step; and
   // setting them. Throws kInvalidArgument if parameters carry different ones.

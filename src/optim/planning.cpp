@@ -156,10 +156,6 @@ Forecasts forecast(const ForecastRequest& request) {
       memories.push_back(*planned.options.memory);
       members.emplace_back();
     }
-    LT_REQUIRE(
-        !rule_info(group.rule).sums || !is_on_device(memories[group.budget]),
-        "got rule '%s' with a budget on a device, which cannot sum over all parameters, wanted a budget of the host",
-        rule_info(group.rule).name);
     for (const PlannedParam& param : planned.params) {
       const ParamSpec spec = make_spec(group, param.sizes, param.dtype, param.whole);
       LT_REQUIRE(spec.shape.numel <= kMostElements - elements, "got more than 2^52 elements in all");

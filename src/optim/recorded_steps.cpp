@@ -23,9 +23,9 @@ void DeviceSteps::require_in_place() const {
 StepResult DeviceSteps::record(std::span<const Gradient> grads, const StepOptions& options, const Ballots* ballots) {
   LT_REQUIRE(!ballots && options.directions.empty() && options.updates.empty(),
              "got ballots, directions or updates on a queue that is being captured, wanted one that is not");
-  LT_REQUIRE(!table_.waits_for_norms(),
+  LT_REQUIRE(!table_.waits_for_device(),
              "got a step of %s on a queue that is being captured, wanted one that is not: the host has to know norms "
-             "of whole parameters before each step",
+             "of whole parameters, or sums over all, before each step",
              rule_info(table_.rule).name);
   const GradientReader* const reader = backend_.gradient_reader();
   LT_REQUIRE(!options.clip || (reader && reader->has_queued(*options.clip)),

@@ -88,14 +88,14 @@ TermSums StepPlan::sum_terms() {
       buffers_.batch.push_back(items_[i]);
     }
   }
-  if (!buffers_.batch.empty()) backend_.sum_terms(buffers_.batch, table_.on.threads, sums);
+  if (!buffers_.batch.empty()) backend_.sum_terms(buffers_.batch, table_.on.threads, sums, options_.stream);
   for (const std::unique_ptr<Residence>& residence : table_.residences) {
     if (!residence->store() || wanted.empty()) continue;
     residence->store()->look(
         [&](std::span<const Store::PlacedChunk> chunks) {
           buffers_.batch.clear();
           for_each_part(chunks, [&](const StepItem& part, const Piece&) { buffers_.batch.push_back(part); });
-          backend_.sum_terms(buffers_.batch, table_.on.threads, sums);
+          backend_.sum_terms(buffers_.batch, table_.on.threads, sums, options_.stream);
         },
         table_.on.threads, wanted, options_.stream);
   }
@@ -126,8 +126,10 @@ void StepPlan::take_sums(const TermSums& sums) {
 TermSums term_sums(Optimizer& of, std::span<const Gradient> grads, const StepOptions& options) {
   auto& impl = OptimizerEnv::impl(of);
   const OptimizerEnv::Call call(impl);
+  if (impl.on_device) impl.on_device->resolve_and_raise();
   const StepOptions own = without_clip(options);
   StepPlan plan(impl.table, impl.buffers, grads, own);
+  if (impl.on_device) impl.on_device->announce(options);
   plan.gather();
   return plan.sum_terms();
 }

@@ -108,6 +108,10 @@ void check_steps(Backend& backend) {
   std::vector<BlockNorms> norms(3);
   backend.norms(items, 4, norms, kStream);
   CHECK(saw("norms", items.data(), items.size(), 4) && norms[2].sum[1] == 2 && norms[2].unit[1] == 4);
+  TermSums sums;
+  sums.below.add(2, 0);
+  backend.sum_terms(items, 5, sums, kStream);
+  CHECK(saw("sum_terms", items.data(), items.size(), 5) && sums.below.value() == 5 && !sums.are_finite());
   CHECK(backend.norm_sums(int64_t{1} << 40) == reinterpret_cast<kernels::NormSums*>(uintptr_t{1} << 40));
   backend.add_norms(items, kStream);
   CHECK(saw("add_norms", items.data(), items.size(), 0));

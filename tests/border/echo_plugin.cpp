@@ -115,6 +115,10 @@ struct EchoBackend final : Backend, Counted {
     see_steps("norms", items, threads, stream);
     for (BlockNorms& one : out) one = {{1, 2}, {3, 4}};
   }
+  void sum_terms(std::span<const StepItem> items, int threads, TermSums& to, void* stream) override {
+    see_steps("sum_terms", items, threads, stream);
+    to.below.add(3, 0), to.second.add(INFINITY, 0);
+  }
   kernels::NormSums* norm_sums(int64_t count) override { return reinterpret_cast<kernels::NormSums*>(count); }
   void add_norms(std::span<const StepItem> items, void* stream) override { see_steps("add_norms", items, 0, stream); }
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override {

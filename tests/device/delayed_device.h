@@ -27,6 +27,9 @@ class DelayedDevice final : public Backend, public Device {
   void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) override {
     backend_->norms(items, threads, out, given(stream));
   }
+  void sum_terms(std::span<const StepItem> items, int threads, TermSums& to, void* stream) override {
+    backend_->sum_terms(items, threads, to, given(stream));
+  }
   kernels::NormSums* norm_sums(int64_t count) override { return backend_->norm_sums(count); }
   void add_norms(std::span<const StepItem> items, void* stream) override {
     delay(stream);

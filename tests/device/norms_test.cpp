@@ -2,6 +2,7 @@
 
 #include "backend/cpu/gradient_sums.h"
 #include "backend/gradient_reader.h"
+#include "backend/term_sums.h"
 #include "core/exact_sum.h"
 #include "device/device_support.h"
 #include "optim/step_plan.h"
@@ -141,6 +142,62 @@ TEST(DeviceNorms, OneCallTakesItemsOfAllKinds) {
   std::vector<StepCase> none;
   compared.run(none);
   figure("{} items, {} blocks, {} bytes differ", cases.size(), compared.blocks, compared.differing);
+}
+
+// The sums of terms over all parameters of rules that step by them.
+TEST(DeviceNorms, SumsOfTermsAreThoseOfTheCpu) {
+  LT_NEEDS_DEVICE();
+  auto rng = seeded("sums of terms on the device", 41);
+  TestDevice& device = TestDevice::get();
+  const auto cpu = open_backend("cpu", "");
+  int64_t calls = 0, elements = 0, differing = 0, changed = 0;
+  for (int rule = 0; rule < std::ssize(rules()); ++rule)
+    for (int codec = 0; rule_info(rule).sums && codec < std::ssize(codecs()); ++codec)
+      for (int round = 0; round < 4; ++round) {
+        std::vector<std::pair<int64_t, int64_t>> shapes = {{0, 5}, {3, 0}, {1, 1}, {2, 256}};
+        shapes.emplace_back(rng.between(2, 40), rng.between(1, 255));
+        shapes.emplace_back(rng.between(2, 5), rng.between(257, 1200));
+        shapes.emplace_back(1, 256 * 35 + 77);
+        std::vector<StepCase> cases;
+        for (const auto& [rows, length] : shapes) {
+          const auto any = [&] { return static_cast<DType>(rng.below(3)); };
+          cases.emplace_back(rule, codec, any(), round ? DType::kF32 : any(), rows, length, rng);
+          elements += cases.back().layout.numel;
+          for (int64_t i = 0; round == 1 && i < cases.back().layout.numel; ++i)
+            put(cases.back().grad, DType::kF32, i, rng.over_binades(-149, 100));
+        }
+        const double bad = round == 2 ? INFINITY : round == 3 ? NAN : 0;
+        if (bad != 0) put(cases.back().grad, DType::kF32, 300, bad);
+        const std::vector<StepCase> before = cases;
+        std::vector<DeviceCase> there;
+        for (StepCase& c : cases) there.emplace_back(c);
+        std::vector<StepItem> on_cpu, on_device;
+        for (size_t i = 0; i < cases.size(); ++i)
+          on_cpu.push_back(cases[i].item()), on_device.push_back(there[i].item());
+        TermSums wanted, got;
+        wanted.above.add(1, 0), got.above.add(1, 0);  // both add to what is there
+        cpu->sum_terms(on_cpu, 1, wanted, nullptr);
+        device.backend->sum_terms(on_device, 1, got, device.queue);
+        double of_cpu[2], of_device[2];
+        wanted.put(of_cpu), got.put(of_device);
+        EXPECT_EQ(wanted.are_finite(), bad == 0);
+        EXPECT_EQ(got.are_finite(), wanted.are_finite());
+        for (int t = 0; t < 2; ++t)
+          differing += std::isnan(of_cpu[t]) ? !std::isnan(of_device[t])
+                                             : std::memcmp(of_cpu + t, of_device + t, sizeof(double)) != 0;
+        for (size_t i = 0; i < cases.size(); ++i) {
+          there[i].fetch();
+          changed += differing_bytes(cases[i], before[i]);
+        }
+        TermSums nothing;
+        device.backend->sum_terms({}, 1, nothing, device.queue);
+        EXPECT_EQ(nothing.limbs(), TermSums().limbs());
+        ++calls;
+      }
+  EXPECT_EQ(differing, 0);
+  EXPECT_EQ(changed, 0);
+  figure("{} calls, {} elements, {} sums differ; {} guards whole", calls, elements, differing,
+         GuardedBytes::guards_checked);
 }
 
 // Gradients on the CPU and on the device, with the sums of both.

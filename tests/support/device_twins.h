@@ -237,13 +237,13 @@ T pick(Rng& rng, const std::vector<T>& from) {
   return from[static_cast<size_t>(rng.below(static_cast<int64_t>(from.size())))];
 }
 
-// The rule is one that steps on devices. norms: rules that need them as well, whose steps wait for the device.
-inline Config random_setup(Rng& rng, bool norms = true) {
+// waits: also draws rules whose steps wait for the device, for norms or sums.
+inline Config random_setup(Rng& rng, bool waits = true) {
   const std::vector<std::string> masters = {"residual16", "residual8", "stochastic"};
   Config setup;
   do {
     do setup.rule = pick(rng, rule_names());
-    while (rule_info(find_rule(setup.rule)).sums || (!norms && rule_info(find_rule(setup.rule)).norms));
+    while (!waits && (rule_info(find_rule(setup.rule)).norms || rule_info(find_rule(setup.rule)).sums));
     setup.master = rng.chance(0.4) ? pick(rng, masters) : std::string();
     setup.hyper = random_variant(setup.rule, rng);
   } while (!is_tested(effective_rule(find_rule(setup.rule), setup.hyper)));

@@ -170,9 +170,9 @@ class MirrorCore(_core.Optimizer):
         self._fetch(only)
         return super().gradient_sums(only, stream)
 
-    def term_sums(self, grad_scale: float = 1.0, only: Sequence[int] | None = None) -> Any:
+    def term_sums(self, grad_scale: float = 1.0, only: Sequence[int] | None = None, stream: int = 0) -> Any:
         self._fetch(only)
-        return super().term_sums(grad_scale, only)
+        return super().term_sums(grad_scale, only, stream)
 
     def step(
         self, grad_scale: float = 1.0, assume_finite: bool = False, stream: int = 0, free_bytes: int = -1,

@@ -12,6 +12,7 @@ from lowtide.devices.flattened import first_flattened
 from lowtide.devices.sharding import Sharding, local_of
 from lowtide.engine.engine import Engine
 from lowtide.optimizers.clipping import all_reduced, parts_of
+from lowtide.state.carried import estimate_of
 
 
 class TermSums(NamedTuple):
@@ -25,6 +26,15 @@ class TermSums(NamedTuple):
         return TermSums([a + b for a, b in zip(self.limbs, limbs, strict=True)], self.finite and bool(finite))  # type: ignore[call-overload]
 
 
+def _share(engine: Engine) -> None:
+    """Gives the estimate to cores that were made since the last step."""
+    if not any(engine.core_of(i).step_count(i) for i in range(len(engine.params))):
+        return  # options may still change d0
+    shared = estimate_of(engine)
+    for i in {param.place: i for i, param in enumerate(engine.params)}.values():  # one of each core shares it with the others
+        engine.core_of(i).set_carried(i, shared)
+
+
 def sums_of_all(engine: Engine, scale: float) -> TermSums | None:
     """The sums for a step of gradients times `scale`; None: the core's own step finds them. With DTensors every rank calls it."""
     if (flattened := first_flattened(engine.tensors)) is not None:
@@ -32,6 +42,7 @@ def sums_of_all(engine: Engine, scale: float) -> TermSums | None:
         raise ValueError(f"step: got parameter {flattened} of FSDP1 for {engine.family.name}, wanted {wanted}")
     if not engine.meshes and len(engine.cores) == 1:
         return None
+    _share(engine)
     total: TermSums | None = None
     failure: BaseException | None = None
     device = local_of(engine.tensors[0]).device if engine.tensors else torch.device("cpu")
@@ -41,7 +52,8 @@ def sums_of_all(engine: Engine, scale: float) -> TermSums | None:
             try:
                 for place, core in engine.cores.items():
                     every = range(len(engine.params)) if numbers is None else numbers
-                    found += core.term_sums(scale, [i for i in every if engine.params[i].place == place])
+                    here = [i for i in every if engine.params[i].place == place]
+                    found += core.term_sums(scale, here, 0 if place.on_host else place.queue())
             except Exception as error:  # any exception: other ranks are waiting
                 failure = error
         over = sharding.spec.mesh if isinstance(sharding, Sharding) else sharding

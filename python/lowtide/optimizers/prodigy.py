@@ -60,8 +60,8 @@ class Prodigy(Optimizer):
         d' = max(d, d_coef n / ‖s‖₁), at most growth_rate d               p = p − rate (m / (√v + d' eps) + λ p)
 
     d is one number for all parameters, and the sums of n and ‖s‖₁ go over all of them: over groups, and the shards of DTensors.
-    They are exact, so d has the same bits for every number of threads, every mesh and every memory tier. Each step reads
-    gradients and state twice. Groups may differ in lr, eps and weight_decay; lr=0 leaves a group alone, and its terms out of the
+    They are exact, so d has the same bits for every number of threads, every mesh, every device and every memory tier. Each step
+    reads gradients and state twice, and waits for devices in between: graphs cannot capture it. Groups may differ in lr, eps and weight_decay; lr=0 leaves a group alone, and its terms out of the
     sums. A scheduler sets lr as usual.
 
     `param_groups[i]` shows "d", "d_max" (the largest estimate), "d_numerator" (n) and "k" (steps that moved something) after each
@@ -73,7 +73,7 @@ class Prodigy(Optimizer):
     prodigyopt's dicts; load the weights before.
 
     Args:
-        params, eps, options: as in `AdamW`, on the CPU. What would step some parameters before all gradients are there
+        params, eps, options: as in `AdamW`. What would step some parameters before all gradients are there
             (step_in_backward, `step_param`) is refused.
         lr: as in `AdamW`; a factor on d, finite and ≥ 0.
         betas: β1 and β2, each in [0, 1).
@@ -127,10 +127,15 @@ class Prodigy(Optimizer):
     ) -> int:  # fmt: skip
         expect(only is None, "step", "some of the parameters", "all of them in one step: d needs all gradients")
         _check_alike(self.param_groups)
+        engine = self.engine
+        queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         try:
-            return self.engine.core.step(scale, known_finite, sums=sums_of_all(self.engine, scale))
+            return engine.core.step(scale, known_finite, queue, free, sums=sums_of_all(engine, scale))
         finally:  # also after a disk error in a step that was taken
             self._show_estimate()
+
+    def _check_capture(self) -> None:
+        raise ValueError(f"step: got {type(self).__name__} while a graph is captured, wanted steps without one: d is found by the host")
 
     def _show_estimate(self) -> None:
         """Shows the numbers of the core in the groups."""

@@ -150,7 +150,7 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void sum_terms(std::span<const StepItem> items, int threads, TermSums& to) override {
+  void sum_terms(std::span<const StepItem> items, int threads, TermSums& to, void*) override {
     std::mutex merging;
     for_each_blocks(items, threads, prefetch_all, [&](const StepItem& item, int64_t begin, int64_t end) {
       TermSums part;

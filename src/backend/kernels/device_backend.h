@@ -2,7 +2,10 @@
 // and queue kernels there. Each backend implements the parts that its device needs.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <span>
 #include <string>
@@ -10,6 +13,7 @@
 #include "backend/gradient_reader.h"
 #include "backend/kernels/batch.h"
 #include "backend/kernels/sign_items.h"
+#include "backend/term_sums.h"
 #include "core/error.h"
 
 namespace lowtide::kernels {
@@ -38,7 +42,7 @@ inline Target parse_target(const std::string& text) {
 //   behind them; host() is the same place on the host, and at<T>(offset)
 //   download(host, device, bytes)     copies results, and waits for them
 //   wait()                            for all queued work
-//   sums(units), merge_sums(), convert(encodes, item, units), apply(units), pack(item), unpack(item),
+//   terms(launch), sums(units), merge_sums(), convert(encodes, item, units), apply(units), pack(item), unpack(item),
 //   vote(signs), vote_presence(signs), count(signs), feedback(signs), fill(bytes)
 //                                     a kernel, found or refused now; calling it with its arguments queues it
 template <class Self>
@@ -58,6 +62,31 @@ class DeviceBackend : public Backend, public GradientReader {
       });
     });
     return found;
+  }
+
+  void sum_terms(std::span<const StepItem> items, int, TermSums& to, void* stream) override {
+    self().with_call("sums over all parameters", stream, false, [&](auto& call) {
+      check_pointers(call, items);
+      steps_.clear();
+      steps_.add_steps(items, false);
+      // Everything that can fail for lack of memory or of a kernel comes before the first launch.
+      for (const Batch::Launch& part : steps_.launches()) call.terms(part), call.tables(part.codec);
+      const auto there = upload(call, steps_, kTermSums * kSumsRoom);
+      auto* const parts = parts_at(there.device());
+      auto* const sums = reinterpret_cast<Sums*>(parts + kTermSums);
+      for (int i = 0; i < kTermSums; ++i) clear(call, parts[i]);
+      for (const Batch::Launch& part : steps_.launches())
+        if (part.units)
+          call.terms(part)(steps_.items(there.device(), part), steps_.starts(there.device(), part), part.count,
+                           part.units, call.tables(part.codec), parts);
+      const auto merge = call.merge_sums();
+      for (int i = 0; i < kTermSums; ++i) merge(parts + i, sums + i);
+      std::byte* const host = there.host() + (reinterpret_cast<std::byte*>(sums) - there.device());
+      call.download(host, reinterpret_cast<const std::byte*>(sums), kTermSums * sizeof(Sums));
+      Sums found[kTermSums];
+      std::memcpy(found, host, sizeof found);
+      to.merge({exact(found[0]), exact(found[1]), exact(found[2])});
+    });
   }
 
   void decode(const CodecItem& item, void* stream) override { convert("decode", false, item, stream); }
@@ -176,15 +205,31 @@ class DeviceBackend : public Backend, public GradientReader {
     static_assert(sizeof(SumParts) % alignof(Sums) == 0);
     const auto sum = call.sums(part.units);
     const auto merge = call.merge_sums();
-    const auto fill = call.fill(sizeof(SumParts::limbs));
-    auto* const parts = reinterpret_cast<SumParts*>(device + steps_.bytes());  // items have the alignment of sums
+    SumParts* const parts = parts_at(device);
     auto* const sums = reinterpret_cast<Sums*>(parts + 1);
-    const auto bytes_of = [](uint32_t* words) { return reinterpret_cast<unsigned char*>(words); };
-    fill(bytes_of(parts->limbs[0]), uint32_t{0}, int64_t{sizeof parts->limbs});
-    fill(bytes_of(&parts->least), ~uint32_t{0}, int64_t{sizeof parts->least});
+    clear(call, *parts);
     if (part.units) sum(steps_.items(device, part), steps_.starts(device, part), part.count, part.units, parts);
     merge(parts, sums);
     return sums;
+  }
+
+  // Behind the batch; items have the alignment of sums.
+  SumParts* parts_at(std::byte* device) const { return reinterpret_cast<SumParts*>(device + steps_.bytes()); }
+  template <class Call>
+  static void clear(Call& call, SumParts& parts) {
+    const auto fill = call.fill(sizeof parts.limbs);
+    const auto bytes_of = [](uint32_t* words) { return reinterpret_cast<unsigned char*>(words); };
+    fill(bytes_of(parts.limbs[0]), uint32_t{0}, int64_t{sizeof parts.limbs});
+    fill(bytes_of(&parts.least), ~uint32_t{0}, int64_t{sizeof parts.least});
+  }
+  static ExactSum exact(const Sums& of) {
+    ExactSum::Limbs limbs;
+    std::copy_n(of.limbs, limbs.size(), limbs.begin());
+    ExactSum sum;
+    sum.set_limbs(limbs);
+    const auto largest = std::bit_cast<float>(of.largest);
+    if (!std::isfinite(largest)) sum.add(largest, 0);
+    return sum;
   }
 
   template <class Call>

@@ -1,7 +1,7 @@
-// Exact sums of squares of gradients, and their largest magnitude. 32 members take 256 elements at a time. Each adds
-// its squares as 128-bit integers, and all 32 agree on the place of bit 0. Magnitudes of 32 binades fit above that
-// place; if others come, the sum so far goes to memory and the place moves. Include in a target's namespace after
-// device-inl.h, the target's members-inl.h and atomic_add, which returns the previous value.
+// Exact sums of magnitudes or of their squares, and the largest magnitude. 32 members take 256 elements at a time. Each
+// adds its terms as 128-bit integers, and all 32 agree on the place of bit 0. Squares of 32 binades, or magnitudes of
+// 63, fit above that place; if others come, the sum so far goes to memory and the place moves. Include in a target's
+// namespace after device-inl.h, the target's members-inl.h and atomic_add, which returns the previous value.
 
 inline constexpr int kSumRounds = kBlock / 32;
 inline constexpr u32 kInfinityBits = 0x7f800000u;
@@ -12,10 +12,11 @@ inline constexpr int kSpareBits = 6;
 inline constexpr u32 kRoundsInWords = 256;
 static_assert(kSumRounds == 8);
 
-// Returns the place of bit 0 of the squared mantissa of a non-negative float: an even number from 0 to 506.
+// Returns the place of bit 0 of a non-negative float's mantissa (power 1, from 0 to 253), or of its square (power 2).
+template <int kPower>
 LT_FN int place_of(u32 magnitude) {
   const int field = static_cast<int>(magnitude >> 23);
-  return 2 * ((field ? field : 1) - 1);
+  return kPower * ((field ? field : 1) - 1);
 }
 
 LT_FN u32 largest_of_members(u32 x) {
@@ -33,7 +34,8 @@ LT_FN void add_to_limbs(u32* limb, u32 x) {
   }
 }
 
-struct SquareSum {
+template <int kPower>
+struct MemberSum {
   u32* limbs;
   u32 lane;
   u64 low = 0, high = 0;
@@ -51,8 +53,8 @@ struct SquareSum {
       most = 0;
       for (int j = 0; j < kSumRounds; ++j) x[j] = 0;
     }
-    if (ballot(place_of(most) > base + 62) || rounds >= kRoundsInWords) {
-      const int top = place_of(largest_of_members(most)) + kSpareBits;
+    if (ballot(place_of<kPower>(most) > base + 62) || rounds >= kRoundsInWords) {
+      const int top = place_of<kPower>(largest_of_members(most)) + kSpareBits;
       move(top > base + 62 ? top : base + 62);
     }
     if (ballot(add(x, 1 << 30))) add_rest(x);
@@ -65,40 +67,41 @@ struct SquareSum {
   }
 
  private:
-  // Adds the squares at or above `base` and below `end`. Returns true if smaller ones are left.
+  // Adds the terms at or above `base` and below `end`. Returns true if smaller ones are left.
   LT_METHOD bool add(const u32 (&x)[kSumRounds], int end) {
     bool others = false;
 #pragma unroll
     for (int j = 0; j < kSumRounds; ++j) {
-      const int place = place_of(x[j]), shift = place - base;
+      const int place = place_of<kPower>(x[j]), shift = place - base;
       const bool here = shift >= 0 && place < end;
       others = others || (shift < 0 && x[j] != 0);
       const u32 mantissa = here ? (x[j] & 0x7fffffu) | (x[j] >> 23 ? 0x800000u : 0u) : 0u;
       const u32 by = here ? static_cast<u32>(shift) : 0u;
-      const u64 square = static_cast<u64>(mantissa) * mantissa, added = square << by;
+      const u64 term = static_cast<u64>(mantissa) * (kPower == 2 ? mantissa : 1u), added = term << by;
       low += added;
-      high += (square >> 1 >> (63 - by)) + (low < added ? 1u : 0u);
+      high += (term >> 1 >> (63 - by)) + (low < added ? 1u : 0u);
     }
     ++rounds;
     return others;
   }
 
-  // Adds the squares below `base`, of elements more than 29 binades below the recent largest, 32 binades at a time.
+  // Adds the terms below `base`, squares of elements more than 29 binades below the recent largest, 32 binades at a
+  // time; magnitudes twice as many.
   LT_METHOD void add_rest(const u32 (&x)[kSumRounds]) {
 #pragma unroll 1
     for (;;) {
       const int end = base;
       u32 most = 0;
       for (int j = 0; j < kSumRounds; ++j)
-        if (place_of(x[j]) < end && x[j] > most) most = x[j];
+        if (place_of<kPower>(x[j]) < end && x[j] > most) most = x[j];
       most = largest_of_members(most);
       if (most == 0) return;
-      move(place_of(most));
+      move(place_of<kPower>(most));
       add(x, end);
     }
   }
 
-  // Moves the range of 32 binades so that it ends at `top`.
+  // Moves the range so that it ends at `top`.
   LT_METHOD void move(int top) {
     flush();
     base = top > 62 ? top - 62 : 0;
@@ -119,7 +122,7 @@ struct SquareSum {
         carried >>= 32;
       }
     }
-    const u32 at = static_cast<u32>(base + kLeastSquare - kSumLowest), by = at % 32;
+    const u32 at = static_cast<u32>(base + kPower * kLeastFloat - kSumLowest), by = at % 32;
     u32 mine = 0;
 #pragma unroll
     for (u32 k = 0; k < 5; ++k) {
@@ -157,7 +160,7 @@ LT_FN void load_magnitudes(const DeviceTensor& grad, i64 first, i64 end, u32 (&x
 // Adds the squares of all items' gradients.
 LT_FN void sum_squares(const DeviceItem* items, const i64* starts, i64 count, i64 tiles, SumParts* parts) {
   const Member me = this_member();
-  SquareSum sum{parts->limbs[me.mine % SumParts::kParts], me.lane};
+  MemberSum<2> sum{parts->limbs[me.mine % SumParts::kParts], me.lane};
   for (i64 t = me.mine; t < tiles; t += me.all) {
     const i64 at = find_item(starts, count, t);
     const DeviceItem& item = items[at];

@@ -1,14 +1,14 @@
-// Sums over gradients that kernels make: plain data, for all compilers.
+// Sums that kernels make: plain data, for all compilers.
 #pragma once
 
 #include <cstdint>
 
 namespace lowtide::kernels {
 
-// The 32-bit limbs of an exact sum of squares, lowest first, as in ExactSum.
+// The 32-bit limbs of an exact sum, lowest first, as in ExactSum.
 inline constexpr int kSumLimbs = 28;
-// The exponent of bit 0 of the lowest limb, and of bit 0 of the smallest float's squared mantissa.
-inline constexpr int kSumLowest = -405, kLeastSquare = -298;
+// The exponent of bit 0 of the lowest limb, and of bit 0 of the smallest float's mantissa.
+inline constexpr int kSumLowest = -405, kLeastFloat = -149;
 
 // The sum in parts, so that few work-items contend for a word.
 struct SumParts {
@@ -22,6 +22,9 @@ struct Sums {
   int64_t limbs[kSumLimbs];  // with pending carries
   uint32_t largest;          // largest magnitude as float bits; above infinity's bits if there is a NaN
 };
+
+// The sums of a rule's terms over all parameters, in the order of TermSums.
+inline constexpr int kTermSums = 3;
 
 // The sums of squares of a parameter's terms (portable/norms.h). They can be built in any order; the sums of a
 // parameter's shards are added limb by limb.

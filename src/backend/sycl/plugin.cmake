@@ -20,7 +20,7 @@ target_compile_definitions(lowtide_spirv_compiler PRIVATE SYCL_DISABLE_FSYCL_SYC
 target_link_libraries(lowtide_spirv_compiler PRIVATE "${SyclRuntime_COMPILER_ROOT}/lib/libsycl.so")
 
 # Each program has its own SPIR-V, because a driver compiles a program when it is first used. Each rule has two
-# programs, and a third if it needs norms; each type of signs has one. Every program sees all portable kernels.
+# programs, and a third if it needs norms or sums; each type of signs has one. Every program sees all portable kernels.
 set(lt_spirv "${PROJECT_BINARY_DIR}/spirv")
 file(GLOB_RECURSE lt_device_sources CONFIGURE_DEPENDS "${lt_src}/portable/*.h" "${lt_src}/portable/*.def"
      "${lt_src}/backend/kernels/*.h" "${lt_src}/backend/sycl/device/*")
@@ -59,6 +59,9 @@ foreach(lt_name IN LISTS lt_rules)
   endif()
   if(lt_name IN_LIST lt_norm_rules)
     list(APPEND lt_kinds norms)
+  endif()
+  if(lt_name IN_LIST lt_sum_rules)
+    list(APPEND lt_kinds terms)
   endif()
   foreach(lt_kind IN LISTS lt_kinds)
     lt_add_program(${lt_kind}_${lt_name} ${lt_kind}_rule "LT_SYCL_RULE ${lt_struct_of_${lt_name}}"

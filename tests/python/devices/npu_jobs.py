@@ -17,7 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch_npu
 from lowtide.engine.mirrors import MirrorCore
-from support import CODECS, DTYPES, SINGLE_STEPS
+from support import CODECS, DTYPES, RULES
 from torch.distributed.checkpoint import state_dict as of_torch
 from twins import Count, Twins
 
@@ -43,7 +43,7 @@ def on_disk(folder: Path) -> lowtide.Memory:
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 def test_cells(late: bool, tmp_path: Path, seed: int, figure: Figure) -> None:
     """Every dtype, format and budget, with and without clipping. The rules take turns."""
-    rules = itertools.cycle(SINGLE_STEPS)
+    rules = itertools.cycle(RULES)
     before = CANN.fake_cann_copied_late()
     cells = compared = 0
     for state, dtype, memory, clips in itertools.product(CODECS, DTYPES, (None, on_disk(tmp_path)), (False, True)):

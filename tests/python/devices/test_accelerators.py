@@ -17,7 +17,7 @@ import pytest
 import torch
 from lowtide.devices import places
 from lowtide.engine.mirrors import MirrorCore
-from support import CODECS, DTYPES, SINGLE_STEPS, bits, parameter, random_gradients
+from support import CODECS, DTYPES, RULES, bits, parameter, random_gradients
 from twins import Count, Twins
 from xpu_device import Xpu
 
@@ -38,7 +38,7 @@ def on_disk(folder: Path) -> lowtide.Memory:
 def test_every_rule(accelerator: Xpu, in_share: Callable[[int, int, int], bool], tmp_path: Path, seed: int, figure: Figure) -> None:
     cells = compared = 0
     columns = [*itertools.product(CODECS, DTYPES, (None, on_disk(tmp_path)))]
-    for row, rule in enumerate(SINGLE_STEPS):
+    for row, rule in enumerate(RULES):
         for column, (state, dtype, memory) in enumerate(columns):
             if not in_share(row, column, len(columns)):
                 continue

@@ -244,6 +244,19 @@ class Graph:
         self._cuda.call("cudaGraphDestroy", self._graph)
 
 
+def test_graphs_cannot_find_prodigys_d(cuda: EmulatedCuda) -> None:
+    twins, _, second = pair(cuda, ROOMY, lowtide.Prodigy, d0=1e-3)
+    twins.step(2)
+
+    def refused() -> None:
+        with pytest.raises(ValueError, match="got Prodigy while a graph is captured"):
+            second.step()
+
+    Graph(cuda, refused).close()
+    twins.step(2)
+    twins.compare_state()
+
+
 @pytest.mark.parametrize(
     ("rule", "nonfinite"),
     [("AdamW", "skip"), ("AdamW", "raise"), ("AdamW", "propagate"), ("LAMB", "skip"), ("LARS", "propagate")],

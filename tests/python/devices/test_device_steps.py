@@ -17,7 +17,7 @@ import pytest
 import torch
 from lowtide.state.elsewhere import Elsewhere
 from stand_in import StandIn
-from support import CODECS, DTYPES, SINGLE_STEPS, bits, parameter, through_file, trained
+from support import CODECS, DTYPES, RULES, bits, parameter, through_file, trained
 from twins import Twins, dict_bits
 
 Figure = Callable[[str], None]
@@ -34,7 +34,7 @@ SHAPES = ((32, 300), (7, 100), (3, 5, 257), (9,), ())  # emulated kernels are sl
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_bits_of_cpu_parameters(device: StandIn, budget: str, in_share: InShare, seed: int, figure: Figure) -> None:
     cases = streamed = stateless = compared = above = 0
-    for row, rule in enumerate(SINGLE_STEPS):  # the same cases of each budget: a kernel of xpu takes seconds to build
+    for row, rule in enumerate(RULES):  # the same cases of each budget: a kernel of xpu takes seconds to build
         for column, codec in enumerate(CODECS):
             if not in_share(row, column, len(CODECS)):
                 continue

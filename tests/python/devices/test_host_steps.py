@@ -20,7 +20,7 @@ import torch
 from lowtide.engine import host_steps, mirrors
 from lowtide.engine.host_steps import Load, Speeds, share_of_host
 from stand_in import StandIn
-from support import CODECS, DTYPES, RULES, SINGLE_STEPS, bits, disk_that_refuses, make, parameter, random_gradients
+from support import CODECS, DTYPES, RULES, bits, disk_that_refuses, make, parameter, random_gradients
 from twins import Count, Twins
 
 Figure = Callable[[str], None]
@@ -49,7 +49,7 @@ def test_bits_of_cpu_parameters(
     device: StandIn, way: str, in_share: Callable[[int, int, int], bool], tmp_path: Path, seed: int, figure: Figure
 ) -> None:
     cases = compared = by_host = by_device = on_disk = 0
-    for row, rule in enumerate(RULES if way == "host" else SINGLE_STEPS):  # as in test_device_steps.py
+    for row, rule in enumerate(RULES):  # as in test_device_steps.py
         for column, codec in enumerate(CODECS):
             if not in_share(row, column, len(CODECS)):
                 continue
@@ -84,7 +84,7 @@ def test_random_plans(device: StandIn, tmp_path: Path, seed: int, share: float, 
     def run() -> int:
         shapes = [(random.choice((1, 7, 32)), random.choice((1, 257, 300, 512))) for _ in range(random.randint(2, 9))]
         here = [parameter(*shape, dtype=random.choice([*DTYPES])) for shape in shapes]
-        rule, codec, cut = random.choice(SINGLE_STEPS), random.choice([*CODECS]), random.randint(1, len(here) - 1)
+        rule, codec, cut = random.choice([*RULES]), random.choice([*CODECS]), random.randint(1, len(here) - 1)
         twins = Twins(device, here[:cut], rule, state=codec, memory=memory())
         twins.step()
         late = Twins(device, here[cut:])

@@ -15,7 +15,7 @@ import torch
 from lowtide.engine import host_steps
 from lowtide.engine.host_steps import Speeds
 from stand_in import StandIn
-from support import CODECS, DTYPES, SINGLE_STEPS, bits, make, parameter
+from support import CODECS, DTYPES, RULES, bits, make, parameter
 from twins import Count
 
 
@@ -29,7 +29,7 @@ class Pair(Count):
 
     def __init__(self, device: StandIn, folder: Path, random: Random) -> None:
         self._device, self._folder, self._random = device, folder, random
-        self.rule, self.state = random.choice(SINGLE_STEPS), random.choice(CODECS)
+        self.rule, self.state = random.choice([*RULES]), random.choice(CODECS)
         self.here = [self._parameter() for _ in range(random.randint(2, 6))]
         self.there = device.parameters(self.here)
         self.first, self.second = self._make(self.here, None), self._make(self.there, self._memory())

@@ -18,7 +18,7 @@ import pytest
 import torch
 from lowtide.engine.cores import Cores
 from several_devices_support import NAMES, SHAPES, Machine, spread
-from support import CODECS, FOUR_BITS, LONG_AVERAGES, SINGLE_STEPS, bits, copies_of, random_gradients, refused
+from support import CODECS, FOUR_BITS, LONG_AVERAGES, RULES, bits, copies_of, random_gradients, refused
 from twins import dict_bits
 
 Figure = Callable[[str], None]
@@ -27,7 +27,7 @@ Figure = Callable[[str], None]
 def test_bits_are_those_of_one_device(machine: Machine, seed: int, figure: Figure) -> None:
     """Also with stochastic rounding, because a parameter's random bits follow its number in the optimizer."""
     cases = compared = 0
-    for i, rule in enumerate(SINGLE_STEPS):
+    for i, rule in enumerate(RULES):
         formats = [*CODECS, *(() if rule in LONG_AVERAGES else FOUR_BITS)]
         for state in formats if rule == "adamw" else [formats[i % len(formats)]]:
             # OpenCL takes seconds to build the kernels of each rule and format, so only one case is on all devices.

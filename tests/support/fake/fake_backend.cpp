@@ -98,20 +98,30 @@ void FakeBackend::run_step(Batch& batch, bool ordered) {
   cpu_->step(batch.items, 1, ordered, nullptr);
 }
 
-// Runs like the kernel of a step, but waits.
-void FakeBackend::norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) {
-  Kernel kernel{"norms", {}, {}};
+void FakeBackend::read(const char* name, std::span<const StepItem> items, bool states, std::function<void()> run,
+                       void* stream) {
+  Kernel kernel{name, {}, {}};
   const auto touch = [&](const void* memory, int64_t size) {
     if (memory && size) kernel.reads.push_back(touched(memory, size)), kernel.bytes += size;
   };
   for (const StepItem& item : items) {
     touch(item.param, extent_bytes(*item.param_layout, item.param_dtype));
     touch(item.grad, extent_bytes(*item.grad_layout, item.grad_dtype));
-    for_each_array(item, rule_info(item.rule).norms_read_state, touch);
+    for_each_array(item, states || rule_info(item.rule).norms_read_state, touch);
   }
-  kernel.run = [&] { cpu_->norms(items, 1, out, nullptr); };
+  kernel.run = std::move(run);
   launch(stream, std::move(kernel));
   finish(stream);
+}
+
+void FakeBackend::norms(std::span<const StepItem> items, int, std::span<BlockNorms> out, void* stream) {
+  read(
+      "norms", items, false, [&] { cpu_->norms(items, 1, out, nullptr); }, stream);
+}
+
+void FakeBackend::sum_terms(std::span<const StepItem> items, int, TermSums& to, void* stream) {
+  read(
+      "terms", items, true, [&] { cpu_->sum_terms(items, 1, to, nullptr); }, stream);
 }
 
 int64_t FakeBackend::first_nonfinite(std::span<const StepItem> items, int threads, void* stream) {

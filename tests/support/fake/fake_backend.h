@@ -35,6 +35,7 @@ class FakeBackend final : public Backend, public Device {
   // Tensors and states of items must be memory of this backend.
   void step(std::span<const StepItem> items, int threads, bool ordered, void* stream) override;
   void norms(std::span<const StepItem> items, int threads, std::span<BlockNorms> out, void* stream) override;
+  void sum_terms(std::span<const StepItem> items, int threads, TermSums& to, void* stream) override;
   int64_t first_nonfinite(std::span<const StepItem> items, int threads, void* stream) override;
   void decode(const CodecItem& item, void* stream) override;
   void encode(const CodecItem& item, void* stream) override;
@@ -115,6 +116,8 @@ class FakeBackend final : public Backend, public Device {
   std::function<void()> with_pages(Kernel& kernel) const;
   // Queues a kernel, or adds it to the recording in progress.
   void launch(void* queue, Kernel kernel);
+  // Runs like the kernel of a step that reads these items, but waits.
+  void read(const char* name, std::span<const StepItem> items, bool states, std::function<void()> run, void* stream);
   // Returns a kernel without its function.
   Kernel step_kernel(std::span<const StepItem> items) const;
   void run_step(Batch& batch, bool ordered);

@@ -225,6 +225,9 @@ class CudaBackend final : public kernels::DeviceBackend<CudaBackend> {
     auto convert(bool encodes, const CodecItem& item, int64_t) {
       return queued(std::bind_front(encodes ? cuda_kernels::encode : cuda_kernels::decode, item.codec, item.is_signed));
     }
+    auto terms(const kernels::Batch::Launch& part) {
+      return queued(std::bind_front(cuda_kernels::sum_terms, part.rule, part.codec));
+    }
     auto sums(int64_t) { return queued(cuda_kernels::sum_squares); }
     auto merge_sums() { return queued(cuda_kernels::merge_sums); }
     auto apply(int64_t) { return queued(cuda_kernels::apply_signs); }

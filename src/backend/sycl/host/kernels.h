@@ -19,7 +19,8 @@
 namespace lowtide::sycl_host {
 
 // Returns the SPIR-V of a program, which is embedded in the plug-in and lives as long. Names are "step_<rule>",
-// "ballot_<rule>", "norms_<rule>", "sign_<type>", "aux", "fill", "sums", "vote", "apply" and "feedback".
+// "ballot_<rule>", "norms_<rule>", "terms_<rule>", "sign_<type>", "aux", "fill", "sums", "vote", "apply" and
+// "feedback".
 std::span<const std::byte> program(const std::string& name);
 
 class Kernels {
@@ -31,7 +32,8 @@ class Kernels {
 
   // Finds a kernel by the name of its program and its own name, given without the common prefix "lt_".
   const sycl::kernel& find(const std::string& program, const std::string& name);
-  // `kind` is "step", "ballot" or, for an LT_NORM_RULE, "norms". Numbers come from rules.def and codecs.def.
+  // `kind` is "step", "ballot", for an LT_NORM_RULE "norms" or, for an LT_SUM_RULE, "terms". Numbers come from
+  // rules.def and codecs.def.
   const sycl::kernel& of_rule(const std::string& kind, int rule, int codec);
   // `kind` is "decode" or "encode".
   const sycl::kernel& of_codec(const std::string& kind, int codec, bool is_signed);

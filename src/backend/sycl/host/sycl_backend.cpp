@@ -59,6 +59,9 @@ struct Call {
   auto norms(const kernels::Batch::Launch& part) {
     return queued(here.kernels.of_rule("norms", part.rule, part.codec), part.units);
   }
+  auto terms(const kernels::Batch::Launch& part) {
+    return queued(here.kernels.of_rule("terms", part.rule, part.codec), groups_for(32 * part.units));
+  }
   auto first_nonfinite(const kernels::Batch::Launch& part) {
     return queued(here.kernels.find("aux", "first_nonfinite"), part.units);
   }
