@@ -5,7 +5,6 @@ to diverge. A gap means something only if it exceeds the scatter of these losses
 too, but such a run often stays near the first, where a format's rounding would not.) A variant's gap is relative to the mean of
 its own seed's float32 runs. Formats may scatter more than float32, so to be called worse or better, a gap must exceed both the
 noise and the variant's own scatter.
-exceed the variant's own scatter, too, to be called worse or better.
 """
 
 from __future__ import annotations

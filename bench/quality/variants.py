@@ -133,7 +133,7 @@ VARIANTS = (
     _ours("dynamic8_nearest", "dynamic8, nearest", MANY, state="dynamic8", rounding="nearest"),
     _ours("float8", "float8, auto", MANY, state="float8", rounding="auto"),
     _ours("dynamic4", "dynamic4, auto", MANY, state="dynamic4", rounding="auto"),
-    _weights("bf16_nearest", "bf16 weights, nearest", state="fp32"),
+    _weights("bf16_nearest", "bf16 weights, nearest", state="fp32", master=None),
     _weights("bf16_stochastic", "bf16 weights, stochastic", state="fp32", master="stochastic"),
     _weights("bf16_residual8", "bf16 weights, residual8", state="fp32", master="residual8"),
     _weights("bf16_residual16", "bf16 weights, residual16", state="fp32", master="residual16"),
