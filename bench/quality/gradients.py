@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch.func import functional_call
 
 Backward = Callable[[torch.Tensor], None]  # takes tokens on the CPU, leaves gradients in the parameters
 WARM_UP = 3  # batches before a recording, in which libraries allocate what they keep
 
 
-def forward(model: torch.nn.Module, tokens: torch.Tensor, weights: torch.dtype) -> torch.Tensor:
-    """The loss, computed in the same way for all formats of weights, because formats are compared, not arithmetic."""
+def logits(model: torch.nn.Module, seen: torch.Tensor, weights: torch.dtype) -> torch.Tensor:
+    """Computed in the same way for all formats of weights, because formats are compared, not arithmetic."""
     if weights == torch.float32:
-        loss: torch.Tensor = model(tokens)
+        found: torch.Tensor = model(seen)
     else:
-        loss = functional_call(model, {name: param.float() for name, param in model.named_parameters()}, (tokens,))
-    return loss
+        found = functional_call(model, {name: param.float() for name, param in model.named_parameters()}, (seen,))
+    return found
+
+
+def forward(model: torch.nn.Module, tokens: torch.Tensor, weights: torch.dtype) -> torch.Tensor:
+    """The mean loss in nats of every byte of `tokens` (batch, length) except the first, given the previous bytes."""
+    return F.cross_entropy(logits(model, tokens[:, :-1], weights).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def backward_of(model: torch.nn.Module, weights: torch.dtype, autocast: bool, batch: int, length: int) -> Backward:

@@ -71,16 +71,16 @@ class LanguageModel(nn.Module):
         self.norm = nn.RMSNorm(size.width)
         self.head = nn.Linear(size.width, BYTES, bias=False)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean loss in nats of every byte of `tokens` (batch, length) except the first, given the previous bytes."""
-        seen, wanted = tokens[:, :-1], tokens[:, 1:]
+    def forward(self, seen: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, length, BYTES) of the byte after each byte of `seen` (batch, length)."""
         before = F.pad(seen[:, :-1], (1, 0))
         pairs = ((before * BYTES + seen) * 40503 >> 4) % self.size.pairs
         x = self.byte(seen) + self.from_pair(self.pair(pairs))
         turn = self._turn(seen.shape[1], seen.device)
         for layer in self.layers:
             x = layer(x, turn)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), wanted.flatten())
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
 
     def _turn(self, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         half = self.size.width // self.size.heads // 2

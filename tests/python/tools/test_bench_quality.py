@@ -13,8 +13,9 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 
-from quality import run  # noqa: E402
+from quality import rl, run  # noqa: E402
 from quality.gaps import Noise, Row, analyse, student  # noqa: E402
+from quality.model import build  # noqa: E402
 from quality.store import Store  # noqa: E402
 from quality.variants import VARIANTS, of_rule, why_not  # noqa: E402
 
@@ -77,12 +78,14 @@ def test_every_variant_is_there_or_says_why_not(figure: Callable[[str], None]) -
     assert {"fp32", "dynamic8"}.isdisjoint(absent) and all(absent.values())
 
 
-def study(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[int, str]:
+def study(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str, main: Callable[[], int] = run.main
+) -> tuple[int, str]:
     """The program's exit status and what it says, in this process, which has torch already."""
     monkeypatch.setattr(sys, "argv", ["run.py", *options])
     threads = torch.get_num_threads()
     try:
-        status = run.main()
+        status = main()
     except SystemExit as end:
         status = int(end.code or 0)
     finally:
@@ -113,3 +116,52 @@ def test_the_study_runs_and_goes_on_from_its_report(
     ):
         status, said = study(capsys, monkeypatch, *options, "--out", str(two))
         assert status == 2 and words in said
+
+
+def test_success_is_the_share_of_right_sampled_answers(tmp_path: Path, figure: Callable[[str], None]) -> None:
+    """The computed probability agrees with samples, whose share scatters by sqrt(p (1 - p) / n) at most: over problems with
+    different probabilities it scatters less."""
+    start = rl.QUICK.start
+    stated = rl.begin(start, tmp_path / "start.pt")["right"]
+    model = build(start.size, 0)
+    model.load_state_dict(torch.load(tmp_path / "start.pt"))
+    _, held_out = rl.sums(start)
+    rows = held_out.repeat(500, 1)
+    tried = rl.answered(model, rows[:, : -start.digits - 1], torch.float32, start.digits, torch.Generator().manual_seed(1))
+    share = float((tried == rows).all(-1).float().mean())
+    figure(f"stated {stated:.4f}, sampled {share:.4f} of {len(rows)}")
+    assert stated > 0.02 and abs(share - stated) <= 4 * math.sqrt(stated * (1 - stated) / len(rows))
+
+
+def test_a_policy_step_makes_rewarded_answers_likelier() -> None:
+    """A small step against the gradient raises the rewarded answer's probability. A group of equal rewards has no gradient."""
+    start = rl.QUICK.start
+    rows = rl.sums(start)[0][:4]
+    model = build(start.size, 0)
+    rewards = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
+    rl.policy_loss(model, rows, rewards, torch.float32, start.digits).backward()
+    with torch.no_grad():
+        before, _ = rl.losses(model, rows[1:2], torch.float32, start.digits)
+        for param in model.parameters():
+            param -= 1e-3 * param.grad
+        after, _ = rl.losses(model, rows[1:2], torch.float32, start.digits)
+    assert float(after.sum()) < float(before.sum())
+    model.zero_grad()
+    rl.policy_loss(model, rows, torch.ones(1, 4), torch.float32, start.digits).backward()
+    assert all(not param.grad.any() for param in model.parameters())
+
+
+def test_reinforcement_runs_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = ("--quick", "--seeds", "1", "--out", str(tmp_path), "--variants")
+    status, said = study(capsys, monkeypatch, *quick, "fp32,bf16_nearest", main=rl.main)
+    assert status == 0 and "rl-bf16_nearest-0: {" in said, said
+    first = {run["variant"]: run for run in json.loads((tmp_path / "rl.json").read_text())["runs"]}
+    assert len(set(first["fp32"]["curve"])) > 1  # it has learned something
+    status, said = study(capsys, monkeypatch, *quick, "fp32,dynamic8", main=rl.main)
+    assert status == 0 and "rl-fp32-0: {" not in said, said
+    again = {run["variant"]: run for run in json.loads((tmp_path / "rl.json").read_text())["runs"]}
+    assert set(again) == {"fp32", "bf16_nearest", "dynamic8"} and again["fp32"] == first["fp32"]
+    status, said = study(capsys, monkeypatch, *quick, "muon_fp32", main=rl.main)
+    assert status == 2 and "got muon_fp32, wanted some of fp32," in said
