@@ -46,8 +46,8 @@ from quality.training import change  # noqa: E402
 from quality.variants import VARIANTS, Variant, by_seed, makeable  # noqa: E402
 
 ARMS = (
-    "fp32", "fp32_c", "fp32_d", "bf16_states_nearest", "bf16_states", "dynamic8", "dynamic8_nearest", "bnb_cpu",
-    "bf16_nearest", "bf16_stochastic", "bf16_residual8", "bf16_residual16", "bf16_dynamic8",
+    "fp32", "fp32_c", "fp32_d", "bf16_states_nearest", "bf16_states", "bf16_states_stochastic", "dynamic8", "dynamic8_nearest",
+    "bnb_cpu", "bf16_nearest", "bf16_stochastic", "bf16_residual8", "bf16_residual16", "bf16_dynamic8",
 )  # fmt: skip
 HEAD = ("", "right, %", "greedily", "gap per seed", "mean ± sd", "noise?")
 

@@ -139,6 +139,7 @@ VARIANTS = (
     _weights("bf16_residual16", "bf16 weights, residual16", state="fp32", master="residual16"),
     _weights("bf16_dynamic8", "bf16 weights, stochastic; dynamic8", state="dynamic8", master="stochastic"),
     _ours("bf16_states", "bf16 state, auto", state="bf16", rounding="auto"),
+    _ours("bf16_states_stochastic", "bf16 state, stochastic", state="bf16", rounding="stochastic"),
     _ours("bf16_states_nearest", "bf16 state, nearest", state="bf16", rounding="nearest"),
     Variant("bnb_cpu", "bitsandbytes AdamW8bit on the CPU", contenders.bitsandbytes, moments=_cpu_moment, device="cpu"),
     Variant("bnb_cuda", "bitsandbytes AdamW8bit on CUDA", contenders.bitsandbytes, device="cuda"),
