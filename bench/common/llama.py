@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
+from lowtide.planning.models import Decoder, elements
 from torch import nn
 
 
-@dataclass(frozen=True)
-class Size:
-    width: int
-    ffn: int
-    layers: int
-    heads: int
-    vocab: int
-    context: int
-
-
-LLAMA_217M = Size(width=1024, ffn=2752, layers=12, heads=16, vocab=32000, context=1024)
-LLAMA_TINY = Size(width=32, ffn=88, layers=1, heads=2, vocab=64, context=16)
+LLAMA_217M = Decoder(12, 1024, 2752, 16, 16, 32000)
+LLAMA_TINY = Decoder(1, 32, 88, 2, 2, 64)
 
 
 def rotated(x: torch.Tensor, theta: float = 1e4) -> torch.Tensor:
@@ -34,14 +23,14 @@ def rotated(x: torch.Tensor, theta: float = 1e4) -> torch.Tensor:
 
 
 class Layer(nn.Module):
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Decoder) -> None:
         super().__init__()
-        width = size.width
+        width = size.hidden
         self.heads = size.heads
         self.before_attention, self.before_mlp = nn.RMSNorm(width, eps=1e-6), nn.RMSNorm(width, eps=1e-6)
         self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
-        self.gate, self.up = nn.Linear(width, size.ffn, bias=False), nn.Linear(width, size.ffn, bias=False)
-        self.down = nn.Linear(size.ffn, width, bias=False)
+        self.gate, self.up = nn.Linear(width, size.inner, bias=False), nn.Linear(width, size.inner, bias=False)
+        self.down = nn.Linear(size.inner, width, bias=False)
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
@@ -61,12 +50,12 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """Called like transformers' model with `labels`. Returns the loss of the next tokens."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Decoder) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(size.vocab, size.width)
+        self.embedding = nn.Embedding(size.vocabulary, size.hidden)
         self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
-        self.norm = nn.RMSNorm(size.width, eps=1e-6)
-        self.head = nn.Linear(size.width, size.vocab, bias=False)
+        self.norm = nn.RMSNorm(size.hidden, eps=1e-6)
+        self.head = nn.Linear(size.hidden, size.vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
@@ -76,23 +65,33 @@ class Llama(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def of_transformers(size: Size) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def of_transformers(size: Decoder, context: int) -> nn.Module:
+    """The model of transformers with these numbers. `context` is the most tokens of a sequence."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    return LlamaForCausalLM(
-        LlamaConfig(hidden_size=size.width, intermediate_size=size.ffn, num_hidden_layers=size.layers,
-                    num_attention_heads=size.heads, num_key_value_heads=size.heads, vocab_size=size.vocab,
-                    max_position_embeddings=size.context, tie_word_embeddings=False, use_cache=False)
+    kind = "qwen3" if size.qk_norm else "qwen2" if size.qkv_bias and not size.o_bias else "llama"
+    config = AutoConfig.for_model(
+        kind, hidden_size=size.hidden, intermediate_size=size.inner, num_hidden_layers=size.layers,
+        num_attention_heads=size.heads, num_key_value_heads=size.keys, head_dim=size.head or size.hidden // size.heads,
+        vocab_size=size.vocabulary, max_position_embeddings=context, tie_word_embeddings=size.tied, attention_bias=size.o_bias,
+        use_cache=False, bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
+    model: nn.Module = AutoModelForCausalLM.from_config(config)
+    if (got := sum(param.numel() for param in model.parameters())) != (wanted := elements(size.shapes())):
+        raise ValueError(f"{size}: transformers' {kind} got {got} parameters, wanted {wanted}")
+    return model
 
 
 def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return model(tokens) if isinstance(model, Llama) else model(input_ids=tokens, labels=tokens).loss
 
 
-def build(size: Size) -> nn.Module:
-    """The model of transformers if that can be imported, with torch's default type and device."""
+def build(size: Decoder, context: int) -> nn.Module:
+    """The model of transformers if that can be imported, otherwise the plain one, with torch's default type and device. Raises
+    ImportError for numbers that the plain one does not have."""
     try:
-        return of_transformers(size)
+        return of_transformers(size, context)
     except ImportError:
+        if size != Decoder(size.layers, size.hidden, size.inner, size.heads, size.heads, size.vocabulary):
+            raise
         return Llama(size)

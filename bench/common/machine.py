@@ -7,6 +7,7 @@ import platform
 import subprocess
 from importlib import metadata, util
 from pathlib import Path
+from typing import Any
 
 from common import threads
 
@@ -59,6 +60,12 @@ def origin(described: dict[str, object]) -> dict[str, object]:
     settings."""
     names = ("revision", "cpu", "torch_instruction_set", "gpu", "versions")
     return {name: described[name] for name in names if name in described}
+
+
+def identity(described: dict[str, Any]) -> dict[str, Any]:
+    """What two measurements must share, so that their speeds can be compared."""
+    names = ("cpu", "cores", "memory", "torch_instruction_set", "gpu")
+    return {**{name: described.get(name) for name in names}, "torch": described["versions"]["torch"]}
 
 
 def describe(packages: list[str], device: str = "cpu") -> dict[str, object]:

@@ -47,29 +47,6 @@ def compatible(gpu: Gpu, name: str) -> Make:
     return make
 
 
-class Fp32Masters(torch.optim.AdamW):
-    """torch's AdamW over fp32 copies of the parameters, which bf16 training needs for the result of masters."""
-
-    def __init__(self, params: Any) -> None:
-        self.bf16 = list(params)
-        super().__init__([param.detach().float() for param in self.bf16], lr=contenders.LR)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        masters = self.param_groups[0]["params"]
-        for param, master in zip(self.bf16, masters, strict=True):
-            assert param.grad is not None
-            master.grad, param.grad = param.grad.float(), None
-        super().step()
-        for param, master in zip(self.bf16, masters, strict=True):
-            master.grad = None
-            param.copy_(master)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for param in self.bf16:
-            param.grad = None
-
-
 def theirs(gpu: Gpu, name: str) -> Make:
     def make(params: Any) -> Any:
         if name.startswith("Paged"):
@@ -84,7 +61,7 @@ def used(gpu: Gpu) -> int:
     return int(total - free)
 
 
-def train(gpu: Gpu, size: llama.Size, make: Make) -> dict[str, Any]:
+def train(gpu: Gpu, size: llama.Decoder, make: Make) -> dict[str, Any]:
     """Returns peaks over some steps, and the last loss."""
     gc.collect()
     gpu.cuda.empty_cache()
@@ -93,10 +70,10 @@ def train(gpu: Gpu, size: llama.Size, make: Make) -> dict[str, Any]:
     gpu.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)
     with torch.device(gpu.device):
-        model = llama.build(size)
+        model = llama.build(size, 8 * CONTEXT)
         model = model.to(torch.bfloat16)
         gpu.adopt(model)
-        batches = torch.randint(size.vocab, (2, BATCH, min(CONTEXT, size.context)))
+        batches = torch.randint(size.vocabulary, (2, BATCH, gpu.size(CONTEXT, 16)))
     optimizer = make(list(model.parameters()))
     peak_used, loss = 0, torch.zeros(())
     for step in range(gpu.size(STEPS, 2)):
@@ -126,7 +103,7 @@ def makes(gpu: Gpu) -> dict[str, Make]:
         f"{from_bnb}AdamW8bit": compatible(gpu, "AdamW8bit"),
         f"{from_bnb}PagedAdamW8bit": compatible(gpu, "PagedAdamW8bit"),
         "torch.optim.AdamW (bf16 state)": lambda params: torch.optim.AdamW(params, lr=contenders.LR),
-        "torch.optim.AdamW over fp32 masters": Fp32Masters,
+        "torch.optim.AdamW over fp32 masters": lambda params: rivals.Fp32Masters(params, lr=contenders.LR),
         "bitsandbytes AdamW (fp32 state)": theirs(gpu, "AdamW"),
         "bitsandbytes PagedAdamW (fp32 state)": theirs(gpu, "PagedAdamW"),
         "bitsandbytes AdamW8bit": theirs(gpu, "AdamW8bit"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.common.llama import LLAMA_TINY, Llama, Size
+from bench.common.llama import LLAMA_TINY, Decoder, Llama
 from bench.cuda import contenders
 from bench.cuda.device import Gpu
 from bench.cuda.link import Link
@@ -20,7 +20,8 @@ from bench.cuda.rows import Rows
 from bench.cuda.timing import Step, in_turns
 
 # About 1.3 billion parameters, with torch's own attention: a realistic training load.
-LARGE = Size(width=2048, ffn=5632, layers=24, heads=16, vocab=32000, context=1024)
+LARGE = Decoder(24, 2048, 5632, 16, 16, 32000)
+CONTEXT = 1024
 TOKENS = {"dynamic8": (1024, 4096, 16384), "fp32": (8192, 32768)}
 FIGURES = {("dynamic8", 1024): "overlap_short", ("dynamic8", 16384): "overlap_long"}
 ROUNDS = 3
@@ -82,7 +83,7 @@ def backward_seconds(gpu: Gpu, model: Llama, batches: dict[int, torch.Tensor]) -
     return out
 
 
-def fresh(gpu: Gpu, size: Size) -> Llama:
+def fresh(gpu: Gpu, size: Decoder) -> Llama:
     """Makes a separate model for each mode, because hooks that step in backward stay with the parameters."""
     torch.manual_seed(7)
     with torch.device(gpu.device):
@@ -92,12 +93,12 @@ def fresh(gpu: Gpu, size: Size) -> Llama:
 
 
 def curves(gpu: Gpu, rows: Rows, state: str) -> None:
-    size = LLAMA_TINY if gpu.rehearsed else LARGE
+    size, context = (LLAMA_TINY, 16) if gpu.rehearsed else (LARGE, CONTEXT)
     model = fresh(gpu, size)
     count = sum(param.numel() for param in model.parameters())
     most = gpu.elements(TOKENS[state][-1], 64, ACTIVATIONS)
-    sequences = [tokens // size.context for tokens in TOKENS[state] if tokens <= most] if not gpu.rehearsed else [1]
-    batches = {n * size.context: torch.randint(size.vocab, (n, size.context), device=gpu.device) for n in sequences}
+    sequences = [tokens // context for tokens in TOKENS[state] if tokens <= most] if not gpu.rehearsed else [1]
+    batches = {n * context: torch.randint(size.vocabulary, (n, context), device=gpu.device) for n in sequences}
     link = Link(gpu, gpu.size(512 << 20, 1 << 18))
     both = in_turns(gpu, {"": link.steps()["both"]}, seconds=3, idle=True)[""].median("wall")
     rate = link.count / both

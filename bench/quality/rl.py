@@ -41,7 +41,7 @@ from quality.gaps import analyse  # noqa: E402
 from quality.gradients import logits  # noqa: E402
 from quality.model import LanguageModel, Size, build  # noqa: E402
 from quality.run import OUT, PACKAGES  # noqa: E402
-from quality.store import Store  # noqa: E402
+from common.store import Store  # noqa: E402
 from quality.training import change  # noqa: E402
 from quality.variants import VARIANTS, Variant, by_seed, makeable  # noqa: E402
 

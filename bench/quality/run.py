@@ -33,7 +33,7 @@ import torch  # noqa: E402
 from common import machine  # noqa: E402
 from quality import corpus, fidelity, report  # noqa: E402
 from quality.model import Size  # noqa: E402
-from quality.store import Store  # noqa: E402
+from common.store import Store  # noqa: E402
 from quality.training import Settings, difference, train  # noqa: E402
 from quality.variants import SCHEDULE_FREE_LR, VARIANTS, Variant, by_seed, makeable, why_not  # noqa: E402
 

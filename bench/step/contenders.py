@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from common import contenders
-from common.contenders import Contender, Options, Params
+from common.contenders import PEERS, Contender, Options, Params
 
 LEARNING_RATE = {"adamw": 1e-3, "lion": 1e-4}
 DECAY = 1e-2
@@ -111,12 +110,6 @@ class Bnb:
             )  # fmt: skip
 
 
-def deepspeed_compiles() -> bool:
-    from torch.utils.cpp_extension import _get_build_directory
-
-    return not pathlib.Path(_get_build_directory("cpu_adam", False), "cpu_adam.so").exists()
-
-
 def flashoptim_cannot(options: Options) -> str | None:
     param = torch.nn.Parameter(torch.zeros(64))
     param.grad = torch.zeros(64)
@@ -127,15 +120,10 @@ def flashoptim_cannot(options: Options) -> str | None:
     return None
 
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it when it is imported
 CONTENDERS = {
-    "torch_fused": Contender("torch", contenders.torch_fused),
+    **{name: PEERS[name] for name in ("torch", "torch-foreach", "bitsandbytes", "deepspeed", "torchao")},
     "lowtide": Contender("lowtide", lowtide, cannot=lowtide_cannot),
     "lowtide_bnb": Contender("lowtide", Bnb, compiles=lambda: False),
     "gradient_reads": Contender("lowtide", Reads),
-    "torch_foreach": Contender("torch", contenders.torch_foreach),
-    "bitsandbytes": Contender("bitsandbytes", contenders.bitsandbytes),
-    "deepspeed_cpu_adam": Contender("deepspeed", contenders.deepspeed, module="deepspeed.ops.adam", compiles=deepspeed_compiles),
-    "torchao": Contender("torchao", contenders.torchao, module="torchao.optim", compiles=lambda: True),
     "flashoptim": Contender("flashoptim", contenders.flashoptim, cannot=flashoptim_cannot),
 }

@@ -85,8 +85,8 @@ class Group:
 
 def _fused(dtype: str = "float32") -> Line:
     if dtype == "float32":
-        return Line(FUSED, "torch AdamW(fused)", "torch_fused", (4, 4, 4, 4))
-    return Line(FUSED_BF16, "torch AdamW(fused), bf16 p, g, state", "torch_fused", (2, 2, 2, 2), dtype=dtype)
+        return Line(FUSED, "torch AdamW(fused)", "torch", (4, 4, 4, 4))
+    return Line(FUSED_BF16, "torch AdamW(fused), bf16 p, g, state", "torch", (2, 2, 2, 2), dtype=dtype)
 
 
 def _widths(state: str, rule: str, dtype: str, master: str | None) -> Widths:
@@ -127,7 +127,7 @@ def _clipping(dtype: str, *targets: Target) -> tuple[Line, ...]:
     p = 4 if dtype == "float32" else 2
     suffix = "" if p == 4 else "-bf16"
     theirs = (
-        Line("deepspeed", "DeepSpeedCPUAdam", "deepspeed_cpu_adam", (p, p, 4, 4)),
+        Line("deepspeed", "DeepSpeedCPUAdam", "deepspeed", (p, p, 4, 4)),
         Line("torchao-8bit", "torchao AdamW8bit", "torchao", (p, p, 1, 1), options={"bits": 8}),
         Line("torchao-4bit", "torchao AdamW4bit", "torchao", (p, p, 1, 0), options={"bits": 4}),
         Line("bitsandbytes", "bitsandbytes AdamW8bit", "bitsandbytes", (p, p, 1, 1)),
@@ -237,8 +237,8 @@ GROUPS = (
                 "bnb-library-map", "liblowtide_bnb, other maps", "lowtide_bnb", (4, 4, 1, 1), options={"map": "other"},
                 targets=(Target("x_bitsandbytes", 1.0),),
             ),
-            Line("torch-foreach", "torch AdamW(foreach)", "torch_foreach", (4, 4, 4, 4)),
-            Line("deepspeed", "DeepSpeedCPUAdam", "deepspeed_cpu_adam", (4, 4, 4, 4)),
+            Line("torch-foreach", "torch AdamW(foreach)", "torch-foreach", (4, 4, 4, 4)),
+            Line("deepspeed", "DeepSpeedCPUAdam", "deepspeed", (4, 4, 4, 4)),
         ),
         shape=(4096, 4096),
         quick_shape=(256, 4096),

@@ -13,10 +13,10 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 
+from common.store import Store  # noqa: E402
 from quality import rl, run  # noqa: E402
 from quality.gaps import Noise, Row, analyse, student  # noqa: E402
 from quality.model import build  # noqa: E402
-from quality.store import Store  # noqa: E402
 from quality.variants import VARIANTS, of_rule, why_not  # noqa: E402
 
 
