@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 FUZZERS := cmake --preset fuzz && cmake --build --preset fuzz
 
-.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-memory bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs release-check build clang asan tsan arm format clean
+.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-e2e bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs release-check build clang asan tsan arm format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -37,9 +37,9 @@ bench-paging: ## measure what state on disk costs (ARGS="--disk DIR")
 	@tools/bootstrap.sh --extras bench
 	@$(PYTHON) bench/paging/run.py $(ARGS)
 
-bench-memory: ## train a LLaMA of 217 M parameters with paged and unpaged optimizers: memory, losses (ARGS="--device cuda")
+bench-e2e: ## train with every optimizer that is installed, whole steps, in turns: speed, memory, losses (ARGS="--model Qwen3-0.6B --device cuda")
 	@tools/bootstrap.sh --extras bench,examples
-	@$(PYTHON) examples/benchmark_paged_memory.py --train_steps 12 --out build/bench/memory $(ARGS)
+	@$(PYTHON) bench/e2e/run.py $(ARGS)
 
 bench-sign: ## measure signs to bits, back, and votes against memory, numpy and torch (ARGS="--json FILE")
 	@tools/bootstrap.sh --extras bench

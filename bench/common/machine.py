@@ -63,7 +63,7 @@ def origin(described: dict[str, object]) -> dict[str, object]:
 
 
 def identity(described: dict[str, Any]) -> dict[str, Any]:
-    """What two measurements must share, so that their speeds can be compared."""
+    """The values that two measurements must share for their speeds to be compared."""
     names = ("cpu", "cores", "memory", "torch_instruction_set", "gpu")
     return {**{name: described.get(name) for name in names}, "torch": described["versions"]["torch"]}
 

@@ -47,13 +47,6 @@ def reset_peak() -> bool:
     return True
 
 
-def require_reset_peak() -> None:
-    """Calls ``reset_peak`` for figures that mean nothing without it. Raises ExampleError if the system cannot."""
-    if not reset_peak():
-        raise ExampleError("the peak of a step cannot be told from that of the whole process: /proc/self/clear_refs cannot be "
-                           "written; run this where it can, on Linux itself or in a container that allows it")  # fmt: skip
-
-
 def alone(function: Callable[..., Result], *arguments: object) -> Result:
     """Calls a function in a fresh process, without memory of earlier runs. Raises ExampleError if the process was killed."""
     # Makes freed buffers from 64 KiB on return to the system. glibc would keep buffers below a size that it raises by itself,

@@ -1,0 +1,90 @@
+"""bench/e2e: turns are stored, resumed and compared on one machine only; every contender is there or says why not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="models are made by it")
+sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
+
+from common.contenders import PEERS  # noqa: E402
+from common.llama import Decoder, build  # noqa: E402
+from e2e import run  # noqa: E402
+from e2e.contenders import ALL, cannot  # noqa: E402
+from e2e.training import Job, decoder_of  # noqa: E402
+
+TINY = ["--model", "32x1x88x2x256", "--batch", "1", "--seq", "16", "--steps", "2", "--warmup", "1", "--turns", "1"]
+
+
+def test_turns_are_stored_resumed_and_of_one_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], figure: Callable[[str], None]
+) -> None:
+    options = [*TINY, "--optimizers", "lowtide,lowtide-disk,trainstream", "--budget", "64KiB", "--out", str(tmp_path), "--disk", str(tmp_path)]
+    assert run.main(options) == 0
+    said = capsys.readouterr()
+    assert "lowtide-disk has the same bits as lowtide" in said.out and "trainstream: not measured: it is for parameters on cuda" in said.out
+    report = json.loads((tmp_path / "e2e.json").read_text())
+    rows = {row["optimizer"]: row for row in report["rows"]}
+    assert set(rows) == {"lowtide", "lowtide-disk"} and (tmp_path / "e2e.md").read_text() in said.out
+    for row in rows.values():
+        assert row["tokens_per_s"] > 0 and 0 < row["optimizer_share"] < 1 and row["command"].startswith("python bench/e2e/run.py")
+        assert row["weight_bytes"] == 4 * row["parameters"] == 4 * 29024
+    assert (rows["lowtide"]["disk_bytes"], rows["lowtide"]["moved_bytes"]) == (0, 0)
+    assert rows["lowtide-disk"]["disk_bytes"] > 0 and rows["lowtide-disk"]["moved_bytes"] > 0
+    figure(f"two processes, {rows['lowtide']['tokens_per_s']:.0f} and {rows['lowtide-disk']['tokens_per_s']:.0f} tokens/s")
+
+    assert run.main(options) == 0
+    assert "tokens_per_s" not in capsys.readouterr().err, "a turn that was stored ran again"
+
+    (turn,) = tmp_path.glob("*/lowtide-0.json")
+    other = json.loads(turn.read_text())
+    other["made"]["machine"]["cpu"] = "another"
+    turn.write_text(json.dumps(other))
+    for more in ([], ["--report"]):
+        assert run.main([*options, *more]) == 2
+        assert "cannot be compared: choose another --out" in capsys.readouterr().err
+
+
+def test_what_fails_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main([*TINY, "--optimizers", "lowtide-disk", "--budget", "much", "--out", str(tmp_path)]) == 1
+    assert "lowtide-disk: not measured: ValueError:" in capsys.readouterr().err
+    for options, words in (
+        (["--model", "32x1x88x3x256"], "a multiple of twice the heads"),
+        (["--model", "32x1x88x2x64"], "got a vocabulary of 64, wanted 256 or more"),
+        (["--model", "none-such"], "none-such"),
+    ):
+        assert run.main([*TINY, *options, "--out", str(tmp_path)]) == 2
+        assert words in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run.main(["--optimizers", "sgd"])
+    assert "--optimizers: got sgd, wanted some of lowtide," in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_shapes_are_those_of_transformers(kind: str) -> None:
+    """`build` raises unless the model has as many parameters as the shape says."""
+    given = {"llama": {}, "qwen2": {"qkv_bias": True, "tied": True}, "qwen3": {"head": 16, "qk_norm": True}}[kind]
+    model = build(Decoder(2, 64, 96, 4, 2, 128, **given), 32)
+    assert type(model).__name__.lower().startswith(kind)
+    assert decoder_of("Qwen3-0.6B").qk_norm and decoder_of("llama-26M").layers == 8
+
+
+def test_every_contender_is_there_or_says_why_not(figure: Callable[[str], None]) -> None:
+    reasons = {name: cannot(name, Job(device="cuda", dtype="bf16", clip=1.0)) for name in ALL}
+    refused = {"lowtide-in-backward", "lowtide-stream", "trainstream", "bitsandbytes-cpu-fork", "flashoptim-plain", "deepspeed"}
+    assert {name for name, reason in reasons.items() if reason} == refused
+    loaded = {}
+    for name in ("torch", "bitsandbytes-cpu-fork"):
+        try:
+            loaded[name] = PEERS[name].load()
+        except ImportError as error:
+            loaded[name] = str(error)
+    assert loaded["torch"] is None
+    if loaded["bitsandbytes-cpu-fork"]:  # missing, or upstream has the name
+        assert "bitsandbytes" in loaded["bitsandbytes-cpu-fork"]
+    figure(f"bitsandbytes-cpu-fork: {loaded['bitsandbytes-cpu-fork'] or 'installed'}")
