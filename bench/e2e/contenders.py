@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from common.contenders import PEERS, Contender
 
-if TYPE_CHECKING:
-    import torch
-    from e2e.training import Job
-
 DEVICES = ("cpu", "cuda", "xpu")
-Memory = Callable[["Job", str], Any]  # the budget, of a job and a scratch folder
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training, by the options of run.py."""
+
+    model: str = "llama-26M"
+    batch: int = 2
+    seq: int = 128
+    dtype: str = "fp32"
+    device: str = "cpu"
+    checkpointing: bool = False
+    clip: float = 0.0
+    lr: float = 5e-4
+    weight_decay: float = 0.01
+    warmup: int = 3
+    steps: int = 12
+    budget: str = "4MiB"
+    stream_budget: str = "512MiB"
+    disk: str | None = None
+
+
+Memory = Callable[[Job, str], Any]  # the budget, of a job and a scratch folder
 
 
 def budget(job: Job, scratch: str) -> dict[str, str]:

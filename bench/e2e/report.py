@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common import results
 from common.rounds import MAX_DELAY
-from e2e.contenders import ALL, SAME_BITS
-
-if TYPE_CHECKING:
-    from e2e.training import Job
+from e2e.contenders import ALL, SAME_BITS, Job
 
 BASE = "torch"  # speeds are relative to this optimizer's
 MEDIANS = ("tokens_per_s", "optimizer_share", "delay")

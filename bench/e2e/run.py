@@ -34,8 +34,8 @@ import torch  # noqa: E402
 from common import machine  # noqa: E402
 from common.store import Store  # noqa: E402
 from e2e import report  # noqa: E402
-from e2e.contenders import ALL, OWN, cannot  # noqa: E402
-from e2e.training import BYTES, Job, decoder_of  # noqa: E402
+from e2e.contenders import ALL, OWN, Job, cannot  # noqa: E402
+from e2e.training import BYTES, decoder_of  # noqa: E402
 
 HERE = Path(__file__).resolve()
 OUT = HERE.parents[2] / "build" / "bench" / "e2e"

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ import torch  # noqa: E402
 from common import threads  # noqa: E402
 from common.contenders import state_bytes  # noqa: E402
 from common.llama import LLAMA_217M, Decoder, build, loss_of  # noqa: E402
+from e2e import contenders  # noqa: E402
+from e2e.contenders import Job  # noqa: E402
 from llama.memory import peak_bytes, reset_peak, resident_bytes  # noqa: E402
 from lowtide.planning.models import TYPES, model_of  # noqa: E402
 from quality import corpus  # noqa: E402
@@ -37,26 +38,6 @@ FIRST = Decoder(1, 64, 128, 2, 2, 256)
 SHARES = 4  # synchronized steps on a device, for the optimizer's share
 TEXT = 1 << 20  # bytes that a tokenizer reads
 BYTES = 256  # tokens of a text without a tokenizer
-
-
-@dataclass(frozen=True)
-class Job:
-    """A training, by the options of run.py."""
-
-    model: str = "llama-26M"
-    batch: int = 2
-    seq: int = 128
-    dtype: str = "fp32"
-    device: str = "cpu"
-    checkpointing: bool = False
-    clip: float = 0.0
-    lr: float = 5e-4
-    weight_decay: float = 0.01
-    warmup: int = 3
-    steps: int = 12
-    budget: str = "4MiB"
-    stream_budget: str = "512MiB"
-    disk: str | None = None
 
 
 def decoder_of(model: str) -> Decoder:
@@ -137,12 +118,6 @@ class Training:
         free, total = self.module.mem_get_info()
         return int(total - free)
 
-    def clip(self) -> None:
-        if hasattr(self.optimizer, "clip_grad_norm_"):
-            self.optimizer.clip_grad_norm_(self.job.clip)
-        else:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.job.clip)
-
     def once(self, split: bool) -> tuple[float, float]:
         """Seconds of forward and backward, and of the optimizer. split: waits for the device in between."""
         tokens = corpus.windows(self.train, self.job.batch, self.job.seq, self.order).to(self.job.device)
@@ -151,8 +126,10 @@ class Training:
         if split:
             self.sync()
         middle = time.perf_counter()
-        if self.job.clip:
-            self.clip()
+        if self.job.clip and hasattr(self.optimizer, "clip_grad_norm_"):
+            self.optimizer.clip_grad_norm_(self.job.clip)
+        elif self.job.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.job.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if split:
@@ -179,8 +156,6 @@ class Training:
 
 def train(job: Job, name: str) -> dict[str, Any]:
     """Trains with a contender, and returns the figures of its turn."""
-    from e2e import contenders
-
     contender = contenders.ALL[name]
     contender.load()
     # Passes of one layer, so that loads and imports that happen once are in no peak.
