@@ -25,6 +25,7 @@ class Job:
     clip: float = 0.0
     lr: float = 5e-4
     weight_decay: float = 0.01
+    threads: int = 0
     warmup: int = 3
     steps: int = 12
     budget: str = "4MiB"

@@ -81,7 +81,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"* {result['date']}; {where.get('gpu') or ''} {where.get('cpu')}, {where.get('cores')} cores, {where.get('memory')}".replace(";  ", "; "),
         "* " + ", ".join(f"{name} {version}" for name, version in machine["versions"].items()) + f"; revision {', '.join(commits)}",
         f"* {rows[0]['parameters'] / 1e6:.1f} M parameters, {job['batch']} × {job['seq']} tokens, {job['steps']} steps after {job['warmup']}, "
-        f"{max(len(row['turns']) for row in rows)} turns; clipping {job['clip'] or 'off'}, checkpointing {'on' if job['checkpointing'] else 'off'}"
+        f"{max(len(row['turns']) for row in rows)} turns; threads {job['threads'] or 'as torch takes'}, clipping {job['clip'] or 'off'}, checkpointing {'on' if job['checkpointing'] else 'off'}"
         if rows else "* nothing was measured",
         "", *results.table(["", *(column[0] for column in columns)],
                            [[row["label"], *(cell(row, *column[1:]) for column in columns)] for row in rows],

@@ -46,6 +46,7 @@ HELP = {
     "dtype": "of weights and gradients",
     "checkpointing": "compute activations again in backward",
     "clip": "the most norm of the gradients; 0 clips nothing",
+    "threads": "of the CPU; 0: as many as torch takes",
     "warmup": "steps before the timed ones",
     "steps": "timed steps of a turn",
     "budget": "of memory beside the parameters, for state elsewhere",
@@ -67,7 +68,7 @@ def options(job: Job) -> list[str]:
 
 def turn(job: Job, name: str, packages: Path | None, limit: float) -> dict[str, Any]:
     """The figures of one process. Raises Absent if it has none."""
-    environment = dict(os.environ)
+    environment = {**os.environ, **({"OMP_NUM_THREADS": str(job.threads)} if job.threads else {})}
     folder = (packages / ALL[name].package).resolve() if packages else None
     if folder and folder.is_dir():
         for key, value in (("PYTHONPATH", folder), ("PATH", folder / "bin")):
@@ -141,9 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="folder of turns and of e2e.{json,md,png}")
     args = parser.parse_args(arguments)
     job = Job(**{field.name: getattr(args, field.name) for field in fields(Job)})
-    for name in ("batch", "seq", "warmup", "steps"):
-        if getattr(job, name) < 1:
-            parser.error(f"--{name}: got {getattr(job, name)}, wanted 1 or more")
+    for name, least in (("batch", 1), ("seq", 1), ("warmup", 1), ("steps", 1), ("threads", 0)):
+        if getattr(job, name) < least:
+            parser.error(f"--{name}: got {getattr(job, name)}, wanted {least} or more")
     if args.turns < 1:
         parser.error(f"--turns: got {args.turns}, wanted 1 or more")
     args.optimizers = args.optimizers.split(",") if args.optimizers else [*ALL]
