@@ -15,10 +15,11 @@ from common.rounds import MAX_DELAY
 from e2e.contenders import ALL, SAME_BITS, Job
 
 BASE = "torch"  # speeds are relative to this optimizer's
-MEDIANS = ("tokens_per_s", "optimizer_share", "delay")
+MEDIANS = ("tokens_per_s", "optimizer_share", "cpu_seconds", "optimizer_cpu_seconds", "delay")
 PEAKS = ("ram_peak_bytes", "rss_peak_bytes", "device_peak_bytes", "driver_peak_bytes", "disk_bytes")
 COLUMNS = (
     ("tokens/s", "tokens_per_s", 1.0, 0), ("× torch", "x_torch", 1.0, 2), ("range", "range", 1.0, 0), ("optimizer, %", "optimizer_share", 100.0, 1),
+    ("CPU, ms", "cpu_seconds", 1e3, 0), ("optimizer, CPU ms", "optimizer_cpu_seconds", 1e3, 0),
     ("peak RAM, MB", "ram_peak_bytes", 1e-6, 0), ("peak of device, MB", "device_peak_bytes", 1e-6, 0), ("by the driver, MB", "driver_peak_bytes", 1e-6, 0),
     ("state, B/parameter", "state_per_parameter", 1.0, 2), ("on disk, MB", "disk_bytes", 1e-6, 0), ("loss", "loss", 1.0, 3),
 )  # fmt: skip

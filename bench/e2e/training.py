@@ -118,14 +118,15 @@ class Training:
         free, total = self.module.mem_get_info()
         return int(total - free)
 
-    def once(self, split: bool) -> tuple[float, float]:
-        """Seconds of forward and backward, and of the optimizer. split: waits for the device in between."""
+    def once(self, split: bool) -> list[tuple[float, float]]:
+        """Seconds of forward and backward, and of the optimizer: by the clock, and of processors. split: waits for the device in
+        between."""
         tokens = corpus.windows(self.train, self.job.batch, self.job.seq, self.order).to(self.job.device)
-        start = time.perf_counter()
+        now = [(time.perf_counter(), time.process_time())]
         loss_of(self.model, tokens).backward()
         if split:
             self.sync()
-        middle = time.perf_counter()
+        now.append((time.perf_counter(), time.process_time()))
         if self.job.clip and hasattr(self.optimizer, "clip_grad_norm_"):
             self.optimizer.clip_grad_norm_(self.job.clip)
         elif self.job.clip:
@@ -135,17 +136,20 @@ class Training:
         if split:
             self.sync()
         self.driver_peak = max(self.driver_peak, self.driver_bytes())
-        return middle - start, time.perf_counter() - middle
+        now.append((time.perf_counter(), time.process_time()))
+        return [(b - a, c - b) for a, b, c in zip(*now, strict=True)]
 
-    def run(self, steps: int, split: bool) -> tuple[float, float]:
-        """Seconds of a step, and the optimizer's share of it, which means something if `split` or on the CPU."""
+    def run(self, steps: int, split: bool) -> tuple[float, float, float, float]:
+        """Seconds of a step, the optimizer's share of it, which means something if `split` or on the CPU, and processor seconds
+        of a step and of the optimizer."""
         self.sync()
         start = time.perf_counter()
-        pairs = [self.once(split) for _ in range(steps)]
+        pairs, worked = zip(*(self.once(split) for _ in range(steps)), strict=True)
         self.sync()
         total = (time.perf_counter() - start) / steps
         seconds = total if self.module else statistics.median(map(sum, pairs))
-        return seconds, statistics.median(second / (first + second) for first, second in pairs)
+        share = statistics.median(second / (first + second) for first, second in pairs)
+        return seconds, share, statistics.median(map(sum, worked)), statistics.median(second for _, second in worked)
 
     @torch.no_grad()
     def loss(self) -> float:
@@ -176,7 +180,7 @@ def train(job: Job, name: str) -> dict[str, Any]:
         told = reset_peak()
         training.run(job.warmup, split=False)
         delay, start = threads.queue_delay(), time.perf_counter_ns()
-        seconds, share = training.run(job.steps, split=False)
+        seconds, share, worked, own_work = training.run(job.steps, split=False)
         delay = (threads.queue_delay() - delay) / (time.perf_counter_ns() - start)
         if training.module:
             share = training.run(SHARES, split=True)[1]
@@ -190,6 +194,8 @@ def train(job: Job, name: str) -> dict[str, Any]:
             "weight_bytes": sum(nbytes for _, nbytes in sizes),
             "tokens_per_s": job.batch * job.seq / seconds,
             "optimizer_share": None if name in contenders.IN_BACKWARD else share,
+            "cpu_seconds": worked,
+            "optimizer_cpu_seconds": None if name in contenders.IN_BACKWARD else own_work,
             "ram_peak_bytes": rss and rss - level,
             "rss_peak_bytes": rss,
             "device_peak_bytes": training.module and training.module.max_memory_allocated(),
