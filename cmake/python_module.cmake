@@ -61,7 +61,7 @@ else()
     PATTERN_FILE "${CMAKE_CURRENT_SOURCE_DIR}/python/core_stub.pat" DEPENDS _core)
 endif()
 
-# A module for one machine lists the processor features that it needs (python/lowtide/checks/processor.py), as
+# A module for one machine lists the processor features that it needs (python/lowtide/__init__.py), as
 # /proc/cpuinfo names them.
 if(LOWTIDE_NATIVE AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -march=native -dM -E -x c++ /dev/null OUTPUT_VARIABLE lt_macros)

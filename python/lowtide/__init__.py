@@ -11,14 +11,35 @@ that this process can no longer use. Any other call that raises has changed noth
 computes majorities.
 """
 
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
-
-from lowtide.checks import processor
 
 if TYPE_CHECKING:
     from lowtide.interface import *
 
-processor.check()
+# Written by builds for one machine: flags as in /proc/cpuinfo.
+_BUILT_FOR = _Path(__file__).with_name("processor.txt")
+
+
+# Not in a module of its own: while a package imports its submodules, a thread that imports one of them first would lock the two
+# in the other order.
+def _check_processor(built_for: _Path = _BUILT_FOR, cpuinfo: _Path = _Path("/proc/cpuinfo")) -> None:
+    """Raises ImportError if the processor lacks instructions of the compiled module, which would kill the process. Accepts portable
+    builds, and systems without cpuinfo."""
+    try:
+        wanted = set(built_for.read_text(encoding="ascii").split())
+        with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+            here = next((line for line in lines if line.startswith("flags")), "")
+    except OSError:
+        return
+    if here and (missing := sorted(wanted - set(here.partition(":")[2].split()))):
+        raise ImportError(
+            f"got a processor without {', '.join(missing)}, wanted one like the processor that lowtide was compiled on: "
+            "reinstall it on this machine, or build it for all processors with CMAKE_ARGS=-DLOWTIDE_NATIVE=OFF"
+        )
+
+
+_check_processor()
 
 
 def __getattr__(name: str) -> Any:

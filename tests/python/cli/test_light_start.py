@@ -9,7 +9,7 @@ from pathlib import Path
 
 import lowtide
 import pytest
-from lowtide.checks import processor
+from lowtide import _check_processor
 from lowtide.cli.main import COMMANDS
 from support import run_and_list
 
@@ -134,11 +134,11 @@ def test_threads_that_import_modules_at_the_same_instant_get_them(seed, figure):
 
 def test_a_build_for_another_processor_is_refused_by_name(tmp_path: Path) -> None:
     built_for, cpuinfo = tmp_path / "processor.txt", tmp_path / "cpuinfo"
-    processor.check(built_for, cpuinfo)  # a build for all processors
+    _check_processor(built_for, cpuinfo)  # a build for all processors
     built_for.write_text("avx2\navx512f\n")
-    processor.check(built_for, cpuinfo)  # a system that does not tell
+    _check_processor(built_for, cpuinfo)  # a system that does not tell
     cpuinfo.write_text("processor : 0\nflags\t\t: sse4_2 avx2 avx512f fma\n")
-    processor.check(built_for, cpuinfo)
+    _check_processor(built_for, cpuinfo)
     cpuinfo.write_text("processor : 0\nflags\t\t: sse4_2 avx2 fma\n")
     with pytest.raises(ImportError, match="without avx512f, .*LOWTIDE_NATIVE=OFF"):
-        processor.check(built_for, cpuinfo)
+        _check_processor(built_for, cpuinfo)
