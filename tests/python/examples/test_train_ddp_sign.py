@@ -17,7 +17,7 @@ import train_ddp_sign
 SCRIPT = EXAMPLES / "train_ddp_sign.py"
 METHODS = ("fp32", "error_feedback", "lion")
 SMALL = (
-    "--workers", "2", "--rate", "none", "--steps", "4", "--width", "64", "--layers", "1", "--vocab", "512",
+    "--workers", "2", "--rate", "none", "--steps", "16", "--width", "64", "--layers", "1", "--vocab", "512",
     "--context", "16", "--eval-windows", "8",
 )  # fmt: skip
 
