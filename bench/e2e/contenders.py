@@ -38,7 +38,11 @@ Memory = Callable[[Job, str], Any]  # the budget, of a job and a scratch folder
 
 def budget(job: Job, scratch: str) -> dict[str, str]:
     """For state in `job.budget` of the memory where the parameters are, and on disk."""
-    return {"host" if job.device == "cpu" else "device": job.budget, "disk": scratch, **({} if job.device == "cpu" else {"host": job.budget})}
+    return {
+        "host" if job.device == "cpu" else "device": job.budget,
+        "disk": scratch,
+        **({} if job.device == "cpu" else {"host": job.budget}),
+    }
 
 
 def _own(label: str, memory: Memory | None = None, streams: bool = False, **of: Any) -> Contender:

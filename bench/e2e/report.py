@@ -28,14 +28,19 @@ COLUMNS = (
 def row_of(name: str, turns: Sequence[dict[str, Any]], base: float | None) -> dict[str, Any]:
     """One row of the turns of an optimizer: medians of speeds, the most of memory."""
     first = turns[0]
-    row = {key: first[key] for key in ("optimizer", "package", "parameters", "weight_bytes", "state_bytes", "fast_state_bytes", "moved_bytes")}
+    row = {
+        key: first[key]
+        for key in ("optimizer", "package", "parameters", "weight_bytes", "state_bytes", "fast_state_bytes", "moved_bytes")
+    }
     each = {key: [turn[key] for turn in turns if turn[key] is not None] for key in (*MEDIANS, *PEAKS)}
     row |= {key: statistics.median(each[key]) if each[key] else None for key in MEDIANS}
     row |= {key: max(each[key], default=None) for key in PEAKS}
     speeds = each["tokens_per_s"]
     return {
         **row,
-        "label": f"{ALL[name].label} ({ALL[name].package} {first['package']})" if ALL[name].package != "lowtide" else ALL[name].label,
+        "label": f"{ALL[name].label} ({ALL[name].package} {first['package']})"
+        if ALL[name].package != "lowtide"
+        else ALL[name].label,
         "x_torch": row["tokens_per_s"] / base if base else None,
         "turns": [round(speed, 1) for speed in speeds],
         "state_per_parameter": first["state_bytes"] / first["parameters"] or None,
@@ -106,7 +111,9 @@ def chart(result: dict[str, Any], path: Path) -> bool:
     rows = result["rows"][::-1]
     peak = "ram_peak_bytes" if result["job"]["device"] == "cpu" else "device_peak_bytes"
     figure, axes = plt.subplots(1, 2, figsize=(12, 1 + 0.35 * len(rows)), sharey=True, layout="constrained")
-    for axis, key, by, title in zip(axes, ("tokens_per_s", peak), (1, 1e-6), ("tokens a second", "peak of memory, MB"), strict=True):
+    for axis, key, by, title in zip(
+        axes, ("tokens_per_s", peak), (1, 1e-6), ("tokens a second", "peak of memory, MB"), strict=True
+    ):
         colors = ["#1f77b4" if row["optimizer"].startswith("lowtide") else "#bbbbbb" for row in rows]
         axis.barh([row["label"] for row in rows], [(row[key] or 0) * by for row in rows], color=colors)
         axis.set_title(title)

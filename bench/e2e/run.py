@@ -101,7 +101,9 @@ def stored(store: Store, names: Sequence[str], turns: int) -> list[dict[str, Any
 def measure(args: argparse.Namespace, job: Job) -> int:
     described = machine.describe(["torch", "lowtide", "transformers"], job.device)
     here = machine.identity(described)
-    store = Store(args.out, {"job": asdict(job), MALLOC: os.environ.get(MALLOC)}, {**machine.origin(described), "machine": here})
+    store = Store(
+        args.out, {"job": asdict(job), MALLOC: os.environ.get(MALLOC)}, {**machine.origin(described), "machine": here}
+    )
     absent = {name: reason for name in args.optimizers if (reason := cannot(name, job))}
     before = stored(store, args.optimizers, args.turns)
     if not args.report:

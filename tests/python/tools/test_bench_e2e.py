@@ -24,15 +24,30 @@ TINY = ["--model", "32x1x88x2x256", "--batch", "1", "--seq", "16", "--steps", "2
 def test_turns_are_stored_resumed_and_of_one_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], figure: Callable[[str], None]
 ) -> None:
-    options = [*TINY, "--optimizers", "lowtide,lowtide-disk,trainstream", "--budget", "64KiB", "--out", str(tmp_path), "--disk", str(tmp_path)]
+    options = [
+        *TINY,
+        "--optimizers",
+        "lowtide,lowtide-disk,trainstream",
+        "--budget",
+        "64KiB",
+        "--out",
+        str(tmp_path),
+        "--disk",
+        str(tmp_path),
+    ]
     assert run.main(options) == 0
     said = capsys.readouterr()
-    assert "lowtide-disk has the same bits as lowtide" in said.out and "trainstream: not measured: it is for parameters on cuda" in said.out
+    assert (
+        "lowtide-disk has the same bits as lowtide" in said.out
+        and "trainstream: not measured: it is for parameters on cuda" in said.out
+    )
     report = json.loads((tmp_path / "e2e.json").read_text())
     rows = {row["optimizer"]: row for row in report["rows"]}
     assert set(rows) == {"lowtide", "lowtide-disk"} and (tmp_path / "e2e.md").read_text() in said.out
     for row in rows.values():
-        assert row["tokens_per_s"] > 0 and 0 < row["optimizer_share"] < 1 and row["command"].startswith("python bench/e2e/run.py")
+        assert (
+            row["tokens_per_s"] > 0 and 0 < row["optimizer_share"] < 1 and row["command"].startswith("python bench/e2e/run.py")
+        )
         assert row["weight_bytes"] == 4 * row["parameters"] == 4 * 29024
     assert (rows["lowtide"]["disk_bytes"], rows["lowtide"]["moved_bytes"]) == (0, 0)
     assert rows["lowtide-disk"]["disk_bytes"] > 0 and rows["lowtide-disk"]["moved_bytes"] > 0
