@@ -200,7 +200,7 @@ def markdown(result: dict[str, Any]) -> str:
         own = [run for run in runs if run["variant"] == row.id]
         shares = [f"{100 * statistics.fmean(run[key] for run in own):.1f}" for key in ("right", "greedy")]
         cells.append([row.label, *shares, *report.gap_cells(row, noise)])
-    known = f" fp32's scatter within a seed by {noise.sigma:.1f} ({noise.freedom} degrees of freedom)." if noise else ""
+    known = f" fp32 runs of one seed scatter by {noise.sigma:.1f} ({noise.freedom} degrees of freedom)." if noise else ""
     text = [
         "# Rounding in reinforcement learning",
         "",
