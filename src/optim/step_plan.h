@@ -184,7 +184,6 @@ class StepPlan {
   // step_sums.cpp. Refuses groups that cannot have one estimate, and gives it to all parameters.
   void begin_estimate();
   void check_alike(size_t one, size_t other) const;
-  const Hyper& estimating_hyper() const { return table_.groups[static_cast<size_t>(estimating_)].hyper; }
   // Gives all items arguments with these sums.
   void take_sums(const TermSums& sums);
 

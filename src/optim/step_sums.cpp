@@ -48,13 +48,21 @@ void ParamTable::share_estimate(const Carried& now) {
 }
 
 void StepPlan::begin_estimate() {
-  // The first group that moves, or the first one, with gradients or without: optimizers of parts of a model agree.
   estimating_ = -1;
-  for (const Parameter& param : table_.params) {
-    if (!rule_info(param.rule).sums || param.group == estimating_) continue;
-    const bool first = estimating_ < 0;
-    if (!first) check_alike(static_cast<size_t>(estimating_), static_cast<size_t>(param.group));
-    if (first || (estimating_hyper().lr == 0 && table_.group_of(param).hyper.lr != 0)) estimating_ = param.group;
+  // The first group with gradients that moves; else the first that moves, as other optimizers of the same model have
+  // gradients then; else the first one.
+  const auto rank = [&](size_t i) {
+    return (table_.group_of(table_.params[i]).hyper.lr != 0) * 2 + (grads_[i].data != nullptr);
+  };
+  int best = -1, checked = -1;
+  for (size_t i = 0; i < table_.params.size(); ++i) {
+    const Parameter& param = table_.params[i];
+    if (!rule_info(param.rule).sums) continue;
+    if (grads_[i].data && param.group != checked) {
+      if (checked >= 0) check_alike(static_cast<size_t>(checked), static_cast<size_t>(param.group));
+      checked = param.group;
+    }
+    if (rank(i) > best) best = rank(i), estimating_ = param.group;
   }
   began_ = table_.shared_estimate();
   table_.share_estimate(began_);
