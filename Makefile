@@ -6,7 +6,7 @@ FUZZERS := cmake --preset fuzz && cmake --build --preset fuzz
 .PHONY: help wheels train test soak trust fuzz bench bench-paging bench-e2e bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs release-check build clang asan tsan arm format clean
 
 help: ## list these commands
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
 
 train: ## train a small LLaMA with torch's AdamW and with Lowtide's (ARGS="..." goes to the script)
 	@tools/bootstrap.sh --native --extras examples

@@ -18,7 +18,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
+TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.M))
 
 
 def read(path: Path) -> Any:
@@ -57,7 +57,7 @@ def test_workflows_may_only_read_and_end_in_time(path):
 def test_every_make_target_is_listed():
     makefile = (ROOT / "Makefile").read_text()
     phony = set(re.search(r"^\.PHONY:(.*)$", makefile, re.M)[1].split())  # type: ignore[index]
-    helped = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.M))
+    helped = set(re.findall(r"^([a-z0-9-]+):.*## ", makefile, re.M))
     assert phony == TARGETS == helped
 
 
