@@ -141,6 +141,8 @@ class Prodigy(Optimizer):
         """Shows the numbers of the core in the groups."""
         if self.engine.params:
             numbers = estimate_of(self.engine)
+            if not any(self.engine.core_of(i).step_count(i) for i in range(len(self.engine.params))):  # the core has the options of old
+                numbers = {**numbers, "d": self.param_groups[0]["d0"], "d_max": self.param_groups[0]["d0"]}
             shown = {**{name: numbers[name] for name in ESTIMATE}, "k": int(numbers["k"])}
             for group in self.param_groups:
                 group.update(shown)

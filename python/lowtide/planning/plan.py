@@ -234,7 +234,7 @@ class _Training:
         options = {"state": self.state, "master": self.master, "step_in_backward": in_backward, "memory": memory}
         return Plan(
             self.model.name, self._elements, given, {name: lines[name] for name in _LINES if any(lines[name])},
-            ", ".join(lacks) or problem, self.model.unknown, {name: value for name, value in options.items() if value},
+            ", ".join(lacks) or problem, self.model.unknown, {name: value for name, value in options.items() if value or (self.stream and name == "step_in_backward")},
             "" if not self.stream else _STREAMS if self.gpu is None else _STREAMS + _TO_DEVICE, moved,
         )  # fmt: skip
 

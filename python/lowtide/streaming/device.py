@@ -89,6 +89,15 @@ def units_for_device(model: nn.Module, layers: Sequence[nn.Module], units: Seque
     return moved, kept
 
 
+def check_shardable(model: nn.Module) -> None:
+    """Raises ValueError for parameters that torch does not shard, or whose gradients it would lose."""
+    for name, param in model.named_parameters():
+        where = f"stream: {name}"
+        expect(param.ndim > 0, where, "a single number", "a shape such as (1,) beside device=: torch shards no others")
+        expect(param.is_contiguous(), where, f"strides {param.stride()}", "contiguous weights beside device=")
+        expect(param.grad is None, where, "a gradient", "none beside device=: optimizer.zero_grad() before")
+
+
 def may_pin(in_backward: bool) -> bool:
     """True if gradients are sure to have arrived in pinned memory when they are stepped."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -134,8 +143,8 @@ class DeviceWeights:
                     file.units[number] = unit._replace(params=list(params.values()), looked_up=False)  # torch copies all rows
                     file.take(number, [param for of, param in params.items() if of in empty])
                     shards._apply(lambda tensor: tensor)  # makes torch drop its own references to what was there before
-                    for param in unit.params:
-                        param.data = param.detach().new_empty(0)
+                for param in unit.params:  # torch has moved them to the device
+                    param.data = local_of(model.get_parameter(names[id(param)])).detach()
             fully_shard(model, **options)
             for name, param in model.named_parameters(remove_duplicate=False):
                 vars(param).update(given[name])  # overrides, and attributes of others
@@ -144,7 +153,8 @@ class DeviceWeights:
             raise
         self._placed = vars(model).get(_PLACED)
         setattr(model, _PLACED, {"": device})
-        self._handles.append(model.register_forward_hook(_reshard_without_backward))
+        self._handles.append(model.register_forward_pre_hook(_begin_afresh, prepend=True))
+        self._handles.append(model.register_forward_hook(_reshard_without_backward, always_call=True))
         for module in model.modules():
             hooked: Any = module  # its methods are not annotated
             self._handles.append(hooked.register_state_dict_post_hook(_with_plain_tensors))
@@ -229,6 +239,20 @@ def _reshard(model: nn.Module | None) -> None:
     for module in model.modules() if model else ():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def _begin_afresh(model: nn.Module, *_: Any) -> None:
+    """Drops what an earlier pass has left: copies of the root's weights after a pass without backward, and the marks of a pass that an
+    exception ended, with which torch would never again give gradients to parameters."""
+    if torch._C._current_graph_task_id() != -1:  # layers are recomputed
+        return
+    state: Any = model._get_fsdp_state()  # type: ignore[operator]
+    if state._is_root and (state._state_ctx.post_backward_final_callback_queued or state._state_ctx.iter_forward_root is not None):
+        if not hasattr(state, "_reset_iter_state"):
+            got = f"a model of which an exception ended a pass, and torch {torch.__version__}"
+            raise RuntimeError(f"stream: got {got}, wanted unstream(model) and stream again: this torch cannot go on")
+        state._reset_iter_state()
+    _reshard(model)
 
 
 def _reshard_without_backward(model: nn.Module, *_: Any) -> None:

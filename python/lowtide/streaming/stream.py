@@ -22,7 +22,7 @@ from lowtide.optimizers.optimizer import Optimizer
 from lowtide.planning.forecasts import forecast
 from lowtide.planning.schedule import Schedule
 from lowtide.report.log import logger
-from lowtide.streaming.device import DeviceWeights, Needs, accelerator, may_pin, units_for_device
+from lowtide.streaming.device import DeviceWeights, Needs, accelerator, check_shardable, may_pin, units_for_device
 from lowtide.streaming.weights import (
     StreamedWeights, StreamingReport, Unit, check_separate, layers_of, no_bytes, place_on_cpu, place_without_values, put_back, units_of, with_memory
 )  # fmt: skip
@@ -49,7 +49,8 @@ def stream(
     With it, torch's accelerator trains. If weights, gradients and part of the state fit there, the model moves to the device.
     Otherwise weights and gradients are in host memory, torch's `fully_shard` brings each layer to the device when it computes,
     and the CPU steps; state that does not fit into `memory.host` goes to `memory.disk`, and weights that do not, into a file there,
-    from which layers are read ahead. Feed tensors on the device. Hooks on
+    from which layers are read ahead. Parameters become other objects then, before and after `unstream`: take them from the model.
+    Until backward, those outside of layers are copies on the device. Feed tensors on the device. Hooks on
     parameters are lost then, and products of `Muon`, made on the CPU, may round differently.
 
     Args:
@@ -102,6 +103,7 @@ def stream(
         streamed.move_back(placed)
         raise
     streamed.watch(model, made, options["step_in_backward"] is not False)
+    _RESIDENT.discard(model)
     _STREAMED[model] = streamed
     _tell(model, len(units))
     return model, made
@@ -126,6 +128,7 @@ def _to_device(
         fits = host is None or given.disk is not None or left <= host
         expect(fits, f"{where}: host", size(host or 0), f"{size(left)} of state that {device} has no room for{disk}")
         return _resident(model, make, given.replaced(device=beside if steps_there else None), options, device)
+    check_shardable(model)
     expect(needs.device <= limit, f"{where}: device", size(limit), f"{size(needs.device)}: a layer, its gradients and the last one's")
     always = needs.weights + gradients
     less = gradients - _gradient_bytes([*units, kept], True)
@@ -158,6 +161,7 @@ def _to_device(
         put_back(placed)
         raise
     streamed.watch(made, in_backward is not False)
+    _RESIDENT.discard(model)
     _STREAMED[model] = streamed
     _tell(model, len(units))
     return made

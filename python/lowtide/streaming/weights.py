@@ -170,12 +170,16 @@ class StreamedWeights:
         """Moves the parameters of `model` into a file with room for all units. Parameters on meta get memory without values
         (zeros), and are listed in the result."""
         placed = place_without_values(model)
-        empty = {id(each.now) for each in placed}
-        *units, kept = units_of(model, layers)
-        with_memory(kept, empty)
-        self = StreamedWeights(file, units, Schedule([unit.bytes for unit in units], limit))
-        for number, unit in enumerate(units):
-            self.take(number, [param for param in unit.params if id(param) in empty])
+        try:
+            empty = {id(each.now) for each in placed}
+            *units, kept = units_of(model, layers)
+            with_memory(kept, empty)
+            self = StreamedWeights(file, units, Schedule([unit.bytes for unit in units], limit))
+            for number, unit in enumerate(units):
+                self.take(number, [param for param in unit.params if id(param) in empty])
+        except BaseException:
+            put_back(placed)
+            raise
         return self, placed
 
     def take(self, number: int, empty: Sequence[nn.Parameter]) -> None:
@@ -371,14 +375,18 @@ class Placed(NamedTuple):
 def place_on_cpu(model: nn.Module, values: Callable[[nn.Parameter], torch.Tensor]) -> list[Placed]:
     """Gives parameters on meta `values` on the CPU."""
     by: dict[int, nn.Parameter] = {}
-    placed = []
-    for module in model.modules():
-        for name, param in module._parameters.items():
-            if param is not None and param.is_meta:
-                if id(param) not in by:
-                    by[id(param)] = nn.Parameter(values(param), param.requires_grad)
-                module._parameters[name] = by[id(param)]
-                placed.append(Placed(module, name, param, by[id(param)]))
+    placed: list[Placed] = []
+    try:
+        for module in model.modules():
+            for name, param in module._parameters.items():
+                if param is not None and param.is_meta:
+                    if id(param) not in by:
+                        by[id(param)] = nn.Parameter(values(param), param.requires_grad)
+                    placed.append(Placed(module, name, param, by[id(param)]))
+                    module._parameters[name] = by[id(param)]
+    except BaseException:
+        put_back(placed)
+        raise
     return placed
 
 

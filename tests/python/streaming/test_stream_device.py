@@ -438,3 +438,57 @@ def test_attention_is_clipped_in_weights_of_the_host(xpu: Xpu) -> None:
     clip.apply()
     torch.testing.assert_close(local_of(table), before * 0.25)
     lowtide.unstream(net)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("in_backward", [True, False])
+def test_a_pass_that_fails_leaves_nothing(xpu: Xpu, on_disk: bool, in_backward: bool, tmp_path: Path, figure: Figure) -> None:
+    """An exception in backward, or in a forward pass of an evaluation: training goes on with the bits of a model on the device."""
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("out of memory")
+
+    def run(net: nn.Module, opt: lowtide.Optimizer) -> tuple[list[float], list[bytes]]:
+        losses = train(net, opt, 1, device="xpu")
+        for hooked in ("register_full_backward_hook", "register_forward_hook"):
+            handle = getattr(net.layers[2], hooked)(fails)
+            with pytest.raises(MemoryError):
+                train(net, opt, 1, first=1, device="xpu")
+            handle.remove()
+            opt.zero_grad()
+            if opt.in_backward:  # as its error says
+                opt.step()
+            losses += train(net, opt, 2, first=2, device="xpu")
+        opt.synchronize()
+        xpu.synchronize()
+        return losses, values(net)
+
+    options = {"lr": 1e-2, "step_in_backward": False}
+    wanted = run(*resident(Net(), **options))
+    options["step_in_backward"] = in_backward
+    found = run(*(made := streamed(Net(), disk=tmp_path if on_disk else None, **options)))
+    lowtide.unstream(made[0])
+    # In backward, layers have stepped before it failed, so the bits are others; but weights go on moving.
+    assert found == wanted or (in_backward and len({*found[0]}) == len(found[0]))
+    figure(f"losses {found[0]}")
+
+
+def test_making_takes_the_device_memory_of_the_plan(xpu: Xpu, figure: Figure) -> None:
+    torch.xpu.reset_peak_memory_stats()
+    before = torch.xpu.memory_allocated()
+    net, _ = streamed(Net(), lr=1e-2)
+    peak = torch.xpu.max_memory_allocated() - before
+    planned = lowtide.streaming_report(net)["device_bytes"]
+    lowtide.unstream(net)
+    assert peak <= 1.1 * planned
+    figure(f"peak while it is made {peak}, planned for steps {planned}")
+
+
+def test_streaming_after_fitting_is_reported(tmp_path: Path) -> None:
+    net = Net()
+    lowtide.stream(net, {"host": "1GiB"}, lr=1e-2)
+    net, _ = lowtide.stream(net, {"host": 2 * streaming.STREAMED_STATE + 1_000_000, "disk": tmp_path}, lr=1e-2, step_in_backward=0)
+    assert lowtide.streaming_report(net)["weight_bytes"] > 0
+    lowtide.unstream(net)
+    with pytest.raises(ValueError):
+        lowtide.streaming_report(net)
