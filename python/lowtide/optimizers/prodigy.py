@@ -61,8 +61,9 @@ class Prodigy(Optimizer):
 
     d is one number for all parameters, and the sums of n and ‖s‖₁ go over all of them: over groups, and the shards of DTensors.
     They are exact, so d has the same bits for every number of threads, every mesh, every device and every memory tier, if shards of
-    8-bit state have the blocks of the whole. Each step reads gradients and state twice, and waits for devices in between: graphs cannot capture it. Groups may differ in lr, eps and weight_decay; lr=0 leaves a group alone, and its terms out of the
-    sums. A scheduler sets lr as usual.
+    8-bit state have the blocks of the whole. Each step reads gradients and state twice, and waits for devices in between: graphs
+    cannot capture it. Groups may differ in lr, eps and weight_decay; lr=0 leaves a group alone, and its terms out of the sums. A
+    scheduler sets lr as usual.
 
     `param_groups[i]` shows "d", "d_max" (the largest estimate), "d_numerator" (n) and "k" (steps that moved something) after each
     step. Writing to them changes nothing; `load_state_dict` takes them from the entries. A step that is skipped leaves them as they are.
