@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
+from lowtide import _core
 from lowtide._core import QueuedClip
 from lowtide.checks.values import expect
 from lowtide.engine.family import Family
@@ -18,21 +20,20 @@ from lowtide.optimizers.clipping import LossScaling
 from lowtide.optimizers.estimate import sums_of_all
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.registry import steps
+from lowtide.options.hyper import group_key
 from lowtide.options.options import Options
-from lowtide.state.carried import estimate_of
+from lowtide.state.carried import as_now, estimate_of
 from lowtide.state.foreign.prodigyopt import FIXED, check_fixed
 from lowtide.state.format import ESTIMATE
 
 
-_OF_D = (
-    "betas",
-    "beta3",
-    "d0",
-    "d_coef",
-    "growth_rate",
-    "use_bias_correction",
-    "safeguard_warmup",
-)  # options in which groups agree
+_MAY_DIFFER = ("lr", "eps", "weight_decay", "maximize")  # options that groups and parameters may have of their own
+
+
+@cache
+def _of_d() -> list[str]:
+    """The options in which groups agree. Not made at import, because a build may lack the rule."""
+    return sorted({group_key(each.name) for each in _core.hyper_parameters("prodigy")} - {*_MAY_DIFFER})
 
 
 class ProdigyFamily(Family):
@@ -48,7 +49,7 @@ class ProdigyFamily(Family):
         return hyper
 
     def overridable(self) -> list[str]:
-        return ["lr", "eps", "weight_decay", "maximize"]  # the others belong to d
+        return [*_MAY_DIFFER]  # the others belong to d
 
 
 @steps("prodigy")
@@ -142,8 +143,8 @@ class Prodigy(Optimizer):
         """Shows the numbers of the core in the groups."""
         if self.engine.params:
             numbers = estimate_of(self.engine)
-            if not any(self.engine.core_of(i).step_count(i) for i in range(len(self.engine.params))):  # the core has the options of old
-                numbers = {**numbers, "d": self.param_groups[0]["d0"], "d_max": self.param_groups[0]["d0"]}
+            if not numbers["k"]:  # d is still d0, which options may have changed
+                numbers = as_now(self.engine.family, self.param_groups[0], 0)
             shown = {**{name: numbers[name] for name in ESTIMATE}, "k": int(numbers["k"])}
             for group in self.param_groups:
                 group.update(shown)
@@ -179,7 +180,7 @@ class Prodigy(Optimizer):
 def _check_alike(groups: Sequence[Mapping[str, Any]]) -> None:
     """Raises ValueError if groups differ in an option of d."""
     for number, group in enumerate(groups):
-        for name in _OF_D:
+        for name in _of_d():
             got, wanted = (each.get(name, groups[0].get(name)) for each in (group, groups[0]))
             got, wanted = (tuple(map(float, each)) if isinstance(each, (tuple, list)) else each for each in (got, wanted))
             expect(got == wanted, f"parameter group {number}: {name}", got, f"{wanted} as in group 0: one d serves all groups")

@@ -1,8 +1,7 @@
 """Numbers that are carried from step to step beside states, in dicts and files: NAdam's "mu_product" (as in torch.optim),
 Schedule-Free's "weight_sum", "lr_max" and "switches" (of its weights since the last step), Prodigy's "d", "d_max",
-"d_numerator" and "k", which all its parameters share. They depend on the options of all
-steps so far. An entry contains NAdam's number only if the current options would give another; the others' numbers are
-always there."""
+"d_numerator" and "k", which all its parameters share. They depend on the options of all steps so far. An entry contains NAdam's
+number only if the current options would give another; the others' numbers are always there."""
 
 from __future__ import annotations
 
