@@ -62,7 +62,7 @@ struct RuleInfo {
   // states.
   bool norms = false, norms_read_state = false;
   bool sums = false;  // they depend on sums of terms over all parameters (Backend::sum_terms)
-  int family = 0;  // the rule that users name
+  int family = 0;     // the rule that users name
   bool (*runs_for)(const Hyper&) = nullptr;
   // The hyper-parameters that a user-visible rule reads, beyond those that all rules read.
   std::vector<RuleHyper> hyper;

@@ -1,7 +1,8 @@
 // Numbers that are carried from step to step beside states: NAdam's product of mu ("mu_product"), Schedule-Free's sum
 // of weights and largest learning rate ("weight_sum", "lr_max"), and the number of switches of its weights since the
-// last step ("switches"); Prodigy's estimate ("d", "d_max", "d_numerator", "k"), which all its parameters share. The rule's header says how a step changes them (portable/rules/hyper.h). They depend on the
-// hyper-parameters of every step; if these are unknown, the current ones stand for all.
+// last step ("switches"); Prodigy's estimate ("d", "d_max", "d_numerator", "k"), which all its parameters share. The
+// rule's header says how a step changes them (portable/rules/hyper.h). They depend on the hyper-parameters of every
+// step; if these are unknown, the current ones stand for all.
 #pragma once
 
 #include <cstdint>

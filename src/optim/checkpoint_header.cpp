@@ -173,8 +173,8 @@ class Decoder {
     std::optional<std::string>& last = keys_[static_cast<size_t>(depth)];
     LT_REQUIRE(!last || *last < key, "keys of the header are not sorted, or \"%.100s\" is there twice", key.c_str());
     last = key;
-    LT_REQUIRE(depth != 1 || key == "estimate" || key == "metadata" || key == "params" || key == "rule", "the header has a key \"%.100s\"",
-               key.c_str());
+    LT_REQUIRE(depth != 1 || key == "estimate" || key == "metadata" || key == "params" || key == "rule",
+               "the header has a key \"%.100s\"", key.c_str());
   }
 
   int64_t extent(const JsonValue& state, const char* key) {

@@ -156,7 +156,7 @@ StepItem StepPlan::make_item(Parameter& param, size_t number) {
 // Returns arguments made for an earlier item, or new ones.
 const StepArgs& StepPlan::find_args(const Parameter& param, int64_t number, int64_t t, bool first, Moves moves) {
   const bool own = !buffers_.norms.empty();
-  const Carried before = carried_before(param, t);
+  const Carried& before = carried_before(param, t);
   for (size_t i = own ? 0 : args_used_; i > 0; --i)
     if (buffers_.args[i - 1].fit(param, t, before, first, moves)) return buffers_.args[i - 1];
   if (args_used_ == buffers_.args.size()) buffers_.args.emplace_back();

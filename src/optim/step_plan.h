@@ -176,9 +176,10 @@ class StepPlan {
   void commit();
 
   // Pieces that are steps behind get arguments from the current hyper-parameters, and the estimate of all parameters.
-  Carried carried_before(const Parameter& param, int64_t step) const {
-    if (rule_info(param.rule).sums) return began_;
-    return step == param.steps + 1 ? param.carried : Carried{};
+  const Carried& carried_before(const Parameter& param, int64_t step) const {
+    static const Carried kUnknown;
+    if (table_.has_sums && rule_info(param.rule).sums) return began_;
+    return step == param.steps + 1 ? param.carried : kUnknown;
   }
 
   // step_sums.cpp. Refuses groups that cannot have one estimate, and gives it to all parameters.

@@ -13,7 +13,8 @@ inline constexpr bool kHasNorms<R, decltype(void(R::kNormsReadState))> = true;
 
 // Sums over all parameters of an optimizer, for rules that define
 //   kSums                                 true
-//   terms(p, g, s, args, F (&out)[2])     two values of each element, which neither read p nor are squared; the second is
+//   terms(p, g, s, args, F (&out)[2])     two values of each element, which neither read p nor are squared; the second
+//   is
 //                                         not negative. The sums of all of them are h.norm, and are added exactly.
 template <class R, class = void>
 inline constexpr bool kHasSums = false;

@@ -131,7 +131,8 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
       const std::string name = rule.name + " " + format + " budget";
       const std::optional<Bytes> bytes = compare.of(options, group_of(rule, format), name);
       if (!bytes) continue;
-      const bool has_norms = rule.name.starts_with("lamb") || rule.name.starts_with("prodigy") || rule.name.ends_with("max_unorm");
+      const bool has_norms =
+          rule.name.starts_with("lamb") || rule.name.starts_with("prodigy") || rule.name.ends_with("max_unorm");
       EXPECT_LE(bytes->ram, options.memory.host) << name;
       EXPECT_EQ(bytes->moved, (has_norms ? 3 : 2) * bytes->disk) << name;
     }
