@@ -97,15 +97,6 @@ Moved moved(const Step& a, const Step& b, const std::vector<int>& nodes) {
   return {all.worker / static_cast<double>(a.by.size()), all.node / static_cast<double>(a.by.size())};
 }
 
-TEST(PieceRanges, WorkersThatAreEquallyFastHaveTheSamePiecesInEveryStep) {
-  for (const auto& machine : kMachines)
-    for (const int workers : {1, 2, 3, 16, 100, 128, 256})
-      for (const int64_t pieces : {1, 50, 1000, 4096}) {
-        const std::vector<double> seconds(static_cast<size_t>(workers), 1.0);
-        EXPECT_EQ(simulate(pieces, seconds, machine).by, simulate(pieces, seconds, machine).by);
-      }
-}
-
 // Speeds are redrawn in every step, 10 % up or down. A worker loses at most the pieces it is late for, first to its own
 // node. A node of n workers is late by the mean of n draws, of deviation 0.1 / sqrt(3 n). Within four deviations of two
 // steps, 0.33 / sqrt(n) of the pieces change nodes, plus one per node where pieces are few.

@@ -125,18 +125,6 @@ TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
       cases, steps, ahead, borrowed);
 }
 
-TEST(Pager, NearMemoryIsWhatThePlanSays) {
-  Rng rng = seeded("Pager.NearMemoryIsWhatThePlanSays", 4);
-  int plans = 0;
-  for (; plans < 200; ++plans) {
-    const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.4);
-    EXPECT_EQ(run(c, {}, 2)->near_peak(), c.plan.bytes);
-    FakeQueuesOptions tight{.near_capacity = c.plan.bytes - 1};
-    refusal([&] { run(c, tight, 1); }, ErrorKind::kOutOfMemory);  // one byte less than the plan needs
-  }
-  figure("{} plans: peak of near memory = bytes, and a byte less is refused", plans);
-}
-
 TEST(Pager, EveryWaitIsNeededOrANoOp) {
   Rng rng = seeded("Pager.EveryWaitIsNeededOrANoOp", 77);
   constexpr int kSteps = 3, kSchedules = 20;
@@ -188,32 +176,6 @@ TEST(Pager, EveryWaitIsNeededOrANoOp) {
   EXPECT_EQ(caught, needed);
   EXPECT_EQ(no_ops_reported, 0);
   EXPECT_GT(by_values, needed * 95 / 100);
-}
-
-TEST(Pager, TrafficIsTwiceTheStreamedBytes) {
-  Rng rng = seeded("Pager.TrafficIsTwiceTheStreamedBytes", 9);
-  int64_t steps = 0, moved = 0, streamed = 0;
-  for (int i = 0; i < 500; ++i) {
-    const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.3);
-    FakeQueues queues(c.plan, c.chunk_bytes, {});
-    Pager pager(c.plan);
-    for (int s = 0; s < 3; ++s, ++steps) {
-      queues.begin_step(s);
-      pager.step(queues);
-      for (size_t chunk = 0; chunk < c.chunk_bytes.size(); ++chunk) {
-        const int transfers = c.plan.resident[chunk] ? 0 : 1;
-        ASSERT_EQ(queues.counts().reads[chunk], transfers);
-        ASSERT_EQ(queues.counts().steps[chunk], 1);
-        ASSERT_EQ(queues.counts().writes[chunk], transfers);
-      }
-      ASSERT_EQ(queues.counts().bytes_moved, 2 * c.plan.streamed_bytes);
-      moved += queues.counts().bytes_moved;
-      streamed += c.plan.streamed_bytes;
-    }
-  }
-  figure("{} steps: each chunk stepped once, read and written once if streamed; {} bytes moved, {} streamed", steps,
-         moved, streamed);
-  EXPECT_EQ(moved, 2 * streamed);
 }
 
 // Returns the seconds, on the virtual clock, of one step of `streamed` chunks of one unit of bytes each, with
@@ -386,27 +348,6 @@ TEST(Pager, AFailedStepLeavesEveryChunkWhole) {
   EXPECT_EQ(count.mixed, 0);
   EXPECT_GT(count.before, 1000);
   EXPECT_GT(count.after, 1000);
-}
-
-// Shows why Pager::step() requires that the queues finish after a failure: nothing else orders the slots' next use.
-// (There is no race if the failure comes after reads that have waited for all writes and before the next step.)
-TEST(Pager, GoingOnAfterAFailureWithoutDrainingIsARace) {
-  const Case c = make_case(std::vector<int64_t>(6, 32), std::vector<bool>(6, false), 3);
-  int points = 0, racy = 0;
-  for (int64_t n = 1, all = operations_of_step(c, 1); n <= all; ++n, ++points) {
-    FakeQueues queues(c.plan, c.chunk_bytes, {});
-    Pager pager(c.plan);
-    queues.begin_step(0);
-    pager.step(queues);
-    queues.begin_step(1);
-    queues.device().fail_at(n);
-    EXPECT_THROW(pager.step(queues), Error);
-    queues.begin_step(2);
-    Pager(c.plan).step(queues);
-    racy += races(queues) > 0;
-  }
-  figure("{} points of failure, {} of them a race if the queues are not drained", points, racy);
-  EXPECT_GT(racy, points / 2);
 }
 
 TEST(Pager, RefusesPlansThatDoNotHoldTogether) {

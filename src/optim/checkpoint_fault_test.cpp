@@ -136,35 +136,6 @@ TEST(CheckpointFault, FileSystemsWithoutSomeCallsAreServed) {
   figure("file systems without fallocate or without sync of directories: {}/3 served", served);
 }
 
-TEST(CheckpointFault, AFailedReadHandsOnNothingWrong) {
-  const TemporaryDirectory directory;
-  const std::string path = directory.file("c");
-  const Content content = small_content(1);
-  content.save(path);
-  FaultyEnv env;
-  env.arm({});
-  ASSERT_TRUE(same(content, load(path, env)));
-  const int64_t calls = env.calls(Call::kPread);
-  int runs = 0, right = 0;
-  for (int64_t nth = 1; nth <= calls; ++nth) {
-    for (const int error : {EIO, EINTR, 0}) {
-      Fault fault{.call = Call::kPread, .nth = nth, .error = error, .short_ = error == 0, .short_bytes = 1};
-      env.arm(fault);
-      ++runs;
-      try {
-        right += same(content, load(path, env)) && error != EIO;
-      } catch (const Error& failure) {
-        right += failure.kind() == ErrorKind::kIo && failure.os_error() == EIO && error == EIO;
-      }
-      EXPECT_EQ(env.struck(), 1);
-    }
-  }
-  EXPECT_GT(calls, 10);
-  EXPECT_EQ(right, runs);
-  EXPECT_EQ(env.open_fds(), 0);
-  figure("failed, interrupted and short reads: {}/{} right, descriptors left {}", right, runs, env.open_fds());
-}
-
 TEST(CheckpointFault, AKilledProcessLeavesTheOldOrTheNew) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("c");

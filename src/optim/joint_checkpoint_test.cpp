@@ -3,7 +3,6 @@
 #include "optim/joint_checkpoint.h"
 
 #include "optim/optimizer_impl.h"
-#include "support/faulty_env.h"
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -21,7 +20,7 @@ std::string bytes_of(const std::string& path) {
 // `count` optimizers that share parameters; each has the others' as tensors without elements.
 class Joint {
  public:
-  explicit Joint(uint64_t seed, int count = 2, const std::string& rule = "adamw", Env& env = system_env())
+  explicit Joint(uint64_t seed, int count = 2, const std::string& rule = "adamw")
       : owner_(count == 1 ? std::vector<int>(kParams, 0) : kOwner) {
     Rng rng(seed);
     for (int i = 0; i < kParams; ++i) {
@@ -30,7 +29,7 @@ class Joint {
     }
     OptimizerOptions options{.rule = rule};
     for (int n = 0; n < count; ++n) {
-      Optimizer& made = made_.emplace_back(OptimizerEnv::make(options, env));
+      Optimizer& made = made_.emplace_back(options);
       GroupOptions group{.min_quantized_numel = 0};
       made.add_group(group);
       for (size_t i = 0; i < kParams; ++i) made.add_param(0, owner_[i] == n ? params_[i].view() : none_.view());
@@ -123,40 +122,6 @@ TEST(JointCheckpoint, IsTheFileOfOneAndGoesOnInEither) {
   EXPECT_EQ(resumed.values(), one.values());
   EXPECT_EQ(single.values(), one.values());
   figure("{} bytes are those of one optimizer; 2 of 2 others go on bit for bit", saved.size());
-}
-
-TEST(JointCheckpoint, FailedSaveLeavesTheOldFile) {
-  const TemporaryDirectory directory;
-  const std::string path = directory.file("c");
-  FaultyEnv env;
-  Joint two(1, 2, "adamw", env);
-  two.step(10);
-  two.save(path);
-  const std::string older = bytes_of(path);
-  two.step(11);
-  env.arm({});
-  two.save(directory.file("other"));
-  const std::string newer = bytes_of(directory.file("other"));
-  ASSERT_NE(older, newer);
-  int failed = 0;
-  for (const Call call : {Call::kOpen, Call::kAllocate, Call::kPwrite, Call::kRename}) {
-    env.arm({});
-    two.save(directory.file("other"));
-    const int64_t calls = env.calls(call);
-    ASSERT_GT(calls, 0);
-    for (int64_t nth = 1; nth <= calls; ++nth) {
-      env.arm({.call = call, .nth = nth, .error = ENOSPC});
-      EXPECT_NE(refusal([&] { two.save(path); }, ErrorKind::kIo), "");
-      EXPECT_GT(env.struck(), 0);
-      EXPECT_EQ(bytes_of(path), older);
-      ++failed;
-    }
-  }
-  env.disarm();
-  two.save(path);
-  EXPECT_EQ(bytes_of(path), newer);
-  EXPECT_EQ(directory.names().size(), 2u) << "nothing else is left";
-  figure("{} failed saves leave the file of before", failed);
 }
 
 TEST(JointCheckpoint, TornFileChangesNothing) {

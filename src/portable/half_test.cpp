@@ -1,11 +1,6 @@
-// bf16 and fp16 conversion, against the definition in double and against the CPU's own fp16 instructions.
+// bf16 and fp16 conversion, against the definition in double.
 #include "support/half_reference.h"
 #include "support/test.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#endif
 
 namespace {
 #include "portable/portable.h"
@@ -88,30 +83,5 @@ TEST(Half, MatchesTheDefinitionOverAllFloats) {
     figure("{}: {} floats equal to the definition", f.name, checked);
   }
 }
-
-#if defined(__x86_64__)
-__attribute__((target("avx,f16c"))) void hardware_f16(const float* in, u16* out) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(_mm256_loadu_ps(in), _MM_FROUND_TO_NEAREST_INT));
-}
-
-// Older clang has no __builtin_cpu_supports("f16c").
-bool has_f16c() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-
-TEST(Half, MatchesTheProcessorsFp16) {
-  if (!has_f16c()) GTEST_SKIP() << "this CPU has no F16C instructions";
-  u64 checked = 0;
-  for (u64 u = 0; u < (1ull << 32); u += 8 * 11, checked += 8) {
-    float in[8];
-    u16 wanted[8];
-    for (u64 i = 0; i < 8; ++i) in[i] = std::bit_cast<float>(static_cast<u32>(u + 11 * i));
-    hardware_f16(in, wanted);
-    for (int i = 0; i < 8; ++i) ASSERT_EQ(f16_encode(in[i]), wanted[i]) << in[i] << ", NaN payloads included";
-  }
-  figure("fp16: {} floats equal to F16C", checked);
-}
-#endif
 
 }  // namespace

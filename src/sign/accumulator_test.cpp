@@ -41,41 +41,6 @@ TEST(SignAccumulator, CountsWhatWasAdded) {
   EXPECT_GT(ties, 1000);
 }
 
-// The majority over micro-batches agrees with the sign of their sum; the parity that a running XOR keeps would not.
-TEST(SignAccumulator, KeepsWhatParityLoses) {
-  auto rng = seeded("accumulated noise", 92);
-  constexpr int64_t kCount = 200000;
-  for (const int k : {3, 7, 15}) {
-    SignAccumulator sums(kCount, k);
-    std::vector<double> total(kCount);
-    std::vector<bool> parity(kCount);
-    for (int j = 0; j < k; ++j) {
-      std::vector<float> x(kCount);
-      for (size_t i = 0; i < x.size(); ++i) {
-        x[i] = static_cast<float>((i % 2 ? 0.1 : -0.1) + rng.normal());
-        total[i] += x[i];
-        parity[i] = parity[i] != (x[i] >= 0);
-      }
-      sums.add(x.data(), DType::kF32);
-    }
-    std::vector<std::byte> bits(kCount / 8);
-    sums.majority(bits.data());
-    int64_t votes = 0, odd = 0;
-    for (size_t i = 0; i < total.size(); ++i) {
-      votes += ((std::to_integer<unsigned>(bits[i / 8]) >> (i % 8) & 1u) != 0) == (total[i] >= 0);
-      odd += parity[i] == (total[i] >= 0);
-    }
-    const double of_votes = static_cast<double>(votes) / kCount, of_odd = static_cast<double>(odd) / kCount;
-    figure("{} micro-batches: {} of the signs of the sum; parity {}; {} bytes an element", k, of_votes, of_odd,
-           static_cast<double>(sums.bytes()) / kCount);
-    // The correlation of a normal sum with the sum of its terms' signs is sqrt(2 / pi), so for many terms their signs
-    // agree in 1/2 + asin(sqrt(2 / pi)) / pi = 0.794 of the cases, and for few terms in more. Parity tends to agree in
-    // half of the cases.
-    EXPECT_GT(of_votes, 0.794);
-    EXPECT_LT(std::fabs(of_odd - 0.5), k == 3 ? 0.12 : 0.02);
-  }
-}
-
 // A parameter whose gradient is always zero does not drift, however many additions a round has.
 TEST(SignAccumulator, ZerosDriftNowhere) {
   const float zeros[3] = {0.f, -0.f, 0.f};

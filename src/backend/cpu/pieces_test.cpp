@@ -11,53 +11,7 @@ struct Item {
   int64_t units;
 };
 
-std::vector<std::vector<Item>> lists() {
-  std::vector<std::vector<Item>> all = {{},
-                                        {{0}},
-                                        {{1}},
-                                        {{0}, {0}, {3}, {0}},
-                                        {{1 << 20}},
-                                        std::vector<Item>(10000, Item{4}),
-                                        {{1}, {100000}, {1}, {7}, {100000}},
-                                        std::vector<Item>(300, Item{257})};
-  std::mt19937 rng(9);
-  for (int n = 0; n < 6; ++n) {
-    std::vector<Item> items(1 + rng() % 500);
-    for (Item& item : items) item.units = static_cast<int64_t>(rng() % (rng() % 50 ? 40 : 20000));
-    all.push_back(items);
-  }
-  return all;
-}
-
 constexpr Grain kGrain{256, 16};
-
-TEST(Pieces, OfAnyListForOneTo256ThreadsCoverEveryUnitOnce) {
-  int64_t runs = 0;
-  for (const std::vector<Item>& items : lists())
-    for (const int threads : {0, 1, 2, 3, 7, 16, 64, 128, 256}) {
-      std::mutex mutex;
-      std::vector<std::set<std::pair<int64_t, int64_t>>> taken(items.size());
-      std::vector<int64_t> starts;
-      for_each_piece(
-          std::span<const Item>(items), kGrain, threads, starts, [](const Item& item) { return item.units; },
-          [&](const Item& item, int64_t begin, int64_t end) {
-            const std::lock_guard lock(mutex);
-            EXPECT_TRUE(taken[static_cast<size_t>(&item - items.data())].emplace(begin, end).second);
-            return true;
-          });
-      for (size_t i = 0; i < items.size(); ++i) {
-        int64_t at = 0;
-        for (const auto& [begin, end] : taken[i]) {
-          ASSERT_EQ(begin, at);
-          ASSERT_GT(end, begin);
-          at = end;
-        }
-        ASSERT_EQ(at, items[i].units);
-      }
-      ++runs;
-    }
-  testing::figure("{} lists and numbers of threads", runs);
-}
 
 // If workers have eight pieces of at least the least size, the last piece keeps the others waiting for at most an
 // eighth of their time. With fewer units, threads without a full piece are not woken.

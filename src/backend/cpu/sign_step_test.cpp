@@ -396,59 +396,5 @@ TEST(SignStep, FeedbackKeepsNaNVisible) {
   figure("{} codecs and targets", looked);
 }
 
-// The sum of sent values stays close to the sum of true values: with feedback the difference is bounded by the
-// residual; without it the difference grows with the steps.
-TEST(SignStep, FeedbackFeedsBack) {
-  constexpr int64_t kCount = 20480;
-  constexpr int kSteps = 400;
-  constexpr double kSignal = 0.2;  // relative to the noise
-  auto rng = seeded("sums of feedback", 94);
-  const auto backend = cpu::make_backend("");
-  const char* names[] = {"none", "fp32", "bf16", "dynamic8"};
-  std::vector<double> mean(kCount), truth(kCount);
-  for (double& x : mean) x = kSignal * rng.normal();
-  std::vector<std::vector<double>> sent(4, std::vector<double>(kCount));
-  std::vector<Residual> residuals;
-  for (int codec = -1; codec < 3; ++codec) {
-    residuals.emplace_back(codec, kCount);
-    if (codec >= 0) {
-      EXPECT_STREQ(codec_info(codec).name, names[codec + 1]);
-    }
-  }
-  std::vector<float> gradient(kCount), unpacked(kCount);
-  for (int step = 0; step < kSteps; ++step) {
-    for (size_t i = 0; i < kCount; ++i) {
-      // A sum of uniform numbers is as good a noise, and faster.
-      const uint64_t r = rng.next();
-      double noise = -1.5;
-      for (int k = 0; k < 3; ++k) noise += static_cast<double>(r >> (20 * k) & 0xfffff) * 0x1p-20;
-      gradient[i] = static_cast<float>(mean[i] + 2 * noise);
-      truth[i] += double{gradient[i]};
-    }
-    for (size_t c = 0; c < 4; ++c) {
-      Bits bits(sign_bytes(kCount));
-      std::vector<uint16_t> scales(kCount / 1024);
-      FeedbackItem item;
-      item.count = kCount, item.values = gradient.data(), item.bits = bytes(bits), item.bit_scales = scales.data();
-      residuals[c].give(item);
-      backend->feedback({&item, 1}, 2, nullptr);
-      SignItem back{DType::kF32, 0, kCount, unpacked.data(), bytes(bits)};
-      back.scales = scales.data();
-      backend->unpack_signs(back, nullptr);
-      for (size_t i = 0; i < kCount; ++i) sent[c][i] += double{unpacked[i]};
-    }
-  }
-  double error[4];
-  for (size_t c = 0; c < 4; ++c) {
-    double off = 0, all = 0;
-    for (size_t i = 0; i < kCount; ++i)
-      off += (sent[c][i] - truth[i]) * (sent[c][i] - truth[i]), all += truth[i] * truth[i];
-    error[c] = std::sqrt(off / all);
-    figure("residual {}: the sum of {} steps is off by {}", names[c], kSteps, error[c]);
-  }
-  EXPECT_GT(error[0], 0.25);
-  for (size_t c = 1; c < 4; ++c) EXPECT_LT(error[c], 0.015) << names[c];
-}
-
 }  // namespace
 }  // namespace lowtide::testing

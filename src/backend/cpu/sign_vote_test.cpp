@@ -175,5 +175,49 @@ TEST(CpuSignKernels, VotesAndCountsWithEveryOption) {
   EXPECT_EQ(seen, turned);
 }
 
+// Votes on nothing but ties: the bits are fair, independent between elements and between steps, and depend on the
+// element's index in the whole, however the whole is cut.
+TEST(CpuSignKernels, HashedTiesAreFairAndOfTheElement) {
+  constexpr int64_t kCount = 200000;
+  const auto cpu = cpu::make_backend("");
+  const auto bits_of = [&](uint64_t seed, uint64_t step, uint64_t first, int64_t count) {
+    Bits result(sign_bytes(count));
+    VoteItem item;
+    item.count = count, item.seed = seed, item.step = step, item.first_index = first, item.result = bytes(result);
+    cpu->vote_signs(item, 1, nullptr);
+    return result;
+  };
+  const Bits all = bits_of(7, 3, 0, kCount);
+  const auto agreement = [&](const Bits& other, int64_t lag) {
+    int64_t same = 0;
+    for (int64_t i = 0; i + lag < kCount; ++i) same += sign_of(all, i) == sign_of(other, i + lag);
+    return static_cast<double>(same) / static_cast<double>(kCount - lag);
+  };
+  int64_t plus = 0;
+  for (int64_t i = 0; i < kCount; ++i) plus += sign_of(all, i);
+  const double fraction = static_cast<double>(plus) / kCount;
+  // A fair coin deviates by more than 5 standard deviations in 1 of 1.7 million cases.
+  const double bound = 5 * 0.5 / std::sqrt(kCount * 0.9);
+  double worst = std::abs(fraction - 0.5);
+  for (const int64_t lag : {1, 2, 7, 8, 31, 32, 33, 64, 256, 1024, 4096})
+    worst = std::max(worst, std::abs(agreement(all, lag) - 0.5));
+  for (const auto& [seed, step] : {std::pair{7, 4}, {7, 2}, {8, 3}, {6, 3}, {3, 7}})
+    worst = std::max(
+        worst,
+        std::abs(agreement(bits_of(static_cast<uint64_t>(seed), static_cast<uint64_t>(step), 0, kCount), 0) - 0.5));
+  int64_t differing = 0, compared = 0;
+  auto rng = seeded("hashed ties", 83);
+  for (int i = 0; i < 200; ++i) {
+    const int64_t first = rng.below(kCount - 500), count = rng.between(1, 500);
+    const Bits part = bits_of(7, 3, static_cast<uint64_t>(first), count);
+    for (int64_t k = 0; k < count; ++k) differing += sign_of(part, k) != sign_of(all, first + k);
+    compared += count;
+  }
+  figure("{} ties: {} are +, 16 correlations, the worst deviation {} of {}; {} of {} differ in parts", kCount, fraction,
+         worst, bound, differing, compared);
+  EXPECT_LT(worst, bound);
+  EXPECT_EQ(differing, 0);
+}
+
 }  // namespace
 }  // namespace lowtide::testing

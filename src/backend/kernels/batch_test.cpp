@@ -118,20 +118,5 @@ TEST(Batch, LaunchesHaveCounters) {
   EXPECT_TRUE(written.bytes == before) << "a counter is not 0, or something else lay there";
 }
 
-// Sizes and strides follow the items, wherever the batch lies.
-TEST(Batch, DimsAreFoundFromTheDevice) {
-  Steps steps({{0, 0, kF, kF, 8}, {0, 0, kF, kF, 8}});
-  const int64_t sizes[] = {4, 2}, strides[] = {3, 16};
-  const Layout strided = Layout::make(sizes, strides);
-  steps.items[1].grad_layout = &strided;
-  Batch batch;
-  batch.add_steps(steps.items, false);
-  const Written written(batch);
-  const DeviceItem& item = batch.items(written.bytes.data(), batch.launches()[0])[1];
-  ASSERT_EQ(item.grad.dim_count, 2);
-  EXPECT_EQ(std::vector<int64_t>(item.grad.dims, item.grad.dims + 4), (std::vector<int64_t>{4, 3, 2, 16}));
-  EXPECT_EQ(item.param.dim_count, 0);
-}
-
 }  // namespace
 }  // namespace lowtide::kernels

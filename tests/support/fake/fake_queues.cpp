@@ -11,7 +11,7 @@ FakeQueues::FakeQueues(const TierPlan& plan, std::vector<int64_t> chunk_bytes, c
   device_.add_stream("step", options.step_rate);
   device_.add_stream("out", options.write_rate);
   const int64_t near = plan.bytes + options.more_slots * plan.slot_bytes;
-  near_ = device_.add_memory("near", options.near_capacity < 0 ? near : options.near_capacity);
+  near_ = device_.add_memory("near", near);
   far_ = device_.add_memory("far", std::accumulate(chunk_bytes_.begin(), chunk_bytes_.end(), int64_t{0}));
   step_over_ = device_.new_event();
   for (int slot = 0; slot < plan.slots + options.more_slots; ++slot)

@@ -11,7 +11,6 @@ namespace lowtide::fake {
 struct FakeQueuesOptions {
   uint64_t seed = 0;
   double read_rate = 0, step_rate = 0, write_rate = 0;  // bytes per second of the virtual clock; 0: no time
-  int64_t near_capacity = -1;                           // bytes; -1: as planned
   // Makes the calling thread drive the queues: transfers run by themselves, step() returns when the step is over, and a
   // wait on any queue blocks the caller.
   bool blocking = false;
