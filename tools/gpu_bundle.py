@@ -33,7 +33,6 @@ WHEELS = {
     "tests": ("pytest", "pytest-xdist", "execnet", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis",
               "sortedcontainers", "typing_extensions", "numpy"),
     "bitsandbytes": ("bitsandbytes==0.50.2",),
-    "torchao": ("torchao==0.18.*",),
     "flashoptim": ("flashoptim==0.1.4",),
 }  # fmt: skip
 LIBRARY_OF_A_GPU = re.compile(r"libbitsandbytes_(cuda|rocm|xpu)(\d*)\.so$")
@@ -102,7 +101,7 @@ def main() -> None:
     parser.add_argument("--python", default="3.12", help="the GPU machine's version, for wheels (default: %(default)s)")
     parser.add_argument("--architectures", default="90", help="compute capabilities, as 80;90 (default: %(default)s)")
     parser.add_argument("--cuda", default="130", help="of torch over there, as bitsandbytes names it (default: %(default)s)")
-    parser.add_argument("--with", dest="extra", default="bitsandbytes,torchao,flashoptim",
+    parser.add_argument("--with", dest="extra", default="bitsandbytes,flashoptim",
                         help="comma-separated, some of: " + ", ".join(WHEELS) + " (default: %(default)s)")  # fmt: skip
     parser.add_argument("--no-tar", action="store_true")
     args = parser.parse_args()

@@ -1,5 +1,5 @@
-"""Reads the hardware's counters for one step with Nsight Compute (ncu): for kernels of steps and of the search for non-finite
-gradients; for the package's plug-in and the best of variants.py. `counters.py KIND` is the program that ncu watches.
+"""Reads the hardware's counters for one step with Nsight Compute (ncu): with the package's
+plug-in and the best of variants.py. `counters.py KIND` is the program that ncu watches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "nearest": {"rounding": "nearest"},
     "fp32": {"state": "fp32"},
     "lion": {"rule": "Lion"},
-    "search": {"nonfinite": "skip"},
 }
 STALLS = ("long_scoreboard", "short_scoreboard", "mio_throttle", "lg_throttle", "no_instruction", "math_pipe_throttle", "not_selected")
 SHOWN = {  # ncu's names: names in a row; all others are in its details

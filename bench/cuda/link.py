@@ -1,15 +1,11 @@
-"""The link between host and device: copy engines by chunk size, one way and both at once, and the cost of pinning memory."""
+"""The link between host and device: copy engines by chunk size, one way and both at once."""
 
 from __future__ import annotations
 
-import mmap
 import subprocess
-import time
-from typing import Any
 
 import torch
 
-from bench.cuda import contenders, shapes
 from bench.cuda.device import Gpu
 from bench.cuda.rows import Rows
 from bench.cuda.timing import Step, in_turns
@@ -79,54 +75,4 @@ def copy_engines(gpu: Gpu, rows: Rows) -> None:
     gpu.cuda.synchronize()
 
 
-def pin(gpu: Gpu, rows: Rows) -> None:
-    """Compares torch's pinned memory with own huge pages, registered in pieces of at most 1 GiB."""
-    count = gpu.size(4 << 30, 4 * MIB)
-    start = time.perf_counter()
-    by_torch: Any = gpu.pinned(count)
-    torch_s = time.perf_counter() - start
-    del by_torch
-    pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    start = time.perf_counter()
-    memory = torch.frombuffer(pages, dtype=torch.uint8)
-    memory.fill_(1)  # with all threads of torch
-    touched_s = time.perf_counter() - start
-    piece, runtime, done = min(count, 1 << 30), gpu.cuda.cudart(), []
-    try:
-        for at in range(0, count, piece):
-            error = int(runtime.cudaHostRegister(memory.data_ptr() + at, piece, 0))
-            if error != 0:
-                raise RuntimeError(f"cudaHostRegister of {piece} bytes: error {error}")
-            done.append(at)
-        own_s = time.perf_counter() - start
-    finally:
-        for at in done:
-            runtime.cudaHostUnregister(memory.data_ptr() + at)
-    gib = count / (1 << 30)
-    rows.add("pinning: torch pin_memory", torch_s / gib, "s/GiB")
-    rows.add("pinning: touch huge pages, then register", own_s / gib, "s/GiB", touched_s=touched_s / gib)
-    rows.add("pinning: torch / huge pages", torch_s / own_s, "x")
-
-
-def zero_copy(gpu: Gpu, rows: Rows) -> None:
-    """Kernels that access host memory directly, as far as a step of the library does, with all state on the host."""
-    count = gpu.elements(400_000_000, 200_000, 4, 4)
-    params = gpu.parameters(shapes.equal(count, 4), torch.bfloat16)
-    count = sum(param.numel() for param in params)
-    moved = round(count * 2 * (1 + 4 / 256))  # bytes each way: codes and scales of two moments
-    link = Link(gpu, moved)
-    for transfer in ("copy", "zero_copy", "hybrid"):
-
-        def measure(transfer: str = transfer) -> None:
-            memory = contenders.budget(gpu, device="128MiB", transfer=transfer)
-            optimizer = contenders.lowtide_adamw(gpu, params, memory=memory)
-            found = in_turns(gpu, {"step": Step(optimizer.step), "link": link.steps()["both"]}, seconds=6, idle=True)
-            step = found["step"].median("wall")
-            rows.add(f"state on the host, {transfer}: rate / copy engines", found["link"].median("wall") / step,
-                     "x", gb_per_s=moved / step * 1e-9, **found["step"].data())  # fmt: skip
-
-        rows.attempt(f"transfer {transfer}", measure)
-
-
-CASES = {"link.copy_engines": copy_engines, "link.pin": pin, "link.zero_copy": zero_copy}
+CASES = {"link.copy_engines": copy_engines}

@@ -22,8 +22,9 @@ from bench.cuda.timing import Step, in_turns
 # About 1.3 billion parameters, with torch's own attention: a realistic training load.
 LARGE = Decoder(24, 2048, 5632, 16, 16, 32000)
 CONTEXT = 1024
-TOKENS = {"dynamic8": (1024, 4096, 16384), "fp32": (8192, 32768)}
-FIGURES = {("dynamic8", 1024): "overlap_short", ("dynamic8", 16384): "overlap_long"}
+STATE = "dynamic8"
+TOKENS = (1024, 4096, 16384)
+FIGURES = {1024: "overlap_short", 16384: "overlap_long"}
 ROUNDS = 3
 CHAIN = 4  # iterations without a wait; moves back may hide behind the next forward
 ACTIVATIONS = 3 << 20  # bytes of device memory per token of LARGE, more than is ever used
@@ -92,12 +93,12 @@ def fresh(gpu: Gpu, size: Decoder) -> Llama:
     return model
 
 
-def curves(gpu: Gpu, rows: Rows, state: str) -> None:
+def curves(gpu: Gpu, rows: Rows) -> None:
     size, context = (LLAMA_TINY, 16) if gpu.rehearsed else (LARGE, CONTEXT)
     model = fresh(gpu, size)
     count = sum(param.numel() for param in model.parameters())
-    most = gpu.elements(TOKENS[state][-1], 64, ACTIVATIONS)
-    sequences = [tokens // context for tokens in TOKENS[state] if tokens <= most] if not gpu.rehearsed else [1]
+    most = gpu.elements(TOKENS[-1], 64, ACTIVATIONS)
+    sequences = [tokens // context for tokens in TOKENS if tokens <= most] if not gpu.rehearsed else [1]
     batches = {n * context: torch.randint(size.vocabulary, (n, context), device=gpu.device) for n in sequences}
     link = Link(gpu, gpu.size(512 << 20, 1 << 18))
     both = in_turns(gpu, {"": link.steps()["both"]}, seconds=3, idle=True)[""].median("wall")
@@ -113,32 +114,29 @@ def curves(gpu: Gpu, rows: Rows, state: str) -> None:
         def measure(mode: str = mode, options: dict[str, Any] = options) -> None:
             model = fresh(gpu, size)
             memory = contenders.budget(gpu, device=DEVICE)
-            optimizer = contenders.lowtide_adamw(gpu, model.parameters(), state, memory=memory, **options)
+            optimizer = contenders.lowtide_adamw(gpu, model.parameters(), STATE, memory=memory, **options)
             curve = Curve(gpu, model)
             curve.measure(batches, optimizer.step)
-            link_seconds = moved_each_way(gpu, optimizer, count * STATE_EACH[state]) / rate
+            link_seconds = moved_each_way(gpu, optimizer, count * STATE_EACH[STATE]) / rate
             for tokens in curve.seconds:
                 added = curve.seconds[tokens] - base.seconds[tokens]
                 if options:
                     hidden[tokens] = min(hidden.get(tokens, float("inf")), added / link_seconds)
                 flops = 4 * count * tokens / backward[tokens]
-                rows.add(f"AdamW {state}, {mode}, {tokens} tokens: time added / link's time", added / link_seconds, "x",
-                         mode=mode, state=state, tokens=tokens, parameters=count,
+                rows.add(f"AdamW {STATE}, {mode}, {tokens} tokens: time added / link's time", added / link_seconds, "x",
+                         mode=mode, state=STATE, tokens=tokens, parameters=count,
                          added_s=added, link_s=link_seconds, link_gb_per_s_each_way=rate * 1e-9,
                          iteration_s=curve.seconds[tokens], without_optimizer_s=base.seconds[tokens],
                          backward_s=backward[tokens], flops=flops,
-                         hidden_from_tokens=flops * STATE_EACH[state] / rate / 4,
+                         hidden_from_tokens=flops * STATE_EACH[STATE] / rate / 4,
                          formula=max(0.0, 1 - backward[tokens] / link_seconds),
                          peak_bytes=curve.peak[tokens], peak_without_optimizer=base.peak[tokens])  # fmt: skip
 
-        rows.attempt(f"AdamW {state}, {mode}", measure)
+        rows.attempt(f"AdamW {STATE}, {mode}", measure)
         gpu.free()
     for tokens, share in hidden.items():
-        rows.add(f"AdamW {state}, the better of both, {tokens} tokens: time added / link's time", share, "x",
-                 FIGURES.get((state, tokens)))  # fmt: skip
+        rows.add(f"AdamW {STATE}, the better of both, {tokens} tokens: time added / link's time", share, "x",
+                 FIGURES.get(tokens))  # fmt: skip
 
 
-CASES = {
-    "overlap.dynamic8": lambda gpu, rows: curves(gpu, rows, "dynamic8"),
-    "overlap.fp32": lambda gpu, rows: curves(gpu, rows, "fp32"),
-}
+CASES = {"overlap.dynamic8": curves}

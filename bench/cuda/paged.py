@@ -82,17 +82,18 @@ def prefetch_to_host(optimizer: Any) -> None:
                     raise RuntimeError(f"cudaMemPrefetchAsync of {count.value} bytes to the host: error {error}")
 
 
-def bitsandbytes(gpu: Gpu, rows: Rows, name: str, state: str, figure: str | None) -> None:
+def bitsandbytes(gpu: Gpu, rows: Rows) -> None:
     """A round trip: state is on the host before and after, as it is around a forward and backward that need the memory. The
     driver moves it out after a prefetch request, which nobody makes in practice, or by faults."""
-    params, count = parameters(gpu, state, STATE_EACH[state] + 1.0)
-    gpu.allow_managed(round(count * STATE_EACH[state]))
+    name, each = "PagedAdamW8bit", STATE_EACH["dynamic8"]
+    params, count = parameters(gpu, "dynamic8", each + 1.0)
+    moved = count * each
+    gpu.allow_managed(round(moved))
     other = rivals.bitsandbytes(params, name, lr=contenders.LR)
-    own = contenders.lowtide_adamw(gpu, params, state, memory=contenders.budget(gpu, device=DEVICE))
+    own = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=DEVICE))
     other.step()
     if not gpu.rehearsed and not any(getattr(v, "is_paged", False) for e in other.state.values() for v in e.values()):
         raise Absent("bitsandbytes has not paged its state: nothing to compare with")
-    moved = count * STATE_EACH[state]
     ways: dict[str, Callable[[Any], object]] = {"moved out by faults": touch}
     if not gpu.rehearsed:
         ways["moved out by a prefetch"] = prefetch_to_host
@@ -109,7 +110,7 @@ def bitsandbytes(gpu: Gpu, rows: Rows, name: str, state: str, figure: str | None
             mine, theirs = found["own"].median("wall"), found["other"].median("wall")
             own_moved = moved_each_way(gpu, own, moved)
             rows.add(f"{name}, step on state from the host, {way} / Lowtide", theirs / mine, "x",
-                     figure if move_out is prefetch_to_host else None, elements=count, gb_per_s_each_way=moved / theirs * 1e-9,
+                     "bnb_paged" if move_out is prefetch_to_host else None, elements=count, gb_per_s_each_way=moved / theirs * 1e-9,
                      own_gb_per_s_each_way=own_moved / mine * 1e-9, own_moved=own_moved, **found["other"].data())  # fmt: skip
 
         rows.attempt(f"{name}, {way}", measure)
@@ -118,35 +119,8 @@ def bitsandbytes(gpu: Gpu, rows: Rows, name: str, state: str, figure: str | None
              "x", **found["warm"].data())  # fmt: skip
 
 
-def torchao(gpu: Gpu, rows: Rows) -> None:
-    """torchao steps on the CPU and moves gradients during backward, so both are timed with a minimal backward."""
-    count = gpu.elements(500_000_000, 1_000_000, 6, 14)
-    params = gpu.parameters(shapes.equal(count, 8), torch.bfloat16)
-    own = contenders.lowtide_adamw(gpu, params, memory=contenders.budget(gpu, device=DEVICE))
-    other = rivals.torchao_offload(params, lr=contenders.LR)
-
-    def backward_and(step: Callable[[], object]) -> None:
-        torch.autograd.backward([param.sum() for param in params])
-        step()
-        for param in params:
-            param.grad = None
-
-    # torchao's hooks on the parameters would also run in Lowtide's turn and copy gradients, so that turn has no backward.
-    def grads() -> None:
-        for param in params:
-            param.grad = torch.full_like(param, 0.01)
-
-    steps = {"own": Step(own.step, before=grads), "other": Step(lambda: backward_and(other.step))}
-    found = in_turns(gpu, steps, seconds=25, warm_up=2, idle=True)
-    rows.add("torchao CPUOffloadOptimizer, backward and step / Lowtide step, state on the host",
-             found["other"].median("wall") / found["own"].median("wall"), "x", elements=count,
-             **found["other"].data())  # fmt: skip
-
-
 CASES = {
     "paged.dynamic8": lambda gpu, rows: streaming(gpu, rows, "dynamic8"),
     "paged.fp32": lambda gpu, rows: streaming(gpu, rows, "fp32"),
-    "paged.bitsandbytes_8bit": lambda gpu, rows: bitsandbytes(gpu, rows, "PagedAdamW8bit", "dynamic8", "bnb_paged"),
-    "paged.bitsandbytes_fp32": lambda gpu, rows: bitsandbytes(gpu, rows, "PagedAdamW", "fp32", None),
-    "paged.torchao_offload": torchao,
+    "paged.bitsandbytes_8bit": bitsandbytes,
 }

@@ -144,10 +144,6 @@ def peers(gpu: Gpu, rows: Rows, where: str, shape: Callable[[int], shapes.Shapes
         gpu.free()
 
 
-def peers_one(gpu: Gpu, rows: Rows) -> None:
-    peers(gpu, rows, "one tensor", shapes.one, ("bf16", "fp32"), 1_000_000_000, {})
-
-
 def peers_7b(gpu: Gpu, rows: Rows) -> None:
     """In bf16, torch's state is bf16, too: 14 bytes against 10. So its figure is for fp32 parameters."""
     figures = {"bf16": {"bitsandbytes AdamW8bit": "bnb_resident"}, "fp32": {"torch AdamW(fused)": "torch_resident"}}
@@ -155,19 +151,8 @@ def peers_7b(gpu: Gpu, rows: Rows) -> None:
     peers(gpu, rows, "LLaMA 3 8B shape", lambda n: llama(gpu, shapes.LLAMA_8B, n), ("bf16",), 1_750_000_000, {})
 
 
-def torchao(gpu: Gpu, rows: Rows) -> None:
-    """Measures torchao separately, because it compiles for every shape."""
-    if gpu.rehearsed:
-        rows.absent("torchao AdamW8bit", "a rehearsal compiles nothing")
-        return
-    params = gpu.parameters(shapes.equal(gpu.elements(1_000_000_000, 0, 16), 16), torch.bfloat16)
-    compare(gpu, rows, "16 tensors, bf16", params, {"torchao AdamW8bit": rivals.torchao}, {})
-
-
 CASES = {
     "resident.bandwidth": bandwidth,
     "resident.budget": budget,
     "resident.peers_7b": peers_7b,
-    "resident.peers_one": peers_one,
-    "resident.torchao": torchao,
 }

@@ -17,7 +17,7 @@ from gpu.watchdog import run
 
 ROOT = Path(__file__).resolve().parents[2]
 _QUERY = "name,memory.total,driver_version,compute_cap,pcie.link.gen.max,pcie.link.width.max"
-_PACKAGES = ["torch", "lowtide", "bitsandbytes", "torchao", "flashoptim", "transformers", "triton"]
+_PACKAGES = ["torch", "lowtide", "bitsandbytes", "flashoptim", "transformers", "triton"]
 # Run by the Python that has torch, which need not run this program.
 _PROBE = """
 import json, sys

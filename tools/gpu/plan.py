@@ -66,15 +66,7 @@ QUEUE = (
     Step("pressure.demote", 6),
     Step("resident.budget", 7),
     Step("calls.fork", 6),
-    Step("resident.peers_one", 25),
-    Step("overlap.fp32", 40),
-    Step("paged.bitsandbytes_fp32", 35),
-    Step("counters.search", 14),
     Step("link.copy_engines", 8),
-    Step("link.zero_copy", 20),
-    Step("link.pin", 15),
-    Step("paged.torchao_offload", 25),
-    Step("resident.torchao", 25),
 )
 
 

@@ -12,8 +12,8 @@ from bench.cuda.device import GIB, MANAGED_CAP, Gpu
 from bench.cuda.rows import Absent, Rows
 from gpu import plan, suites
 
-# Rows of bitsandbytes, torchao or features that only a device has: rehearsed as "not measured" where they are absent.
-MAY_BE_ABSENT = ("torchao", "bitsandbytes", "FlashOptim", "option ", "oom_guard", "demote", "has no graphs", "has no CUDA runtime", "no variant is faster")
+# Rows of bitsandbytes or features that only a device has: rehearsed as "not measured" where they are absent.
+MAY_BE_ABSENT = ("bitsandbytes", "FlashOptim", "option ", "oom_guard", "demote", "has no graphs", "has no CUDA runtime", "no variant is faster")
 NAMES = case.names()
 
 
