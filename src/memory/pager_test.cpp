@@ -1,4 +1,5 @@
-// Tests the pager on a device that runs everything late: values, order, traffic, time, and failures of a queue.
+// Tests the pager on a device that runs everything late: values, order and time. plan_test.cpp counts what it moves;
+// tests/memory drops its waits and lets its calls fail.
 #include "memory/pager.h"
 
 #include "support/fake/fake_queues.h"
@@ -58,23 +59,6 @@ Case on_transfer(Case c, TransferMode transfer) {
   return c;
 }
 
-// Runs `steps` steps. With options.more_slots, every other step reads ahead into the additional slots.
-std::unique_ptr<FakeQueues> run(const Case& c, const FakeQueuesOptions& options, int steps, bool ahead = false) {
-  auto queues = std::make_unique<FakeQueues>(c.plan, c.chunk_bytes, options);
-  Pager pager(c.plan, options.transfer);
-  const size_t own = pager.slots();
-  for (int s = 0; s < steps; ++s) {
-    queues->begin_step(s);
-    pager.step(*queues);
-    pager.set_slots(*queues, own);
-    if (ahead) pager.prefetch(*queues);
-    if (own == 0 || options.more_slots == 0 || s % 2) continue;
-    pager.set_slots(*queues, own + static_cast<size_t>(options.more_slots));
-    pager.prefetch(*queues);
-  }
-  return queues;
-}
-
 size_t races(FakeQueues& queues) { return queues.device().race_checker().races().size(); }
 
 std::string first_race(FakeQueues& queues) {
@@ -125,59 +109,6 @@ TEST(Pager, StepsEqualAPlainLoopUnderEverySchedule) {
       cases, steps, ahead, borrowed);
 }
 
-TEST(Pager, EveryWaitIsNeededOrANoOp) {
-  Rng rng = seeded("Pager.EveryWaitIsNeededOrANoOp", 77);
-  constexpr int kSteps = 3, kSchedules = 20;
-  int64_t grid = 0;
-  int plans = 0, needed = 0, caught = 0, no_ops = 0, no_ops_reported = 0, by_values = 0, first_schedule = 0;
-  for (int chunks = 1; chunks <= 12; ++chunks)
-    for (int slots = 1; slots <= 4; ++slots)
-      for (int variant = 0; variant < 12; ++variant) {
-        FakeQueuesOptions options{.transfer = kTransferModes[variant / 4]};
-        const Case c = on_transfer(random_case(rng, chunks, slots, variant % 2 ? 0.4 : 0.0), options.transfer);
-        const bool ahead = variant % 4 >= 2;
-        if (c.plan.streamed.empty() || !in_share(grid++)) continue;
-        options.more_slots = c.plan.slots ? (variant + chunks) % 3 : 0;
-        ++plans;
-        const auto whole = run(c, options, kSteps, ahead);
-        ASSERT_EQ(races(*whole), 0u) << first_race(*whole);
-        std::vector<Bytes> expected = initial_state(c);
-        for (int s = 0; s < kSteps; ++s) plain_step(expected, s);
-        const std::vector<bool> matters = whole->wait_mattered();
-        for (size_t k = 0; k < matters.size(); ++k) {
-          options.seed = 0;
-          options.drop_wait = static_cast<int64_t>(k);
-          const size_t found = races(*run(c, options, kSteps, ahead));
-          if (!matters[k]) {
-            ++no_ops;
-            no_ops_reported += found > 0;
-            continue;
-          }
-          ++needed;
-          caught += found > 0;
-          EXPECT_GT(found, 0u) << "wait " << k << " of " << chunks << " chunks, " << slots << " slots can be dropped";
-          for (int schedule = 0; schedule < kSchedules; ++schedule) {
-            options.seed = rng.next();
-            const auto queues = run(c, options, kSteps, ahead);
-            EXPECT_EQ(races(*queues), found) << "the verdict depends on the schedule";
-            queues->drain();
-            if (contents(*queues, c) == expected) continue;
-            ++by_values;
-            first_schedule += schedule == 0;
-            break;
-          }
-        }
-      }
-  figure(
-      "{} plans x {} steps, each wait dropped in turn: {} needed, {} caught by the race checker; {} no-ops, {} of them "
-      "reported; by values alone {} within {} schedules, {} with one",
-      plans, kSteps, needed, caught, no_ops, no_ops_reported, by_values, kSchedules, first_schedule);
-  EXPECT_GT(needed, share_of(1000));
-  EXPECT_EQ(caught, needed);
-  EXPECT_EQ(no_ops_reported, 0);
-  EXPECT_GT(by_values, needed * 95 / 100);
-}
-
 // Returns the seconds, on the virtual clock, of one step of `streamed` chunks of one unit of bytes each, with
 // `resident` resident chunks among them.
 double step_seconds(int streamed, int resident, int slots, double read, double step, double write,
@@ -189,9 +120,11 @@ double step_seconds(int streamed, int resident, int slots, double read, double s
   const Case c = make_case(std::vector<int64_t>(chunks, kUnit), stays, slots);
   FakeQueuesOptions options{
       .read_rate = kUnit / read, .step_rate = kUnit / step, .write_rate = kUnit / write, .blocking = blocking};
-  const auto queues = run(c, options, 1);
-  queues->drain();
-  return queues->device().now();
+  FakeQueues queues(c.plan, c.chunk_bytes, options);
+  queues.begin_step(0);
+  Pager(c.plan).step(queues);
+  queues.drain();
+  return queues.device().now();
 }
 
 std::array<double, 3> random_seconds(Rng& rng) {  // three values from 1 to 100
@@ -259,95 +192,6 @@ TEST(Pager, ABlockedCallerLosesNoTimeWithThreeSlots) {
   for (const int slots : {1, 2, 3, 4})
     figure("  16 chunks, read 3 s, step 2 s, write 4 s each, {} slots: {} s; 17 more resident: {} s", slots,
            step_seconds(16, 0, slots, 3, 2, 4, true), step_seconds(16, 17, slots, 3, 2, 4, true));
-}
-
-// The bound is the one for three slots, with s increased by the resident steps between two streamed steps: at most G =
-// ceil(m / (n + 1)) of the m resident chunks. As many resident steps follow the last streamed step.
-TEST(Pager, ResidentStepsRunBeneathTheTransfers) {
-  Rng rng = seeded("Pager.ResidentStepsRunBeneathTheTransfers", 13);
-  int points = 0;
-  double even = 0;
-  for (; points < 1000; ++points) {
-    const auto [r, s, w] = random_seconds(rng);
-    const int n = static_cast<int>(rng.between(1, 32)), m = static_cast<int>(rng.between(0, 64));
-    const int group = (m + n) / (n + 1);
-    const double seconds = step_seconds(n, m, 3, r, s, w), most = (group + 1) * s, period = std::max({r, most, w});
-    ASSERT_LE(seconds, ((n - 1) * period + r + most + w + group * s) * (1 + 1e-12));
-    // With equally many resident chunks in each gap, the bound in terms of the slowest queue holds again.
-    const int each = static_cast<int>(rng.between(1, 3)), m_even = each * (n + 1);
-    const double queue = std::max({n * r, (n + m_even) * s, n * w});
-    const double excess = step_seconds(n, m_even, 3, r, s, w) - (r + w + (2 * each + 1) * s);
-    even = std::max(even, excess / queue);
-  }
-  figure("{} rates and counts: with residents, (time - fill and drain) / slowest queue <= {}", points, even);
-  figure("  16 streamed and 17 resident chunks, read 3 s, step 2 s, write 4 s each: {} s; queues 48, 66, 64 s",
-         step_seconds(16, 17, 3, 3, 2, 4));
-  EXPECT_LE(even, 1.05);
-}
-
-// Counts the states that failed steps leave.
-struct Failures {
-  int points = 0, before = 0, after = 0, mixed = 0;
-};
-
-// Lets the n-th operation of a step fail, drains the queues, checks every chunk, and goes on, perhaps with a new pager.
-void fail_and_go_on(const Case& c, int64_t n, int full_steps, bool new_pager, uint64_t seed, Failures& count) {
-  FakeQueuesOptions options{.seed = seed};
-  FakeQueues queues(c.plan, c.chunk_bytes, options);
-  auto pager = std::make_unique<Pager>(c.plan);
-  std::vector<Bytes> state = initial_state(c);
-  for (int s = 0; s < full_steps; ++s) {
-    queues.begin_step(s);
-    pager->step(queues);
-    plain_step(state, s);
-  }
-  std::vector<Bytes> stepped = state;
-  plain_step(stepped, full_steps);
-  queues.begin_step(full_steps);
-  queues.device().fail_at(n);
-  SCOPED_TRACE(n);
-  refusal([&] { pager->step(queues); }, ErrorKind::kIo);
-  ++count.points;
-  queues.drain();
-  std::vector<Bytes> found = contents(queues, c);
-  for (size_t i = 0; i < found.size(); ++i) {
-    const bool done = c.plan.resident[i] ? queues.counts().steps[i] : queues.counts().writes[i];
-    count.before += found[i] == state[i] && !done;
-    count.after += found[i] == stepped[i] && done;
-    count.mixed += found[i] != (done ? stepped[i] : state[i]);
-  }
-  if (new_pager) pager = std::make_unique<Pager>(c.plan);
-  for (int s = full_steps + 1; s < full_steps + 3; ++s) {
-    queues.begin_step(s);
-    pager->step(queues);
-    plain_step(found, s);
-  }
-  queues.drain();
-  EXPECT_EQ(contents(queues, c), found) << "after the failure of operation " << n;
-  EXPECT_EQ(races(queues), 0u) << first_race(queues);
-}
-
-int64_t operations_of_step(const Case& c, int step) {
-  const int64_t before = run(c, {}, step)->device().operations();
-  return run(c, {}, step + 1)->device().operations() - before;
-}
-
-TEST(Pager, AFailedStepLeavesEveryChunkWhole) {
-  Rng rng = seeded("Pager.AFailedStepLeavesEveryChunkWhole", 5);
-  Failures count;
-  for (int i = 0; i < 120; ++i) {
-    const Case c = random_case(rng, static_cast<int>(rng.between(1, 12)), static_cast<int>(rng.between(1, 4)), 0.3);
-    const int full_steps = static_cast<int>(rng.between(0, 2));
-    for (int64_t n = 1, all = operations_of_step(c, full_steps); n <= all; ++n)
-      for (const bool new_pager : {false, true}) fail_and_go_on(c, n, full_steps, new_pager, rng.next(), count);
-  }
-  figure(
-      "{} failed operations: the error passed through; {} chunks before the step, {} after it, {} neither; the next "
-      "steps, of the same pager or a new one, are right",
-      count.points, count.before, count.after, count.mixed);
-  EXPECT_EQ(count.mixed, 0);
-  EXPECT_GT(count.before, 1000);
-  EXPECT_GT(count.after, 1000);
 }
 
 TEST(Pager, RefusesPlansThatDoNotHoldTogether) {

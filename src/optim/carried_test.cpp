@@ -108,33 +108,6 @@ TEST(MuProduct, GoesOnFromWhereItIs) {
   EXPECT_EQ(next_carried(param, now).of[0], NadamBase::kNoProduct);
 }
 
-// A step's arguments follow the formula with the carried product. They are float32: each rounds by 2^-24.
-TEST(MuProduct, IsInTheArgumentsOfAStep) {
-  double farthest = 0;
-  for (const double beta1 : {0.5, 0.9, 0.99})
-    for (const double before : {1.0, 0.7, 1e-3})
-      for (const int64_t t : {1, 2, 7, 40}) {
-        const Hyper hyper = hyper_of(beta1, 4e-3);
-        RuleInput input = rule_input(hyper, t, false);
-        const NadamArgs made = NadamBase::args(input);
-        input.carried[0] = before;
-        const NadamArgs args = NadamBase::args(input);
-        const double product = before * mu(hyper, t);
-        const double from_m = hyper.lr * mu(hyper, t + 1) / (1 - product * mu(hyper, t + 1));
-        const double from_g = hyper.lr * (1 - mu(hyper, t)) / (1 - product);
-        farthest = std::max({farthest, std::abs(args.from_m / from_m - 1), std::abs(args.from_g / from_g - 1)});
-        EXPECT_EQ(args.l2, made.l2);
-        EXPECT_EQ(args.inverse_sqrt_bias, made.inverse_sqrt_bias);
-
-        input.carried[0] = product_of(hyper, t - 1);
-        const NadamArgs same = NadamBase::args(input);
-        EXPECT_EQ(same.from_m, made.from_m) << "the product as it is changes no bit";
-        EXPECT_EQ(same.from_g, made.from_g);
-      }
-  figure("farthest from the formula: {}", farthest);
-  EXPECT_LE(farthest, 1.01 * 0x1p-24);
-}
-
 // The loop of the package schedulefree over a group: k, lr_max and weight_sum.
 struct PlainWeights {
   double sum = 0, most = -1, c = 0;

@@ -248,25 +248,5 @@ TEST(Directions, GoBesideStepsOfOthers) {
   expect_refusal([&] { optimizer.ballots(grads, signs, true, with); }, "ballots take none");
 }
 
-TEST(Directions, GroupsShareBudgetsAndHaveRules) {
-  const TemporaryDirectory folder;
-  Optimizer optimizer(OptimizerOptions{});
-  const Memory own{.host = 64 << 10, .disk = folder.path(), .chunk = 4096};
-  EXPECT_EQ(optimizer.add_group({.hyper = default_hyper("adamw"), .memory = own}), 0);
-  EXPECT_EQ(optimizer.add_group({.hyper = default_hyper("lion"), .budget_of = 0, .rule = "lion"}), 1);
-  const auto add = [&](const GroupOptions& group) { return [&optimizer, group] { optimizer.add_group(group); }; };
-  expect_refusal(add({.hyper = {}, .budget_of = 2}), "got budget_of=2 in group 2, wanted an earlier group");
-  expect_refusal(add({.hyper = {}, .memory = own, .budget_of = 0}), "got a budget and budget_of=0");
-  expect_refusal(add({.hyper = {}, .rule = "lino"}), "got rule 'lino', wanted one of");
-  Rng rng(93);
-  Param a({100, 256}, {}, 25600, rng), b({100, 256}, {}, 25600, rng);
-  optimizer.add_param(0, a.view());
-  optimizer.add_param(1, b.view());
-  const Gradient grads[] = {{a.grad.data()}, {b.grad.data()}};
-  optimizer.step(grads);
-  EXPECT_LE(optimizer.report().allocated_bytes, 64 << 10) << "one budget for both";
-  EXPECT_GT(optimizer.report().disk_bytes, 0);
-}
-
 }  // namespace
 }  // namespace lowtide::testing

@@ -26,8 +26,6 @@ FakeQueues::FakeQueues(const TierPlan& plan, std::vector<int64_t> chunk_bytes, c
 void FakeQueues::begin_step(int64_t number) {
   number_ = number;
   first_[++step_index_ & 1] = next_;
-  const std::vector<int> none(chunk_bytes_.size(), 0);
-  counts_ = {none, none, none, 0};
 }
 
 std::vector<uint8_t> FakeQueues::contents(int chunk) { return device_.host_read(home_.at(static_cast<size_t>(chunk))); }
@@ -50,8 +48,6 @@ void FakeQueues::read(int chunk, int slot) {
   device_.copy(static_cast<int>(Queue::kIn),
                format("read of chunk %d into slot %d, step %lld", chunk, slot, static_cast<long long>(number_)),
                slot_span(chunk, slot), home_.at(static_cast<size_t>(chunk)));
-  ++counts_.reads[static_cast<size_t>(chunk)];
-  counts_.bytes_moved += bytes(chunk);
 }
 
 void FakeQueues::step(int chunk, int slot) {
@@ -64,8 +60,6 @@ void FakeQueues::step(int chunk, int slot) {
                    if (to.region != span.region) std::copy_n(device_.data(span), span.bytes, device_.data(to));
                    mix(device_.data(to), to.bytes, chunk, number);
                  });
-  ++counts_.steps[static_cast<size_t>(chunk)];
-  if (to.region != span.region) counts_.bytes_moved += to.bytes;
   if (!options_.blocking) return;
   device_.record(step_over_, static_cast<int>(Queue::kStep));
   device_.host_wait(step_over_);
@@ -75,8 +69,6 @@ void FakeQueues::write(int chunk, int slot) {
   device_.copy(static_cast<int>(Queue::kOut),
                format("write of chunk %d from slot %d, step %lld", chunk, slot, static_cast<long long>(number_)),
                home_.at(static_cast<size_t>(chunk)), slot_span(chunk, slot));
-  ++counts_.writes[static_cast<size_t>(chunk)];
-  counts_.bytes_moved += bytes(chunk);
 }
 
 Queues::Event FakeQueues::record(Queue queue) {
@@ -89,21 +81,16 @@ Queues::Event FakeQueues::record(Queue queue) {
 }
 
 void FakeQueues::wait(Queue queue, Event event) {
-  const bool dropped = static_cast<int64_t>(wait_mattered_.size()) == options_.drop_wait;
-  wait_mattered_.push_back(false);
   if (event == kNone) return;
   const size_t now = static_cast<size_t>(step_index_ & 1), parity = event >= first_[now] ? now : 1 - now;
   if (event < first_[parity] || event >= next_)
     fail(ErrorKind::kInternal, "wait for event %lld, of which only [%lld, %lld) are valid",
          static_cast<long long>(event), static_cast<long long>(first_[1 - now]), static_cast<long long>(next_));
   const int device_event = pools_[parity][static_cast<size_t>(event - first_[parity])];
-  const int stream = static_cast<int>(queue);
-  wait_mattered_.back() = device_.wait_matters(stream, device_event);
-  if (dropped) return;
   if (options_.blocking)
     device_.host_wait(device_event);
   else
-    device_.wait(stream, device_event);
+    device_.wait(static_cast<int>(queue), device_event);
 }
 
 Span FakeQueues::slot_span(int chunk, int slot) const {

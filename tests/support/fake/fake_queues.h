@@ -14,18 +14,12 @@ struct FakeQueuesOptions {
   // Makes the calling thread drive the queues: transfers run by themselves, step() returns when the step is over, and a
   // wait on any queue blocks the caller.
   bool blocking = false;
-  int64_t drop_wait = -1;  // the number of the wait() call to ignore, from 0
   TransferMode transfer = TransferMode::kCopy;
   int more_slots = 0;  // in addition to the plan's, for rings that grow
 };
 
 class FakeQueues : public Queues {
  public:
-  struct Counts {
-    std::vector<int> reads, steps, writes;  // for each chunk, since begin_step
-    int64_t bytes_moved = 0;                // between far and near, since begin_step
-  };
-
   // Throws kOutOfMemory if slots and resident chunks exceed the near memory.
   FakeQueues(const TierPlan& plan, std::vector<int64_t> chunk_bytes, const FakeQueuesOptions& options);
 
@@ -44,9 +38,6 @@ class FakeQueues : public Queues {
   void wait(Queue queue, Event event) override;  // throws kInternal if the event is older than the last step
 
   FakeDevice& device() { return device_; }
-  const Counts& counts() const { return counts_; }
-  // Tells for each wait() call so far whether it ordered something that was not yet ordered.
-  const std::vector<bool>& wait_mattered() const { return wait_mattered_; }
   int64_t near_peak() const { return device_.peak(near_); }
 
  private:
@@ -60,8 +51,6 @@ class FakeQueues : public Queues {
   std::vector<Span> home_;  // for each chunk: its record, or its resident place
   std::vector<int> slots_;  // regions
   int64_t number_ = 0;
-  Counts counts_;
-  std::vector<bool> wait_mattered_;
 
   // An Event counts the records of all steps. Device events are recycled after the two steps in which they are valid,
   // so a pager that kept one longer would wait for something else.
