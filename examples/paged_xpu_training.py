@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llama import paged
 from llama.common import ExampleError, require_packages, write_json
 from llama.config import Config
 from llama.text import Corpus, Record, limited, load_corpus, render_alpaca
@@ -36,19 +35,44 @@ CLASSES = {  # bitsandbytes' classes by the name of the option
     for name, title in NAMES.items()
     for bits in ("", "8bit", "32bit")
 }
-SHAPE = {"hidden_size": "width", "num_layers": "layers", "intermediate_size": "inner width", "num_heads": "heads",
-         "vocab_size": "vocabulary"}  # of --shape, in this order: the first fields of a Job  # fmt: skip
+SHAPE = ("width", "layers", "inner width", "heads", "vocabulary")  # of --shape, in this order
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+BACKENDS = {"cpu": "cpu", "xpu": "sycl", "cuda": "cuda"}
 IGNORED = -100  # the label of padding, which the loss ignores
 
 
-def job_of(args: argparse.Namespace, device: str) -> paged.Job:
-    """The job of --shape. Raises ExampleError for an impossible one."""
-    shape = args.shape.split("x")
-    if len(shape) != len(SHAPE) or not all(size.isascii() and size.isdigit() for size in shape):
+def shape_of(args: argparse.Namespace) -> tuple[Config, int]:
+    """The numbers of --shape and the vocabulary. Raises ExampleError for an impossible shape."""
+    sizes = args.shape.split("x")
+    if len(sizes) != len(SHAPE) or not all(size.isascii() and size.isdigit() for size in sizes):
         raise ExampleError(f"--shape: got {args.shape}, wanted five numbers, as in 768x2x3072x12x32000")
-    job = paged.Job(*map(int, shape), seq_len=args.max_length, batch_size=args.batch_size, dtype=args.dtype, device=device)
-    paged.check_sizes(job, {"seq_len": "--max_length", **{field: f"--shape, {name}" for field, name in SHAPE.items()}})
-    return job
+    for name, size in zip(SHAPE, sizes, strict=True):
+        if int(size) < 1:
+            raise ExampleError(f"--shape, {name}: got {size}, wanted 1 or more")
+    width, layers, inner, heads, vocabulary = map(int, sizes)
+    if width % (2 * heads):
+        raise ExampleError(f"--shape, width: got {width}, wanted a multiple of {2 * heads}: {heads} heads of an even width")
+    return Config(width=width, layers=layers, ffn=inner, heads=heads, context=2 * args.max_length), vocabulary
+
+
+def check_device(device: str) -> None:
+    """Raises ExampleError if torch or Lowtide lacks the device here."""
+    import torch
+
+    import lowtide
+
+    if device != "cpu" and not (hasattr(torch, device) and getattr(torch, device).is_available()):
+        raise ExampleError(f"--device {device}: torch {torch.__version__} finds no {device} device")
+    found = lowtide.backends()[BACKENDS[device]]
+    if not found["available"]:
+        raise ExampleError(f"--device {device}: {found['detail']}")
+
+
+def best_device() -> str:
+    """The first of xpu, cuda and cpu that torch finds."""
+    import torch
+
+    return next((kind for kind in ("xpu", "cuda") if hasattr(torch, kind) and getattr(torch, kind).is_available()), "cpu")
 
 
 @dataclass(frozen=True)
@@ -66,11 +90,16 @@ class Task:
         import torch
         from transformers import AutoModelForCausalLM
 
+        dtype = getattr(torch, DTYPES[self.args.dtype])
         if self.args.model is None:
-            model = paged.build(job_of(self.args, self.device))
+            from llama.model import build_model
+
+            model = build_model(*shape_of(self.args))
+            for parameter in model.parameters():  # not buffers: the table of rotary frequencies stays
+                parameter.data = parameter.data.to(dtype)
         else:
-            dtype = getattr(torch, paged.DTYPES[self.args.dtype])
-            model = AutoModelForCausalLM.from_pretrained(self.args.model, dtype=dtype).to(self.device)
+            model = AutoModelForCausalLM.from_pretrained(self.args.model, dtype=dtype)
+        model = model.to(self.device)
         wanted, vocabulary = 1 + max(int(row["input_ids"].max()) for row in self.rows), model.get_input_embeddings().num_embeddings
         if vocabulary < wanted:
             raise ExampleError(f"{'--shape' if self.args.model is None else '--model'}: got a vocabulary of {vocabulary}, "
@@ -78,10 +107,12 @@ class Task:
         return model
 
     def optimizer(self, name: str, model: Any, scratch: str) -> Any:
+        import lowtide
         from lowtide.compat import bitsandbytes as bnb  # was: import bitsandbytes as bnb
 
-        job = paged.Job(device=self.device, budget=self.args.budget)
-        options = {"memory": paged.budget(job, scratch)} if name.startswith("paged_") else {}
+        # State beyond the budget goes to the disk or, for a device, to host memory.
+        budget = {"host": self.args.budget, "disk": scratch} if self.device == "cpu" else {"device": self.args.budget}
+        options = {"memory": lowtide.Memory(**budget)} if name.startswith("paged_") else {}
         return getattr(bnb.optim, CLASSES[name])(model.parameters(), lr=self.args.lr, **options)
 
 
@@ -215,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if a loss did not fall, paging changed one, or a saved model differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="folder or name of a LLaMA (default: random weights of --shape)")
-    parser.add_argument("--shape", default="768x2x3072x12x32000", help=" x ".join(SHAPE.values()))
+    parser.add_argument("--shape", default="768x2x3072x12x32000", help=" x ".join(SHAPE))
     parser.add_argument("--dataset", default=str(DATA), help="instructions in Alpaca's form (.json, .jsonl), or a name")
     parser.add_argument("--optimizer", default="paged_adamw", choices=[*CLASSES])
     parser.add_argument("--lr", type=float, default=2e-4)
@@ -226,8 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--compare", action="store_true", help="train with and without pages, and compare the losses")
     instead.add_argument("--use_trainer", action="store_true", help="transformers' Trainer instead of a loop")
-    parser.add_argument("--device", default=None, choices=[*paged.BACKENDS], help="default: the first of xpu, cuda, cpu")
-    parser.add_argument("--dtype", default="bf16", choices=[*paged.DTYPES])
+    parser.add_argument("--device", default=None, choices=[*BACKENDS], help="default: the first of xpu, cuda, cpu")
+    parser.add_argument("--dtype", default="bf16", choices=[*DTYPES])
     parser.add_argument("--budget", default="4MiB", help="of fast memory (RAM, or the device's), for paged state")
     parser.add_argument("--disk", default=None, help="folder for scratch files (default: the system's temporary one)")
     parser.add_argument("--out", default="out/paged_xpu", help="folder for report.json, the tokenizer and saved models")
@@ -244,10 +275,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = compare if args.compare else with_trainer if args.use_trainer else single
         with tempfile.TemporaryDirectory(dir=args.disk) as scratch, Waiting("paged_xpu_training") as wait:
             wait.for_torch()
-            device = args.device or paged.best_device()
-            paged.check_device(device)
+            device = args.device or best_device()
+            check_device(device)
             if args.model is None:
-                job_of(args, device)  # refuses a shape before the text is read
+                shape_of(args)  # refuses a shape before the text is read
             wait.say(f"{args.optimizer} on {device}, {args.dtype}: {args.steps} steps of {args.batch_size} x {args.max_length} tokens")
             right = run(task_of(args, wait, device), scratch)
     except (ExampleError, ValueError, OSError) as error:
