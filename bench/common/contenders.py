@@ -199,9 +199,12 @@ PEERS = {
     "torch-foreach": Contender("torch", torch_foreach, "torch AdamW(foreach)"),
     "torch-masters": Contender("torch", Fp32Masters, "torch AdamW, fp32 masters", dtypes=("bf16",)),
     "bitsandbytes": Contender("bitsandbytes", bitsandbytes, "bitsandbytes AdamW8bit"),
-    "bitsandbytes-paged": Contender(
-        "bitsandbytes", partial(bitsandbytes, name="PagedAdamW8bit"), "bitsandbytes PagedAdamW8bit", devices=("cuda",)
-    ),
+    **{
+        name: Contender("bitsandbytes", partial(bitsandbytes, name=of), f"bitsandbytes {of}", devices=("cuda",))
+        for name, of in (
+            ("bitsandbytes-paged", "PagedAdamW8bit"), ("bitsandbytes-fp32", "AdamW"), ("bitsandbytes-fp32-paged", "PagedAdamW"),
+        )
+    },
     "bitsandbytes-cpu-fork": Contender(
         "bitsandbytes-cpu-fork", bitsandbytes, "bitsandbytes-cpu-fork AdamW8bit", module="bitsandbytes", devices=("cpu",)
     ),

@@ -3,7 +3,6 @@
 
 python3 bench/cuda/case.py --list
 python3 bench/cuda/case.py resident.bandwidth --rows rows.jsonl
-python3 bench/cuda/case.py llama.peaks --kind xpu
 python3 bench/cuda/case.py resident.bandwidth --rehearse       tiny, on the CPU: shows that it runs, measures nothing
 """
 
@@ -26,7 +25,7 @@ from bench.cuda.rows import Rows  # noqa: E402
 
 PR_SET_PDEATHSIG = 1
 SCENARIOS = ("smoke", "bits", "resident", "uncommon", "calls", "capture", "graphs", "variants", "link", "paged", "overlap", "pressure",
-             "llama", "counters")  # fmt: skip
+             "counters")  # fmt: skip
 
 
 def names(rehearse: bool = False) -> list[str]:
@@ -41,7 +40,6 @@ def main() -> int:
     parser.add_argument("--wait", action="store_true", help="import torch, then read the case's name from standard input")
     parser.add_argument("--list", action="store_true", help="names of all cases, one a line")
     parser.add_argument("--rows", type=Path, help="file that each row is appended to")
-    parser.add_argument("--kind", choices=("cuda", "xpu"), default="cuda", help="of torch's devices")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
     if args.wait:
@@ -59,7 +57,7 @@ def main() -> int:
     gpus: list[Gpu] = []
 
     def run() -> None:
-        gpus.append(emulated.opened() if args.rehearse else Gpu(False, args.kind))
+        gpus.append(emulated.opened() if args.rehearse else Gpu(rehearse=False))
         importlib.import_module(f"bench.cuda.{args.case.partition('.')[0]}").CASES[args.case](gpus[0], rows)
 
     rows.attempt(args.case, run)

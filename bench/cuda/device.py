@@ -1,5 +1,4 @@
-"""The GPU of a measurement: its memory, its tensors, and how much fits. With `rehearse`, the CPU stands in. The kind "xpu" is
-an Intel GPU, for cases that need nothing specific to CUDA.
+"""The GPU of a measurement: its memory, its tensors, and how much fits. With `rehearse`, the CPU stands in.
 
 Device memory comes only from torch's allocator. Only bitsandbytes' paged optimizers use managed memory; call `allow_managed`
 first, because paging by the driver without room has hung whole machines.
@@ -33,15 +32,15 @@ def bytes_of(text: str) -> int:
 
 
 class Gpu:
-    def __init__(self, rehearse: bool, kind: str = "cuda") -> None:
-        self.rehearsed, self.kind = rehearse, kind
+    def __init__(self, rehearse: bool) -> None:
+        self.rehearsed = rehearse
         self.on_device = not rehearse  # at least Lowtide's state
         if rehearse:  # tiny work, on a machine that may be busy with other tests
             torch.set_num_threads(1)
-        self.cuda: Any = stand_in if rehearse else getattr(torch, kind)
+        self.cuda: Any = stand_in if rehearse else torch.cuda
         if not rehearse and not self.cuda.is_available():
-            raise Absent(f"torch sees no GPU (torch.{kind}.is_available() is False)")
-        self.device = torch.device("cpu") if rehearse else torch.device(kind, self.cuda.current_device())
+            raise Absent("torch sees no GPU (torch.cuda.is_available() is False)")
+        self.device = torch.device("cpu") if rehearse else torch.device("cuda", self.cuda.current_device())
         self.dropped: set[str] = set()  # options that a rehearsal lacked
         self._managed = 0
         self._ballast: list[torch.Tensor] = []
@@ -53,7 +52,7 @@ class Gpu:
 
     def hold(self, seconds: float) -> None:
         """Keeps the current stream busy for about so long: the device sleeps for clock cycles, at 2 GHz."""
-        if hasattr(self.cuda, "_sleep"):  # not on Intel's GPUs
+        if hasattr(self.cuda, "_sleep"):  # not of a stand-in
             self.cuda._sleep(int(seconds * 2e9))
 
     def size(self, real: int, rehearsal: int) -> int:

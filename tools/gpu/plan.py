@@ -51,7 +51,6 @@ QUEUE = (
     Step("resident.peers_7b", 46),
     Step("paged.bitsandbytes_8bit", 28),
     Step("overlap.dynamic8", 67),
-    Step("llama.peaks", 32),
     Step("paged.fp32", 54),
     Step("uncommon.tiny_gradients", 11),
     # Steps that have run before or can wait.

@@ -90,20 +90,20 @@ def rehearsal(begun: Future[Rehearsal]) -> Rehearsal:
 
 
 def test_a_step_that_no_longer_fits_is_left_to_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = (plan.Step(plan.SMOKE, 1), plan.Step("llama.peaks", 50), plan.Step("suite device", 5), plan.Step("memcheck", 5))
+    queue = (plan.Step(plan.SMOKE, 1), plan.Step("overlap.dynamic8", 50), plan.Step("suite device", 5), plan.Step("memcheck", 5))
     monkeypatch.setattr(Check, "case", lambda check, name, limit, more: case_of(name))
     first = command(tmp_path, seconds=45)
     first.folders.given_tests = fake_tests(tmp_path, passes=True)
     first.take(first.wanted(queue))
-    left_out = first.result["cases"]["llama.peaks"]
+    left_out = first.result["cases"]["overlap.dynamic8"]
     assert left_out["status"] == "not run" and "takes about 50 s" in left_out["reason"]
     assert first.result["suites"]["suite device"]["passed"] == 2
     assert first.result["suites"]["memcheck"]["status"] == "not run"
     second = command(tmp_path)
-    assert [step.name for step in second.wanted(queue)] == [plan.SMOKE, "llama.peaks", "memcheck"]
+    assert [step.name for step in second.wanted(queue)] == [plan.SMOKE, "overlap.dynamic8", "memcheck"]
     second.take(second.wanted(queue))
     both = merged(tmp_path / "out", tmp_path / "both")
-    assert labels(both) == {plan.SMOKE: [plan.SMOKE], "llama.peaks": ["llama.peaks"]}
+    assert labels(both) == {plan.SMOKE: [plan.SMOKE], "overlap.dynamic8": ["overlap.dynamic8"]}
     assert both["suites"]["suite device"]["passed"] == 2
 
 
