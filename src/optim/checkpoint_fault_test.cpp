@@ -198,37 +198,6 @@ TEST(CheckpointFault, AKilledProcessLeavesTheOldOrTheNew) {
       killed, points, calls, old_count, new_count, missing, wrong, leftovers, kept, strangers);
 }
 
-TEST(CheckpointFault, AThrowingCallbackLeavesTheOld) {
-  const TemporaryDirectory directory;
-  const std::string path = directory.file("c");
-  const Content older = small_content(1), newer = small_content(2);
-  FaultyEnv env;
-  int pieces = 0;
-  const StateReader read = newer.reader();
-  const auto throw_at = [&](int limit) -> StateReader {
-    return [&, limit, n = 0](const StatePart& part, int64_t offset, std::byte* to, int64_t bytes) mutable {
-      if (n++ == limit) throw std::logic_error("stop");
-      pieces = n;
-      read(part, offset, to, bytes);
-    };
-  };
-  checkpoint::save(env, path, newer.description, throw_at(-1), kSmallPiece);
-  const int count = pieces;
-  older.save(path);
-  int untouched = 0;
-  for (int k = 0; k < count; ++k) {
-    EXPECT_THROW(checkpoint::save(env, path, newer.description, throw_at(k), kSmallPiece), std::logic_error);
-    untouched += held(path, older, newer) == Holds::kOld && directory.names().size() == 1 && env.open_fds() == 0;
-  }
-  // A writer's exception also passes unchanged.
-  const CheckpointFile file(env, path);
-  EXPECT_THROW(file.load([](const StatePart&, int64_t, const std::byte*, int64_t) { throw std::logic_error("stop"); }),
-               std::logic_error);
-  EXPECT_GT(count, 5);
-  EXPECT_EQ(untouched, count);
-  figure("callbacks that throw: old checkpoint untouched, nothing left {}/{}", untouched, count);
-}
-
 int64_t peak_resident_bytes() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {

@@ -114,21 +114,6 @@ TEST(Random, BitsOfRoundingAreEvenAndIndependent) {
   EXPECT_LT(worst, kLimit);
 }
 
-// Tests the whole hash, whose bytes neighbours share and which breaks ties of votes.
-TEST(Random, BothHalvesOfAHashAreEvenAndIndependent) {
-  double worst = 0;
-  for (const u64 seed : {1ull, 2ull}) {
-    const RandomKey key = random_key(seed, 1, 0, 0);
-    const std::vector<u16> high = stream([&](u32 i) { return random_bits(i, key) >> 16; }),
-                           low = stream([&](u32 i) { return random_bits(i, key) & 0xffffu; });
-    const std::string name = "seed " + std::to_string(seed);
-    worst = std::max(worst, judge((name + ", high").c_str(), high, {{"low half", &low}}));
-    worst = std::max(worst, judge((name + ", low").c_str(), low, {}));
-  }
-  figure("worst |z| {}", worst);
-  EXPECT_LT(worst, kLimit);
-}
-
 TEST(Random, TheStatisticsCatchOneMultiplication) {
   const RandomKey key = random_key(1, 1, 0, 0), next = random_key(1, 2, 0, 0);
   const auto weak = [](const RandomKey& of) {

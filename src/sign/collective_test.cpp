@@ -1,67 +1,11 @@
-// Tests that votes of all algorithms match the definition sign by sign, that the byte counts are right, and that ranks
-// must agree on the call.
+// Tests that a vote sends the bytes of the formula and takes the algorithm of the cost model. parts_test.cpp compares
+// votes of all algorithms with the definition.
 #include "sign/wire.h"
 #include "support/sign_ranks.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
 namespace {
-
-int64_t random_count(Rng& rng) {
-  static const int64_t borders[] = {0, 1, 7, 8, 63, 64, 65, 512, 1023, 1024, 1025, 2048, 9216, 9217};
-  if (rng.chance(0.4)) return borders[rng.below(std::size(borders))];
-  return rng.chance(0.01) ? rng.below(300000) : rng.below(rng.chance(0.1) ? 30000 : 6000);
-}
-
-bool votes_at_all(const VoteCase& of) {
-  for (const uint32_t weight : of.weights)
-    if (weight) return true;
-  return false;
-}
-
-// Returns the number of differing bytes over all ranks, or -1 if a rank threw.
-int64_t differing(const VoteCase& of, const VoteResult& wanted) {
-  Ranks ranks(of);
-  std::vector<VoteResult> results;
-  int64_t different = 0;
-  for (const Ended& ended : take_vote(of, ranks, &results))
-    if (ended.threw || !ended.outcome.applied || !ended.outcome.rejected.empty()) {
-      ADD_FAILURE() << ended.text;
-      return -1;
-    }
-  for (const VoteResult& result : results) {
-    for (size_t i = 0; i < wanted.bits.size(); ++i)
-      different += (result.bits[i] != wanted.bits[i]) + (result.zeros[i] != wanted.zeros[i]);
-    for (size_t i = 0; i < wanted.presence.size(); ++i) different += result.presence[i] != wanted.presence[i];
-  }
-  return different;
-}
-
-TEST(SignCollective, VotesAreThoseOfTheDefinitionOnAllRanks) {
-  Rng rng = seeded("votes over transports", 20261121);
-  int64_t ties = 0, signs = 0, cases[4] = {};
-  for (int i = 0; i < share_of(2400); ++i) {
-    const int nodes = i % 3 == 0 ? static_cast<int>(rng.between(1, 3)) : 0;
-    const int ranks = nodes ? nodes * static_cast<int>(rng.between(1, 3)) : static_cast<int>(rng.between(1, 9));
-    VoteCase of = random_vote(ranks, random_count(rng), rng);
-    of.nodes = nodes;
-    of.options.algorithm = static_cast<SignAlgorithm>(nodes ? 2 * rng.below(2) : i % 3 == 1 ? 1 : 2 * rng.below(2));
-    if (!votes_at_all(of)) of.weights[0] = 1;
-    const VoteResult wanted = reference_vote(of, {}, &ties);
-    ASSERT_EQ(differing(of, wanted), 0) << "case " << i << ": " << ranks << " ranks, " << nodes << " nodes, "
-                                        << of.count << " signs, ties " << of.options.ties;
-    ++cases[nodes ? 3 : static_cast<int>(of.options.algorithm)], signs += of.count;
-  }
-  // As a control, inverting one rank's ballot makes a difference.
-  VoteCase of = random_vote(3, 2000, rng);
-  of.weights = {1, 1, 1}, of.with_presence = false;
-  const VoteResult wanted = reference_vote(of);
-  for (auto& byte : of.ballots[1]) byte = static_cast<unsigned char>(~byte);
-  EXPECT_GT(differing(of, wanted), 0);
-  EXPECT_GT(ties, share_of(100000));
-  figure("auto {}, one phase {}, two phases {}, nodes {} votes on {} signs, {} ties: 0 bytes differ", cases[0], cases[1],
-         cases[2], cases[3], signs, ties);
-}
 
 TEST(SignCollective, BytesOnTheWireAreTheFormula) {
   Rng rng = seeded("bytes on the wire", 4);

@@ -14,13 +14,19 @@ std::vector<int64_t> random_cuts(int64_t count, Rng& rng) {
   return cuts;
 }
 
+int64_t random_count(Rng& rng) {
+  static const int64_t borders[] = {0, 1, 7, 8, 63, 64, 65, 512, 1023, 1024, 1025, 2048, 9216, 9217};
+  if (rng.chance(0.4)) return borders[rng.below(std::size(borders))];
+  return rng.chance(0.01) ? rng.below(300000) : rng.below(rng.chance(0.1) ? 30000 : 6000);
+}
+
 TEST(SignParts, TheBitsAreThoseOfOneCall) {
   Rng rng = seeded("votes in parts", 20261123);
   int64_t votes = 0, parts_taken = 0, signs = 0;
-  for (int i = 0; i < share_of(600); ++i) {
+  for (int i = 0; i < share_of(1200); ++i) {
     const int nodes = i % 3 == 0 ? static_cast<int>(rng.between(1, 3)) : 0;
-    const int ranks = nodes ? nodes * static_cast<int>(rng.between(1, 3)) : static_cast<int>(rng.between(1, 6));
-    VoteCase of = random_vote(ranks, rng.below(12000), rng);
+    const int ranks = nodes ? nodes * static_cast<int>(rng.between(1, 3)) : static_cast<int>(rng.between(1, 9));
+    VoteCase of = random_vote(ranks, random_count(rng), rng);
     of.nodes = nodes;
     of.options.algorithm = static_cast<SignAlgorithm>(nodes ? 2 * rng.below(2) : i % 3 == 1 ? 1 : 2 * rng.below(2));
     of.options.commit = rng.chance(0.8);

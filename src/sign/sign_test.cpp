@@ -1,4 +1,4 @@
-// Tests the public functions on signs and sign bits: both bit orders match the definition, results may overwrite
+// Tests the public functions on signs: both bit orders match the definition, results may overwrite
 // ballots, invalid calls are refused, and several callers may run at the same time.
 #include "lowtide/sign.h"
 
@@ -60,35 +60,6 @@ TEST(Sign, PacksAndUnpacksInBothOrders) {
                   differing);
   EXPECT_EQ(differing, 0);
   EXPECT_GT(zeros_seen, 10000);
-}
-
-TEST(Sign, SignBitsWhateverTheValue) {
-  auto rng = testing::seeded("sign bits", 504);
-  constexpr int kCases = 1500;
-  int64_t differing = 0, elements = 0, not_signs = 0;
-  for (int c = 0; c < kCases; ++c) {
-    const bool last = c + 1 == kCases;
-    const int64_t count = last ? kLarge : rng.below(400);
-    const auto dtype = static_cast<DType>(rng.below(3));
-    const auto width = static_cast<size_t>(dtype_bytes(dtype));
-    const Options options{last || rng.chance(0.5) ? BitOrder::kBig : BitOrder::kLittle, static_cast<int>(rng.below(4))};
-    const Bits values = testing::random_elements(dtype, count, rng);  // including zeros and NaNs of both signs
-    Bits wanted(testing::sign_bytes(count)), signs = wanted, bits = random_bytes(wanted.size(), rng);
-    for (int64_t i = 0; i < count; ++i) {
-      const bool clear = !(values[(static_cast<size_t>(i) + 1) * width - 1] & 0x80);  // little-endian
-      auto& byte = wanted[static_cast<size_t>(i / 8)];
-      byte = static_cast<unsigned char>(byte | clear << i % 8);
-    }
-    pack_sign_bits(dtype, values.data(), count, span_of(bits), options);
-    differing += bits != in_order(wanted, options.order);
-    testing::reference_pack(dtype, values, 0, count, &signs);
-    not_signs += signs != wanted;
-    elements += count;
-  }
-  testing::figure("{} arrays of {} elements: {} differ; in {} the signs are others", kCases, elements, differing,
-                  not_signs);
-  EXPECT_EQ(differing, 0);
-  EXPECT_GT(not_signs, 1000);
 }
 
 TEST(Sign, MajoritiesInBothOrdersWhereverTheResultIs) {

@@ -139,31 +139,6 @@ TEST(Dynamic8Sweep, IsNearestForEveryFloatOnEveryTarget) {
   }
 }
 
-// The float32 midpoint is the true one rounded, so "nearest" may err by half an ulp of x: the distance to the chosen
-// entry exceeds the smallest distance by at most 2 * 2^-24 * x, because both distances move by the midpoint's error.
-TEST(Dynamic8Sweep, NearestByMidpointsIsNearestByDistance) {
-  auto rng = seeded("nearest by distance", 11);
-  int64_t checked = 0, off = 0;
-  double worst = 0;
-  for (const bool is_signed : {false, true}) {
-    const DynamicMap map(is_signed);
-    for (int n = 0; n < 300'000; ++n, ++checked) {
-      // Every other value lies within 2 ulp of a midpoint, where the two could differ.
-      float x = static_cast<float>(is_signed ? rng.over_binades(-24, 0) : std::fabs(rng.over_binades(-24, 0)));
-      if (n & 1)
-        x = std::bit_cast<float>(std::bit_cast<uint32_t>(map.midpoint[size_t(rng.below(255))]) +
-                                 uint32_t(rng.between(-2, 2)));
-      const double chosen = std::fabs(double{x} - map.value[static_cast<size_t>(map.nearest(x))]);
-      double least = 2;
-      for (const float entry : map.value) least = std::min(least, std::fabs(double{x} - entry));
-      off += chosen > least;
-      worst = std::max(worst, (chosen - least) / std::fabs(x));
-    }
-  }
-  figure("{} values: {} not nearest, by at most {} of the value", checked, off, worst);
-  EXPECT_LE(worst, 0x1p-23);
-}
-
 // Blocks over the whole range of absmax: denormal, smallest normal, FLT_MAX. By definition x = value * (1 / absmax) in
 // float32, where 1 / absmax is 0 for a denormal absmax, and scale = absmax.
 TEST(Dynamic8Blocks, AreRightForEveryAbsmax) {
