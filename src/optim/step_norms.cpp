@@ -129,67 +129,32 @@ void StepPlan::clear_norms() {
 }
 
 void StepPlan::add_streamed_norms() {
-  buffers_.streamed.assign(table_.params.size(), nullptr);
-  buffers_.batch.clear();
-  std::vector<int64_t> wanted;
-  for (size_t i = 0; i < items_.size(); ++i) {
-    const int64_t number = params()[i];
-    const Parameter& param = table_.params[static_cast<size_t>(number)];
-    if (!rule_info(param.rule).norms || !streams(param)) continue;
-    if (param.norms_read_arrays()) {
-      buffers_.streamed[static_cast<size_t>(number)] = &items_[i];
-      wanted.push_back(number);
-    } else {
-      buffers_.batch.push_back(items_[i]);
-    }
-  }
-  if (!buffers_.batch.empty()) backend_.add_norms(buffers_.batch, options_.stream);
-  for (const std::unique_ptr<Residence>& residence : table_.residences) {
-    if (!residence->store() || wanted.empty()) continue;
-    residence->store()->look(
-        [&](std::span<const Store::PlacedChunk> chunks) {
-          buffers_.batch.clear();
-          for_each_part(chunks, [&](const StepItem& part, const Piece&) { buffers_.batch.push_back(part); });
-          backend_.add_norms(buffers_.batch, options_.stream);
-        },
-        table_.on.threads, wanted, options_.stream);
-  }
+  pass_together(
+      [&](const StepItem&, const Parameter& param) {
+        if (!rule_info(param.rule).norms || !streams(param)) return Read::kNot;
+        return param.norms_read_arrays() ? Read::kByChunks : Read::kAtOnce;
+      },
+      [&](std::span<const StepItem> items) { backend_.add_norms(items, options_.stream); });
   for (size_t i = 0; i < items_.size(); ++i)
     if (streams(table_.params[static_cast<size_t>(params()[i])])) items_[i].adds_norms = false;
 }
 
 void StepPlan::measure(size_t first, size_t count) {
-  const std::span<StepItem> items = items_.subspan(first, count);
-  const std::span<const int64_t> numbers = params().subspan(first, count);
   NormSums sums(table_, options_.stream);
-  buffers_.streamed.assign(table_.params.size(), nullptr);
-  std::vector<int64_t> wanted;
-  for (size_t i = 0; i < count; ++i) {
-    const Parameter& param = table_.params[static_cast<size_t>(numbers[i])];
-    if (!rule_info(param.rule).norms) continue;  // its group has another rule
-    if (streams(param) && param.norms_read_arrays()) {
-      buffers_.streamed[static_cast<size_t>(numbers[i])] = &items[i];
-      wanted.push_back(numbers[i]);
-    } else {
-      sums.add(items[i], numbers[i]);
-    }
-  }
-  sums.add_waiting();
-  for (const std::unique_ptr<Residence>& residence : table_.residences) {
-    if (!residence->store() || wanted.empty()) continue;
-    residence->store()->look(
-        [&](std::span<const Store::PlacedChunk> chunks) {
-          for_each_part(chunks, [&](const StepItem& part, const Piece& piece) { sums.add(part, piece.param); });
-          sums.add_waiting();  // before the next chunk reuses this memory
-        },
-        table_.on.threads, wanted, options_.stream);
-  }
+  pass(
+      first, count,
+      [](const StepItem&, const Parameter& param) {
+        if (!rule_info(param.rule).norms) return Read::kNot;  // its group has another rule
+        return streams(param) && param.norms_read_arrays() ? Read::kByChunks : Read::kAtOnce;
+      },
+      [&](const StepItem& item, int64_t number) { sums.add(item, number); }, [&] { sums.add_waiting(); });
   buffers_.norms.resize(table_.params.size());
-  for (size_t i = 0; i < count; ++i) {
-    const Parameter& param = table_.params[static_cast<size_t>(numbers[i])];
+  for (size_t i = first; i < first + count; ++i) {
+    const int64_t number = params()[i];
+    const Parameter& param = table_.params[static_cast<size_t>(number)];
     if (!rule_info(param.rule).norms) continue;
-    buffers_.norms[static_cast<size_t>(numbers[i])] = sums.of(numbers[i]);
-    set_args(param, numbers[i], param.steps, param.uninitialized, items[i]);
+    buffers_.norms[static_cast<size_t>(number)] = sums.of(number);
+    set_args(param, number, param.steps, param.uninitialized, items_[i]);
   }
 }
 

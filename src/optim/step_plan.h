@@ -156,6 +156,44 @@ class StepPlan {
         if (const StepItem* const whole = buffers_.streamed[static_cast<size_t>(piece.param)])
           fn(part_of(*whole, piece, chunk.memory, chunk.write_offset), piece);
   }
+  // What a pass over items_[first, first + count) does with one: leaves it out, reads it at once, or chunk by chunk.
+  enum class Read { kNot, kAtOnce, kByChunks };
+  // A pass before the step: calls add(item, number) for the items for which how(item, param) says kAtOnce, and then
+  // done(); the same for the pieces of each chunk of the others, before the next chunk reuses its memory.
+  template <class How, class Add, class Done>
+  void pass(size_t first, size_t count, How&& how, Add&& add, Done&& done) {
+    buffers_.streamed.assign(table_.params.size(), nullptr);
+    std::vector<int64_t> wanted;
+    for (size_t i = first; i < first + count; ++i) {
+      const int64_t number = params()[i];
+      const Read read = how(items_[i], table_.params[static_cast<size_t>(number)]);
+      if (read == Read::kAtOnce) add(items_[i], number);
+      if (read != Read::kByChunks) continue;
+      buffers_.streamed[static_cast<size_t>(number)] = &items_[i];
+      wanted.push_back(number);
+    }
+    done();
+    for (const std::unique_ptr<Residence>& residence : table_.residences) {
+      if (!residence->store() || wanted.empty()) continue;
+      residence->store()->look(
+          [&](std::span<const Store::PlacedChunk> chunks) {
+            for_each_part(chunks, [&](const StepItem& part, const Piece& piece) { add(part, piece.param); });
+            done();
+          },
+          table_.on.threads, wanted, options_.stream);
+    }
+  }
+  // A pass in which read(items) gets the items of each turn together.
+  template <class How, class Reader>
+  void pass_together(How&& how, Reader&& read) {
+    buffers_.batch.clear();
+    pass(
+        0, items_.size(), how, [&](const StepItem& item, int64_t) { buffers_.batch.push_back(item); },
+        [&] {
+          if (!buffers_.batch.empty()) read(buffers_.batch);
+          buffers_.batch.clear();
+        });
+  }
   void step_chunks(std::span<const Store::PlacedChunk> chunks);
   bool all_done(const Residence& residence) const;
   void count(std::span<const int64_t> params) {

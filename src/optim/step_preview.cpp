@@ -85,29 +85,12 @@ class StepPlan::StateCopies {
 
 void StepPlan::preview() {
   StateCopies copies(table_, buffers_, options_.stream);
-  std::vector<int64_t> wanted;
-  buffers_.streamed.assign(table_.params.size(), nullptr);
-  for (size_t i = 0; i < items_.size(); ++i) {
-    const int64_t number = params()[i];
-    const Parameter& param = table_.params[static_cast<size_t>(number)];
-    if (!is_direction(items_[i], param)) continue;
-    if (streams(param)) {
-      buffers_.streamed[static_cast<size_t>(number)] = &items_[i];
-      wanted.push_back(number);
-    } else {
-      copies.add(items_[i]);
-    }
-  }
-  copies.take();
-  for (const std::unique_ptr<Residence>& residence : table_.residences) {
-    if (!residence->store() || wanted.empty()) continue;
-    residence->store()->look(
-        [&](std::span<const Store::PlacedChunk> chunks) {
-          for_each_part(chunks, [&](const StepItem& part, const Piece&) { copies.add(part); });
-          copies.take();  // before the next chunk reuses this memory
-        },
-        table_.on.threads, wanted, options_.stream);
-  }
+  pass(
+      0, items_.size(),
+      [&](const StepItem& item, const Parameter& param) {
+        return !is_direction(item, param) ? Read::kNot : streams(param) ? Read::kByChunks : Read::kAtOnce;
+      },
+      [&](const StepItem& item, int64_t) { copies.add(item); }, [&] { copies.take(); });
 }
 
 }  // namespace lowtide

@@ -81,32 +81,13 @@ void StepPlan::check_alike(size_t one, size_t other) const {
 
 TermSums StepPlan::sum_terms() {
   TermSums sums;
-  buffers_.streamed.assign(table_.params.size(), nullptr);
-  buffers_.batch.clear();
-  std::vector<int64_t> wanted;
-  for (size_t i = 0; i < items_.size(); ++i) {
-    const int64_t number = params()[i];
-    const Parameter& param = table_.params[static_cast<size_t>(number)];
-    // Not in a group with another rule, or one that stands still.
-    if (!rule_info(param.rule).sums || table_.group_of(param).hyper.lr == 0) continue;
-    if (streams(param)) {
-      buffers_.streamed[static_cast<size_t>(number)] = &items_[i];
-      wanted.push_back(number);
-    } else {
-      buffers_.batch.push_back(items_[i]);
-    }
-  }
-  if (!buffers_.batch.empty()) backend_.sum_terms(buffers_.batch, table_.on.threads, sums, options_.stream);
-  for (const std::unique_ptr<Residence>& residence : table_.residences) {
-    if (!residence->store() || wanted.empty()) continue;
-    residence->store()->look(
-        [&](std::span<const Store::PlacedChunk> chunks) {
-          buffers_.batch.clear();
-          for_each_part(chunks, [&](const StepItem& part, const Piece&) { buffers_.batch.push_back(part); });
-          backend_.sum_terms(buffers_.batch, table_.on.threads, sums, options_.stream);
-        },
-        table_.on.threads, wanted, options_.stream);
-  }
+  pass_together(
+      [&](const StepItem&, const Parameter& param) {
+        // Not in a group with another rule, or one that stands still.
+        if (!rule_info(param.rule).sums || table_.group_of(param).hyper.lr == 0) return Read::kNot;
+        return streams(param) ? Read::kByChunks : Read::kAtOnce;
+      },
+      [&](std::span<const StepItem> items) { backend_.sum_terms(items, table_.on.threads, sums, options_.stream); });
   return sums;
 }
 
