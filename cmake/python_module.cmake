@@ -24,7 +24,6 @@ nanobind_add_module(
   python/optimizer_binding.cpp
   python/param_binding.cpp
   python/planning_binding.cpp
-  python/plugin_folders.cpp
   python/py_optimizer.cpp
   python/python_allocator.cpp
   python/sign_binding.cpp

@@ -14,11 +14,12 @@
 
 #include "arguments.h"
 #include "backend/gradient_limit.h"
+#include "backend/plugin.h"
+#include "backend/registry.h"
 #include "core/sizes.h"
 #include "lowtide/backends.h"
 #include "optim/carried.h"
 #include "optim/gradient_norm.h"
-#include "plugin_folders.h"
 #include "py_optimizer.h"
 #include "tensor_reader.h"
 
@@ -26,6 +27,24 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using namespace lowtide::python;
 using lowtide::for_each_hyper;
+
+namespace {
+
+// Tells the library where plug-ins are that are separate Python packages. Skips a package that cannot be found:
+// backends() reports it as missing.
+void add_plugin_folders() {
+  for (const lowtide::PluginPackage& one : lowtide::kPluginPackages) {
+    try {
+      const nb::object spec = nb::module_::import_("importlib.util").attr("find_spec")(one.package);
+      if (spec.is_none()) continue;
+      for (const nb::handle folder : spec.attr("submodule_search_locations"))
+        lowtide::add_plugin_folder(nb::cast<std::string>(folder));
+    } catch (const nb::python_error&) {  // from a foreign finder in sys.meta_path
+    }
+  }
+}
+
+}  // namespace
 
 NB_MODULE(_core, m) {
   m.attr("__version__") = lowtide::version();

@@ -92,7 +92,6 @@ class Engine:
         self._shares = Shares({}, {}, {}, False)  # each core's share of the budgets
         self._steps, self._skipped = 0, 0  # outside of the current core
 
-
     def add_group(self, groups: Sequence[dict[str, Any]], memory: Memory | None) -> None:
         """Adds the last parameter group, whose own budget is `memory`. Builds new cores if that changes the devices' shares of
         the optimizer's budget. Raises ValueError, TypeError or NotImplementedError for an unusable parameter or option;

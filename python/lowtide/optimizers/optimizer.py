@@ -130,16 +130,11 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self._partitioned = False  # whether ZeRO shows one partition of a group after another
         self._clipper = Clipper(self.engine, self.WAITS_FOR_CLIPS)
         self._backward_options = backward_options
-        self._in_backward: InBackward | None = None
+        self.in_backward: InBackward | None = None  # internal: work in backward
         if backward_options:
-            self._in_backward = in_backward(self.engine, backward_options, self._step_gradients)
+            self.in_backward = in_backward(self.engine, backward_options, self._step_gradients)
         if settings.amp_scaling:
             self._step_supports_amp_scaling = True
-
-    @property
-    def in_backward(self) -> InBackward | None:
-        """Internal: work in backward."""
-        return self._in_backward
 
     def _cycled(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """Removes options from `defaults` that schedulers must not find. Groups still get them."""
@@ -154,7 +149,6 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         core = self.engine.core
         assert isinstance(core, _core.Optimizer)
         return core
-
 
     @_alone
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -202,8 +196,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
                 param_group.setdefault(NORMS, ())
             else:
                 param_group.pop(NORMS, None)  # from another optimizer
-            if self._in_backward:
-                self._in_backward.check(param_group["params"], where)
+            if self.in_backward:
+                self.in_backward.check(param_group["params"], where)
             engine.add_group(self.param_groups, memory)
         except BaseException:
             self.param_groups.pop()
@@ -211,8 +205,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         finally:
             if engine.renewed:
                 self._show_state()
-        if self._in_backward:
-            self._in_backward.watch(engine.tensors[first:], first)
+        if self.in_backward:
+            self.in_backward.watch(engine.tensors[first:], first)
         if not self._chose_master and not describe.HALVES.isdisjoint(map(describe.DTYPE, param_group["params"])):
             self._chose_master = describe.warn_of_master(self.engine, first)
 
@@ -261,15 +255,15 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     def _rebind(self, kept: list[int], sources: list[int] | None, sizes: bool = True) -> None:
         """Adopts the tensors that are in the groups now. See `Engine.replace`."""
-        if self._in_backward:
+        if self.in_backward:
             for number, group in enumerate(self.param_groups):
-                self._in_backward.check(group["params"], f"param_groups[{number}]['params']")
+                self.in_backward.check(group["params"], f"param_groups[{number}]['params']")
         self.engine.replace(self.param_groups, kept, sources, sizes)
         self._note_groups()
         self._partitioned = any(map(partitions.is_partition, self.engine.tensors))
         self._show_state()
-        if self._in_backward:
-            self._in_backward.watch_anew(self.engine.tensors)
+        if self.in_backward:
+            self.in_backward.watch_anew(self.engine.tensors)
 
     def _push_options(self) -> None:
         """Tells the core about changes since the last step."""
@@ -337,7 +331,6 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self.engine.show_unstepped(True)
         self._show_state()
 
-
     @overload
     def step(self, closure: None = None) -> None: ...
 
@@ -356,8 +349,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         loss = None
         if not self.state and self._gives_state():
             return None
-        if self._in_backward:
-            self._in_backward.before_step(closure)
+        if self.in_backward:
+            self.in_backward.before_step(closure)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -371,8 +364,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
                 self._step_gradients()
             taken = True
         finally:
-            if self._in_backward:
-                self._in_backward.after_step(taken)
+            if self.in_backward:
+                self.in_backward.after_step(taken)
         return loss
 
     def _gives_state(self) -> bool:
@@ -533,7 +526,6 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             raise ValueError("another rank refused this step (its error says why); nothing was changed")
         return verdict == sharding.NONFINITE
 
-
     @property
     def last_grad_norm(self) -> torch.Tensor | None:
         """The norm that `clip_grad_norm_` or, with max_grad_norm or max_grad_spike, the last step found: float32,
@@ -576,7 +568,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         Raises RuntimeError for a non-finite norm, with error_if_nonfinite; ValueError for gradients that a step would refuse,
         and with step_in_backward. Copies and pickles of the optimizer forget the call: repeat it there."""
         limit, kind = Clipper.checked(max_norm, norm_type)
-        in_backward = isinstance(self._in_backward, StepInBackward)
+        in_backward = isinstance(self.in_backward, StepInBackward)
         expect(not in_backward, "clip_grad_norm_", "step_in_backward", StepInBackward.NO_NORM)
         self._clipper.require("clip_grad_norm_", self._partitioned)
         if self.engine.capturing:
@@ -585,7 +577,6 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self._clipper.drop()
         self._push_options()
         return self._clipper.ask(self.param_groups, limit, kind, error_if_nonfinite, process_group)
-
 
     @_alone
     def reset(self, params: Iterable[torch.Tensor] | None = None) -> None:
@@ -605,8 +596,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self._follow_state()
         if params is None:
             self.engine.count(steps=-self.engine.report()["steps"])
-            if self._in_backward and self._in_backward.steps is not None:
-                self._in_backward.steps = 0
+            if self.in_backward and self.in_backward.steps is not None:
+                self.in_backward.steps = 0
             if NORMS in self.param_groups[0]:
                 self.param_groups[0][NORMS] = ()
 
@@ -657,7 +648,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         call has begun, and calls again with the same random numbers. It raises the error, with a note of what it tried, if the
         second call fails, too, or if the first call added to earlier gradients. `with opt.oom_guard():` does the same but
         re-raises the error instead of calling again."""
-        return OomGuard(self.engine, self._in_backward)
+        return OomGuard(self.engine, self.in_backward)
 
     @property
     def skipped_steps(self) -> int:
@@ -831,8 +822,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self.state = restore.copied_in(self.engine, state["state"])
         self.engine.count(options["steps"], options["skipped_steps"])
         self._skips = Skips(options["skipped_steps"])
-        if self._in_backward and self._in_backward.steps is not None:
-            self._in_backward.steps = options["steps"]
+        if self.in_backward and self.in_backward.steps is not None:
+            self.in_backward.steps = options["steps"]
 
     def __repr__(self) -> str:
         """A line for each group, with the options that differ from defaults and the bytes of its state from the first step

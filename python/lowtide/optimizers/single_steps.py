@@ -20,7 +20,7 @@ class SingleSteps:
     """A base of `Optimizer`, with the methods that such trainers call."""
 
     engine: Engine
-    _in_backward: InBackward | None
+    in_backward: InBackward | None
     _backward_options: dict[str, Any]
     _follow_groups: Callable[[], None]
     _step_gradients: Callable[[list[int]], None]
@@ -35,7 +35,7 @@ class SingleSteps:
 
         Raises like `step`; also ValueError for a tensor that is in no group, with step_in_backward, and with max_grad_norm or
         max_grad_spike, because the norm of all gradients is not known yet."""
-        expect(self._in_backward is None, "step_param", f"{self._backward_options}", "no option that works in backward")
+        expect(self.in_backward is None, "step_param", f"{self._backward_options}", "no option that works in backward")
         StepInBackward.refuse_norms(self.engine, "step_param")
         self._follow_groups()
         if self._numbers is None:
@@ -53,8 +53,8 @@ class SingleSteps:
 
     def _steps(self, report: CoreReport) -> int:
         """The user's steps, where the core, which made this report, counts steps of buckets or of single parameters."""
-        if self._in_backward and self._in_backward.steps is not None:
-            return self._in_backward.steps
+        if self.in_backward and self.in_backward.steps is not None:
+            return self.in_backward.steps
         if self._steps_single:
             return max(self.engine.core_of(i).step_count(i) for i in range(len(self.engine.params)))
         return report["steps"]
