@@ -1,14 +1,12 @@
 """A run goes from bitsandbytes to Lowtide and back: which codes are equal, and how far the rest differ."""
 
-import importlib.util
-
 import pytest
 import torch
 from lowtide.compat import bitsandbytes as compat
 from lowtide.state import blockwise
 
-from bitsandbytes_rule import NESTED, RULES, Twin, state_dict_of
-from support import bits, through_file
+from bitsandbytes_runs import NESTED, RULES, flat, real, trained
+from support import bits, copies_of, step_alike, through_file
 
 BEFORE, STEPS = 20, 50
 SHAPES = ((64, 256), (5000,), (9,))  # blocks end with rows; one row with a short last block; float32 state
@@ -24,58 +22,11 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-def real(name: str):
-    if importlib.util.find_spec("bitsandbytes") is None:
-        pytest.skip("bitsandbytes is not installed")
-    import bitsandbytes
-
-    return getattr(bitsandbytes.optim, name)
-
-
-def gradients(count: int) -> list[list[torch.Tensor]]:
-    return [[torch.randn(shape) * 0.1 for shape in SHAPES] for _ in range(count)]
-
-
-def started(rule: str, by_table: bool = True) -> list[Twin]:
-    """bitsandbytes after some steps on a CPU."""
-    hyper = RULES[rule][1]
-    twins = [Twin(rule, torch.randn(shape), hyper, by_table, small=shape == (9,)) for shape in SHAPES]
-    for each in gradients(BEFORE):
-        for twin, g in zip(twins, each, strict=True):
-            twin.step(g)
-    return twins
-
-
-def loaded(rule: str, twins: list[Twin], nested: bool = True):
-    params = [torch.nn.Parameter(twin.p.clone()) for twin in twins]
+def loaded(rule: str, params, saved):
+    params = copies_of(params)
     opt = getattr(compat.optim, RULES[rule][0] + "8bit")(params, lr=0.5)
-    opt.load_state_dict(through_file(state_dict_of(rule, twins, nested)))
+    opt.load_state_dict(through_file(saved))
     return params, opt
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_emulated_rule_is_that_of_bitsandbytes(rule, seed, figure):
-    """bitsandbytes' 8-bit CPU optimizer and bitsandbytes_rule.py agree bit for bit: codes, scales, maps and parameters."""
-    name, hyper = RULES[rule]
-    twins = [Twin(rule, torch.randn(shape), hyper, True, small=shape == (9,)) for shape in SHAPES]
-    params = [torch.nn.Parameter(twin.p.clone()) for twin in twins]
-    opt = real(name + "8bit")(params, **hyper)
-    for each in gradients(STEPS):
-        for p, twin, g in zip(params, twins, each, strict=True):
-            p.grad = g.clone()
-            twin.step(g)
-        opt.step()
-    theirs, ours = opt.state_dict(), state_dict_of(rule, twins)
-    assert theirs["param_groups"] == ours["param_groups"]
-    compared = 0
-    for i, twin in enumerate(twins[:2]):
-        assert bits(params[i]) == bits(twin.p)
-        wanted = theirs["state"][i][NESTED]
-        assert set(wanted) == set(ours["state"][i][NESTED])
-        for key, tensor in ours["state"][i][NESTED].items():
-            assert bits(tensor) == bits(wanted[key]), (i, key)
-            compared += tensor.numel()
-    figure(f"{compared} codes, scales and entries of maps after {STEPS} steps: 0 differ")
 
 
 @pytest.mark.parametrize("nested", [True, False], ids=["nested", "flat"])
@@ -83,11 +34,11 @@ def test_the_emulated_rule_is_that_of_bitsandbytes(rule, seed, figure):
 def test_what_is_loaded_comes_back_bit_for_bit(rule, nested, seed, figure):
     """Without a step in between: all codes, scales and float32 values, for rules whose maps are equal. Second moments of
     RMSprop and Adagrad return in the finer unsigned map, at most half a step of the signed map away."""
-    twins = started(rule)
-    _, opt = loaded(rule, twins, nested)
+    params, there = trained(rule, *SHAPES, steps=BEFORE)
+    wanted = there.state_dict() if nested else flat(there.state_dict())
+    _, opt = loaded(rule, params, wanted)
     assert opt.param_groups[0]["lr"] == RULES[rule][1]["lr"]
     back = through_file(opt.bitsandbytes_state_dict(nested))
-    wanted = state_dict_of(rule, twins, nested)
     assert back["param_groups"] == wanted["param_groups"]
     codes = worst = 0
     for i, entry in wanted["state"].items():
@@ -113,39 +64,15 @@ def absmax_of(entry):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_fifty_steps_from_a_loaded_state(rule, seed, figure):
-    """Loads its dict, takes 50 steps in both, and goes back. With exact codes there, every code is equal; with codes of its CPU
-    library, some differ, and parameters follow the same path."""
-    exact, table = started(rule, by_table=False), started(rule)
-    params, opt = loaded(rule, exact)
-    others, other = loaded(rule, table)
-    start = [twin.p.clone() for twin in table]
-    largest = [twin.p.abs() for twin in exact]
-    for each in gradients(STEPS):
-        for group, twins in ((params, exact), (others, table)):
-            for p, twin, g in zip(group, twins, each, strict=True):
-                p.grad = g.clone()
-                twin.step(g)
-        largest = [torch.maximum(most, twin.p.abs()) for most, twin in zip(largest, exact, strict=True)]
-        opt.step()
-        other.step()
-    back, wanted = opt.bitsandbytes_state_dict(), state_dict_of(rule, exact)
-    compared = 0
-    for i, entry in wanted["state"].items():
-        for key, tensor in entry[NESTED].items():
-            assert bits(back["state"][i][NESTED][key]) == bits(tensor), (i, key)
-            compared += tensor.numel() if tensor.dtype == torch.uint8 else 0
-    ulps = max(ulps_apart(p.detach(), twin.p, most) for p, twin, most in zip(params, exact, largest, strict=True))
-    assert ulps <= ULPS
-    away = [
-        float((p.detach() - twin.p).norm() / (twin.p - old).norm())
-        for p, twin, old in zip(others, table, start, strict=True)
-    ]
-    differ = differing(other.bitsandbytes_state_dict(), state_dict_of(rule, table))
-    figure(
-        f"exact codes there: 0 of {compared} codes differ, parameters within {ulps} ulp; CPU library there: "
-        f"{differ}, parameters {max(away[:2]):.1e} of the way apart"
-    )
-    assert max(away) < 0.1
+    """Some codes differ, because its CPU library looks them up in a table, but parameters follow the same path."""
+    theirs, there = trained(rule, *SHAPES, steps=BEFORE)
+    params, opt = loaded(rule, theirs, there.state_dict())
+    start = copies_of(params)
+    for _ in range(STEPS):
+        step_alike((params, opt), (theirs, there))
+    away = max(float((p - q).detach().norm() / (q - old).detach().norm()) for p, q, old in zip(params, theirs, start, strict=True))
+    figure(f"{differing(opt.bitsandbytes_state_dict(), there.state_dict())}, parameters {away:.1e} of the way apart")
+    assert away < 0.1
 
 
 def differing(mine, theirs) -> str:
@@ -177,11 +104,9 @@ def test_bitsandbytes_loads_what_comes_back(rule, kind, seed, figure):
     theirs = real(name + kind)
     params = [torch.nn.Parameter(torch.randn(shape)) for shape in (*SHAPES, (37, 300))]
     opt = getattr(compat.optim, name + kind)(params, **hyper)
-    for each in gradients(3):
-        for p, g in zip(params, [*each, torch.randn(37, 300)], strict=True):
-            p.grad = g
-        opt.step()
-    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    for _ in range(3):
+        step_alike((params, opt))
+    copies = copies_of(params)
     there = theirs(copies, **{**hyper, "lr": 1.0})
     there.load_state_dict(through_file(opt.bitsandbytes_state_dict()))
     start = [p.detach().clone() for p in params]

@@ -11,7 +11,7 @@ import torch
 from lowtide.compat.bitsandbytes import functional, optim
 from lowtide.state.elsewhere import Elsewhere
 
-from bitsandbytes_rule import NESTED
+from bitsandbytes_runs import NESTED
 from support import bits, state_bits
 
 SHAPES = ((64, 256), (5000,), (33, 200))  # rows of whole blocks, one row, and rows that end within blocks there

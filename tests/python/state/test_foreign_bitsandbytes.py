@@ -1,6 +1,5 @@
 """Lowtide's optimizers load state dicts of bitsandbytes, old and new, and refuse spoilt dicts."""
 
-import copy
 import math
 
 import lowtide
@@ -8,8 +7,8 @@ import pytest
 import torch
 from lowtide.state import blockwise
 
-from bitsandbytes_rule import NESTED, RULES, Twin, state_dict_of
-from support import bits, drop, put, refused, snapshot, through_file
+from bitsandbytes_runs import NESTED, RULES, trained
+from support import bits, copies_of, drop, put, random_gradients, refused, snapshot, through_file
 
 CLASSES = {
     "adamw": lowtide.AdamW,
@@ -26,14 +25,6 @@ def optimizer(rule, params, **options):
     return CLASSES[rule](params, lr=0.5, **{**given, **options})
 
 
-def twins_of(rule, *shapes, steps=5):
-    twins = [Twin(rule, torch.randn(shape), RULES[rule][1], True, small=math.prod(shape) < 4096) for shape in shapes]
-    for _ in range(steps):
-        for twin in twins:
-            twin.step(torch.randn(twin.p.shape))
-    return twins
-
-
 def decoded(opt, index):
     """The state's values, in float32, by name."""
     core = opt._core
@@ -41,13 +32,15 @@ def decoded(opt, index):
 
 
 def saved_values(entry, names, block=256):
-    """The values of an 8-bit entry: state1 and state2, or the halves of state1 and state2."""
+    """The values of an entry: state1 and state2, or the halves of state1 and state2."""
     out = []
     for k in (1, 2):
         if f"state{k}" in entry:
-            codes, absmax, book = (entry[f"{part}{k}"] for part in ("state", "absmax", "qmap"))
-            halves = zip(codes, absmax, strict=True) if absmax.dim() == 2 else [(codes, absmax)]
-            out.append([blockwise.decode(c, a, book, block) for c, a in halves])
+            states = entry["state1"] if k == 1 and len(names) == 3 else [entry[f"state{k}"]]
+            if f"qmap{k}" in entry:
+                scales = entry[f"absmax{k}"].view(len(states), -1)
+                states = [blockwise.decode(c, a, entry[f"qmap{k}"], block) for c, a in zip(states, scales, strict=True)]
+            out.append([*states])
     first, second = out[0], out[1] if len(out) > 1 else []
     return dict(zip(names, [first[0], *second, *first[1:]], strict=True))
 
@@ -57,20 +50,19 @@ def saved_values(entry, names, block=256):
 @pytest.mark.share
 def test_values_arrive(rule, codec, seed, figure):
     """In every state format, also where rows end within blocks: float32 state has the very values of the codes."""
-    twins = twins_of(rule, (64, 256), (37, 300), (9,))
-    params = [torch.nn.Parameter(twin.p.clone()) for twin in twins]
+    theirs, there = trained(rule, (64, 256), (37, 300), (9,))
+    params = copies_of(theirs)
     opt = optimizer(rule, params, state=codec)
-    saved = state_dict_of(rule, twins)
+    saved = there.state_dict()
     opt.load_state_dict(through_file(saved))
     bound = {"fp32": 0.0, "bf16": 2.0**-8, "dynamic8": 0.06}[codec]  # of the largest of a block
     worst = 0.0
-    for i, _ in enumerate(params[:2]):
+    for i in range(3):
         got = decoded(opt, i)
         wanted = saved_values(saved["state"][i][NESTED], list(got))
         for name, value in got.items():
+            assert i < 2 or bits(value) == bits(wanted[name]), "a small tensor has float32 state"
             worst = max(worst, float((value - wanted[name]).abs().max() / wanted[name].abs().max()))
-    small = decoded(opt, 2)
-    assert all(bits(small[name]) == bits(value) for name, value in zip(small, twins[2].floats, strict=True))
     assert [int(opt.state[p]["step"]) for p in params] == [5, 5, 5]
     figure(f"values within {worst:.1e} of the largest")
     assert worst <= bound
@@ -118,29 +110,26 @@ def test_the_stored_map_is_honoured(seed, figure):
 @pytest.mark.parametrize("columns", [256, 300])
 def test_ademamix_scales_as_cuda_places_them(columns, seed, figure):
     """With a short last block its CUDA kernels put the slow average's scales one place early."""
-    (twin,) = twins_of("ademamix", (17, columns))
-    saved = state_dict_of("ademamix", [twin])
+    theirs, there = trained("ademamix", (17, columns))
+    saved = through_file(there.state_dict())
+    entry = saved["state"][0][NESTED]
+    wanted = blockwise.decode(entry["state1"][1], entry["absmax1"][1], entry["qmap1"], 256)
     blocks = -(-17 * columns // 256)
     if 17 * columns % 256:
-        scales = saved["state"][0][NESTED]["absmax1"]
         shifted = torch.zeros(2 * blocks)
-        shifted[:blocks] = scales[0]
-        shifted[blocks - 1 : -1] = scales[1]  # the two share this place
-        saved["state"][0][NESTED]["absmax1"] = shifted.view(2, blocks)
-    p = torch.nn.Parameter(twin.p.clone())
-    opt = optimizer("ademamix", [p], state="fp32")
+        shifted[:blocks] = entry["absmax1"][0]
+        shifted[blocks - 1 : -1] = entry["absmax1"][1]  # the two share this place
+        entry["absmax1"] = shifted.view(2, blocks)
+    opt = optimizer("ademamix", copies_of(theirs), state="fp32")
     opt.load_state_dict(saved)
-    books = blockwise.dynamic_map()
-    wanted = blockwise.decode(twin.codes[2], twin.scales[2], books, 256)
     assert bits(decoded(opt, 0)["exp_avg_slow"]) == bits(wanted)
-    figure(f"slow average of {p.numel()} elements in {blocks} blocks: 0 differ")
+    figure(f"slow average of {wanted.numel()} elements in {blocks} blocks: 0 differ")
 
 
 def test_frozen_and_unstepped_parameters(seed):
-    (twin,) = twins_of("adamw", (64, 256))
-    params = [torch.nn.Parameter(values) for values in (twin.p.clone(), torch.randn(70), torch.randn(5))]
-    params[2].requires_grad_(False)
-    saved = state_dict_of("adamw", [twin])
+    theirs, there = trained("adamw", (64, 256))
+    params = [*copies_of(theirs), torch.nn.Parameter(torch.randn(70)), torch.nn.Parameter(torch.randn(5), requires_grad=False)]
+    saved = there.state_dict()
     saved["param_groups"][0]["params"] = [0, 1, 2]
     opt = lowtide.AdamW(params)
     opt.load_state_dict(saved)
@@ -150,15 +139,15 @@ def test_frozen_and_unstepped_parameters(seed):
 def test_an_empty_dict_brings_options(seed):
     p = torch.nn.Parameter(torch.randn(64, 256))
     opt = lowtide.AdamW([p], lr=0.5)
-    opt.load_state_dict({**state_dict_of("adamw", twins_of("adamw", (64, 256))), "state": {}})
+    opt.load_state_dict({**trained("adamw", (64, 256))[1].state_dict(), "state": {}})
     assert opt.param_groups[0]["lr"] == RULES["adamw"][1]["lr"] and opt.param_groups[0]["weight_decay"] == 0.05
 
 
 def test_adam_with_decay_is_adamw(seed):
     """Its Adam decouples weight decay: ours equals it only without decay."""
-    (twin,) = twins_of("adamw", (64, 256))
-    opt = lowtide.Adam([torch.nn.Parameter(twin.p.clone())])
-    saved = state_dict_of("adamw", [twin])
+    theirs, there = trained("adamw", (64, 256))
+    opt = lowtide.Adam(copies_of(theirs))
+    saved = there.state_dict()
     with refused(opt, "weight_decay", "0.05", "lowtide.AdamW"):
         opt.load_state_dict(saved)
     saved["param_groups"][0]["weight_decay"] = 0.0
@@ -167,17 +156,16 @@ def test_adam_with_decay_is_adamw(seed):
 
 def test_paged_state_stays_in_its_budget(seed, tmp_path, figure):
     """State that streams from a disk is loaded into its own tier, and goes on as in RAM."""
-    twins = twins_of("adamw", (512, 256), (300, 256))
-    saved = through_file(state_dict_of("adamw", twins))
+    theirs, there = trained("adamw", (512, 256), (300, 256))
+    saved = through_file(there.state_dict())
     results = []
     for memory in (None, lowtide.Memory(host="256KiB", disk=tmp_path, chunk="16KiB")):
-        params = [torch.nn.Parameter(twin.p.clone()) for twin in twins]
+        params = copies_of(theirs)
         opt = lowtide.AdamW(params, memory=memory)
         opt.load_state_dict(saved)
         torch.manual_seed(seed)
         for _ in range(3):
-            for p in params:
-                p.grad = torch.randn_like(p)
+            random_gradients(params)
             opt.step()
         back = opt.bitsandbytes_state_dict()
         results.append([bits(p) for p in params] + [bits(back["state"][i][NESTED]["state1"]) for i in (0, 1)])
@@ -187,38 +175,36 @@ def test_paged_state_stays_in_its_budget(seed, tmp_path, figure):
 
 
 MALFORMED = [
-    ("too few scales", ["absmax1"], lambda t: t[:-1], "absmax1", "63 values", "64"),
-    ("too many scales", ["absmax2"], lambda t: torch.cat([t, t]), "absmax2", "128 values"),
-    ("a NaN scale", ["absmax1"], lambda t: t * math.nan, "absmax1", "nan"),
-    ("an infinite scale", ["absmax2"], lambda t: t * math.inf, "absmax2"),
-    ("a negative scale", ["absmax1"], lambda t: -t, "absmax1", "below 0"),
-    ("an unsorted map", ["qmap1"], lambda t: t.flip(0), "qmap1", "ascending"),
-    ("a map with a NaN", ["qmap2"], lambda t: t.masked_fill(t == 1, math.nan), "qmap2", "finite"),
-    ("a short map", ["qmap1"], lambda t: t[:16], "qmap1", "(16,)", "(256,)"),
-    ("codes of another shape", ["state1"], lambda t: t[:32], "state1", "(32, 256)", "(64, 256)"),
-    ("transposed codes", ["state1"], lambda t: t.t().contiguous().t(), "state1", "strides"),
-    ("codes of another type", ["state2"], lambda t: t.to(torch.int32), "state2", "int32"),
-    ("floats with scales", ["state1"], lambda t: t.float(), "state1", "qmap or absmax"),
-    ("no state", ["state1"], None, "state1", "NoneType"),
-    ("signed second moments", ["qmap2"], lambda t: blockwise.dynamic_map(), "exp_avg_sq", "below 0"),
-    ("an unknown key", ["state3"], torch.zeros(1), "state3"),
-    ("tensor-wise state", ["max1"], torch.zeros(1), "max1", "tensor-wise"),
+    ("too few scales", "absmax1", lambda t: t[:-1], "absmax1", "63 values", "64"),
+    ("too many scales", "absmax2", lambda t: torch.cat([t, t]), "absmax2", "128 values"),
+    ("a NaN scale", "absmax1", lambda t: t * math.nan, "absmax1", "nan"),
+    ("an infinite scale", "absmax2", lambda t: t * math.inf, "absmax2"),
+    ("a negative scale", "absmax1", lambda t: -t, "absmax1", "below 0"),
+    ("an unsorted map", "qmap1", lambda t: t.flip(0), "qmap1", "ascending"),
+    ("a map with a NaN", "qmap2", lambda t: t.masked_fill(t == 1, math.nan), "qmap2", "finite"),
+    ("a short map", "qmap1", lambda t: t[:16], "qmap1", "(16,)", "(256,)"),
+    ("codes of another shape", "state1", lambda t: t[:32], "state1", "(32, 256)", "(64, 256)"),
+    ("transposed codes", "state1", lambda t: t.t().contiguous().t(), "state1", "strides"),
+    ("codes of another type", "state2", lambda t: t.to(torch.int32), "state2", "int32"),
+    ("floats with scales", "state1", lambda t: t.float(), "state1", "qmap or absmax"),
+    ("no state", "state1", None, "state1", "NoneType"),
+    ("signed second moments", "qmap2", lambda t: blockwise.dynamic_map(), "exp_avg_sq", "below 0"),
+    ("an unknown key", "state3", torch.zeros(1), "state3"),
+    ("tensor-wise state", "max1", torch.zeros(1), "max1", "tensor-wise"),
 ]
 
 
 @pytest.mark.parametrize("case", MALFORMED, ids=[case[0] for case in MALFORMED])
 def test_spoilt_entries_are_refused_whole(case, seed):
-    _, path, change, *words = case
-    twins = twins_of("adamw", (64, 256), (64, 256))
-    params = [torch.nn.Parameter(twin.p.clone()) for twin in twins]
+    _, key, change, *words = case
+    theirs, there = trained("adamw", (64, 256), (64, 256))
+    params = copies_of(theirs)
     opt = lowtide.AdamW(params)
-    for p in params:
-        p.grad = torch.randn_like(p)
+    random_gradients(params)
     opt.step()
-    saved = copy.deepcopy(state_dict_of("adamw", twins))
-    put(["state", 1, NESTED, *path], change)(saved) if path[0] in saved["state"][1][NESTED] else saved["state"][1][
-        NESTED
-    ].update({path[0]: change})
+    saved = through_file(there.state_dict())
+    entry = saved["state"][1][NESTED]
+    entry[key] = change(entry[key]) if callable(change) else change
     with refused(opt, "parameter 1", *words):
         opt.load_state_dict(saved)
 
@@ -240,9 +226,9 @@ def test_spoilt_entries_are_refused_whole(case, seed):
     ],
 )
 def test_spoilt_dicts_are_refused_whole(change, words, seed):
-    twins = twins_of("adamw", (64, 256), (64, 256))
-    opt = lowtide.AdamW([torch.nn.Parameter(twin.p.clone()) for twin in twins])
-    saved = copy.deepcopy(state_dict_of("adamw", twins))
+    theirs, there = trained("adamw", (64, 256), (64, 256))
+    opt = lowtide.AdamW(copies_of(theirs))
+    saved = through_file(there.state_dict())
     change(saved)
     with refused(opt, *words):
         opt.load_state_dict(saved)
@@ -251,15 +237,14 @@ def test_spoilt_dicts_are_refused_whole(change, words, seed):
 def test_dicts_of_another_rule_are_refused(seed, figure):
     """The number and shapes of states, and the options, tell as much as a dict can."""
     met = 0
+    states = {rule: {"ademamix": 3, "adamw": 2}.get(rule, 1) for rule in RULES}
     for rule in RULES:
-        (twin,) = twins_of(rule, (64, 256))
-        saved = state_dict_of(rule, [twin])
+        theirs, there = trained(rule, (64, 256))
+        saved = there.state_dict()
         for other in RULES:
-            if (rule == "ademamix" or rule == "adamw") == (other == "ademamix" or other == "adamw") and (
-                "ademamix" not in (rule, other) or rule == other
-            ):
-                continue  # same shapes and numbers: nothing in the dict distinguishes them
-            opt = optimizer(other, [torch.nn.Parameter(twin.p.clone())])
+            if states[rule] == states[other]:
+                continue  # nothing in the dict distinguishes them
+            opt = optimizer(other, copies_of(theirs))
             before = snapshot(opt)
             with pytest.raises(ValueError):
                 opt.load_state_dict(saved)
