@@ -67,6 +67,13 @@ def random_gradients(params: Sequence[torch.Tensor]) -> None:
         param.grad = torch.randn(param.shape).to(param)
 
 
+def take_steps(params: Sequence[torch.Tensor], opt: torch.optim.Optimizer, count: int = 1) -> None:
+    """Each step has new random gradients of these parameters."""
+    for _ in range(count):
+        random_gradients(params)
+        opt.step()
+
+
 def copies_of(params: Sequence[torch.Tensor]) -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(param.detach().clone()) for param in params]
 
@@ -137,9 +144,7 @@ def trained(
     """Parameters of several shapes after some steps: large, ragged rows, small (float32 state), 0-d."""
     params = [parameter(*shape, dtype=dtype) for shape in ((32, 256), (70, 100), (9,), ())]
     opt = make(rule, [{"params": params[:2]}, {"params": params[2:], "lr": 0.01}], **options)
-    for _ in range(steps):
-        random_gradients(params)
-        opt.step()
+    take_steps(params, opt, steps)
     return params, opt
 
 
