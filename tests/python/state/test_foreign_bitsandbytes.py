@@ -8,7 +8,7 @@ import torch
 from lowtide.state import blockwise
 
 from bitsandbytes_runs import NESTED, RULES, trained
-from support import bits, copies_of, drop, put, random_gradients, refused, snapshot, through_file
+from support import bits, copies_of, drop, put, refused, snapshot, take_steps, through_file
 
 CLASSES = {
     "adamw": lowtide.AdamW,
@@ -164,9 +164,7 @@ def test_paged_state_stays_in_its_budget(seed, tmp_path, figure):
         opt = lowtide.AdamW(params, memory=memory)
         opt.load_state_dict(saved)
         torch.manual_seed(seed)
-        for _ in range(3):
-            random_gradients(params)
-            opt.step()
+        take_steps(params, opt, 3)
         back = opt.bitsandbytes_state_dict()
         results.append([bits(p) for p in params] + [bits(back["state"][i][NESTED]["state1"]) for i in (0, 1)])
         on_disk = opt.report()["disk_bytes"] if memory else 0
@@ -200,8 +198,7 @@ def test_spoilt_entries_are_refused_whole(case, seed):
     theirs, there = trained("adamw", (64, 256), (64, 256))
     params = copies_of(theirs)
     opt = lowtide.AdamW(params)
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     saved = through_file(there.state_dict())
     entry = saved["state"][1][NESTED]
     entry[key] = change(entry[key]) if callable(change) else change

@@ -7,7 +7,6 @@ import math
 import lowtide
 import pytest
 import torch
-from lowtide.state import blockwise
 from lowtide.compat import flashoptim
 
 from support import bits, drop, put, refused, through_file
@@ -20,36 +19,24 @@ def moments():
     return {"exp_avg": torch.randn(SHAPE), "exp_avg_sq": torch.rand(SHAPE) ** 4}
 
 
-def torchao_parts(value, kind, signed):
-    """A tensor's parts in torchao's subclass of that kind, and the values that they stand for."""
-    block = 128 if kind == "4bit" else 256
-    by_block = value.reshape(-1, block)
-    scale = by_block.abs().amax(1)
-    if kind == "fp8":
-        codes = (by_block / (scale / 448)[:, None]).to(torch.float8_e4m3fn)
-        parts = {"codes": codes.view(SHAPE), "scale": scale / 448}
-        return parts, (codes.float() * parts["scale"][:, None]).view(SHAPE)
-    if kind == "8bit":
-        qmap = blockwise.dynamic_map(signed)
-    elif signed:
-        qmap = torch.sort(blockwise.dynamic_map(True, 3, 4)[[*range(8), *range(248, 256)]]).values
-    else:
-        qmap = torch.linspace(0, 1, 17)[1:]
-    middles = (qmap[:-1] + qmap[1:]) / 2
-    codes = torch.bucketize(by_block / scale[:, None], middles).to(torch.uint8)
-    values = (qmap[codes.int()] * scale[:, None]).view(SHAPE)
-    if kind == "4bit":
-        flat = codes.reshape(-1)
-        return {"codes": (flat[::2] << 4) | flat[1::2], "scale": scale, "qmap": qmap, "signed": signed}, values
-    return {"codes": codes.view(SHAPE), "scale": scale, "qmap": qmap, "signed": signed}, values
+KINDS = ("8bit", "4bit", "Fp8")
 
 
 def torchao_dict(kind):
-    entry, wanted = {"step": torch.tensor(9.0)}, {}
+    """A state_dict as torchao's optimizers make it, with one large and one small parameter."""
+    cls = getattr(pytest.importorskip(f"torchao.optim.subclass_{kind.lower()}"), f"OptimState{kind}")
+    entry = {"step": torch.tensor(9.0)}
     for name, value in moments().items():
-        entry[name], wanted[name] = torchao_parts(value, kind, name == "exp_avg")
+        signed = () if kind == "Fp8" else (name == "exp_avg",)
+        entry[name] = cls.zeros(SHAPE, *signed).copy_(value)
     small = {"step": torch.tensor(9.0), "exp_avg": torch.randn(9), "exp_avg_sq": torch.rand(9)}
-    return {"state": {0: entry, 1: small}, "param_groups": [{**GROUP, "params": [0, 1]}]}, wanted
+    return {"state": {0: entry, 1: small}, "param_groups": [{**GROUP, "params": [0, 1]}]}
+
+
+def in_parts(saved):
+    """The dict with plain dicts of the subclasses' parts, as they arrive where torchao is not installed."""
+    parts = {name: dict(vars(value)) if type(value) is not torch.Tensor else value for name, value in saved["state"][0].items()}
+    return {**saved, "state": {**saved["state"], 0: parts}}
 
 
 def pair(**options):
@@ -61,44 +48,22 @@ def exported(opt, index=0):
     return {name: opt._core.export_state(index, k) for k, (name, _) in enumerate(opt._core.states_of(index))}
 
 
-@pytest.mark.parametrize("kind", ["8bit", "4bit", "fp8"])
-def test_torchao_states_arrive(kind, seed, figure):
-    """They arrive as plain dicts of their parts."""
-    saved, wanted = torchao_dict(kind)
+@pytest.mark.parametrize("form", [lambda saved: saved, in_parts], ids=["subclasses", "parts"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchao_states_arrive(kind, form, seed, figure):
+    saved = torchao_dict(kind)
+    entry, given = saved["state"][0], form(saved)
     params, opt = pair(state="fp32")
-    opt.load_state_dict(saved)
+    opt.load_state_dict(given)
     got = exported(opt)
-    assert all(bits(got[name]) == bits(wanted[name]) for name in wanted)
-    assert all(bits(exported(opt, 1)[name]) == bits(saved["state"][1][name]) for name in wanted)
+    assert all(bits(got[name]) == bits(entry[name].dequantize()) for name in got)
+    assert all(bits(exported(opt, 1)[name]) == bits(saved["state"][1][name]) for name in got)
     assert int(opt.state[params[0]]["step"]) == 9 and float(opt.param_groups[0]["lr"]) == pytest.approx(2e-3)
     if kind == "8bit":
         _, coded = pair(state="dynamic8")
-        coded.load_state_dict(saved)
-        assert bits(coded.state_dict()["state"][0]["exp_avg_codes"]) == bits(saved["state"][0]["exp_avg"]["codes"])
-    figure(f"{2 * params[0].numel()} values: 0 differ" + ("; codes are kept" if kind == "8bit" else ""))
-
-
-def test_torchao_itself(seed, figure):
-    """Where torchao is installed, its own tensor subclasses arrive; codes of 8 bits are kept."""
-    pytest.importorskip("torchao")
-    from torchao.optim.subclass_4bit import OptimState4bit
-    from torchao.optim.subclass_8bit import OptimState8bit
-    from torchao.optim.subclass_fp8 import OptimStateFp8
-
-    for cls in (OptimState8bit, OptimState4bit, OptimStateFp8):
-        entry = {"step": torch.tensor(9.0)}
-        for name, value in moments().items():
-            entry[name] = cls.zeros(SHAPE) if cls is OptimStateFp8 else cls.zeros(SHAPE, name == "exp_avg")
-            entry[name].copy_(value)
-        params, opt = pair(state="fp32")
-        opt.load_state_dict({"state": {0: entry}, "param_groups": [{**GROUP, "params": [0, 1]}]})
-        got = exported(opt)
-        assert all(bits(got[name]) == bits(entry[name].dequantize()) for name in got)
-        if cls is OptimState8bit:
-            _, coded = pair(state="dynamic8")
-            coded.load_state_dict({"state": {0: entry}, "param_groups": [{**GROUP, "params": [0, 1]}]})
-            assert bits(coded.state_dict()["state"][0]["exp_avg_codes"]) == bits(entry["exp_avg"].codes)
-    figure(f"3 subclasses of {params[0].numel()} elements: 0 values differ from dequantize()")
+        coded.load_state_dict(given)
+        assert bits(coded.state_dict()["state"][0]["exp_avg_codes"]) == bits(entry["exp_avg"].codes)
+    figure(f"{2 * params[0].numel()} values: 0 differ from dequantize()" + ("; codes are kept" if kind == "8bit" else ""))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +80,7 @@ def test_torchao_itself(seed, figure):
     ],
 )
 def test_spoilt_dicts_of_torchao_are_refused_whole(change, words, seed):
-    saved, _ = torchao_dict("8bit")
+    saved = in_parts(torchao_dict("8bit"))
     _, opt = pair()
     change(saved)
     with refused(opt, *words):
@@ -235,7 +200,7 @@ def test_a_dict_of_another_rule_is_refused(seed):
         opt = cls([torch.nn.Parameter(torch.randn(SHAPE))])
         with refused(opt, "wanted"):
             opt.load_state_dict(saved)
-    saved, _ = torchao_dict("8bit")
+    saved = torchao_dict("8bit")
     opt = lowtide.Lion([torch.nn.Parameter(torch.randn(SHAPE)), torch.nn.Parameter(torch.randn(9))])
     with refused(opt, "torchao", "lion"):
         opt.load_state_dict(saved)

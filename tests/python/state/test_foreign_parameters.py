@@ -1,7 +1,6 @@
 """Optimizers accept parameters that they do not step: frozen parameters of any kind, and parameters without memory."""
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from support import bits, parameter, random_gradients, refused, snapshot, state_bits, step_alike
+from support import bits, parameter, refused, snapshot, state_bits, step_alike, take_steps, through_file
 
 
 class Wrapped(torch.Tensor):
@@ -95,14 +94,10 @@ def test_state_goes_round_with_a_foreign_parameter(kind, seed, tmp_path, figure)
         return params, lowtide.AdamW(params)
 
     params, opt = made()
-    random_gradients([params[0], params[2]])
-    opt.step()
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
+    take_steps([params[0], params[2]], opt)
     opt.save(tmp_path / "state")
-    file.seek(0)
     ways = {"dict": made()[1], "file": made()[1]}
-    ways["dict"].load_state_dict(torch.load(file, weights_only=True))
+    ways["dict"].load_state_dict(through_file(opt.state_dict()))
     ways["file"].load(tmp_path / "state")
     if kind not in ("subclass", "lazy", "sparse"):  # which torch itself cannot copy
         ways["copy"] = copy.deepcopy(opt)
@@ -115,8 +110,7 @@ def test_state_goes_round_with_a_foreign_parameter(kind, seed, tmp_path, figure)
 def test_dicts_for_torch_leave_foreign_parameters_out(cls, seed):
     params: list[Any] = [parameter(16, 16), FOREIGN["uint8"](), FOREIGN["meta"]()]
     opt = cls(params)
-    random_gradients(params[:1])
-    opt.step()
+    take_steps(params[:1], opt)
     saved = opt.state_dict()
     again = cls([nn.Parameter(params[0].detach().clone()), FOREIGN["uint8"](), FOREIGN["meta"]()])
     again.load_state_dict(saved)
@@ -128,8 +122,7 @@ def test_dicts_for_torch_leave_foreign_parameters_out(cls, seed):
 def test_a_gradient_that_cannot_be_stepped_is_refused_by_name(seed, figure):
     a, other = parameter(300), nn.Parameter(torch.zeros(9).to(torch.float8_e4m3fn), requires_grad=False)
     opt = lowtide.AdamW([("head", a), ("base.weight", other)])
-    random_gradients([a])
-    opt.step()
+    take_steps([a], opt)
     other.grad = torch.zeros(9).to(torch.float8_e4m3fn)
     with refused(opt, "parameter 1 (base.weight)", "gradient", "float8_e4m3fn", "float32"):
         opt.step()
@@ -142,8 +135,7 @@ def test_a_parameter_that_has_become_fit_is_stepped_from_its_first_gradient(seed
     """Once it is unfrozen and dequantized, its state begins as in a new optimizer; other state stays as it was."""
     a, late, meta = parameter(64, 256), FOREIGN["int8"](), FOREIGN["meta that trains"]()
     opt = lowtide.AdamW([a, late, meta])
-    random_gradients([a])
-    opt.step()
+    take_steps([a], opt)
     before, others = state_bits(opt)[0], bits(a)
     torch.utils.swap_tensors(late, nn.Parameter(torch.zeros(64, 256)))
     a.grad, late.grad = None, torch.ones(64, 256)
@@ -156,43 +148,6 @@ def test_a_parameter_that_has_become_fit_is_stepped_from_its_first_gradient(seed
     alone.step()
     assert bits(late) == bits(twin) and state_bits(opt)[1] == state_bits(alone)[1]
     figure("steps 1, 1 and 0; state of the second as a new optimizer's")
-
-
-def test_qlora_trains_with_all_parameters_of_the_model(seed, figure):
-    """bitsandbytes' own Linear4bit (NF4) under PEFT: handed `model.parameters()` as people do. The twin is handed the
-    adapters alone, in float32 state, which no numbering touches."""
-    bnb = pytest.importorskip("bitsandbytes", exc_type=ImportError)
-    peft = pytest.importorskip("peft")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def run(everything: bool) -> tuple[dict[str, bytes], list[float], Any]:
-        torch.manual_seed(7)
-        options = {"quant_type": "nf4", "compute_dtype": torch.float32}
-        layers = [bnb.nn.Linear4bit(n, m, **options) for n, m in ((64, 128), (128, 64))]
-        base = nn.Sequential(layers[0], nn.ReLU(), layers[1]).to("cpu")  # which quantizes
-        model = peft.get_peft_model(base, peft.LoraConfig(r=8, target_modules=["0", "2"]))
-        params = [p for p in model.parameters() if everything or p.requires_grad]
-        opt = lowtide.AdamW(params, lr=0.01, state="fp32")
-        x, y = torch.randn(32, 64), torch.randn(32, 64)
-        losses = []
-        for _ in range(10):
-            opt.zero_grad()
-            loss = ((model(x) - y) ** 2).mean()
-            loss.backward()
-            opt.step()
-            losses.append(float(loss))
-        kinds = {type(p).__name__ for p in params}
-        assert ("Params4bit" in kinds) == everything
-        return {n: bits(p) for n, p in model.named_parameters() if p.requires_grad}, losses, opt.report()
-
-    try:
-        (whole, losses, report), (alone, _, wanted) = run(True), run(False)
-    finally:
-        torch.set_num_threads(threads)
-    assert whole == alone and report["state_bytes"] == wanted["state_bytes"]
-    assert losses[-1] < 0.95 * losses[0]
-    figure(f"loss {losses[0]:.4f} to {losses[-1]:.4f}, {report['state_bytes']} bytes of state as for the adapters alone")
 
 
 def test_torchao_weights_stay_aside(seed, figure):

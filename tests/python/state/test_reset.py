@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import CODECS, RULES, bits, copies_of, make, parameter, random_gradients, step_alike
+from support import CODECS, RULES, bits, copies_of, make, parameter, step_alike, take_steps
 
 import lowtide
 from lowtide.state.elsewhere import as_core
@@ -30,9 +30,7 @@ def test_a_reset_is_a_fresh_start(rule: str, tier: str, tmp_path: Path, figure: 
                 options["memory"] = {"host": "64KiB", "disk": tmp_path, "chunk": "8KiB"}
             params = [parameter(40, 256, dtype=dtype), parameter(70, dtype=dtype), parameter(33, 300, dtype=dtype)]
             opt = make(rule, params, **options)
-            for _ in range(2):
-                random_gradients(params)
-                opt.step()
+            take_steps(params, opt, 2)
             others = copies_of(params)
             fresh = make(rule, others, **options)
             opt.reset()

@@ -10,21 +10,9 @@ import pytest
 import torch
 
 from support import (
-    CODECS,
-    RULES,
-    bits,
-    drop,
-    fresh,
-    make,
-    parameter,
-    put,
-    random_gradients,
-    refused,
-    state_bits,
-    step_alike,
-    through_file,
-    trained,
-)
+    CODECS, RULES, bits, drop, fresh, make, parameter, put, random_gradients, refused, state_bits, step_alike, take_steps,
+    through_file, trained,
+)  # fmt: skip
 
 TORCH = {
     "adamw": torch.optim.AdamW,
@@ -172,12 +160,10 @@ def test_options_of_a_dict_of_torch_that_decide_about_states_are_adopted(name, b
     start = [torch.randn(8, 256), torch.randn(70)]
     params, twins, others = ([torch.nn.Parameter(each.clone()) for each in start] for _ in range(3))
     theirs = getattr(torch.optim, name)(params, lr=0.01, **after)
-    random_gradients(params)
-    theirs.step()
+    take_steps(params, theirs)
     saved = theirs.state_dict()
     opt = getattr(lowtide, name)(twins, lr=0.5, state=codec, **before)
-    random_gradients(twins)
-    opt.step()
+    take_steps(twins, opt)
     spoilt = copy.deepcopy(saved)
     put(["state", 1, "step"], torch.tensor(-1.0))(spoilt)
     with refused(opt, "step", "-1"):
@@ -202,8 +188,7 @@ def test_dicts_from_before_torch_had_maximize_keep_that_of_the_optimizer(whose, 
     params = [parameter(8, 16)]
     ours = make(rule, params, state="fp32", maximize=maximize)
     saving = ours if whose == "lowtide" else TORCH[rule](params, **RULES[rule][1], maximize=maximize)
-    random_gradients(params)
-    saving.step()
+    take_steps(params, saving)
     saved = copy.deepcopy(saving.state_dict())
     ours.load_state_dict(saved)
     wanted = copy.deepcopy(ours.state_dict())
@@ -235,8 +220,7 @@ def test_the_error_about_another_weight_decay_says_what_to_do(saved, live, optio
 def test_malformed_states_of_torch_are_refused_whole(seed):
     params, opt = trained()
     theirs = torch.optim.AdamW([{"params": params[:2]}, {"params": params[2:]}])
-    random_gradients(params)
-    theirs.step()
+    take_steps(params, theirs)
     cases = [
         (put(["state", 0, "exp_avg"], lambda t: t.to(torch.int32)), "int32"),
         (put(["state", 0, "exp_avg"], lambda t: t[:-1]), "(31, 256)"),
