@@ -9,6 +9,7 @@ from typing import Any
 import lowtide
 import torch
 import torch.distributed as dist
+from lowtide.optimizers.classes import CLASSES
 from support import make
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -80,14 +81,14 @@ def optimizer(net: torch.nn.Module, rule: str) -> lowtide.Optimizer:
     return make(rule, list(net.named_parameters()), lr=1e-2)
 
 
-def parts(nonfinite: str = "skip") -> tuple[list[torch.nn.Parameter], lowtide.AdamW]:
+def parts(nonfinite: str = "skip", rule: str = "adamw") -> tuple[list[torch.nn.Parameter], Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)
     params = [
         torch.nn.Parameter(distribute_tensor(torch.randn(shape), mesh, [placement]))
         for shape, placement in (((40, 256), Shard(0)), ((1, 5000), Shard(0)), ((64, 64), Replicate()))
     ]
-    return params, lowtide.AdamW(params, lr=1e-2, nonfinite=nonfinite)
+    return params, CLASSES[rule](params, lr=1e-2, nonfinite=nonfinite)
 
 
 def give(params: list[torch.nn.Parameter], step: int) -> None:

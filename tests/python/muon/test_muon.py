@@ -14,7 +14,7 @@ import pytest
 import torch
 from lowtide.optimizers import matrix_step
 
-from support import CODECS, bits, copies_of, parameter, random_gradients, refused, state_bits, step_alike, through_file
+from support import CODECS, bits, copies_of, parameter, random_gradients, refused, step_alike, take_steps
 
 
 @pytest.fixture(autouse=True)
@@ -115,71 +115,6 @@ def test_what_is_no_matrix_is_stepped_by_adamw(codec, seed, figure):
     assert {"exp_avg", "exp_avg_codes"} & opt.state[module[0].weight].keys() and opt.report()["steps"] == 5
 
 
-@pytest.mark.parametrize("bucket", [1, 5000, 64 << 20])
-def test_budgets_and_buckets_change_no_bit(bucket, tmp_path, seed, figure, monkeypatch):
-    monkeypatch.setattr("lowtide.optimizers.muon._BUCKET", bucket)
-    results = []
-    for memory in (None, lowtide.Memory(host="48KiB", disk=tmp_path, chunk=4096)):
-        module = model()
-        opt = lowtide.Muon(groups(module), memory=memory)
-        torch.manual_seed(seed)
-        for _ in range(3):
-            random_gradients(list(module.parameters()))
-            opt.step()
-        results.append([bits(p) for p in module.parameters()])
-        assert opt.report()["steps"] == 3 and all(int(opt.state[p]["step"]) == 3 for p in module.parameters())
-        assert memory is None or opt.report()["moved_per_step"] > 0
-    figure(f"bits equal: {results[0] == results[1]}")
-    assert results[0] == results[1]
-
-
-def test_saved_and_resumed(tmp_path, seed, figure):
-    module = model()
-    opt = lowtide.Muon(groups(module), lr=0.01)
-
-    def train(of, optimizer):
-        torch.manual_seed(seed)
-        for _ in range(2):
-            random_gradients(list(of.parameters()))
-            optimizer.step()
-
-    train(module, opt)
-    saved = through_file(opt.state_dict())
-    opt.save(tmp_path / "muon")
-    ways = []
-    for way in ("state_dict", "file", "copy"):
-        twin = copy.deepcopy(module)
-        other = lowtide.Muon(groups(twin), lr=0.5)
-        if way == "state_dict":
-            other.load_state_dict(saved)
-        elif way == "file":
-            other.load(tmp_path / "muon")
-        else:
-            twin, other = copy.deepcopy((module, opt))
-        ways.append((twin, other))
-    train(module, opt)
-    for twin, other in ways:
-        train(twin, other)
-        assert [bits(p) for p in twin.parameters()] == [bits(p) for p in module.parameters()]
-        assert state_bits(other) == state_bits(opt)
-    figure(f"{len(ways)} ways, all bits equal")
-
-
-def test_skipped_steps_change_nothing(seed):
-    module = model()
-    opt = lowtide.Muon(groups(module))
-    random_gradients(list(module.parameters()))
-    opt.step()
-    before = [bits(p) for p in module.parameters()], state_bits(opt)
-    module[3].bias.grad[0] = float("nan")
-    opt.step()
-    assert ([bits(p) for p in module.parameters()], state_bits(opt)) == before
-    assert opt.skipped_steps == 1 and opt.report()["steps"] == 1
-    opt = lowtide.Muon(groups(module), nonfinite="raise")
-    with refused(opt, "parameter"):
-        opt.step()
-
-
 def test_quantized_momentum_converges(seed, figure):
     """A linear map from noiseless samples: with 8-bit momentum, the loss ends where it does with float32."""
     losses = {}
@@ -228,8 +163,7 @@ def test_a_long_momentum_in_4_bits_is_refused_as_that_of_muon(seed):
         lowtide.Muon(params, state="dynamic4")
     assert all(word in str(caught.value) for word in words) and "sgd" not in str(caught.value), str(caught.value)
     opt = lowtide.Muon(params, momentum=0.9, betas=(0.95, 0.99), state="dynamic4")  # nothing here is stepped by AdamW
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     assert opt.state[params[0]]["momentum_buffer_codes"].shape == (64, 48)
     opt.param_groups[0]["momentum"] = 0.95
     with refused(opt, *words):
@@ -274,8 +208,7 @@ def test_masters_of_matrices_are_those_of_adamw(dtype, state, tmp_path, seed, fi
             opt = lowtide.Muon(params, master=master, memory=memory, **options)
             torch.manual_seed(seed)
             for _ in range(3):
-                random_gradients(params)
-                opt.step()
+                take_steps(params, opt)
                 if master == "residual16" and not disk:
                     for p, q in zip(params, whole, strict=True):
                         q.grad = p.grad.float()
@@ -340,8 +273,7 @@ def test_options_that_decide_the_rule_or_the_format_cannot_change(changed):
 
 def test_without_being_told_stacks_are_stepped_by_adamw(seed):
     opt = lowtide.Muon([{"params": [parameter(3, 8, 8)]}, {"params": [parameter(3, 8, 8)], "use_muon": "experts"}])
-    random_gradients([param for group in opt.param_groups for param in group["params"]])
-    opt.step()
+    take_steps([param for group in opt.param_groups for param in group["params"]], opt)
     names = [sorted(opt.state[group["params"][0]]) for group in opt.param_groups]
     assert names == [["exp_avg", "exp_avg_sq", "step"], ["momentum_buffer", "step"]]
     with pytest.raises(TypeError, match="use_muon: got 'expert' .str., wanted a bool or 'experts'"):
@@ -351,8 +283,7 @@ def test_without_being_told_stacks_are_stepped_by_adamw(seed):
 def test_dicts_without_options_of_muon(seed):
     params = [parameter(64, 64), parameter(64)]
     opt = lowtide.Muon(params)
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     saved = copy.deepcopy(opt.state_dict())
     del saved["param_groups"][0]["adamw_lr"]
     with refused(opt, "param_groups[0]", "no 'adamw_lr'", "Muon"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from distributed_support import on_ranks
 from lowtide.optimizers.orthogonal import POLAR_EXPRESS, orthogonal, schedule
-from support import bits, parameter, random_gradients, refused
+from support import bits, parameter, random_gradients, refused, take_steps
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -58,8 +58,7 @@ def test_polar_express_makes_singular_values_one(seed: int, figure: Callable[[st
 def test_coefficients_of_each_iteration_in_a_group(seed: int) -> None:
     params = [parameter(32, 48)]
     opt = lowtide.Muon([{"params": params, "ns_coefficients": [list(one) for one in OF_DION]}], ns_coefficients=POLAR_EXPRESS)
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     opt.param_groups[0]["ns_coefficients"] = POLAR_EXPRESS
     opt.step()
     with refused(opt, "torch_state_dict: group 0: ns_coefficients", "3 numbers"):

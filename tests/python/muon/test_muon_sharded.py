@@ -215,23 +215,6 @@ def _gradients(params: list[torch.nn.Parameter], step: int) -> None:
         give(param, torch.randn(param.shape, generator=torch.Generator().manual_seed(10 * step + i)))
 
 
-def _nan(params: list[torch.nn.Parameter]) -> None:
-    params[0].grad.to_local()[0, 0] = float("nan")
-
-
-def _none(params: list[torch.nn.Parameter]) -> None:
-    params[0].grad = None
-
-
-def _partial(params: list[torch.nn.Parameter]) -> None:
-    params[1].grad = DTensor.from_local(torch.ones(24, 9), params[1].device_mesh, [Partial()])
-
-
-SPOILERS: dict[str, Callable[[list[torch.nn.Parameter]], None]] = {"nan": _nan, "none": _none, "partial": _partial}
-
-
-def _all(params: list[torch.nn.Parameter], opt: lowtide.Muon) -> dict[str, bytes]:
-    return snapshot(torch.nn.ParameterList(params), opt)
 
 
 class _BrokenDisk:
@@ -400,30 +383,6 @@ def test_models_under_fully_shard_train_as_alone(world: int, columns: bool, befo
     return f"{world} ranks, {cut_by}: {len(results[0])} parameters bit-equal after 4 steps; {of_all(sent)} bytes"
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
-@on_ranks(4)
-def test_four_ranks_do_what_torch_does_on_one() -> str:
-    """The tolerance is that of a single process (test_muon.py): a direction that rounds to another bfloat16."""
-    mesh = init_device_mesh("cpu", (4,))
-    whole = [torch.randn(size, generator=torch.Generator().manual_seed(size[0])) for size in ((37, 60), (64, 20), (3, 8))]
-    theirs = [torch.nn.Parameter(value.clone()) for value in whole]
-    ours = [torch.nn.Parameter(distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None)) for value in whole]
-    opt, other = lowtide.Muon(ours, lr=0.02, state="fp32"), torch.optim.Muon(theirs, lr=0.02)
-    equal = 0
-    for step in range(5):
-        _gradients(theirs, step)
-        for p, q in zip(ours, theirs, strict=True):
-            give(p, q.grad)
-        opt.step()
-        other.step()
-        if step == 0:
-            equal = sum(bits(p.full_tensor()) == bits(q) for p, q in zip(ours, theirs, strict=True))
-    triples = [(p.detach().full_tensor(), q.detach(), start) for p, q, start in zip(ours, theirs, whole, strict=True)]
-    worst = max(float((p - q).norm() / (q - start).norm()) for p, q, start in triples)
-    assert worst < 0.02
-    return f"4 ranks: {equal} of 3 matrices bit-equal to torch.optim.Muon's after 1 step; after 5, {worst:.1e} of the move"
-
-
 @on_ranks(4)
 def test_tensor_parallelism_under_fully_shard() -> str:
     """Two-dimensional meshes, even with strided shards, with sizes that no number of ranks divides, compared with one process
@@ -473,40 +432,6 @@ def test_matrices_of_several_meshes_in_one_group() -> str:
         results.append([bits(p.full_tensor() if isinstance(p, DTensor) else p) for p in params])
     assert results[0] == results[1]
     return f"{len(results[0])} matrices on 4 meshes and none, bit-equal"
-
-
-@pytest.mark.parametrize(
-    ("kind", "nonfinite", "words"),
-    [
-        ("nan", "skip", None),
-        ("nan", "raise", ("NaN", "another rank")),
-        ("none", "skip", ("on some ranks and none on others",) * 2),
-        ("none", "propagate", ("on some ranks and none on others",) * 2),
-        ("partial", "skip", ("redistribute", "another rank")),
-        ("partial", "propagate", ("redistribute", "another rank")),
-    ],
-)
-@on_ranks(3)
-def test_what_one_rank_cannot_step_none_does(kind: str, nonfinite: str, words: tuple[str, str] | None) -> str:
-    """A good step, a bad one on rank 1, a good one: the end equals the two good steps alone. words: in the errors of rank 1 and
-    the others; None: no error, only a skipped step."""
-    ends, on_1 = [], dist.get_rank() == 1
-    for spoil in (True, False):
-        params, opt = _matrices(nonfinite=nonfinite)
-        for step in (0, 1, 2) if spoil else (0, 2):
-            _gradients(params, step)
-            if step != 1:
-                opt.step()
-                continue
-            if on_1:
-                SPOILERS[kind](params)
-            before = _all(params, opt)
-            error = raised(opt.step)[1]
-            assert before == _all(params, opt) and opt.skipped_steps == (words is None)
-            assert (words[0 if on_1 else 1] in error) if words else not error, error
-        ends.append([bits(p.full_tensor()) for p in params])
-    assert ends[0] == ends[1]
-    return f"{kind}, {nonfinite}: 3 ranks unchanged by the step; then as if it had not been"
 
 
 @on_ranks(3)

@@ -8,7 +8,7 @@ import lowtide
 import pytest
 import torch
 
-from support import copies_of, drop, parameter, put, random_gradients, refused, state_bits, step_alike, through_file
+from support import copies_of, drop, parameter, put, random_gradients, refused, state_bits, step_alike, take_steps, through_file
 
 SHAPES = [(64, 96), (96, 32), (48, 48), (1, 20)]
 OPTIONS = [
@@ -30,9 +30,7 @@ def _one_thread():
 def trained_by_torch(steps=5, **options):
     params = [parameter(*shape) for shape in SHAPES]
     theirs = torch.optim.Muon([{"params": params[:2]}, {"params": params[2:], "lr": 0.01}], **options)
-    for _ in range(steps):
-        random_gradients(params)
-        theirs.step()
+    take_steps(params, theirs, steps)
     return params, theirs
 
 
@@ -99,9 +97,7 @@ def test_momentum_of_ours_goes_on_in_torch(options, seed, figure):
     """And back: saved values multiplied and divided by 1 - μ. The bounds are as in the other direction."""
     params = [parameter(*shape) for shape in SHAPES]
     ours = muon(params, state="fp32", **options)
-    for _ in range(3):
-        random_gradients(params)
-        ours.step()
+    take_steps(params, ours, 3)
     saved = through_file(ours.torch_state_dict())
     copies = copies_of(params)
     theirs = torch.optim.Muon([{"params": copies[:2]}, {"params": copies[2:]}])

@@ -18,7 +18,10 @@ import torch.distributed as dist
 from distributed_support import on_ranks
 from lowtide.optimizers.orthogonal import orthogonal, row_scaled, schedule
 from lowtide.state import files
-from support import WAYS, bits, copies_of, parameter, put, random_gradients, refused, state_bits, step_alike, through_file
+from support import (
+    WAYS, bits, carried, copies_of, parameter, put, random_gradients, refused, state_bits, step_alike, take_steps,
+    through_file,
+)  # fmt: skip
 from test_muon_options import OF_DION, of_dion
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -84,43 +87,43 @@ def test_rows_become_alike_and_matrices_keep_their_norm(seed: int, figure: Calla
     assert not nothing.any() and not moment.any()
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_steps_are_those_of_pytorch_optimizer(nesterov: bool, seed: int, figure: Callable[[str], None]) -> None:
-    """Its NorMuon keeps norms, too, and iterates in bfloat16. Its update is not rounded to bfloat16, ours is, by 2⁻⁸ of itself at most;
-    directions that round to another bfloat16 change O by 1.5 % at most (test_muon.py), and squares by twice that."""
+def _of_pytorch_optimizer(params: list[torch.nn.Parameter], nesterov: bool) -> tuple[torch.optim.Optimizer, str]:
+    """Keeps norms, too, and iterates in bfloat16."""
     theirs = pytest.importorskip("pytorch_optimizer", reason="needs pytorch-optimizer")
-    a = [parameter(*shape) for shape in ((64, 96), (96, 32), (48, 48), (1, 20), (20, 300), (300, 20))]
-    b = copies_of(a)
-    start = [p.detach().clone() for p in a]
-    ours = lowtide.Muon(a, lr=0.02, nesterov=nesterov, momentum=0.9, weight_decay=0.1, state="fp32", row_beta2=0.8)
-    group = {"params": b, "use_muon": True, "lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov, "beta2": 0.8}
-    other = theirs.NorMuon([group], foreach=False)
-    for _ in range(10):
-        step_alike((a, ours), (b, other))
-    worst = max(float((p - q).detach().norm() / (q - s).detach().norm()) for p, q, s in zip(a, b, start, strict=True))
-    pairs = [(ours.state[p][ROW], other.state[q]["second_momentum_buffer"]) for p, q in zip(a, b, strict=True)]
-    moments = max(float((mine - its).norm() / its.norm()) for mine, its in pairs)
-    figure(f"after 10 steps {worst:.1e} of the move apart, moments {moments:.1e}")
-    assert worst < 2.0**-8 + 0.015 and moments < 0.03
+    group = {"params": params, "use_muon": True, "lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov, "beta2": 0.8}
+    return theirs.NorMuon([group], foreach=False), "second_momentum_buffer"
+
+
+def _of_emerging_optimizers(params: list[torch.nn.Parameter], nesterov: bool) -> tuple[torch.optim.Optimizer, str]:
+    """Has our function for O, whose bits depend on those of products. It averages along the longer side: for matrices that are not
+    wide, along rows, as the paper."""
+    theirs = pytest.importorskip("emerging_optimizers.orthogonalized_optimizers.adaptive_muon", reason="needs emerging-optimizers")
+    made = theirs.AdaptiveMuon(
+        params, lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=nesterov, moment2_method="normuon", beta2=0.8, scale_mode="shape_scaling"
+    )
+    made.scaled_orthogonalize_fn = lambda matrix: orthogonal(matrix, COEFFICIENTS, 1e-7).float()
+    return made, "moment2_buffer"
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_steps_are_those_of_emerging_optimizers(nesterov: bool, seed: int, figure: Callable[[str], None]) -> None:
-    """AdaptiveMuon's "normuon", with the same function for O, whose bits depend on those of products. It averages along the longer
-    side: for matrices that are not wide, along rows, as the paper. The bounds are those above."""
-    theirs = pytest.importorskip("emerging_optimizers.orthogonalized_optimizers.adaptive_muon", reason="needs emerging-optimizers")
-    a = [parameter(*shape) for shape in ((96, 32), (48, 48), (200, 64))]
-    b = copies_of(a)
-    start = [p.detach().clone() for p in a]
+@pytest.mark.parametrize(
+    ("theirs", "shapes"),
+    [
+        (_of_pytorch_optimizer, ((64, 96), (96, 32), (48, 48), (1, 20), (20, 300), (300, 20))),
+        (_of_emerging_optimizers, ((96, 32), (48, 48), (200, 64))),
+    ],
+)
+def test_steps_are_those_of_other_libraries(theirs: Any, shapes: Any, nesterov: bool, seed: int, figure: Callable[[str], None]) -> None:
+    """Their updates are not rounded to bfloat16, ours is, by 2⁻⁸ of itself at most; directions that round to another bfloat16 change
+    O by 1.5 % at most (test_muon.py), and squares by twice that."""
+    a = [parameter(*shape) for shape in shapes]
+    b, start = copies_of(a), copies_of(a)
     ours = lowtide.Muon(a, lr=0.02, nesterov=nesterov, momentum=0.9, weight_decay=0.1, state="fp32", row_beta2=0.8)
-    other = theirs.AdaptiveMuon(
-        b, lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=nesterov, moment2_method="normuon", beta2=0.8, scale_mode="shape_scaling"
-    )
-    other.scaled_orthogonalize_fn = lambda matrix: orthogonal(matrix, COEFFICIENTS, 1e-7).float()
+    other, name = theirs(b, nesterov)
     for _ in range(10):
         step_alike((a, ours), (b, other))
     worst = max(float((p - q).detach().norm() / (q - s).detach().norm()) for p, q, s in zip(a, b, start, strict=True))
-    pairs = [(ours.state[p][ROW], other.state[q]["moment2_buffer"]) for p, q in zip(a, b, strict=True)]
+    pairs = [(ours.state[p][ROW], other.state[q][name]) for p, q in zip(a, b, strict=True)]
     moments = max(float((mine - its).norm() / its.norm()) for mine, its in pairs)
     figure(f"after 10 steps {worst:.1e} of the move apart, moments {moments:.1e}")
     assert worst < 2.0**-8 + 0.015 and moments < 0.03
@@ -162,9 +165,7 @@ def test_state_dicts_of_dions_normuon(seed: int, figure: Callable[[str], None]) 
 def _trained(steps: int, dtype: torch.dtype = torch.float32, **options: Any) -> tuple[list[torch.nn.Parameter], lowtide.Muon]:
     params = [parameter(*shape, dtype=dtype) for shape in ((64, 256), (200, 96), (3, 40, 72), (8192,))]
     opt = lowtide.Muon(params, **{"use_muon": "experts", "row_beta2": 0.9, "min_quantized_numel": 0, **options})
-    for _ in range(steps):
-        random_gradients(params)
-        opt.step()
+    take_steps(params, opt, steps)
     return params, opt
 
 
@@ -183,17 +184,8 @@ def test_row_moments_go_on(dtype: torch.dtype, master: str | None, momentum: flo
     ends = []
     for disk in (False, True):
         memory = lowtide.Memory(host="48KiB", disk=tmp_path, chunk=4096) if disk else None
-        if way in ("pickle", "copy"):
-            mine, other = pickle.loads(pickle.dumps((params, opt))) if way == "pickle" else copy.deepcopy((params, opt))
-        else:
-            mine = copies_of(params)
-            other = lowtide.Muon(mine, row_beta2=0.5, use_muon="experts", memory=memory, **options)
-            if way == "file":
-                opt.save(tmp_path / "saved")
-                other.load(tmp_path / "saved")
-            else:
-                other.load_state_dict(through_file(opt.state_dict()))
-            assert not momentum or disk == (other.report()["disk_bytes"] > 0)
+        mine, other = carried(way, params, opt, tmp_path, row_beta2=0.5, use_muon="experts", memory=memory, **options)
+        assert not momentum or way not in ("state_dict", "file") or disk == (other.report()["disk_bytes"] > 0)
         assert other.param_groups[0]["row_beta2"] == 0.9 and other.report()["state_bytes"] == before
         ends.append((mine, other))
     torch.manual_seed(seed)
@@ -305,8 +297,7 @@ def test_flattened_dicts_of_checkpoints(seed: int) -> None:
             set_optimizer_state_dict(net, opt, through_file(ends[0][1]), options=options)
             assert bits(opt.state[net.weight][ROW]) == ends[0][0]
         else:
-            random_gradients([*net.parameters()])
-            opt.step()
+            take_steps([*net.parameters()], opt)
             ends.append((bits(opt.state[net.weight][ROW]), get_optimizer_state_dict(net, opt, options=options)))
 
 
