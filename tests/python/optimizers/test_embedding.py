@@ -8,7 +8,7 @@ import lowtide
 import pytest
 import torch
 
-from support import RULES, bits, make, random_gradients
+from support import RULES, bits, make, take_steps
 
 CLASSES = [lowtide.Embedding, lowtide.StableEmbedding]
 
@@ -59,8 +59,7 @@ def test_state_of_this_weight_alone_is_float32(rule, cls, seed, figure):
     model = torch.nn.Sequential(cls(64, 256), torch.nn.Linear(256, 64), torch.nn.Embedding(64, 256))
     model = copy.deepcopy(model)  # also of copies
     opt = lowtide.Muon(model.parameters()) if rule == "muon" else make(rule, model.parameters())
-    random_gradients(list(model.parameters()))
-    opt.step()
+    take_steps(list(model.parameters()), opt)
     codecs = {name: opt._core.state_codec(i) for i, (name, _) in enumerate(model.named_parameters())}
     big = {name: codec for name, codec in codecs.items() if "bias" not in name and "norm" not in name}
     figure(f"{big}")

@@ -10,7 +10,7 @@ from lowtide.optimizers.master import join, split
 from torch.distributed.tensor import distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from support import RULES, bits, copies_of, make, parameter, random_gradients, refused, step_alike, through_file
+from support import RULES, bits, copies_of, make, parameter, random_gradients, refused, step_alike, take_steps, through_file
 
 SHAPES = ((40, 256), (70, 300), (9,), ())
 
@@ -44,8 +44,7 @@ def test_residual16_is_float32(seed, figure):
 def test_dicts_have_the_residual_as_bytes(dtype, seed):
     """No check of a checkpoint's values meets a NaN. Dicts of earlier forms load, too."""
     params, opt = started(dtype, master="residual16")
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     saved = copy.deepcopy(opt.state_dict())
     for param, entry in zip(params, saved["state"].values(), strict=True):
         assert entry["residual"].dtype == torch.uint8 and entry["residual"].shape == (*param.shape, 2)
@@ -91,9 +90,7 @@ def test_residuals_without_momentum_resume(rule, master, tier, seed, tmp_path):
     def made(steps, momentum=0.0, memory=memory):
         param = torch.nn.Parameter(begin.clone())
         opt = rule([param], lr=1e-3, momentum=momentum, master=master, memory=memory)
-        for _ in range(steps):
-            random_gradients([param])
-            opt.step()
+        take_steps([param], opt, steps)
         return param, opt
 
     param, opt = made(2)
@@ -120,11 +117,9 @@ def test_residuals_without_momentum_resume(rule, master, tier, seed, tmp_path):
         opt.load_state_dict(with_momentum)
     after = opt.state_dict()
     assert all(bits(value) == bits(before["state"][0][name]) for name, value in after["state"][0].items())
-    random_gradients([param])
-    opt.step()
+    take_steps([param], opt)
     opt.state.clear()  # restarts it
-    random_gradients([param])
-    opt.step()
+    take_steps([param], opt)
     assert int(opt.state_dict()["state"][0]["step"]) == 1
 
 
@@ -132,9 +127,7 @@ def test_export_fp32(seed, tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.LayerNorm(300), torch.nn.Linear(300, 8)).bfloat16()
     model.get_submodule("1").float()
     opt = lowtide.AdamW(model.parameters(), lr=1e-2, min_quantized_numel=0, master="residual16")
-    for _ in range(3):
-        random_gradients(list(model.parameters()))
-        opt.step()
+    take_steps(list(model.parameters()), opt, 3)
     path = tmp_path / "weights.safetensors"
     weights = lowtide.export_fp32(model, opt, path)
     assert set(weights) == set(model.state_dict()) and all(w.dtype == torch.float32 for w in weights.values())
@@ -279,8 +272,7 @@ def test_runs_change_between_masters_that_keep_nothing(way, seed, tmp_path):
     def made(**options):
         params = copies_of(first)
         opt = lowtide.AdamW(params, lr=1e-3, **options)
-        random_gradients(params)
-        opt.step()
+        take_steps(params, opt)
         return params, opt
 
     def handed(source, target):
@@ -314,8 +306,7 @@ def test_a_dtype_may_change_where_nothing_is_kept(seed):
         opt = lowtide.AdamW(params, lr=1e-4, master=master)
         made.append((params, opt))
         torch.manual_seed(seed)
-        random_gradients(params)
-        opt.step()
+        take_steps(params, opt)
         for dtype in (torch.bfloat16, torch.float32, torch.float16):
             if in_place:
                 params[0].data = params[0].data.to(dtype)
@@ -396,8 +387,7 @@ def late(master: str, **options: object) -> tuple[torch.nn.Sequential, lowtide.A
 
 
 def stepped(opt: lowtide.AdamW, params: list[torch.nn.Parameter]) -> None:
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     assert all("residual" in opt.state[param] for param in params)
 
 

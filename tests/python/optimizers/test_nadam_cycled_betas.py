@@ -11,7 +11,9 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from support import WAYS, bits, carried, copies_of, parameter, random_gradients, refused, state_bits, step_alike, through_file
+from support import (
+    WAYS, bits, carried, copies_of, parameter, random_gradients, refused, state_bits, step_alike, take_steps, through_file,
+)  # fmt: skip
 from torch.optim import lr_scheduler
 
 STEPS = 24
@@ -26,8 +28,7 @@ def trained(steps: int = 5, **options: Any) -> tuple[list[torch.nn.Parameter], l
     params = [parameter(*shape) for shape in SHAPES]
     opt = lowtide.NAdam(params, **options)
     for step in range(steps):
-        random_gradients(params)
-        opt.step()
+        take_steps(params, opt)
         opt.param_groups[0]["betas"] = (0.95 - 0.05 * step, 0.999)
     return params, opt
 
@@ -89,6 +90,7 @@ def test_resuming_is_exact(way: str, steps: int, paged: bool, tmp_path: Path, se
     options = {"memory": lowtide.Memory(host="8KiB", disk=tmp_path, chunk="4KiB")} if paged else {}
     params, opt = trained(steps, **options)
     others, back = carried(way, params, opt, tmp_path, **options)
+    assert (back.report()["disk_bytes"] > 0) == paged
     back.param_groups[0]["params"] = others = copies_of(others)  # which carries state into a new core
     for beta in (0.8, 0.8, 0.9):
         for each in (opt, back):

@@ -136,17 +136,6 @@ def test_threads_tiers_and_instruction_sets_change_no_bit(state: str, tmp_path: 
         torch.set_num_threads(before)
 
 
-def test_state_takes_4_numbers() -> None:
-    for state, wanted in (("fp32", 16.0), ("bf16", 8.0), ("dynamic8", 4.0625), ("float8", 4.0625)):
-        params = [parameter(64, 256)]
-        opt = lowtide.Prodigy(params, state=state)
-        random_gradients(params)
-        opt.step()
-        assert opt.report()["bytes_per_parameter"] == wanted
-    with pytest.raises(ValueError, match="sum up all steps"):
-        lowtide.Prodigy([parameter(64, 256)], state="dynamic4")
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("state", ["fp32", "dynamic8"])
 def test_a_run_goes_on_with_the_same_bits(way: str, state: str, tmp_path: Path, seed: int) -> None:
@@ -161,25 +150,6 @@ def test_a_run_goes_on_with_the_same_bits(way: str, state: str, tmp_path: Path, 
         opt.step()
         other.step()
     assert [*map(bits, again)] == [*map(bits, params)] and state_bits(other) == state_bits(opt) and shown(other) == shown(opt)
-
-
-def test_parameters_that_come_later_take_d(seed: int) -> None:
-    """In a dict, too, that is saved before their first step."""
-    params = [parameter(*shape) for shape in SHAPES]
-    opt = lowtide.Prodigy(params[:2], d0=1e-3)
-    run(params[:2], opt, Valley(params, seed), 5)
-    opt.add_param_group({"params": params[2:]})
-    assert shown(opt)[0] > 1e-3
-    again = copies_of(params)
-    other = lowtide.Prodigy([{"params": again[:2]}, {"params": again[2:]}], d0=1e-3)
-    other.load_state_dict(through_file(opt.state_dict()))
-    for _ in range(2):
-        random_gradients(params)
-        for param, copied in zip(params, again, strict=True):
-            copied.grad = param.grad
-        opt.step()
-        other.step()
-    assert shown(other) == shown(opt) and [*map(bits, again)] == [*map(bits, params)]
 
 
 @pytest.mark.parametrize("master", [None, "stochastic", "residual16"])

@@ -11,7 +11,10 @@ import lowtide
 import pytest
 import torch
 from schedulefree import AdamWScheduleFree as Theirs
-from support import WAYS, bits, carried, copies_of, disk_that_refuses, parameter, random_gradients, refused, state_bits, step_alike
+from support import (
+    WAYS, bits, carried, copies_of, disk_that_refuses, parameter, random_gradients, refused, state_bits, step_alike,
+    take_steps,
+)  # fmt: skip
 
 STEPS = 60
 SHAPES = ((48, 256), (7,))
@@ -91,17 +94,6 @@ def test_defaults_are_the_packages() -> None:
     mine, theirs = lowtide.AdamWScheduleFree([param]).param_groups[0], Theirs([param]).param_groups[0]
     for key in ("lr", "betas", "eps", "weight_decay", "warmup_steps", "r", "weight_lr_power"):
         assert mine[key] == theirs[key], key
-
-
-def test_state_takes_the_bytes_of_adamw() -> None:
-    for state, wanted in (("fp32", 8.0), ("bf16", 4.0), ("dynamic8", 2.03125), ("float8", 2.03125)):
-        param = parameter(64, 256)
-        opt = lowtide.AdamWScheduleFree([param], state=state)
-        random_gradients([param])
-        opt.step()
-        assert opt.report()["bytes_per_parameter"] == wanted
-    with pytest.raises(ValueError, match="sums up all steps"):
-        lowtide.AdamWScheduleFree([parameter(64, 256)], state="dynamic4")
 
 
 @pytest.mark.parametrize("bad", [{"betas": (0.009, 0.9)}, {"warmup_steps": -1}, {"r": float("nan")}, {"weight_lr_power": -2.0}], ids=str)
@@ -197,9 +189,7 @@ def test_a_run_goes_on_with_the_same_bits(master: Any, name: str, evaluating: bo
 def test_dicts_tell_the_sum_and_the_largest_rate() -> None:
     params = [parameter(*SHAPES[0])]
     opt = lowtide.AdamWScheduleFree(params)
-    for _ in range(3):
-        random_gradients(params)
-        opt.step()
+    take_steps(params, opt, 3)
     opt.param_groups[0]["lr"] = 1e-3
     entry = opt.state_dict()["state"][0]
     assert float(entry["weight_sum"]) == pytest.approx(3 * 2.5e-3**2) and float(entry["lr_max"]) == 2.5e-3
@@ -229,34 +219,10 @@ def test_dicts_tell_the_sum_and_the_largest_rate() -> None:
 def test_a_sum_that_no_double_holds_is_the_largest() -> None:
     params = [parameter(16)]
     opt = lowtide.AdamWScheduleFree(params, r=400.0, weight_lr_power=0.0)
-    for _ in range(10):
-        random_gradients(params)
-        opt.step()
+    take_steps(params, opt, 10)
     opt.load_state_dict(opt.state_dict())
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     assert bool(params[0].isfinite().all())
-
-
-def test_checkpoints_of_torch_distributed_keep_the_sum() -> None:
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-
-    made = []
-    for steps in (4, 0):
-        model = torch.nn.Linear(32, 300)
-        opt = lowtide.AdamWScheduleFree(model.parameters())
-        for step in range(steps):
-            random_gradients([*model.parameters()])
-            opt.param_groups[0]["lr"] = 1e-3 * (1 + step)
-            opt.step()
-        made.append((model, opt))
-    (model, opt), (other, fresh) = made
-    saved = get_optimizer_state_dict(model, opt)
-    assert set(get_optimizer_state_dict(other, fresh)["state"]["weight"]) == set(saved["state"]["weight"])
-    set_optimizer_state_dict(other, fresh, saved)
-    for key in ("weight_sum", "lr_max"):
-        entries = [each.state_dict()["state"][0][key] for each in (opt, fresh)]
-        assert float(entries[0]) == float(entries[1])
 
 
 @pytest.mark.parametrize("how", ["scheduled", "overridden"])
@@ -316,8 +282,7 @@ def test_a_switch_that_changes_nothing_does_nothing() -> None:
 def test_state_that_was_put_aside_stays_there(tmp_path: Path) -> None:
     params = [parameter(64, 256)]
     opt = lowtide.AdamWScheduleFree(params, memory=lowtide.Memory(host="1MiB", disk=tmp_path))
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     opt.offload()
     aside = opt.report()["offloaded_bytes"]
     opt.train()
@@ -398,15 +363,3 @@ def test_bfloat16_weights_with_a_master(master: Any, figure: Callable[[str], Non
         if mode == "eval":
             figure(f"{master}: averages {float(apart.max()) / FARTHEST[master]:.2f} of the bound from those of float32 weights")
             assert float(apart.max()) <= FARTHEST[master]
-
-
-def test_accelerate_switches_it() -> None:
-    """As the Trainer does through Accelerate, with an optimizer that has train() and eval()."""
-    from accelerate import Accelerator
-
-    _, opt = trained()
-    wrapped = Accelerator(cpu=True).prepare(opt)
-    wrapped.eval()
-    assert opt.param_groups[0]["train_mode"] is False
-    wrapped.train()
-    assert opt.param_groups[0]["train_mode"] is True
