@@ -78,12 +78,6 @@ def test_transfer_modes(
     figure(f"{report['transfer']}: {twins.compared} bytes alike, {report['moved_per_step']} moved a step")
 
 
-def test_unknown_transfer_mode(cuda: EmulatedCuda) -> None:
-    params = cuda.parameters([parameter(64, 300)])
-    with pytest.raises(ValueError, match="transfer: got 'teleport', wanted one of copy"):
-        lowtide.AdamW(params, memory=lowtide.Memory(transfer="teleport"))
-
-
 def test_automatic_residency(cuda: EmulatedCuda, seed: int, figure: Figure, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lowtide")
     twins, first, second = pair(cuda, AUTO)

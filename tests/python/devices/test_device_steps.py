@@ -67,22 +67,6 @@ def both(device: StandIn, memory: lowtide.Memory | None = BUDGETS["streaming"], 
     return twins
 
 
-@pytest.mark.parametrize("rule", ["adamw", "lion", "sgd"])
-def test_state_dicts_move_both_ways(device: StandIn, rule: str, seed: int, figure: Figure) -> None:
-    twins = both(device, rule=rule)
-    first = twins.first
-    twins.second.load_state_dict(through_file(first.state_dict()))
-    twins.compare_state()
-    twins.step()
-    twins.first = type(first)([{"params": twins.here[:2]}, {"params": twins.here[2:]}])
-    twins.first.load_state_dict(through_file(twins.second.state_dict()))
-    twins.compare_state()
-    twins.step()
-    first.load_state_dict(twins.second.state_dict())
-    twins.compare_states(first, twins.second)
-    figure(f"cpu -> device -> cpu: {twins.compared} bytes alike")
-
-
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_files_move_both_ways(device: StandIn, budget: str, tmp_path: Path, seed: int, figure: Figure) -> None:
     twins = both(device, BUDGETS[budget])

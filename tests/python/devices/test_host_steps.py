@@ -4,13 +4,11 @@ of a stand-in for a device (stand_in.py), which torch copies like CPU memory; sk
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +18,7 @@ import torch
 from lowtide.engine import host_steps, mirrors
 from lowtide.engine.host_steps import Load, Speeds, share_of_host
 from stand_in import StandIn
-from support import CODECS, DTYPES, RULES, bits, disk_that_refuses, make, parameter, random_gradients
+from support import CODECS, DTYPES, RULES, bits, disk_that_refuses, parameter, random_gradients
 from twins import Count, Twins
 
 Figure = Callable[[str], None]
@@ -62,57 +60,6 @@ def test_bits_of_cpu_parameters(
             on_disk += twins.second.report()["disk_bytes"] > 0
             cases += 1
     figure(f"{cases} rules x formats: {compared} bytes alike; stepped by the CPU {by_host}, the device {by_device}; on disk {on_disk}")
-
-
-def test_random_plans(device: StandIn, tmp_path: Path, seed: int, share: float, figure: Figure) -> None:
-    """Random shapes, rules, formats and budgets. Another group is added, and everything is saved and loaded under another
-    budget."""
-    random = Random(seed)
-    cases = max(round(300 * share), 10)
-    compared = refused = 0
-    split: set[tuple[bool, ...]] = set()
-
-    def memory() -> lowtide.Memory:
-        chunk = random.choice((4096, 8192))
-        kib = {name: f"{random.randint(*of)}KiB" for name, of in {"device": (24, 200), "host": (48, 200)}.items()}
-        ways: list[dict[str, Any]] = [{"step": "host"}, {"device": 0, "disk": tmp_path, "host": kib["host"]}]
-        ways += 3 * [{**kib, "disk": tmp_path}]
-        ways.append({"device": kib["device"], "step": "auto"})
-        ways.append({"device": "32KiB", "host": "32KiB", "disk": tmp_path, "step": "device"})
-        return lowtide.Memory(chunk=chunk, **random.choice(ways))
-
-    def run() -> int:
-        shapes = [(random.choice((1, 7, 32)), random.choice((1, 257, 300, 512))) for _ in range(random.randint(2, 9))]
-        here = [parameter(*shape, dtype=random.choice([*DTYPES])) for shape in shapes]
-        rule, codec, cut = random.choice([*RULES]), random.choice([*CODECS]), random.randint(1, len(here) - 1)
-        twins = Twins(device, here[:cut], rule, state=codec, memory=memory())
-        twins.step()
-        late = Twins(device, here[cut:])
-        twins.first.add_param_group({"params": late.here})
-        twins.second.add_param_group({"params": late.there})
-        twins.here, twins.there = twins.here + late.here, twins.there + late.there
-        twins.step()
-        twins.second.save(tmp_path / "file")
-        before, twins.second = twins.second, make(rule, twins.there[:cut], state=codec, memory=memory())
-        twins.second.add_param_group({"params": twins.there[cut:]})
-        twins.second.load(tmp_path / "file")
-        for opt in (before, twins.second):
-            split.add(tuple(any(p.place.mirrored is way for p in opt.engine.params) for way in (True, False)))
-        twins.step()
-        twins.compare_state()
-        return twins.compared
-
-    for _ in range(cases):
-        try:
-            compared += run()
-        except ValueError as error:  # a group is added where the state before it has left too little room, as on the CPU
-            assert "give at least" in str(error)
-            refused += 1
-            device.synchronize()
-            gc.collect()
-    assert 4 * refused <= cases
-    assert split >= {(True, False), (True, True)}
-    figure(f"{cases} plans, {refused} refused for want of room: {compared} bytes alike, 0 differ")
 
 
 def test_gradients_are_clipped_as_on_the_cpu(device: StandIn, tmp_path: Path, seed: int, figure: Figure) -> None:

@@ -44,6 +44,7 @@ class Pair(Count):
         ways: list[dict[str, Any] | None] = [
             {"step": "host"}, {"device": 0, "host": "96KiB", "disk": folder}, {"device": "200KiB", "host": "200KiB", "disk": folder},
             {"device": "100KiB", "host": "4MiB", "disk": folder}, {"device": "64KiB", "step": "auto"}, {"device": "64KiB"}, None,
+            {"device": "100KiB", "host": "100KiB", "disk": folder, "step": "device"},
         ]  # fmt: skip
         way = self._random.choice(ways)
         return None if way is None else lowtide.Memory(chunk=chunk, **way)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from lowtide.engine.cores import Cores
 from several_devices_support import NAMES, SHAPES, Machine, spread
-from support import CODECS, FOUR_BITS, LONG_AVERAGES, RULES, bits, copies_of, random_gradients, refused
+from support import CODECS, FOUR_BITS, LONG_AVERAGES, RULES, bits, copies_of, random_gradients, refused, take_steps
 from twins import dict_bits
 
 Figure = Callable[[str], None]
@@ -267,8 +267,7 @@ def test_a_model_that_moves_before_the_first_step_is_followed(
 def test_a_checkpoint_is_read_after_a_model_has_moved(machine: Machine, kind: str, seed: int, tmp_path: Path) -> None:
     """In the order of trainers: make the optimizer, move the model to its device, read the checkpoint, step."""
     twins = spread(machine, "adamw", ("cuda:0", "cuda:1"), ((32, 300), (7, 100)), dtypes=[torch.float32])
-    random_gradients(twins.here)
-    twins.first.step()
+    take_steps(twins.here, twins.first)
     twins.first.save(tmp_path / "file")
     saved = twins.first.torch_state_dict() if kind == "torch" else twins.first.state_dict()
     for param in twins.there:
@@ -308,37 +307,3 @@ def test_what_is_of_one_device_is_refused(machine: Machine, seed: int) -> None:
     with refused(opt, "prepare_replay", "one device"):
         opt.prepare_replay()
     opt.step()
-
-
-def test_a_transformer_placed_by_its_layers_trains(machine: Machine, seed: int, figure: Figure) -> None:
-    """Like device_map: embeddings and head on the CPU, a layer on each GPU. Losses are those of the CPU."""
-    transformers = pytest.importorskip("transformers")
-    torch.set_num_threads(1)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2
-    )
-    tokens = torch.randint(64, (4, 12))
-    found = []
-    for several in (False, True):
-        torch.manual_seed(seed)
-        model = transformers.LlamaForCausalLM(config)
-        names = []
-        for name, param in [*model.named_parameters()]:
-            parts = name.split(".")
-            names.append(f"cuda:{parts[2]}" if several and parts[1] == "layers" else "cpu")
-            owner = model.get_submodule(".".join(parts[:-1]))
-            owner._parameters[parts[-1]] = machine.parameters([param], names[-1:])[0]
-        params = [*model.parameters()]
-        opt = lowtide.AdamW(params, lr=0.01, min_quantized_numel=0)
-        losses = []
-        for _ in range(6):
-            loss = model(input_ids=tokens, labels=tokens).loss
-            for param, name, grad in zip(params, names, torch.autograd.grad(loss, params), strict=True):
-                param.grad = machine.tensor(grad, name)
-            opt.step()
-            machine.synchronize()
-            losses.append(loss.item())
-        found.append(losses)
-        assert len(set(names)) == (3 if several else 1)
-    assert found[0] == found[1] and found[0][-1] < found[0][0]
-    figure(f"{len(params)} parameters on {len(set(names))} devices: losses {losses[0]:.4f} to {losses[-1]:.4f}, those of the CPU")

@@ -314,30 +314,6 @@ def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None
     figure("4 models, each streamed twice: no descriptor, mapping or thread is left")
 
 
-def test_accelerate_prepares_weights_on_a_disk(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    found = []
-    for disk in (None, tmp_path):
-        accelerate.state.AcceleratorState._reset_state(True)
-        accelerator, net, options = accelerate.Accelerator(cpu=True), Net(), {"lr": 1e-2, "step_in_backward": False}
-        if disk:
-            net, opt = lowtide.stream(net, lowtide.Memory(host=host_for(net, 3, False), disk=disk), **options)
-        else:
-            opt = lowtide.AdamW(net.parameters(), **options)
-        net, opt = accelerator.prepare(net, opt)
-        for step in range(3):
-            accelerator.backward(net(torch.arange(9)[None] + step).square().mean())
-            accelerator.clip_grad_norm_(net.parameters(), 0.1)
-            opt.step()
-            opt.zero_grad()
-        found.append(values(net))
-        if disk:
-            assert lowtide.streaming_report(net)["read_bytes"] > 0
-    accelerate.state.AcceleratorState._reset_state(True)
-    assert found[0] == found[1]
-    figure(f"3 steps of Accelerate, clipped: 0 of {sum(map(len, found[0]))} bytes differ")
-
-
 def test_a_step_moves_what_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> None:
     """Weights and state on the disk, within the plan's own `memory`. Steps in backward also read chunks of state at their borders twice."""
     transformers = pytest.importorskip("transformers")

@@ -315,31 +315,6 @@ def test_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
         lowtide.stream(Net(), {"device": "1GiB"}, lr=1e-2)
 
 
-def test_accelerate_prepares_both(xpu: Xpu, figure: Figure) -> None:
-    """Accelerate trains with its own backward and clipping."""
-    accelerate = pytest.importorskip("accelerate")
-    found = []
-    for make in (resident, streamed):
-        accelerate.state.AcceleratorState._reset_state(True)
-        accelerator = accelerate.Accelerator()
-        net, opt = accelerator.prepare(*make(Net(), lr=1e-2, step_in_backward=False))
-        losses, norms = [], []
-        for step in range(3):
-            loss = net(torch.arange(9, device="xpu")[None] + step).square().mean()
-            accelerator.backward(loss)
-            norms.append(accelerator.clip_grad_norm_(net.parameters(), 0.1).item())
-            opt.step()
-            opt.zero_grad()
-            losses.append(loss.item())
-        xpu.synchronize()
-        found.append((losses, norms, values(net)))
-        if make is streamed:
-            lowtide.unstream(net)
-    accelerate.state.AcceleratorState._reset_state(True)
-    assert found[0] == found[1]
-    figure(f"{len(found[0][0])} steps of Accelerate, clipped: losses, norms and weights alike")
-
-
 def loss_of(net: nn.Module) -> torch.Tensor:
     loss: torch.Tensor = net(torch.zeros(2, dtype=torch.int64, device="xpu")).square().mean()
     return loss
