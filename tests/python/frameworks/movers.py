@@ -61,12 +61,6 @@ def skyrl() -> Mover:
     return Mover(*_without_device(*cut("skyrl", path, "offload_fsdp_optimizer", "load_fsdp_optimizer")))
 
 
-def lightrft() -> Mover:
-    given = {"empty_cache": lambda: None}
-    names = "offload_fsdp_optimizer", "load_fsdp_optimizer"
-    return Mover(*_without_device(*cut("lightrft", "strategy/fsdp/fsdp_optimizer.py", *names, **given)))
-
-
 def veomni() -> Mover:
     names = "offload_optimizer", "load_optimizer", "_iter_inner_optimizers"
     return Mover(*_without_device(*cut("veomni", "distributed/offloading.py", *names)[:2]))
@@ -123,43 +117,6 @@ def _wrapped(package: str, path: str, device_name: str, *names: str, **given: An
     return Mover(lambda opt, _: offload(SimpleNamespace(optimizer=opt)), to_device)
 
 
-def prime_rl() -> Mover:
-    (wrapper,) = cut("prime_rl", "trainer/optim.py", "CPUOffloadOptimizer", DTensor=torch.distributed.tensor.DTensor)
-
-    def move(opt: Any, device: str) -> None:
-        wrapper(opt, pin_memory=_can_pin(opt))._move_states(device)
-
-    return Mover(lambda opt, _: move(opt, "cpu"), lambda opt, device: move(opt, str(device)))
-
-
-def pinned() -> Mover:
-    """An earlier form of prime-rl's optimizer wrapper: pins copies that are not pinned yet, even of step counts."""
-
-    def move(opt: torch.optim.Optimizer, device: str) -> None:
-        for state in opt.state.values():
-            for name, value in state.items():
-                copied = value.to(device)
-                state[name] = copied.pin_memory() if device == "cpu" and _can_pin(opt) and not copied.is_pinned() else copied
-
-    return Mover(lambda opt, _: move(opt, "cpu"), lambda opt, device: move(opt, str(device)))
-
-
-def copied() -> Mover:
-    """The current form of prime-rl's wrapper: copies into new memory, which it pins."""
-
-    def move(opt: torch.optim.Optimizer, device: str) -> None:
-        for state in opt.state.values():
-            for name, value in state.items():
-                state[name] = torch.empty_like(value, device="cpu").copy_(value) if device == "cpu" else value.to(device)
-
-    return Mover(lambda opt, _: move(opt, "cpu"), lambda opt, device: move(opt, str(device)))
-
-
-def _can_pin(opt: Any) -> bool:
-    """Torch pins nothing without a device. State of a device is pinned already."""
-    return torch.cuda.is_available() or not opt.engine.on_host
-
-
 def deepspeed() -> Mover:
     return _deepspeed("optimizer", pin_memory=False)
 
@@ -187,8 +144,8 @@ def _without_device(offload: Callable[..., object], load: Move) -> tuple[Move, M
 MOVERS = {
     maker.__name__: maker
     for maker in (
-        verl, verl_megatron, skyrl, lightrft, veomni, megatron, swift, swift_deepspeed, swift_megatron, prime_rl, pinned, copied,
-        deepspeed, deepspeed_pinned, deepspeed_adam,
+        verl, verl_megatron, skyrl, veomni, megatron, swift, swift_deepspeed, swift_megatron, deepspeed, deepspeed_pinned,
+        deepspeed_adam,
     )
 }  # fmt: skip
 # Loops that know state by torch's names, or by is_cuda.

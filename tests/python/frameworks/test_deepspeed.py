@@ -16,7 +16,7 @@ import lowtide
 import pytest
 import torch
 from distributed_support import Ranks
-from support import bits, parameter, random_gradients
+from support import bits, parameter, random_gradients, take_steps
 
 WIDTH, ACCUMULATED, CLIP, STEPS, CUT = 96, 2, 0.05, 8, 4
 # ZeRO-3 makes a sub-group of each matrix; both have partitions of one size on 2 ranks.
@@ -355,15 +355,13 @@ def test_rules_of_whole_parameters_are_refused(cls: type[lowtide.Optimizer], see
     with pytest.raises(ValueError, match=f"(?i){cls.__name__}.* whole"):
         opt.step()
     opt.param_groups[0]["params"] = params
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
 
 
 def test_partitions_come_before_the_first_step(seed: int) -> None:
     params = [parameter(300), parameter(300)]
     opt = lowtide.AdamW(params)
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     opt.param_groups[0]["params"] = [flat(*params)]
     with pytest.raises(ValueError, match="deepspeed.initialize first"):
         opt.step()
@@ -417,6 +415,5 @@ def test_groups_without_parameters_are_dropped_with_their_budget(tmp_path: Path,
     opt = lowtide.AdamW([{"params": []}, {"params": [param], "memory": lowtide.Memory(host="16KiB", disk=tmp_path, chunk="4KiB")}])
     opt.param_groups[:] = opt.param_groups[1:]
     opt.param_groups[0]["params"] = [flat(param)]
-    random_gradients(opt.param_groups[0]["params"])
-    opt.step()
+    take_steps(opt.param_groups[0]["params"], opt)
     assert opt.report()["disk_bytes"] > 0

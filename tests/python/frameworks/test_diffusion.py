@@ -178,15 +178,6 @@ def test_classes_of_bitsandbytes(seed: int, tmp_path: Path, monkeypatch: pytest.
     figure(f"{len(NAMED)} classes with OneTrainer's arguments, 3 with ai-toolkit's")
 
 
-def test_onetrainer_fused_back_pass(seed: int) -> None:
-    """Its loop also calls `step()` after each backward."""
-    model, twin = matrices(seed), matrices(seed)
-    opt, other = (optim.AdamW8bit(each.parameters(), lr=1e-2, **ALWAYS, block_wise=True) for each in (model, twin))
-    release(model, opt.step_parameter, opt, torch.nn.utils.clip_grad_norm_)
-    assert train(model, opt.step, BUILDER_STEPS) == clipped(twin, other, torch.nn.utils.clip_grad_norm_)
-    assert opt.report()["steps"] == len(BUILDER_STEPS)
-
-
 def test_onetrainer_backup_with_a_part_more(seed: int, tmp_path: Path) -> None:
     """A backup's dict also names its groups. Restored groups have the numbers of the new ones; an added one has no entries."""
     straight = matrices(seed)

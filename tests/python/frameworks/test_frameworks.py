@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 import warnings
@@ -16,7 +15,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from support import bits
+from support import bits, through_file
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from lora_support import LENGTH, TOKENS, Sequences, adapted, one_thread  # noqa: F401
 
@@ -148,10 +147,7 @@ def test_betas_and_budgets_of_omegaconf(seed: int) -> None:
     model = matrices(seed)
     built = lowtide.AdamW([{"params": model.parameters(), "betas": given.betas}], **given)
     check_built(built, model, seed, print, lr=1e-2, betas=(0.9, 0.95), state="dynamic8")
-    buffer = io.BytesIO()
-    torch.save(built.state_dict(), buffer)
-    buffer.seek(0)
-    assert torch.load(buffer, weights_only=True)["param_groups"][0]["betas"] == (0.9, 0.95)
+    assert through_file(built.state_dict())["param_groups"][0]["betas"] == (0.9, 0.95)
 
 
 CALLS: dict[str, Callable[[torch.nn.Module, Any], Any]] = {
