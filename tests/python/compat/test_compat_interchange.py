@@ -156,10 +156,7 @@ def test_32_bit_state_stays_within_ulps(seed, figure):
         here, there = getattr(compat.optim, name)([p], **hyper), theirs([q], **hyper)
         largest = p.detach().abs()
         for _ in range(STEPS):
-            p.grad = torch.randn(64, 256)
-            q.grad = p.grad.clone()
-            here.step()
-            there.step()
+            step_alike(([p], here), ([q], there))
             largest = torch.maximum(largest, p.detach().abs())
         worst[name] = ulps_apart(p.detach(), q.detach(), largest)
     figure(f"parameters after {STEPS} steps, in units of the last place: {worst}")

@@ -13,7 +13,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from support import bits, random_gradients
+from support import bits, take_steps
 from torch import nn
 
 pytest.importorskip("accelerate")
@@ -97,9 +97,7 @@ def test_every_name_steps_and_paging_changes_nothing(tmp_path: Path, seed: int, 
             text = "momentum=0.9" if name == "sgd" else None
             cls, kwargs = lowtide.hf.optimizer(name, optim_args=text, memory=memory, lr=1e-2)
             opt = cls(params, **kwargs)
-            for _ in range(3):
-                random_gradients(params)
-                opt.step()
+            take_steps(params, opt, 3)
             state = opt.state_dict()["state"]
             moments = [key for key, value in state[0].items() if value.dim() and not key.endswith("_scale")]
             assert moments and all(state[0][key].dtype == stored[recipe.state] for key in moments), name
@@ -197,8 +195,7 @@ def test_embeddings_in_fp32(wanted: bool) -> None:
     model[2].weight = model[0].weight  # tied
     cls, kwargs = lowtide.hf.optimizer("paged_adamw_8bit", model=model, embeddings_fp32=wanted)
     opt = cls(model.parameters(), **kwargs)
-    random_gradients(list(model.parameters()))
-    opt.step()
+    take_steps(list(model.parameters()), opt)
     assert ("exp_avg" in opt.state[model[0].weight]) == wanted and "exp_avg_codes" in opt.state[model[1].weight]
     with pytest.raises(ValueError, match="embeddings_fp32: got no model"):
         lowtide.hf.optimizer("adamw_8bit", embeddings_fp32=True)
@@ -219,8 +216,7 @@ def test_schedules_of_transformers_are_followed(figure: Any) -> None:
             schedule = transformers.get_scheduler(kind, opt, 3, 12, special.get(kind.value))
             rates.append([])
             for _ in range(12):
-                random_gradients(params)
-                opt.step()
+                take_steps(params, opt)
                 schedule.step()
                 rates[-1].append([group["lr"] for group in opt.param_groups])
         assert rates[0] == rates[1], kind

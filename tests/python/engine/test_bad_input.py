@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from support import RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits, step_alike, trained
+from support import (
+    RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits, step_alike, take_steps, trained,
+)  # fmt: skip
 
 NAN, INF = math.nan, math.inf
 # option, bad value, words of the message
@@ -67,8 +69,7 @@ def test_bad_options(rule, name, value, words, seed):
     kinds = (ValueError, TypeError)
     params = [parameter(5000), parameter(5000)]
     opt = make(rule, [{"params": params[:1]}, {"params": params[1:]}])
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     variant = any(word.startswith("RMSprop: got") for word in words)
     if not variant:
         with refused(opt, *words, kind=kinds):
@@ -229,8 +230,7 @@ def test_gradients_of_another_kind(seed):
 def test_groups_changed_behind_the_back(seed):
     params = [parameter(300), parameter(300)]
     opt = lowtide.AdamW([{"params": params[:1]}, {"params": params[1:]}])
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     stray = parameter(200)
     changes = [
         (lambda groups: groups.append({**groups[0], "params": [stray]}), lambda groups: groups.pop()),
@@ -251,8 +251,7 @@ def test_groups_changed_behind_the_back(seed):
 def test_raising_on_nonfinite_gradients(seed):
     params = [parameter(5000), parameter(5000)]
     opt = lowtide.AdamW(params, nonfinite="raise")
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     params[1].grad[77] = NAN
     with refused(opt, "parameter 1", "NaN"):
         opt.step()

@@ -8,7 +8,7 @@ import lowtide
 import pytest
 import torch
 
-from support import RULES, make, parameter, random_gradients, refused
+from support import RULES, make, parameter, random_gradients, refused, take_steps
 
 
 def test_two_threads_at_one_optimizer(seed, figure):
@@ -54,8 +54,7 @@ def test_gradients_whose_storage_is_gone_are_refused(rule, seed):
     params[1].grad.untyped_storage().resize_(0)
     with refused(opt, "got", "wanted"):
         opt.step()
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
 
 
 @pytest.mark.parametrize("rule", ["adam", "sgd"])

@@ -18,7 +18,7 @@ from lowtide.state.elsewhere import Elsewhere
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from support import RULES, SINGLE_STEPS, bits, copies_of, make, parameter, random_gradients, state_bits, step_alike
+from support import RULES, SINGLE_STEPS, bits, copies_of, make, parameter, random_gradients, state_bits, step_alike, take_steps
 
 SHAPES = ((64, 256), (70, 100), (9,), ())
 
@@ -94,8 +94,7 @@ def test_options_of_single_parameters_stay_with_their_places(seed):
     for made in ([torch.empty(1), torch.empty(1)], [nn.Parameter(p.detach().clone()) for p in params]):
         opt.param_groups[0]["params"] = made
         opt.state_dict()
-    random_gradients(made)
-    opt.step()
+    take_steps(made, opt)
     assert "exp_avg_scale" in opt.state[made[0]] and "exp_avg_scale" not in opt.state[made[1]]
     again = swap(opt)
     opt.state_dict()
@@ -119,12 +118,10 @@ def test_groups_that_change_places_keep_what_is_theirs(seed, tmp_path):
     params = [parameter(64, 256), parameter(64, 256)]
     memory = lowtide.Memory(host="16KiB", disk=tmp_path, chunk="4KiB")
     opt = lowtide.AdamW([{"params": params[:1]}, {"params": params[1:], "lr": 0.5, "memory": memory}])
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     before, on_disk = [bits(p) for p in params], opt.report()["disk_bytes"]
     opt.param_groups.reverse()
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     assert [int(opt.state[p]["step"]) for p in params] == [2, 2]
     assert opt.report()["disk_bytes"] == on_disk > 0
     assert [isinstance(opt.state[p]["exp_avg_codes"], Elsewhere) for p in params] == [False, True]
@@ -171,18 +168,15 @@ def test_weights_of_another_type_keep_the_state(seed, figure):
     for dtype, other in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
         p = parameter(64, 256, dtype=dtype)
         opt = lowtide.AdamW([p], state="fp32")
-        random_gradients([p])
-        opt.step()
+        take_steps([p], opt)
         before = state_bits(opt)
         opt.param_groups[0]["params"] = [nn.Parameter(p.detach().to(other))]
         assert [entry["exp_avg"] for entry in state_bits_of(opt)] == [entry["exp_avg"] for entry in before]
-        random_gradients(opt.param_groups[0]["params"])
-        opt.step()
+        take_steps(opt.param_groups[0]["params"], opt)
     p = parameter(64, 256, dtype=torch.bfloat16)
     opt = lowtide.AdamW([p], master="residual16")
     opt.param_groups[0]["params"] = [nn.Parameter(p.detach().float())]  # before a step there is no residual to lose
-    random_gradients(opt.param_groups[0]["params"])
-    opt.step()
+    take_steps(opt.param_groups[0]["params"], opt)
     figure("state of float32 and bfloat16 weights is equal")
 
 
@@ -212,8 +206,7 @@ def test_lent_parameters_and_state_are_refused_before_a_bit_changes(kind: str, s
             param.grad = torch.ones_like(param)
         opt.step()
     assert kept == ([bits(param) for param in params], state_bits(opt))
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     assert opt.report()["steps"] == 2
 
 
@@ -312,9 +305,7 @@ def test_groups_without_parameters_may_be_dropped(seed):
     for steps in (0, 1):
         first, last = {"params": params[:1]}, {"params": params[1:], "lr": 0.5}
         opt = lowtide.AdamW([{"params": []}, first, {"params": [], "lr": 5.0}, last])
-        for _ in range(steps):
-            random_gradients(params)
-            opt.step()
+        take_steps(params, opt, steps)
         opt.param_groups = [group for group in opt.param_groups if group["params"]]
         assert [group["lr"] for group in opt.state_dict()["param_groups"]] == [opt.defaults["lr"], 0.5]
         random_gradients(params)
@@ -427,8 +418,7 @@ BROKEN = {
 def test_groups_that_lack_something_are_named(name, seed):
     params = [parameter(4, 4)]
     opt = lowtide.AdamW(params)
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     whole, before = dict(opt.param_groups[0]), bits(params[0])
     change, kind, words = BROKEN[name]
     change(opt.param_groups[0])

@@ -1,7 +1,6 @@
 """Lowtide's classes are torch optimizers: groups, options, closures, hooks, versions, scaling and copies."""
 
 import copy
-import pickle
 import warnings
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from lowtide.engine.params import name_in
 from lowtide import distributed
-from support import CODECS, RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits, step_alike
+from support import RULES, bits, make, parameter, random_gradients, refused, snapshot, state_bits, step_alike, take_steps
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
@@ -49,17 +48,14 @@ def test_groups_have_their_own_options(seed, figure):
 def test_tensor_lr(seed, figure):
     """A learning rate in a tensor is read at every step, also after changes in place. Betas may be tensors, too."""
     lr = torch.tensor(1e-3)
-    a, b = parameter(300), None
+    a = parameter(300)
     b = torch.nn.Parameter(a.detach().clone())
     with_tensor = lowtide.AdamW([a], lr=lr, betas=(torch.tensor(0.9), torch.tensor(0.999)))
     with_float = lowtide.AdamW([b], betas=(float(torch.tensor(0.9)), float(torch.tensor(0.999))))
     for value in (1e-3, 5e-4, 0.0, 2e-3):
         lr.fill_(value)
         with_float.param_groups[0]["lr"] = float(lr)
-        a.grad = torch.randn(300)
-        b.grad = a.grad.clone()
-        with_tensor.step()
-        with_float.step()
+        step_alike(([a], with_tensor), ([b], with_float))
     figure(f"bits equal: {bits(a) == bits(b)}")
     assert bits(a) == bits(b)
     assert with_tensor.param_groups[0]["lr"] is lr
@@ -67,7 +63,7 @@ def test_tensor_lr(seed, figure):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_maximize_is_minimize_of_the_negative(rule, seed):
-    a, b = parameter(5000), None
+    a = parameter(5000)
     b = torch.nn.Parameter(a.detach().clone())
     up, down = make(rule, [a], maximize=True, weight_decay=0.0), make(rule, [b], weight_decay=0.0)
     for _ in range(3):
@@ -145,13 +141,10 @@ def test_profiler_sees_the_step():
 
 @pytest.mark.parametrize("flags", [{"foreach": True}, {"fused": True}, {"foreach": False, "fused": None}])
 def test_foreach_and_fused_change_nothing(flags, seed):
-    a, b = parameter(5000), None
+    a = parameter(5000)
     b = torch.nn.Parameter(a.detach().clone())
     plain, flagged = lowtide.AdamW([a]), lowtide.AdamW([b], **flags)
-    a.grad = torch.randn(5000)
-    b.grad = a.grad.clone()
-    plain.step()
-    flagged.step()
+    step_alike(([a], plain), ([b], flagged))
     flagged.zero_grad(set_to_none=False)
     assert bits(a) == bits(b) and not b.grad.any()
     flagged.zero_grad()
@@ -191,8 +184,7 @@ def test_add_param_group_while_training(seed):
 def test_a_group_that_is_refused_leaves_no_trace(seed):
     good = parameter(300)
     opt = lowtide.AdamW([good])
-    random_gradients([good])
-    opt.step()
+    take_steps([good], opt)
     stray = parameter(300)
     for bad in (
         {"params": [stray, torch.zeros(3, dtype=torch.float64, requires_grad=True)]},
@@ -307,8 +299,7 @@ def test_votes_count(cls: type[torch.optim.Optimizer], seed: int, tmp_path) -> N
     try:
         p = parameter(100)
         opt = cls([p], lr=0.1)
-        random_gradients([p])
-        opt.step()
+        take_steps([p], opt)
         assert p._version == 1
     finally:
         torch.distributed.destroy_process_group()
@@ -325,9 +316,7 @@ def test_older_torch_takes_one_tensor_at_a_time(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(torch.autograd.graph, "increment_version", one)
     params = [parameter(3), parameter(4)]
     opt = lowtide.AdamW(params)
-    for _ in range(2):
-        random_gradients(params)
-        opt.step()
+    take_steps(params, opt, 2)
     assert versions(params) == [2, 2]
 
 
@@ -392,8 +381,7 @@ def test_scales_set_by_hand_are_those_of_torch(seed):
 def test_errors_name_parameters(seed):
     params = [parameter(8), parameter(8)]
     opt = lowtide.AdamW([("body.weight", params[0]), ("head.bias", params[1])], nonfinite="raise")
-    random_gradients(params)
-    opt.step()
+    take_steps(params, opt)
     saved = copy.deepcopy(opt.state_dict())
     saved["state"][1]["exp_avg"] = torch.zeros(3)
     with refused(opt, "parameter 1 (head.bias)"):
@@ -406,30 +394,6 @@ def test_errors_name_parameters(seed):
     name_in(error, lowtide.AdamW(groups).param_groups)
     wanted = "parameter group 1, parameter 0 (delta): got this; parameter 1 (delta): that; parameter group 2, parameter 0: a new one"
     assert str(error) == wanted
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("codec", CODECS)
-def test_copies_go_on_alike(rule, codec, seed):
-    """deepcopy of (model, optimizer) in either order, and pickle: the copy has its own parameters and steps alike."""
-    model = torch.nn.Sequential(torch.nn.Linear(64, 80), torch.nn.Linear(80, 8))
-    model[1].bias.requires_grad_(False)
-    opt = make(rule, [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.01}], state=codec)
-    params = [p for p in model.parameters() if p.requires_grad]
-    random_gradients(params)
-    opt.step()
-    pairs = [copy.deepcopy((model, opt)), copy.deepcopy((opt, model))[::-1], pickle.loads(pickle.dumps((model, opt)))]
-    random_gradients(params)
-    opt.step()
-    for other_model, other in pairs:
-        others = [p for p in other_model.parameters() if p.requires_grad]
-        assert other.param_groups[0]["params"][0] is other_model[0].weight
-        for p, q in zip(params, others, strict=True):
-            q.grad = p.grad.clone()
-        other.step()
-        assert [bits(p) for p in params] == [bits(p) for p in others]
-        assert state_bits(other) == state_bits(opt)
-        assert all(p.data_ptr() != q.data_ptr() for p, q in zip(params, others, strict=True))
 
 
 def test_a_step_inside_compiled_code(seed):

@@ -68,11 +68,6 @@ def test_a_relative_path_is_of_the_directory_at_construction(tmp_path: Path, mon
     assert os.listdir(tmp_path / "scratch") == [".lowtide.lock"] and not os.listdir(tmp_path / "other")
 
 
-def test_an_empty_path_is_no_disk() -> None:
-    with pytest.raises(ValueError, match="empty path as disk"):
-        lowtide.AdamW(parameters(1), memory=on_disk(""))
-
-
 # The list that report() counts moves while chunks are added. With every block of memory given back at once, reading it
 # then is fatal.
 _LOOKING_ON = """

@@ -17,7 +17,7 @@ from lowtide.engine.family import Family
 from lowtide.options.hyper import group_key, hyper_keys
 from lowtide.options.options import Options
 from lowtide.report.fields import CoreReport, Report
-from support import CODECS, FOUR_BITS, RULES, bits, make, parameter, random_gradients, state_bits
+from support import CODECS, FOUR_BITS, RULES, bits, make, parameter, random_gradients, state_bits, step_alike, take_steps
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
@@ -62,16 +62,11 @@ def test_removed_state_starts_afresh_however_it_was_removed(how, rule, seed):
     a = parameter(5000)
     opt = make(rule, [a])
     for _ in range(2):
-        for _ in range(3):
-            random_gradients([a])
-            opt.step()
+        take_steps([a], opt, 3)
         b = torch.nn.Parameter(a.detach().clone())
         other = make(rule, [b])
         RESETS[how](opt, a)
-        random_gradients([a])
-        b.grad = a.grad.clone()
-        opt.step()
-        other.step()
+        step_alike(([a], opt), ([b], other))
         assert bits(a) == bits(b) and state_bits(opt) == state_bits(other)
 
 
