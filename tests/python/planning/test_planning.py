@@ -18,14 +18,13 @@ from lowtide import _core
 from lowtide.engine import host_steps
 from lowtide.engine.host_steps import Speeds
 from stand_in import StandIn
-from support import CODECS, FOUR_BITS, RULES, RULE_OF, SINGLE_STEPS, make, parameter, random_gradients
+from support import CODECS, FOUR_BITS, RULES, RULE_OF, SINGLE_STEPS, make, parameter, random_gradients, take_steps
 
 MIB = 1 << 20
 
 
 def reported(opt):
-    random_gradients([p for group in opt.param_groups for p in group["params"]])
-    opt.step()
+    take_steps([p for group in opt.param_groups for p in group["params"]], opt)
     return opt.report()
 
 
