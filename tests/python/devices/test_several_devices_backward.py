@@ -237,13 +237,3 @@ def test_groups_on_other_devices_divide_it_anew(machine: Machine, seed: int, fig
         pair[1].add_param_group({"params": [large]})
     twins.step(1)
     figure(f"5 groups on 3 devices join: {taken} bytes of {host}, {twins.compared} bytes alike")
-
-
-def test_bad_sizes_are_refused(machine: Machine, seed: int) -> None:
-    twins = spread(machine, "adamw", SEVERAL)
-    for host, kind in (("much", ValueError), (-1, ValueError), (1.5, TypeError)):
-        memory = {"device": DEVICE, "host": host}
-        with pytest.raises(kind, match="memory: host"):
-            lowtide.AdamW(twins.there, memory=memory)
-        with pytest.raises(kind, match="memory: host"):
-            lowtide.AdamW([{"params": twins.there, "memory": memory}])
