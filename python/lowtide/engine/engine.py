@@ -28,6 +28,7 @@ from lowtide.engine.params import Param, examine, examine_all, parameter, wanted
 from lowtide.engine.shares import UNLIMITED, Shares, outgrown, shares_of
 from lowtide.engine.unread import Copies
 from lowtide.memory.budgets import Memory, budget_at
+from lowtide.memory.forecast import beside_moments
 from lowtide.options import overrides
 from lowtide.options.options import GROUP_OPTIONS, Settings, check_kinds
 from lowtide.report.fields import CoreReport
@@ -122,7 +123,7 @@ class Engine:
         cores = {}
         for place in wanted_places(params, self.cores):
             cores[place] = self.cores.get(place) or self._new_core(place, shares)
-        part = shares.own if len(cores) > 1 else None
+        part = shares.own if shares.divided else None
         try:
             for place, core in cores.items():
                 if self.groups and place not in self.cores:
@@ -240,6 +241,11 @@ class Engine:
                 if (rounding := options["rounding"]) != core_group.options["rounding"]:
                     check_kinds({"rounding": rounding}, f"parameter group {of}")
                 hyper = family.hyper_of(core_group.rule, options)
+                if core_group.params and family.has_moments(core_group.rule, options) != core_group.has_moments:
+                    if not self.in_ram:  # budgets hold row moments, too
+                        self._rebuild(groups, self.params, self.members)
+                        return
+                    core_group.has_moments = not core_group.has_moments
                 before = core_group.push(self.core, number, hyper, rounding)
             except (TypeError, ValueError) as error:
                 if hyper is not None and (changed := family.changed_states(core_group.pushed, hyper)):
@@ -316,10 +322,22 @@ class Engine:
         """Calls the core. If it finds parameters on other devices than before, follows them and calls again."""
         try:
             return call(*arguments)
-        except ValueError:
+        except ValueError as error:
             if not self.follow_moves(groups):
-                raise
+                raise self._told_of_moments(error) from None
         return call(*arguments)
+
+    def place_states(self) -> None:
+        """Places state that waits for the first step. Raises ValueError, MemoryError or OSError."""
+        try:
+            self.core.place_states()
+        except ValueError as error:
+            raise self._told_of_moments(error) from None
+
+    def _told_of_moments(self, error: ValueError) -> ValueError:
+        """The error, with the bytes of row moments if a budget that holds them may be its reason."""
+        waits = any(param.tensor.requires_grad and not self.core_of(i).has_state(i) for i, param in enumerate(self.params))
+        return ValueError(beside_moments(str(error), self._shares.moments)) if self._shares.moments and waits else error
 
     def follow_states(self, groups: Sequence[dict[str, Any]], carry: bool) -> Callable[[], None]:
         """Builds new cores for options of these groups that determine which states exist (amsgrad, centered, nesterov, a
@@ -393,7 +411,7 @@ class Engine:
         wanted = wanted_places(now, self.cores)
         cores = {place: self._new_core(place, shares) for place in wanted}
         for place, core in cores.items():
-            register(core, self.family, place, made, 0, now, 0, shares.own if len(cores) > 1 else None)
+            register(core, self.family, place, made, 0, now, 0, shares.own if shares.divided else None)
         self.copies.read(self)
         old = self.core
         old.onload()
@@ -574,7 +592,9 @@ class Engine:
         """The core's report, with steps of earlier cores added."""
         with self.lock:
             found: CoreReport = self.core.report()
-        found["state_bytes"] += self.moments.nbytes
+        for moment in self.moments.all():
+            found["state_bytes"] += moment.nbytes
+            found["allocated_bytes" if moment.device.type == "cpu" else "device_bytes"] += moment.nbytes
         found["steps"] += self._steps
         found["skipped_steps"] += self._skipped
         return found

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lowtide import _core
 from lowtide.devices.flattened import shard_of
+from lowtide.devices.pieces import local_moments
 from lowtide.devices.places import Place, stand_in
 from lowtide.devices.sharding import local_of
 from lowtide.engine.cores import Core
@@ -61,6 +62,7 @@ class CoreGroup:
     memory: Memory | None  # the group's own budget
     budget_of: int  # number of the group whose budget it shares; -1: none
     params: list[int] = field(default_factory=list)  # numbers, ascending
+    has_moments: bool = False  # its parameters have row moments
 
     def has(self, number: int) -> bool:
         at = bisect_left(self.params, number)
@@ -109,7 +111,8 @@ def core_groups(
             if budget_of < 0 and each.memory == own:
                 budget_of = at + n
         options = {**group, **override}
-        made.append(CoreGroup(number, override, rule, family.hyper_of(rule, options), family.core_options(rule, options), own, budget_of))
+        hyper, moments = family.hyper_of(rule, options), family.has_moments(rule, options)
+        made.append(CoreGroup(number, override, rule, hyper, family.core_options(rule, options), own, budget_of, has_moments=moments))
         return made[-1]
 
     param, rule = None, ""
@@ -202,6 +205,13 @@ def sizes_of(groups: Sequence[CoreGroup], params: Sequence[Param], some: Contain
         here = [params[i] for i in group.params if some is None or (i in some and params[i].tensor.requires_grad)]
         found.append(GroupSizes([size_of(param) for param in here], group.options, group.pushed, rule=group.rule))
     return found
+
+
+def moment_bytes(groups: Sequence[CoreGroup], params: Sequence[Param], some: Container[int] | None = None) -> int:
+    """Bytes of the row moments of the trained parameters among these numbers; None: of all."""
+    numbers = (i for group in groups if group.has_moments for i in group.params if some is None or i in some)
+    trained = (params[i] for i in numbers if params[i].tensor.requires_grad)
+    return sum(4 * local_moments(param.tensor, param.sharding).numel() for param in trained)
 
 
 def size_of(param: Param) -> tuple[list[int], Any, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 
@@ -37,6 +39,5 @@ class RowMoments:
         """The parameters that may have some."""
         return self._now.keys() | self._next.keys()
 
-    @property
-    def nbytes(self) -> int:
-        return sum(moment.nbytes for moment in self._now.values())
+    def all(self) -> Iterable[torch.Tensor]:
+        return self._now.values()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from lowtide import _core
 from lowtide.devices.places import HOST, Place
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, GroupSizes, sizes_of
+from lowtide.engine.groups import CoreGroup, GroupSizes, moment_bytes, sizes_of
 from lowtide.engine.params import Param
 from lowtide.memory.budgets import Memory, budget_at, size_of
 from lowtide.memory.forecast import Budget, Forecast, forecast
@@ -32,10 +32,16 @@ class Shares(NamedTuple):
     of_groups: Mapping[Owner, Mapping[Place, Memory]]
     told: Mapping[Place, str]  # the whole amount, for errors at a place that has a part of `host`
     automatic: bool  # whether any depends on free memory
+    moments: int = 0  # bytes of row moments under any budget, which cores do not know
 
     def own(self, group: CoreGroup, place: Place) -> Memory | None:
         """The part of a group's own budget for its parameters at `place`; None: no parameters there."""
         return self.of_groups.get((group.of, group.memory), {}).get(place)
+
+    @property
+    def divided(self) -> bool:
+        """True if cores have other budgets than users gave."""
+        return bool(self.moments) or len(self.of_all) > 1
 
 
 UNLIMITED = Shares({HOST: None}, {}, {}, False)  # for the CPU only
@@ -66,19 +72,20 @@ def shares_of(
 
     def divided(own: Memory, owner: Owner) -> dict[Place, Memory]:
         there = found[owner]
+        rows = {place: moment_bytes(groups, params, some) for place, some in there.items()}
         if len(there) < 2:
-            return {place: own.part(place, own.host) if place.mirrored else own for place in there}
+            return {place: own.part(place, own.host) if place.mirrored else own.beside(rows[place], place) for place in there}
         if own.host is None:
-            return {place: own.part(place, None) for place in there}
+            return {place: own.part(place, None).beside(rows[place], place) for place in there}
         host = size_of("host", own.host)
-        takes = {place: _takes(family, own, sizes_of(groups, params, some), place) for place, some in there.items()}
+        takes = {place: _takes(family, own, sizes_of(groups, params, some), place, rows[place]) for place, some in there.items()}
         shares = _shares(host, takes, own.disk is not None)
         names = " and ".join(place.name for place in there)
         of_group = f" of parameter group {owner[0]}" if owner[1] else ""
         for place, share in shares.items():
             whole = f"memory{of_group} has host={own.host!r} for {names} together"
             told.setdefault(place, []).append(f"{whole}, of which {place.name} has {share} bytes")
-        return {place: own.part(place, share) for place, share in shares.items()}
+        return {place: own.part(place, share).beside(rows[place], place) for place, share in shares.items()}
 
     everywhere: dict[Place, Memory | None] = dict.fromkeys(found[_OPTIMIZER])
     if memory:
@@ -87,7 +94,8 @@ def shares_of(
     owned = [part.budget(place) for parts in of_groups.values() for place, part in parts.items()]
     every = [*owned, *(budget_at(part, place) for place, part in everywhere.items())]
     automatic = any(budget.automatic for budget in every if budget)
-    return Shares(everywhere, of_groups, {place: "; ".join(each) for place, each in told.items()}, automatic)
+    moments = moment_bytes(groups, params)
+    return Shares(everywhere, of_groups, {place: "; ".join(each) for place, each in told.items()}, automatic, moments)
 
 
 def _shares(host: int, takes: Mapping[Place, _Takes], on_disk: bool) -> dict[Place, int]:
@@ -102,11 +110,12 @@ def _shares(host: int, takes: Mapping[Place, _Takes], on_disk: bool) -> dict[Pla
     return {place: host * each.beyond // needed for place, each in takes.items()}
 
 
-def _takes(family: Family, memory: Memory, sizes: Sequence[GroupSizes], place: Place) -> _Takes:
+def _takes(family: Family, memory: Memory, sizes: Sequence[GroupSizes], place: Place, rows: int) -> _Takes:
+    """rows: bytes of row moments."""
     if not place.on_host:
-        state = state_on_device(family, sizes, memory.part(place, 0).budget(place))
+        state = state_on_device(family, sizes, memory.part(place, 0).beside(rows, place).budget(place))
         return _Takes(state.streamed_bytes, state.resident_bytes + state.streamed_bytes)
-    needed = forecast(family.core_rule, Budget(_ENOUGH), sizes)[0].direct_bytes
+    needed = forecast(family.core_rule, Budget(_ENOUGH), sizes)[0].direct_bytes + (0 if place.mirrored else rows)
     return _Takes(needed, needed)
 
 

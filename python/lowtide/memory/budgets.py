@@ -201,6 +201,14 @@ class Memory:
             return self.replaced(host=host)
         return self.replaced(host=host, disk=None, disk_limit=None, step="device")
 
+    def beside(self, taken: int, place: Place) -> Memory:
+        """The budget of the parameters at `place` beside `taken` bytes in the memory of their weights."""
+        name = "host" if place.on_host else "device"
+        given = getattr(self, name)
+        if not taken or place.mirrored or given in (None, "auto"):
+            return self
+        return self.replaced(**{name: max(size_of(name, given, place) - taken, 1)})
+
     def replaced(self, **changes: Any) -> Memory:
         """A copy with other fields. Unchecked, because a share may be smaller than users may give."""
         made = copy(self)

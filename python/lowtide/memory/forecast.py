@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from lowtide import _core
@@ -53,11 +53,12 @@ def disk_info(name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Forecast:
     """The forecast of one budget or of all. Bytes equal `Optimizer.report()` after a first step in which every parameter had a
-    gradient. If the state does not fit, the fields below `problem` are 0."""
+    gradient; only Muon without a budget may take 64 KiB or 1/16 more host memory. If the state does not fit, the fields below
+    `problem` are 0."""
 
     params: int  # with state
     elements: int
-    state_bytes: int  # codes + scales
+    state_bytes: int  # codes + scales, and row moments
     fits: bool
     problem: str  # if it does not fit: what was given and what is needed
     device_bytes: int  # of device memory, with buffers; 0 for parameters on the CPU
@@ -74,6 +75,20 @@ class Forecast:
     link_seconds: float  # of a device's link
     disk_seconds: float
     seconds: float  # of a step; if state streams, a lower bound, with full overlap
+
+    def with_moments(self, size: int) -> Forecast:
+        """The forecast with row moments of so many bytes in host memory, beside which the budget was."""
+        if not size:
+            return self
+        if not self.fits:
+            return replace(self, state_bytes=self.state_bytes + size, problem=beside_moments(self.problem, size))
+        names = ("state_bytes", "host_bytes", "direct_bytes")
+        return replace(self, **{name: getattr(self, name) + size for name in names})
+
+
+def beside_moments(problem: str, size: int) -> str:
+    """A problem of a budget, with the bytes of it that row moments take."""
+    return f"{problem} (beside {size} bytes of row moments)"
 
 
 def forecast(

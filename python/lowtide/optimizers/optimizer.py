@@ -317,7 +317,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     def _place_states(self) -> None:
         """Places state that waits for the first step. Raises like `state_dict`."""
         if not self.engine.in_ram:
-            self.engine.core.place_states()
+            self.engine.place_states()
             self._adopt_new_state()
 
     @_alone

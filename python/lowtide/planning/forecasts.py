@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, overload
 
 import torch
 
 from lowtide import _core
 from lowtide.checks.values import expect, number
+from lowtide.devices.places import HOST
 from lowtide.engine.family import Family
 from lowtide.engine.groups import GroupSizes, group_defaults
 from lowtide.memory.budgets import Memory
@@ -22,7 +23,7 @@ from lowtide.planning.models import Shape
 from lowtide.planning.on_device import DeviceForecast
 from lowtide.planning.on_device import predict as predict_on
 from lowtide.planning.rates import Rates, family_of, step_rates
-from lowtide.planning.shapes import Planned, groups_of, members_of
+from lowtide.planning.shapes import PlannedGroup, groups_of, members_of
 from lowtide.report.text import seconds_text, table_text
 
 _AVERAGES = (*BETAS, "alpha")  # options that set the length of averages
@@ -81,7 +82,7 @@ def _column(budget: Forecast, memory: Memory | None, limit: str = "none") -> tup
 def forecast(
     model_or_params: Any, rule: str = ..., state: str = ..., memory: Memory | None = ..., min_quantized_numel: int = ...,
     rates: Rates | Literal["measure"] | None = ..., momentum: float | None = ..., amsgrad: bool = ..., centered: bool = ...,
-    master: str | None = ..., max_unorm: float = ..., betas: tuple[float, ...] | None = ..., alpha: float | None = ...,
+    master: str | None = ..., max_unorm: float = ..., betas: tuple[float, ...] | None = ..., alpha: float | None = ..., row_beta2: float | None = ...,
     on: Literal["cpu"] = ..., dtype: torch.dtype = ...,
 ) -> Forecasts: ...  # fmt: skip
 
@@ -90,7 +91,7 @@ def forecast(
 def forecast(
     model_or_params: Any, rule: str = ..., state: str = ..., memory: Memory | None = ..., min_quantized_numel: int = ...,
     rates: Rates | Literal["measure"] | None = ..., momentum: float | None = ..., amsgrad: bool = ..., centered: bool = ...,
-    master: str | None = ..., max_unorm: float = ..., betas: tuple[float, ...] | None = ..., alpha: float | None = ...,
+    master: str | None = ..., max_unorm: float = ..., betas: tuple[float, ...] | None = ..., alpha: float | None = ..., row_beta2: float | None = ...,
     *, on: str | torch.device, dtype: torch.dtype = ...,
 ) -> Forecasts | DeviceForecast: ...  # fmt: skip
 
@@ -109,6 +110,7 @@ def forecast(
     max_unorm: float = 0.0,
     betas: tuple[float, ...] | None = None,
     alpha: float | None = None,
+    row_beta2: float | None = None,
     on: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Forecasts | DeviceForecast:
@@ -130,6 +132,7 @@ def forecast(
             none).
         max_unorm: for LAMB and LARS. With it LARS reads its state twice per step, as LAMB always does.
         betas, alpha: as for the optimizer. 4-bit state accepts only short averages. None: the rule's defaults.
+        row_beta2: for Muon, whose row moments are then in state_bytes and beside the weights.
         on: the device of the parameters: "cuda", "xpu", another torch accelerator, or "cpu". The machine need not have it. A
             forecast for a device needs Memory(device=) in bytes, unless the CPU takes all steps, and `rates` if the CPU may
             take some (Memory(step="auto"), or a disk). State streams as with transfer="copy".
@@ -151,6 +154,9 @@ def forecast(
     options = {key: value for key, value in options.items() if value is not None}
     extra = dict(zip(options, hyper_values(list(options), options), strict=True))
     hyper |= options if betas is None else {**options, "betas": betas}
+    if row_beta2 is not None:
+        expect(bool(family.MOMENTS), "forecast: row_beta2", row_beta2, f"None: {rule} has no row moments")
+        hyper[family.MOMENTS] = row_beta2
     defaults = {**group_defaults(hyper, {}), **given}
     del defaults["memory"]  # of the whole optimizer
     if device.type != "cpu":
@@ -165,12 +171,13 @@ def forecast(
 
 def sizes_for(
     rule: str, shapes: Sequence[Shape], dtype: str, options: Mapping[str, Any], hyper: Mapping[str, Any]
-) -> tuple[str, list[GroupSizes]]:
-    """The core's rule, and the groups that an optimizer of `rule` would make of these shapes, in the form of
-    `_core.forecast`."""
+) -> tuple[str, list[GroupSizes], int]:
+    """The core's rule, the groups that an optimizer of `rule` would make of these shapes, in the form of `_core.forecast`, and
+    bytes of row moments."""
     family, known = family_of(rule)
     defaults = {**group_defaults({**known, **hyper}, {}), **options}
-    return family.core_rule, [sizes for _, sizes in groups_of(shapes, defaults, family, {}, getattr(torch, dtype))]
+    groups = groups_of(shapes, defaults, family, {}, getattr(torch, dtype))
+    return family.core_rule, [each.sizes for each in groups], sum(each.moments for each in groups)
 
 
 def _device(on: str | torch.device) -> torch.device:
@@ -186,22 +193,30 @@ def _device(on: str | torch.device) -> torch.device:
     return device
 
 
-def _predict(family: Family, memory: Memory | None, groups: Planned, rates: Rates) -> Forecasts:
+def _predict(family: Family, memory: Memory | None, groups: Sequence[PlannedGroup], rates: Rates) -> Forecasts:
     read, write = number("rates: read", rates.read), number("rates: write", rates.write)
-    described = [sizes._replace(rate=rates.step_of(sizes.options["state"])) for _, sizes in groups]
-    budget = memory.budget() if memory else None
-    total, budgets = of_core(family.core_rule, budget, described, read, write)
-    own = [(f"group {group.of}", group.memory) for group, sizes in groups if sizes.budget]
-    names, memories = zip(("optimizer", memory), *own, strict=True)
-    return Forecasts(**asdict(total), rule=family.rule, names=names, budgets=budgets, memories=memories, rates=rates)
+    owners = [-1, *(n for n, each in enumerate(groups) if each.sizes.budget)]  # of budgets
+    moments = dict.fromkeys(owners, 0)
+    for n, each in enumerate(groups):
+        moments[next(of for of in (n, each.sizes.budget_of, -1) if of in moments)] += each.moments
+    memories = [memory, *(groups[n].group.memory for n in owners[1:])]
+    given = {n: of.beside(moments[n], HOST).budget() if of else None for n, of in zip(owners, memories, strict=True)}
+    described = [
+        sizes._replace(rate=rates.step_of(sizes.options["state"]), budget=given.get(n)) for n, (_, sizes, _) in enumerate(groups)
+    ]
+    total, found = of_core(family.core_rule, given[-1], described, read, write)
+    budgets = tuple(each.with_moments(moments[n]) for n, each in zip(owners, found, strict=True))
+    total = replace(total.with_moments(sum(moments.values())), problem=next((each.problem for each in budgets if not each.fits), ""))
+    names = ("optimizer", *(f"group {groups[n].group.of}" for n in owners[1:]))
+    return Forecasts(**asdict(total), rule=family.rule, names=names, budgets=budgets, memories=tuple(memories), rates=rates)
 
 
-def _measure_for(family: Family, unrated: Forecasts, groups: Planned) -> Rates:
+def _measure_for(family: Family, unrated: Forecasts, groups: Sequence[PlannedGroup]) -> Rates:
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
     step: dict[str, float] = {}
-    for state in sorted({sizes.options["state"] for _, sizes in groups if sizes.params}):
-        here = [sizes.hyper for _, sizes in groups if sizes.params and sizes.options["state"] == state]
+    for state in sorted({sizes.options["state"] for _, sizes, _ in groups if sizes.params}):
+        here = [sizes.hyper for _, sizes, _ in groups if sizes.params and sizes.options["state"] == state]
         # The slowest step has the largest value of each. The measured parameter may be too large for options of its optimizer,
         # such as long averages in 4 bits. The rate is then unknown.
         most = {key: max(hyper.get(key, 0) for hyper in here) for key in here[0] if key in _MEASURED}

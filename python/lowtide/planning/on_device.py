@@ -15,12 +15,12 @@ from lowtide import _core
 from lowtide.checks.values import expect, number
 from lowtide.devices.places import Place, place_on
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, all_core_groups, sizes_of
+from lowtide.engine.groups import CoreGroup, all_core_groups, moment_bytes, sizes_of
 from lowtide.engine.host_steps import Speeds, ends, settle
 from lowtide.engine.params import Param, wanted_places
 from lowtide.engine.shares import shares_of, state_on_device
 from lowtide.memory.budgets import Memory
-from lowtide.memory.forecast import forecast
+from lowtide.memory.forecast import beside_moments, forecast
 from lowtide.planning.rates import Rates
 from lowtide.report.text import seconds_text, table_text
 
@@ -157,23 +157,23 @@ class _Prediction:
         sizes = [
             group._replace(rate=self._rates.step_of(group.options["state"])) for group in sizes_of(self._groups, self._params, {*here})
         ]
-        budget = memory.budget(place)
+        budget, moments = memory.budget(place), moment_bytes(self._groups, self._params, {*here})
         if place.mirrored:
             read, write = number("rates: read", self._rates.read), number("rates: write", self._rates.write)
             found = forecast(self._family.core_rule, budget, sizes, read, write)[0]
             tensors = [self._params[i].tensor for i in here]
             weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             return {
-                "state_bytes": found.state_bytes, "problem": found.problem, "host_params": len(here),
+                "state_bytes": found.state_bytes + moments, "problem": found.problem, "host_params": len(here), "device_bytes": moments,
                 "host_elements": sum(tensor.numel() for tensor in tensors), "host_bytes": found.host_bytes,
                 "copy_bytes": 2 * weights, "disk_bytes": found.disk_bytes, "gradients_per_step": weights,
                 "weights_per_step": weights, "disk_per_step": found.moved_per_step, "by_host": tuple(here),
                 "host_seconds": max(found.step_seconds, found.disk_seconds),
             }  # fmt: skip
         state = state_on_device(self._family, sizes, budget, budget.host)
-        problem = state.problem and f"{place.device}: {state.problem}"
+        problem = state.problem and f"{place.device}: {beside_moments(state.problem, moments) if moments else state.problem}"
         return {
-            "state_bytes": state.state_bytes, "problem": problem, "device_bytes": state.device_bytes,
+            "state_bytes": state.state_bytes + moments, "problem": problem, "device_bytes": state.device_bytes + moments,
             "host_bytes": state.host_bytes, "streamed_per_step": state.moved_per_step, "disk_bytes": state.disk_bytes,
             "disk_per_step": state.disk_moved_per_step,
         }  # fmt: skip

@@ -216,15 +216,17 @@ class _Training:
         masters = self._state(Budget(-1), self._master)["state_bytes"] - state
         lines = {"weights": self._weights(), **self._in_backward()}
         lines["process"] = Tiers(0, _PROCESS) if self.gpu is None else Tiers(_CONTEXT, _PROCESS_BESIDE_DEVICE)
+        size = self._groups(self._master)[2]
+        lines["state"] = rows = Tiers(0, size) if self.stream else self._at_work(size)  # row moments, beside the weights
         if from_disk := self._streams_from_disk(lines, state + masters):
             lines["weights"] = self._weights_on_disk(lines)
-        where, memory, problem, moved = self._placed(summed(lines.values()), state + masters, from_disk)
+        where, memory, problem, moved = self._placed(summed(lines.values()), rows, state + masters, from_disk)
         if self.stream:
             moved = summed([moved, self._weights_moved(lines["weights"].host if from_disk else None)])
             memory = self._for_stream(lines, bool(from_disk or where.disk))
         share = masters / max(state + masters, 1)
         lines["masters"] = Tiers(*(int(size * share) for size in where))
-        lines["state"] = Tiers(*(size - part for size, part in zip(where, lines["masters"], strict=True)))
+        lines["state"] = Tiers(*(size - part + row for size, part, row in zip(where, lines["masters"], rows, strict=True)))
         given = (self.gpu, self.ram, self.disk)
         lacks = [
             f"{tier} lacks {size_text(total - size)}"
@@ -336,9 +338,9 @@ class _Training:
         on_host = unit + self.step_in_backward if self.step_in_backward else every + self.accumulate * unit
         return {**found, "gradients": Tiers(most, on_host)}
 
-    def _placed(self, beside: Tiers, state: int, from_disk: bool) -> tuple[Tiers, str | None, str, Tiers]:
-        """Places state and masters beside the rest: where they are, the optimizer's `memory` for that, the problem if they fit nowhere,
-        and the bytes that a step moves. from_disk: weights stream from the disk."""
+    def _placed(self, beside: Tiers, rows: Tiers, state: int, from_disk: bool) -> tuple[Tiers, str | None, str, Tiers]:
+        """Places state and masters beside the rest, which includes row moments (rows): where they are, the optimizer's `memory` for
+        all of these, the problem if they fit nowhere, and the bytes that a step moves. from_disk: weights stream from the disk."""
         of = self.gpu, self.ram, self.disk
         device, host, disk = (None if size is None else size - taken for size, taken in zip(of, beside, strict=True))
         steps_there = self.gpu is not None and not self.stream
@@ -359,24 +361,27 @@ class _Training:
         found = self._state(Budget(host, "DIR", max(disk, 0), device=there if steps_there else -1), self._master)
         if not found["fits"]:
             return elsewhere, None, found["problem"], Tiers()
+        there, host = there + rows.device, host + rows.host
         memory = f"device={there},host={host},disk=DIR,step=device" if steps_there else f"host={host},disk=DIR"
         moved = Tiers(found["moved_per_step"] if steps_there else 0, 0, found["disk_moved_per_step"])
         return Tiers(found["device_bytes"], found["host_bytes"], found["disk_bytes"]), memory, "", moved
 
     def _state(self, budget: Budget, master: str | None) -> dict[str, Any]:
         """The core's forecast of state and masters."""
-        dtype, options = TYPES[self.weights][0], {name: default for name, default, _ in _core.group_options()}
-        options |= {"state": self.state, "master": master, "min_quantized_numel": self.min_quantized_numel}
-        groups: list[Any]  # GroupSizes, whose module imports torch
-        if self.rule == "muon":
-            from lowtide.planning.forecasts import sizes_for
-
-            rule, groups = sizes_for(self.rule, self.model.shapes, dtype, options, self.hyper)
-        else:
-            rule, params = self.rule, [([*shape], None, dtype) for shape in self.model.shapes]
-            groups = [(params, options, _hyper(rule, self.hyper), None, 0.0, -1, "")]
+        rule, groups, _ = self._groups(master)
         found: dict[str, Any] = _core.forecast(rule, budget, groups)[0]
         return found
+
+    def _groups(self, master: str | None) -> tuple[str, list[Any], int]:
+        """The core's rule, the groups as `_core.forecast` takes them, and bytes of row moments."""
+        dtype, options = TYPES[self.weights][0], {name: default for name, default, _ in _core.group_options()}
+        options |= {"state": self.state, "master": master, "min_quantized_numel": self.min_quantized_numel}
+        if self.rule == "muon":
+            from lowtide.planning.forecasts import sizes_for  # imports torch
+
+            return sizes_for(self.rule, self.model.shapes, dtype, options, self.hyper)
+        params = [([*shape], None, dtype) for shape in self.model.shapes]
+        return self.rule, [(params, options, _hyper(self.rule, self.hyper), None, 0.0, -1, "")], 0
 
 
 def _rounded_up(size: int) -> int:

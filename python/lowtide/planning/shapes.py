@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,14 +13,19 @@ from lowtide.checks.values import expect
 from lowtide.devices import sharding
 from lowtide.devices.places import HOST, check_parameter
 from lowtide.engine.family import Family
-from lowtide.engine.groups import CoreGroup, GroupSizes, all_core_groups, refused, sizes_of
+from lowtide.engine.groups import CoreGroup, GroupSizes, all_core_groups, moment_bytes, refused, sizes_of
 from lowtide.engine.params import Param
 from lowtide.memory.budgets import of_group
 from lowtide.options.options import check_kinds
 from lowtide.options.overrides import look
 from lowtide.planning.models import WANTED_SHAPES, Shape, of_count, shape_of
 
-Planned = Sequence[tuple[CoreGroup, GroupSizes]]
+
+
+class PlannedGroup(NamedTuple):
+    group: CoreGroup
+    sizes: GroupSizes
+    moments: int  # bytes of row moments
 
 
 class ShapedParam(NamedTuple):
@@ -43,7 +48,7 @@ class ShapedParam(NamedTuple):
 
 def groups_of(
     source: Any, defaults: Mapping[str, Any], family: Family, extra: dict[str, float], dtype: torch.dtype = torch.float32
-) -> Planned:
+) -> list[PlannedGroup]:
     """The groups that an optimizer of this family would make of `source`, in order, and the planned part of each. defaults:
     options for groups that lack them. extra: hyper-parameters of all groups, checked even if the class does not have them.
     dtype: the type of bare shapes.
@@ -67,7 +72,8 @@ def groups_of(
                 _core.state_layout(rule, hyper, sizes.options, shape, kind, whole)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise refused(family, group.of, param, group.rule, error) from None
-        found.append((group, sizes._replace(hyper=hyper, budget=own, budget_of=group.budget_of)))
+        sizes = sizes._replace(hyper=hyper, budget=own, budget_of=group.budget_of)
+        found.append(PlannedGroup(group, sizes, moment_bytes([group], params)))
     return found
 
 

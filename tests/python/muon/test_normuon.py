@@ -175,7 +175,7 @@ def _trained(steps: int, dtype: torch.dtype = torch.float32, **options: Any) -> 
     [(torch.float32, None, 0.95), (torch.bfloat16, "residual16", 0.95), (torch.bfloat16, "stochastic", 0.95), (torch.float32, None, 0.0)],
 )
 def test_row_moments_go_on(dtype: torch.dtype, master: str | None, momentum: float, way: str, seed: int, tmp_path: Path) -> None:
-    """With momentum in 8 bits or none, in RAM and on a disk, to the bit; moments have bytes in report(), but in no budget."""
+    """With momentum in 8 bits or none, in RAM and on a disk, to the bit; moments have bytes in report()."""
     options: dict[str, Any] = {"momentum": momentum, "master": master, "state": "dynamic8", "min_quantized_numel": 0}
     params, opt = _trained(2, dtype, **options)
     rows = 4 * (64 + 200 + 3 * 40)
@@ -227,6 +227,27 @@ def test_the_option_begins_and_ends_them(seed: int) -> None:
         assert state_bits(opt) == state_bits(twin) == state_bits(third)
         assert [ROW in opt.state[p] for p in params] == [beta2 is not None] * 3 + [False]
     assert opt.report()["state_bytes"] == 4 * sum(p.numel() for p in params[:3]) + 8 * params[3].numel()
+
+
+def test_budgets_make_room_when_they_begin(seed: int, tmp_path: Path) -> None:
+    """State that was in RAM goes to the disk, and back once they end, in a group with its own budget and in others. No bit changes."""
+    ends = []
+    for limited in (False, True):
+        torch.manual_seed(seed)
+        params = [parameter(3000, 4), parameter(40, 256), parameter(64, 256)]
+        budgets = [lowtide.Memory(host=host, disk=tmp_path, chunk=4096) if limited else None for host in (30_000, 27_300)]
+        groups: list[dict[str, Any]] = [{"params": params[:1]}, {"params": params[1:], "memory": budgets[1]}]
+        opt = lowtide.Muon(groups, memory=budgets[0], state="dynamic8", min_quantized_numel=0)
+        for beta2 in (None, 0.9, 0.9, None):
+            opt.param_groups[0]["row_beta2"] = opt.param_groups[1]["row_beta2"] = beta2
+            random_gradients(params)
+            opt.step()
+            report = opt.report()
+            assert not limited or report["allocated_bytes"] <= 57_300 and (report["moved_per_step"] > 0) >= bool(beta2)
+            assert not limited or report["allocated_bytes"] + report["disk_bytes"] >= report["state_bytes"]
+        saved = opt.state_dict()["state"].values()
+        ends.append(([bits(p) for p in params], [{name: bits(value) for name, value in entry.items()} for entry in saved]))
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("way", WAYS)
