@@ -12,7 +12,7 @@ from quality.fidelity import LIVE
 from quality.gaps import Noise, Row, analyse
 from quality.model import build
 from quality.training import Settings
-from quality.variants import STABLE, VARIANTS, of_rule
+from quality.variants import VARIANTS, of_rule
 
 RUN_HEAD = ("", "gap per seed, mN", "mean ± sd", "noise?", "update error", "largest update / lr", "above 8")
 UNIT_HEAD = ("", "β2", "no gradient", "× 0.1", "same", "× 2", "× 10", "drift, at most", "spread", "spike")
@@ -129,7 +129,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"* {corpus['train']} bytes to train on, {corpus['validation']} to validate on, sha256 {corpus['sha256'][:16]}…",
     ]
     for beta2 in betas(result):
-        text += [line for rule in ("AdamW", STABLE, "Muon", "Schedule-Free") for line in run_section(result, beta2, rule)]
+        text += [line for rule in dict.fromkeys(each.rule for each in VARIANTS) for line in run_section(result, beta2, rule)]
     if units:
         text += [
             "",

@@ -101,6 +101,8 @@ def descend(
     settings: Settings, model: torch.nn.Module, variant: Variant, seed: int, beta2: float, text: torch.Tensor, watch: Watch | None = None
 ) -> None:
     """Takes all steps of a run. `seed` determines the order of the data."""
+    if variant.rule == "Prodigy":  # it finds its rate
+        settings = dataclasses.replace(settings, lr=1.0)
     params = trained(model)
     hyper = {"lr": settings.lr, "betas": (settings.beta1, beta2), "eps": settings.eps, "weight_decay": settings.weight_decay}
     optimizer = variant.make(params, **hyper)

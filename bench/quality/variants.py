@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from common import contenders
@@ -89,13 +89,31 @@ def _weights(id: str, label: str, **options: Any) -> Variant:
     return Variant(id, label, lowtide(**options), weights=torch.bfloat16)
 
 
-def _muon(id: str, label: str, kind: Literal["torch", "lowtide"], **options: Any) -> Variant:
+def _muon(id: str, label: str, state: str | None = None, rows: bool = False, **options: Any) -> Variant:
+    """Lowtide's Muon with that state, with rows scaled if `rows`; None: torch's."""
+
     def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
-        from quality.muon import Pair  # torch before 2.9 has no Muon
+        from quality.muon import NORMUON, Pair  # torch before 2.9 has no Muon
 
-        return Pair(kind, params, **hyper)
+        return Pair(state and {"state": state, **(NORMUON if rows else {})}, params, **hyper)
 
-    return Variant(id, f"Muon, {label}", make, seeds=6, rule="Muon", **options)
+    rule = "NorMuon" if rows else "Muon"
+    return Variant(id, f"{rule}, {label}", make, seeds=3 if rows else 6, rule=rule, **options)
+
+
+def _prodigy(id: str, label: str, state: str | None = None, **options: Any) -> Variant:
+    """Lowtide's Prodigy with that state; None: the package prodigyopt's."""
+
+    def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
+        if state is None:
+            from prodigyopt import Prodigy as Theirs
+
+            return Theirs(params, use_bias_correction=True, safeguard_warmup=True, **hyper)
+        from lowtide import Prodigy
+
+        return Prodigy(params, use_bias_correction=True, safeguard_warmup=True, state=state, **hyper)
+
+    return Variant(id, f"Prodigy, {label}", make, rule="Prodigy", **options)
 
 
 def _schedule_free(id: str, label: str, package: bool = False, noise: bool = False, init_change: float = 0.0, **options: Any) -> Variant:
@@ -153,10 +171,20 @@ VARIANTS = (
     ),
     Variant("stable_fp32", "StableEmbedding, fp32 (torch)", contenders.torch_fused, rule=STABLE, noise=True),
     Variant("stable_dynamic8", "StableEmbedding, dynamic8", lowtide(state="dynamic8"), rule=STABLE),
-    _muon("muon_fp32", "fp32 (torch)", "torch", noise=True),
-    _muon("muon_fp32_c", "fp32, init changed by 1e-3", "torch", noise=True, init_change=1e-3, draw=3),
-    _muon("muon_fp32_d", "fp32, init changed by 1e-3, 2nd draw", "torch", noise=True, init_change=1e-3, draw=4),
-    _muon("muon_dynamic8", "dynamic8", "lowtide"),
+    _muon("muon_fp32", "fp32 (torch)", noise=True),
+    _muon("muon_fp32_c", "fp32, init changed by 1e-3", noise=True, init_change=1e-3, draw=3),
+    _muon("muon_fp32_d", "fp32, init changed by 1e-3, 2nd draw", noise=True, init_change=1e-3, draw=4),
+    _muon("muon_fp32_ours", "fp32 (Lowtide)", "fp32"),
+    _muon("muon_dynamic8", "dynamic8", "dynamic8"),
+    _muon("normuon_fp32", "fp32", "fp32", rows=True, noise=True),
+    _muon("normuon_fp32_c", "fp32, init changed by 1e-3", "fp32", rows=True, noise=True, init_change=1e-3, draw=3),
+    _muon("normuon_fp32_d", "fp32, init changed by 1e-3, 2nd draw", "fp32", rows=True, noise=True, init_change=1e-3, draw=4),
+    _muon("normuon_dynamic8", "dynamic8", "dynamic8", rows=True),
+    _prodigy("prodigy_fp32", "fp32", "fp32", noise=True),
+    _prodigy("prodigy_fp32_c", "fp32, init changed by 1e-3", "fp32", noise=True, init_change=1e-3, draw=3),
+    _prodigy("prodigy_fp32_d", "fp32, init changed by 1e-3, 2nd draw", "fp32", noise=True, init_change=1e-3, draw=4),
+    _prodigy("prodigy_package", "the package, fp32"),
+    _prodigy("prodigy_dynamic8", "dynamic8", "dynamic8"),
     _schedule_free("sf_package", "the package, fp32", package=True, noise=True),
     _schedule_free("sf_package_c", "the package, init changed by 1e-3", package=True, noise=True, init_change=1e-3),
     _schedule_free("sf_fp32", "fp32", state="fp32"),
