@@ -30,6 +30,27 @@ def merged_files(root: Path) -> list[str]:
     return re.findall(r"^\| [^`|]*`([^`]+/[^`]+)`", table, re.MULTILINE)
 
 
+def check_every_rule(root: Path, merged: list[str]) -> str:
+    """Rules of every kind of rules.def that users name have their parts in these files, which are text; a rule's class, and its
+    reference, may have a file beside the one that the table names."""
+    listed = (root / "src/portable/rules.def").read_text(encoding="utf-8")
+    kinds: dict[str, int] = {}
+    for kind, name, struct in re.findall(r"^(LT_\w*RULE)\(\d+, (\w+), (\w+)\)$", listed, re.MULTILINE):
+        if f'@steps("{name}")' not in "".join(path.read_text(encoding="utf-8") for path in (root / "python/lowtide/optimizers").glob("*.py")):
+            continue  # of a family: users do not name it
+        parts = {"src/portable/rules": f"struct {struct} ", "src/portable/rules.def": name, "docs/rules.md": f"| `{name}` |",
+                 "python/lowtide/optimizers/rules.py": f'@steps("{name}")', "tests/reference/rules_test.cpp": f'"{name}',
+                 "tests/golden/list.txt": name}  # fmt: skip
+        assert set(parts) <= {*merged}, (parts, merged)
+        for file, text in parts.items():
+            where = root / file
+            beside = [where] if where.suffix in (".def", ".md", ".txt") else (where if where.is_dir() else where.parent).iterdir()
+            assert any(text in path.read_text(encoding="utf-8") for path in beside if path.is_file()), (name, file)
+        kinds[kind] = kinds.get(kind, 0) + 1
+    assert kinds.keys() == {"LT_RULE", "LT_NORM_RULE", "LT_SUM_RULE"}, kinds
+    return ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
+
+
 def check_parts(root: Path, part: Path, package: Path) -> None:
     """Has the tests of the tree look for the parts of the new rule."""
     tree = part.parent / "rule_tree"
@@ -57,6 +78,7 @@ def main(root: Path, part: Path, package: Path) -> None:
     assert len(touched) == 4 and touched == named, (touched, merged)
     print(f"{len(merged)} files of a rule's merge: {', '.join(merged)}")
     assert len(merged) == 6 and all((root / name).exists() for name in merged), merged
+    print(f"the parts of every rule are there: {check_every_rule(root, merged)}")
     check_parts(root, part, package)
 
     sys.path.insert(0, str(package.parent))
