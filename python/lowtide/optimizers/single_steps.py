@@ -30,8 +30,9 @@ class SingleSteps:
     def step_param(self, param: torch.Tensor, group: Mapping[str, Any] | None = None) -> None:
         """Steps one parameter by its gradient, which stays. For trainers that step in their own hooks of backward, with the
         arguments of kohya-ss's fused backward pass. Options come from the parameter's group in `param_groups`; `group` is
-        ignored. Free the gradient afterwards, because `step()` steps every parameter that still has one. Call it from one
-        thread at a time.
+        ignored. Free the gradient afterwards, because `step()` steps every parameter that still has one. Clip it before, by value
+        or by the norm of the last step's gradients; if gradients accumulate, call this in the last backward only. Call it from
+        one thread at a time.
 
         Raises like `step`; also ValueError for a tensor that is in no group, with step_in_backward, and with max_grad_norm or
         max_grad_spike, because the norm of all gradients is not known yet."""

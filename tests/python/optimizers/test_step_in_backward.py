@@ -138,6 +138,61 @@ def test_trainers_hooks_that_step_single_parameters(
     figure(f"{sum(p.numel() for p in model.parameters())} weights, {STEPS} steps: the bits of steps after backward")
 
 
+@pytest.mark.parametrize("clip", ["value", "last norm"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_single_parameters_with_clipping_and_accumulation(clip: str, passes: int, seed: int, figure: Figure, tmp_path: Path) -> None:
+    """Hooks clip each gradient by value, or by the norm that all gradients had in the step before, and step only in the last backward of
+    a step: the bits of the same clip and step after backward, with state that streams from a disk."""
+    torch.set_num_threads(1)
+    model = Model()
+    other = twin(model)
+    memory = lowtide.Memory(host="24KiB", disk=tmp_path, chunk="4KiB")
+    before, within = (lowtide.AdamW(each.parameters(), lr=0.01, memory=memory) for each in (model, other))
+    last, clipped, moved, squares = [torch.zeros(())] * 2, 0, 0, {}
+
+    def clip_one(param: nn.Parameter, last: torch.Tensor) -> None:
+        if clip == "value":
+            nn.utils.clip_grad_value_(param, 1e-4)
+        else:
+            param.grad.mul_((1e-3 / last).clamp(max=1))
+
+    def squares_of(index: int, param: nn.Parameter) -> None:
+        squares[index] = param.grad.square().sum()
+
+    def hook(index: int, param: nn.Parameter) -> None:
+        if last_pass:
+            squares_of(index, param)
+            clip_one(param, last[1])
+            within.step_param(param)
+            param.grad = None
+
+    for index, param in enumerate(other.parameters()):
+        if param.requires_grad:
+            param.register_post_accumulate_grad_hook(partial(hook, index))
+    for i, tokens, labels in batches():
+        for k in range(passes):
+            last_pass = k == passes - 1
+            for each in (model, other):
+                loss_of(each, tokens.roll(k), labels, i).backward()
+        last[1] = torch.stack([squares[index] for index in sorted(squares)]).sum().sqrt()
+        squares.clear()
+        for index, param in enumerate(model.parameters()):
+            if param.grad is not None:
+                squares_of(index, param)
+                raw = param.grad.clone()
+                clip_one(param, last[0])
+                clipped += not torch.equal(raw, param.grad)
+        last[0] = torch.stack([squares[index] for index in sorted(squares)]).sum().sqrt()
+        squares.clear()
+        before.step()
+        before.zero_grad()
+        moved += within.report()["moved_per_step"]
+        assert all(bits(one) == bits(two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+        assert all(param.grad is None for param in other.parameters())
+    assert clipped and moved and within.report()["steps"] == before.report()["steps"] == STEPS
+    figure(f"{clip}, {passes} passes a step: {clipped} gradients clipped, the bits of steps after backward")
+
+
 @pytest.mark.parametrize("rule", SINGLE_STEPS)
 def test_single_parameters_step_by_every_rule(rule: str, seed: int) -> None:
     params, copies = [parameter(32, 256), parameter(9)], []
