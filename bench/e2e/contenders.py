@@ -76,12 +76,31 @@ OWN = {
         "weights streamed", memory=lambda job, scratch: {"device": job.stream_budget, "host": "80%"}, streams=True, devices=DEVICES[1:],
     ),
 }  # fmt: skip
+
+
+def _muon(label: str, ours: Any = None) -> Contender:
+    """Muon for the layers' matrices beside torch's fused AdamW: with these options of Lowtide's, or torch's."""
+
+    def make(params: Any, **hyper: Any) -> Any:
+        from quality.muon import Pair
+
+        return Pair(ours, params, betas=(0.9, 0.95), eps=1e-8, **hyper)
+
+    return Contender("torch" if ours is None else "lowtide", make, label, devices=DEVICES)
+
+
+MUON = {
+    "torch-muon": _muon("torch Muon"),
+    "lowtide-muon-fp32": _muon("lowtide Muon, fp32 state", {"state": "fp32"}),
+    "lowtide-muon": _muon("lowtide Muon", {}),
+    "lowtide-normuon": _muon("lowtide Muon, row_beta2", {"row_beta2": 0.95}),
+}
 SAME_BITS = {  # optimizers with losses and weights of others, wherever backward adds in one order
     "lowtide-disk": "lowtide", "lowtide-fp32-disk": "lowtide-fp32", "lowtide-in-backward": "lowtide", "lowtide-paged": "lowtide",
     "lowtide-fp32-paged": "lowtide-fp32", "lowtide-host": "lowtide",
 }  # fmt: skip
 IN_BACKWARD = ("lowtide-in-backward", "lowtide-stream", "trainstream")  # before the norm of all gradients is known
-ALL = {**OWN, **PEERS}
+ALL = {**OWN, **PEERS, **MUON}
 
 
 def cannot(name: str, job: Job) -> str | None:

@@ -6,6 +6,7 @@ learning rate is scaled to moves of AdamW's size (arXiv 2502.16982, 0.2 sqrt(max
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -51,3 +52,4 @@ class Pair(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for part in self._parts:
             part.step()
+        self.state = ChainMap(*(part.state for part in self._parts))  # type: ignore[assignment]

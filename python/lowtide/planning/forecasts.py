@@ -23,7 +23,7 @@ from lowtide.planning.models import Shape
 from lowtide.planning.on_device import DeviceForecast
 from lowtide.planning.on_device import predict as predict_on
 from lowtide.planning.rates import Rates, family_of, step_rates
-from lowtide.planning.shapes import PlannedGroup, groups_of, members_of
+from lowtide.planning.shapes import Planned, groups_of, members_of
 from lowtide.report.text import seconds_text, table_text
 
 _AVERAGES = (*BETAS, "alpha")  # options that set the length of averages
@@ -177,7 +177,7 @@ def sizes_for(
     family, known = family_of(rule)
     defaults = {**group_defaults({**known, **hyper}, {}), **options}
     groups = groups_of(shapes, defaults, family, {}, getattr(torch, dtype))
-    return family.core_rule, [each.sizes for each in groups], sum(each.moments for each in groups)
+    return family.core_rule, [sizes for _, sizes, _ in groups], sum(moments for *_, moments in groups)
 
 
 def _device(on: str | torch.device) -> torch.device:
@@ -193,13 +193,13 @@ def _device(on: str | torch.device) -> torch.device:
     return device
 
 
-def _predict(family: Family, memory: Memory | None, groups: Sequence[PlannedGroup], rates: Rates) -> Forecasts:
+def _predict(family: Family, memory: Memory | None, groups: Planned, rates: Rates) -> Forecasts:
     read, write = number("rates: read", rates.read), number("rates: write", rates.write)
-    owners = [-1, *(n for n, each in enumerate(groups) if each.sizes.budget)]  # of budgets
+    owners = [-1, *(n for n, (_, sizes, _) in enumerate(groups) if sizes.budget)]  # of budgets
     moments = dict.fromkeys(owners, 0)
-    for n, each in enumerate(groups):
-        moments[next(of for of in (n, each.sizes.budget_of, -1) if of in moments)] += each.moments
-    memories = [memory, *(groups[n].group.memory for n in owners[1:])]
+    for n, (_, sizes, size) in enumerate(groups):
+        moments[next(of for of in (n, sizes.budget_of, -1) if of in moments)] += size
+    memories = [memory, *(groups[n][0].memory for n in owners[1:])]
     given = {n: of.beside(moments[n], HOST).budget() if of else None for n, of in zip(owners, memories, strict=True)}
     described = [
         sizes._replace(rate=rates.step_of(sizes.options["state"]), budget=given.get(n)) for n, (_, sizes, _) in enumerate(groups)
@@ -207,11 +207,11 @@ def _predict(family: Family, memory: Memory | None, groups: Sequence[PlannedGrou
     total, found = of_core(family.core_rule, given[-1], described, read, write)
     budgets = tuple(each.with_moments(moments[n]) for n, each in zip(owners, found, strict=True))
     total = replace(total.with_moments(sum(moments.values())), problem=next((each.problem for each in budgets if not each.fits), ""))
-    names = ("optimizer", *(f"group {groups[n].group.of}" for n in owners[1:]))
+    names = ("optimizer", *(f"group {groups[n][0].of}" for n in owners[1:]))
     return Forecasts(**asdict(total), rule=family.rule, names=names, budgets=budgets, memories=tuple(memories), rates=rates)
 
 
-def _measure_for(family: Family, unrated: Forecasts, groups: Sequence[PlannedGroup]) -> Rates:
+def _measure_for(family: Family, unrated: Forecasts, groups: Planned) -> Rates:
     pairs = zip(unrated.memories, unrated.budgets, strict=True)
     disks = {memory.budget().disk for memory, budget in pairs if memory and budget.disk_bytes > 0}
     step: dict[str, float] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +20,7 @@ from lowtide.options.options import check_kinds
 from lowtide.options.overrides import look
 from lowtide.planning.models import WANTED_SHAPES, Shape, of_count, shape_of
 
-
-
-class PlannedGroup(NamedTuple):
-    group: CoreGroup
-    sizes: GroupSizes
-    moments: int  # bytes of row moments
+Planned = Sequence[tuple[CoreGroup, GroupSizes, int]]  # with the bytes of row moments
 
 
 class ShapedParam(NamedTuple):
@@ -48,7 +43,7 @@ class ShapedParam(NamedTuple):
 
 def groups_of(
     source: Any, defaults: Mapping[str, Any], family: Family, extra: dict[str, float], dtype: torch.dtype = torch.float32
-) -> list[PlannedGroup]:
+) -> Planned:
     """The groups that an optimizer of this family would make of `source`, in order, and the planned part of each. defaults:
     options for groups that lack them. extra: hyper-parameters of all groups, checked even if the class does not have them.
     dtype: the type of bare shapes.
@@ -73,7 +68,7 @@ def groups_of(
         except (TypeError, ValueError, NotImplementedError) as error:
             raise refused(family, group.of, param, group.rule, error) from None
         sizes = sizes._replace(hyper=hyper, budget=own, budget_of=group.budget_of)
-        found.append(PlannedGroup(group, sizes, moment_bytes([group], params)))
+        found.append((group, sizes, moment_bytes([group], params)))
     return found
 
 
