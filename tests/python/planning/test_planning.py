@@ -194,6 +194,11 @@ def test_row_moments_have_their_place_in_budgets(seed, tmp_path, figure):
             assert whole.lines["state"].host == report["state_bytes"] + 4 * shapes[0][0]
     figure(f"planned against reported: {24 - refusals} optimizers, {streamed} with state on disk, off by {worst}; {refusals} refused")
     assert worst == 0 and streamed >= 4 and refusals
+    on_device: dict[str, Any] = {"rule": "muon", "on": "cuda", "min_quantized_numel": 0}
+    there = lowtide.forecast([(2000, 64)], memory=lowtide.Memory(device="100KiB"), row_beta2=0.9, **on_device)
+    beside = lowtide.forecast([(2000, 64)], memory=lowtide.Memory(device=100 * 1024 - 8000), **on_device)
+    assert (there.device_bytes, there.state_bytes) == (beside.device_bytes + 8000, beside.state_bytes + 8000)
+    assert there.device_bytes <= 100 * 1024 and there.host_bytes == beside.host_bytes > 0
     with pytest.raises(ValueError, match="row_beta2: got 0.9, wanted None: adamw has no row moments"):
         lowtide.forecast([(8, 8)], row_beta2=0.9)
 
