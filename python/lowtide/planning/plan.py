@@ -80,7 +80,7 @@ def plan(
         stream: weights stream to where layers compute (`lowtide.stream`). With a GPU: weights and gradients are in host memory,
             where the CPU steps; one layer at a time is on the device, and tables of the vocabulary are units of their own. Without,
             or if `ram` has no room for all weights: they are on the disk, from which layers are read ahead.
-        hyper: momentum, amsgrad, centered, betas, alpha: as for the optimizer.
+        hyper: momentum, amsgrad, centered, betas, alpha, row_beta2: as for the optimizer.
 
     Returns a Plan, whether it fits or not. Raises ValueError, TypeError or OSError for unusable arguments.
     """

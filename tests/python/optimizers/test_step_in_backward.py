@@ -141,55 +141,43 @@ def test_trainers_hooks_that_step_single_parameters(
 @pytest.mark.parametrize("clip", ["value", "last norm"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_single_parameters_with_clipping_and_accumulation(clip: str, passes: int, seed: int, figure: Figure, tmp_path: Path) -> None:
-    """Hooks clip each gradient by value, or by the norm that all gradients had in the step before, and step only in the last backward of
-    a step: the bits of the same clip and step after backward, with state that streams from a disk."""
+    """Hooks clip each gradient by value, or by the norm that all had in the step before, and step only in a step's last backward: the
+    bits of the same after backward, with state that streams from a disk."""
     torch.set_num_threads(1)
-    model = Model()
-    other = twin(model)
+    models = [Model()]
+    models.append(twin(models[0]))
     memory = lowtide.Memory(host="24KiB", disk=tmp_path, chunk="4KiB")
-    before, within = (lowtide.AdamW(each.parameters(), lr=0.01, memory=memory) for each in (model, other))
-    last, clipped, moved, squares = [torch.zeros(())] * 2, 0, 0, {}
+    before, within = (lowtide.AdamW(each.parameters(), lr=0.01, memory=memory) for each in models)
+    last, clipped, squares = torch.zeros(()), 0, {}
 
-    def clip_one(param: nn.Parameter, last: torch.Tensor) -> None:
-        if clip == "value":
-            nn.utils.clip_grad_value_(param, 1e-4)
-        else:
-            param.grad.mul_((1e-3 / last).clamp(max=1))
-
-    def squares_of(index: int, param: nn.Parameter) -> None:
-        squares[index] = param.grad.square().sum()
+    def clip_one(index: int, param: nn.Parameter) -> None:
+        nonlocal clipped
+        raw, squares[index] = param.grad.clone(), param.grad.square().sum()
+        nn.utils.clip_grad_value_(param, 1e-4) if clip == "value" else param.grad.mul_((1e-3 / last).clamp(max=1))
+        clipped += not torch.equal(raw, param.grad)
 
     def hook(index: int, param: nn.Parameter) -> None:
-        if last_pass:
-            squares_of(index, param)
-            clip_one(param, last[1])
+        if is_last:
+            clip_one(index, param)
             within.step_param(param)
             param.grad = None
 
-    for index, param in enumerate(other.parameters()):
+    for index, param in enumerate(models[1].parameters()):
         if param.requires_grad:
             param.register_post_accumulate_grad_hook(partial(hook, index))
     for i, tokens, labels in batches():
         for k in range(passes):
-            last_pass = k == passes - 1
-            for each in (model, other):
+            is_last = k == passes - 1
+            for each in models:
                 loss_of(each, tokens.roll(k), labels, i).backward()
-        last[1] = torch.stack([squares[index] for index in sorted(squares)]).sum().sqrt()
-        squares.clear()
-        for index, param in enumerate(model.parameters()):
+        for index, param in enumerate(models[0].parameters()):
             if param.grad is not None:
-                squares_of(index, param)
-                raw = param.grad.clone()
-                clip_one(param, last[0])
-                clipped += not torch.equal(raw, param.grad)
-        last[0] = torch.stack([squares[index] for index in sorted(squares)]).sum().sqrt()
-        squares.clear()
+                clip_one(index, param)
+        last = torch.stack([squares.pop(index) for index in sorted(squares)]).sum().sqrt()
         before.step()
         before.zero_grad()
-        moved += within.report()["moved_per_step"]
-        assert all(bits(one) == bits(two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
-        assert all(param.grad is None for param in other.parameters())
-    assert clipped and moved and within.report()["steps"] == before.report()["steps"] == STEPS
+        assert all(bits(one) == bits(two) and two.grad is None for one, two in zip(*(each.parameters() for each in models), strict=True))
+    assert clipped and within.report()["moved_per_step"] and within.report()["steps"] == before.report()["steps"] == STEPS
     figure(f"{clip}, {passes} passes a step: {clipped} gradients clipped, the bits of steps after backward")
 
 
