@@ -103,7 +103,6 @@ def main() -> None:
     parser.add_argument("--cuda", default="130", help="of torch over there, as bitsandbytes names it (default: %(default)s)")
     parser.add_argument("--with", dest="extra", default="bitsandbytes,flashoptim",
                         help="comma-separated, some of: " + ", ".join(WHEELS) + " (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--no-tar", action="store_true")
     args = parser.parse_args()
     extra = [name for name in args.extra.split(",") if name]
     if unknown := set(extra) - set(WHEELS):
@@ -131,11 +130,10 @@ def main() -> None:
             print(f"  {path.relative_to(out)}: {path.stat().st_size / (1 << 20):.1f} MiB")
     if count > MOST_BYTES:
         print(f"more than {MOST_BYTES >> 20} MiB: leave wheels out that the GPU machine has (--with)")
-    if not args.no_tar:
-        path = out.with_suffix(".tar")
-        with tarfile.open(path, "w") as tar:
-            tar.add(out, arcname="gpu-bundle")
-        print(path)
+    path = out.with_suffix(".tar")
+    with tarfile.open(path, "w") as tar:
+        tar.add(out, arcname="gpu-bundle")
+    print(path)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ def arguments() -> argparse.Namespace:
                         help="folder made by tools/gpu_bundle.py (default: gpu-bundle or build/gpu-bundle, if there)")  # fmt: skip
     parser.add_argument("--tests", type=Path, help="folder of the program that tests devices, if not a prebuilt one")
     parser.add_argument("--seconds", type=float, default=plan.LIMIT_S, help="for all of it (default: %(default)s)")
-    parser.add_argument("--step-seconds", type=float, default=plan.LIMIT_S, help="for one step (default: its own limit)")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="folder to work in")
     parser.add_argument("--out", type=Path, help="where results go (default: $OUT, else results in --build)")
     parser.add_argument("--go-on", action="store_true", help="measure even if the smoke test fails")

@@ -59,11 +59,11 @@ class Check:
                 left = self.deadline.left()
                 if self.stopped:
                     self.keep(step, {"status": "not run", "seconds": 0.0, "reason": self.stopped})
-                elif left < min(step.estimate_s, self.args.step_seconds):
+                elif left < step.estimate_s:
                     reason = f"it takes about {step.estimate_s:.0f} s, and {max(0.0, left):.0f} s were left"
                     self.keep(step, {"status": "not run", "seconds": 0.0, "reason": reason})
                 else:
-                    limit = min(left, step.limit_s, self.args.step_seconds)
+                    limit = min(left, step.limit_s)
                     at = f"{self.deadline.elapsed():5.0f} s"
                     print(f"{at}  {step.name}: about {step.estimate_s:.0f} s, at most {limit:.0f} s", flush=True)
                     more = any(later.is_case for later in steps[number + 1 :])
