@@ -197,11 +197,10 @@ void DeviceStore::note_what_happened() {
   if (queued_ != Queued::kBrokenStep) host_writes_.ask(device_);
 }
 
-void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
+// Orders transfers with `order` and waits for them unless it returns false.
+void DeviceStore::complete(const std::function<bool()>& order) {
   try {
-    transfer_behind(queue_);
-    device_.copy(queues_.transfer_queue(), to, from, bytes);
-    device_.host_wait(device_.record(queues_.transfer_queue()));
+    if (order()) device_.host_wait(device_.record(queues_.transfer_queue()));
   } catch (...) {
     try {
       queues_.finish();  // the caller frees the memory
@@ -209,6 +208,14 @@ void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
     }
     throw;
   }
+}
+
+void DeviceStore::copy_now(void* to, const void* from, int64_t bytes) {
+  complete([&] {
+    transfer_behind(queue_);
+    device_.copy(queues_.transfer_queue(), to, from, bytes);
+    return true;
+  });
 }
 
 // Call this after allocating memory: work on `queue` may still use the memory, and the allocator may fill it there.
@@ -252,17 +259,10 @@ void DeviceStore::peek(size_t chunk, std::byte* to) {
                                                                  : record.memory.data();
     return void(std::memcpy(to, from, static_cast<size_t>(record.chunk.bytes)));
   }
-  void* const queue = queues_.transfer_queue();
-  try {
-    device_.copy(queue, to, record.memory.data(), record.chunk.bytes);
-    device_.host_wait(device_.record(queue));
-  } catch (...) {
-    try {
-      queues_.finish();  // the caller frees the memory
-    } catch (...) {      // a lost device no longer uses the memory
-    }
-    throw;
-  }
+  complete([&] {
+    device_.copy(queues_.transfer_queue(), to, record.memory.data(), record.chunk.bytes);
+    return true;
+  });
 }
 
 std::byte* DeviceStore::bring_from_lost(size_t chunk) {

@@ -158,6 +158,7 @@ class DeviceStore final : public Store {
   void catch_up();
   void break_off() noexcept;
   void forget_stage();
+  void complete(const std::function<bool()>& order);
   void copy_now(void* to, const void* from, int64_t bytes);
   void transfer_behind(void* queue);
 

@@ -39,14 +39,12 @@ StoreOptions DeviceStore::options() const {
 }
 
 StorePlan DeviceStore::plan(std::span<const ShapedParam> params) {
-  std::vector<int64_t> sizes;
-  for (const DeviceRecord& record : chunks_) sizes.push_back(record.chunk.bytes);
-  StorePlan planned = plan_store(options(), sizes, params);
+  StorePlan planned = plan_store(options(), sizes_of(chunks_), params);
   if (transfer_ || planned.plan.tiers[0].streamed.empty()) return planned;
   const bool measures = device_.steps_pinned() && options_.choose_transfer_mode;
   if (measures) device_.host_wait(device_.record(queue_));  // work that is running must not disturb the measurement
   transfer_ = measures ? options_.choose_transfer_mode() : TransferMode::kCopy;
-  return *transfer_ == TransferMode::kZeroCopy ? plan_store(options(), std::move(sizes), params) : planned;
+  return *transfer_ == TransferMode::kZeroCopy ? plan_store(options(), sizes_of(chunks_), params) : planned;
 }
 
 // Returns the new chunks of a plan, with states that decode to zero. With `automatic` residency, if device memory turns
@@ -58,7 +56,7 @@ std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, const File
   const auto first = tiers.begin() + static_cast<ptrdiff_t>(before);
   const bool fills = !options_.memory.managed && std::find(first, tiers.end(), Tier::kDevice) != tiers.end();
   bool is_full = false;
-  try {
+  complete([&] {
     for (const Chunk& chunk : planned.added) {
       const size_t number = before + added.size();
       const Tier tier = is_full ? Tier::kHost : tiers[number];
@@ -70,14 +68,8 @@ std::vector<DeviceRecord> DeviceStore::make_zeros(StorePlan& planned, const File
         added.push_back(make_zero(chunk, Tier::kHost, number, -1));
       }
     }
-    if (fills) device_.host_wait(device_.record(queues_.transfer_queue()));
-  } catch (...) {
-    try {
-      queues_.finish();  // the memory is about to be freed
-    } catch (...) {      // a lost device uses nothing
-    }
-    throw;
-  }
+    return fills;
+  });
   if (is_full) {
     TierPlan& plan = planned.plan.tiers[0];
     std::vector<bool> resident = plan.resident;
@@ -171,8 +163,6 @@ void DeviceStore::move_to(const StorePlan& planned) {
   catch_up();
   const TierPlan& plan = planned.plan.tiers[0];
   make_places(places_for(planned.plan.tier));
-  std::vector<int64_t> bytes;
-  for (const DeviceRecord& record : chunks_) bytes.push_back(record.chunk.bytes);
   const int slots = ring_of(plan);
   const auto copies_of = [&](bool nearer, Moves& moves) {
     for (size_t i = 0; i < moves.size(); ++i)
@@ -187,7 +177,7 @@ void DeviceStore::move_to(const StorePlan& planned) {
       resident[i] = (moves[i] ? moves[i]->to : chunks_[i].tier()) == Tier::kDevice;
       moved |= moves[i].has_value();
     }
-    Pager pager(plan_keeping(std::move(resident), bytes, slots), transfer());
+    Pager pager(plan_keeping(std::move(resident), sizes_of(chunks_), slots), transfer());
     adopt(std::move(moves));
     forget_stage();
     pager_ = std::move(pager);
@@ -324,9 +314,7 @@ int64_t DeviceStore::offloaded_bytes() const {
 // -- Chunks on disk
 // Returns file places for existing chunks only.
 FilePlaces DeviceStore::places_for(const std::vector<Tier>& tiers) const {
-  std::vector<int64_t> bytes;
-  for (const DeviceRecord& record : chunks_) bytes.push_back(record.chunk.bytes);
-  return places_of(chunks_, bytes, tiers);
+  return places_of(chunks_, sizes_of(chunks_), tiers);
 }
 
 // Makes room in the file. A chunk that has a place there need not be on disk.

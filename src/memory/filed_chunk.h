@@ -42,6 +42,13 @@ struct FilePlaces {
   void fit(std::unique_ptr<ScratchFile>& file, Env& env, const std::string& directory) const;
 };
 
+template <class Record>
+std::vector<int64_t> sizes_of(const std::vector<Record>& chunks) {
+  std::vector<int64_t> out;
+  for (const Record& record : chunks) out.push_back(record.chunk.bytes);
+  return out;
+}
+
 // Returns places in which existing chunks keep theirs. Chunks that move to the disk and have no place get one at the
 // end. `bytes` and `tiers` describe the existing chunks, followed by the new ones.
 template <class Record>

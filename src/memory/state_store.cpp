@@ -17,9 +17,7 @@ StateStore::StateStore(Env& env, StoreOptions options)
 void StateStore::add(std::span<const ShapedParam> params) {
   drop_prefetched();
   stage_.write_back();
-  std::vector<int64_t> sizes;
-  for (const ChunkRecord& record : chunks_) sizes.push_back(record.chunk.bytes);
-  StorePlan planned = plan_store(options_, std::move(sizes), params);
+  StorePlan planned = plan_store(options_, sizes_of(chunks_), params);
   std::vector<Chunk>& cut = planned.added;
   const TierPlan& plan = planned.plan.tiers.front();
 
