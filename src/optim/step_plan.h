@@ -156,10 +156,10 @@ class StepPlan {
         if (const StepItem* const whole = buffers_.streamed[static_cast<size_t>(piece.param)])
           fn(part_of(*whole, piece, chunk.memory, chunk.write_offset), piece);
   }
-  // What a pass over items_[first, first + count) does with one: leaves it out, reads it at once, or chunk by chunk.
+  // A pass over items_[first, first + count) leaves an item out, reads it at once, or chunk by chunk.
   enum class Read { kNot, kAtOnce, kByChunks };
-  // A pass before the step: calls add(item, number) for the items for which how(item, param) says kAtOnce, and then
-  // done(); the same for the pieces of each chunk of the others, before the next chunk reuses its memory.
+  // A pass before the step: calls add(item, number) for the items for which how(item, param) says kAtOnce, then done(). It
+  // does so again for the pieces in each chunk of the others, before the next chunk reuses its memory.
   template <class How, class Add, class Done>
   void pass(size_t first, size_t count, How&& how, Add&& add, Done&& done) {
     buffers_.streamed.assign(table_.params.size(), nullptr);
