@@ -158,8 +158,8 @@ class StepPlan {
   }
   // A pass over items_[first, first + count) leaves an item out, reads it at once, or chunk by chunk.
   enum class Read { kNot, kAtOnce, kByChunks };
-  // A pass before the step: calls add(item, number) for the items for which how(item, param) says kAtOnce, then done(). It
-  // does so again for the pieces in each chunk of the others, before the next chunk reuses its memory.
+  // A pass before the step: calls add(item, number) for the items for which how(item, param) says kAtOnce, then done().
+  // It does so again for the pieces in each chunk of the others, before the next chunk reuses its memory.
   template <class How, class Add, class Done>
   void pass(size_t first, size_t count, How&& how, Add&& add, Done&& done) {
     buffers_.streamed.assign(table_.params.size(), nullptr);
