@@ -96,10 +96,10 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
     return found[name] = compare.of({}, group_of(rule, format, master), name);
   };
   std::ostringstream page;
-  page << "\nThe test `GoldenBytes` writes these tables and checks them: `forecast` predicts these bytes, "
-          "and the optimizer reports them\nafter a step of a bfloat16 parameter of "
+  page << "\nThe test `GoldenBytes` writes these tables. It checks that `forecast` predicts these bytes, "
+          "and that the optimizer reports them\nafter a step, for a bfloat16 parameter of "
        << kRows << " x " << kColumns
-       << " elements. \"-\" means refused. Options follow the name of their rule.\n\n"
+       << " elements. \"-\" means refused. Options follow their rule's name after a \"+\".\n\n"
           "### State\n\nThese bytes are the same in RAM, on disk and on a device.\n\n";
   page << table([&](const GoldenRule& rule, const std::string& format) {
     const std::optional<Bytes> bytes = in_ram(rule, format, "");
@@ -122,8 +122,8 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
     page << "| " << master << " | " << per_parameter(adds) << " |\n";
   }
 
-  page << "\n### Under a budget\n\nA step reads and writes all state on the disk once. LAMB, and LARS with "
-          "`max_unorm`, read it once more.\n";
+  page << "\n### Under a budget\n\nA step reads and writes all state on the disk once. LAMB, Prodigy, and LARS with "
+          "`max_unorm` read it once more.\n";
   OptimizerOptions options;
   options.memory.host = kCount / 2, options.memory.disk = directory.path();
   for (const GoldenRule& rule : golden_rules())
