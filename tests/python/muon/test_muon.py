@@ -115,6 +115,19 @@ def test_what_is_no_matrix_is_stepped_by_adamw(codec, seed, figure):
     assert {"exp_avg", "exp_avg_codes"} & opt.state[module[0].weight].keys() and opt.report()["steps"] == 5
 
 
+def test_skipped_steps_change_nothing(seed):
+    module = model()
+    opt = lowtide.Muon(groups(module))
+    take_steps(list(module.parameters()), opt)
+    before = everything([*module.parameters()], opt)
+    module[3].bias.grad[0] = float("nan")
+    opt.step()
+    assert everything([*module.parameters()], opt) == before and opt.skipped_steps == 1
+    opt = lowtide.Muon(groups(module), nonfinite="raise")
+    with refused(opt, "parameter"):
+        opt.step()
+
+
 def test_quantized_momentum_converges(seed, figure):
     """A linear map from noiseless samples: with 8-bit momentum, the loss ends where it does with float32."""
     losses = {}

@@ -218,6 +218,7 @@ def test_parameters_without_steps_have_the_others_d(way: str, change: str, tmp_p
         opt.add_param_group({"params": params[-1:]})
     else:
         opt.reset(params[:1])
+    assert [group["d"] for group in opt.param_groups] == [shown(opt)[0]] * len(opt.param_groups)
     if way in ("pickle", "copy") or change == "reset":
         again, other = carried(way, params, opt, tmp_path, d0=1e-3)
     else:

@@ -225,6 +225,26 @@ def test_a_sum_that_no_double_holds_is_the_largest() -> None:
     assert bool(params[0].isfinite().all())
 
 
+def test_checkpoints_of_torch_distributed_keep_the_sum() -> None:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    made = []
+    for steps in (4, 0):
+        model = torch.nn.Linear(32, 300)
+        opt = lowtide.AdamWScheduleFree(model.parameters())
+        for step in range(steps):
+            opt.param_groups[0]["lr"] = 1e-3 * (1 + step)
+            take_steps([*model.parameters()], opt)
+        made.append((model, opt))
+    (model, opt), (other, fresh) = made
+    saved = get_optimizer_state_dict(model, opt)
+    assert set(get_optimizer_state_dict(other, fresh)["state"]["weight"]) == set(saved["state"]["weight"])
+    set_optimizer_state_dict(other, fresh, saved)
+    for key in ("weight_sum", "lr_max"):
+        entries = [each.state_dict()["state"][0][key] for each in (opt, fresh)]
+        assert float(entries[0]) == float(entries[1])
+
+
 @pytest.mark.parametrize("how", ["scheduled", "overridden"])
 def test_weights_go_back_by_the_beta_by_which_they_came(how: str) -> None:
     """A scheduler cycles β1 during an evaluation, or an override does, for which the optimizer gets a separate core."""
