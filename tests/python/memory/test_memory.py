@@ -140,6 +140,7 @@ def test_groups_page_on_their_own(tmp_path: Path) -> None:
     assert isinstance(mixed.state[first[0]]["exp_avg_codes"], Elsewhere)
     assert not isinstance(mixed.state[second[0]]["exp_avg_codes"], Elsewhere)
     assert int(mixed.state[first[0]]["step"]) == 6
+    assert copy.deepcopy(mixed).report()["disk_bytes"] > 0
 
 
 def test_what_fits_is_not_moved(tmp_path: Path) -> None:
