@@ -63,6 +63,9 @@ def test_torchao_states_arrive(kind, form, seed, figure):
         _, coded = pair(state="dynamic8")
         coded.load_state_dict(given)
         assert bits(coded.state_dict()["state"][0]["exp_avg_codes"]) == bits(entry["exp_avg"].codes)
+    del given["state"][1]  # of a parameter without a step
+    opt.load_state_dict(given)
+    assert params[1] not in opt.state
     figure(f"{2 * params[0].numel()} values: 0 differ from dequantize()" + ("; codes are kept" if kind == "8bit" else ""))
 
 
