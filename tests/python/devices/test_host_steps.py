@@ -62,6 +62,13 @@ def test_bits_of_cpu_parameters(
     figure(f"{cases} rules x formats: {compared} bytes alike; stepped by the CPU {by_host}, the device {by_device}; on disk {on_disk}")
 
 
+def test_gradients_are_clipped_as_on_the_cpu(device: StandIn, tmp_path: Path, seed: int, figure: Figure) -> None:
+    for memory in memories(tmp_path).values():
+        twins = Twins(device, SHAPES, memory=memory, lr=0.01)
+        assert all(twins.clip(0.5) > 0.5 for _ in range(3))
+    figure(f"{len(memories(tmp_path))} budgets: the same norms and weights")
+
+
 class LateCopies:
     """A stream whose copies happen when somebody waits for them, or never."""
 

@@ -76,6 +76,7 @@ def test_copies_are_used_like_any_tensor(device: Any, seed: int, figure: Callabl
     assert type(one().view(-1)) is torch.Tensor and one()[3].equal(wanted[3]) and one().t().equal(wanted.t())
     assert (one() + 1).equal(wanted + 1) and one().sum().equal(wanted.sum()) and one().tolist() == wanted.tolist()
     assert one().numpy().tobytes() == wanted.numpy().tobytes() and one().double().equal(wanted.double())
+    assert one().is_pinned(), "loops pin what is not"
     assert copy.deepcopy(one()).equal(wanted) and torch.empty(wanted.shape).copy_(one()).equal(wanted)
     written = one()
     part = written.view(-1)[:5]
