@@ -69,6 +69,9 @@ class Family:
         """Names of all hyper-parameters in a parameter group."""
         return list(dict.fromkeys([*map(group_key, self.keys), *self.overridable()]))
 
+    def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if parameter groups differ in an option that they share."""
+
     def check_members(self, place: Place, params: Sequence[Param]) -> None:
         """Raises NotImplementedError for parameters that this class cannot step."""
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowtide import _core
 from lowtide._core import QueuedClip
 from lowtide.checks.values import expect
 from lowtide.engine.family import Family
@@ -30,12 +27,6 @@ from lowtide.state.format import ESTIMATE
 _MAY_DIFFER = ("lr", "eps", "weight_decay", "maximize")  # options that groups and parameters may have of their own
 
 
-@cache
-def _of_d() -> list[str]:
-    """The options in which groups agree. Not made at import, because a build may lack the rule."""
-    return sorted({group_key(each.name) for each in _core.hyper_parameters("prodigy")} - {*_MAY_DIFFER})
-
-
 class ProdigyFamily(Family):
     """Prodigy's options and the core's names for them."""
 
@@ -50,6 +41,14 @@ class ProdigyFamily(Family):
 
     def overridable(self) -> list[str]:
         return [*_MAY_DIFFER]  # the others belong to d
+
+    def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        names = sorted({*map(group_key, self.keys)} - {*_MAY_DIFFER})
+        for number, group in enumerate(groups[1:], 1):
+            for name in names:
+                got, wanted = (each.get(name, groups[0].get(name)) for each in (group, groups[0]))
+                got, wanted = (tuple(map(float, each)) if isinstance(each, (tuple, list)) else each for each in (got, wanted))
+                expect(got == wanted, f"parameter group {number}: {name}", got, f"{wanted} as in group 0: one d serves all groups")
 
 
 @steps("prodigy")
@@ -71,8 +70,8 @@ class Prodigy(Optimizer):
 
     State per parameter: "exp_avg" (m), "exp_avg_sq" (v), "s" and "p_minus_p0", with the parameter's shape: 16 bytes per parameter in
     float32 as with prodigyopt, 4.06 with state="dynamic8". "p_minus_p0" sums the moves of steps, rounded to the state's format. What
-    else moves weights (a projection, averages swapped in, another model loaded) does not count, whereas prodigyopt subtracts its p0. Formats of 4 bits are refused. `load_state_dict` takes
-    prodigyopt's dicts; load the weights before.
+    else moves weights (a projection, averages swapped in, another model loaded) does not count, whereas prodigyopt subtracts its p0.
+    Formats of 4 bits are refused. `load_state_dict` takes prodigyopt's dicts; load the weights before.
 
     Args:
         params, eps, options: as in `AdamW`. What would step some parameters before all gradients are there
@@ -119,7 +118,7 @@ class Prodigy(Optimizer):
             check_fixed(param_group, f"parameter group {len(self.param_groups)}: ")
             beside = {*FIXED, *ESTIMATE}
             param_group = {key: value for key, value in param_group.items() if key not in beside}
-            _check_alike([*self.param_groups, {**self.defaults, **param_group}])
+            self.engine.family.check_groups([*self.param_groups, {**self.defaults, **param_group}])
         super().add_param_group(param_group)
         self._show_estimate()
 
@@ -128,7 +127,7 @@ class Prodigy(Optimizer):
         words: LossScaling | None = None,
     ) -> int:  # fmt: skip
         expect(only is None, "step", "some of the parameters", "all of them in one step: d needs all gradients")
-        _check_alike(self.param_groups)
+        self.engine.family.check_groups(self.param_groups)
         engine = self.engine
         queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         try:
@@ -160,54 +159,10 @@ class Prodigy(Optimizer):
         self._show_estimate()
         return super().state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Like `Optimizer.load_state_dict`; also takes dicts of the package prodigyopt. Raises ValueError for entries or groups that
-        differ in what all share."""
-        _check_shared(state_dict)
-        super().load_state_dict(state_dict)
-        self._show_estimate()
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Like `Optimizer.load`."""
-        super().load(path)
+    def _take_groups(self, groups: list[dict[str, Any]]) -> None:
+        super()._take_groups(groups)
         self._show_estimate()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._show_estimate()
-
-
-def _check_alike(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError if groups differ in an option of d."""
-    for number, group in enumerate(groups):
-        for name in _of_d():
-            got, wanted = (each.get(name, groups[0].get(name)) for each in (group, groups[0]))
-            got, wanted = (tuple(map(float, each)) if isinstance(each, (tuple, list)) else each for each in (got, wanted))
-            expect(got == wanted, f"parameter group {number}: {name}", got, f"{wanted} as in group 0: one d serves all groups")
-
-
-def _check_shared(saved: Any) -> None:
-    """Raises ValueError for a state dict of ours whose entries and groups have no estimate in common. Leaves other faults to those who
-    read it."""
-    state, groups = (saved.get(name) for name in ("state", "param_groups")) if isinstance(saved, dict) else (None, None)
-    if not (isinstance(state, dict) and isinstance(groups, list) and all(isinstance(group, dict) for group in groups)):
-        return
-    _check_alike(groups)
-    wanted: dict[str, float] = {}
-    for key, entry in state.items():
-        if isinstance(entry, dict) and "p0" not in entry and any(name in entry for name in ("s", "s_codes")):
-            missing = [name for name in ESTIMATE if name not in entry]
-            expect(
-                not missing, f"state[{key!r}]", f"no {', '.join(missing)}", "the numbers that all parameters of Prodigy share"
-            )
-            numbers = {name: float(entry[name]) for name in ESTIMATE}
-            _expect_same(f"state[{key!r}]", numbers, wanted := wanted or numbers)
-    for number, group in enumerate(groups):
-        if {*ESTIMATE} <= group.keys() and (wanted or not state) and "d0" in group:
-            fresh = {"d": group["d0"], "d_max": group["d0"], "d_numerator": 0.0, "k": 0}
-            _expect_same(f"param_groups[{number}]", {name: float(group[name]) for name in ESTIMATE}, wanted or fresh)
-
-
-def _expect_same(where: str, got: Mapping[str, float], wanted: Mapping[str, float]) -> None:
-    for name, number in got.items():
-        expect(number == wanted[name], f"{where}, {name}", number, f"{wanted[name]}: all parameters and groups share it")

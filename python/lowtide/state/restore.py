@@ -19,7 +19,7 @@ from lowtide.engine.params import parameter
 from lowtide.state import spread, torch_dict, vectors, views
 from lowtide.state.carried import as_now, read_number
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
-from lowtide.state.format import check_entry, residual_words, take_codec
+from lowtide.state.format import ESTIMATE, check_entry, residual_words, take_codec
 from lowtide.state.groups import Groups, Reader
 from lowtide.state.views import MOMENTUM
 
@@ -84,7 +84,29 @@ def plan(
         else:
             entry = _read_torch(engine, i, entries.get(i, {}), options[i], where)
         made[i] = _checked(engine, i, entry, options.get(i), where)
+    if engine.family.SUMS:
+        _check_estimate(engine, made, found)
     return made
+
+
+def _check_estimate(engine: Engine, entries: Mapping[int, Entry], found: Groups) -> None:
+    """Raises ValueError unless the entries, and the groups of the dict, have one estimate in common."""
+    shared: Mapping[str, float] | None = None
+
+    def check(numbers: Mapping[str, Any], where: str) -> None:
+        for name, wanted in (shared or {}).items():
+            expect(float(numbers[name]) == wanted, f"{where}, {name}", float(numbers[name]), f"{wanted}: all parameters and groups share it")
+
+    for i, entry in entries.items():
+        if entry.tensors:
+            where, names = f"state of parameter {i}", ", ".join(ESTIMATE)
+            expect(entry.carried is not None, where, f"no {names}", "the numbers that all parameters share")
+            shared = shared or entry.carried
+            check(entry.carried or {}, where)
+    for n, (group, saved) in enumerate(zip(found.groups, found.saved, strict=True)):
+        shared = shared or as_now(engine.family, group, 0)
+        if saved.keys() >= {*ESTIMATE}:
+            check(saved, f"param_groups[{n}]")
 
 
 def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, Any] | None, where: str) -> Entry:

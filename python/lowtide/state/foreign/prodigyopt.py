@@ -21,7 +21,11 @@ from lowtide.state.carried import checked
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_keys
 from lowtide.state.format import ESTIMATE
 
-FIXED = {"decouple": True, "slice_p": 1}  # options of prodigyopt that have one value here, and that value
+# Options of prodigyopt that have one value here: that value, and why.
+FIXED = {
+    "decouple": (True, "weight decay is decoupled"),
+    "slice_p": (1, "s and p - p0 have an element for each weight; state=\"dynamic8\" keeps all state in 4.06 bytes per parameter"),
+}
 _RULE = "prodigy"
 _OPTIONS = (
     "lr", "betas", "beta3", "eps", "weight_decay", "d0", "d_coef", "growth_rate", "use_bias_correction", "safeguard_warmup",
@@ -31,8 +35,7 @@ _OWN = (*FIXED, "fsdp_in_use", "d_hat", "d_denom")  # group keys that are no opt
 
 def check_fixed(options: Mapping[str, Any], where: str) -> None:
     """Raises ValueError for prodigyopt's options that have another value than the only one here."""
-    for name, only in FIXED.items():
-        why = "weight decay is decoupled" if name == "decouple" else "the sums go over all elements"
+    for name, (only, why) in FIXED.items():
         expect(options.get(name, only) == only, f"{where}{name}", options.get(name), f"{only}: {why}")
 
 
